@@ -1,0 +1,34 @@
+"""The import root of editable installs, and the `rollbook/__init__.py` of wheels.
+
+The top-level folders are `ledger/`, `proto/` and so on; they are imported as `rollbook.ledger`,
+`rollbook.proto`. A wheel maps them (pyproject.toml); an editable install puts `.import-root/` on
+sys.path, a folder of links that this hook makes and that git ignores.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # Generic only in its stubs.
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel":
+            return
+        root = Path(self.root)
+        facade = root / "api" / "_root.py"  # What `import rollbook` shows.
+        if version != "editable":
+            build_data["force_include"][str(facade)] = "rollbook/__init__.py"
+            return
+        for folder, target in self.build_config.target_config["sources"].items():
+            link_to(root / folder, root / ".import-root" / target)
+        link_to(facade, root / ".import-root" / "rollbook" / "__init__.py")
+
+
+def link_to(source: Path, link: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.is_symlink() or link.exists():
+        return
+    relative = os.path.relpath(source, link.parent)
+    link.symlink_to(relative, target_is_directory=source.is_dir())

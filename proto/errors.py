@@ -1,0 +1,433 @@
+"""Every error of the system: what happened, whether it took effect, and what each wire calls it.
+
+The family says what the caller may do, the class what happened, the attributes to which ids. This
+is the only table of errors: a class is defined together with its `Code`, that is, its stable
+`reason` and its name in gRPC, in HTTP and in BookKeeper's two protocols. Nothing else maps them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar, Final
+
+
+class Outcome(Enum):
+    """Whether a refused or failed change took effect."""
+
+    APPLIED = "applied"
+    NOT_APPLIED = "not_applied"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    reason: str
+    grpc: str  # A grpc.StatusCode name; this package does not import grpc.
+    http: int
+    v2: int | None = None  # BookKeeper's V2 code; None: never said by a bookie.
+    v3: int | None = None
+
+
+class RollbookError(Exception):
+    """The root: `except RollbookError` catches everything that Rollbook raises on purpose."""
+
+    code: ClassVar[Code] = Code("INTERNAL", "INTERNAL", 500, v2=101, v3=501)
+    outcome: ClassVar[Outcome] = Outcome.UNKNOWN
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str = "", *, next_step: str = "", **ids: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step  # What the reader should do now, as one sentence.
+        self.ids = ids  # To which ledger, bookie, path … it happened; all that logs need.
+
+    def __str__(self) -> str:
+        subject = " ".join(f"{name}={value}" for name, value in self.ids.items())
+        parts = (self.message or (self.__doc__ or "").partition("\n")[0], subject, self.next_step)
+        return " · ".join(part for part in parts if part)
+
+
+# --- Families ---------------------------------------------------------------------------------
+
+
+class Unavailable(RollbookError):
+    """Nothing was done; the caller may retry."""
+
+    code = Code("UNAVAILABLE", "UNAVAILABLE", 503)
+    outcome = Outcome.NOT_APPLIED
+    retryable = True
+
+
+class OutcomeUnknown(RollbookError):
+    """It may have been done; the caller must find out before trying again."""
+
+    code = Code("OUTCOME_UNKNOWN", "UNKNOWN", 503)
+    outcome = Outcome.UNKNOWN
+
+
+class Superseded(RollbookError):
+    """Someone else moved on; the caller must stop and look again."""
+
+    code = Code("SUPERSEDED", "ABORTED", 409)
+    outcome = Outcome.NOT_APPLIED
+
+
+class Missing(RollbookError):
+    """The caller has its answer: there is nothing there."""
+
+    code = Code("NOT_FOUND", "NOT_FOUND", 404)
+    outcome = Outcome.NOT_APPLIED
+
+
+class Corrupt(RollbookError):
+    """The bytes must not be used."""
+
+    code = Code("CORRUPT", "DATA_LOSS", 500)
+    outcome = Outcome.NOT_APPLIED
+
+
+class Invalid(RollbookError):
+    """The caller has a bug, or passed one on."""
+
+    code = Code("INVALID", "INVALID_ARGUMENT", 400, v2=100, v3=404)
+    outcome = Outcome.NOT_APPLIED
+
+
+# --- Unavailable ------------------------------------------------------------------------------
+
+
+class BookieUnreachable(Unavailable):
+    """The bookie cannot be reached; nothing was sent to it."""
+
+    code = Code("BOOKIE_UNREACHABLE", "UNAVAILABLE", 503)
+
+
+class BookieReadOnly(Unavailable):
+    """The bookie takes no new entries."""
+
+    code = Code("BOOKIE_READ_ONLY", "UNAVAILABLE", 503, v2=105, v3=505)
+
+
+class EntryStateUnknown(Unavailable):
+    """This bookie may have lost what it is asked for, so its silence proves nothing."""
+
+    code = Code("ENTRY_STATE_UNKNOWN", "UNAVAILABLE", 503, v2=101, v3=507)  # V2 has no own code.
+
+
+class NotEnoughBookies(Unavailable):
+    """Fewer bookies can be used than the quorum needs."""
+
+    code = Code("QUORUM_UNAVAILABLE", "UNAVAILABLE", 503)
+
+
+class Overloaded(Unavailable):
+    """A queue is full; come back after a moment."""
+
+    code = Code("OVERLOADED", "RESOURCE_EXHAUSTED", 503, v2=106, v3=506)
+
+
+class Throttled(Unavailable):
+    """A quota is used up for now."""
+
+    code = Code("THROTTLED", "RESOURCE_EXHAUSTED", 429)
+
+
+class MetadataUnavailable(Unavailable):
+    """The metadata store cannot be reached; the request was not sent."""
+
+    code = Code("METADATA_UNAVAILABLE", "UNAVAILABLE", 503)
+
+
+class NotOwner(Unavailable):
+    """Another server owns this log."""
+
+    code = Code("NOT_OWNER", "UNAVAILABLE", 307)
+
+
+class OwnerChanging(Unavailable):
+    """The log is between two owners."""
+
+    code = Code("OWNER_CHANGING", "UNAVAILABLE", 503)
+
+
+# --- OutcomeUnknown ---------------------------------------------------------------------------
+
+
+class ConnectionLost(OutcomeUnknown):
+    """The line broke after the request was sent and before its answer came."""
+
+    code = Code("CONNECTION_LOST", "UNAVAILABLE", 503)
+
+
+class QuorumTimeout(OutcomeUnknown):
+    """The deadline passed with some of the answers outstanding."""
+
+    code = Code("DEADLINE", "DEADLINE_EXCEEDED", 504)
+
+
+class BookieFailed(OutcomeUnknown):
+    """The bookie met an I/O error while it served the request."""
+
+    code = Code("BOOKIE_FAILED", "UNAVAILABLE", 503, v2=101, v3=501)
+
+
+class OwnerLost(OutcomeUnknown):
+    """The server was fenced while the append was in flight."""
+
+    code = Code("OWNER_LOST", "ABORTED", 503)
+
+
+# --- Superseded -------------------------------------------------------------------------------
+
+
+class LedgerFenced(Superseded):
+    """Another client recovers or has closed this ledger; its writer stops for good."""
+
+    code = Code("LEDGER_FENCED", "FAILED_PRECONDITION", 409, v2=104, v3=504)
+
+
+class LedgerClosed(Superseded):
+    """The ledger is closed."""
+
+    code = Code("LEDGER_CLOSED", "FAILED_PRECONDITION", 409)
+
+
+class StaleEpoch(Superseded):
+    """A newer epoch is in force."""
+
+    code = Code("WRITER_FENCED", "FAILED_PRECONDITION", 412)
+
+
+class ProducerFenced(Superseded):
+    """A newer session of this producer has taken over."""
+
+    code = Code("PRODUCER_FENCED", "FAILED_PRECONDITION", 412)
+
+
+class ProducerGap(Superseded):
+    """A sequence number was skipped."""
+
+    code = Code("PRODUCER_GAP", "FAILED_PRECONDITION", 409)
+
+
+class OffsetMismatch(Superseded):
+    """The tail is not where the append expected it."""
+
+    code = Code("OFFSET_MISMATCH", "FAILED_PRECONDITION", 412)
+
+
+class LogSealed(Superseded):
+    """The log takes no more records."""
+
+    code = Code("SEALED", "FAILED_PRECONDITION", 409)
+
+
+class LogExists(Superseded):
+    """A log of this name exists with another configuration."""
+
+    code = Code("LOG_EXISTS", "ALREADY_EXISTS", 409)
+
+
+class Guarded(Superseded):
+    """A protected mark stands in the way."""
+
+    code = Code("GUARDED", "FAILED_PRECONDITION", 409)
+
+
+class MetadataConflict(Superseded):
+    """The metadata has another version than the one the change was made from."""
+
+    code = Code("CONFLICT", "ABORTED", 409)
+
+
+class NodeExists(Superseded):
+    """A metadata node of this name exists."""
+
+    code = Code("NODE_EXISTS", "ALREADY_EXISTS", 409)
+
+
+class NodeNotEmpty(Superseded):
+    """The metadata node has children."""
+
+    code = Code("NODE_NOT_EMPTY", "FAILED_PRECONDITION", 409)
+
+
+class SessionExpired(Superseded):
+    """The metadata session is over and took its ephemeral nodes along."""
+
+    code = Code("SESSION_EXPIRED", "ABORTED", 409)
+
+
+class ClusterExists(Superseded):
+    """A cluster has been initialised here already."""
+
+    code = Code("CLUSTER_EXISTS", "ALREADY_EXISTS", 409)
+
+
+class DirectoryInUse(Superseded):
+    """Another process holds this directory or file."""
+
+    code = Code("DIRECTORY_IN_USE", "ABORTED", 409)
+
+
+# --- Missing ----------------------------------------------------------------------------------
+
+
+class NoSuchLedger(Missing):
+    """There is no such ledger."""
+
+    code = Code("LEDGER_NOT_FOUND", "NOT_FOUND", 404, v2=1, v3=402)
+
+
+class NoSuchEntry(Missing):
+    """There is no such entry."""
+
+    code = Code("ENTRY_NOT_FOUND", "NOT_FOUND", 404, v2=2, v3=403)
+
+
+class NoSuchLog(Missing):
+    """There is no log of this name."""
+
+    code = Code("LOG_NOT_FOUND", "NOT_FOUND", 404)
+
+
+class LogDeleted(Missing):
+    """The log was deleted."""
+
+    code = Code("LOG_DELETED", "NOT_FOUND", 410)
+
+
+class Truncated(Missing):
+    """The position lies before the head of the log."""
+
+    code = Code("TRUNCATED", "OUT_OF_RANGE", 410)
+
+
+class BeyondTail(Missing):
+    """The position lies beyond the tail of the log."""
+
+    code = Code("BEYOND_TAIL", "OUT_OF_RANGE", 416)
+
+
+class NoSuchNode(Missing):
+    """There is no such metadata node."""
+
+    code = Code("NODE_NOT_FOUND", "NOT_FOUND", 404)
+
+
+class NoSuchCluster(Missing):
+    """No cluster has been initialised here."""
+
+    code = Code("CLUSTER_NOT_FOUND", "NOT_FOUND", 404)
+
+
+# --- Corrupt ----------------------------------------------------------------------------------
+
+
+class DigestMismatch(Corrupt):
+    """The bytes are not the ones that were written."""
+
+    code = Code("CHECKSUM", "DATA_LOSS", 422)
+
+
+class BadFrame(Corrupt):
+    """A peer sent bytes that are no message of its protocol."""
+
+    code = Code("BAD_FRAME", "INVALID_ARGUMENT", 400, v2=100, v3=404)
+
+
+class BadMetadata(Corrupt):
+    """A metadata node holds bytes that cannot be read."""
+
+    code = Code("BAD_METADATA", "DATA_LOSS", 500)
+
+
+class TornRecord(Corrupt):
+    """A record on disk ends before its length says."""
+
+    code = Code("TORN_RECORD", "DATA_LOSS", 500)
+
+
+class DataLost(Corrupt):
+    """No copy of these records can be read."""
+
+    code = Code("DATA_LOST", "DATA_LOSS", 500)
+
+
+# --- Invalid ----------------------------------------------------------------------------------
+
+
+class InvalidRequest(Invalid):
+    """The request makes no sense as it stands."""
+
+
+class BadConfig(Invalid):
+    """The configuration cannot be used."""
+
+    code = Code("BAD_CONFIG", "INVALID_ARGUMENT", 400)
+
+
+class EntryTooLarge(Invalid):
+    """The entry is over the size limit."""
+
+    code = Code("TOO_LARGE", "INVALID_ARGUMENT", 413)
+
+
+class UnsupportedVersion(Invalid):
+    """The peer or the stored format has a version that we do not speak."""
+
+    code = Code("UNSUPPORTED_VERSION", "UNIMPLEMENTED", 400, v2=103, v3=503)
+
+
+class Unauthorized(Invalid):
+    """The key or token does not allow this."""
+
+    code = Code("UNAUTHORIZED", "PERMISSION_DENIED", 403, v2=102, v3=502)
+
+
+class WriterRequired(Invalid):
+    """The log is exclusive and no writer epoch was given."""
+
+    code = Code("WRITER_REQUIRED", "FAILED_PRECONDITION", 428)
+
+
+class WrongCluster(Invalid):
+    """This belongs to another cluster."""
+
+    code = Code("WRONG_CLUSTER", "FAILED_PRECONDITION", 409)
+
+
+# --- From the wire ----------------------------------------------------------------------------
+
+OK: Final = 0  # In both of BookKeeper's protocols.
+
+
+def every_error() -> Iterator[type[RollbookError]]:
+    """The table, read out: the root, the families, the classes, in order of definition."""
+    pending: list[type[RollbookError]] = [RollbookError]
+    while pending:
+        error = pending.pop(0)
+        yield error
+        pending.extend(error.__subclasses__())
+
+
+# Several classes may be said with one code; hearing it back means the first of these.
+_HEARD: Final = (
+    *(NoSuchLedger, NoSuchEntry, InvalidRequest, BookieFailed, Unauthorized, UnsupportedVersion),
+    *(LedgerFenced, BookieReadOnly, Overloaded, EntryStateUnknown),
+)
+_BY_V2: Final[dict[int, type[RollbookError]]] = {
+    e.code.v2: e for e in reversed(_HEARD) if e.code.v2
+}
+_BY_V3: Final[dict[int, type[RollbookError]]] = {
+    e.code.v3: e for e in reversed(_HEARD) if e.code.v3
+}
+
+
+def error_of_v2(code: int) -> type[RollbookError]:
+    """A code nobody has heard of proves nothing: the outcome is unknown."""
+    return _BY_V2.get(code, BookieFailed)
+
+
+def error_of_v3(status: int) -> type[RollbookError]:
+    return _BY_V3.get(status, BookieFailed)

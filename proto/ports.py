@@ -1,0 +1,346 @@
+"""How shells see the machine. `proto/runtime` implements these ports on a real one, the simulator
+(`tests/simulation/kernel`) on an invented one; nothing above them touches a clock, a socket, a file,
+a thread or a random number in any other way.
+
+Time passes through the event loop: `asyncio.sleep`, `asyncio.timeout` and `loop.call_later` are
+right everywhere, since the simulator's loop runs on virtual time.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Protocol, Self
+
+Randomness = random.Random
+"""Chance, handed in: `random.SystemRandom()` in production, seeded in tests and simulations."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Clock(Protocol):
+    def monotonic_ns(self) -> int:
+        """Never goes back; the only clock that deadlines and intervals may use."""
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970; may jump. For timestamps that people read, never for safety."""
+
+
+# --- Network ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`host:port`, or the path of a Unix socket (then port is 0)."""
+
+    host: str
+    port: int
+
+    @property
+    def is_unix(self) -> bool:
+        return self.host.startswith("/")
+
+    def __str__(self) -> str:
+        return self.host if self.is_unix else f"{self.host}:{self.port}"
+
+
+ProtocolFactory = Callable[[], asyncio.BaseProtocol]
+
+
+class Listener(Protocol):
+    @property
+    def address(self) -> Address:
+        """Where it listens; the real port if 0 was asked for."""
+
+    async def close(self) -> None:
+        """Stops accepting. Connections that were accepted live on."""
+
+
+class Transport(Protocol):
+    """Streams of bytes. Both sides are `asyncio.Protocol` or `asyncio.BufferedProtocol`."""
+
+    async def listen(self, factory: ProtocolFactory, address: Address) -> Listener:
+        """Raises `BadConfig` if the address cannot be had."""
+
+    async def connect(
+        self, factory: ProtocolFactory, address: Address, timeout_s: float
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Raises `Unavailable` if nobody answers there in time."""
+
+
+# --- Disk -------------------------------------------------------------------------------------
+
+
+class OpenMode(Enum):
+    READ = "read"
+    WRITE = "write"  # Existing file, for reading and writing.
+    CREATE = "create"  # Must not exist yet.
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    size: int
+    is_directory: bool
+    device: int  # Two paths can be linked to one file iff their devices are equal.
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    total_bytes: int
+    free_bytes: int
+
+
+class File(Protocol):
+    """An open file. Operations on one file take effect in the order in which they were called.
+
+    After a failed write or sync the file's contents are unknown until they are read back and
+    verified: the caller poisons it and never tries again.
+    """
+
+    async def size(self) -> int: ...
+
+    async def read_at(self, position: int, length: int) -> bytes:
+        """Shorter than asked for only at the end of the file."""
+
+    async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
+        """Reaches the operating system only: a power cut may lose it, whole or in part."""
+
+    async def sync(self) -> None:
+        """Contents and size are durable when it returns. The name needs `sync_directory`."""
+
+    async def write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
+        """`write_at` then `sync` in one hop: the journal's hot path."""
+
+    async def truncate(self, size: int) -> None: ...
+
+    async def allocate(self, position: int, length: int) -> None:
+        """Reserves space that reads as zeros and grows the file over it."""
+
+    async def close(self) -> None:
+        """Idempotent. Syncs nothing."""
+
+
+class DiskLock(Protocol):
+    async def release(self) -> None: ...
+
+
+class Disk(Protocol):
+    """Paths are absolute strings. Errors of the machine come through as `OSError`."""
+
+    async def open(self, path: str, mode: OpenMode) -> File: ...
+
+    async def stat(self, path: str) -> FileStat | None:
+        """None if there is no such file."""
+
+    async def list_directory(self, path: str) -> list[str]:
+        """Names, sorted."""
+
+    async def make_directory(self, path: str) -> None:
+        """With its parents; existing ones are fine. Durable once the parents are synced."""
+
+    async def rename(self, source: str, target: str) -> None:
+        """Atomic; replaces the target. Durable after `sync_directory` of both folders."""
+
+    async def link(self, source: str, target: str) -> None: ...
+
+    async def unlink(self, path: str) -> None: ...
+
+    async def sync_directory(self, path: str) -> None:
+        """Names created, renamed and removed in it before are durable when it returns."""
+
+    async def space(self, path: str) -> DiskSpace: ...
+
+    async def lock(self, path: str) -> DiskLock:
+        """Holds the file exclusively until released or until the process dies.
+
+        Creates it if need be. Raises `DirectoryInUse` if another process has it.
+        """
+
+
+# --- Metadata store ---------------------------------------------------------------------------
+
+SessionId = int
+NO_SESSION: SessionId = 0
+ANY_VERSION: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStat:
+    version: int  # 0 when created, +1 with each set.
+    created_txn: (
+        int  # Grows from write to write in the whole store; tells two lives of a path apart.
+    )
+    modified_txn: int
+    created_ms: int
+    modified_ms: int
+    owner: SessionId  # NO_SESSION for a persistent node.
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    value: bytes
+    stat: NodeStat
+
+
+class CreateMode(Enum):
+    PERSISTENT = 0
+    EPHEMERAL = 1  # Goes with the session that made it; has no children.
+    PERSISTENT_SEQUENTIAL = 2
+    EPHEMERAL_SEQUENTIAL = 3
+
+    @property
+    def is_ephemeral(self) -> bool:
+        return self in (CreateMode.EPHEMERAL, CreateMode.EPHEMERAL_SEQUENTIAL)
+
+    @property
+    def is_sequential(self) -> bool:
+        return self in (CreateMode.PERSISTENT_SEQUENTIAL, CreateMode.EPHEMERAL_SEQUENTIAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    path: str  # A sequential node's name is this and ten digits.
+    value: bytes = b""
+    mode: CreateMode = CreateMode.PERSISTENT
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    path: str
+    value: bytes
+    version: int | None = ANY_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    path: str
+    version: int | None = ANY_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Succeeds iff the node exists and, unless any will do, has this version."""
+
+    path: str
+    version: int | None = ANY_VERSION
+
+
+Op = Create | Set | Delete | Check
+OpResult = str | NodeStat | None
+"""Of a Create: the path that was made; of a Set: the new stat; of a Delete or Check: None."""
+
+
+class EventKind(Enum):
+    CREATED = "created"
+    CHANGED = "changed"
+    DELETED = "deleted"
+    CHILDREN = "children"  # A child of the watched node came or went; never under `recursive`.
+    RESYNC = "resync"  # Events may have been missed (a lost connection): read everything again.
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    kind: EventKind
+    path: str
+
+
+class Watch(Protocol):
+    """A stream of events, in the order of the commits they tell of; equal ones may be merged.
+
+    From the return of `watch()` on, every change is followed by its event or by RESYNC, and a
+    read made after the event sees that change or a later state. The stream ends only by `close`
+    of the watch or of the store.
+    """
+
+    def __aiter__(self) -> AsyncIterator[WatchEvent]: ...
+
+    async def __anext__(self) -> WatchEvent: ...
+
+    async def close(self) -> None: ...
+
+
+class SessionState(Enum):
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"  # Connection lost: the session may be over already. Stop acting on it.
+    EXPIRED = "expired"  # Over: its ephemeral nodes are gone. CONNECTED with a new id follows.
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvent:
+    state: SessionState
+    session: SessionId
+
+
+class MetadataStore(Protocol):
+    """A tree of versioned nodes with compare-and-swap, sessions and watches.
+
+    The three stores behave alike: ZooKeeper is the model, and one contract suite holds them to it.
+
+    Paths are `/a/b`, never with a trailing slash. Reads may be answered from a replica that lags;
+    `sync()` first where freshness matters. A client always sees its own writes.
+
+    A request made while the connection is down waits for it. Then, in the language of
+    `rollbook.proto.errors`:
+
+    - the answer came: the result, or `NoSuchNode`, `NodeExists`, `MetadataConflict`,
+      `NodeNotEmpty`, `InvalidRequest`: nothing was changed;
+    - the connection broke, or the operation timeout passed, after it was sent:
+      `ConnectionLost`. A write may have been applied; a read is only late;
+    - it was never sent: `MetadataUnavailable`;
+    - the session expired before it was sent: `SessionExpired`.
+
+    Cancelling a write leaves its outcome unknown, like `ConnectionLost`.
+    """
+
+    @property
+    def session(self) -> SessionId:
+        """The current session; NO_SESSION before the first one and after `close`."""
+
+    async def get(self, path: str) -> Node | None: ...
+
+    async def children(self, path: str) -> list[str]:
+        """Names, sorted. Raises `NoSuchNode`."""
+
+    async def create(
+        self, path: str, value: bytes = b"", mode: CreateMode = CreateMode.PERSISTENT
+    ) -> str:
+        """The path that was made. Raises `NoSuchNode` (parent), `NodeExists`, `InvalidRequest`."""
+
+    async def set(self, path: str, value: bytes, version: int | None = ANY_VERSION) -> NodeStat: ...
+
+    async def delete(self, path: str, version: int | None = ANY_VERSION) -> None: ...
+
+    async def transaction(self, ops: Sequence[Op]) -> list[OpResult]:
+        """All or nothing, in one commit.
+
+        On refusal raises what the first failing op would have raised alone, with `op=INDEX` in
+        its `ids`.
+        """
+
+    async def watch(self, path: str, *, recursive: bool = False) -> Watch:
+        """Events of one node and its children's comings and goings, or of a whole subtree.
+
+        The node need not exist. `recursive` gives CREATED, CHANGED and DELETED of the node and of
+        everything below it.
+        """
+
+    def session_events(self) -> AsyncIterator[SessionEvent]:
+        """From now on; starts with the current state."""
+
+    async def sync(self) -> None:
+        """Reads that start after it see every write that was acknowledged before it began."""
+
+    async def close(self) -> None:
+        """Ends the session at once: its ephemeral nodes are gone when it returns, if reachable."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...

@@ -1,0 +1,90 @@
+"""All quorum arithmetic: which bookies hold an entry, how many answers prove what.
+
+An entry is striped over its ensemble: copy `w` of entry `e` lies with the member at index
+`(e + w) mod E`, for `w` in `0 … Qw-1`. Copies are counted as bits of an int, bit `i` being the
+ensemble's member `i`, because counting happens for every entry.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from rollbook.proto.errors import InvalidRequest
+from rollbook.proto.ids import BookieId, EntryId
+
+Ensemble = tuple[BookieId, ...]
+Slots = int  # A set of ensemble indexes, as bits.
+
+ENSEMBLE_SIZE_MAX: Final = 1024  # Far beyond use; bounds what hostile metadata can make us build.
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """`ensemble >= write >= ack >= 1`."""
+
+    ensemble: int
+    write: int
+    ack: int
+
+    def __post_init__(self) -> None:
+        if not ENSEMBLE_SIZE_MAX >= self.ensemble >= self.write >= self.ack >= 1:
+            raise InvalidRequest(
+                f"quorum ensemble={self.ensemble} write={self.write} ack={self.ack} breaks "
+                f"{ENSEMBLE_SIZE_MAX} >= ensemble >= write >= ack >= 1"
+            )
+
+    @property
+    def absence(self) -> int:
+        """So many explicit negatives of an entry's write set prove that it was never acked (Q2)."""
+        return self.write - self.ack + 1
+
+    def write_slots(self, entry_id: EntryId) -> tuple[int, ...]:
+        """The ensemble indexes that hold the entry, in the order in which they are asked (Q1)."""
+        return _slots_in_order(self.ensemble, self.write)[entry_id % self.ensemble]
+
+    def write_mask(self, entry_id: EntryId) -> Slots:
+        return _slot_masks(self.ensemble, self.write)[entry_id % self.ensemble]
+
+    def write_set(self, entry_id: EntryId, ensemble: Ensemble) -> tuple[BookieId, ...]:
+        assert len(ensemble) == self.ensemble
+        return tuple(ensemble[slot] for slot in self.write_slots(entry_id))
+
+    def holds(self, slot: int, entry_id: EntryId) -> bool:
+        return (slot - entry_id) % self.ensemble < self.write
+
+    def is_acked(self, entry_id: EntryId, copies: Slots) -> bool:
+        """Copies outside the write set protect nobody and do not count."""
+        return (copies & self.write_mask(entry_id)).bit_count() >= self.ack
+
+    def is_absent(self, entry_id: EntryId, negatives: Slots) -> bool:
+        return (negatives & self.write_mask(entry_id)).bit_count() >= self.absence
+
+    def is_covered(self, unheard: Slots) -> bool:
+        """Every possible ack quorum has a member that was heard (Q3).
+
+        `unheard` are the members whose answer is missing or proves nothing. If some write set had
+        `ack` of them, an entry could be confirmed by those alone.
+        """
+        return all(
+            (unheard & mask).bit_count() < self.ack
+            for mask in _slot_masks(self.ensemble, self.write)
+        )
+
+    def first_held(self, slot: int, start: EntryId) -> EntryId:
+        """The first entry from `start` on that this member holds."""
+        ahead = (slot - start) % self.ensemble
+        if ahead < self.write:
+            return start
+        return EntryId(start + ahead - self.write + 1)
+
+
+@lru_cache(maxsize=1024)
+def _slots_in_order(ensemble: int, write: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple((start + copy) % ensemble for copy in range(write)) for start in range(ensemble)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _slot_masks(ensemble: int, write: int) -> tuple[Slots, ...]:
+    return tuple(sum(1 << slot for slot in slots) for slots in _slots_in_order(ensemble, write))
