@@ -93,7 +93,8 @@ class DiskSpace:
 
 
 class File(Protocol):
-    """An open file. Operations on one file take effect in the order in which they were called.
+    """An open file. Writes, syncs and changes of size take effect in the order of their calls; reads
+    may overtake them, but see every write that has returned.
 
     After a failed write or sync the file's contents are unknown until they are read back and
     verified: the caller poisons it and never tries again.

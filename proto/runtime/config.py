@@ -1,0 +1,140 @@
+"""Configuration: frozen dataclasses, filled from defaults < TOML file < `ROLLBOOK_*` < flags.
+
+    @dataclass(frozen=True)
+    class JournalConfig:
+        flush_age_ms_max: int = 2  # Larger: fewer flushes, later acks.
+
+    load_config(JournalConfig, section="journal", file="rollbook.toml", environ=os.environ, flags={})
+
+A field `flush_age_ms_max` of the section `journal` is `flush_age_ms_max` under `[journal]` in the
+file and `ROLLBOOK_JOURNAL_FLUSH_AGE_MS_MAX` in the environment. An unknown key is an error, from
+wherever it comes; so is a value of the wrong type. A class checks its values in `__post_init__` by
+raising `BadConfig`.
+"""
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Collection, Mapping
+from typing import Any, Final, TypeVar
+
+from rollbook.proto.errors import BadConfig
+
+PREFIX: Final = "ROLLBOOK_"
+CONFIG_BYTES_MAX: Final = 1024 * 1024
+
+C = TypeVar("C")
+
+_TRUE: Final = frozenset(("1", "true", "yes", "on"))
+_FALSE: Final = frozenset(("0", "false", "no", "off"))
+
+
+def read_config_file(path: str, sections: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The file as tables; a section outside `sections` is an error."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(CONFIG_BYTES_MAX + 1)
+    except OSError as error:
+        raise BadConfig(f"cannot read the configuration {path}: {error.strerror}") from error
+    if len(content) > CONFIG_BYTES_MAX:
+        raise BadConfig(f"{path} is over {CONFIG_BYTES_MAX} bytes")
+    try:
+        tables = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadConfig(f"{path} is not TOML: {error}") from error
+    for name, table in tables.items():
+        if name not in sections:
+            raise BadConfig(f"{path}: unknown section [{name}]", next_step=_known(sections))
+        if not isinstance(table, dict):
+            raise BadConfig(
+                f"{path}: `{name}` stands outside a section", next_step=_known(sections)
+            )
+    return tables
+
+
+def load_config(
+    shape: type[C],
+    *,
+    section: str,
+    file: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> C:
+    """One section. `flags` that are None were not given."""
+    assert dataclasses.is_dataclass(shape)
+    kinds = typing.get_type_hints(shape)
+    fields = [field.name for field in dataclasses.fields(shape)]
+    values: dict[str, Any] = {}
+    for name, value in (file or {}).items():
+        if name not in fields:
+            raise BadConfig(f"[{section}] has no setting `{name}`", next_step=_known(fields))
+        values[name] = _typed(value, kinds[name], f"[{section}] {name}")
+    prefix = f"{PREFIX}{section.upper()}_"
+    for variable, text in (environ or {}).items():
+        if not variable.startswith(prefix):
+            continue
+        name = variable.removeprefix(prefix).lower()
+        if name not in fields:
+            raise BadConfig(f"{variable} names no setting", next_step=_known(fields))
+        values[name] = _parsed(text, kinds[name], variable)
+    for name, value in (flags or {}).items():
+        assert name in fields, name
+        if value is not None:
+            values[name] = value
+    missing = [
+        field.name
+        for field in dataclasses.fields(shape)
+        if field.name not in values
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise BadConfig(f"[{section}] needs {', '.join(missing)}")
+    return shape(**values)
+
+
+def _typed(value: Any, kind: Any, where: str) -> Any:
+    """A value of the file; TOML has types of its own, so only the shape is checked."""
+    for option in _options(kind):
+        if option is float and type(value) is int:
+            return float(value)
+        if typing.get_origin(option) is tuple and isinstance(value, list):
+            (item,) = {*typing.get_args(option)} - {Ellipsis}
+            return tuple(_typed(each, item, where) for each in value)
+        if type(value) is option:
+            return value
+    raise BadConfig(f"{where} is {value!r}, but should be {_name(kind)}")
+
+
+def _parsed(text: str, kind: Any, where: str) -> Any:
+    """A value of the environment; lists are separated by commas."""
+    for option in _options(kind):
+        if option is str:
+            return text
+        if option is bool and text.lower() in _TRUE | _FALSE:
+            return text.lower() in _TRUE
+        if option in (int, float):
+            try:
+                return option(text)
+            except ValueError:
+                continue
+        if typing.get_origin(option) is tuple:
+            (item,) = {*typing.get_args(option)} - {Ellipsis}
+            return tuple(_parsed(part.strip(), item, where) for part in text.split(",") if part)
+    raise BadConfig(f"{where} is {text!r}, but should be {_name(kind)}")
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    """`int | None` offers int; None is what an absent key means."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return tuple(option for option in typing.get_args(kind) if option is not type(None))
+    return (kind,)
+
+
+def _name(kind: Any) -> str:
+    return " or ".join(str(getattr(option, "__name__", option)) for option in _options(kind))
+
+
+def _known(names: Collection[str]) -> str:
+    return f"known: {', '.join(sorted(names))}"

@@ -1,0 +1,177 @@
+"""Files of the machine.
+
+Reads and writes go straight to the system: they mean the page cache and take microseconds. What
+waits for the device (`sync`, `write_and_sync`) runs on the disk's own threads, so that the event
+loop goes on; what changes one file still takes effect in the order of the calls, since each
+change waits for the file's previous one. Reads wait for nobody.
+"""
+
+import asyncio
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from rollbook.proto.errors import DirectoryInUse
+from rollbook.proto.ports import Buffer, DiskSpace, FileStat, OpenMode
+
+T = TypeVar("T")
+
+_SYNC_THREADS: Final = 4  # One per file that syncs at the same time: journal, entry logs, ledgers.
+_BUFFERS_PER_WRITE: Final = min(1024, os.sysconf("SC_IOV_MAX"))
+_FLAGS: Final = {
+    OpenMode.READ: os.O_RDONLY,
+    OpenMode.WRITE: os.O_RDWR,
+    OpenMode.CREATE: os.O_RDWR | os.O_CREAT | os.O_EXCL,
+}
+
+
+class SystemFile:
+    def __init__(self, descriptor: int, threads: ThreadPoolExecutor) -> None:
+        self._descriptor = descriptor
+        self._threads = threads
+        self._turn = asyncio.Lock()  # Fair: first come, first served.
+
+    async def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    async def read_at(self, position: int, length: int) -> bytes:
+        return _read_fully(self._descriptor, position, length)
+
+    async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
+        async with self._turn:
+            _write_fully(self._descriptor, position, buffers)
+
+    async def sync(self) -> None:
+        async with self._turn:
+            await self._in_thread(lambda: os.fdatasync(self._descriptor))
+
+    async def write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
+        def work() -> None:
+            _write_fully(self._descriptor, position, buffers)
+            os.fdatasync(self._descriptor)
+
+        async with self._turn:
+            await self._in_thread(work)
+
+    async def truncate(self, size: int) -> None:
+        async with self._turn:
+            os.ftruncate(self._descriptor, size)
+
+    async def allocate(self, position: int, length: int) -> None:
+        async with self._turn:
+            await self._in_thread(lambda: os.posix_fallocate(self._descriptor, position, length))
+
+    async def close(self) -> None:
+        async with self._turn:
+            descriptor, self._descriptor = self._descriptor, -1
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Waits for the thread even when cancelled: the descriptor must outlive the system call."""
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait((future,))
+            raise
+
+
+class SystemLock:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    async def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class SystemDisk:
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="disk")
+
+    async def open(self, path: str, mode: OpenMode) -> SystemFile:
+        # Python opens with O_CLOEXEC: a child never inherits a descriptor.
+        return SystemFile(os.open(path, _FLAGS[mode], 0o600), self._threads)
+
+    async def stat(self, path: str) -> FileStat | None:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return FileStat(found.st_size, stat.S_ISDIR(found.st_mode), found.st_dev)
+
+    async def list_directory(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    async def make_directory(self, path: str) -> None:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+
+    async def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    async def link(self, source: str, target: str) -> None:
+        os.link(source, target)
+
+    async def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    async def sync_directory(self, path: str) -> None:
+        def work() -> None:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+        await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def space(self, path: str) -> DiskSpace:
+        found = os.statvfs(path)
+        return DiskSpace(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+    async def lock(self, path: str) -> SystemLock:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            raise DirectoryInUse(
+                f"another process holds {path}", next_step="stop it, or choose another directory"
+            ) from error
+        return SystemLock(descriptor)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True)
+
+
+def _read_fully(descriptor: int, position: int, length: int) -> bytes:
+    found = os.pread(descriptor, length, position)
+    if len(found) == length or not found:
+        return found
+    parts = [found]  # A signal or the end of the file; only reading again tells.
+    got = len(found)
+    while got < length and (found := os.pread(descriptor, length - got, position + got)):
+        parts.append(found)
+        got += len(found)
+    return b"".join(parts)
+
+
+def _write_fully(descriptor: int, position: int, buffers: Sequence[Buffer]) -> None:
+    for start in range(0, len(buffers), _BUFFERS_PER_WRITE):
+        batch = buffers[start : start + _BUFFERS_PER_WRITE]
+        expected = sum(map(len, batch))
+        written = os.pwritev(descriptor, batch, position)
+        if written < expected:  # The disk filled up half-way, or a signal came: go on by bytes.
+            rest = memoryview(b"".join(batch))[written:]
+            while rest:
+                done = os.pwrite(descriptor, rest, position + expected - len(rest))
+                rest = rest[done:]
+        position += expected

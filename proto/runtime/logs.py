@@ -1,0 +1,46 @@
+"""structlog, set up once per process: events as JSON lines for machines, or coloured for people."""
+
+import logging
+import sys
+from typing import Any, Final, TextIO
+
+import structlog
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+# Whoever logs one of these by accident logs stars. Checked by name, since values cannot tell.
+_SECRET_NAMES: Final = frozenset(
+    ("password", "token", "secret", "key", "master_key", "mac_key", "authorization", "credential")
+)
+
+
+def configure_logs(
+    *, level: str = "info", as_json: bool = True, stream: TextIO | None = None
+) -> None:
+    """Call before the first logger is used; later calls replace the settings."""
+    assert level in LEVELS
+    render: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _redact,
+            structlog.processors.StackInfoRenderer(),
+            structlog.processors.format_exc_info,
+            render,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(stream or sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _redact(
+    _logger: Any, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    for name in event:
+        if name in _SECRET_NAMES:
+            event[name] = "***"
+    return event

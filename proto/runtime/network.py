@@ -1,0 +1,96 @@
+"""Streams of bytes over TCP and Unix sockets, plain or under TLS."""
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+from typing import Final
+
+from rollbook.proto.errors import BadConfig, Unavailable
+from rollbook.proto.ports import Address, ProtocolFactory
+
+# A peer that vanished without a word (power cut, dropped NAT entry) is noticed within about 20 s
+# even on a connection on which nothing is asked.
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
+_BACKLOG: Final = 1024
+
+
+class SocketListener:
+    def __init__(self, server: asyncio.Server, address: Address) -> None:
+        self._server = server
+        self._address = address
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    async def close(self) -> None:
+        self._server.close()
+        await asyncio.sleep(0)  # Lets connections that were being accepted reach their protocol.
+
+
+class SocketTransport:
+    """The `Transport` port; one instance per set of TLS settings."""
+
+    def __init__(
+        self, *, server_tls: ssl.SSLContext | None = None, client_tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._server_tls = server_tls
+        self._client_tls = client_tls
+
+    async def listen(self, factory: ProtocolFactory, address: Address) -> SocketListener:
+        loop = asyncio.get_running_loop()
+        try:
+            if address.is_unix:
+                server = await loop.create_unix_server(
+                    factory, address.host, backlog=_BACKLOG, ssl=self._server_tls
+                )
+                os.chmod(address.host, 0o600)
+                return SocketListener(server, address)
+            server = await loop.create_server(
+                factory, address.host, address.port, backlog=_BACKLOG, ssl=self._server_tls
+            )
+        except OSError as error:
+            raise BadConfig(
+                f"cannot listen on {address}: {error}", next_step=_advice(error)
+            ) from error
+        host, port = server.sockets[0].getsockname()[:2]
+        return SocketListener(server, Address(host, port))
+
+    async def connect(
+        self, factory: ProtocolFactory, address: Address, timeout_s: float
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        loop = asyncio.get_running_loop()
+        tls = self._client_tls
+        try:
+            async with asyncio.timeout(timeout_s):
+                if address.is_unix:
+                    return await loop.create_unix_connection(factory, address.host, ssl=tls)
+                transport, protocol = await loop.create_connection(
+                    factory, address.host, address.port, ssl=tls
+                )
+        except (OSError, TimeoutError) as error:
+            detail = str(error) or f"no answer within {timeout_s:g} s"
+            raise Unavailable(f"cannot reach {address}: {detail}") from error
+        _keep_alive(transport.get_extra_info("socket"))
+        return transport, protocol
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        if (option := getattr(socket, name, None)) is not None:  # Not everywhere.
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _advice(error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return "another process has this port: stop it or choose another"
+        case errno.EACCES:
+            return "choose a port above 1023 or a folder that this user may write to"
+        case errno.EADDRNOTAVAIL:
+            return "this host has no such address"
+        case _:
+            return ""

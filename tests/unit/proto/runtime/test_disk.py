@@ -1,0 +1,124 @@
+"""The Disk port on a real file system."""
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rollbook.proto.errors import DirectoryInUse
+from rollbook.proto.ports import OpenMode
+from rollbook.proto.runtime.disk import SystemDisk
+
+
+@pytest.fixture
+async def disk() -> AsyncIterator[SystemDisk]:
+    disk = SystemDisk()
+    yield disk
+    disk.close()
+
+
+async def test_what_was_written_is_read_back(disk: SystemDisk, tmp_path: Path) -> None:
+    file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
+    await file.write_at(0, [b"hello ", bytearray(b"wor"), memoryview(b"ld")])
+    await file.write_and_sync(11, [b"!"])
+    assert await file.read_at(0, 100) == b"hello world!"
+    assert await file.read_at(6, 5) == b"world"
+    assert await file.read_at(50, 5) == b""
+    await file.truncate(5)
+    assert await file.size() == 5
+    await file.allocate(5, 4)
+    assert await file.read_at(0, 100) == b"hello\0\0\0\0"
+    await file.close()
+    await file.close()
+
+
+async def test_more_buffers_than_one_system_call_takes(disk: SystemDisk, tmp_path: Path) -> None:
+    file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
+    buffers = [b"%05d" % number for number in range(5000)]
+    await file.write_at(3, buffers)
+    assert await file.read_at(3, 1 << 20) == b"".join(buffers)
+    await file.close()
+
+
+async def test_changes_of_one_file_keep_the_order_of_their_calls(
+    disk: SystemDisk, tmp_path: Path
+) -> None:
+    file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
+    writes = [
+        file.write_and_sync(0, [b"%04d" % turn]) if turn % 3 else file.write_at(0, [b"%04d" % turn])
+        for turn in range(50)
+    ]
+    await asyncio.gather(*writes)
+    assert await file.read_at(0, 4) == b"0049"
+    await file.close()
+
+
+async def test_cancelling_a_sync_waits_for_the_system_call(
+    disk: SystemDisk, tmp_path: Path
+) -> None:
+    """Else the descriptor could be closed, and used again, under a running fdatasync."""
+    file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
+    sync = asyncio.ensure_future(file.write_and_sync(0, [b"x" * 1_000_000]))
+    await asyncio.sleep(0)
+    sync.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sync
+    assert await file.size() == 1_000_000
+    await file.close()
+
+
+async def test_open_modes(disk: SystemDisk, tmp_path: Path) -> None:
+    path = str(tmp_path / "f")
+    with pytest.raises(FileNotFoundError):
+        await disk.open(path, OpenMode.WRITE)
+    await (await disk.open(path, OpenMode.CREATE)).close()
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        await disk.open(path, OpenMode.CREATE)
+    reader = await disk.open(path, OpenMode.READ)
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        await reader.write_at(0, [b"x"])
+    await reader.close()
+
+
+async def test_names(disk: SystemDisk, tmp_path: Path) -> None:
+    folder = str(tmp_path / "a" / "b")
+    await disk.make_directory(folder)
+    await disk.make_directory(folder)
+    await (await disk.open(f"{folder}/2", OpenMode.CREATE)).close()
+    await disk.link(f"{folder}/2", f"{folder}/1")
+    await disk.rename(f"{folder}/2", f"{folder}/3")
+    assert await disk.list_directory(folder) == ["1", "3"]
+    await disk.unlink(f"{folder}/1")
+    await disk.sync_directory(folder)
+    assert await disk.stat(f"{folder}/1") is None
+    stat, parent = await disk.stat(f"{folder}/3"), await disk.stat(folder)
+    assert stat is not None
+    assert parent is not None
+    assert (stat.size, stat.is_directory, parent.is_directory) == (0, False, True)
+    assert stat.device == parent.device
+    space = await disk.space(folder)
+    assert 0 < space.free_bytes <= space.total_bytes
+
+
+async def test_a_lock_keeps_other_processes_out_and_dies_with_its_holder(
+    disk: SystemDisk, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "lock")
+    code = "import fcntl,sys; f=open(sys.argv[1],'w'); fcntl.flock(f,2); print('locked',flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"locked\n"
+        with pytest.raises(DirectoryInUse):
+            await disk.lock(path)
+        holder.kill()
+    lock = await disk.lock(path)
+    await lock.release()
+    await lock.release()

@@ -1,0 +1,66 @@
+"""The Transport port over real sockets."""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from rollbook.proto.errors import BadConfig, Unavailable
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.network import SocketTransport
+
+
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+
+class Collector(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.received = asyncio.Queue[bytes]()
+
+    def data_received(self, data: bytes) -> None:
+        self.received.put_nowait(data)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+async def test_bytes_go_there_and_back(kind: str, tmp_path: Path) -> None:
+    network = SocketTransport()
+    wanted = Address("127.0.0.1", 0) if kind == "tcp" else Address(str(tmp_path / "s"), 0)
+    listener = await network.listen(Echo, wanted)
+    if kind == "unix":
+        assert os.stat(wanted.host).st_mode & 0o777 == 0o600
+    else:
+        assert listener.address.port > 0
+    transport, protocol = await network.connect(Collector, listener.address, timeout_s=5)
+    transport.write(b"ping")
+    assert isinstance(protocol, Collector)
+    assert await protocol.received.get() == b"ping"
+    transport.close()
+    await listener.close()
+    with pytest.raises(Unavailable, match="cannot reach"):
+        await network.connect(Collector, listener.address, timeout_s=5)
+
+
+async def test_a_vanished_peer_is_noticed_without_traffic() -> None:
+    network = SocketTransport()
+    listener = await network.listen(Echo, Address("127.0.0.1", 0))
+    transport, _ = await network.connect(Collector, listener.address, timeout_s=5)
+    connection = transport.get_extra_info("socket")
+    assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    transport.close()
+    await listener.close()
+
+
+async def test_a_port_that_is_taken_says_what_to_do() -> None:
+    network = SocketTransport()
+    listener = await network.listen(Echo, Address("127.0.0.1", 0))
+    with pytest.raises(BadConfig, match="choose another"):
+        await network.listen(Echo, listener.address)
+    await listener.close()
