@@ -1,7 +1,7 @@
 """Every error of the system: what happened, whether it took effect, and what each wire calls it.
 
 The family says what the caller may do, the class what happened, the attributes to which ids. This
-is the only table of errors: a class is defined together with its `Code`, that is, its stable
+is the only table of errors (E1): a class is defined together with its `Code`, that is, its stable
 `reason` and its name in gRPC, in HTTP and in BookKeeper's two protocols. Nothing else maps them.
 """
 

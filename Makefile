@@ -1,0 +1,50 @@
+# make demo: installs what running needs into .venv, then shows what Rollbook does.
+# make test: installs what testing needs besides, then runs every kind of test that stands.
+# Both use uv where it is installed, and plain python3 with venv and pip where it is not.
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+UV     := $(shell command -v uv 2>/dev/null)
+BIN    := .venv/bin
+export UV_PYTHON_DOWNLOADS = never
+
+demo: .venv/.run
+	@$(BIN)/rollbook demo
+	@echo
+	@$(BIN)/python -m tests simulate --seeds 200
+	@echo
+	@$(BIN)/python -m tests mutants --show ack-before-sync
+	@echo
+	@echo 'Still to come: storage servers, the ledger client, named logs, REST and gRPC, Spark.'
+
+test: .venv/.test
+	@$(BIN)/python -m tests all
+
+check: .venv/.test
+	@$(BIN)/python -m tests check
+
+locks:
+	uv lock
+	uv export --quiet --frozen --no-emit-project --no-dev --output-file requirements.lock
+	uv export --quiet --frozen --no-emit-project --group test --extra spark --output-file requirements-test.lock
+
+.venv/.run: pyproject.toml uv.lock
+	@test -n "$(UV)$(PYTHON)" || { echo 'Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python3'; exit 1; }
+ifneq ($(UV),)
+	$(UV) sync --frozen --no-dev
+else
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo 'venv is missing: apt-get install python3-venv'; exit 1; }
+	$(BIN)/python -m pip install -q --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install -q --no-deps -e .
+endif
+	@touch $@
+
+.venv/.test: .venv/.run
+ifneq ($(UV),)
+	$(UV) sync --frozen --group test --extra spark
+else
+	$(BIN)/python -m pip install -q --require-hashes -r requirements-test.lock
+endif
+	@touch $@
+
+.PHONY: demo test check locks

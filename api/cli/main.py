@@ -1,0 +1,110 @@
+"""The command `rollbook`: its groups are imported when they are called, so that `--help` is quick.
+
+Every group raises `RollbookError` freely; here is the one place that prints it and turns it into
+an exit code:
+
+    0 done · 1 failed · 2 wrong usage · 3 not found · 4 conflict · 5 unavailable or timed out ·
+    6 denied · 7 damaged data · 8 degraded · 130 interrupted
+"""
+
+import importlib
+import os
+import sys
+from typing import Any, Final, cast
+
+import click
+
+from rollbook import __version__
+from rollbook.proto import errors
+
+FAILED: Final = 1
+INTERRUPTED: Final = 130
+
+# Name -> module that exports `group` (or a command of that name), and the line for the overview.
+_COMMANDS: Final = {
+    "demo": ("rollbook.api.cli.demo", "Watch it keep its promises: ends by itself in seconds"),
+    "cluster": ("rollbook.api.cli.cluster", "Initialise and inspect a cluster"),
+}
+
+_EXIT_CODES: Final[tuple[tuple[type[errors.RollbookError], int], ...]] = (
+    (errors.Unauthorized, 6),
+    (errors.Missing, 3),
+    (errors.Superseded, 4),
+    (errors.WrongCluster, 4),
+    (errors.Unavailable, 5),
+    (errors.OutcomeUnknown, 5),
+    (errors.Corrupt, 7),
+    (errors.Invalid, 2),
+)
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*_COMMANDS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module = importlib.import_module(_COMMANDS[cmd_name][0])
+        return cast(click.Command, module.group)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, what) for name, (_, what) in _COMMANDS.items()]
+        for name in super().list_commands(ctx):
+            command = super().get_command(ctx, name)
+            assert command is not None
+            rows.append((name, command.get_short_help_str()))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="rollbook")
+def rollbook() -> None:
+    """Durable, replicated, append-only logs for people who work in Python."""
+
+
+@rollbook.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(__version__)
+
+
+def exit_code(error: errors.RollbookError) -> int:
+    return next((code for family, code in _EXIT_CODES if isinstance(error, family)), FAILED)
+
+
+def main() -> None:
+    if not __debug__:
+        sys.exit("rollbook checks its own promises with assert: run Python without -O")
+    try:
+        result = rollbook(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader has seen enough (`| head`). Python would complain again when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except errors.RollbookError as error:
+        _explain(error)
+        sys.exit(exit_code(error))
+    if isinstance(result, int):  # What `ctx.exit(code)` came to.
+        sys.exit(result)
+
+
+def _explain(error: errors.RollbookError) -> None:
+    """One line on what happened, one on what to do; the reason is for scripts to match."""
+    what: Any = error.message or (error.__doc__ or "").partition("\n")[0]
+    where = " ".join(f"{name}={value}" for name, value in error.ids.items())
+    click.echo(f"error: {what}{f' ({where})' if where else ''} [{error.code.reason}]", err=True)
+    if error.next_step:
+        click.echo(f"  try: {error.next_step}", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""One door to every kind of test: `python -m tests KIND`.
+
+A kind exits 0 only when what it checks holds, and 2 when it checks nothing yet. Each ends in the
+line `WHAT: N passed, N failed`, except `bench`, which ends in its table.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from tests import kinds
+from tests.tally import Tally
+
+NOTHING_YET: Final = 2
+
+
+def main() -> int:
+    if not __debug__:
+        sys.exit("the tests rest on assert: run Python without -O")
+    arguments = _parser().parse_args()
+    run: Callable[[argparse.Namespace], Tally | None] = arguments.run
+    tally = run(arguments)
+    if tally is None:  # A kind that says the rest itself.
+        return 0
+    for reason in tally.skipped:
+        print(f"skipped: {reason}")
+    print(tally.last_line())
+    return 0 if tally.holds else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__)
+    kind = parser.add_subparsers(title="kinds", metavar="KIND", required=True)
+
+    check = kind.add_parser(
+        "check", help="before a commit: format, lint, types, unit, smoke; < 2 min"
+    )
+    check.set_defaults(run=kinds.check)
+
+    everything = kind.add_parser("all", help="every kind that stands, in a size that takes minutes")
+    everything.set_defaults(run=kinds.everything)
+
+    unit = kind.add_parser("unit", help="cores, codecs and conventions, without other processes")
+    unit.add_argument("pytest_arguments", nargs="*", help="handed to pytest, after `--`")
+    unit.set_defaults(run=kinds.unit)
+
+    contract = kind.add_parser("contract", help="one suite, and one random history, on every store")
+    contract.add_argument("--sequences", type=_count, default=300, help="random histories (300)")
+    contract.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
+    contract.set_defaults(run=kinds.contract)
+
+    simulate = kind.add_parser("simulate", help="seeded runs on the deterministic simulator")
+    simulate.add_argument("--seeds", type=_count, default=200, help="how many (200)")
+    simulate.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
+    simulate.add_argument("--world", default="toy", help="what is simulated (toy)")
+    simulate.add_argument(
+        "--digest", action="store_true", help="print `seed digest-of-its-trace`, a line each"
+    )
+    simulate.set_defaults(run=kinds.simulate)
+
+    mutants = kind.add_parser("mutants", help="planted bugs that fresh seeds must find")
+    mutants.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
+    mutants.add_argument("--show", metavar="NAME", help="find one, shrink it, tell what happened")
+    mutants.set_defaults(run=kinds.mutants)
+
+    crash = kind.add_parser("crash", help="SIGKILLs, power cuts and crash images")
+    crash.add_argument("--kills", type=_count, default=40, help="owners killed under load (40)")
+    crash.add_argument("--cuts", type=_count, default=10, help="power cuts under load (10)")
+    crash.add_argument("--images", type=_count, help="crash images of the bookie's files")
+    crash.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
+    crash.set_defaults(run=kinds.crash)
+
+    fuzz = kind.add_parser("fuzz", help="mutated bytes through every decoder")
+    fuzz.add_argument("--runs", type=_count, default=50_000, help="inputs in all (50,000)")
+    fuzz.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
+    fuzz.set_defaults(run=kinds.fuzz)
+
+    for name, what in kinds.LATER.items():
+        later = kind.add_parser(name, help=f"{what} (not yet)")
+        later.add_argument("--minutes", type=float, help="how long")
+        later.set_defaults(run=lambda _arguments, name=name: _not_yet(name))
+
+    bench = kind.add_parser("bench", help="a table of medians against their targets")
+    bench.add_argument("name", choices=sorted(kinds.BENCHES), help="what to measure")
+    bench.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    bench.add_argument("--runs", type=_count, default=5, help="runs behind each median (5)")
+    bench.set_defaults(run=kinds.bench)
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text.replace("_", "").replace(",", ""))
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+def _not_yet(name: str) -> NoReturn:
+    print(f"{name}: nothing to run yet: {kinds.LATER[name]} come with the bookie and its client")
+    sys.exit(NOTHING_YET)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

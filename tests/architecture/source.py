@@ -1,0 +1,58 @@
+"""The product's sources, parsed once, for the tests that hold the conventions."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PACKAGES: Final = ("proto", "ledger", "bookie", "recovery", "logservice", "api")
+
+
+@dataclass(frozen=True)
+class Module:
+    path: Path  # Relative to the root.
+    text: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        return self.path.parts[0]
+
+    @property
+    def is_core(self) -> bool:
+        return "core" in self.path.parts[:-1]
+
+    @property
+    def is_runtime(self) -> bool:
+        """The floor that is the machine, and the doors that build processes."""
+        return self.path.parts[:2] == ("proto", "runtime") or self.package == "api"
+
+    @property
+    def is_generated(self) -> bool:
+        return self.path.name.endswith("_pb2.py")
+
+    def imports(self) -> Iterator[str]:
+        """Absolute names of what is imported, wherever in the file."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{self.path}: relative import"
+                for alias in node.names:
+                    yield f"{node.module}.{alias.name}"
+
+
+@lru_cache
+def modules(*folders: str) -> tuple[Module, ...]:
+    return tuple(
+        Module(path.relative_to(ROOT), text := path.read_text(), ast.parse(text, str(path)))
+        for folder in folders or PACKAGES
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    )
+
+
+def hand_written(*folders: str) -> list[Module]:
+    return [module for module in modules(*folders) if not module.is_generated]

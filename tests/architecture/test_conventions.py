@@ -1,0 +1,168 @@
+"""The conventions that are cheaper to test than to remember."""
+
+import ast
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import PACKAGES, ROOT, Module, hand_written, modules
+
+TAG = re.compile(r"\b([A-Z]{1,2}\d{1,2})\b")
+DEFINED = re.compile(r"^- \*\*([A-Z]{1,2}\d{1,2})\*\*", re.MULTILINE)
+
+
+def defined_tags() -> dict[str, str]:
+    """Tag -> the DESIGN.md that defines it."""
+    found: dict[str, str] = {}
+    for path in sorted(ROOT.glob("*/DESIGN.md")):
+        for tag in DEFINED.findall(path.read_text()):
+            assert tag not in found, f"{tag} is defined in {found[tag]} and in {path}"
+            found[tag] = str(path)
+    return found
+
+
+def cited_tags(folder: str) -> set[str]:
+    return {tag for module in modules(folder) for tag in TAG.findall(module.text)}
+
+
+def test_every_invariant_tag_has_a_test() -> None:
+    untested = set(defined_tags()) - cited_tags("tests")
+    assert not untested, f"no test cites {sorted(untested)}"
+
+
+def test_every_invariant_tag_is_upheld_somewhere() -> None:
+    cited = {tag for package in PACKAGES for tag in cited_tags(package)}
+    orphans = set(defined_tags()) - cited
+    assert not orphans, f"no code cites {sorted(orphans)}"
+
+
+def test_every_package_has_its_design_and_is_typed() -> None:
+    for package in PACKAGES:
+        assert (ROOT / package / "DESIGN.md").read_text().startswith(f"# {package}")
+        assert (ROOT / package / "py.typed").exists()
+
+
+def config_classes() -> list[tuple[Module, ast.ClassDef]]:
+    return [
+        (module, node)
+        for module in hand_written()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Config")
+    ]
+
+
+def test_every_config_key_has_a_reader() -> None:
+    """A setting that nothing reads is a promise that nobody keeps."""
+    read = {
+        node.attr
+        for module in hand_written()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    for module, shape in config_classes():
+        for field in shape.body:
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                assert field.target.id in read, f"{module.path}: nothing reads {field.target.id}"
+
+
+@pytest.mark.parametrize("module", hand_written(*PACKAGES, "tests"), ids=lambda m: str(m.path))
+def test_every_ignore_names_its_code_and_its_reason(module: Module) -> None:
+    for number, line in enumerate(module.text.splitlines(), 1):
+        comment = line.partition("#")[2]
+        if re.search(r"\btype: ignore", comment) and "re.search" not in line:
+            assert re.search(r"type: ignore\[[a-z-]+(, ?[a-z-]+)*\]  # \w", line), (
+                f"{module.path}:{number}: write `type: ignore[code]  # Reason.`"
+            )
+
+
+def test_the_client_imports_nothing_heavy() -> None:
+    """`import rollbook` is for everybody's scripts: servers bring their own libraries."""
+    code = "import rollbook, sys, json; print(json.dumps(sorted(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    loaded = {name.partition(".")[0] for name in json.loads(found.stdout)}
+    heavy = {"fastapi", "pydantic", "httpx", "structlog", "kazoo", "prometheus_client", "pyspark"}
+    assert not loaded & heavy
+
+
+def test_help_loads_no_command() -> None:
+    code = (
+        "import sys; sys.argv=['rollbook','--help']\n"
+        "from rollbook.api.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "import json; print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    loaded = set(json.loads(found.stderr))
+    assert "rollbook.api.cli.main" in loaded
+    assert not {
+        name for name in loaded if name.startswith("rollbook.api.cli.") and name[-4:] != "main"
+    }
+    assert not loaded & {"asyncio", "structlog", "kazoo", "google.protobuf", "sqlite3"}
+
+
+def test_requirements_match_the_lock() -> None:
+    """`requirements*.lock` are exports of uv.lock for people with plain pip."""
+    locked = {
+        package["name"]: package["version"]
+        for package in tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+        if "version" in package
+    }
+    pinned = re.compile(r"^([a-z0-9-]+)==(\S+)", re.MULTILINE)
+    for name in ("requirements.lock", "requirements-test.lock"):
+        found = dict(pinned.findall((ROOT / name).read_text()))
+        assert found, name
+        assert found.items() <= locked.items(), f"{name} is stale: run `make locks`"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {re.split(r"[<>=\[]", need)[0] for need in project["dependencies"]}
+    assert wanted <= set(dict(pinned.findall((ROOT / "requirements.lock").read_text())))
+
+
+def test_the_version_is_said_once() -> None:
+    from rollbook import __version__
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__
+
+
+def test_optimised_python_is_refused() -> None:
+    """Our promises are asserted: without assert nothing holds them."""
+    command = [sys.executable, "-O", "-c", "from rollbook.api.cli.main import main; main()"]
+    found = subprocess.run(command, capture_output=True, check=False)
+    assert found.returncode == 1
+    assert b"without -O" in found.stderr
+
+
+def test_values_are_frozen() -> None:
+    """What `proto` hands around cannot be changed behind another's back."""
+    from rollbook.proto import ports, quorum
+
+    for module in (ports, quorum):
+        for value in vars(module).values():
+            if dataclasses.is_dataclass(value) and isinstance(value, type):
+                assert value.__dataclass_params__.frozen, value
+
+
+def test_the_repository_speaks_of_the_product_alone() -> None:
+    """No path of one machine, in any file that git knows."""
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout: nothing to list")
+    private = re.compile(r"/(?:work/(?:main|shared)|tmp/briefs|root|home/\w+)/")
+    for name in listed.stdout.split():
+        path = ROOT / name
+        if (
+            path.suffix in {".py", ".md", ".toml", ".proto", ""}
+            and path.is_file()
+            and not os.path.islink(path)
+        ):
+            text = Path(path).read_text(errors="replace")
+            assert not private.search(text), f"{name} names a path of somebody's machine"

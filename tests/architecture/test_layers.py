@@ -1,0 +1,80 @@
+"""Who imports whom: the one table, and the three floors inside a package."""
+
+import pytest
+
+from tests.architecture.source import PACKAGES, Module, hand_written
+
+# A package may import itself and these.
+MAY_IMPORT = {
+    "proto": set(),
+    "bookie": {"proto"},
+    "ledger": {"proto"},
+    "recovery": {"proto", "ledger"},
+    "logservice": {"proto", "ledger"},
+    "api": {"proto", "ledger", "logservice", "recovery"},
+}
+# They build processes out of any package; the bookie's admin pages get their bookie handed in.
+COMPOSITION_ROOTS = {"api/cli/server.py", "api/cli/dev.py"}
+# What a core may use besides `rollbook.proto` values: nothing that touches the machine.
+PURE = {
+    *("abc", "array", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses", "enum"),
+    *("functools", "hashlib", "heapq", "hmac", "itertools", "json", "math", "operator", "re"),
+    *("string", "struct", "sys", "types", "typing", "zlib", "__future__", "google_crc32c"),
+}
+# Shells may await, and log; files, sockets, clocks, threads come through ports.
+NOT_IN_SHELLS = {
+    *("fcntl", "grpc", "kazoo", "mmap", "multiprocessing", "os", "pathlib", "queue", "secrets"),
+    *("select", "selectors", "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess"),
+    *("tempfile", "threading", "time", "urllib", "uuid", "concurrent"),
+}
+
+
+@pytest.mark.parametrize("module", hand_written(), ids=lambda m: str(m.path))
+def test_imports_follow_the_table(module: Module) -> None:
+    allowed = MAY_IMPORT[module.package] | {module.package}
+    if str(module.path) in COMPOSITION_ROOTS:
+        allowed = set(PACKAGES)
+    for name in module.imports():
+        top, _, rest = name.partition(".")
+        assert top not in PACKAGES, f"bare import of {name}: write rollbook.{name}"
+        assert top != "tests", "nothing imports tests"
+        if top == "rollbook" and rest.partition(".")[0] in PACKAGES:
+            assert rest.partition(".")[0] in allowed, f"{module.package} may not import {name}"
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in hand_written() if m.is_core], ids=lambda m: str(m.path)
+)
+def test_a_core_is_pure(module: Module) -> None:
+    for name in module.imports():
+        top = name.partition(".")[0]
+        if top == "rollbook":
+            assert ".runtime" not in name, f"{name} in a core"
+        elif top == "random":
+            assert name == "random.Random", "chance is handed in as a random.Random"
+        else:
+            assert top in PURE, f"{name} in a core"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [m for m in hand_written() if not m.is_core and not m.is_runtime],
+    ids=lambda m: str(m.path),
+)
+def test_a_shell_sees_the_machine_through_ports(module: Module) -> None:
+    for name in module.imports():
+        assert name.partition(".")[0] not in NOT_IN_SHELLS, f"{name} in a shell"
+        assert not name.startswith("rollbook.proto.runtime"), f"{name} in a shell"
+
+
+def test_the_table_can_fail() -> None:
+    import ast
+    from pathlib import Path
+
+    text = "import os\nfrom rollbook.bookie import journal\nimport ledger\n"
+    bad = Module(Path("ledger/core/bad.py"), text, ast.parse(text))
+    assert list(bad.imports()) == ["os", "rollbook.bookie.journal", "ledger"]
+    with pytest.raises(AssertionError):
+        test_imports_follow_the_table(bad)
+    with pytest.raises(AssertionError):
+        test_a_core_is_pure(bad)

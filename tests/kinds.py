@@ -1,0 +1,227 @@
+"""The kinds of test behind `python -m tests KIND`, each a function from arguments to a Tally."""
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from tests.tally import Tally, clean, progress_line
+
+LATER: Final = {
+    "interop": "unmodified Java clients and servers",
+    "chaos": "real clusters under kills, pauses and partitions",
+}
+BENCHES: Final = {"codec": "tests.bench.codec"}
+SMOKE_SEEDS: Final = 100
+
+
+# --- Several kinds in one go --------------------------------------------------------------------
+
+
+def check(_arguments: argparse.Namespace) -> Tally:
+    """What one runs before a commit."""
+    return _steps(
+        {
+            "format": ["ruff", "format", "--check", "--quiet", "."],
+            "lint": ["ruff", "check", "--quiet", "."],
+            "types": ["mypy"],
+            "unit": ["tests", "unit"],
+            "simulate": ["tests", "simulate", f"--seeds={SMOKE_SEEDS}"],
+        }
+    )
+
+
+def everything(_arguments: argparse.Namespace) -> Tally:
+    return _steps(
+        {
+            "unit": ["tests", "unit"],
+            "contract": ["tests", "contract"],
+            "simulate": ["tests", "simulate", "--seeds=500"],
+            "mutants": ["tests", "mutants"],
+            "crash": ["tests", "crash"],
+            "fuzz": ["tests", "fuzz"],
+        }
+    )
+
+
+def _steps(commands: dict[str, list[str]]) -> Tally:
+    tally = Tally("kinds")
+    for name, command in commands.items():
+        started = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        seconds = time.monotonic() - started
+        lines = done.stdout.splitlines()
+        if done.returncode == 0:
+            tally.passed += 1
+            tally.skipped += [
+                line.removeprefix("skipped: ") for line in lines if line.startswith("skipped: ")
+            ]
+        else:
+            tally.failed += 1
+            print(done.stdout)
+        verdict = "ok" if done.returncode == 0 else "FAILED"
+        last = lines[-1] if lines else ""
+        print(f"{name:<10}{verdict:<8}{seconds:6.1f} s  {last}", flush=True)
+    tally.skipped = clean(tally.skipped)
+    return tally
+
+
+# --- pytest -------------------------------------------------------------------------------------
+
+
+class _Counter:
+    """A pytest plugin that counts what pytest reports."""
+
+    def __init__(self) -> None:
+        self.tally = Tally("tests")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.tally.failed += 1
+        elif report.skipped:
+            reason = (
+                report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            )
+            self.tally.skipped.append(str(reason).removeprefix("Skipped: "))
+        elif report.when == "call":
+            self.tally.passed += 1
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.tally.failed += 1
+
+
+def _pytest(*arguments: str) -> Tally:
+    import pytest
+
+    counter = _Counter()
+    code = pytest.main(["-q", "--no-header", *arguments], plugins=[counter])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        counter.tally.failed += 1  # Interrupted, misused, or nothing collected.
+    counter.tally.skipped = clean(counter.tally.skipped)
+    return counter.tally
+
+
+def unit(arguments: argparse.Namespace) -> Tally:
+    return _pytest("tests/unit", "tests/architecture", *arguments.pytest_arguments)
+
+
+def contract(arguments: argparse.Namespace) -> Tally:
+    tally = _pytest("tests/contract")
+    if not tally.failed:
+        differential = importlib.import_module("tests.contract.differential")
+        _add(tally, differential.run(arguments.sequences, arguments.seed, _say))
+        tally.unit = "tests+histories"
+    return tally
+
+
+# --- Kinds with runners of their own ------------------------------------------------------------
+
+
+def simulate(arguments: argparse.Namespace) -> Tally | None:
+    simulation = importlib.import_module("tests.simulation.run")
+    seeds = range(arguments.seed, arguments.seed + arguments.seeds)
+    if arguments.digest:
+        for seed, digest in simulation.digests(seeds, arguments.world):
+            print(seed, digest)
+        return None
+    tally: Tally = simulation.simulate(seeds, arguments.world, _progress("seeds"))
+    return tally
+
+
+def mutants(arguments: argparse.Namespace) -> Tally:
+    module = importlib.import_module("tests.simulation.mutants")
+    if arguments.show:
+        tally: Tally = module.show(arguments.show, arguments.seed, _say)
+    else:
+        tally = module.run(arguments.seed, _say)
+    return tally
+
+
+def crash(arguments: argparse.Namespace) -> Tally:
+    if arguments.images is not None:
+        print("crash: crash images come with the bookie's files; --kills and --cuts stand")
+        sys.exit(2)
+    tally = _pytest("tests/crash")
+    if not tally.failed:
+        module = importlib.import_module("tests.crash")
+        _add(tally, module.run(arguments.kills, arguments.cuts, arguments.seed, _say))
+        tally.unit = "tests+crashes"
+    return tally
+
+
+def fuzz(arguments: argparse.Namespace) -> Tally:
+    module = importlib.import_module("tests.fuzz.run")
+    tally: Tally = module.run(arguments.runs, arguments.seed, _progress("inputs"))
+    return tally
+
+
+def bench(arguments: argparse.Namespace) -> Tally | None:
+    module = importlib.import_module(BENCHES[arguments.name])
+    before = _load()
+    figures = module.figures(arguments.runs)
+    load = [before, _load()]
+    if arguments.json:
+        rows = [asdict(figure) for figure in figures]
+        print(json.dumps({"bench": arguments.name, "load": load, "figures": rows}))
+    else:
+        _print_table(arguments, figures, load)
+    if any(figure.holds is False for figure in figures):
+        sys.exit(1)
+    return None
+
+
+def _print_table(arguments: argparse.Namespace, figures: Sequence[Any], load: list[float]) -> None:
+    width = max(len(figure.name) for figure in figures)
+    print(f"bench {arguments.name}: medians of {arguments.runs} runs")
+    for figure in figures:
+        target = "" if figure.target is None else f"target {figure.target:,g}"
+        verdict = {None: "", True: "holds", False: "MISSED"}[figure.holds]
+        print(
+            f"  {figure.name:<{width}}  {figure.value:>12,.4g} {figure.unit:<10} {target:<18} {verdict}"
+        )
+    print(f"load average over the last minute: {load[0]:.2f} before, {load[1]:.2f} after")
+
+
+# --- Saying things ------------------------------------------------------------------------------
+
+
+def _load() -> float:
+    return round(os.getloadavg()[0], 2)
+
+
+def _add(tally: Tally, other: Tally) -> None:
+    tally.passed += other.passed
+    tally.failed += other.failed
+    tally.skipped = clean([*tally.skipped, *other.skipped])
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _progress(what: str) -> Callable[[int, int], None]:
+    """A bar on a terminal, ten lines elsewhere."""
+    shown = -1
+
+    def report(done: int, total: int) -> None:
+        nonlocal shown
+        if sys.stdout.isatty():
+            print(progress_line(done, total, what), end="\n" if done == total else "", flush=True)
+        elif (tenth := 10 * done // max(total, 1)) > shown:
+            shown = tenth
+            print(f"{what}: {done:,} of {total:,}", flush=True)
+
+    return report

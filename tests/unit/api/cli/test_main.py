@@ -1,0 +1,69 @@
+"""What the command says and exits with."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rollbook.api.cli import main as cli
+from rollbook.proto import errors
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rollbook.api.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+
+
+def test_help_and_version() -> None:
+    shown = run("--help")
+    assert shown.returncode == 0
+    assert "Commands:" in shown.stdout
+    assert run("version").stdout.strip() == run("--version").stdout.split()[-1]
+
+
+def test_wrong_usage_is_two() -> None:
+    shown = run("nope")
+    assert shown.returncode == 2
+    assert "No such command" in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.NoSuchCluster(), 3),
+        (errors.ClusterExists(), 4),
+        (errors.WrongCluster(), 4),
+        (errors.MetadataUnavailable(), 5),
+        (errors.ConnectionLost(), 5),
+        (errors.Unauthorized(), 6),
+        (errors.BadMetadata(), 7),
+        (errors.BadConfig(), 2),
+        (errors.RollbookError(), 1),
+    ],
+)
+def test_families_have_exit_codes(error: errors.RollbookError, code: int) -> None:
+    assert cli.exit_code(error) == code
+
+
+def test_an_error_is_explained_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise errors.NoSuchCluster(next_step="rollbook cluster init", path="/x")
+
+    monkeypatch.setattr(cli, "rollbook", fail)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "error: No cluster has been initialised here. (path=/x) [CLUSTER_NOT_FOUND]",
+        "  try: rollbook cluster init",
+    ]
