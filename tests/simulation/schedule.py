@@ -1,0 +1,157 @@
+"""Fault schedules as data: a seed first becomes a list of timed faults and steps, then it runs.
+
+What a run does on purpose is written down in its `Case`: which fault hits whom, when and for how
+long, and what the clients are told to do. All other chance (delays, torn sectors, which node goes
+first) is drawn from `Case.seed` while it runs. So a case can be cut down without changing what it
+is about, kept as JSON, and run again for ever.
+
+A schedule is drawn like a swarm: each seed turns each class of faults on or off, because a run with
+all of them rarely gets anywhere and a run with few of them gets far.
+"""
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final, Self
+
+FORMAT: Final = 1
+
+
+class Kind(StrEnum):
+    """Each comment names `nodes`, then `amount`. All but the momentary ones last for `for_us`."""
+
+    KILL = "kill"  # node: the process dies, its page cache stays; back after for_us.
+    POWER_CUT = "power cut"  # nodes: they die at once and lose what was not synced; back likewise.
+    PAUSE = "pause"  # node: stopped, its connections stay open.
+    CUT = "cut"  # a, b: nothing passes either way.
+    CUT_ONE_WAY = "one-way cut"  # from, to.
+    RESET = "reset"  # a, b: their connections break, bytes in flight are lost. Momentary.
+    SLOW_LINK = "slow link"  # from, to; µs added to each delivery.
+    TAIL_LATENCY = "tail latency"  # from, to; µs added to one delivery in ten.
+    SLOW_DISK = "slow disk"  # node; µs added to each operation.
+    SYNC_ERROR = "sync error"  # node: its next sync fails. Momentary.
+    WRITE_ERROR = "write error"  # node: its next write fails. Momentary.
+    DISK_FULL = "disk full"  # node.
+    ROT = "rot"  # node; how many bits flip. Momentary.
+    CLOCK_JUMP = "clock jump"  # node; µs added to its wall clock. Momentary.
+    METADATA_CUT = "metadata cut"  # node: it cannot reach the metadata store.
+    METADATA_LOSS = "metadata loss"  # node: its connection breaks under a request. Momentary.
+    METADATA_DOWN = "metadata down"  # nobody: the whole store is unreachable.
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    at_us: int
+    kind: Kind
+    nodes: tuple[str, ...] = ()
+    for_us: int = 0
+    amount: int = 0
+
+    def __str__(self) -> str:
+        arrow = " → " if self.kind in _DIRECTED else ", "
+        parts = [self.kind.value, arrow.join(self.nodes)]
+        if self.amount:
+            parts.append(f"by {self.amount} µs" if self.kind in _IN_US else f"of {self.amount}")
+        if self.for_us:
+            parts.append(f"for {self.for_us / 1000:g} ms")
+        return " ".join(filter(None, parts))
+
+
+_DIRECTED: Final = (Kind.CUT_ONE_WAY, Kind.SLOW_LINK, Kind.TAIL_LATENCY)
+_IN_US: Final = (Kind.SLOW_LINK, Kind.TAIL_LATENCY, Kind.SLOW_DISK, Kind.CLOCK_JUMP)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The workload: at this moment somebody is told to do something."""
+
+    at_us: int
+    actor: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.actor}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    world: str
+    seed: int
+    steps: tuple[Step, ...]
+    faults: tuple[Fault, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        if fields["format"] != FORMAT:
+            raise ValueError(f"a case of format {fields['format']}; this reads {FORMAT}")
+        return cls(
+            world=fields["world"],
+            seed=fields["seed"],
+            steps=tuple(Step(**step) for step in fields["steps"]),
+            faults=tuple(
+                Fault(**{**fault, "kind": Kind(fault["kind"]), "nodes": tuple(fault["nodes"])})
+                for fault in fields["faults"]
+            ),
+        )
+
+    def dumps(self) -> str:
+        return json.dumps(self.to_json(), indent=1, ensure_ascii=False)
+
+    @classmethod
+    def loads(cls, text: str) -> Self:
+        return cls.from_json(json.loads(text))
+
+    def __str__(self) -> str:
+        """What will happen, in order, a line each."""
+        timed = [(step.at_us, str(step)) for step in self.steps]
+        timed += [(fault.at_us, str(fault)) for fault in self.faults]
+        return "\n".join(f"{at_us / 1e6:9.4f}s {text}" for at_us, text in sorted(timed))
+
+
+# --- Drawing one ------------------------------------------------------------------------------
+
+Span = tuple[int, int]  # Inclusive bounds.
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One class of faults: whom it may hit, how often and how hard."""
+
+    kind: Kind
+    targets: Sequence[tuple[str, ...]]  # One of these is hit each time.
+    times: Span = (1, 3)
+    for_us: Span = (0, 0)
+    amount: Span = (0, 0)
+    odds: float = 0.5  # That a seed has this class at all.
+    from_start: bool = False  # A condition of the whole run rather than an event in it.
+
+
+def draw(rng: random.Random, recipes: Sequence[Recipe], until_us: int) -> tuple[Fault, ...]:
+    faults: list[Fault] = []
+    for recipe in recipes:
+        if rng.random() < recipe.odds:
+            times = rng.randint(*recipe.times)
+            faults += [_draw_one(rng, recipe, until_us) for _ in range(times)]
+    return tuple(sorted(faults, key=lambda fault: fault.at_us))
+
+
+def _draw_one(rng: random.Random, recipe: Recipe, until_us: int) -> Fault:
+    return Fault(
+        at_us=0 if recipe.from_start else rng.randrange(until_us),
+        kind=recipe.kind,
+        nodes=rng.choice(recipe.targets),
+        for_us=_log_uniform(rng, recipe.for_us),
+        amount=_log_uniform(rng, recipe.amount),
+    )
+
+
+def _log_uniform(rng: random.Random, span: Span) -> int:
+    """Short and long alike: time-outs lie somewhere in between, and both sides of them matter."""
+    low, high = span
+    return low if low == high else round(math.exp(rng.uniform(math.log(low), math.log(high))))
