@@ -1,0 +1,245 @@
+"""What the operations of a metadata store mean: the one home of node semantics.
+
+ZooKeeper is the model. What is easily got wrong:
+
+- A node's version starts at 0 and grows by one with each set; deleting and making it again starts
+  over, told apart by `created_txn`.
+- A sequential node is numbered by how many children its parent has ever had, sequential or not.
+  The count is kept with the parent and deletes leave it alone, so that a name never comes twice
+  in a parent's life.
+- A create is refused for a missing parent, then for an existing node, then for an ephemeral
+  parent; a set, check or delete for a missing node, then for its version; a delete then for
+  children.
+- A transaction sees its own earlier operations, and is applied whole or not at all.
+- The ephemeral nodes of a session go in one transaction, in the order of their paths.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from rollbook.proto.errors import (
+    InvalidRequest,
+    MetadataConflict,
+    NodeExists,
+    NodeNotEmpty,
+    NoSuchNode,
+    RollbookError,
+)
+from rollbook.proto.metastore.core.ops import ROOT, name_of, parent_of
+from rollbook.proto.ports import (
+    NO_SESSION,
+    Check,
+    Create,
+    Delete,
+    EventKind,
+    Node,
+    NodeStat,
+    Op,
+    OpResult,
+    SessionId,
+    Set,
+    WatchEvent,
+)
+
+K = TypeVar("K", str, SessionId)
+
+
+class Row(NamedTuple):
+    """A node as it is kept; the names of its children follow from their paths."""
+
+    value: bytes
+    version: int
+    created_txn: int
+    modified_txn: int
+    created_ms: int
+    modified_ms: int
+    owner: SessionId
+    creates: int  # How many children it has ever had: numbers its sequential ones.
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """One transaction that took effect."""
+
+    results: list[OpResult]
+    rows: dict[str, Row | None]  # What to keep of it, by path; None: forget the node.
+    events: list[WatchEvent]
+
+
+class Tree:
+    """Applies transactions whose numbers (`txn`, growing) and times the caller gives.
+
+    Paths and sizes have passed `check_path` and `check_ops`.
+    """
+
+    def __init__(self) -> None:
+        self._nodes = _Nodes()
+        self._nodes.put(ROOT, Row(b"", 0, 0, 0, 0, 0, NO_SESSION, 0))
+
+    def get(self, path: str) -> Node | None:
+        row = self._nodes.rows.get(path)
+        return None if row is None else Node(row.value, self._nodes.stat(path, row))
+
+    def children(self, path: str) -> list[str]:
+        """Names, sorted. Raises `NoSuchNode`."""
+        self._nodes.existing(path)
+        return sorted(self._nodes.children.get(path, ()))
+
+    def ephemerals(self, session: SessionId) -> list[str]:
+        """Paths, sorted."""
+        return sorted(self._nodes.ephemerals.get(session, ()))
+
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        yield from self._nodes.rows.items()
+
+    def load(self, rows: Iterable[tuple[str, Row]]) -> None:
+        """Fills a new tree with the rows of another one, in any order."""
+        for path, row in rows:
+            self._nodes.put(path, row)
+
+    def apply(self, ops: Sequence[Op], session: SessionId, txn: int, now_ms: int) -> Applied:
+        """Raises what the first failing operation is refused for, with its index as `op`."""
+        change = _Change(self._nodes, session, txn, now_ms)
+        results: list[OpResult] = []
+        for index, op in enumerate(ops):
+            try:
+                results.append(change.apply(op))
+            except RollbookError as error:
+                change.undo()
+                error.ids["op"] = index
+                raise
+        return Applied(results, change.rows(), change.events)
+
+    def end_session(self, session: SessionId, txn: int, now_ms: int) -> Applied:
+        """Removes its ephemeral nodes."""
+        return self.apply([Delete(path) for path in self.ephemerals(session)], session, txn, now_ms)
+
+
+class _Nodes:
+    """The rows, and what is derived from them."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+        self.children: dict[str, dict[str, None]] = {}  # Names by parent; no key without a child.
+        self.ephemerals: dict[SessionId, dict[str, None]] = {}
+
+    def existing(self, path: str) -> Row:
+        row = self.rows.get(path)
+        if row is None:
+            raise NoSuchNode(path=path)
+        return row
+
+    def stat(self, path: str, row: Row) -> NodeStat:
+        return NodeStat(
+            row.version,
+            row.created_txn,
+            row.modified_txn,
+            row.created_ms,
+            row.modified_ms,
+            row.owner,
+            len(self.children.get(path, ())),
+        )
+
+    def put(self, path: str, row: Row | None) -> None:
+        """The only place where anything changes, so that putting back is undoing."""
+        before = self.rows.pop(path, None) if row is None else self.rows.get(path)
+        if row is not None:
+            self.rows[path] = row
+        if (before is None) == (row is None):
+            return  # No coming or going. A node never changes its owner.
+        known = row or before
+        assert known is not None
+        index = _add if before is None else _remove
+        if path != ROOT:
+            index(self.children, parent_of(path), name_of(path))
+        if known.owner != NO_SESSION:
+            index(self.ephemerals, known.owner, path)
+
+
+def _add(index: dict[K, dict[str, None]], key: K, member: str) -> None:
+    index.setdefault(key, {})[member] = None
+
+
+def _remove(index: dict[K, dict[str, None]], key: K, member: str) -> None:
+    members = index[key]
+    del members[member]
+    if not members:
+        del index[key]
+
+
+class _Change:
+    """One transaction while it is being applied."""
+
+    def __init__(self, nodes: _Nodes, session: SessionId, txn: int, now_ms: int) -> None:
+        self.events: list[WatchEvent] = []
+        self._nodes, self._session, self._txn, self._now_ms = nodes, session, txn, now_ms
+        self._before: list[tuple[str, Row | None]] = []
+
+    def apply(self, op: Op) -> OpResult:
+        match op:
+            case Create():
+                return self._create(op)
+            case Set():
+                return self._set(op)
+            case Delete():
+                self._delete(op)
+            case Check():
+                self._matching(op.path, op.version)
+        return None
+
+    def rows(self) -> dict[str, Row | None]:
+        return {path: self._nodes.rows.get(path) for path, _ in self._before}
+
+    def undo(self) -> None:
+        for path, row in reversed(self._before):
+            self._nodes.put(path, row)
+
+    def _create(self, op: Create) -> str:
+        parent_path = parent_of(op.path)
+        parent = self._nodes.existing(parent_path)
+        path = f"{op.path}{parent.creates:010d}" if op.mode.is_sequential else op.path
+        if path in self._nodes.rows:
+            raise NodeExists(path=path)
+        if parent.owner != NO_SESSION:
+            raise InvalidRequest("an ephemeral node has no children", path=path)
+        owner = self._session if op.mode.is_ephemeral else NO_SESSION
+        txn, now_ms = self._txn, self._now_ms
+        self._put(parent_path, parent._replace(creates=parent.creates + 1))
+        self._put(path, Row(op.value, 0, txn, txn, now_ms, now_ms, owner, 0))
+        self._tell(EventKind.CREATED, path)
+        self._tell(EventKind.CHILDREN, parent_path)
+        return path
+
+    def _set(self, op: Set) -> NodeStat:
+        row = self._matching(op.path, op.version)
+        row = row._replace(
+            value=op.value,
+            version=row.version + 1,
+            modified_txn=self._txn,
+            modified_ms=self._now_ms,
+        )
+        self._put(op.path, row)
+        self._tell(EventKind.CHANGED, op.path)
+        return self._nodes.stat(op.path, row)
+
+    def _delete(self, op: Delete) -> None:
+        self._matching(op.path, op.version)
+        if op.path in self._nodes.children:
+            raise NodeNotEmpty(path=op.path)
+        self._put(op.path, None)
+        self._tell(EventKind.DELETED, op.path)
+        self._tell(EventKind.CHILDREN, parent_of(op.path))
+
+    def _matching(self, path: str, version: int | None) -> Row:
+        row = self._nodes.existing(path)
+        if version is not None and version != row.version:
+            raise MetadataConflict(path=path, expected=version, found=row.version)
+        return row
+
+    def _put(self, path: str, row: Row | None) -> None:
+        self._before.append((path, self._nodes.rows.get(path)))
+        self._nodes.put(path, row)
+
+    def _tell(self, kind: EventKind, path: str) -> None:
+        self.events.append(WatchEvent(kind, path))
