@@ -1,0 +1,313 @@
+"""kazoo as the ZooKeeper store needs it: one thread that owns the socket, and what kazoo lacks.
+
+Whatever that thread learns (answers, changes, the fate of the session) it hands to the event loop
+in the order in which it learnt it. Added to kazoo 2.11, which has none of it:
+
+- Persistent watches (ZooKeeper 3.6): two requests, and their events, which kazoo would drop.
+- A request knows whether it has left this process. One that has not can be taken back.
+- A request belongs to the session its caller believed in: under a later one it is refused.
+- A server that is silent for as long as kazoo waits for a heartbeat is given up even while
+  requests are sent to it: kazoo takes its own requests for heartbeats.
+- A new session sees what the one before it saw: kazoo forgets where it was when a session
+  expires, and a replica that lags could then hide the client's own writes.
+"""
+# ruff: noqa: SLF001 (kazoo has no public way to any of this)
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol
+
+import structlog
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionDropped, SessionExpiredError
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import Watch, int_struct, write_string
+from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.retry import KazooRetry
+
+from rollbook.proto.ports import SessionId
+
+logger = structlog.get_logger()
+
+_RECONNECT: Final = {"delay": 0.02, "backoff": 2, "max_jitter": 0.5, "max_delay": 1.0}
+_WATCHES_OF_ANY_TYPE: Final = 3
+_CONNECT_TIMEOUT_S_MAX: Final = 3.0  # To reach a host; `close` may have to wait for it.
+
+# kazoo logs what we log, and at lower levels the credentials as well.
+_SILENT_LOGGER: Final = logging.Logger("kazoo of rollbook")
+_SILENT_LOGGER.disabled = True
+
+
+class Request(Protocol):
+    """What kazoo's request classes have in common."""
+
+    @property
+    def type(self) -> int: ...
+
+    def serialize(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AddWatch:
+    path: str
+    recursive: bool
+    type: ClassVar[int] = 106
+
+    def serialize(self) -> bytes:
+        return bytes(write_string(self.path) + int_struct.pack(self.recursive))
+
+    @classmethod
+    def deserialize(cls, _buffer: bytes, _offset: int) -> None:
+        """The answer has no body."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveWatches:
+    """Removes what `AddWatch` added for this path, in either mode."""
+
+    path: str
+    type: ClassVar[int] = 18
+
+    def serialize(self) -> bytes:
+        return bytes(write_string(self.path) + int_struct.pack(_WATCHES_OF_ANY_TYPE))
+
+    @classmethod
+    def deserialize(cls, _buffer: bytes, _offset: int) -> None:
+        """The answer has no body."""
+
+
+class Listener(Protocol):
+    """Called on the event loop, in the order of what happened."""
+
+    def on_connected(self, session: SessionId) -> None: ...
+
+    def on_suspended(self) -> None:
+        """Every request that was sent has its error by now."""
+
+    def on_expired(self) -> None: ...
+
+    def on_refused(self) -> None:
+        """ZooKeeper does not accept our credentials. Nothing follows."""
+
+    def on_died(self) -> None:
+        """kazoo's thread ended without being told to. `start` again, with a new session."""
+
+    def on_change(self, event_type: int, path: str) -> None: ...
+
+
+class Reply:
+    """The answer to one request. kazoo settles it on its thread; the future lives on ours."""
+
+    __slots__ = ("_loop", "_unsent", "future", "session")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, session: SessionId) -> None:
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.session = session
+        self._loop = loop
+        self._unsent = [True]
+
+    def take(self) -> bool:
+        """True once, for whoever comes first: kazoo's thread, to send the request, or the caller,
+        to have it back."""
+        try:
+            return self._unsent.pop()
+        except IndexError:
+            return False
+
+    def set(self, value: object = None) -> None:
+        _hand_over(self._loop, self._settle, value, None)
+
+    def set_exception(self, error: Exception) -> None:
+        _hand_over(self._loop, self._settle, None, error)
+
+    def _settle(self, value: object, error: Exception | None) -> None:
+        if self.future.done():  # The caller gave up.
+            return
+        if error is None:
+            self.future.set_result(value)
+        else:
+            self.future.set_exception(error)
+
+
+class KazooLink:
+    """One client of a ZooKeeper ensemble. Its methods are called on the event loop."""
+
+    def __init__(
+        self, listener: Listener, hosts: str, session_timeout_s: float, options: dict[str, Any]
+    ) -> None:
+        """`options`: what `KazooClient` takes for TLS and authentication."""
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._handler = _Handler(self._on_thread_end)
+        self._client = _Client(
+            self._on_change,
+            hosts=hosts,
+            timeout=session_timeout_s,
+            handler=self._handler,
+            connection_retry=KazooRetry(
+                max_tries=-1, sleep_func=self._handler.sleep_func, **_RECONNECT
+            ),
+            logger=_SILENT_LOGGER,
+            **options,
+        )
+        self._client.add_listener(self._on_state)
+        self._is_stopping = False
+
+    def start(self) -> None:
+        self._client.start_async()
+
+    def send(self, request: Request, session: SessionId) -> Reply:
+        """The caller bounds how many are under way: a byte for each waits in a socket."""
+        reply = Reply(self._loop, session)
+        self._client._call(request, reply)
+        return reply
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ends the session if a server answers in time, and the thread in any case."""
+        self._is_stopping = True
+        done = asyncio.Event()
+        stopper = threading.Thread(target=self._stop, args=(done,), name="zookeeper-stop")
+        stopper.start()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await done.wait()
+        except TimeoutError:
+            self._handler.abort()
+            await done.wait()
+        stopper.join()
+
+    def _stop(self, done: asyncio.Event) -> None:
+        try:
+            self._client.stop()
+            self._client.close()
+        finally:
+            _hand_over(self._loop, done.set)
+
+    # --- On kazoo's thread ---
+
+    def _on_state(self, state: str) -> None:
+        listener = self._listener
+        if state == KazooState.CONNECTED:
+            session, _password = self._client.client_id
+            _hand_over(self._loop, listener.on_connected, session)
+        elif state == KazooState.SUSPENDED:
+            _hand_over(self._loop, listener.on_suspended)
+        elif self._client.client_state == KeeperState.EXPIRED_SESSION:
+            _hand_over(self._loop, listener.on_expired)
+        elif self._client.client_state == KeeperState.AUTH_FAILED:
+            self._is_stopping = True
+            _hand_over(self._loop, listener.on_refused)
+
+    def _on_thread_end(self) -> None:
+        if not self._is_stopping:
+            _hand_over(self._loop, self._listener.on_died)
+
+    def _on_change(self, event_type: int, path: str) -> None:
+        _hand_over(self._loop, self._listener.on_change, event_type, path)
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(callback, *args)
+    except RuntimeError:
+        pass  # The loop is closed: nobody waits any more.
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types.
+    """The connection's thread and no other: what kazoo's two workers would do is hand over."""
+
+    def __init__(self, on_thread_end: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_thread_end = on_thread_end
+        self._connection: socket.socket | None = None
+
+    def start(self) -> None:
+        """Without workers."""
+
+    def stop(self) -> None:
+        """Without workers."""
+
+    def spawn(self, func: Callable[..., object], *args: Any, **kwargs: Any) -> threading.Thread:
+        def run() -> None:
+            try:
+                func(*args, **kwargs)
+            except Exception:  # A task ends: kazoo lets through what it did not foresee.
+                logger.exception("zookeeper_client_died")
+            finally:
+                self._on_thread_end()
+
+        thread = threading.Thread(target=run, name="zookeeper", daemon=True)
+        thread.start()
+        return thread
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> socket.socket:
+        kwargs["timeout"] = min(kwargs["timeout"], _CONNECT_TIMEOUT_S_MAX)
+        connection: socket.socket = super().create_connection(*args, **kwargs)
+        self._connection = connection
+        return connection
+
+    def abort(self) -> None:
+        """Whatever waits on the socket stops waiting."""
+        if self._connection is not None:
+            try:
+                self._connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # Gone already.
+
+
+class _Client(KazooClient):  # type: ignore[misc]  # kazoo has no types.
+    def __init__(self, on_change: Callable[[int, str], None], **options: Any) -> None:
+        super().__init__(**options)
+        self.on_change = on_change
+        self._connection = _Connection(
+            self,
+            self._conn_retry.copy(),
+            logger=self.logger,
+            sasl_options=options.get("sasl_options"),
+        )
+
+    def _reset(self) -> None:
+        seen = getattr(self, "last_zxid", 0)
+        super()._reset()
+        self.last_zxid = seen
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types.
+    _heard_s = 0.0
+
+    def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
+        timeouts: tuple[float, float] = super()._connect(host, hostip, port)
+        self._heard_s = time.monotonic()
+        return timeouts
+
+    def _read_socket(self, read_timeout: float) -> Any:
+        self._heard_s = time.monotonic()
+        return super()._read_socket(read_timeout)
+
+    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+        client = self.client
+        if client._pending and time.monotonic() - self._heard_s > read_timeout:
+            raise ConnectionDropped("the server is silent")
+        reply = client._queue[0][1] if client._queue else None
+        if isinstance(reply, Reply):
+            if reply.session != client._session_id:
+                reply.set_exception(SessionExpiredError())
+                return self._skip_request()
+            if not reply.take():
+                return self._skip_request()
+        super()._send_request(read_timeout, connect_timeout)
+        return None
+
+    def _skip_request(self) -> None:
+        self.client._queue.popleft()
+        self._read_sock.recv(1)
+
+    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
+        event, _ = Watch.deserialize(buffer, offset)
+        self.client.on_change(event.type, event.path)
