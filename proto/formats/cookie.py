@@ -1,0 +1,95 @@
+"""The cookie that ties a bookie's id to its directories and to its cluster.
+
+The same text lies in a node and in the file VERSION of each of the bookie's directories: the
+layout version on a line, then the protobuf text of a CookieFormat. Version 5 is written; 4 is the
+same; 3 is three bare lines: bookie id, journal directories, ledger directories.
+
+Journal directories are joined by `,`. Ledger and index directories are a count, then each path
+after a TAB.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.proto.errors import BadMetadata, InvalidRequest
+from rollbook.proto.formats.protobuf import as_bookie_id, check_size, pack_text, unpack_text
+from rollbook.proto.ids import BookieId
+from rollbook.proto.wire.schema.data_formats_pb2 import CookieFormat
+
+_VERSION: Final = 5
+_READABLE: Final = re.compile(r"[345]")
+
+
+@dataclass(frozen=True, slots=True)
+class Cookie:
+    """Two cookies agree iff they are equal, directories as strings and in their order."""
+
+    bookie_id: BookieId
+    journal_dirs: tuple[str, ...]
+    ledger_dirs: tuple[str, ...]
+    index_dirs: tuple[str, ...] = ()  # Only where configured apart from the ledger directories.
+    instance_id: str | None = None  # None: the cluster is older than instance ids.
+
+
+def pack_cookie(cookie: Cookie) -> bytes:
+    message = CookieFormat(
+        bookieHost=cookie.bookie_id,
+        journalDir=_pack_list(cookie.journal_dirs, ","),
+        ledgerDirs=_pack_counted(cookie.ledger_dirs),
+        instanceId=cookie.instance_id,
+        indexDirs=_pack_counted(cookie.index_dirs) if cookie.index_dirs else None,
+    )
+    return f"{_VERSION}\n".encode() + pack_text(message)
+
+
+def unpack_cookie(data: bytes) -> Cookie:
+    check_size(data)
+    head, _, body = data.partition(b"\n")
+    version = head.strip().decode("ascii", "replace")
+    if not _READABLE.fullmatch(version):
+        raise BadMetadata(f"a cookie of version {version[:20]!r}; 3, 4 and 5 can be read")
+    message = _unpack_three_lines(body) if version == "3" else unpack_text(CookieFormat, body)
+    return Cookie(
+        as_bookie_id(message.bookieHost),
+        _unpack_list(message.journalDir, ","),
+        _unpack_counted(message.ledgerDirs),
+        _unpack_counted(message.indexDirs) if message.indexDirs else (),
+        message.instanceId or None,
+    )
+
+
+def _unpack_three_lines(body: bytes) -> CookieFormat:
+    try:
+        lines = body.decode().split("\n")
+    except UnicodeDecodeError:
+        raise BadMetadata("a cookie that is not UTF-8") from None
+    if len(lines) < 3:
+        raise BadMetadata("a cookie of version 3 has three lines after its version")
+    return CookieFormat(bookieHost=lines[0], journalDir=lines[1], ledgerDirs=lines[2])
+
+
+def _pack_list(paths: tuple[str, ...], separator: str) -> str:
+    for path in paths:
+        if not path or separator in path or "\udc80" <= max(path) <= "\udcff":
+            raise InvalidRequest(f"directory {path!r} cannot be named in a cookie")
+    return separator.join(paths)
+
+
+def _unpack_list(text: str, separator: str) -> tuple[str, ...]:
+    paths = tuple(text.split(separator)) if text else ()
+    if not all(paths):
+        raise BadMetadata(f"a list of directories has an empty one: {text[:200]!r}")
+    return paths
+
+
+def _pack_counted(paths: tuple[str, ...]) -> str:
+    return "\t".join((str(len(paths)), *([_pack_list(paths, "\t")] if paths else [])))
+
+
+def _unpack_counted(text: str) -> tuple[str, ...]:
+    count, _, rest = text.partition("\t")
+    paths = _unpack_list(rest, "\t")
+    if count != str(len(paths)):
+        raise BadMetadata(f"a list of directories says {count[:20]!r} and names {len(paths)}")
+    return paths

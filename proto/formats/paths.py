@@ -1,0 +1,124 @@
+"""Where things lie below a cluster's ledgers root, and which nodes there are ledgers.
+
+    short   id as 10 digits, split 2-4-4:       12345 -> 00/0001/L2345
+    long    id as 19 digits, split 3-4-4-4-4:   2^31-1 -> 000/0000/0021/4748/L3647
+    flat    `L` and at least 10 digits:         12345 -> L0000012345
+
+The hierarchical layout uses short paths below 2^31 - 1 and long ones from there on. **A node is a
+ledger iff its path is the one that its id gets under the cluster's layout**; anything else under
+the root belongs to somebody else and is not looked at.
+
+Our own trees never lie there: they have a root of their own beside it (`own_root`).
+"""
+
+import re
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Final
+
+from rollbook.proto.errors import InvalidRequest
+from rollbook.proto.formats.layout import Layout
+from rollbook.proto.ids import LEDGER_ID_MAX, LedgerId
+
+DEFAULT_ROOT: Final = "/ledgers"
+OWN_NAME: Final = "rollbook"
+
+LAYOUT: Final = "LAYOUT"
+INSTANCE_ID: Final = "INSTANCEID"
+AVAILABLE: Final = "available"
+READ_ONLY: Final = "available/readonly"
+COOKIES: Final = "cookies"
+SHORT_IDS: Final = "idgen"
+LONG_IDS: Final = "idgen-long"
+ID_PREFIX: Final = "ID-"  # Of ephemeral sequential nodes; the number is the id, or its low half.
+HIGH_PREFIX: Final = "HOB-"  # Under LONG_IDS; the number is the high half of the ids below it.
+
+FIRST_LONG_ID: Final = LedgerId(2**31 - 1)
+
+_SHORT: Final = (2, 4, 4)  # How the digits of an id are split into names, the last being a leaf.
+_LONG: Final = (3, 4, 4, 4, 4)
+_FLAT: Final = (10,)
+_DIGITS_MAX: Final = 19
+
+Split = tuple[int, ...]
+
+
+def own_root(ledgers_root: str) -> str:
+    """Where our trees live: beside the ledgers root, one for each cluster of the store."""
+    parent, _, name = ledgers_root.rpartition("/")
+    suffix = "" if name == "ledgers" else f"-{name}"
+    return f"{parent}/{OWN_NAME}{suffix}"
+
+
+def ledger_path(layout: Layout, ledger_id: LedgerId) -> str:
+    """Relative to the ledgers root. Raises `InvalidRequest` if the layout has no place for it."""
+    split = _split_of(layout, ledger_id)
+    digits = f"{ledger_id:0{sum(split)}d}"
+    if layout is Layout.FLAT:
+        return f"L{digits}"
+    if len(digits) > sum(split):
+        raise InvalidRequest(f"the {layout.value} layout has no place for ledger {ledger_id}")
+    return f"{directory_path(split, digits[: -split[-1]])}/L{digits[-split[-1] :]}"
+
+
+def ledger_of_path(layout: Layout, path: str) -> LedgerId | None:
+    """None if the node at this path, relative to the ledgers root, is no ledger."""
+    digits = path.replace("/", "").replace("L", "")
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
+        return None
+    ledger_id = LedgerId(int(digits))
+    return ledger_id if is_ledger(layout, ledger_id, path) else None
+
+
+def is_ledger(layout: Layout, ledger_id: LedgerId, path: str) -> bool:
+    try:
+        return ledger_id <= LEDGER_ID_MAX and ledger_path(layout, ledger_id) == path
+    except InvalidRequest:
+        return False
+
+
+# --- Walking all ledgers ----------------------------------------------------------------------
+
+
+def splits_of(layout: Layout) -> tuple[Split, ...]:
+    """The trees to walk, that of the lower ids first."""
+    if layout is Layout.FLAT:
+        return (_FLAT,)
+    if layout is Layout.HIERARCHICAL:
+        return (_SHORT, _LONG)
+    return (_LONG,) if layout is Layout.LONG_HIERARCHICAL else (_SHORT,)
+
+
+def directory_path(split: Split, digits: str) -> str:
+    """The directory of the ids that start with these digits; empty for the root itself."""
+    names, start = [], 0
+    for width in split:
+        if start >= len(digits):
+            break
+        names.append(digits[start : start + width])
+        start += width
+    return "/".join(names)
+
+
+def children_of(split: Split, digits: str, names: Iterable[str]) -> list[str]:
+    """The digits of what lies in a directory, lowest ids first; names of strangers are left out."""
+    depth = list(accumulate(split, initial=0)).index(len(digits))
+    is_leaf = depth == len(split) - 1
+    width = f"{split[depth]},{_DIGITS_MAX}" if split == _FLAT else f"{split[depth]}"
+    shape = re.compile(f"{'L' if is_leaf else ''}([0-9]{{{width}}})")
+    found = [digits + match[1] for match in map(shape.fullmatch, names) if match]
+    return sorted(found, key=lambda each: (len(each), each))
+
+
+def is_whole_id(split: Split, digits: str) -> bool:
+    return len(digits) >= sum(split)
+
+
+def highest_id(split: Split, digits: str) -> int:
+    """Of the ids that start with these digits."""
+    return int(digits.ljust(sum(split), "9"))
+
+
+def _split_of(layout: Layout, ledger_id: LedgerId) -> Split:
+    splits = splits_of(layout)
+    return splits[-1 if ledger_id >= FIRST_LONG_ID else 0]

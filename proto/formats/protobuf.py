@@ -1,0 +1,91 @@
+"""Protobuf as text and as bytes, with hostile input turned into `BadMetadata`.
+
+Text is written as Java writes it: one field per line in the order of field numbers, two spaces of
+indentation, enum names, anything but printable ASCII escaped. Any legal text is read.
+"""
+
+from typing import Final, TypeVar
+
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from rollbook.proto.errors import BadMetadata, InvalidRequest
+from rollbook.proto.ids import BookieId, parse_bookie_id
+
+M = TypeVar("M", bound=Message)
+
+METADATA_BYTES_MAX: Final = (
+    1024 * 1024
+)  # What ZooKeeper takes in one packet, unless told otherwise.
+
+
+def check_size(data: bytes) -> None:
+    """Before anything looks inside."""
+    if len(data) > METADATA_BYTES_MAX:
+        raise BadMetadata(f"{len(data)} bytes are over the limit of {METADATA_BYTES_MAX}")
+
+
+def pack_text(message: Message) -> bytes:
+    return text_format.MessageToString(message, as_utf8=False).encode("ascii")
+
+
+def unpack_text(kind: type[M], data: bytes) -> M:
+    check_size(data)
+    message = kind()
+    try:
+        text_format.Parse(data.decode(), message)
+    except (text_format.ParseError, ValueError, RecursionError) as error:
+        raise BadMetadata(f"not the text of a {kind.__name__}: {str(error)[:200]}") from None
+    return _complete(message)
+
+
+def pack_binary(message: Message) -> bytes:
+    return message.SerializeToString(deterministic=True)
+
+
+def unpack_binary(kind: type[M], data: bytes) -> M:
+    check_size(data)
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except (DecodeError, ValueError, RecursionError) as error:
+        raise BadMetadata(f"not the bytes of a {kind.__name__}: {str(error)[:200]}") from None
+    return _complete(message)
+
+
+def as_text(value: str) -> str:
+    """A string field of a binary message: protobuf hands out `bytes` if it is not UTF-8."""
+    if not isinstance(value, str):
+        raise BadMetadata(f"{value!r:.80} is not UTF-8")
+    return value
+
+
+def as_bookie_id(value: str) -> BookieId:
+    try:
+        return parse_bookie_id(as_text(value))
+    except InvalidRequest as error:
+        raise BadMetadata(error.message) from None
+
+
+def decode_ascii(data: bytes, what: str) -> str:
+    check_size(data)
+    try:
+        return data.decode("ascii")
+    except UnicodeDecodeError:
+        raise BadMetadata(f"{what} is not ASCII: {data[:80]!r}") from None
+
+
+def _complete(message: M) -> M:
+    """An enum value that we do not know lands among the unknown fields, as if it were not there:
+    to go on without it would be to guess, and to lose it at the next write.
+    """
+    known = message.DESCRIPTOR.fields_by_number
+    strays = UnknownFieldSet(message)
+    for index in range(len(strays)):
+        if (number := strays[index].field_number) in known:
+            name = f"{message.DESCRIPTOR.name}.{known[number].name}"
+            raise BadMetadata(f"{name} has a value that is not known")
+    if not message.IsInitialized():
+        raise BadMetadata(f"{message.DESCRIPTOR.name} lacks a field that it must have")
+    return message

@@ -1,0 +1,128 @@
+"""What a bookie publishes in its registration: where it listens and what it can do.
+
+The bytes of a BookieServiceInfoFormat; its fields start at number 6. Empty bytes come from bookies
+older than this message: their id is their address.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.proto.errors import BadMetadata
+from rollbook.proto.formats.protobuf import as_text, pack_binary, unpack_binary
+from rollbook.proto.ids import BookieId
+from rollbook.proto.ports import Address
+from rollbook.proto.wire.schema.data_formats_pb2 import BookieServiceInfoFormat
+
+BOOKIE_PROTOCOL: Final = "bookie-rpc"  # What clients look for; always published.
+HTTP_PROTOCOL: Final = "http"
+TLS: Final = "tls"  # An extension of the bookie's endpoint.
+
+# Properties of ours. Strangers ignore them; a bookie without them gets plain BookKeeper.
+INCARNATION: Final = "rollbook.incarnation"  # Drawn when the bookie's directories were formatted.
+EXTENSIONS: Final = "rollbook.extensions"  # Names of what it understands beyond BookKeeper.
+
+_PORT_MAX: Final = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    id: str
+    protocol: str
+    host: str
+    port: int
+    auth: tuple[str, ...] = ()
+    extensions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BookieServiceInfo:
+    endpoints: tuple[Endpoint, ...] = ()
+    properties: tuple[tuple[str, str], ...] = ()  # By distinct keys, sorted.
+
+    def __post_init__(self) -> None:
+        assert list(self.properties) == sorted(dict(self.properties).items())
+
+    @property
+    def address(self) -> Address | None:
+        """Where to send requests; None if the bookie does not say."""
+        for endpoint in self.endpoints:
+            if endpoint.protocol == BOOKIE_PROTOCOL and endpoint.port:
+                return Address(endpoint.host, endpoint.port)
+        return None
+
+    @property
+    def incarnation(self) -> str | None:
+        return dict(self.properties).get(INCARNATION)
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        names = dict(self.properties).get(EXTENSIONS, "")
+        return tuple(names.split(",")) if names else ()
+
+
+def describe_bookie(
+    address: Address,
+    *,
+    incarnation: str = "",
+    extensions: tuple[str, ...] = (),
+    http: Address | None = None,
+    tls: bool = False,
+    properties: Mapping[str, str] | None = None,
+) -> BookieServiceInfo:
+    """What one of our bookies publishes; the ids are those of a Java bookie."""
+    endpoints = [
+        Endpoint("bookie", BOOKIE_PROTOCOL, address.host, address.port, (), (TLS,) if tls else ())
+    ]
+    if http:
+        endpoints.append(Endpoint("httpserver", HTTP_PROTOCOL, http.host, http.port))
+    known = dict(properties or {})
+    if incarnation:
+        known[INCARNATION] = incarnation
+    if extensions:
+        known[EXTENSIONS] = ",".join(extensions)
+    return BookieServiceInfo(tuple(endpoints), tuple(sorted(known.items())))
+
+
+def pack_service_info(info: BookieServiceInfo) -> bytes:
+    message = BookieServiceInfoFormat(properties=dict(info.properties))
+    for endpoint in info.endpoints:
+        message.endpoints.add(
+            id=endpoint.id,
+            port=endpoint.port,
+            host=endpoint.host,
+            protocol=endpoint.protocol,
+            auth=endpoint.auth,
+            extensions=endpoint.extensions,
+        )
+    return pack_binary(message)
+
+
+def unpack_service_info(bookie_id: BookieId, data: bytes) -> BookieServiceInfo:
+    if not data:
+        return _from_id(bookie_id)
+    message = unpack_binary(BookieServiceInfoFormat, data)
+    return BookieServiceInfo(
+        tuple(_endpoint(endpoint) for endpoint in message.endpoints),
+        tuple(sorted((as_text(k), as_text(v)) for k, v in message.properties.items())),
+    )
+
+
+def _endpoint(message: BookieServiceInfoFormat.Endpoint) -> Endpoint:
+    if not 0 <= message.port <= _PORT_MAX:
+        raise BadMetadata(f"{message.port} is no port")
+    return Endpoint(
+        as_text(message.id),
+        as_text(message.protocol),
+        as_text(message.host),
+        message.port,
+        tuple(map(as_text, message.auth)),
+        tuple(map(as_text, message.extensions)),
+    )
+
+
+def _from_id(bookie_id: BookieId) -> BookieServiceInfo:
+    host, _, port = bookie_id.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= _PORT_MAX:
+        return BookieServiceInfo()
+    return describe_bookie(Address(host, int(port)))

@@ -1,0 +1,254 @@
+"""A ledger as the metadata store knows it, and every change that it may go through.
+
+A ledger is OPEN while its writer appends, IN_RECOVERY while another client finds out where it ends,
+and CLOSED for good. Its entries lie in fragments: fragment `i` holds the entries from its
+`first_entry` up to the next fragment's, on its ensemble; the last one is open-ended until the
+ledger is closed.
+
+Three parties change a ledger, each through methods of its own, which look at the state that was
+read from the store and refuse by raising:
+
+    writer           with_writer_ensemble, with_close               only while OPEN            (LM2)
+    recovery         with_recovery_started, with_recovery_closed    nothing shows before CLOSED (LM3)
+    re-replication   with_replacement                               never in an open tail      (LM4)
+
+Each returns a new value, to be written by compare-and-swap from the version that was read; a value
+equal to the old one means that there is nothing to write.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import pairwise
+from operator import attrgetter
+from typing import Final, Self
+
+from rollbook.proto.errors import LedgerClosed, LedgerFenced, MetadataConflict
+from rollbook.proto.ids import FIRST_ENTRY, LEDGER_ID_MAX, NO_ENTRY, BookieId, EntryId, LedgerId
+from rollbook.proto.quorum import Ensemble, Quorum
+from rollbook.proto.wire.digest import DigestType
+
+FORMAT_VERSION: Final = 3  # What new ledgers are written in; older ones keep theirs.
+ENTRY_ID_MAX: Final = EntryId(2**63 - 1)
+LENGTH_MAX: Final = 2**63 - 1
+CREATION_TOKEN_MAX: Final = 2**63 - 2
+
+
+class LedgerState(Enum):
+    OPEN = "open"
+    IN_RECOVERY = "in_recovery"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    first_entry: EntryId
+    ensemble: Ensemble
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerMetadata:
+    """One ledger; every change is a new value, written by compare-and-swap."""
+
+    ledger_id: LedgerId
+    quorum: Quorum
+    fragments: tuple[Fragment, ...]
+    state: LedgerState = LedgerState.OPEN
+    last_entry: EntryId | None = None  # Known exactly when CLOSED; NO_ENTRY if it stayed empty.
+    length: int | None = None  # Payload bytes of all entries; known exactly when CLOSED.
+    # None: a ledger so old that it does not say. Whoever opens it has to know.
+    digest_type: DigestType | None = None
+    password: bytes | None = field(default=None, repr=False)
+    custom: tuple[tuple[str, bytes], ...] = ()  # The application's own, by distinct keys.
+    created_ms: int | None = None  # None: it is as old as its node.
+    # Tells a creator whose reply was lost that the node is its own. Java's updates write 0 over it.
+    creation_token: int | None = None
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        flaw = find_flaw(
+            self.ledger_id, self.quorum, self.fragments, self.state, self.last_entry, self.length
+        )
+        assert not flaw, flaw
+        assert len(dict(self.custom)) == len(self.custom)
+
+    # --- Questions ----------------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state is LedgerState.CLOSED
+
+    def fragment_of(self, entry_id: EntryId) -> Fragment:
+        """Where the entry lies, or would lie if it were written now."""
+        assert entry_id >= FIRST_ENTRY
+        return self.fragments[bisect_right(self.fragments, entry_id, key=_FIRST_ENTRY) - 1]
+
+    def last_entry_of(self, index: int) -> EntryId | None:
+        """The last entry of a fragment; None if it is still open-ended.
+
+        One less than its first entry if it is empty.
+        """
+        if index + 1 < len(self.fragments):
+            return EntryId(self.fragments[index + 1].first_entry - 1)
+        if self.last_entry is None:
+            return None
+        return max(self.last_entry, EntryId(self.fragments[index].first_entry - 1))
+
+    def names(self, bookie: BookieId) -> bool:
+        return any(bookie in fragment.ensemble for fragment in self.fragments)
+
+    # --- The writer ---------------------------------------------------------------------------
+
+    def with_writer_ensemble(self, first_entry: EntryId, ensemble: Ensemble) -> Self:
+        """The open end moves to another ensemble (LM2).
+
+        Raises `LedgerFenced` unless the ledger is OPEN: someone recovers or has recovered it and
+        may have counted negatives of the present ensemble, so entries on a new one could be lost.
+        """
+        if self.state is not LedgerState.OPEN:
+            raise LedgerFenced(ledger_id=self.ledger_id, state=self.state.value)
+        return replace(self, fragments=self._tailed((Fragment(first_entry, ensemble),)))
+
+    def with_close(self, last_entry: EntryId, length: int) -> Self:
+        """The writer's close (LM2). Found closed as it wanted: its own close, so nothing to do."""
+        if self.state is LedgerState.CLOSED:
+            if (self.last_entry, self.length) == (last_entry, length):
+                return self
+            raise LedgerClosed(
+                "the ledger was closed elsewhere, at another entry",
+                ledger_id=self.ledger_id,
+                last_entry=self.last_entry,
+                wanted=last_entry,
+            )
+        if self.state is LedgerState.IN_RECOVERY:
+            raise LedgerFenced(ledger_id=self.ledger_id, state=self.state.value)
+        return self._closed(last_entry, length, self.fragments)
+
+    # --- Recovery -----------------------------------------------------------------------------
+
+    def with_recovery_started(self) -> Self:
+        """From here on the writer changes nothing any more (LM3).
+
+        Found in recovery: another client is at it or died at it; both may go on.
+        """
+        if self.state is LedgerState.CLOSED:
+            raise LedgerClosed(ledger_id=self.ledger_id, last_entry=self.last_entry)
+        return replace(self, state=LedgerState.IN_RECOVERY)
+
+    def with_recovery_closed(
+        self, last_entry: EntryId, length: int, new_fragments: Sequence[Fragment] = ()
+    ) -> Self:
+        """Recovery's one visible change: the end, and where it wrote entries back to (LM3).
+
+        To be applied to the very metadata that recovery started from and to no later version: if
+        that is gone, what was recovered may lie with the wrong bookies. Raises `LedgerClosed` if
+        someone was quicker, `MetadataConflict` if recovery had not started.
+        """
+        if self.state is LedgerState.CLOSED:
+            raise LedgerClosed(ledger_id=self.ledger_id, last_entry=self.last_entry)
+        if self.state is LedgerState.OPEN:
+            raise MetadataConflict("the ledger is not in recovery", ledger_id=self.ledger_id)
+        fragments = self._tailed(new_fragments) if new_fragments else self.fragments
+        return self._closed(last_entry, length, fragments)
+
+    # --- Re-replication -----------------------------------------------------------------------
+
+    def with_replacement(self, first_entry: EntryId, old: BookieId, new: BookieId) -> Self:
+        """`new` takes the place of `old` in the fragment that starts at `first_entry` (LM4).
+
+        Raises `LedgerFenced` while the ledger is in recovery, which goes by a frozen ensemble, and
+        `MetadataConflict` if the fragment is the open tail, is gone, or has changed.
+        """
+        if self.state is LedgerState.IN_RECOVERY:
+            raise LedgerFenced("the ledger is being recovered", ledger_id=self.ledger_id)
+        index = next((i for i, f in enumerate(self.fragments) if f.first_entry == first_entry), -1)
+        if index < 0:
+            raise self._changed("there is no such fragment", first_entry)
+        if self.last_entry_of(index) is None:
+            raise self._changed("the fragment is still being written", first_entry)
+        ensemble = self.fragments[index].ensemble
+        if old not in ensemble or new in ensemble:
+            raise self._changed(f"cannot put {new} into the place of {old}", first_entry)
+        slot = ensemble.index(old)
+        repaired = Fragment(first_entry, (*ensemble[:slot], new, *ensemble[slot + 1 :]))
+        fragments = (*self.fragments[:index], repaired, *self.fragments[index + 1 :])
+        return replace(self, fragments=fragments)
+
+    # ------------------------------------------------------------------------------------------
+
+    def _tailed(self, new: Sequence[Fragment]) -> tuple[Fragment, ...]:
+        """The fragments when the ledger's end from `new[0]` on lies on other ensembles (LM1).
+
+        Only the last fragment is touched: it ends where the first new one starts, and gives way
+        to it if it starts there itself, that is, if nothing in it was confirmed.
+        """
+        last = self.fragments[-1]
+        if new[0].first_entry < last.first_entry:
+            raise self._changed("a later fragment exists", new[0].first_entry)
+        for before, after in pairwise((last, *new)):
+            assert _replaces_soundly(before.ensemble, after.ensemble), (before, after)
+        kept = self.fragments[:-1] if new[0].first_entry == last.first_entry else self.fragments
+        return (*kept, *new)
+
+    def _closed(self, last_entry: EntryId, length: int, fragments: tuple[Fragment, ...]) -> Self:
+        """A last fragment without entries stays: its bookies keep the fence as long as it names
+        them, and a writer that was cut off may still try to add there.
+        """
+        if last_entry < fragments[-1].first_entry - 1:
+            raise self._changed(f"it cannot end at {last_entry}", fragments[-1].first_entry)
+        return replace(
+            self,
+            state=LedgerState.CLOSED,
+            fragments=fragments,
+            last_entry=last_entry,
+            length=length,
+        )
+
+    def _changed(self, what: str, first_entry: EntryId) -> MetadataConflict:
+        return MetadataConflict(what, ledger_id=self.ledger_id, first_entry=first_entry)
+
+
+_FIRST_ENTRY: Final = attrgetter("first_entry")
+
+
+def find_flaw(
+    ledger_id: LedgerId,
+    quorum: Quorum,
+    fragments: tuple[Fragment, ...],
+    state: LedgerState,
+    last_entry: EntryId | None,
+    length: int | None,
+) -> str:
+    """What is wrong with these as a ledger; empty if nothing is (LM1).
+
+    Ensembles that name a bookie twice are read, since foreign tools may have written them; our own
+    changes never make one.
+    """
+    if not 0 <= ledger_id <= LEDGER_ID_MAX:
+        return f"ledger id {ledger_id} is outside 0 … 2^63-1"
+    if not fragments:
+        return "it has no fragment"
+    if fragments[0].first_entry != FIRST_ENTRY:
+        return f"its first fragment starts at entry {fragments[0].first_entry}"
+    for before, after in pairwise(fragments):
+        if before.first_entry >= after.first_entry:
+            return f"a fragment at {after.first_entry} follows one at {before.first_entry}"
+    if fragments[-1].first_entry > ENTRY_ID_MAX:
+        return f"a fragment starts at entry {fragments[-1].first_entry}"
+    if any(len(fragment.ensemble) != quorum.ensemble for fragment in fragments):
+        return f"a fragment has not {quorum.ensemble} bookies"
+    if {last_entry is None, length is None} != {state is not LedgerState.CLOSED}:
+        return f"its last entry is {last_entry}, its length {length} and its state {state.value}"
+    if last_entry is not None and not NO_ENTRY <= last_entry <= ENTRY_ID_MAX:
+        return f"its last entry is {last_entry}"
+    if length is not None and not 0 <= length <= LENGTH_MAX:
+        return f"its length is {length}"
+    return ""
+
+
+def _replaces_soundly(old: Ensemble, new: Ensemble) -> bool:
+    """Whoever is new at a place is at no other place: two copies on one bookie are one copy."""
+    return len(old) == len(new) and all(
+        before == after or new.count(after) == 1 for before, after in zip(old, new, strict=True)
+    )
