@@ -82,3 +82,27 @@ Metadata: `world.metadata`, a ZooKeeper of the network's host "metadata"
 Buggify: `node.buggify("journal.tiny_batch", odds=0.1) -> bool`
     A point is on in a quarter of the seeds; `world.buggify.fired` counts.
 """
+
+from tests.simulation.kernel.failures import (
+    Deadlock,
+    ForbiddenCall,
+    InvariantBroken,
+    LostTask,
+    Runaway,
+    SimulationFailed,
+    Unhandled,
+)
+from tests.simulation.kernel.world import Node, Process, World
+
+__all__ = [
+    "Deadlock",
+    "ForbiddenCall",
+    "InvariantBroken",
+    "LostTask",
+    "Node",
+    "Process",
+    "Runaway",
+    "SimulationFailed",
+    "Unhandled",
+    "World",
+]

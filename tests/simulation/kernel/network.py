@@ -1,0 +1,857 @@
+"""Hosts joined by links, and TCP over them, as seen from asyncio.
+
+A connection is two endpoints, each an `asyncio.Transport`. What one writes travels over the link
+between their hosts, is delayed, arrives in order, waits in the other's receive buffer (which is a
+window: it fills) and is handed to the protocol there in pieces whose boundaries mean nothing.
+
+What TCP does and this does, too:
+- A cut delays: bytes are sent again after it heals. Nothing is lost while both ends live.
+- A process that dies, or closes with unread bytes before it, resets; else its end is a FIN.
+- A machine that loses power says nothing. Its peers write into the void, until it is up again and
+  resets what it does not know, or until keep-alive gives up (and never, if bytes are unanswered).
+- A connection is made by the machine: a stopped process has not accepted it, yet it can be written to.
+- A reset loses what is in flight, in both directions, and each side learns of it at its own time.
+"""
+
+import asyncio
+import errno
+import random
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextvars import Context, copy_context
+from typing import Any, Final, TypeAlias
+
+from rollbook.proto.errors import BadConfig, Unavailable
+from rollbook.proto.ports import Address, Buffer, ProtocolFactory
+from tests.simulation.kernel.loop import VirtualLoop
+
+Span: TypeAlias = tuple[float, float]
+
+LAN_S: Final[Span] = (0.000_05, 0.000_5)
+LOOPBACK_S: Final[Span] = (0.000_01, 0.000_05)
+KEEPALIVE_S: Final[Span] = (10.0, 20.0)
+GIVE_UP_S: Final = 900.0  # On unanswered bytes.
+SYN_RETRIES_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+WINDOW_BYTES: Final = 256 * 1024
+READ_BYTES_MAX: Final = 256 * 1024
+HIGH_WATER_BYTES: Final = 64 * 1024
+HELD: Final = float("inf")  # The arrival of what waits for a cut to heal.
+
+_FIN: Final = object()
+_RESET: Final = object()
+_LOCAL_NAMES: Final = frozenset(("", "localhost", "127.0.0.1", "::1", "0.0.0.0", "::"))
+
+
+class Link:
+    """One direction between two hosts."""
+
+    __slots__ = (
+        "bytes_per_s",
+        "cut_at",
+        "delay_s",
+        "free_at",
+        "is_cut",
+        "is_stalled",
+        "source",
+        "tail_odds",
+        "tail_s",
+        "target",
+    )
+
+    def __init__(self, source: str, target: str) -> None:
+        self.source, self.target = source, target
+        self.clear()
+
+    def clear(self) -> None:
+        self.delay_s: Span = LOOPBACK_S if self.source == self.target else LAN_S
+        self.tail_odds = 0.0
+        self.tail_s: Span = (0.0, 0.0)
+        self.bytes_per_s: float | None = None
+        self.free_at = 0.0
+        self.is_cut = False
+        self.cut_at = 0.0
+        self.is_stalled = False
+
+    def draw_delay(self, chance: random.Random) -> float:
+        least, most = self.delay_s
+        delay = least + (most - least) * chance.random()
+        if self.tail_odds and chance.random() < self.tail_odds:
+            delay += chance.uniform(*self.tail_s)
+        return delay
+
+    def __str__(self) -> str:
+        return f"{self.source} → {self.target}"
+
+
+class FakeSocket:
+    """What `get_extra_info("socket")` gives: enough for code that sets options."""
+
+    family = socket.AF_INET
+    type = socket.SOCK_STREAM
+    proto = socket.IPPROTO_TCP
+
+    def __init__(self, name: tuple[str, int], peer: tuple[str, int]) -> None:
+        self._name, self._peer = name, peer
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._name
+
+    def getpeername(self) -> tuple[str, int]:
+        return self._peer
+
+    def setsockopt(self, *arguments: object) -> None:
+        pass
+
+    def getsockopt(self, *arguments: object) -> int:
+        return 0
+
+    def fileno(self) -> int:
+        return -1
+
+
+class Endpoint(asyncio.Transport):
+    """One end of a connection.
+
+    `incoming` holds what the other end has sent and the protocol has not been given: pairs of arrival
+    time and bytes, in order, the end of it perhaps still on its way. `unread` counts its bytes.
+    """
+
+    __slots__ = (
+        "_backlog",
+        "_backlog_bytes",
+        "_context",
+        "_high",
+        "_is_buffered",
+        "_is_closing",
+        "_is_paused",
+        "_is_protocol_paused",
+        "_last_arrival",
+        "_last_sent_at",
+        "_low",
+        "_network",
+        "_protocol",
+        "_wakes_at",
+        "_wants_eof",
+        "back",
+        "host",
+        "incoming",
+        "is_gone",
+        "name",
+        "out",
+        "peer",
+        "unread",
+    )
+
+    peer: "Endpoint"
+
+    def __init__(
+        self, network: "Network", context: Context, name: tuple[str, int], out: Link, back: Link
+    ) -> None:
+        self._network = network
+        self._context = context
+        self._protocol: Any = None  # From `attach` on: asyncio.Protocol or BufferedProtocol.
+        self._is_buffered = False
+        self.host = out.source
+        self.name = name
+        self.out, self.back = out, back
+        self.incoming: deque[tuple[float, Any]] = deque()
+        self.unread = 0
+        self.is_gone = False  # Nobody is here any more: closed, or its process is dead.
+        self._backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0
+        self._wants_eof = False
+        self._is_closing = False
+        self._is_paused = False
+        self._is_protocol_paused = False
+        self._high, self._low = HIGH_WATER_BYTES, HIGH_WATER_BYTES // 4
+        self._last_arrival = 0.0  # Of what this end has sent.
+        self._last_sent_at = -1.0
+        self._wakes_at = -1.0
+
+    # --- Life ---------------------------------------------------------------------------------
+
+    def attach(self, protocol: asyncio.BaseProtocol) -> None:
+        """From here on the protocol is told; bytes may have come before."""
+        self.set_protocol(protocol)
+        protocol.connection_made(self)
+        if self.incoming:
+            self._soon(self.on_arrival)
+
+    def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        self._network.loop.call_soon(callback, *arguments, context=self._context)
+
+    def _at(self, when: float, callback: Callable[..., object], *arguments: object) -> None:
+        self._network.loop.call_at(when, callback, *arguments, context=self._context)
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            if not self._backlog:
+                self._soon(self._leave, None)
+
+    def abort(self) -> None:
+        self._backlog.clear()
+        self._backlog_bytes = 0
+        if not self.is_gone:
+            self._is_closing = True
+            self._soon(self._leave, None)
+
+    def break_off(self, error: Exception) -> None:
+        """The connection is no more, as the process now learns."""
+        self._is_closing = True
+        self._backlog.clear()
+        self._backlog_bytes = 0
+        self._leave(error)
+
+    def _leave(self, error: Exception | None) -> None:
+        if not self.is_gone:
+            self.depart()
+            if self._protocol is not None:
+                self._protocol.connection_lost(error)
+
+    def depart(self) -> None:
+        """The socket is closed, by its process or because it died."""
+        self.is_gone = True
+        peer = self.peer
+        if not peer.is_gone:
+            if self.unread:  # Nobody will read these, whether they are here or still coming.
+                self._send_mark(_RESET)
+            elif not self._wants_eof or self._backlog:  # Else the FIN is on its way.
+                self._send_mark(_FIN)
+        self.incoming.clear()
+        self.unread = 0
+        self._network.on_departed(self)
+
+    def vanish(self) -> None:
+        """Power was cut: nobody is told. What is sent here now waits for the machine to come back."""
+        self.is_gone = True
+        self._network.on_departed(self)
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    # --- Writing ------------------------------------------------------------------------------
+
+    def write(self, data: Buffer) -> None:
+        if self._wants_eof:
+            raise RuntimeError("cannot write after write_eof()")
+        if not data or self.is_gone or (self._is_closing and not self._backlog):
+            return
+        data = bytes(data)
+        if not self._backlog:
+            room = WINDOW_BYTES - self.peer.unread
+            if len(data) <= room:
+                self._send(data)
+                return
+            if room > 0:
+                self._send(data[:room])
+                data = data[room:]
+        self._backlog.append(data)
+        self._backlog_bytes += len(data)
+        if self._backlog_bytes > self._high and not self._is_protocol_paused:
+            self._is_protocol_paused = True
+            self._protocol.pause_writing()
+
+    def writelines(self, list_of_data: Iterable[Buffer]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def write_eof(self) -> None:
+        if not self._wants_eof and not self._is_closing:
+            self._wants_eof = True
+            if not self._backlog:
+                self._send_mark(_FIN)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def _send(self, data: bytes) -> None:
+        network, peer, link = self._network, self.peer, self.out
+        loop = network.loop
+        now = loop.now
+        peer.unread += len(data)
+        if link.is_cut:
+            peer.incoming.append((HELD, data))
+            return
+        if now == self._last_sent_at and not link.bytes_per_s:
+            # One packet with what was written just before: its timer is set.
+            peer.incoming.append((self._last_arrival, data))
+            return
+        departure = now
+        if link.bytes_per_s:
+            departure = link.free_at = max(now, link.free_at) + len(data) / link.bytes_per_s
+        arrival = departure + link.draw_delay(network.chance)
+        if arrival < self._last_arrival < HELD:
+            arrival = self._last_arrival  # Ordered: it waits for what is before it.
+        self._last_arrival = arrival
+        self._last_sent_at = now if network.chance.random() < network.merge_odds else -1.0
+        peer.incoming.append((arrival, data))
+        peer.expect(arrival)
+
+    def _send_mark(self, mark: object) -> None:
+        """The end of the stream, or of the connection, after all that was sent."""
+        network, peer, link = self._network, self.peer, self.out
+        if link.is_cut:
+            peer.incoming.append((HELD, mark))
+            return
+        arrival = network.loop.now + link.draw_delay(network.chance)
+        self._last_arrival = arrival = max(arrival, self._last_arrival)
+        self._last_sent_at = -1.0
+        peer.incoming.append((arrival, mark))
+        peer.expect(arrival)
+
+    def expect(self, arrival: float) -> None:
+        if not self.is_gone:
+            self._at(arrival, self.on_arrival)
+        elif self._network.is_up(self.host):
+            self._network.loop.call_at(
+                arrival, self.answer_for_nobody, context=self._network.loop.outside.context
+            )
+
+    def answer_for_nobody(self) -> None:
+        """The machine got bytes for a connection that it does not know."""
+        self.incoming.clear()
+        self.unread = 0
+        if not self.peer.is_gone:
+            self._send_mark(_RESET)
+
+    def flush(self) -> None:
+        """The window has opened, or a cut has healed."""
+        self._wakes_at = -1.0
+        if self.is_gone or self.back.is_cut:
+            return  # Word of an open window does not come through a cut.
+        while self._backlog and (room := WINDOW_BYTES - self.peer.unread) > 0:
+            data = self._backlog.popleft()
+            if len(data) > room:
+                self._backlog.appendleft(data[room:])
+                data = data[:room]
+            self._backlog_bytes -= len(data)
+            self._send(data)
+        if self._is_protocol_paused and self._backlog_bytes <= self._low:
+            self._is_protocol_paused = False
+            self._protocol.resume_writing()
+        if not self._backlog:
+            if self._is_closing:
+                self._leave(None)
+            elif self._wants_eof:
+                self._send_mark(_FIN)
+
+    def wake(self) -> None:
+        """The other end has read: say so, unless that is already on its way."""
+        now = self._network.loop.now
+        if self._backlog and self._wakes_at < now and not self.is_gone:
+            self._wakes_at = now + self.back.draw_delay(self._network.chance)
+            self._at(self._wakes_at, self.flush)
+
+    def get_write_buffer_size(self) -> int:
+        return self._backlog_bytes
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low, self._high
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        if high is None:
+            high = HIGH_WATER_BYTES if low is None else 4 * low
+        if low is None:
+            low = high // 4
+        if not high >= low >= 0:
+            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+        self._high, self._low = high, low
+
+    # --- Reading ------------------------------------------------------------------------------
+
+    def on_arrival(self) -> None:
+        """Something may have come: hands the protocol what there is, in one piece or less."""
+        incoming = self.incoming
+        if self.is_gone or not incoming or self._protocol is None:
+            return
+        if self._is_closing or self._is_paused or self.back.is_stalled:
+            if self._has_arrived(_RESET):
+                self.break_off(_reset_error())
+            return
+        network = self._network
+        now = network.loop.now
+        arrival, data = incoming[0]
+        if arrival > now:
+            return
+        if data is _RESET:
+            self.break_off(_reset_error())
+            return
+        incoming.popleft()
+        if data is _FIN:
+            if not self._protocol.eof_received():
+                self.close()
+            elif incoming:
+                self._soon(self.on_arrival)  # A reset can follow.
+            return
+        if incoming and incoming[0][0] <= now:
+            parts, size = [data], len(data)
+            while incoming and size < READ_BYTES_MAX:
+                arrival, data = incoming[0]
+                if arrival > now or data is _FIN or data is _RESET:
+                    break
+                incoming.popleft()
+                parts.append(data)
+                size += len(data)
+            data = b"".join(parts)
+        size = len(data)
+        if size > 1 and network.split_odds and network.chance.random() < network.split_odds:
+            size = _pick_split(network.chance, size)
+            incoming.appendleft((now, data[size:]))
+            data = data[:size]
+        self.unread -= size
+        self.peer.wake()
+        if incoming and incoming[0][0] <= now:
+            self._soon(self.on_arrival)
+        if self._is_buffered:
+            self._fill(data)
+        else:
+            self._protocol.data_received(data)
+
+    def _fill(self, data: bytes) -> None:
+        protocol = self._protocol
+        while data:
+            buffer = protocol.get_buffer(-1)
+            size = min(len(buffer), len(data))
+            if not size:
+                raise RuntimeError("get_buffer() returned an empty buffer")
+            buffer[:size] = data[:size]
+            data = data[size:]
+            protocol.buffer_updated(size)
+            if data and (self._is_paused or self._is_closing or self._protocol is not protocol):
+                self.incoming.appendleft((self._network.loop.now, data))
+                self.unread += len(data)
+                self._soon(self.on_arrival)
+                return
+
+    def _has_arrived(self, mark: object) -> bool:
+        now = self._network.loop.now
+        return any(data is mark and arrival <= now for arrival, data in self.incoming)
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._soon(self.on_arrival)
+
+    def is_reading(self) -> bool:
+        return not self._is_paused and not self._is_closing
+
+    # --- Faults -------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """The link to here is cut: what is on its way has to be sent again."""
+        now = self._network.loop.now
+        self.incoming = deque(
+            (arrival if arrival <= now else HELD, data) for arrival, data in self.incoming
+        )
+
+    def release(self) -> None:
+        """The cut has healed: what was held is sent again."""
+        network = self._network
+        if any(arrival == HELD for arrival, _ in self.incoming):
+            wait = network.chance.uniform(0.0, 0.3)  # A retransmission timer backs off.
+            arrival = network.loop.now + wait + self.back.draw_delay(network.chance)
+            self.incoming = deque((min(came, arrival), data) for came, data in self.incoming)
+            self.peer._last_arrival = max(arrival, self.peer._last_arrival)
+            self.peer._last_sent_at = -1.0
+            self.expect(arrival)
+        if self._backlog and not self.is_gone:
+            self._soon(self.flush)
+
+    def lose_everything(self) -> None:
+        """The connection is reset on its way: this side learns of it after a while."""
+        network = self._network
+        self.incoming.clear()
+        self.unread = 0
+        if not self.is_gone:
+            arrival = network.loop.now + self.back.draw_delay(network.chance)
+            self.incoming.append((arrival, _RESET))
+            self.expect(arrival)
+
+    def watch_silence(self) -> None:
+        """The way to the peer may be broken: keep-alive finds out."""
+        if not self.is_gone:
+            now = self._network.loop.now
+            self._at(now + self._network.chance.uniform(*KEEPALIVE_S), self._on_silence, now, False)
+
+    def _on_silence(self, since: float, has_waited: bool) -> None:
+        network, peer = self._network, self.peer
+        if self.is_gone:
+            return
+        if peer.is_gone and network.is_up(peer.host) and not self.out.is_cut:
+            if not self.incoming:  # Else its FIN or reset is on its way.
+                self.break_off(_reset_error())
+            return
+        broken = (
+            (self.out.is_cut and self.out.cut_at <= since)
+            or (self.back.is_cut and self.back.cut_at <= since)
+            or not network.is_up(peer.host)
+        )
+        if not broken:
+            return
+        if peer.unread and not has_waited:  # Unanswered: TCP goes on sending it, for long.
+            self._at(network.loop.now + GIVE_UP_S, self._on_silence, since, True)
+            return
+        self.break_off(TimeoutError(errno.ETIMEDOUT, "connection timed out"))
+
+    # --- The rest of asyncio.Transport -----------------------------------------------------------
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+        self._is_buffered = isinstance(protocol, asyncio.BufferedProtocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert isinstance(self._protocol, asyncio.BaseProtocol)
+        return self._protocol
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        match name:
+            case "peername":
+                return self.peer.name
+            case "sockname":
+                return self.name
+            case "socket":
+                return FakeSocket(self.name, self.peer.name)
+            case _:
+                return default
+
+    def __repr__(self) -> str:
+        return f"<connection {self.name} to {self.peer.name}>"
+
+
+def _reset_error() -> ConnectionResetError:
+    return ConnectionResetError(errno.ECONNRESET, "connection reset by peer")
+
+
+def _pick_split(chance: random.Random, size: int) -> int:
+    """Where to break a piece in two: often within the first few bytes, where headers are."""
+    return chance.randint(1, min(size - 1, 16) if chance.random() < 0.5 else size - 1)
+
+
+# --- Listening ----------------------------------------------------------------------------------
+
+
+class SimulatedServer(asyncio.AbstractServer):
+    """What `loop.create_server` gives, and the Listener port."""
+
+    def __init__(
+        self,
+        network: "Network",
+        host: str,
+        address: Address,
+        factory: ProtocolFactory,
+        context: Context,
+    ) -> None:
+        self._network = network
+        self._context = context
+        self.host = host
+        self.factory = factory
+        self._address = address
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    @property
+    def key(self) -> tuple[str, str | int]:
+        return (self.host, self._address.host if self._address.is_unix else self._address.port)
+
+    @property
+    def sockets(self) -> tuple[FakeSocket, ...]:
+        name = (self._address.host, self._address.port)
+        return (FakeSocket(name, ("", 0)),) if self.is_serving() else ()
+
+    def accept(self, endpoint: Endpoint) -> None:
+        if endpoint.is_gone:
+            return  # The process died, or the client gave up, in between.
+        endpoint.attach(self.factory())
+
+    def context_of_connection(self) -> Context:
+        return self._context.copy()
+
+    def is_serving(self) -> bool:
+        return self._network.listeners.get(self.key) is self
+
+    def close(self) -> None:
+        if self.is_serving():
+            del self._network.listeners[self.key]
+
+    async def wait_closed(self) -> None:
+        pass
+
+    async def start_serving(self) -> None:
+        pass
+
+    async def serve_forever(self) -> None:
+        try:
+            await self._network.loop.create_future()
+        finally:
+            self.close()
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._network.loop
+
+
+class SimulatedListener:
+    """The `Listener` port."""
+
+    def __init__(self, server: SimulatedServer) -> None:
+        self._server = server
+
+    @property
+    def address(self) -> Address:
+        return self._server.address
+
+    async def close(self) -> None:
+        self._server.close()
+
+
+class SimulatedTransport:
+    """The `Transport` port of one host."""
+
+    def __init__(self, network: "Network", host: str) -> None:
+        self._network = network
+        self._host = host
+
+    async def listen(self, factory: ProtocolFactory, address: Address) -> SimulatedListener:
+        try:
+            return SimulatedListener(self._network.listen(self._host, factory, address))
+        except OSError as error:
+            raise BadConfig(
+                f"cannot listen on {address}: {error}",
+                next_step="another process has this port: stop it or choose another",
+            ) from error
+
+    async def connect(
+        self, factory: ProtocolFactory, address: Address, timeout_s: float
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._network.connect(self._host, factory, address)
+        except (OSError, TimeoutError) as error:
+            detail = str(error) or f"no answer within {timeout_s:g} s"
+            raise Unavailable(f"cannot reach {address}: {detail}") from error
+
+
+# --- The network --------------------------------------------------------------------------------
+
+
+class Network:
+    def __init__(
+        self, loop: VirtualLoop, chance: random.Random, is_up: Callable[[str], bool]
+    ) -> None:
+        self.loop = loop
+        self.chance = chance
+        self.is_up = is_up
+        self.listeners: dict[tuple[str, str | int], SimulatedServer] = {}
+        # The mood of a run: how bytes are cut into pieces. Some bugs need many, some need few.
+        self.split_odds = chance.choice((0.0, 0.02, 0.2, 0.9))
+        self.merge_odds = chance.choice((0.0, 0.5, 1.0))
+        self._links: dict[tuple[str, str], Link] = {}
+        self._endpoints: dict[Endpoint, None] = {}  # Those that are not gone, in order of making.
+        self._void: dict[Endpoint, None] = {}  # Gone, their peers not.
+        self._refusing: dict[str, None] = {}
+        self._next_port: dict[str, int] = {}
+
+    # --- Faults -------------------------------------------------------------------------------
+
+    def link(self, source: str, target: str) -> Link:
+        link = self._links.get((source, target))
+        if link is None:
+            link = self._links[source, target] = Link(source, target)
+        return link
+
+    def cut(self, a: str, b: str) -> None:
+        self.cut_one_way(a, b)
+        self.cut_one_way(b, a)
+
+    def cut_one_way(self, source: str, target: str) -> None:
+        link = self.link(source, target)
+        if link.is_cut:
+            return
+        link.is_cut, link.cut_at = True, self.loop.now
+        for endpoint in self._over(link):
+            endpoint.hold()
+            endpoint.watch_silence()
+            endpoint.peer.watch_silence()
+
+    def heal(self, a: str, b: str) -> None:
+        for link in (self.link(a, b), self.link(b, a)):
+            if link.is_cut:
+                link.is_cut = False
+                for endpoint in self._over(link):
+                    endpoint.release()
+
+    def isolate(self, host: str) -> None:
+        """From every host that has been part of a link so far, or is yet to be named `world`."""
+        for other in self._hosts():
+            if other != host:
+                self.cut(host, other)
+
+    def rejoin(self, host: str) -> None:
+        for other in self._hosts():
+            if other != host:
+                self.heal(host, other)
+
+    def heal_all(self) -> None:
+        """Every link is as new, and every host takes connections."""
+        self._refusing.clear()
+        for source, target in list(self._links):
+            self.heal(source, target)
+            self.unstall(source, target)
+            self.link(source, target).clear()
+
+    def stall(self, source: str, target: str) -> None:
+        """Processes on `target` read nothing that comes from `source`: its window fills."""
+        self.link(source, target).is_stalled = True
+
+    def unstall(self, source: str, target: str) -> None:
+        link = self.link(source, target)
+        if link.is_stalled:
+            link.is_stalled = False
+            for endpoint in self._over(link):
+                endpoint._soon(endpoint.on_arrival)
+
+    def slow(
+        self, a: str, b: str, delay_s: Span, tail_odds: float = 0.0, tail_s: Span = (0.0, 0.0)
+    ) -> None:
+        for link in (self.link(a, b), self.link(b, a)):
+            link.delay_s, link.tail_odds, link.tail_s = delay_s, tail_odds, tail_s
+
+    def refuse(self, host: str) -> None:
+        self._refusing[host] = None
+
+    def accept(self, host: str) -> None:
+        self._refusing.pop(host, None)
+
+    def reset(self, a: str, b: str) -> int:
+        """Every connection between the two dies; how many ends had somebody to notice."""
+        ends = [e for e in self._endpoints if (e.host, e.peer.host) in ((a, b), (b, a))]
+        for end in ends:
+            end.lose_everything()
+        return len(ends)
+
+    async def swizzle(self, hosts: Iterable[str], pause_s: Span) -> None:
+        """Clogs a random subset of hosts one by one, then unclogs them in another order."""
+        chosen = [host for host in hosts if self.chance.random() < 0.5]
+        for act in (self.isolate, self.rejoin):
+            self.chance.shuffle(chosen)
+            for host in chosen:
+                act(host)
+                await asyncio.sleep(self.chance.uniform(*pause_s))
+
+    def _hosts(self) -> list[str]:
+        return list(dict.fromkeys(host for pair in list(self._links) for host in pair))
+
+    def _over(self, link: Link) -> list[Endpoint]:
+        """The endpoints that the link leads to."""
+        return [e for e in (*self._endpoints, *self._void) if e.back is link]
+
+    # --- Machines and processes -------------------------------------------------------------------
+
+    def on_process_dead(self, host: str) -> None:
+        """Its machine closes its sockets."""
+        self._forget_listeners(host)
+        for endpoint in [e for e in self._endpoints if e.host == host]:
+            endpoint.depart()
+
+    def on_power_lost(self, host: str) -> None:
+        self._forget_listeners(host)
+        for endpoint in [e for e in self._endpoints if e.host == host]:
+            endpoint.vanish()
+            endpoint.peer.watch_silence()
+
+    def on_power_back(self, host: str) -> None:
+        """What was sent to it meanwhile is sent again, and finds nobody."""
+        for endpoint in [e for e in self._void if e.host == host and e.incoming]:
+            endpoint.release()
+            endpoint.expect(self.loop.now + self.chance.uniform(0.0, 0.3))
+
+    def _forget_listeners(self, host: str) -> None:
+        for key in [key for key in self.listeners if key[0] == host]:
+            del self.listeners[key]
+
+    def on_departed(self, endpoint: Endpoint) -> None:
+        del self._endpoints[endpoint]
+        self._void.pop(endpoint.peer, None)
+        if not endpoint.peer.is_gone:
+            self._void[endpoint] = None
+
+    # --- Connections ------------------------------------------------------------------------------
+
+    def listen(self, host: str, factory: ProtocolFactory, address: Address) -> SimulatedServer:
+        if not address.is_unix:
+            name = host if address.host in _LOCAL_NAMES else address.host
+            if name != host:
+                raise OSError(errno.EADDRNOTAVAIL, f"{host} has no address {name}")
+            address = Address(host, address.port or self._pick_port(host))
+        server = SimulatedServer(self, host, address, factory, copy_context())
+        if server.key in self.listeners:
+            raise OSError(errno.EADDRINUSE, "address already in use")
+        self.listeners[server.key] = server
+        return server
+
+    async def connect(
+        self, host: str, factory: ProtocolFactory, address: Address
+    ) -> tuple[Endpoint, asyncio.BaseProtocol]:
+        """Raises OSError. Its time-out is the one of TCP, two minutes: callers have their own."""
+        local = address.is_unix or address.host in _LOCAL_NAMES
+        target = host if local else address.host
+        out, back = self.link(host, target), self.link(target, host)
+        for retry_s in SYN_RETRIES_S:
+            if not out.is_cut and self.is_up(target):
+                await asyncio.sleep(out.draw_delay(self.chance))
+                if self.is_up(target) and not out.is_cut:
+                    return await self._shake_hands(host, factory, address, target, out, back)
+            await asyncio.sleep(retry_s)
+        raise TimeoutError(errno.ETIMEDOUT, "connection timed out")
+
+    async def _shake_hands(
+        self,
+        host: str,
+        factory: ProtocolFactory,
+        address: Address,
+        target: str,
+        out: Link,
+        back: Link,
+    ) -> tuple[Endpoint, asyncio.BaseProtocol]:
+        server = self.listeners.get((target, address.host if address.is_unix else address.port))
+        if server is None or target in self._refusing:
+            await self._answer(back)
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
+        client_name = ("", 0) if address.is_unix else (host, self._pick_port(host))
+        near = Endpoint(self, copy_context(), client_name, out, back)
+        server_name = (server.address.host, server.address.port)
+        far = Endpoint(self, server.context_of_connection(), server_name, back, out)
+        near.peer, far.peer = far, near
+        self._endpoints[near] = self._endpoints[far] = None
+        # The machine has made the connection; the process gets to it when it can.
+        far._soon(server.accept, far)
+        try:
+            await self._answer(back)
+            if near.is_gone or near._has_arrived(_RESET):
+                raise _reset_error()
+            protocol = factory()
+            near.attach(protocol)
+        except BaseException:
+            if not near.is_gone:
+                near.depart()
+            raise
+        return near, protocol
+
+    async def _answer(self, back: Link) -> None:
+        """Comes when the way back is open."""
+        await asyncio.sleep(back.draw_delay(self.chance))
+        for retry_s in SYN_RETRIES_S:
+            if not back.is_cut:
+                return
+            await asyncio.sleep(retry_s)
+        raise TimeoutError(errno.ETIMEDOUT, "connection timed out")
+
+    def _pick_port(self, host: str) -> int:
+        port = self._next_port.get(host, 32_768)
+        self._next_port[host] = port + 1
+        return port
