@@ -65,6 +65,10 @@ class ForgetfulDisk:
             self.close()
             raise
 
+    @property
+    def server_pid(self) -> int:
+        return self._server.pid
+
     def forget(self, *, keep: float = 0.0, seed: int = 0) -> dict[str, int]:
         """The power cut; returns the statistics after it.
 
