@@ -16,9 +16,8 @@ their creator may use them.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -54,6 +53,8 @@ from rollbook.proto.errors import (
     UnsupportedVersion,
 )
 from rollbook.proto.metastore.core.ops import ROOT, check_ops, check_path, parent_of
+from rollbook.proto.metastore.core.watches import WatchTable
+from rollbook.proto.metastore.streams import SessionWatchers, WatchStream
 from rollbook.proto.ports import (
     ANY_VERSION,
     NO_SESSION,
@@ -83,8 +84,7 @@ from rollbook.proto.runtime.metastore.kazoo_link import (
 logger = structlog.get_logger()
 
 _IN_FLIGHT_MAX: Final = 128  # Far more than keep one connection busy.
-_RESTART_DELAY_S: Final = 1.0
-_EVENTS_MAX: Final = 1000  # Waiting for the reader of one watch.
+_RETRY_DELAY_S: Final = 1.0
 
 _ERRORS: Final[dict[type[Exception], type[RollbookError]]] = {
     kazoo.NoNodeError: NoSuchNode,
@@ -125,13 +125,6 @@ _EVENT_KINDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Situation:
-    state: SessionState
-    session: SessionId
-    connection: int  # Grows with each one: a loss that is over already can still be told.
-
-
 class ZooKeeperStore:
     """The `MetadataStore` port; opened by `open`."""
 
@@ -153,11 +146,13 @@ class ZooKeeperStore:
         self._acl = CREATOR_ALL_ACL if has_credentials else OPEN_ACL_UNSAFE
         self._link = KazooLink(self, hosts, session_timeout_s, options)
         self._in_flight = asyncio.Semaphore(_IN_FLIGHT_MAX)
-        self._now = _Situation(SessionState.SUSPENDED, NO_SESSION, connection=0)
+        self._states = SessionWatchers()
+        self._connection = 0  # Counted.
         self._expiries = 0
-        self._changed = asyncio.Event()  # Of the situation: set once, then replaced.
+        self._changed = asyncio.Event()  # Any of the above: set once, then replaced.
         self._refusal: RollbookError | None = None  # Nothing can be asked any more.
-        self._watches = _Watches()
+        self._watches: WatchTable[WatchStream] = WatchTable()
+        self._watched: dict[str, _WatchedPath] = {}
         self._keeping: asyncio.Task[None] | None = None
         self._restart: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -191,9 +186,9 @@ class ZooKeeperStore:
 
     @property
     def session(self) -> SessionId:
-        if self._refusal is not None or self._now.state is SessionState.EXPIRED:
+        if self._refusal is not None or self._states.now.state is SessionState.EXPIRED:
             return NO_SESSION
-        return self._now.session
+        return self._states.now.session
 
     # --- Operations ---
 
@@ -273,7 +268,7 @@ class ZooKeeperStore:
             async with asyncio.timeout(self._timeout_s), self._in_flight:
                 while True:
                     await self._until_connected(expiries)
-                    reply = self._link.send(request, self._now.session)
+                    reply = self._link.send(request, self.session)
                     try:
                         return await reply.future
                     except kazoo.ConnectionLoss:
@@ -299,65 +294,67 @@ class ZooKeeperStore:
                 raise type(self._refusal)(self._refusal.message)
             if self._expiries != expiries:
                 raise SessionExpired
-            if self._now.state is SessionState.CONNECTED:
+            if self._is_connected:
                 return
             await self._changed.wait()
 
     # --- Watches and the session ---
 
-    async def watch(self, path: str, *, recursive: bool = False) -> "ZooKeeperWatch":
+    async def watch(self, path: str, *, recursive: bool = False) -> WatchStream:
         check_path(path)
-        watch = ZooKeeperWatch(path, recursive, self._forget)
-        self._watches.add(watch)
+
+        async def forget() -> None:
+            self._forget(path, stream)
+
+        stream = WatchStream(path, forget)
+        self._watches.add(stream, path, recursive=recursive)
+        watched = self._watched.setdefault(path, _WatchedPath())
+        watched.streams.append(stream)
+        watched.recursive |= recursive
         try:
-            await self._ask(self._watch_request(path), repeat=True, path=path)
+            await self._ask(AddWatch(self._full(path), watched.recursive), repeat=True, path=path)
         except BaseException:
-            await watch.close()
+            await stream.close()
             raise
-        return watch
+        return stream
 
     def session_events(self) -> AsyncIterator[SessionEvent]:
-        return self._session_events(self._now)
+        return self._states.follow()
 
-    async def _session_events(self, told: _Situation) -> AsyncIterator[SessionEvent]:
-        yield SessionEvent(told.state, told.session)
-        while self._refusal is None:
-            news = _news(told, self._now)
-            if news is None:
-                await self._changed.wait()
-            else:
-                told = news
-                yield SessionEvent(told.state, told.session)
-
-    def _watch_request(self, path: str) -> AddWatch:
-        return AddWatch(self._full(path), self._watches.is_recursive(path))
-
-    def _forget(self, watch: "ZooKeeperWatch") -> None:
-        is_last = self._watches.remove(watch)
-        # If the connection is broken, the server has forgotten already.
-        if is_last and self._now.state is SessionState.CONNECTED and self._refusal is None:
-            request = RemoveWatches(self._full(watch.path))
-            reply = self._link.send(request, self._now.session)
+    def _forget(self, path: str, stream: WatchStream) -> None:
+        self._watches.remove(stream)
+        watched = self._watched[path]
+        watched.streams.remove(stream)
+        if watched.streams:
+            return
+        del self._watched[path]
+        if self._is_connected and self._refusal is None:  # Else the server has forgotten it.
+            reply = self._link.send(RemoveWatches(self._full(path)), self.session)
             reply.future.add_done_callback(_look_away)
 
     async def _keep_watches(self) -> None:
         """Puts all of them back after each reconnection."""
-        armed = 0
+        armed = 1  # The first connection has none to put back.
         while True:
-            connection = self._now.connection
-            if connection == armed or self._now.state is not SessionState.CONNECTED:
+            connection = self._connection
+            if connection <= armed or not self._is_connected:
                 await self._changed.wait()
                 continue
             try:
-                for path in self._watches.paths():
-                    if self._watches.is_watched(path):  # Still.
-                        await self._ask(self._watch_request(path), path=path)
-                    self._watches.tell_resync(path)
+                for path in list(self._watched):
+                    await self._restore_watch(path)
             except RollbookError as error:
-                logger.warning("zookeeper_watches_not_restored", reason=str(error))
-                await asyncio.sleep(_RESTART_DELAY_S)
+                if self._connection == connection and self._is_connected:
+                    logger.warning("zookeeper_watches_not_restored", reason=str(error))
+                    await asyncio.sleep(_RETRY_DELAY_S)
             else:
                 armed = connection
+
+    async def _restore_watch(self, path: str) -> None:
+        if watched := self._watched.get(path):
+            await self._ask(AddWatch(self._full(path), watched.recursive), repeat=True, path=path)
+            for stream in watched.streams:
+                stream.offer(WatchEvent(EventKind.RESYNC, path))
 
     # --- The end ---
 
@@ -387,45 +384,66 @@ class ZooKeeperStore:
         await self.close()
 
     def _refuse(self, refusal: RollbookError) -> None:
+        """From now on, for good."""
         self._refusal = refusal
-        self._watches.end()
+        for watched in self._watched.values():
+            for stream in watched.streams:
+                stream.end()
+        self._watched.clear()
+        self._states.end()
         self._pulse()
 
     # --- What the link tells ---
 
     def on_connected(self, session: SessionId) -> None:
-        self._become(SessionState.CONNECTED, session, self._now.connection + 1)
+        self._connection += 1
+        self._become(SessionState.CONNECTED, session)
         logger.info("zookeeper_connected", hosts=self._hosts, session=session)
 
     def on_suspended(self) -> None:
-        self._become(SessionState.SUSPENDED, self._now.session, self._now.connection)
-        logger.warning("zookeeper_connection_lost", hosts=self._hosts, session=self._now.session)
+        self._become(SessionState.SUSPENDED, self._states.now.session)
+        logger.warning("zookeeper_connection_lost", hosts=self._hosts, session=self.session)
 
     def on_expired(self) -> None:
+        expired = self._states.now.session
         self._expiries += 1
-        self._become(SessionState.EXPIRED, self._now.session, self._now.connection)
-        logger.warning("zookeeper_session_expired", hosts=self._hosts, session=self._now.session)
+        self._become(SessionState.EXPIRED, expired)
+        logger.warning("zookeeper_session_expired", hosts=self._hosts, session=expired)
 
     def on_refused(self) -> None:
         self._refuse(Unauthorized(f"{self._hosts} does not accept these credentials"))
         logger.error("zookeeper_refused_credentials", hosts=self._hosts)
 
     def on_died(self) -> None:
-        """The session can be resumed no more; a server will end it in its own time."""
+        """Without its thread the session cannot be kept; a server will end it in its own time."""
         self.on_expired()
         loop = asyncio.get_running_loop()
-        self._restart = loop.call_later(_RESTART_DELAY_S, self._link.start)
+        self._restart = loop.call_later(_RETRY_DELAY_S, self._link.start)
 
     def on_change(self, event_type: int, path: str) -> None:
-        self._watches.tell(WatchEvent(_EVENT_KINDS[event_type], self._short(path)))
+        event = WatchEvent(_EVENT_KINDS[event_type], self._short(path))
+        self._tell(event)
+        parent = self._watched.get(parent_of(event.path))
+        comes_or_goes = event.kind in (EventKind.CREATED, EventKind.DELETED)
+        if parent and parent.recursive and comes_or_goes and event.path != ROOT:
+            self._tell(WatchEvent(EventKind.CHILDREN, parent_of(event.path)))
 
-    def _become(self, state: SessionState, session: SessionId, connection: int) -> None:
-        self._now = _Situation(state, session, connection)
-        self._pulse()
+    def _tell(self, event: WatchEvent) -> None:
+        for stream in self._watches.watching(event):
+            stream.offer(event)
+
+    def _become(self, state: SessionState, session: SessionId) -> None:
+        if self._refusal is None:
+            self._states.become(state, session)
+            self._pulse()
 
     def _pulse(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+    @property
+    def _is_connected(self) -> bool:
+        return self._states.now.state is SessionState.CONNECTED
 
     def _full(self, path: str) -> str:
         return (self._chroot if path == ROOT else self._chroot + path) or ROOT
@@ -434,115 +452,10 @@ class ZooKeeperStore:
         return path.removeprefix(self._chroot) or ROOT
 
 
-class ZooKeeperWatch:
-    """The `Watch` port. A reader that is far behind hears RESYNC instead of what it missed."""
-
-    def __init__(
-        self, path: str, recursive: bool, forget: Callable[["ZooKeeperWatch"], None]
-    ) -> None:
-        self.path = path
-        self.recursive = recursive
-        self._forget = forget
-        self._events: deque[WatchEvent] = deque()
-        self._news = asyncio.Event()
-        self._is_open = True
-
-    def offer(self, event: WatchEvent) -> None:
-        if len(self._events) == _EVENTS_MAX:
-            self._events.clear()
-            event = WatchEvent(EventKind.RESYNC, self.path)
-        if not self._events or self._events[-1] != event:
-            self._events.append(event)
-            self._news.set()
-
-    def end(self) -> None:
-        self._is_open = False
-        self._news.set()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> WatchEvent:
-        while self._is_open:
-            if self._events:
-                return self._events.popleft()
-            self._news.clear()
-            await self._news.wait()
-        raise StopAsyncIteration
-
-    async def close(self) -> None:
-        if self._is_open:
-            self.end()
-            self._forget(self)
-
-
-class _Watches:
-    """Who hears of what."""
-
-    def __init__(self) -> None:
-        self._by_path: dict[str, list[ZooKeeperWatch]] = {}
-        self._recursive: dict[str, bool] = {}  # How the server watches; stays until the last goes.
-
-    def add(self, watch: ZooKeeperWatch) -> None:
-        self._by_path.setdefault(watch.path, []).append(watch)
-        self._recursive[watch.path] = self._recursive.get(watch.path, False) or watch.recursive
-
-    def remove(self, watch: ZooKeeperWatch) -> bool:
-        """True if it was the last one of its path."""
-        self._by_path[watch.path].remove(watch)
-        if self._by_path[watch.path]:
-            return False
-        del self._by_path[watch.path], self._recursive[watch.path]
-        return True
-
-    def paths(self) -> list[str]:
-        return list(self._by_path)
-
-    def is_watched(self, path: str) -> bool:
-        return path in self._by_path
-
-    def is_recursive(self, path: str) -> bool:
-        return self._recursive[path]
-
-    def tell(self, event: WatchEvent) -> None:
-        here = self._by_path.get(event.path, ())
-        if event.kind is EventKind.CHILDREN:
-            _offer(event, [watch for watch in here if not watch.recursive])
-            return
-        _offer(event, here)
-        if event.path == ROOT:
-            return
-        parent = parent_of(event.path)
-        above = event.path
-        while above != ROOT:
-            above = parent_of(above)
-            _offer(event, [watch for watch in self._by_path.get(above, ()) if watch.recursive])
-        if self._recursive.get(parent) and event.kind is not EventKind.CHANGED:
-            self.tell(WatchEvent(EventKind.CHILDREN, parent))
-
-    def tell_resync(self, path: str) -> None:
-        _offer(WatchEvent(EventKind.RESYNC, path), self._by_path.get(path, ()))
-
-    def end(self) -> None:
-        for watches in self._by_path.values():
-            for watch in watches:
-                watch.end()
-        self._by_path.clear()
-        self._recursive.clear()
-
-
-def _offer(event: WatchEvent, watches: Sequence[ZooKeeperWatch]) -> None:
-    for watch in watches:
-        watch.offer(event)
-
-
-def _news(told: _Situation, now: _Situation) -> _Situation | None:
-    """What to tell next. A loss or an expiry is told even if it is over already; several are one."""
-    if now.session != told.session and told.state is not SessionState.EXPIRED:
-        return replace(told, state=SessionState.EXPIRED)
-    if now.connection != told.connection and told.state is SessionState.CONNECTED:
-        return replace(told, state=SessionState.SUSPENDED)
-    return now if now != told else None
+@dataclass(slots=True)
+class _WatchedPath:
+    streams: list[WatchStream] = field(default_factory=list)
+    recursive: bool = False  # How the server is to watch it; stays until the last stream closes.
 
 
 def _look_away(done: "asyncio.Future[Any]") -> None:
