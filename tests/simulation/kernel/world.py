@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from rollbook.proto.ports import Randomness
 from tests.simulation.kernel.buggify import SeededBuggify
+from tests.simulation.kernel.disk import SimulatedDisk
 from tests.simulation.kernel.failures import InvariantBroken, LostTask, Unhandled
 from tests.simulation.kernel.loop import WORLD, VirtualLoop
 from tests.simulation.kernel.network import Network, SimulatedTransport
@@ -109,6 +110,7 @@ class Node:
         self.is_up = True  # As machines go: connections to it are refused, not unanswered.
         self.clock = SimulatedClock(world.loop, world.random(f"clock:{name}"))
         self.transport = SimulatedTransport(world.network, name)
+        self.disk = SimulatedDisk(world.loop, world.random(f"disk:{name}"))
         self.randomness: Randomness = world.random(f"node:{name}")
         self.buggify = world.buggify
 
@@ -146,6 +148,7 @@ class Node:
         self.world.network.on_power_lost(self.name)  # First: the dead send no word.
         if self.process is not None:
             self.process._end(self.process.result.cancel)
+        self.disk.on_power_lost()
 
     def pause(self) -> None:
         if self.process is not None and self.process.is_alive:
@@ -164,6 +167,7 @@ class Node:
     def on_process_dead(self) -> None:
         """Its end, however it came: the machine closes what it had open."""
         self.world.network.on_process_dead(self.name)
+        self.disk.on_process_dead()
 
     def __repr__(self) -> str:
         return f"<node {self.name}>"

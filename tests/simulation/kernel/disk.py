@@ -1,0 +1,446 @@
+"""The Disk port over a file system that forgets what was not synced, slowly and with errors.
+
+Latency is that of the device: reads and writes mean the page cache and return at once, or (in some
+seeds) after other tasks had a turn. A large write can be seen half done; a sync takes its time, holds
+the file's turn, and goes on when its caller is cancelled.
+"""
+
+import asyncio
+import errno
+import os
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+from rollbook.proto.errors import DirectoryInUse
+from rollbook.proto.ports import Buffer, DiskSpace, FileStat, OpenMode
+from tests.simulation.kernel.filesystem import POWER_CUT, SECTOR, FileSystem, Operation, Write
+from tests.simulation.kernel.loop import Lane, VirtualLoop
+
+Span: TypeAlias = tuple[float, float]
+
+SYNC_S: Final[Span] = (0.000_2, 0.002)
+TURN_S: Final[Span] = (0.0, 0.000_2)
+UNLIMITED_BYTES: Final = 1 << 50
+
+
+class SimulatedFile:
+    def __init__(self, disk: "SimulatedDisk", number: int, lane: Lane, *, writable: bool) -> None:
+        self._disk = disk
+        self._system = disk.system
+        self._is_writable = writable
+        self._turn = asyncio.Lock()
+        self.number = number
+        self.lane = lane
+        self.is_open = True
+
+    def _check(self, *, write: bool) -> None:
+        if not self.is_open or self._system is not self._disk.system:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if write and not self._is_writable:
+            raise OSError(errno.EBADF, "opened for reading")
+
+    async def size(self) -> int:
+        self._check(write=False)
+        return len(self._system.files[self.number].contents)
+
+    async def read_at(self, position: int, length: int) -> bytes:
+        self._check(write=False)
+        await self._disk.take_turns()
+        self._check(write=False)
+        self._disk.meet_read_error()
+        return self._system.read(self.number, position, length)
+
+    async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
+        async with self._turn:
+            await self._write(position, b"".join(buffers))
+
+    async def sync(self) -> None:
+        async with self._turn:
+            await self._sync()
+
+    async def write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
+        data = b"".join(buffers)
+        async with self._turn:
+            await self._write(position, data)
+            await self._sync()
+
+    async def truncate(self, size: int) -> None:
+        async with self._turn:
+            self._check(write=True)
+            self._disk.do("resize", self.number, size)
+
+    async def allocate(self, position: int, length: int) -> None:
+        async with self._turn:
+            self._check(write=True)
+            await self._disk.take_turns()
+            self._check(write=True)
+            end = position + length
+            old = len(self._system.files[self.number].contents)
+            if end > old:
+                if end - old > self._disk.free_bytes():
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._disk.do("resize", self.number, end)
+
+    async def close(self) -> None:
+        async with self._turn:
+            self.is_open = False
+            self._disk.on_closed(self)
+
+    async def _write(self, position: int, data: bytes) -> None:
+        self._check(write=True)
+        if await self._disk.take_turns() and len(data) > SECTOR:
+            half = self._disk.chance.randrange(1, len(data))
+            self._store(position, data[:half])
+            await self._disk.take_turns()
+            position, data = position + half, data[half:]
+        self._check(write=True)
+        self._store(position, data)
+
+    def _store(self, position: int, data: bytes) -> None:
+        """To the page cache, up to the first error."""
+        disk = self._disk
+        failure: OSError | None = None
+        if disk.meets_write_error():
+            data = data[: disk.chance.randrange(len(data) + 1)]
+            failure = OSError(errno.EIO, os.strerror(errno.EIO))
+        grows = position + len(data) - len(self._system.files[self.number].contents)
+        if grows > 0 and grows > (free := disk.free_bytes()):
+            data = data[: max(0, len(data) - (grows - free))]
+            failure = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if data:
+            disk.do("write", self.number, position, data)
+        if failure is not None:
+            raise failure
+
+    async def _sync(self) -> None:
+        self._check(write=False)
+        changes = self._system.files[self.number].changes
+        await self._disk.on_device(lambda: self._finish_sync(changes))
+
+    def _finish_sync(self, changes: int) -> None:
+        disk = self._disk
+        if self._system is not disk.system:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if not disk.meets_sync_error():
+            disk.do("sync", self.number, changes)
+            return
+        inode = self._system.files[self.number]
+        dirty: dict[int, None] = {}
+        for change in inode.pending[: max(0, changes - inode.synced)]:
+            if isinstance(change, Write):
+                dirty.update(dict.fromkeys(change.sectors()))
+        chance = disk.chance
+        lost = tuple(sector for sector in dirty if chance.random() < 0.7) or tuple(dirty)
+        disk.do("fail_sync", self.number, changes, lost, chance.random() < 0.3)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+class SimulatedLock:
+    def __init__(self, disk: "SimulatedDisk", path: str, lane: Lane) -> None:
+        self._disk = disk
+        self._path = path
+        self.lane = lane
+
+    async def release(self) -> None:
+        if self._disk.locks.get(self._path) is self:
+            del self._disk.locks[self._path]
+
+
+class _Job:
+    """What the device has been told to do. It is done even if nobody waits any more."""
+
+    __slots__ = ("error", "is_done", "waiter", "work")
+
+    def __init__(self, work: Callable[[], None], waiter: "asyncio.Future[None]") -> None:
+        self.work = work
+        self.waiter = waiter
+        self.is_done = False
+        self.error: OSError | None = None
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except OSError as error:
+            self.error = error
+        self.is_done = True
+        if not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+class SimulatedDisk:
+    """The `Disk` port of one node, and the faults of its disk."""
+
+    def __init__(self, loop: VirtualLoop, chance: random.Random) -> None:
+        self.system = FileSystem()
+        self.chance = chance
+        self.locks: dict[str, SimulatedLock] = {}
+        self.record: list[Operation] | None = None
+        self.sync_s: Span = SYNC_S
+        self.tail_odds = 0.0
+        self.tail_s: Span = (0.0, 0.0)
+        self.sync_error_odds = 0.0
+        self.write_error_odds = 0.0
+        self.read_error_odds = 0.0
+        self.capacity_bytes: int | None = None
+        # The mood of a run: whether the page cache answers at once, as it mostly does.
+        self.turn_odds = chance.choice((0.0, 0.0, 0.05, 0.5))
+        self._loop = loop
+        self._open: dict[SimulatedFile, None] = {}
+        self._sync_errors_due = 0
+        self._write_errors_due = 0
+        self._is_hung = False
+        self._hung: list[tuple[_Job, Lane]] = []
+
+    # --- The port -----------------------------------------------------------------------------
+
+    async def open(self, path: str, mode: OpenMode) -> SimulatedFile:
+        await self.take_turns()
+        if mode is OpenMode.CREATE:
+            number = self.do("create", path)
+        else:
+            found = self.system.find(path)
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            if found in self.system.directories:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            number = found
+        file = SimulatedFile(self, number, self._loop.lane(), writable=mode is not OpenMode.READ)
+        self._open[file] = None
+        return file
+
+    async def stat(self, path: str) -> FileStat | None:
+        number = self.system.find(path)
+        if number is None:
+            return None
+        inode = self.system.files.get(number)
+        return FileStat(0 if inode is None else len(inode.contents), inode is None, device=1)
+
+    async def list_directory(self, path: str) -> list[str]:
+        await self.take_turns()
+        return self.system.list_directory(path)
+
+    async def make_directory(self, path: str) -> None:
+        self.do("make_directory", path)
+
+    async def rename(self, source: str, target: str) -> None:
+        await self.take_turns()
+        self.do("rename", source, target)
+
+    async def link(self, source: str, target: str) -> None:
+        await self.take_turns()
+        self.do("link", source, target)
+
+    async def unlink(self, path: str) -> None:
+        await self.take_turns()
+        self.do("unlink", path)
+        self._forget_unnamed()
+
+    async def sync_directory(self, path: str) -> None:
+        system = self.system
+        system.list_directory(path)  # Raises at once if there is none.
+
+        def finish() -> None:
+            if system is not self.system or self.meets_sync_error():
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            self.do("sync_directory", path)
+            self._forget_unnamed()
+
+        await self.on_device(finish)
+
+    async def space(self, path: str) -> DiskSpace:
+        total = UNLIMITED_BYTES if self.capacity_bytes is None else self.capacity_bytes
+        return DiskSpace(total, self.free_bytes())
+
+    async def lock(self, path: str) -> SimulatedLock:
+        held = self.locks.get(path)
+        if held is not None and held.lane.is_alive:
+            raise DirectoryInUse(
+                f"another process holds {path}", next_step="stop it, or choose another directory"
+            )
+        if self.system.find(path) is None:
+            self.do("create", path)
+        lock = self.locks[path] = SimulatedLock(self, path, self._loop.lane())
+        return lock
+
+    # --- For scenarios ------------------------------------------------------------------------
+
+    def fail_next_sync(self) -> None:
+        self._sync_errors_due += 1
+
+    def fail_next_write(self) -> None:
+        self._write_errors_due += 1
+
+    def hang(self) -> None:
+        """No sync ends until `unhang`."""
+        self._is_hung = True
+
+    def unhang(self) -> None:
+        self._is_hung = False
+        hung, self._hung = self._hung, []
+        for job, lane in hung:
+            when = self._loop.now + self._latency()
+            self._loop.call_at(when, self._run, job, context=lane.context)
+
+    def heal(self) -> None:
+        """As new, but for what is on it."""
+        self.sync_s, self.tail_odds, self.capacity_bytes = SYNC_S, 0.0, None
+        self.sync_error_odds = self.write_error_odds = self.read_error_odds = 0.0
+        self._sync_errors_due = self._write_errors_due = 0
+        self.unhang()
+
+    def rot(self, path: str, position: int | None = None) -> int:
+        """Flips one durable bit of the file; returns where, or -1 if it has none."""
+        number = self._file(path)
+        size = len(self.system.files[number].durable)
+        if not size:
+            return -1
+        if position is None:
+            position = self.chance.randrange(size)
+        self.do("flip", number, position, self.chance.randrange(8))
+        return position
+
+    def make_stale(self, path: str) -> int:
+        """One sector of the last sync never got to the disk; returns where, or -1."""
+        number = self._file(path)
+        replaced = self.system.files[number].replaced
+        if not replaced:
+            return -1
+        index = self.chance.randrange(len(replaced))
+        position = replaced[index].position
+        self.do("revert_write", number, index)
+        return position
+
+    def drop_caches(self) -> None:
+        self.do("drop_caches")
+
+    def wipe(self) -> None:
+        """Another disk in its place, empty."""
+        self.system = FileSystem()
+        self.locks.clear()
+        self._open.clear()
+        if self.record is not None:
+            self.record.clear()
+
+    def contents(self, path: str) -> bytes | None:
+        number = self.system.find(path)
+        return None if number is None else bytes(self.system.files[number].contents)
+
+    def durable(self, path: str) -> bytes | None:
+        """The file as its last sync left it; None if a power cut could take its name."""
+        number = self.system.find_durable(path)
+        if number is None or number != self.system.find(path):
+            return None
+        return bytes(self.system.files[number].durable)
+
+    # --- Life of the machine ----------------------------------------------------------------------
+
+    def on_process_dead(self) -> None:
+        """The page cache stays."""
+        self._open = {file: None for file in self._open if file.lane.is_alive}
+        self._hung = [(job, lane) for job, lane in self._hung if lane.is_alive]
+        self._forget_unnamed()
+
+    def on_power_lost(self) -> None:
+        # The mood of a cut: all is lost, half of it, or hardly anything.
+        newest_odds = self.chance.choice((0.0, 0.3, 0.7, 1.0))
+        oldest_odds = self.chance.random()
+        random_ = self.chance.random
+
+        picks: list[int] = []
+
+        def choose(count: int) -> int:
+            if random_() < newest_odds:
+                pick = count - 1
+            else:
+                pick = 0 if random_() < oldest_odds else int(random_() * count)
+            picks.append(pick)
+            return pick
+
+        self.system = self.system.after_power_cut(choose)
+        if self.record is not None:
+            self.record.append((POWER_CUT, *picks))
+        self.locks.clear()
+        self._open.clear()
+        self._hung.clear()
+        self._is_hung = False
+
+    # --- Inside -------------------------------------------------------------------------------
+
+    def do(self, name: str, *arguments: Any) -> Any:
+        """Every change of the file system, so that it can be recorded."""
+        result = getattr(self.system, name)(*arguments)
+        if self.record is not None:
+            self.record.append((name, *arguments))
+        return result
+
+    async def take_turns(self) -> bool:
+        """Whether others ran meanwhile."""
+        if not self.turn_odds or self.chance.random() >= self.turn_odds:
+            return False
+        await asyncio.sleep(self.chance.uniform(*TURN_S))
+        return True
+
+    async def on_device(self, work: Callable[[], None]) -> None:
+        """Returns when it is done. A cancelled caller waits for it all the same, as for a thread."""
+        loop = self._loop
+        job = _Job(work, loop.create_future())
+        loop.call_at(loop.now + self._latency(), self._run, job)
+        cancelled: asyncio.CancelledError | None = None
+        while not job.is_done:
+            if job.waiter.done():
+                job.waiter = loop.create_future()
+            try:
+                await job.waiter
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        if job.error is not None:
+            raise job.error
+
+    def _run(self, job: _Job) -> None:
+        if self._is_hung:
+            self._hung.append((job, self._loop.lane()))
+        else:
+            job.run()
+
+    def _latency(self) -> float:
+        least, most = self.sync_s
+        latency = least + (most - least) * self.chance.random()
+        if self.tail_odds and self.chance.random() < self.tail_odds:
+            latency += self.chance.uniform(*self.tail_s)
+        return latency
+
+    def meets_sync_error(self) -> bool:
+        if self._sync_errors_due:
+            self._sync_errors_due -= 1
+            return True
+        return self.sync_error_odds > 0 and self.chance.random() < self.sync_error_odds
+
+    def meets_write_error(self) -> bool:
+        if self._write_errors_due:
+            self._write_errors_due -= 1
+            return True
+        return self.write_error_odds > 0 and self.chance.random() < self.write_error_odds
+
+    def meet_read_error(self) -> None:
+        if self.read_error_odds and self.chance.random() < self.read_error_odds:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def free_bytes(self) -> int:
+        total = UNLIMITED_BYTES if self.capacity_bytes is None else self.capacity_bytes
+        return max(0, total - self.system.used_bytes)
+
+    def on_closed(self, file: SimulatedFile) -> None:
+        if self._open.pop(file, self) is None:
+            self._forget_unnamed()
+
+    def _forget_unnamed(self) -> None:
+        self.system.forget_unnamed([file.number for file in self._open])
+
+    def _file(self, path: str) -> int:
+        number = self.system.find(path)
+        if number is None or number in self.system.directories:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return number
