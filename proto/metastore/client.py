@@ -1,0 +1,463 @@
+"""The client of a metadata service: one session over one connection after another.
+
+A call that cannot be sent waits for the connection. What was sent when the connection breaks has an
+unknown outcome (`ConnectionLost`), and is never sent again. Once the session is back on a new
+connection, nothing sent on an old one happens any more: a read then tells what became of it.
+
+Watches outlive connections and sessions. Each is started again from the last number it heard, and
+so misses nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Protocol, Self, cast
+
+import structlog
+
+from rollbook.proto.errors import (
+    ConnectionLost,
+    MetadataUnavailable,
+    Overloaded,
+    RollbookError,
+    SessionExpired,
+    Unavailable,
+)
+from rollbook.proto.metastore.core.messages import (
+    Answer,
+    Ask,
+    Children,
+    EndSession,
+    Expired,
+    FromClient,
+    FromService,
+    Get,
+    Hello,
+    Question,
+    Result,
+    StartWatch,
+    StopWatch,
+    Sync,
+    Told,
+    Transact,
+    Welcome,
+)
+from rollbook.proto.metastore.core.ops import check_ops, check_path
+from rollbook.proto.metastore.streams import SessionWatchers, WatchStream
+from rollbook.proto.ports import (
+    ANY_VERSION,
+    NO_SESSION,
+    Create,
+    CreateMode,
+    Delete,
+    Node,
+    NodeStat,
+    Op,
+    OpResult,
+    Randomness,
+    SessionEvent,
+    SessionId,
+    SessionState,
+    Set,
+)
+
+logger = structlog.get_logger()
+
+SESSION_TIMEOUT_S: Final = 10.0
+OPERATION_TIMEOUT_S: Final = 10.0
+CLOSE_TIMEOUT_S: Final = 2.0
+CALLS_MAX: Final = 10_000
+PAUSE_S_MIN: Final = 0.01  # Between attempts to connect; doubles, with jitter.
+PAUSE_S_MAX: Final = 0.5
+
+
+class Receiver(Protocol):
+    def on_messages(self, messages: Sequence[FromService]) -> None: ...
+
+    def on_lost(self, reason: str) -> None:
+        """The connection is gone."""
+
+
+class Channel(Protocol):
+    def send(self, messages: Sequence[FromClient]) -> None:
+        """What is sent after the connection broke goes nowhere; the receiver learns of the break."""
+
+    def close(self) -> None: ...
+
+
+class Connector(Protocol):
+    """Finds the service."""
+
+    async def connect(self, receiver: Receiver, timeout_s: float) -> Channel:
+        """Raises `Unavailable` with the reason that waiting callers are told."""
+
+    def why_silent(self) -> str:
+        """Why a service that took the connection does not answer."""
+
+    async def close(self) -> None: ...
+
+
+class StoreClient:
+    """The `MetadataStore` port over a `Connector`."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        randomness: Randomness,
+        *,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        operation_timeout_s: float = OPERATION_TIMEOUT_S,
+    ) -> None:
+        self._connector = connector
+        self._randomness = randomness
+        self._session_timeout_s = session_timeout_s
+        self._operation_timeout_s = operation_timeout_s
+        self._store = ""
+        self._session: SessionId = NO_SESSION
+        self._states = SessionWatchers()
+        self._heard_commit = 0
+        self._calls: dict[int, _Call] = {}  # Without an answer; those not sent yet:
+        self._unsent: dict[int, _Call] = {}
+        self._watches: dict[int, _RunningWatch] = {}
+        self._last_id = 0
+        self._line: _Line | None = None
+        self._flushing = False
+        self._trouble = "it did not answer"
+        self._closed = False
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._runner: asyncio.Task[None] | None = None
+
+    async def open(self) -> Self:
+        """Returns when there is a session; or raises what stands in the way, closed again."""
+        self._runner = asyncio.get_running_loop().create_task(self._run())
+        try:
+            async with asyncio.timeout(self._operation_timeout_s):
+                await self._opened
+        except TimeoutError as error:
+            await self.close()
+            raise self._unreachable() from error
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    # --- The port ---
+
+    @property
+    def session(self) -> SessionId:
+        return self._session
+
+    async def get(self, path: str) -> Node | None:
+        check_path(path)
+        return cast(Node | None, await self._call(Get(path)))
+
+    async def children(self, path: str) -> list[str]:
+        check_path(path)
+        return cast(list[str], await self._call(Children(path)))
+
+    async def create(
+        self, path: str, value: bytes = b"", mode: CreateMode = CreateMode.PERSISTENT
+    ) -> str:
+        return cast(str, await self._one(Create(path, value, mode)))
+
+    async def set(self, path: str, value: bytes, version: int | None = ANY_VERSION) -> NodeStat:
+        return cast(NodeStat, await self._one(Set(path, value, version)))
+
+    async def delete(self, path: str, version: int | None = ANY_VERSION) -> None:
+        await self._one(Delete(path, version))
+
+    async def _one(self, op: Op) -> OpResult:
+        try:
+            return (await self.transaction((op,)))[0]
+        except RollbookError as error:
+            error.ids.pop("op", None)  # There is only one.
+            raise
+
+    async def transaction(self, ops: Sequence[Op]) -> list[OpResult]:
+        check_ops(ops)
+        return cast(list[OpResult], await self._call(Transact(tuple(ops))))
+
+    async def watch(self, path: str, *, recursive: bool = False) -> WatchStream:
+        check_path(path)
+        watch_id = self._next_id()
+        stream = WatchStream(path, lambda: self._on_watch_closed(watch_id))
+        self._watches[watch_id] = _RunningWatch(path, recursive, stream)
+        try:
+            await self._call(StartWatch(watch_id, path, recursive, since=None))
+        except BaseException:
+            self._stop_watch(watch_id)  # It may have been started there.
+            raise
+        return stream
+
+    def session_events(self) -> AsyncIterator[SessionEvent]:
+        return self._states.follow()
+
+    async def sync(self) -> None:
+        await self._call(Sync())
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._session != NO_SESSION:
+            try:
+                async with asyncio.timeout(min(CLOSE_TIMEOUT_S, self._operation_timeout_s)):
+                    await self._ask(EndSession())
+            except (RollbookError, TimeoutError):
+                pass  # The service ends it when its time is up.
+        if self._runner is not None:
+            self._runner.cancel()
+            await asyncio.gather(self._runner, return_exceptions=True)
+        self._session = NO_SESSION
+        self._fail(self._unsent, MetadataUnavailable(_CLOSED))
+        for watch in self._watches.values():
+            watch.stream.end()
+        self._watches.clear()
+        self._states.end()
+        await self._connector.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --- Calls ---
+
+    async def _call(self, question: Question) -> Result:
+        if self._closed:
+            raise MetadataUnavailable(_CLOSED)
+        if len(self._calls) >= CALLS_MAX:
+            raise Overloaded(f"{CALLS_MAX} calls of the metadata store wait for their answers")
+        return await self._ask(question)
+
+    async def _ask(self, question: Question) -> Result:
+        loop = asyncio.get_running_loop()
+        request_id = self._next_id()
+        timer = loop.call_later(self._operation_timeout_s, self._on_timeout, request_id)
+        call = _Call(question, loop.create_future(), self._session)
+        self._calls[request_id] = self._unsent[request_id] = call
+        if not self._flushing:  # All calls of one turn of the loop are sent as one.
+            self._flushing = True
+            loop.call_soon(self._flush)
+        try:
+            return await call.answer
+        finally:  # On cancellation, too: an answer that comes later finds nobody waiting.
+            timer.cancel()
+            del self._calls[request_id]
+            self._unsent.pop(request_id, None)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        line = self._line
+        if line is None or not line.welcomed or not self._unsent:
+            return
+        asks = []
+        for request_id, call in self._unsent.items():
+            asks.append(Ask(request_id, call.question))
+            if isinstance(call.question, StartWatch):
+                line.starting[request_id] = self._watches[call.question.watch_id]
+        self._unsent.clear()
+        line.channel.send(asks)
+
+    def _on_timeout(self, request_id: int) -> None:
+        late = {request_id: self._calls[request_id]}
+        if request_id in self._unsent:
+            self._fail(late, self._unreachable())
+        else:
+            waited = f"no answer from the metadata store within {self._operation_timeout_s:g} s"
+            self._fail(late, ConnectionLost(waited))
+
+    def _fail(self, calls: dict[int, "_Call"], error: RollbookError) -> None:
+        for call in calls.values():
+            if not call.answer.done():
+                call.answer.set_exception(type(error)(error.message, **error.ids))
+
+    def _unreachable(self) -> MetadataUnavailable:
+        return MetadataUnavailable(f"the metadata store cannot be reached: {self._trouble}")
+
+    def _next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    # --- Watches ---
+
+    async def _on_watch_closed(self, watch_id: int) -> None:
+        self._stop_watch(watch_id)
+
+    def _stop_watch(self, watch_id: int) -> None:
+        if self._watches.pop(watch_id, None) is not None and self._line is not None:
+            self._line.ask(self._next_id(), StopWatch(watch_id))
+
+    def _start_watches_again(self, line: "_Line") -> None:
+        for watch_id, watch in self._watches.items():
+            if watch.since is not None:
+                request_id = self._next_id()
+                line.starting[request_id] = watch
+                start = StartWatch(watch_id, watch.path, watch.recursive, watch.since)
+                line.ask(request_id, start)
+
+    def _pause_watches(self) -> None:
+        for watch in self._watches.values():
+            if watch.running:
+                watch.running, watch.since = False, self._heard_commit
+
+    # --- The connection ---
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            line = _Line(self)
+            try:
+                line.channel = await self._connector.connect(line, self._session_timeout_s / 3)
+                try:
+                    self._line = line
+                    line.hello(self._store, self._session, self._session_timeout_s)
+                    self._trouble = await self._attend(line)
+                finally:
+                    self._lose(line)
+            except Unavailable as error:
+                self._trouble = error.message
+            except RollbookError as error:
+                if not self._opened.done():
+                    self._opened.set_exception(error)
+                    return
+                self._trouble = str(error)
+                logger.error("metadata_store_failed", reason=self._trouble)
+            failures = 0 if line.welcomed else failures + 1
+            pause_s = min(PAUSE_S_MIN * 2.0 ** min(failures, 10), PAUSE_S_MAX)
+            await asyncio.sleep(pause_s * self._randomness.uniform(0.5, 1.0))
+
+    async def _attend(self, line: "_Line") -> str:
+        """Keeps the session alive until the connection is lost; returns how that came."""
+        while True:
+            interval_s = self._session_timeout_s / 3
+            try:
+                async with asyncio.timeout(interval_s):
+                    await line.lost.wait()
+                return line.reason
+            except TimeoutError:
+                pass
+            silent_s = asyncio.get_running_loop().time() - line.heard_at_s
+            if silent_s >= (2 if line.welcomed else 1) * interval_s:
+                return self._connector.why_silent()
+            if line.welcomed:
+                line.ask(self._next_id(), Sync())
+
+    def _lose(self, line: "_Line") -> None:
+        self._line = None
+        line.lost.set()
+        line.channel.close()
+        self._pause_watches()
+        sent = {i: call for i, call in self._calls.items() if i not in self._unsent}
+        lost = "the connection to the metadata store broke before the answer came"
+        self._fail(sent, ConnectionLost(lost))
+        if self._states.now.state is SessionState.CONNECTED:
+            self._states.become(SessionState.SUSPENDED, self._session)
+            if not self._closed:
+                logger.warning("metadata_connection_lost", session=self._session)
+
+    def on_message(self, line: "_Line", message: FromService) -> None:
+        match message:
+            case Answer(request_id, commit, result):
+                self._heard_commit = commit
+                self._on_answer(line, request_id, result)
+            case Told(watch_id, commit, event):
+                self._heard_commit = commit
+                if (watch := self._watches.get(watch_id)) is not None:
+                    watch.stream.offer(event)
+            case Welcome():
+                self._on_welcome(line, message)
+            case Expired(session):
+                self._on_expired(line, session)
+
+    def _on_answer(self, line: "_Line", request_id: int, result: Result | RollbookError) -> None:
+        refused = isinstance(result, RollbookError)
+        if (watch := line.starting.pop(request_id, None)) is not None:
+            watch.running = not refused
+        call = self._calls.get(request_id)
+        if call is None or call.answer.done():
+            return
+        if isinstance(result, RollbookError):
+            call.answer.set_exception(result)
+        else:
+            call.answer.set_result(result)
+
+    def _on_welcome(self, line: "_Line", welcome: Welcome) -> None:
+        if welcome.store != self._store:  # Other numbers: nothing that was heard counts here.
+            for watch in self._watches.values():
+                watch.since = None if watch.since is None else 0
+        self._store, self._session = welcome.store, welcome.session
+        self._session_timeout_s = welcome.timeout_ms / 1000
+        line.welcomed = True
+        self._states.become(SessionState.CONNECTED, self._session)
+        if not self._opened.done():
+            self._opened.set_result(None)
+        self._start_watches_again(line)
+        self._flush()
+
+    def _on_expired(self, line: "_Line", session: SessionId) -> None:
+        logger.warning("metadata_session_expired", session=session)
+        self._pause_watches()
+        self._session = NO_SESSION
+        line.welcomed = False
+        self._states.become(SessionState.EXPIRED, session)
+        made_in_it = {i: call for i, call in self._unsent.items() if call.session == session}
+        self._fail(made_in_it, SessionExpired(session=session))
+        for request_id in made_in_it:
+            del self._unsent[request_id]
+        line.hello("", NO_SESSION, self._session_timeout_s)
+
+
+_CLOSED: Final = "this metadata store was closed"
+
+
+class _Line:
+    """One connection, from its making to its loss."""
+
+    def __init__(self, client: StoreClient) -> None:
+        self.channel: Channel
+        self.lost = asyncio.Event()
+        self.reason = ""
+        self.welcomed = False
+        self.heard_at_s = asyncio.get_running_loop().time()
+        self.starting: dict[int, _RunningWatch] = {}  # By the request that starts them here.
+        self._client = client
+
+    def hello(self, store: str, session: SessionId, timeout_s: float) -> None:
+        self.channel.send([Hello(store, session, round(timeout_s * 1000))])
+
+    def ask(self, request_id: int, question: Question) -> None:
+        self.channel.send([Ask(request_id, question)])
+
+    def on_messages(self, messages: Sequence[FromService]) -> None:
+        self.heard_at_s = asyncio.get_running_loop().time()
+        for message in messages:
+            if not self.lost.is_set():
+                self._client.on_message(self, message)
+
+    def on_lost(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.lost.set()
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    question: Question
+    answer: asyncio.Future[Result]
+    session: SessionId  # In which it was made.
+
+
+@dataclass(eq=False, slots=True)
+class _RunningWatch:
+    path: str
+    recursive: bool
+    stream: WatchStream
+    running: bool = False  # On the present connection: it hears everything.
+    since: int | None = None  # Else: the last number it heard, if it was ever running.

@@ -1,0 +1,116 @@
+"""What a client of a metadata service and the service say to each other.
+
+    client                                 service
+    Hello(session or none)            ->
+                                      <-   Welcome(session), or Expired: say Hello again, with none
+    Ask(request id, question)         ->   any number at once, judged in the order they came
+                                      <-   Answer(request id, result or refusal)
+                                      <-   Told(watch, event), whenever something happens
+
+Commits are numbered. Whatever the service says bears the number up to which it speaks: all events
+up to there that concern the client have been said before. A client that comes back starts its
+watches again from the last number it heard, and is told RESYNC if the store has moved on.
+"""
+
+from dataclasses import dataclass
+
+from rollbook.proto.errors import RollbookError
+from rollbook.proto.ports import Node, Op, OpResult, SessionId, WatchEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    store: str  # The id of the store that the session was opened with; anything without one.
+    session: SessionId  # NO_SESSION: open one.
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transact:
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartWatch:
+    watch_id: int
+    path: str
+    recursive: bool
+    since: int | None  # The last number heard, if this watch was running before.
+
+
+@dataclass(frozen=True, slots=True)
+class StopWatch:
+    watch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Answered after everything before it; the heartbeat, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession:
+    pass
+
+
+Question = Get | Children | Transact | StartWatch | StopWatch | Sync | EndSession
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    request_id: int
+    question: Question
+
+
+FromClient = Hello | Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    store: str
+    session: SessionId
+    timeout_ms: int
+    commit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    session: SessionId
+
+
+Result = Node | list[str] | list[OpResult] | None
+"""Of Get, Children, Transact, and everything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    request_id: int
+    commit: int
+    result: Result | RollbookError
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    watch_id: int
+    commit: int
+    event: WatchEvent
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """Never sent: the connection ends, and this is why."""
+
+    reason: str
+
+
+FromService = Welcome | Expired | Answer | Told

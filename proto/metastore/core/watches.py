@@ -1,0 +1,85 @@
+"""Who gets which event, and what waits for a slow reader.
+
+A plain watch tells of its node and, as CHILDREN, of its children's comings and goings; a recursive
+one of its node and everything below, never as CHILDREN. The node need not exist.
+
+Waiting events are bounded and merge: one that waits already moves to the end, so that the last
+event about a path is the last thing that happened to it. When too many wait, they give way to one
+RESYNC, which also stands for all that follows until it is taken: whoever takes it reads everything
+again, and reads later than any of them.
+"""
+
+from collections.abc import Hashable, Iterator
+from typing import Final, Generic, TypeVar
+
+from rollbook.proto.metastore.core.ops import ROOT, parent_of
+from rollbook.proto.ports import EventKind, WatchEvent
+
+EVENTS_WAITING_MAX: Final = 1024
+
+W = TypeVar("W", bound=Hashable)
+
+
+class WatchTable(Generic[W]):
+    """Watches by where they look; `W` is whatever the caller knows a watch by."""
+
+    def __init__(self) -> None:
+        self._places: dict[W, tuple[str, bool]] = {}
+        self._plain: dict[str, dict[W, None]] = {}
+        self._recursive: dict[str, dict[W, None]] = {}
+
+    def add(self, watch: W, path: str, *, recursive: bool) -> None:
+        self.remove(watch)
+        self._places[watch] = (path, recursive)
+        self._table(recursive).setdefault(path, {})[watch] = None
+
+    def remove(self, watch: W) -> None:
+        """An unknown one is gone already."""
+        if (place := self._places.pop(watch, None)) is None:
+            return
+        path, recursive = place
+        watchers = self._table(recursive)[path]
+        del watchers[watch]
+        if not watchers:
+            del self._table(recursive)[path]
+
+    def watching(self, event: WatchEvent) -> Iterator[W]:
+        yield from self._plain.get(event.path, ())
+        if event.kind is EventKind.CHILDREN or not self._recursive:
+            return
+        path = event.path
+        yield from self._recursive.get(path, ())
+        while path != ROOT:
+            path = parent_of(path)
+            yield from self._recursive.get(path, ())
+
+    def _table(self, recursive: bool) -> dict[str, dict[W, None]]:
+        return self._recursive if recursive else self._plain
+
+
+class EventQueue:
+    """The events of one watch that its reader has not taken yet."""
+
+    def __init__(self, path: str, waiting_max: int = EVENTS_WAITING_MAX) -> None:
+        self._resync = WatchEvent(EventKind.RESYNC, path)
+        self._waiting_max = waiting_max
+        self._waiting: dict[WatchEvent, None] = {}  # In order of arrival.
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def offer(self, event: WatchEvent) -> None:
+        if self._resync in self._waiting:
+            return
+        self._waiting.pop(event, None)
+        if event.kind is EventKind.RESYNC or len(self._waiting) >= self._waiting_max:
+            self._waiting.clear()
+            event = self._resync
+        self._waiting[event] = None
+
+    def take(self) -> WatchEvent | None:
+        if not self._waiting:
+            return None
+        event = next(iter(self._waiting))
+        del self._waiting[event]
+        return event

@@ -1,0 +1,168 @@
+"""A metadata store in memory: all that the other stores promise, except to outlive its process.
+
+    service = MemoryService(clock, randomness)
+    store = await service.connect()
+
+Each `connect` makes a client with a session of its own. Messages take one turn of the event loop
+each way, and a client can be cut off between any two of them: `service.line(store)` is the scissors.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+from rollbook.proto.errors import MetadataUnavailable
+from rollbook.proto.metastore.client import (
+    OPERATION_TIMEOUT_S,
+    SESSION_TIMEOUT_S,
+    Receiver,
+    StoreClient,
+)
+from rollbook.proto.metastore.core.messages import Ask, FromClient, FromService, HangUp, Sync
+from rollbook.proto.metastore.core.service import Kept
+from rollbook.proto.metastore.host import Host
+from rollbook.proto.ports import Clock, MetadataStore, Randomness, SessionId
+
+_CUT: Final = "the connection was cut"
+
+
+class MemoryService:
+    def __init__(self, clock: Clock, randomness: Randomness) -> None:
+        self._host = Host(Kept(store=f"{randomness.getrandbits(64):016x}"), clock)
+        self._randomness = randomness
+        self._lines: dict[int, MemoryLine] = {}  # By the identity of the client.
+        self._started = False
+
+    async def connect(
+        self,
+        *,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        operation_timeout_s: float = OPERATION_TIMEOUT_S,
+    ) -> StoreClient:
+        if not self._started:
+            self._started = True
+            self._host.start()
+        line = MemoryLine(self._host)
+        store = StoreClient(
+            line,
+            self._randomness,
+            session_timeout_s=session_timeout_s,
+            operation_timeout_s=operation_timeout_s,
+        )
+        self._lines[id(store)] = line
+        return await store.open()
+
+    def line(self, store: MetadataStore) -> "MemoryLine":
+        return self._lines[id(store)]
+
+    def expire(self, session: SessionId) -> None:
+        """Ends it as if its time were up."""
+        self._host.expire(session)
+
+    async def close(self) -> None:
+        await self._host.close()
+
+
+class _Loss(Enum):
+    REQUEST = "request"  # It never arrives.
+    ANSWER = "answer"  # It arrives and is served.
+
+
+class MemoryLine:
+    """Connects one client with the service, and fails on demand."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._suspended = False
+        self._next_loss: _Loss | None = None
+        self._channel: _MemoryChannel | None = None
+
+    # --- Faults ---
+
+    def cut(self) -> None:
+        """The connection breaks now; what is under way is lost."""
+        if self._channel is not None:
+            self._channel.cut()
+
+    def suspend(self) -> None:
+        """The connection breaks, and there is no new one until `resume`."""
+        self._suspended = True
+        self.cut()
+
+    def resume(self) -> None:
+        self._suspended = False
+
+    def lose_next_request(self) -> None:
+        """The connection breaks on the next request, which never arrives."""
+        self._next_loss = _Loss.REQUEST
+
+    def lose_next_answer(self) -> None:
+        """The connection breaks after the next request was served, before its answer."""
+        self._next_loss = _Loss.ANSWER
+
+    # --- The connector ---
+
+    async def connect(self, receiver: Receiver, timeout_s: float) -> "_MemoryChannel":
+        await asyncio.sleep(0)
+        if self._suspended or self._host.closed:
+            raise MetadataUnavailable("it is closed" if self._host.closed else "it is suspended")
+        self._channel = _MemoryChannel(self, self._host, receiver)
+        return self._channel
+
+    def why_silent(self) -> str:
+        return "it does not answer"
+
+    async def close(self) -> None:
+        self._channel = None
+
+    def take_loss(self, message: FromClient) -> _Loss | None:
+        if not isinstance(message, Ask) or isinstance(message.question, Sync):
+            return None  # A heartbeat, perhaps: nobody waits for its answer.
+        loss, self._next_loss = self._next_loss, None
+        return loss
+
+
+class _MemoryChannel:
+    """One connection. The service serves what arrives; messages on the way die with the channel."""
+
+    def __init__(self, line: MemoryLine, host: Host, receiver: Receiver) -> None:
+        self._line, self._host, self._receiver = line, host, receiver
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        self._connection = host.connect(self._say)
+
+    def send(self, messages: Sequence[FromClient]) -> None:
+        self._loop.call_soon(self._arrive, tuple(messages))
+
+    def close(self) -> None:
+        self._open = False
+        self._host.disconnect(self._connection)
+
+    def cut(self) -> None:
+        if self._open:
+            self.close()
+            self._receiver.on_lost(_CUT)
+
+    def _arrive(self, messages: Sequence[FromClient]) -> None:
+        for index, message in enumerate(messages):
+            if (loss := self._line.take_loss(message)) is not None:
+                arriving = messages[: index + (loss is _Loss.ANSWER)]
+                if self._open:
+                    self._host.hear(self._connection, arriving)
+                self.cut()
+                return
+        if self._open:
+            self._host.hear(self._connection, messages)
+
+    def _say(self, messages: Sequence[FromService | HangUp]) -> None:
+        self._loop.call_soon(self._deliver, messages)
+
+    def _deliver(self, messages: Sequence[FromService | HangUp]) -> None:
+        if not self._open:
+            return
+        heard = [message for message in messages if not isinstance(message, HangUp)]
+        self._receiver.on_messages(heard)
+        if isinstance(messages[-1], HangUp):
+            self._open = False
+            self._receiver.on_lost(messages[-1].reason)
