@@ -1,0 +1,113 @@
+"""The judge of crash tests condemns each lie a store could tell, and nothing else."""
+
+import json
+from collections.abc import Sequence
+
+from tests.crash.judge import Judge
+
+Line = Sequence[object]
+Store = dict[str, tuple[str, int]]
+COUNTED: Store = {
+    "/counters/c": ("2 t2", 2),
+    "/log/c/00000001": ("t1", 0),
+    "/log/c/00000002": ("t2", 0),
+}
+
+
+def verdict(store: Store, *lines: Line) -> list[str]:
+    judge = Judge()
+    for line in lines:
+        judge.on_line("client", json.dumps(line))
+    return judge.verdict(store)
+
+
+CREATED: list[Line] = [["try", 1, "create", "/a", "v"], ["ok", 1, "/a"]]
+SET: list[Line] = [*CREATED, ["try", 2, "set", "/a", "w", 0], ["ok", 2, 1]]
+DELETED: list[Line] = [*CREATED, ["try", 2, "delete", "/a", 0], ["ok", 2, None]]
+
+
+def test_what_was_promised_and_holds_is_fine() -> None:
+    assert not verdict({"/a": ("v", 0)}, *CREATED)
+    assert not verdict({"/a": ("w", 1)}, *SET)
+    assert not verdict({}, *DELETED)
+
+
+def test_a_lost_write_is_found() -> None:
+    assert verdict({}, *CREATED)
+    assert verdict({"/a": ("v", 0)}, *SET)
+    assert verdict({"/a": ("v", 0)}, *DELETED)
+
+
+def test_an_unknown_outcome_allows_both_and_a_read_decides() -> None:
+    unknown: list[Line] = [["try", 1, "create", "/a", "v"], ["unknown", 1]]
+    assert not verdict({}, *unknown)
+    assert not verdict({"/a": ("v", 0)}, *unknown)
+    assert verdict({"/a": ("other", 0)}, *unknown)
+    absent: list[Line] = [*unknown, ["try", 2, "get", "/a"], ["ok", 2, None]]
+    assert not verdict({}, *absent)
+    assert verdict({"/a": ("v", 0)}, *absent)  # It happened after it was seen not to have.
+
+
+def test_an_operation_that_nobody_heard_of_again_is_unknown() -> None:
+    assert not verdict({}, ["try", 1, "create", "/a", "v"])
+    assert not verdict({"/a": ("v", 0)}, ["try", 1, "create", "/a", "v"])
+
+
+def test_a_refused_write_that_happened_is_found() -> None:
+    refused: list[Line] = [["try", 1, "create", "/a", "v"], ["refused", 1, "MetadataUnavailable"]]
+    assert not verdict({}, *refused)
+    assert verdict({"/a": ("v", 0)}, *refused)
+    assert verdict(COUNTED, ["try", 1, "step", "c", 2, "t2"], ["refused", 1, "MetadataConflict"])
+
+
+def test_a_refusal_for_no_reason_is_found() -> None:
+    create: Line = ["try", 2, "create", "/a", "w"]
+    set_it: Line = ["try", 2, "set", "/a", "w", 0]
+    assert not verdict({"/a": ("v", 0)}, *CREATED, create, ["refused", 2, "NodeExists"])
+    assert verdict({}, create, ["refused", 2, "NodeExists"])
+    assert not verdict({}, set_it, ["refused", 2, "NoSuchNode"])
+    assert verdict({"/a": ("v", 0)}, *CREATED, set_it, ["refused", 2, "NoSuchNode"])
+    stale: Line = ["try", 3, "set", "/a", "w", 0]
+    assert not verdict({"/a": ("w", 1)}, *SET, stale, ["refused", 3, "MetadataConflict"])
+    assert verdict({"/a": ("v", 0)}, *CREATED, set_it, ["refused", 2, "MetadataConflict"])
+
+
+def test_a_stale_or_dirty_read_is_found() -> None:
+    assert not verdict({"/a": ("w", 1)}, *SET, ["try", 3, "get", "/a"], ["ok", 3, ["w", 1]])
+    assert verdict({"/a": ("w", 1)}, *SET, ["try", 3, "get", "/a"], ["ok", 3, ["v", 0]])
+    assert verdict({"/a": ("w", 1)}, *SET, ["try", 3, "get", "/a"], ["ok", 3, None])
+
+
+def test_a_number_that_was_given_twice_is_found() -> None:
+    def given(op: int, value: str, path: str) -> list[Line]:
+        return [["try", op, "number", "/numbers/n-", value], ["ok", op, path]]
+
+    one, two = given(1, "x", "/numbers/n-1"), given(2, "y", "/numbers/n-2")
+    store: Store = {"/numbers/n-1": ("x", 0), "/numbers/n-2": ("y", 0)}
+    assert not verdict(store, *one, *two)
+    deletion: list[Line] = [["try", 3, "delete", "/numbers/n-1", 0], ["ok", 3, None]]
+    again = given(4, "z", "/numbers/n-1")
+    assert verdict({"/numbers/n-1": ("z", 0)}, *one, *deletion, *again)
+    assert verdict(store, *two, *one)  # Numbers only grow.
+    assert verdict({**store, "/numbers/n-3": ("z", 0)}, *one, *two)  # Nobody asked for it.
+
+
+def test_counters_and_their_logs_must_agree() -> None:
+    steps: list[Line] = [["try", n, "step", "c", n, f"t{n}"] for n in (1, 2)]
+    acks: list[Line] = [["ok", n, None] for n in (1, 2)]
+    assert not verdict(COUNTED, *steps, *acks)
+    assert not verdict(COUNTED, *steps, acks[0], ["unknown", 2])
+    assert verdict({**COUNTED, "/counters/c": ("1 t1", 1)}, *steps, *acks)
+    assert verdict({k: v for k, v in COUNTED.items() if "1" not in k[-1]}, *steps, *acks)
+    assert verdict({**COUNTED, "/log/c/00000002": ("t9", 0)}, *steps, *acks)
+    assert verdict({}, *steps, *acks)
+
+
+def test_what_was_seen_must_have_been() -> None:
+    assert not verdict(COUNTED, ["saw", "c", 2, "t2"])
+    assert verdict(COUNTED, ["saw", "c", 2, "t7"])
+    assert verdict(COUNTED, ["saw", "c", 3, "t3"])
+
+
+def test_what_a_client_found_itself_counts() -> None:
+    assert verdict({}, ["bad", "its session expired"]) == ["client: its session expired"]
