@@ -1,0 +1,191 @@
+"""Where the metadata lies, as one URL.
+
+    zk://host1,host2:2181/ledgers?…      a ZooKeeper ensemble; 2181 is the default port
+    zk+LAYOUT://host1:2181;host2/ledgers  BookKeeper's spelling; LAYOUT is hierarchical,
+                                          longhierarchical, flat or null
+    sqlite:///absolute/path/metadata.db   the embedded store of one machine
+    memory: or memory:NAME                gone with the process
+
+A ZooKeeper URL names the ledgers root, the node that holds what BookKeeper knows; `/ledgers` unless
+said otherwise, and always there in the other stores. Our own trees lie in a sibling of it: `rollbook`
+beside a root called `ledgers`, `rollbook-NAME` beside one called NAME.
+
+Options of ZooKeeper, all optional; values are percent-encoded where they must be:
+
+    ca=FILE        verify the servers' certificates with these authorities (speaks TLS)
+    cert=FILE      show this certificate (speaks TLS)
+    key=FILE       … with this key, if it is not in the same file
+    key_password=TEXT
+    tls=yes        speak TLS with the authorities of the machine
+    auth=SCHEME:CREDENTIAL      `auth=digest:user:password`
+    sasl=MECHANISM:USER:PASSWORD  `sasl=DIGEST-MD5:user:password`, or `sasl=GSSAPI`
+"""
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Self
+from urllib.parse import parse_qsl, unquote
+
+from rollbook.proto.errors import BadConfig, InvalidRequest
+from rollbook.proto.metastore.core.ops import ROOT, check_path, name_of, parent_of
+
+DEFAULT_LEDGERS_ROOT: Final = "/ledgers"
+_ZOOKEEPER_PORT: Final = 2181
+_HOST: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?", re.ASCII)
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]*", re.ASCII)
+_FORMS: Final = "zk://host,host/ledgers, sqlite:///path or memory:"
+
+
+class Backend(Enum):
+    ZOOKEEPER = "zk"
+    SQLITE = "sqlite"
+    MEMORY = "memory"
+
+
+class LayoutHint(Enum):
+    """Which layout a BookKeeper scheme insists on; the LAYOUT node decides where it does not."""
+
+    HIERARCHICAL = "hierarchical"
+    LONG_HIERARCHICAL = "longhierarchical"
+    FLAT = "flat"
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeperOptions:
+    tls: bool = False
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    key_password: str = field(default="", repr=False)
+    auth: tuple[str, str] | None = field(default=None, repr=False)  # Scheme, credential.
+    sasl: tuple[str, str, str] | None = field(
+        default=None, repr=False
+    )  # Mechanism, user, password.
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataUrl:
+    backend: Backend
+    place: str  # ZooKeeper: `host:port,host:port`. SQLite: the file. Memory: the name.
+    ledgers_root: str = DEFAULT_LEDGERS_ROOT
+    layout: LayoutHint | None = None
+    options: ZooKeeperOptions = ZooKeeperOptions()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises `BadConfig`; never repeats what stands after a `?`."""
+        address, _, query = text.partition("?")
+        scheme, colon, rest = address.partition(":")
+        backend, _, layout = scheme.partition("+")
+        if colon and backend == "zk" and rest.startswith("//"):
+            hosts, slash, path = rest[2:].partition("/")
+            return cls(
+                Backend.ZOOKEEPER,
+                _parse_hosts(hosts, address),
+                _parse_root(slash + path, address),
+                _parse_layout(layout, address),
+                _parse_options(query),
+            )
+        if query:
+            raise BadConfig(f"metadata URL {address}: only zk:// takes options")
+        if scheme == "sqlite":
+            path = unquote(rest[2:])
+            if not rest.startswith("///") or path.endswith("/") or "\0" in path:
+                raise BadConfig(
+                    f"metadata URL {address}: write sqlite:// and an absolute path of a file",
+                    next_step="for example sqlite:///var/lib/rollbook/metadata.db",
+                )
+            return cls(Backend.SQLITE, path)
+        if scheme == "memory" and colon and _NAME.fullmatch(rest):
+            return cls(Backend.MEMORY, rest)
+        raise BadConfig(f"metadata URL {address[:200]!r} is none of {_FORMS}")
+
+    @property
+    def rollbook_root(self) -> str:
+        """Where our own trees lie: never below BookKeeper's nodes, which its tools walk."""
+        name = name_of(self.ledgers_root)
+        own = "rollbook" if name == name_of(DEFAULT_LEDGERS_ROOT) else f"rollbook-{name}"
+        return parent_of(self.ledgers_root).rstrip("/") + "/" + own
+
+    def __str__(self) -> str:
+        """Without options: they may hold secrets."""
+        match self.backend:
+            case Backend.ZOOKEEPER:
+                scheme = "zk" if self.layout is None else f"zk+{self.layout.value}"
+                hidden = "?…" if self.options != ZooKeeperOptions() else ""
+                return f"{scheme}://{self.place}{self.ledgers_root}{hidden}"
+            case Backend.SQLITE:
+                return f"sqlite://{self.place}"
+            case Backend.MEMORY:
+                return f"memory:{self.place}"
+
+
+def _parse_hosts(text: str, url: str) -> str:
+    hosts = []
+    for part in re.split("[,;]", text):
+        match = _HOST.fullmatch(part)
+        port = int(match[2] or _ZOOKEEPER_PORT) if match else 0
+        if match is None or not 0 < port < 65536:
+            raise BadConfig(
+                f"metadata URL {url}: {part!r} is no host or host:port",
+                next_step="separate the hosts by commas: zk://host1:2181,host2:2181/ledgers",
+            )
+        hosts.append(f"{match[1]}:{port}")
+    return ",".join(hosts)
+
+
+def _parse_root(path: str, url: str) -> str:
+    root = unquote(path).rstrip("/") or DEFAULT_LEDGERS_ROOT
+    try:
+        check_path(root)
+    except InvalidRequest as error:
+        raise BadConfig(f"metadata URL {url}: {error.message}") from error
+    assert root != ROOT
+    return root
+
+
+def _parse_layout(name: str, url: str) -> LayoutHint | None:
+    if name in ("", "null"):
+        return None
+    try:
+        return LayoutHint(name)
+    except ValueError:
+        known = ", ".join(f"zk+{hint.value}" for hint in LayoutHint)
+        raise BadConfig(f"metadata URL {url}: use zk, zk+null, {known}") from None
+
+
+def _parse_options(query: str) -> ZooKeeperOptions:
+    given: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in _OPTIONS:
+            raise BadConfig(f"metadata URL: {name[:40]!r} is no option; use {', '.join(_OPTIONS)}")
+        if name in given or not value:
+            raise BadConfig(f"metadata URL: option {name} is given twice or without a value")
+        given[name] = value
+    auth, sasl = given.get("auth"), given.get("sasl")
+    scheme, _, credential = (auth or "").partition(":")
+    mechanism, _, login = (sasl or "").partition(":")
+    user, _, password = login.partition(":")
+    if auth and not credential:
+        raise BadConfig(
+            "metadata URL: write auth=SCHEME:CREDENTIAL, as in auth=digest:user:password"
+        )
+    if sasl and mechanism != "GSSAPI" and not password:
+        raise BadConfig("metadata URL: write sasl=MECHANISM:USER:PASSWORD, or sasl=GSSAPI")
+    if given.get("tls", "yes") != "yes":
+        raise BadConfig("metadata URL: tls=yes is the only value of tls")
+    if "key" in given and "cert" not in given:
+        raise BadConfig("metadata URL: a key needs its cert")
+    return ZooKeeperOptions(
+        tls=any(name in given for name in ("tls", "ca", "cert")),
+        ca=given.get("ca", ""),
+        cert=given.get("cert", ""),
+        key=given.get("key", ""),
+        key_password=given.get("key_password", ""),
+        auth=(scheme, credential) if auth else None,
+        sasl=(mechanism, user, password) if sasl else None,
+    )
+
+
+_OPTIONS: Final = ("ca", "cert", "key", "key_password", "tls", "auth", "sasl")
