@@ -67,14 +67,10 @@ def ledger_of_path(layout: Layout, path: str) -> LedgerId | None:
     if not digits.isascii() or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
         return None
     ledger_id = LedgerId(int(digits))
-    return ledger_id if is_ledger(layout, ledger_id, path) else None
-
-
-def is_ledger(layout: Layout, ledger_id: LedgerId, path: str) -> bool:
-    try:
-        return ledger_id <= LEDGER_ID_MAX and ledger_path(layout, ledger_id) == path
-    except InvalidRequest:
-        return False
+    split = _split_of(layout, ledger_id)
+    if not _is_at_home(layout, split, digits) or ledger_path(layout, ledger_id) != path:
+        return None
+    return ledger_id
 
 
 # --- Walking all ledgers ----------------------------------------------------------------------
@@ -100,13 +96,15 @@ def directory_path(split: Split, digits: str) -> str:
     return "/".join(names)
 
 
-def children_of(split: Split, digits: str, names: Iterable[str]) -> list[str]:
+def children_of(layout: Layout, split: Split, digits: str, names: Iterable[str]) -> list[str]:
     """The digits of what lies in a directory, lowest ids first; names of strangers are left out."""
     depth = list(accumulate(split, initial=0)).index(len(digits))
     is_leaf = depth == len(split) - 1
     width = f"{split[depth]},{_DIGITS_MAX}" if split == _FLAT else f"{split[depth]}"
     shape = re.compile(f"{'L' if is_leaf else ''}([0-9]{{{width}}})")
     found = [digits + match[1] for match in map(shape.fullmatch, names) if match]
+    if is_leaf:
+        found = [each for each in found if _is_at_home(layout, split, each)]
     return sorted(found, key=lambda each: (len(each), each))
 
 
@@ -122,3 +120,10 @@ def highest_id(split: Split, digits: str) -> int:
 def _split_of(layout: Layout, ledger_id: LedgerId) -> Split:
     splits = splits_of(layout)
     return splits[-1 if ledger_id >= FIRST_LONG_ID else 0]
+
+
+def _is_at_home(layout: Layout, split: Split, digits: str) -> bool:
+    """The ledger with these digits would be looked for in this tree, under this very name."""
+    ledger_id = LedgerId(int(digits))
+    is_canonical = len(digits) == sum(split) or (split == _FLAT and digits[0] != "0")
+    return is_canonical and ledger_id <= LEDGER_ID_MAX and _split_of(layout, ledger_id) == split

@@ -86,7 +86,18 @@ def test_a_walk_finds_every_ledger_in_order(layout: Layout) -> None:
     if layout is Layout.LEGACY_HIERARCHICAL:
         ids = [each for each in ids if each < 10**10]
     tree: dict[str, set[str]] = {}
-    strangers = ["LAYOUT", "idgen/ID-0000000007", "00/x", "00/0000/Lx", "cookies", "0000", "L1"]
+    strangers = [
+        "LAYOUT",
+        "idgen/ID-0000000007",
+        "00/x",
+        "00/0000/Lx",
+        "cookies",
+        "0000",
+        "L1",
+        "L00000000001",
+    ]
+    if layout is Layout.HIERARCHICAL:  # Each of its trees has places that belong to the other.
+        strangers += ["000/0000/0000/0000/L0001", "21/4748/L3647", "999/9999/9999/9999/L9999"]
     for path in [ledger_path(layout, each) for each in ids] + strangers:
         while path:
             path, _, name = path.rpartition("/")
@@ -97,7 +108,9 @@ def test_a_walk_finds_every_ledger_in_order(layout: Layout) -> None:
         pending = [""]
         while pending:
             digits = pending.pop()
-            children = children_of(split, digits, tree.get(directory_path(split, digits), ()))
+            children = children_of(
+                layout, split, digits, tree.get(directory_path(split, digits), ())
+            )
             if children and is_whole_id(split, children[0]):
                 found += map(int, children)
             else:

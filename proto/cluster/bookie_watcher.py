@@ -1,0 +1,205 @@
+"""Which bookies live, which of them take new entries, and where they listen.
+
+The watcher looks at the two folders of registrations whenever something changes there, when the
+store says that it may have missed something, and every so often all the same: a watch can be lost
+in ways that nobody thought of.
+
+A bookie in both folders is on its way from one to the other and counts as read-only.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+
+from rollbook.proto.cluster.lost_replies import children_surely, read_surely
+from rollbook.proto.errors import (
+    BadMetadata,
+    InvalidRequest,
+    MetadataUnavailable,
+    NoSuchNode,
+    OutcomeUnknown,
+    SessionExpired,
+    Unavailable,
+)
+from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
+from rollbook.proto.formats.service_info import BookieServiceInfo, unpack_service_info
+from rollbook.proto.ids import BookieId, parse_bookie_id
+from rollbook.proto.ports import EventKind, MetadataStore, Watch, WatchEvent
+
+logger = structlog.get_logger()
+
+LOOK_AGAIN_S: Final = 60.0
+_SETTLE_S: Final = 0.02
+_RETRY_PAUSE_S: Final = 0.5
+
+Bookies = Mapping[BookieId, BookieServiceInfo]
+_NOBODY: Final[Bookies] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBookies:
+    """By id, in the order of their ids."""
+
+    writable: Bookies = field(default=_NOBODY)
+    read_only: Bookies = field(default=_NOBODY)
+
+    def find(self, bookie_id: BookieId) -> BookieServiceInfo | None:
+        return self.writable.get(bookie_id) or self.read_only.get(bookie_id)
+
+
+class BookieWatcher:
+    def __init__(
+        self, store: MetadataStore, root: str, *, look_again_s: float = LOOK_AGAIN_S
+    ) -> None:
+        self._store = store
+        self._root = root
+        self._look_again_s = look_again_s
+        self._infos: dict[str, BookieServiceInfo] = {}  # By path; what was read before.
+        self._current = LiveBookies()
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when `current` is what the store says."""
+        watch = await self._store.watch(f"{self._root}/{AVAILABLE}", recursive=True)
+        try:
+            await self._look(None)
+        except BaseException:
+            await watch.close()
+            raise
+        self._task = asyncio.get_running_loop().create_task(self._run(watch))
+
+    @property
+    def current(self) -> LiveBookies:
+        """The last that was heard. While the store cannot be reached, it stays as it was."""
+        return self._current
+
+    async def changed(self, known: LiveBookies) -> LiveBookies:
+        """Returns once `current` is another one than `known`; what came in between is skipped.
+
+        Raises `MetadataUnavailable` when the watcher has ended.
+        """
+        while self._current is known:
+            if self._task is None or self._task.done():
+                raise MetadataUnavailable("nobody watches the bookies any more")
+            await self._changed.wait()
+        return self._current
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self, watch: Watch) -> None:
+        try:
+            while True:
+                await self._look_patiently(await self._wait(watch))
+        except _StreamEnded:
+            pass
+        except Exception:
+            logger.exception("bookie_watcher_failed")
+            raise
+        finally:
+            asyncio.get_running_loop().call_soon(self._changed.set)  # When this task is done.
+            await watch.close()
+
+    async def _wait(self, watch: Watch) -> dict[str, None] | None:
+        """The paths of the nodes that changed; None: it may be any."""
+        dirty: dict[str, None] = {}
+        try:
+            async with asyncio.timeout(self._look_again_s):
+                event = await _next_event(watch)
+            async with asyncio.timeout(_SETTLE_S):  # Bookies come and go in swarms.
+                while event.kind is not EventKind.RESYNC:
+                    dirty[event.path] = None
+                    event = await _next_event(watch)
+                dirty.clear()
+        except TimeoutError:
+            pass
+        return dirty or None
+
+    async def _look_patiently(self, dirty: dict[str, None] | None) -> None:
+        while True:
+            try:
+                return await self._look(dirty)
+            except (Unavailable, OutcomeUnknown, SessionExpired) as error:
+                logger.warning("bookies_not_read", reason=error.code.reason)
+                dirty = None
+                await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _look(self, dirty: dict[str, None] | None) -> None:
+        """The writable ones are listed before and after the others: a bookie that changes folders,
+        in either direction, is then seen in one of them (RG1).
+        """
+        before = await self._list(AVAILABLE)
+        read_only = await self._list(READ_ONLY)
+        writable = sorted({*before, *await self._list(AVAILABLE)} - set(read_only))
+        infos: dict[str, BookieServiceInfo] = {}
+        found = LiveBookies(
+            await self._read_infos(AVAILABLE, writable, dirty, infos),
+            await self._read_infos(READ_ONLY, read_only, dirty, infos),
+        )
+        self._infos = infos
+        if found != self._current:
+            logger.info(
+                "bookies_changed", writable=len(found.writable), read_only=len(found.read_only)
+            )
+            self._current = found
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def _list(self, folder: str) -> list[BookieId]:
+        try:
+            names = await children_surely(self._store, f"{self._root}/{folder}")
+        except NoSuchNode:
+            return []  # No bookie ever stood so.
+        return [bookie_id for name in names if (bookie_id := _as_bookie_id(name)) is not None]
+
+    async def _read_infos(
+        self,
+        folder: str,
+        bookies: list[BookieId],
+        dirty: dict[str, None] | None,
+        infos: dict[str, BookieServiceInfo],
+    ) -> Bookies:
+        found: dict[BookieId, BookieServiceInfo] = {}
+        for bookie_id in bookies:
+            path = f"{self._root}/{folder}/{bookie_id}"
+            info = self._infos.get(path)
+            if info is None or dirty is None or path in dirty:
+                info = await self._read_info(bookie_id, path)
+            if info is not None:
+                found[bookie_id] = infos[path] = info
+        return MappingProxyType(found)
+
+    async def _read_info(self, bookie_id: BookieId, path: str) -> BookieServiceInfo | None:
+        node = await read_surely(self._store, path, fresh=False)
+        if node is None:
+            return None  # It has just left.
+        try:
+            return unpack_service_info(bookie_id, node.value)
+        except BadMetadata as error:
+            logger.warning("bookie_info_unreadable", bookie=bookie_id, reason=error.message)
+            return BookieServiceInfo()  # It lives; where, nobody can tell.
+
+
+class _StreamEnded(Exception):
+    """The store was closed."""
+
+
+async def _next_event(watch: Watch) -> WatchEvent:
+    try:
+        return await anext(watch)
+    except StopAsyncIteration:
+        raise _StreamEnded from None
+
+
+def _as_bookie_id(name: str) -> BookieId | None:
+    try:
+        return parse_bookie_id(name)
+    except InvalidRequest:
+        return None  # The folder of read-only ones, or a stranger's node.

@@ -1,0 +1,171 @@
+"""The cluster itself: made once, found ever after, never mistaken for another.
+
+<root>                         by default /ledgers; BookKeeper's, and laid out as BookKeeper does
+<root>/LAYOUT                  where ledgers lie
+<root>/INSTANCEID              who the cluster is; it came later, so old clusters have none
+<root>/available[/readonly]    registrations of bookies
+<root>/cookies                 which bookies belong to the cluster; Java's auditor needs it
+<own root>                     our own trees, beside the root; it carries the instance id
+"""
+
+from dataclasses import dataclass
+
+from rollbook.proto.cluster.lost_replies import (
+    children_surely,
+    create_surely,
+    ensure_path,
+    read_surely,
+    transact_surely,
+)
+from rollbook.proto.errors import (
+    BadConfig,
+    ClusterExists,
+    NodeExists,
+    NoSuchCluster,
+    NoSuchNode,
+    WrongCluster,
+)
+from rollbook.proto.formats import paths
+from rollbook.proto.formats.layout import (
+    Layout,
+    pack_instance_id,
+    pack_layout,
+    unpack_instance_id,
+    unpack_layout,
+)
+from rollbook.proto.ports import Check, Create, MetadataStore, Randomness
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    root: str
+    layout: Layout
+    instance_id: str | None  # None: older than instance ids.
+
+    @property
+    def own_root(self) -> str:
+        return paths.own_root(self.root)
+
+    def path(self, name: str) -> str:
+        """Of what lies directly below the ledgers root."""
+        return f"{self.root}/{name}"
+
+
+async def initialise(
+    store: MetadataStore, root: str, randomness: Randomness, layout: Layout = Layout.HIERARCHICAL
+) -> Cluster:
+    """A new cluster, made in one step. Raises `ClusterExists` if anything is there already."""
+    cluster = Cluster(root, layout, _draw_instance_id(randomness))
+    assert layout.takes_new_ledgers
+    assert cluster.instance_id is not None
+    if parent := root.rpartition("/")[0]:
+        await ensure_path(store, parent)
+    root_exists = await _refuse_what_exists(store, cluster)
+    instance_id = pack_instance_id(cluster.instance_id)
+    ops = (
+        Check(root) if root_exists else Create(root),
+        Create(cluster.path(paths.AVAILABLE)),
+        Create(cluster.path(paths.READ_ONLY)),
+        Create(cluster.path(paths.COOKIES)),
+        Create(cluster.path(paths.LAYOUT), pack_layout(layout)),
+        Create(cluster.path(paths.INSTANCE_ID), instance_id),
+        Create(cluster.own_root, instance_id),
+    )
+
+    async def was_made() -> bool:
+        node = await read_surely(store, cluster.path(paths.INSTANCE_ID))
+        return node is not None and node.value == instance_id  # Drawn for this call alone.
+
+    try:
+        await transact_surely(store, ops, was_made)
+    except (NodeExists, NoSuchNode):  # Somebody makes or removes one right now.
+        await _refuse_what_exists(store, cluster)
+        raise
+    return cluster
+
+
+async def open_cluster(
+    store: MetadataStore,
+    root: str,
+    *,
+    instance_id: str | None = None,
+    layout: Layout | None = None,
+) -> Cluster:
+    """The cluster at this root; where its nodes are missing, what BookKeeper takes for granted.
+
+    `instance_id` and `layout` are what the caller knows of it: from a directory that belongs to it,
+    from its configuration. Raises `NoSuchCluster`, `WrongCluster`, `BadConfig`, `BadMetadata`.
+    """
+    if await read_surely(store, root) is None:
+        raise NoSuchCluster(path=root, next_step="rollbook cluster init --metadata URL")
+    layout_node = await read_surely(store, f"{root}/{paths.LAYOUT}", fresh=False)
+    id_node = await read_surely(store, f"{root}/{paths.INSTANCE_ID}", fresh=False)
+    cluster = Cluster(
+        root,
+        unpack_layout(layout_node.value) if layout_node else Layout.HIERARCHICAL,
+        unpack_instance_id(id_node.value) if id_node else None,
+    )
+    if instance_id is not None and instance_id != cluster.instance_id:
+        raise WrongCluster(
+            path=root,
+            expected=instance_id,
+            found=cluster.instance_id,
+            next_step="check the metadata URL",
+        )
+    if layout is not None and layout is not cluster.layout:
+        raise BadConfig(
+            f"the metadata URL says {layout.value}, LAYOUT says {cluster.layout.value}", path=root
+        )
+    await _check_own_root(store, cluster)
+    return cluster
+
+
+async def ensure_own_root(store: MetadataStore, cluster: Cluster) -> None:
+    """Our own trees have a place, in a cluster that BookKeeper made, too."""
+    if not await _check_own_root(store, cluster):
+        owner = (cluster.instance_id or "").encode()
+        try:
+            await create_surely(store, cluster.own_root, owner, lambda node: node.value == owner)
+        except NodeExists:
+            await _check_own_root(store, cluster)
+
+
+async def _check_own_root(store: MetadataStore, cluster: Cluster) -> bool:
+    """Whether it is there. Raises `WrongCluster` if it belongs to another cluster."""
+    node = await read_surely(store, cluster.own_root)
+    if node is None:
+        return False
+    if node.value != (cluster.instance_id or "").encode():
+        raise WrongCluster(
+            "what lies beside the ledgers root belongs to another cluster",
+            path=cluster.own_root,
+            expected=cluster.instance_id,
+            found=node.value.decode("ascii", "replace"),
+        )
+    return True
+
+
+async def _refuse_what_exists(store: MetadataStore, cluster: Cluster) -> bool:
+    """Whether the root is there, empty."""
+    try:
+        found = await children_surely(store, cluster.root)
+    except NoSuchNode:
+        found = None
+    if found:
+        raise ClusterExists(
+            path=cluster.root, next_step="rollbook cluster info --metadata URL shows it"
+        )
+    if await read_surely(store, cluster.own_root) is not None:
+        raise ClusterExists(
+            "trees of an earlier cluster are still there",
+            path=cluster.own_root,
+            next_step="remove them, or take another root",
+        )
+    return found is not None
+
+
+def _draw_instance_id(randomness: Randomness) -> str:
+    """A UUID of version 4."""
+    bits = randomness.getrandbits(128) & ~(0xF << 76 | 0b11 << 62) | 4 << 76 | 0b10 << 62
+    text = f"{bits:032x}"
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))

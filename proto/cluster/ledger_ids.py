@@ -1,0 +1,118 @@
+"""Ids for new ledgers, drawn from the same counters as by BookKeeper's own clients.
+
+A counter is the number that the store gives to a sequential node; it is kept with the parent and
+never goes back, so an id is not given out twice even when the highest ledgers are deleted. The
+node itself is of no use and is removed at once.
+
+    idgen/ID-NNNNNNNNNN                     id = N, while N < 2^31 - 1
+    idgen-long/HOB-HHHHHHHHHH/ID-NNNNNNNNNN id = H * 2^32 + N, from then on, with the highest H
+
+The existence of `idgen-long` says that the short ids are used up. When the numbers below one `HOB`
+are, the next one is made; all but the newest three are removed.
+
+A drawn id is a proposal: creating the ledger's node decides.
+"""
+
+from typing import Final
+
+from rollbook.proto.cluster.lost_replies import (
+    ATTEMPTS,
+    children_surely,
+    delete_surely,
+    ensure_node,
+    read_surely,
+)
+from rollbook.proto.errors import (
+    ConnectionLost,
+    MetadataUnavailable,
+    NodeNotEmpty,
+    NoSuchCluster,
+    NoSuchNode,
+    RollbookError,
+    SessionExpired,
+)
+from rollbook.proto.formats.paths import HIGH_PREFIX, ID_PREFIX, LONG_IDS, SHORT_IDS
+from rollbook.proto.ids import LedgerId
+from rollbook.proto.ports import CreateMode, MetadataStore
+
+_NUMBERS: Final = 2**31 - 1  # A counter's numbers below this are used; behind it, it wraps.
+_HIGH_KEPT: Final = 3
+
+
+class LedgerIds:
+    def __init__(self, store: MetadataStore, root: str) -> None:
+        self._store = store
+        self._short = f"{root}/{SHORT_IDS}"
+        self._long = f"{root}/{LONG_IDS}"
+        self._is_long: bool | None = None  # Not looked yet.
+
+    async def draw(self) -> LedgerId:
+        """An id that no other call gets, here or elsewhere."""
+        if self._is_long is None:
+            self._is_long = await read_surely(self._store, self._long) is not None
+        if not self._is_long:
+            number = await self._draw_number(self._short)
+            if number is not None:
+                return LedgerId(number)
+            await ensure_node(self._store, self._long)
+            self._is_long = True
+        return await self._draw_long()
+
+    async def _draw_long(self) -> LedgerId:
+        while True:
+            highs = _high_numbers(await children_surely(self._store, self._long))
+            if not highs:
+                await ensure_node(self._store, self._high_path(1))
+                continue
+            high = highs[-1]
+            try:
+                number = await self._draw_number(self._high_path(high), is_made=True)
+            except NoSuchNode:
+                continue  # Removed as one of the oldest: we looked too long ago.
+            if number is not None:
+                return LedgerId(high << 32 | number)
+            await ensure_node(self._store, self._high_path(high + 1))
+            await self._remove([*highs, high + 1][:-_HIGH_KEPT])
+
+    async def _draw_number(self, counter: str, *, is_made: bool = False) -> int | None:
+        """None: the counter has run out. Numbers whose reply was lost are given up."""
+        for _ in range(ATTEMPTS):
+            try:
+                path = await self._store.create(
+                    f"{counter}/{ID_PREFIX}", mode=CreateMode.EPHEMERAL_SEQUENTIAL
+                )
+            except (ConnectionLost, SessionExpired):
+                continue
+            except NoSuchNode:
+                if is_made:
+                    raise
+                await self._make_counter(counter)
+                continue
+            try:
+                await self._store.delete(path)
+            except RollbookError:
+                pass  # It goes with our session.
+            number = int(path.rpartition(ID_PREFIX)[2])
+            return number if 0 <= number < _NUMBERS else None
+        raise MetadataUnavailable("no ledger id could be drawn", path=counter)
+
+    async def _make_counter(self, counter: str) -> None:
+        try:
+            await ensure_node(self._store, counter)
+        except NoSuchNode:
+            raise NoSuchCluster(path=counter.rpartition("/")[0]) from None
+
+    async def _remove(self, highs: list[int]) -> None:
+        for high in highs:
+            try:
+                await delete_surely(self._store, self._high_path(high))
+            except (NoSuchNode, NodeNotEmpty):
+                pass  # Another was quicker, or is still drawing there: the next one removes it.
+
+    def _high_path(self, high: int) -> str:
+        return f"{self._long}/{HIGH_PREFIX}{high:010d}"
+
+
+def _high_numbers(names: list[str]) -> list[int]:
+    digits = [name.removeprefix(HIGH_PREFIX) for name in names if name.startswith(HIGH_PREFIX)]
+    return sorted(int(each) for each in digits if each.isascii() and each.isdecimal())

@@ -1,0 +1,212 @@
+"""Ledger metadata in its nodes: create, read, compare-and-swap, delete, list.
+
+Parents are made on demand and removed when they are empty, by every client of the cluster; a create
+that loses its parent to such a removal makes it again.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Self
+
+from rollbook.proto.cluster.ledger_ids import LedgerIds
+from rollbook.proto.cluster.lost_replies import (
+    children_surely,
+    create_surely,
+    delete_surely,
+    ensure_node,
+    read_surely,
+    set_surely,
+)
+from rollbook.proto.errors import (
+    BadMetadata,
+    InvalidRequest,
+    MetadataConflict,
+    NodeExists,
+    NodeNotEmpty,
+    NoSuchCluster,
+    NoSuchLedger,
+    NoSuchNode,
+)
+from rollbook.proto.formats.layout import Layout
+from rollbook.proto.formats.ledger_metadata import pack_ledger_metadata, unpack_ledger_metadata
+from rollbook.proto.formats.paths import (
+    Split,
+    children_of,
+    directory_path,
+    highest_id,
+    is_whole_id,
+    ledger_path,
+    splits_of,
+)
+from rollbook.proto.ids import LedgerId
+from rollbook.proto.metadata import LedgerMetadata
+from rollbook.proto.ports import ANY_VERSION, MetadataStore, Node
+
+_LOWEST: Final = LedgerId(0)
+_ID_RACES_MAX: Final = 100  # Lost in a row to clients that pick ids themselves.
+_PARENT_RACES_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLedger:
+    metadata: LedgerMetadata
+    version: int  # What a change made from this metadata has to name.
+    created_ms: int
+
+
+class LedgerNodes:
+    def __init__(self, store: MetadataStore, root: str, layout: Layout) -> None:
+        self._store = store
+        self._root = root
+        self._layout = layout
+        self._ids = LedgerIds(store, root)
+
+    def path(self, ledger_id: LedgerId) -> str:
+        return f"{self._root}/{ledger_path(self._layout, ledger_id)}"
+
+    async def create_new(self, make: Callable[[LedgerId], LedgerMetadata]) -> StoredLedger:
+        """A ledger under an id that never was in use."""
+        for _ in range(_ID_RACES_MAX):
+            metadata = make(await self._ids.draw())
+            try:
+                return await self.create(metadata)
+            except NodeExists:
+                continue  # Somebody picked this very id.
+        raise MetadataConflict("every id that was drawn is taken", path=self._root)
+
+    async def create(self, metadata: LedgerMetadata) -> StoredLedger:
+        """A ledger under the caller's own id. Raises `NodeExists` if that is taken."""
+        assert metadata.creation_token is not None
+        assert metadata.created_ms is not None  # Its node's age is lost when metadata is restored.
+        if not self._layout.takes_new_ledgers:
+            raise InvalidRequest(
+                f"the {self._layout.value} layout takes no new ledgers", path=self._root
+            )
+        path = self.path(metadata.ledger_id)
+
+        def is_ours(node: Node) -> bool:
+            try:
+                found = unpack_ledger_metadata(metadata.ledger_id, node.value)
+            except BadMetadata:
+                return False
+            return found.creation_token == metadata.creation_token
+
+        for _ in range(_PARENT_RACES_MAX):
+            try:
+                await create_surely(self._store, path, pack_ledger_metadata(metadata), is_ours)
+            except NoSuchNode:
+                await self._make_parents(path)
+            else:
+                return StoredLedger(metadata, 0, metadata.created_ms)
+        raise MetadataConflict("its parents are removed again and again", path=path)
+
+    async def read(self, ledger_id: LedgerId, *, fresh: bool = False) -> StoredLedger:
+        """Raises `NoSuchLedger`, but not because a replica of the store lags behind."""
+        path = self.path(ledger_id)
+        node = await read_surely(self._store, path, fresh=fresh)
+        if node is None and not fresh:
+            node = await read_surely(self._store, path)
+        if node is None:
+            raise NoSuchLedger(ledger_id=ledger_id)
+        metadata = unpack_ledger_metadata(ledger_id, node.value)
+        created_ms = node.stat.created_ms if metadata.created_ms is None else metadata.created_ms
+        return StoredLedger(metadata, node.stat.version, created_ms)
+
+    async def update(self, stored: StoredLedger, metadata: LedgerMetadata) -> StoredLedger:
+        """Raises `MetadataConflict` if the ledger is no longer as it was read, `NoSuchLedger`."""
+        ledger_id = metadata.ledger_id
+        assert ledger_id == stored.metadata.ledger_id
+        if metadata == stored.metadata:
+            return stored
+        data = pack_ledger_metadata(metadata)
+        try:
+            version = await set_surely(self._store, self.path(ledger_id), data, stored.version)
+        except NoSuchNode:
+            raise NoSuchLedger(ledger_id=ledger_id) from None
+        return StoredLedger(metadata, version, stored.created_ms)
+
+    async def delete(self, ledger_id: LedgerId, version: int | None = ANY_VERSION) -> None:
+        """Raises `NoSuchLedger`, and `MetadataConflict` if it has another version."""
+        path = self.path(ledger_id)
+        try:
+            await delete_surely(self._store, path, version)
+        except NoSuchNode:
+            raise NoSuchLedger(ledger_id=ledger_id) from None
+        await self._remove_empty_parents(path)
+
+    def ids(self, start: LedgerId = _LOWEST) -> "LedgerWalk":
+        """All ledgers from `start` on, in the order of their ids."""
+        return LedgerWalk(self._store, self._root, self._layout, start)
+
+    async def _make_parents(self, path: str) -> None:
+        parts = path[len(self._root) + 1 :].split("/")[:-1]
+        made = self._root
+        for part in parts:
+            made = f"{made}/{part}"
+            try:
+                await ensure_node(self._store, made)
+            except NoSuchNode:
+                if made.rpartition("/")[0] == self._root:
+                    raise NoSuchCluster(path=self._root) from None
+                return  # Removed under our hands; the caller comes back.
+
+    async def _remove_empty_parents(self, path: str) -> None:
+        parent = path.rpartition("/")[0]
+        while parent != self._root:
+            try:
+                await delete_surely(self._store, parent)
+            except (NodeNotEmpty, NoSuchNode):
+                return
+            parent = parent.rpartition("/")[0]
+
+
+class LedgerWalk:
+    """The ids of all ledgers, one directory in memory at a time.
+
+    Ledgers that are made or deleted meanwhile may be missed or seen; those that exist from before
+    the first step to after the last are all seen. A walk that ends by itself was complete:
+    whatever could not be read raises.
+    """
+
+    def __init__(self, store: MetadataStore, root: str, layout: Layout, start: LedgerId) -> None:
+        self._store = store
+        self._root = root
+        self._layout = layout
+        self._start = start
+        # Directories to open, the next one last: the tree they belong to and their digits.
+        self._pending: list[tuple[Split, str]] = [(s, "") for s in reversed(splits_of(layout))]
+        self._found: deque[LedgerId] = deque()
+        self._is_fresh = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> LedgerId:
+        if not self._is_fresh:
+            await self._store.sync()
+            self._is_fresh = True
+        while not self._found:
+            if not self._pending:
+                raise StopAsyncIteration
+            await self._open(*self._pending.pop())
+        return self._found.popleft()
+
+    async def _open(self, split: Split, digits: str) -> None:
+        directory = directory_path(split, digits)
+        try:
+            names = await children_surely(self._store, f"{self._root}/{directory}".rstrip("/"))
+        except NoSuchNode:
+            if not directory:
+                raise NoSuchCluster(path=self._root) from None
+            return  # Its last ledger was deleted since we saw its name.
+        children = children_of(self._layout, split, digits, names)
+        if children and is_whole_id(split, children[0]):
+            self._found.extend(id_ for id_ in map(_as_id, children) if id_ >= self._start)
+        else:
+            deeper = [each for each in children if highest_id(split, each) >= self._start]
+            self._pending += [(split, each) for each in reversed(deeper)]
+
+
+def _as_id(digits: str) -> LedgerId:
+    return LedgerId(int(digits))

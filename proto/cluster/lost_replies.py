@@ -1,0 +1,211 @@
+"""Whose write was it when the reply was lost? The one home of that question (LR1).
+
+A write that ends in `ConnectionLost` may have been made. It is asked for again, and the refusal
+tells:
+
+    create   ours iff the node carries what only we can have put there: a token, or our session
+    set      made iff the version is the expected one + 1 and the bytes are ours
+    delete   made iff the node is gone, or lives a second life that is not ours
+
+Contents alone prove nothing: two clients may want the same. Nothing that was sent on an old
+connection happens any more once a new one answers, so a read then tells the truth.
+
+These functions answer definitely, or raise `ConnectionLost` after several attempts: the outcome is
+unknown, and stays so until the caller reads the node at a better time.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from rollbook.proto.errors import (
+    ConnectionLost,
+    MetadataConflict,
+    MetadataUnavailable,
+    Missing,
+    NodeExists,
+    NoSuchNode,
+    SessionExpired,
+    Superseded,
+)
+from rollbook.proto.ports import ANY_VERSION, CreateMode, MetadataStore, Node, Op
+
+ATTEMPTS: Final = 6  # Each of them waits for the connection as long as the store does.
+_PAUSE_S: Final = 0.02  # Doubles.
+
+T = TypeVar("T")
+IsOurs = Callable[[Node], bool]
+
+
+async def create_surely(
+    store: MetadataStore,
+    path: str,
+    value: bytes,
+    is_ours: IsOurs,
+    mode: CreateMode = CreateMode.PERSISTENT,
+) -> None:
+    """Raises `NodeExists` if the node is another's, and `NoSuchNode` if it has no parent.
+
+    An ephemeral node is asked for in one session only: `SessionExpired` if that is over.
+    """
+    lost = False
+    for attempt in range(ATTEMPTS):
+        await _pause(attempt)
+        try:
+            await store.create(path, value, mode)
+            return
+        except NodeExists:
+            node = await _look(store, path)
+            if node is None:  # Gone again.
+                continue
+            if is_ours(node):
+                return
+            raise
+        except SessionExpired:
+            if mode.is_ephemeral:
+                raise
+        except MetadataUnavailable:
+            if not lost:
+                raise
+        except ConnectionLost:
+            lost = True
+    raise ConnectionLost(path=path)
+
+
+async def ensure_node(store: MetadataStore, path: str, value: bytes = b"") -> None:
+    """Somebody makes it; who does not matter. Raises `NoSuchNode` if it has no parent."""
+    if await read_surely(store, path, fresh=False) is None:
+        await create_surely(store, path, value, is_ours=lambda _: True)
+
+
+async def ensure_path(store: MetadataStore, path: str, above: str = "") -> None:
+    """Makes the node and what lacks between it and `above`, which exists."""
+    made = above
+    for name in path[len(above) + 1 :].split("/"):
+        made = f"{made}/{name}"
+        await ensure_node(store, made)
+
+
+async def set_surely(store: MetadataStore, path: str, value: bytes, version: int) -> int:
+    """The new version. Raises `MetadataConflict` or `NoSuchNode` if it was not made.
+
+    After a lost reply `MetadataConflict` says only that the node has moved on: our write may lie
+    below the one that is there now. Whoever evaluates its change again finds that out.
+    """
+    lost = False
+    for attempt in range(ATTEMPTS):
+        await _pause(attempt)
+        try:
+            return (await store.set(path, value, version)).version
+        except MetadataConflict:
+            node = await _look(store, path) if lost else None
+            if node and (node.stat.version, node.value) == (version + 1, value):
+                return node.stat.version
+            raise
+        except SessionExpired:
+            continue
+        except MetadataUnavailable:
+            if not lost:
+                raise
+        except ConnectionLost:
+            lost = True
+    raise ConnectionLost(path=path)
+
+
+async def delete_surely(
+    store: MetadataStore,
+    path: str,
+    version: int | None = ANY_VERSION,
+    is_ours: IsOurs = lambda _: True,
+) -> None:
+    """Raises `NoSuchNode` if it was gone before, `MetadataConflict`, `NodeNotEmpty`."""
+    lost = False
+    for attempt in range(ATTEMPTS):
+        await _pause(attempt)
+        try:
+            if lost:
+                node = await _look(store, path)
+                if node is None or not is_ours(node):
+                    return
+            await store.delete(path, version)
+            return
+        except NoSuchNode:
+            if lost:
+                return
+            raise
+        except SessionExpired:
+            continue
+        except MetadataUnavailable:
+            if not lost:
+                raise
+        except ConnectionLost:
+            lost = True
+    raise ConnectionLost(path=path)
+
+
+async def transact_surely(
+    store: MetadataStore, ops: Sequence[Op], was_made: Callable[[], Awaitable[bool]]
+) -> None:
+    """Raises what the first op that fails raises.
+
+    `was_made` looks for what no other transaction can have written.
+    """
+    lost = False
+    for attempt in range(ATTEMPTS):
+        await _pause(attempt)
+        try:
+            await store.transaction(ops)
+            return
+        except (Superseded, Missing) as refusal:
+            if isinstance(refusal, SessionExpired):
+                continue
+            if lost and await _settle(was_made()):
+                return
+            raise
+        except MetadataUnavailable:
+            if not lost:
+                raise
+        except ConnectionLost:
+            lost = True
+    raise ConnectionLost
+
+
+async def read_surely(store: MetadataStore, path: str, *, fresh: bool = True) -> Node | None:
+    """A read that outlasts a broken connection; `fresh`: it sees every write acknowledged so far."""
+    for attempt in range(ATTEMPTS):
+        await _pause(attempt)
+        try:
+            if fresh:
+                await store.sync()
+            return await store.get(path)
+        except (ConnectionLost, SessionExpired):
+            continue
+    raise MetadataUnavailable(path=path)
+
+
+async def children_surely(store: MetadataStore, path: str) -> list[str]:
+    """Raises `NoSuchNode`."""
+    for attempt in range(ATTEMPTS):
+        await _pause(attempt)
+        try:
+            return await store.children(path)
+        except (ConnectionLost, SessionExpired):
+            continue
+    raise MetadataUnavailable(path=path)
+
+
+async def _look(store: MetadataStore, path: str) -> Node | None:
+    return await _settle(read_surely(store, path))
+
+
+async def _settle(look: Awaitable[T]) -> T:
+    """What became of a write whose reply was lost: unless we can look, that stays unknown."""
+    try:
+        return await look
+    except MetadataUnavailable as error:
+        raise ConnectionLost(**error.ids) from None
+
+
+async def _pause(attempt: int) -> None:
+    if attempt:
+        await asyncio.sleep(_PAUSE_S * 2**attempt)

@@ -1,0 +1,177 @@
+"""How a bookie tells that it lives: an ephemeral node under its id, among the writable or the
+read-only ones.
+
+It is registered when it is ready to serve, since clients connect as soon as they see the node.
+Between the two folders it goes through both: the new node is made before the old one is removed, so
+that nobody takes it for dead (RG1). A node that another session made belongs to an earlier process,
+whose session may still run out, or to a second one under the same id, which must not go on (RG2).
+"""
+
+import asyncio
+from enum import Enum
+from typing import Final
+
+import structlog
+
+from rollbook.proto.cluster.lost_replies import (
+    ATTEMPTS,
+    create_surely,
+    delete_surely,
+    ensure_path,
+    read_surely,
+    set_surely,
+)
+from rollbook.proto.errors import (
+    MetadataConflict,
+    MetadataUnavailable,
+    NodeExists,
+    NoSuchNode,
+    OutcomeUnknown,
+    SessionExpired,
+    Unavailable,
+)
+from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
+from rollbook.proto.formats.service_info import BookieServiceInfo, pack_service_info
+from rollbook.proto.ids import BookieId
+from rollbook.proto.ports import CreateMode, MetadataStore, Node, SessionState
+
+logger = structlog.get_logger()
+
+_TICK_S: Final = 2.0  # By so much a store may be late to end a session.
+_RETRY_PAUSE_S: Final = 0.5
+
+
+class Standing(Enum):
+    WRITABLE = AVAILABLE
+    READ_ONLY = READ_ONLY
+
+
+class BookieRegistration:
+    def __init__(
+        self,
+        store: MetadataStore,
+        root: str,
+        bookie_id: BookieId,
+        info: BookieServiceInfo,
+        session_timeout_s: float,
+    ) -> None:
+        self._store = store
+        self._root = root
+        self._bookie_id = bookie_id
+        self._data = pack_service_info(info)
+        self._patience_s = session_timeout_s + _TICK_S
+        self._standing: Standing | None = None  # As asked for last.
+        self._turn = asyncio.Lock()
+
+    async def register(self, standing: Standing) -> None:
+        """Returns when others can see the bookie stand so.
+
+        Raises `NodeExists` if another process is registered under its id and stays. Cancelled,
+        it leaves the bookie in the old folder, the new one, or both.
+        """
+        async with self._turn:
+            self._standing = standing
+            for _ in range(ATTEMPTS):
+                try:
+                    await self._establish(standing)
+                except SessionExpired:
+                    continue
+                logger.info("bookie_registered", bookie=self._bookie_id, standing=standing.name)
+                return
+            raise MetadataUnavailable("sessions end too quickly", bookie=self._bookie_id)
+
+    async def keep(self) -> None:
+        """Registers the bookie again whenever its session was lost; runs until cancelled.
+
+        Raises `NodeExists` if another process has taken its id meanwhile: the bookie must stop.
+        """
+        async for event in self._store.session_events():
+            if event.state is SessionState.CONNECTED:
+                await self._restore()
+            else:
+                logger.warning(
+                    "bookie_registration_in_doubt",
+                    bookie=self._bookie_id,
+                    session_state=event.state.value,
+                )
+
+    async def withdraw(self) -> None:
+        """Not to be seen any more, as when it shuts down."""
+        async with self._turn:
+            self._standing = None
+            for standing in Standing:
+                await self._remove(standing)
+
+    async def _restore(self) -> None:
+        while True:
+            try:
+                async with self._turn:
+                    if self._standing is not None:
+                        await self._establish(self._standing)
+                return
+            except (Unavailable, OutcomeUnknown, SessionExpired) as error:
+                logger.warning(
+                    "bookie_not_registered", bookie=self._bookie_id, reason=error.code.reason
+                )
+                await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _establish(self, standing: Standing) -> None:
+        """Whatever is there now: one node of this session, in the right folder."""
+        for each in Standing:
+            await self._await_departure(self._path(each))
+        path = self._path(standing)
+        for _ in range(2):
+            try:
+                await create_surely(
+                    self._store, path, self._data, self._is_ours, CreateMode.EPHEMERAL
+                )
+                break
+            except NoSuchNode:  # A cluster that never saw a read-only bookie may lack its folder.
+                await ensure_path(self._store, path.rpartition("/")[0], above=self._root)
+        await self._correct(path)
+        for each in Standing:
+            if each is not standing:
+                await self._remove(each)
+
+    async def _await_departure(self, path: str) -> None:
+        if not await self._is_strangers(path):
+            return
+        logger.info("waiting_for_earlier_session", bookie=self._bookie_id, path=path)
+        watch = await self._store.watch(path)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                while await self._is_strangers(path):
+                    if await anext(watch, None) is None:
+                        raise MetadataUnavailable("the metadata store was closed", path=path)
+        except TimeoutError:
+            raise NodeExists(
+                "another process is registered under this bookie id",
+                path=path,
+                next_step="stop it, or give this bookie an id of its own",
+            ) from None
+        finally:
+            await watch.close()
+
+    async def _is_strangers(self, path: str) -> bool:
+        node = await read_surely(self._store, path)
+        return node is not None and not self._is_ours(node)
+
+    async def _correct(self, path: str) -> None:
+        """A node that this session made before may tell of other endpoints."""
+        node = await read_surely(self._store, path)
+        if node is not None and self._is_ours(node) and node.value != self._data:
+            await set_surely(self._store, path, self._data, node.stat.version)
+
+    async def _remove(self, standing: Standing) -> None:
+        path = self._path(standing)
+        if not await self._is_strangers(path):
+            try:
+                await delete_surely(self._store, path, is_ours=self._is_ours)
+            except (NoSuchNode, MetadataConflict):
+                pass
+
+    def _is_ours(self, node: Node) -> bool:
+        return node.stat.owner == self._store.session
+
+    def _path(self, standing: Standing) -> str:
+        return f"{self._root}/{standing.value}/{self._bookie_id}"
