@@ -11,6 +11,7 @@ The fixtures `zookeeper_server` (one per test session) and `zookeeper` (a tree o
 are for import into a `conftest.py`; outside pytest use `with running() as server`.
 """
 
+import asyncio
 import contextlib
 import functools
 import glob
@@ -19,6 +20,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import time
@@ -53,7 +55,8 @@ _JVM_OPTIONS: Final = (
 # pipe ends without a line.
 _GUARD: Final = 'read line || { kill -9 "$1"; rm -rf "$2"; }'
 
-_HOW_TO_ENABLE: Final = (
+_CLOSE_SESSION: Final = -11
+HOW_TO_ENABLE: Final = (
     f"install a Java runtime (apt-get install default-jre-headless) and `pip install pyspark`, or "
     f"apt-get install zookeeper, or set {ADDRESS_VARIABLE}=host:port"
 )
@@ -257,6 +260,28 @@ def _tail(path: str, lines: int = 30) -> str:
         return "".join(file.readlines()[-lines:])
 
 
+# --- Sessions -----------------------------------------------------------------------------------
+
+
+async def end_session(server: ZooKeeperServer, session: int, password: bytes) -> None:
+    """Ends it under its client's feet, as if it had run out. The client must be cut off: else it
+    takes the session back while we do."""
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+
+    async def ask(request: bytes) -> bytes:
+        writer.write(len(request).to_bytes(4) + request)
+        return await reader.readexactly(int.from_bytes(await reader.readexactly(4)))
+
+    try:
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            hello = struct.pack("!iqiqi", 0, 0, 10_000, session, len(password))
+            answer = await ask(hello + password + b"\0")
+            assert int.from_bytes(answer[4:8]) > 0, "the session is over already"
+            await ask(struct.pack("!ii", 1, _CLOSE_SESSION))
+    finally:
+        writer.close()
+
+
 # --- Fixtures -----------------------------------------------------------------------------------
 
 
@@ -274,7 +299,7 @@ def zookeeper_server() -> Iterator[ZooKeeperServer]:
         try:
             server = stack.enter_context(running())
         except NoZooKeeper as error:
-            pytest.skip(missing_piece("zk", str(error), _HOW_TO_ENABLE))
+            pytest.skip(missing_piece("zk", str(error), HOW_TO_ENABLE))
         yield server
 
 
