@@ -221,8 +221,6 @@ class ZooKeeperStore:
 
     async def transaction(self, ops: Sequence[Op]) -> list[OpResult]:
         check_ops(ops)
-        if not ops:
-            return []
         results = await self._ask(Transaction([self._request(op) for op in ops]))
         for index, (op, result) in enumerate(zip(ops, results, strict=True)):
             if isinstance(result, Exception) and not isinstance(result, _NOT_TO_BLAME):
@@ -309,13 +307,17 @@ class ZooKeeperStore:
         stream = WatchStream(path, forget)
         self._watches.add(stream, path, recursive=recursive)
         watched = self._watched.setdefault(path, _WatchedPath())
-        watched.streams.append(stream)
+        watched.streams[stream] = None
         watched.recursive |= recursive
+        connection = None
         try:
-            await self._ask(AddWatch(self._full(path), watched.recursive), repeat=True, path=path)
+            while connection != self._connection:  # Else a loss came between answer and now.
+                connection = self._connection
+                await self._add_watch(path, watched)
         except BaseException:
             await stream.close()
             raise
+        watched.streams[stream] = connection
         return stream
 
     def session_events(self) -> AsyncIterator[SessionEvent]:
@@ -324,7 +326,7 @@ class ZooKeeperStore:
     def _forget(self, path: str, stream: WatchStream) -> None:
         self._watches.remove(stream)
         watched = self._watched[path]
-        watched.streams.remove(stream)
+        del watched.streams[stream]
         if watched.streams:
             return
         del self._watched[path]
@@ -334,15 +336,15 @@ class ZooKeeperStore:
 
     async def _keep_watches(self) -> None:
         """Puts all of them back after each reconnection."""
-        armed = 1  # The first connection has none to put back.
+        armed = 0
         while True:
             connection = self._connection
-            if connection <= armed or not self._is_connected:
+            if connection == armed or not self._is_connected:
                 await self._changed.wait()
                 continue
             try:
                 for path in list(self._watched):
-                    await self._restore_watch(path)
+                    await self._restore_watch(path, connection)
             except RollbookError as error:
                 if self._connection == connection and self._is_connected:
                     logger.warning("zookeeper_watches_not_restored", reason=str(error))
@@ -350,11 +352,21 @@ class ZooKeeperStore:
             else:
                 armed = connection
 
-    async def _restore_watch(self, path: str) -> None:
-        if watched := self._watched.get(path):
-            await self._ask(AddWatch(self._full(path), watched.recursive), repeat=True, path=path)
-            for stream in watched.streams:
+    async def _restore_watch(self, path: str, connection: int) -> None:
+        watched = self._watched.get(path, _WatchedPath())
+        behind = [
+            stream for stream, since in watched.streams.items() if since not in (None, connection)
+        ]
+        if not behind:
+            return
+        await self._add_watch(path, watched)
+        for stream in behind:
+            if stream in watched.streams:
+                watched.streams[stream] = connection
                 stream.offer(WatchEvent(EventKind.RESYNC, path))
+
+    async def _add_watch(self, path: str, watched: "_WatchedPath") -> None:
+        await self._ask(AddWatch(self._full(path), watched.recursive), repeat=True, path=path)
 
     # --- The end ---
 
@@ -454,7 +466,8 @@ class ZooKeeperStore:
 
 @dataclass(slots=True)
 class _WatchedPath:
-    streams: list[WatchStream] = field(default_factory=list)
+    # Each with the connection from which on it has heard everything; None: it is being started.
+    streams: dict[WatchStream, int | None] = field(default_factory=dict)
     recursive: bool = False  # How the server is to watch it; stays until the last stream closes.
 
 
