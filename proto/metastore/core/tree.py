@@ -93,8 +93,8 @@ class Tree:
     def rows(self) -> Iterator[tuple[str, Row]]:
         yield from self._nodes.rows.items()
 
-    def load(self, rows: Iterable[tuple[str, Row]]) -> None:
-        """Fills a new tree with the rows of another one, in any order."""
+    def load(self, rows: Iterable[tuple[str, Row | None]]) -> None:
+        """Takes over rows of another tree, all or those that changed, in any order."""
         for path, row in rows:
             self._nodes.put(path, row)
 

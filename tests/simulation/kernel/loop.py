@@ -130,7 +130,13 @@ class Call(asyncio.TimerHandle):
 
 class VirtualLoop(asyncio.AbstractEventLoop):
     def __init__(
-        self, chance: random.Random, trace: Trace, *, shuffle: bool, callbacks_max: int
+        self,
+        chance: random.Random,
+        trace: Trace,
+        *,
+        shuffle: bool,
+        callbacks_max: int,
+        seconds_max: float,
     ) -> None:
         self.now = 0.0
         self.callbacks = 0
@@ -144,6 +150,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._chance = chance
         self._shuffle = shuffle
         self._callbacks_max = callbacks_max
+        self._seconds_max = seconds_max
         self._trace = trace
         self.network: Network  # The world puts it there.
         self._is_going = False
@@ -297,13 +304,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             heappop(timers)
             self._timers_cancelled -= 1
         if not timers:
-            waiting = "; ".join(where_it_waits(task) for task in self.outside.tasks())
-            self.fail(Deadlock(f"nothing is left to happen at {self.now:.6f} s: {waiting}"))
+            self.fail(Deadlock(f"nothing is left at {self.now:.6f} s: {self._who_waits()}"))
             return
         now = timers[0][0]
         if now > self.now:
             self.now = now
             self._trace.on_time(now)
+            if now > self._seconds_max:
+                self.fail(Runaway(f"{self._seconds_max:g} s and no end: {self._who_waits()}"))
+                return
         while timers and timers[0][0] <= now:
             call = heappop(timers)[2]
             call._scheduled = False
@@ -314,6 +323,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             if not lane.queue and lane.is_running:
                 self._ready.append(lane)
             lane.queue.append(call)  # A frozen lane keeps it, too, unrun.
+
+    def _who_waits(self) -> str:
+        return "; ".join(
+            f"{lane.name} in {where_it_waits(task)}"
+            for lane in self.lanes
+            if lane.is_alive
+            for task in lane.tasks()
+        )
 
     def _shuffle_tasks(self, queue: deque[Call]) -> None:
         """Lets a task overtake tasks that were woken before it. Nothing else may move: asyncio

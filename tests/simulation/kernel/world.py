@@ -5,16 +5,22 @@ import gc
 import random
 import sys
 import warnings
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import Context
+from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Never, TypeVar
 
-from rollbook.proto.ports import Randomness
+import structlog
+
+from rollbook.proto.ports import MetadataStore, Randomness
 from tests.simulation.kernel.buggify import SeededBuggify
 from tests.simulation.kernel.disk import SimulatedDisk
 from tests.simulation.kernel.failures import InvariantBroken, LostTask, Unhandled
+from tests.simulation.kernel.guards import guarded
 from tests.simulation.kernel.loop import WORLD, VirtualLoop
+from tests.simulation.kernel.metadata import SimulatedMetadata
 from tests.simulation.kernel.network import Network, SimulatedTransport
 from tests.simulation.kernel.trace import Trace
 
@@ -118,6 +124,18 @@ class Node:
     def is_running(self) -> bool:
         return self.process is not None and self.process.is_alive
 
+    @property
+    def context(self) -> Context:
+        """For callbacks that its process is to run."""
+        assert self.process is not None
+        return self.process.lane.context
+
+    async def metadata(
+        self, session_timeout_s: float = 10.0, operation_timeout_s: float = 10.0
+    ) -> MetadataStore:
+        """A client of the world's metadata store, with a session of its own."""
+        return await self.world.metadata.connect(self, session_timeout_s, operation_timeout_s)
+
     def start(self, main: Main) -> Process:
         assert not self.is_running, f"{self.name} runs already"
         if not self.is_up:
@@ -188,10 +206,13 @@ class World:
         self.nodes: dict[str, Node] = {}
         self.processes: list[Process] = []
         self._streams: dict[str, random.Random] = {}
-        self._seconds_max = seconds_max
         self._has_run = False
         self.loop = VirtualLoop(  # type: ignore[abstract]  # What is missing does not exist here.
-            self.random("scheduling"), self.trace, shuffle=shuffle, callbacks_max=callbacks_max
+            self.random("scheduling"),
+            self.trace,
+            shuffle=shuffle,
+            callbacks_max=callbacks_max,
+            seconds_max=seconds_max,
         )
         self.network = Network(self.loop, self.random("network"), self._is_up)
         self.loop.network = self.network
@@ -222,11 +243,16 @@ class World:
             node = self.nodes[name] = Node(self, name)
         return node
 
+    @cached_property
+    def metadata(self) -> SimulatedMetadata:
+        """Made when it is first asked for."""
+        return SimulatedMetadata(self)
+
     def at(self, when_s: float, action: Callable[..., object], *arguments: object) -> None:
         assert when_s >= self.now
         self.loop.call_at(when_s, action, *arguments, context=self.loop.outside.context)
 
-    def log(self, event: str, **fields: object) -> None:
+    def log(self, event: str, /, **fields: object) -> None:
         """Values are written with `repr`: give it none that holds an address or a set."""
         self.trace.on_event(self.now, self.loop.lane().name, event, fields)
 
@@ -240,6 +266,8 @@ class World:
         with ExitStack() as after:
             after.callback(self._end)
             after.enter_context(_Alone(self.loop))
+            after.enter_context(_logs_into(self))
+            after.enter_context(guarded(self.loop.fail))
             result: T = self.loop.run_until_complete(scenario)
             self._check_processes()
             return result
@@ -266,6 +294,28 @@ class World:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.loop.dismantle()
+
+
+@contextmanager
+def _logs_into(world: World) -> Iterator[None]:
+    """What product code logs becomes part of the trace."""
+    outer = structlog.get_config() if structlog.is_configured() else None
+
+    def write(_logger: Any, method: str, event: structlog.typing.EventDict) -> Never:
+        world.log(f"{method} {event.pop('event')}", **event)
+        raise structlog.DropEvent
+
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, write],
+        wrapper_class=structlog.make_filtering_bound_logger("info"),
+        cache_logger_on_first_use=False,
+    )
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
+        if outer is not None:
+            structlog.configure(**outer)
 
 
 class _Alone:

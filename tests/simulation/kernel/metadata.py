@@ -1,0 +1,372 @@
+"""A metadata store across the simulated network: a ZooKeeper of the host `metadata`.
+
+The service, its sessions and its client are the product's own; what is simulated is the distance
+between them, and the ensemble. Messages travel as references to objects over an ordinary simulated
+connection, so that delays, cuts, resets and silence mean here what they mean everywhere.
+
+With `lag_s` set, each client talks to a follower that lags: reads show an older state, and events of
+its watches come late, but never the one without the other. As in ZooKeeper a client never goes back,
+sees its own writes, and is up to date after `sync()`.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from rollbook.proto.errors import NoSuchNode, RollbookError, SessionExpired
+from rollbook.proto.metastore.client import (
+    OPERATION_TIMEOUT_S,
+    SESSION_TIMEOUT_S,
+    Receiver,
+    StoreClient,
+)
+from rollbook.proto.metastore.core.messages import (
+    Answer,
+    Ask,
+    Children,
+    FromClient,
+    FromService,
+    Get,
+    HangUp,
+    Result,
+    Told,
+    Transact,
+    Welcome,
+)
+from rollbook.proto.metastore.core.service import Batch, Kept
+from rollbook.proto.metastore.core.tree import Row, Tree
+from rollbook.proto.metastore.host import Host
+from rollbook.proto.ports import Address, SessionId, Transport
+
+if TYPE_CHECKING:  # The world stands on this.
+    from tests.simulation.kernel.world import Node, World
+
+Span: TypeAlias = tuple[float, float]
+
+HOST: Final = "metadata"
+PORT: Final = 2181
+_REFERENCE: Final = Struct("<Q")
+
+
+class Mail:
+    """Objects on their way. What is written to a connection is a number for each."""
+
+    def __init__(self) -> None:
+        self._objects: dict[int, Any] = {}
+        self._last = 0
+
+    def post(self, objects: Sequence[Any]) -> bytes:
+        numbers = []
+        for something in objects:
+            self._last += 1
+            self._objects[self._last] = something
+            numbers.append(_REFERENCE.pack(self._last))
+        return b"".join(numbers)
+
+    def collect(self, data: bytearray) -> list[Any]:
+        """Takes the whole numbers from the front of the buffer."""
+        whole = len(data) // _REFERENCE.size * _REFERENCE.size
+        numbers = [number for (number,) in _REFERENCE.iter_unpack(bytes(data[:whole]))]
+        del data[:whole]
+        return [self._objects.pop(number) for number in numbers]
+
+
+# --- The client's end -----------------------------------------------------------------------------
+
+
+class _ClientEnd(asyncio.Protocol):
+    """The `Channel` of a StoreClient."""
+
+    def __init__(self, mail: Mail, receiver: Receiver) -> None:
+        self._mail, self._receiver = mail, receiver
+        self._received = bytearray()
+        self._transport: asyncio.Transport  # From connection_made() on.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if messages := self._mail.collect(self._received):
+            self._receiver.on_messages(messages)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._receiver.on_lost("the connection broke" if exc else "the store hung up")
+
+    def send(self, messages: Sequence[FromClient]) -> None:
+        self._transport.write(self._mail.post(messages))
+
+    def close(self) -> None:
+        self._transport.abort()
+
+
+class _Connector:
+    """Finds the service on the network."""
+
+    def __init__(self, mail: Mail, transport: Transport) -> None:
+        self._mail, self._transport = mail, transport
+
+    async def connect(self, receiver: Receiver, timeout_s: float) -> _ClientEnd:
+        _, end = await self._transport.connect(
+            lambda: _ClientEnd(self._mail, receiver), Address(HOST, PORT), timeout_s
+        )
+        assert isinstance(end, _ClientEnd)
+        return end
+
+    def why_silent(self) -> str:
+        return "it does not answer"
+
+    async def close(self) -> None:
+        pass
+
+
+# --- The service's end ----------------------------------------------------------------------------
+
+
+class _Follower:
+    """A copy of the tree as it was a while ago."""
+
+    def __init__(self, metadata: "SimulatedMetadata") -> None:
+        self._commits = metadata.commits
+        self._applied = len(metadata.commits)
+        self.commit = metadata.last_commit
+        self.tree = Tree()
+        self.tree.load(metadata.tree.rows())
+
+    def catch_up(self, commit: int) -> None:
+        """To there, or beyond it: what was committed together is seen together."""
+        while self.commit < commit and self._applied < len(self._commits):
+            self._apply()
+
+    def age(self, until_s: float) -> None:
+        """To what was committed by then."""
+        while self._applied < len(self._commits) and self._commits[self._applied].at_s <= until_s:
+            self._apply()
+
+    def _apply(self) -> None:
+        commit = self._commits[self._applied]
+        self._applied += 1
+        self.commit = commit.last_txn
+        self.tree.load(commit.rows.items())
+
+
+class _ServiceEnd(asyncio.Protocol):
+    """One connection, as the service has it, and the follower that it leads to."""
+
+    def __init__(self, metadata: "SimulatedMetadata", host: Host) -> None:
+        self._metadata, self._host = metadata, host
+        self._received = bytearray()
+        self._transport: asyncio.Transport  # From connection_made() on.
+        self._connection = 0
+        self._reads: dict[int, Get | Children] = {}  # Asked, not answered.
+        self._follower: _Follower | None = None
+        self._held: deque[tuple[float, Told]] = deque()  # Events, and when they are due.
+        self._next_loss: str | None = None
+        self.node = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.node = transport.get_extra_info("peername")[0]
+        self._connection = self._host.connect(self._say)
+        self._metadata.ends[self] = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._host.disconnect(self._connection)
+        self._metadata.ends.pop(self, None)
+
+    def lose_next(self, what: str) -> None:
+        self._next_loss = what
+
+    # --- Hearing ------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        for message in self._metadata.mail.collect(self._received):
+            if not self._transport.is_closing():
+                self._hear(message)
+
+    def _hear(self, message: FromClient) -> None:
+        loss = None
+        if isinstance(message, Ask):
+            if isinstance(message.question, Get | Children):
+                self._reads[message.request_id] = message.question
+            elif isinstance(message.question, Transact):
+                loss, self._next_loss = self._next_loss, None
+        if loss != "request":
+            self._host.hear(self._connection, [message])
+        if loss is not None:
+            self._transport.abort()
+
+    # --- Saying -------------------------------------------------------------------------------
+
+    def _say(self, messages: Sequence[FromService | HangUp]) -> None:
+        """What the leader says. Events may come late; answers to reads are the follower's own."""
+        for message in messages:
+            match message:
+                case HangUp():
+                    self._transport.close()
+                    return
+                case Told() if self._metadata.lag_s is not None:
+                    self._hold(message, self._metadata.lag_s)
+                    continue
+                case Answer(request_id) if (read := self._reads.pop(request_id, None)) is not None:
+                    message = self._read(message, read)
+                case Answer() | Told():
+                    self._bring_to(message.commit)
+                case Welcome(_, session):
+                    self._metadata.sessions[session] = self.node
+            self._write(message)
+
+    def _read(self, answer: Answer, question: Get | Children) -> Answer:
+        metadata = self._metadata
+        if isinstance(answer.result, SessionExpired):
+            return answer
+        if metadata.lag_s is None:
+            self._bring_to(answer.commit)
+            if isinstance(question, Children) and isinstance(answer.result, list):
+                return replace(answer, result=metadata.forget_some(answer.result))
+            return answer
+        if self._follower is None:
+            self._follower = _Follower(metadata)
+        self._follower.age(metadata.now() - metadata.chance.uniform(*metadata.lag_s))
+        self._bring_to(self._follower.commit)
+        tree = self._follower.tree
+        result: Result | RollbookError
+        try:
+            if isinstance(question, Get):
+                result = tree.get(question.path)
+            else:
+                result = metadata.forget_some(tree.children(question.path))
+        except NoSuchNode as error:
+            result = error
+        return Answer(answer.request_id, self._follower.commit, result)
+
+    def _hold(self, told: Told, lag_s: Span) -> None:
+        if self._follower is None:  # It knows what was before this, and perhaps a little more.
+            self._follower = _Follower(self._metadata)
+        due = self._metadata.now() + self._metadata.chance.uniform(*lag_s)
+        if self._held:
+            due = max(due, self._held[-1][0])
+        self._held.append((due, told))
+        asyncio.get_running_loop().call_at(due, self._release)
+
+    def _release(self) -> None:
+        while self._held and self._held[0][0] <= self._metadata.now():
+            self._bring_to(self._held[0][1].commit)
+
+    def _bring_to(self, commit: int) -> None:
+        """The follower has caught up, and the client hears first what happened on the way."""
+        if self._follower is not None:
+            self._follower.catch_up(commit)
+            commit = self._follower.commit
+        while self._held and self._held[0][1].commit <= commit:
+            self._write(self._held.popleft()[1])
+
+    def _write(self, message: FromService) -> None:
+        self._transport.write(self._metadata.mail.post([message]))
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    last_txn: int
+    at_s: float
+    rows: dict[str, Row | None]
+
+
+class SimulatedMetadata:
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._node = world.node(HOST)
+        self.chance: random.Random = world.random("metadata")
+        self.mail = Mail()
+        self.sessions: dict[SessionId, str] = {}  # By whom each was opened.
+        self.ends: dict[_ServiceEnd, None] = {}
+        self.commits: list[Commit] = []
+        self.lag_s: Span | None = None
+        self.partial_listing_odds = 0.0
+        self._host: Host | None = None
+        self._store = f"{self.chance.getrandbits(64):016x}"
+        self._timeouts_ms: dict[SessionId, int] = {}
+        self._clients = 0
+        self.up()
+
+    # --- For scenarios ------------------------------------------------------------------------
+
+    @property
+    def tree(self) -> Tree:
+        assert self._host is not None, "the store has never run"
+        return self._host.service.tree
+
+    def up(self) -> None:
+        if not self._node.is_running:
+            self._node.start(self._serve)
+
+    def down(self) -> None:
+        """All of it; it forgets nothing, and gives the sessions their whole time when it is back."""
+        self._node.kill()
+
+    def expire(self, node: "Node") -> None:
+        """Ends the node's sessions, as if it had been silent for too long."""
+        if not self._node.is_running or self._host is None:
+            return
+        for session, name in self.sessions.items():
+            if name == node.name and session in self._host.service.sessions:
+                self._world.loop.call_soon(self._host.expire, session, context=self._node.context)
+
+    def lose(self, node: "Node", *, replies: bool = True) -> None:
+        """The next write of the node breaks its connection: applied, its answer lost; or lost itself."""
+        for end in self.ends:
+            if end.node == node.name:
+                end.lose_next("reply" if replies else "request")
+
+    # --- Inside -------------------------------------------------------------------------------
+
+    async def connect(
+        self,
+        node: "Node",
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        operation_timeout_s: float = OPERATION_TIMEOUT_S,
+    ) -> StoreClient:
+        self._clients += 1
+        client = StoreClient(
+            _Connector(self.mail, node.transport),
+            self._world.random(f"metadata:{node.name}:{self._clients}"),
+            session_timeout_s=session_timeout_s,
+            operation_timeout_s=operation_timeout_s,
+        )
+        return await client.open()
+
+    async def _serve(self, node: "Node") -> None:
+        rows = [] if self._host is None else list(self._host.service.tree.rows())
+        kept = Kept(self._store, self.last_commit, rows, list(self._timeouts_ms.items()))
+        self.ends.clear()
+        host = self._host = Host(kept, node.clock, self._keep)
+        host.start()
+        await node.transport.listen(lambda: _ServiceEnd(self, host), Address("", PORT))
+        await asyncio.get_running_loop().create_future()
+
+    async def _keep(self, batch: Batch) -> None:
+        self.commits.append(Commit(batch.last_txn, self.now(), batch.rows))
+        for session, timeout_ms in batch.timeouts_ms.items():
+            if timeout_ms is None:
+                self._timeouts_ms.pop(session, None)
+            else:
+                self._timeouts_ms[session] = timeout_ms
+
+    @property
+    def last_commit(self) -> int:
+        return self.commits[-1].last_txn if self.commits else 0
+
+    def now(self) -> float:
+        return self._world.now
+
+    def forget_some(self, names: list[Any]) -> list[Any]:
+        if not self.partial_listing_odds or self.chance.random() >= self.partial_listing_odds:
+            return names
+        return [name for name in names if self.chance.random() < 0.5]
