@@ -1,0 +1,39 @@
+"""Groups of tasks that end together, always in the same order."""
+
+import asyncio
+from collections.abc import Iterator, MutableSet
+from typing import Any
+
+
+class TaskGroup(asyncio.TaskGroup):
+    """`asyncio.TaskGroup`, but children are cancelled in the order in which they were made.
+
+    The standard one keeps them in a set, and a set of objects is in order of their addresses: the
+    same program would behave differently from run to run, in simulations, too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tasks = _InOrder()  # type: ignore[assignment]  # All that is asked of a set there.
+
+
+class _InOrder(MutableSet["asyncio.Task[Any]"]):
+    __slots__ = ("_members",)
+
+    def __init__(self) -> None:
+        self._members: dict[asyncio.Task[Any], None] = {}
+
+    def add(self, value: "asyncio.Task[Any]") -> None:
+        self._members[value] = None
+
+    def discard(self, value: "asyncio.Task[Any]") -> None:
+        self._members.pop(value, None)
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._members
+
+    def __iter__(self) -> Iterator["asyncio.Task[Any]"]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
