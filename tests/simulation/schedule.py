@@ -23,23 +23,25 @@ FORMAT: Final = 1
 class Kind(StrEnum):
     """Each comment names `nodes`, then `amount`. All but the momentary ones last for `for_us`."""
 
-    KILL = "kill"  # node: the process dies, its page cache stays; back after for_us.
+    KILL = "kill"  # node: the process dies, its page cache stays. for_us 0: it does not come back.
     POWER_CUT = "power cut"  # nodes: they die at once and lose what was not synced; back likewise.
-    PAUSE = "pause"  # node: stopped, its connections stay open.
+    PAUSE = "pause"  # node: stopped, while its machine keeps the connections open.
     CUT = "cut"  # a, b: nothing passes either way.
     CUT_ONE_WAY = "one-way cut"  # from, to.
     RESET = "reset"  # a, b: their connections break, bytes in flight are lost. Momentary.
+    STALL = "stall"  # from, to: the receiver does not read.
     SLOW_LINK = "slow link"  # from, to; µs added to each delivery.
-    TAIL_LATENCY = "tail latency"  # from, to; µs added to one delivery in ten.
-    SLOW_DISK = "slow disk"  # node; µs added to each operation.
-    SYNC_ERROR = "sync error"  # node: its next sync fails. Momentary.
-    WRITE_ERROR = "write error"  # node: its next write fails. Momentary.
+    TAIL_LATENCY = "tail latency"  # from, to; at most so many µs added to one delivery in ten.
+    SLOW_DISK = "slow disk"  # node; µs that each sync takes.
+    SYNC_ERROR = "sync error"  # node: its syncs fail.
+    WRITE_ERROR = "write error"  # node: its writes fail.
     DISK_FULL = "disk full"  # node.
-    ROT = "rot"  # node; how many bits flip. Momentary.
+    ROT = "rot"  # node; one durable bit flips in so many of its files. Momentary.
     CLOCK_JUMP = "clock jump"  # node; µs added to its wall clock. Momentary.
-    METADATA_CUT = "metadata cut"  # node: it cannot reach the metadata store.
-    METADATA_LOSS = "metadata loss"  # node: its connection breaks under a request. Momentary.
-    METADATA_DOWN = "metadata down"  # nobody: the whole store is unreachable.
+    METADATA_DOWN = "metadata down"  # nobody: the whole store.
+    METADATA_LOSS = "metadata loss"  # node; its next write loses the reply (1) or itself (0).
+    METADATA_EXPIRY = "metadata expiry"  # node: its session ends. Momentary.
+    METADATA_LAG = "metadata lag"  # nobody; reads may be so many µs stale.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,11 @@ class Fault:
         return " ".join(filter(None, parts))
 
 
-_DIRECTED: Final = (Kind.CUT_ONE_WAY, Kind.SLOW_LINK, Kind.TAIL_LATENCY)
-_IN_US: Final = (Kind.SLOW_LINK, Kind.TAIL_LATENCY, Kind.SLOW_DISK, Kind.CLOCK_JUMP)
+_DIRECTED: Final = (Kind.CUT_ONE_WAY, Kind.STALL, Kind.SLOW_LINK, Kind.TAIL_LATENCY)
+_IN_US: Final = (
+    *(Kind.SLOW_LINK, Kind.TAIL_LATENCY, Kind.SLOW_DISK),
+    *(Kind.CLOCK_JUMP, Kind.METADATA_LAG),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +137,18 @@ class Recipe:
     from_start: bool = False  # A condition of the whole run rather than an event in it.
 
 
-def draw(rng: random.Random, recipes: Sequence[Recipe], until_us: int) -> tuple[Fault, ...]:
+def draw(rng: random.Random, recipes: Sequence[Recipe], when_us: Span) -> tuple[Fault, ...]:
     faults: list[Fault] = []
     for recipe in recipes:
         if rng.random() < recipe.odds:
             times = rng.randint(*recipe.times)
-            faults += [_draw_one(rng, recipe, until_us) for _ in range(times)]
+            faults += [_draw_one(rng, recipe, when_us) for _ in range(times)]
     return tuple(sorted(faults, key=lambda fault: fault.at_us))
 
 
-def _draw_one(rng: random.Random, recipe: Recipe, until_us: int) -> Fault:
+def _draw_one(rng: random.Random, recipe: Recipe, when_us: Span) -> Fault:
     return Fault(
-        at_us=0 if recipe.from_start else rng.randrange(until_us),
+        at_us=0 if recipe.from_start else rng.randint(*when_us),
         kind=recipe.kind,
         nodes=rng.choice(recipe.targets),
         for_us=_log_uniform(rng, recipe.for_us),
@@ -154,4 +159,8 @@ def _draw_one(rng: random.Random, recipe: Recipe, until_us: int) -> Fault:
 def _log_uniform(rng: random.Random, span: Span) -> int:
     """Short and long alike: time-outs lie somewhere in between, and both sides of them matter."""
     low, high = span
-    return low if low == high else round(math.exp(rng.uniform(math.log(low), math.log(high))))
+    return (
+        rng.randint(low, high)
+        if low == 0
+        else round(math.exp(rng.uniform(math.log(low), math.log(high))))
+    )

@@ -1,0 +1,252 @@
+"""Planted bugs: what the simulator must find, or else its silence about our own code means nothing.
+
+Each mutant is the toy protocol with one rule broken, and is searched for with fresh seeds. One of
+them may be correct after all: `LacFenceOnOne`. With in-order confirmation the fencing reads alone
+keep the promise: let recovery close at L. Entry L+1 was denied by `absence` fenced members of its
+write set, each of which had no durable copy then and accepts no ordinary add ever after. So L+1 has
+at most `ack` - 1 copies that a writer can hear of, now and for ever, on the ensemble that the
+writer uses; and after the mark the writer cannot change it. L+1 is never confirmed, nor then is
+anything behind it. What the fencing of the LAC question adds is speed: the writer learns sooner.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.proto.ids import EntryId
+from rollbook.proto.quorum import Ensemble
+from tests.simulation.run import find_failure, parallel
+from tests.simulation.schedule import Case
+from tests.simulation.shrink import shrink
+from tests.simulation.worlds.toy.bookie import Bookie
+from tests.simulation.worlds.toy.oracle import EVERY_RULE
+from tests.simulation.worlds.toy.recovery import Answers, Recovery
+from tests.simulation.worlds.toy.scene import Parts, ToyScene
+from tests.simulation.worlds.toy.wire import (
+    ABSENT,
+    FENCING_READ,
+    READ,
+    Message,
+    Stream,
+)
+from tests.simulation.worlds.toy.writer import Writer
+from tests.tally import Tally
+
+Say = Callable[[str], None]
+
+
+class OneNegative(Recovery):
+    """Recovery takes one negative answer for proof that an entry is absent."""
+
+    negatives_needed = 1
+
+
+class OneCopy(Recovery):
+    """Recovery closes when one copy of each entry is written back."""
+
+    copies_needed = 1
+
+
+class MovingLac(Recovery):
+    """Recovery's write-backs call what it has written back so far confirmed."""
+
+    def _lac_to_tell(self, lac: EntryId, entry: EntryId) -> EntryId:
+        return EntryId(entry - 1)
+
+
+class ReadsDoNotFence(Recovery):
+    """Recovery fences with its first question only, as BookKeeper did until issue 2614."""
+
+    read_kind = READ
+
+
+class LacFenceOnOne(Recovery):
+    """Recovery asks one bookie only for the LAC. Its reads still fence: probably no bug at all."""
+
+    def _whom_to_fence(self, ensemble: Ensemble) -> Ensemble:
+        return (self._rng.choice(ensemble),)
+
+    def _is_covered(self, ensemble: Ensemble, answers: Answers) -> bool:
+        return bool(answers)
+
+
+class AckBeforeSync(Bookie):
+    """A bookie answers first and makes it durable then."""
+
+    async def _commit(self, batch: list[tuple[Stream, Message, bytes]]) -> None:
+        for stream, ask, _ in batch:
+            self._finish(stream, ask)
+        records = b"".join(record for _, _, record in batch)
+        if records:
+            await self._make_durable(records)
+
+
+class RetriedSync(Bookie):
+    """A bookie whose sync failed syncs again, and believes the second answer."""
+
+    async def _make_durable(self, records: bytes) -> None:
+        try:
+            await super()._make_durable(records)
+        except OSError:
+            await self._sync_until_it_works()
+            self._end += len(records)
+
+    async def _sync_until_it_works(self) -> None:
+        while True:
+            try:
+                return await self._journal.sync()
+            except OSError:
+                await asyncio.sleep(0.01)
+
+
+class ForgottenFence(Bookie):
+    """A bookie keeps its fence in memory only."""
+
+    def _record_of(self, ask: Message) -> bytes:
+        record = super()._record_of(ask)
+        return b"" if ask.kind == FENCING_READ else record
+
+
+class HastyNegative(Bookie):
+    """A bookie says "absent" at once and makes the fence durable afterwards."""
+
+    _in_flight: Sequence[tuple[Stream, Message, bytes]] = ()
+
+    async def _commit(self, batch: list[tuple[Stream, Message, bytes]]) -> None:
+        self._in_flight = batch
+        await super()._commit(batch)
+        self._in_flight = ()
+
+    def on_ask(self, stream: Stream, ask: Message) -> None:
+        coming = [*self._in_flight, *self._queue]  # What is on its way is not called absent.
+        is_coming = any(ask.entry == accepted.entry for _, accepted, _ in coming)
+        if ask.kind == FENCING_READ and self._look_up(ask) == ABSENT and not is_coming:
+            self._answer(stream, ask, ABSENT)
+        super().on_ask(stream, ask)  # Its second answer finds nobody waiting.
+
+
+class NoHold(Writer):
+    """The writer confirms entries while metadata is learning of the next ensemble."""
+
+    def _is_held(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    name: str
+    parts: Parts
+    seeds_max: int  # Within which it must be found.
+    is_equivalent: bool = False  # Then it must not be found.
+
+    @property
+    def what(self) -> str:
+        for part in (self.parts.bookie, self.parts.writer, self.parts.recovery):
+            if part.__module__ == __name__:
+                return (part.__doc__ or "").partition("\n")[0]
+        raise AssertionError(f"{self.name} mutates nothing")
+
+
+MUTANTS: Final = (
+    Mutant("one-negative", Parts(recovery=OneNegative), 500),
+    Mutant("ack-before-sync", Parts(bookie=AckBeforeSync), 500),
+    Mutant("retried-sync", Parts(bookie=RetriedSync), 2_000),
+    Mutant("one-copy", Parts(recovery=OneCopy), 2_000),
+    Mutant("no-hold", Parts(writer=NoHold), 4_000),
+    Mutant("moving-lac", Parts(recovery=MovingLac), 4_000),
+    Mutant("forgotten-fence", Parts(bookie=ForgottenFence), 4_000),
+    Mutant("reads-do-not-fence", Parts(recovery=ReadsDoNotFence), 8_000),
+    Mutant("hasty-negative", Parts(bookie=HastyNegative), 4_000),
+    Mutant("lac-fence-on-one", Parts(recovery=LacFenceOnOne), 1_000, is_equivalent=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    mutant: str
+    seeds: int  # Tried, the failing one included.
+    seed: int | None
+    detail: str
+    cpu_s: float
+
+    @property
+    def seeds_per_cpu_second(self) -> float:
+        return self.seeds / self.cpu_s
+
+
+def run(from_seed: int, say: Say) -> Tally:
+    """Every mutant falls within its budget of fresh seeds; the equivalent one stands."""
+    tally = Tally("mutants")
+    say(f"{'mutant':<20}{'seeds':>7}{'CPU s':>8}{'seeds/CPU s':>13}  first broken rule")
+    searches = [(mutant.name, from_seed, EVERY_RULE) for mutant in MUTANTS]
+    for mutant, found in zip(MUTANTS, parallel(search, searches), strict=True):
+        is_right = (found.seed is None) == mutant.is_equivalent
+        tally.passed += is_right
+        tally.failed += not is_right
+        told = found.detail if found.seed is not None else "none"
+        if mutant.is_equivalent:
+            told += ", as is right: it breaks no promise"
+        elif found.seed is None:
+            told = f"MISSED in {found.seeds:,} seeds: {mutant.what}"
+        say(
+            f"{mutant.name:<20}{found.seeds:>7,}{found.cpu_s:>8.1f}"
+            f"{found.seeds_per_cpu_second:>13.0f}  {told}"
+        )
+    return tally
+
+
+def search(task: tuple[str, int, frozenset[str]]) -> Found:
+    """In a process of its own: the first fresh seed that tells the mutant from the protocol."""
+    name, from_seed, rules = task
+    mutant = by_name(name)
+    start = time.process_time()
+    seeds = range(from_seed, from_seed + mutant.seeds_max)
+    failure = find_failure(ToyScene(mutant.parts, rules), seeds)
+    cpu_s = time.process_time() - start
+    if failure is None:
+        return Found(name, len(seeds), None, "", cpu_s)
+    seed, report = failure
+    return Found(name, seed - from_seed + 1, seed, report.detail, cpu_s)
+
+
+def show(name: str, from_seed: int, say: Say) -> Tally:
+    """Finds one mutant, cuts its case down and tells the story of what is left."""
+    mutant = by_name(name)
+    say(f"planted bug: {mutant.what}")
+    scene = ToyScene(mutant.parts)
+    failure = find_failure(scene, range(from_seed, from_seed + mutant.seeds_max))
+    tally = Tally("mutants")
+    if failure is None:
+        tally.failed += 1
+        say(f"not found in {mutant.seeds_max:,} seeds")
+        return tally
+    seed, report = failure
+    case = scene.case(seed)
+    say(f"found at seed {seed}: {report.detail}")
+
+    def broken_rule(candidate: Case) -> str | None:
+        return scene.run(candidate).broke
+
+    shrunk = shrink(case, broken_rule)
+    say(
+        f"shrunk in {shrunk.runs} runs from {len(case.faults)} faults and {len(case.steps)} steps "
+        f"to {len(shrunk.case.faults)} and {len(shrunk.case.steps)}:"
+    )
+    for line in str(shrunk.case).splitlines():
+        say(f"  {line}")
+    say("what happened then:")
+    final = scene.run(shrunk.case, tell=True)
+    for line in final.story:
+        say(f"  {line}")
+    say(f"broken: {final.detail}")
+    tally.passed += 1
+    return tally
+
+
+def by_name(name: str) -> Mutant:
+    for mutant in MUTANTS:
+        if mutant.name == name:
+            return mutant
+    raise KeyError(f"no mutant {name!r}; there are {', '.join(m.name for m in MUTANTS)}")

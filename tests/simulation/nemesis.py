@@ -1,0 +1,148 @@
+"""Carries a schedule of faults out on a world, and takes all of them back in the end."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from tests.simulation.history import History
+from tests.simulation.kernel.world import Node, World
+from tests.simulation.schedule import Fault, Kind
+
+Undo = Callable[[], object]
+_TAIL_ODDS: Final = 0.1
+
+
+class Nemesis:
+    def __init__(self, world: World, history: History) -> None:
+        self._world, self._history = world, history
+        self._in_force: dict[
+            int, Callable[[], None]
+        ] = {}  # How to end each, in order of beginning.
+        self._begun = 0
+        self._is_over = False
+        self._healthy: dict[tuple[int, str], tuple[object, Any]] = {}  # By address; never iterated.
+
+    def schedule(self, faults: Sequence[Fault]) -> None:
+        for fault in faults:
+            self._world.at(fault.at_us / 1e6, self._begin, fault)
+
+    def heal(self) -> None:
+        """Takes back whatever is in force; nothing of the schedule happens from now on."""
+        self._is_over = True
+        for end in list(self._in_force.values()):
+            end()
+
+    def _begin(self, fault: Fault) -> None:
+        if self._is_over:
+            return
+        self._world.log("fault", what=str(fault))
+        disturbance = self._history.disturb(fault.kind.value, " ".join(fault.nodes))
+        undo = self._inflict(fault)
+        if undo is None:
+            self._history.on_healed(disturbance)
+            return
+        self._begun += 1
+        number = self._begun
+
+        def end() -> None:
+            if self._in_force.pop(number, None) is not None:
+                self._world.log("fault_over", what=str(fault))
+                undo()
+                self._history.on_healed(disturbance)
+
+        self._in_force[number] = end
+        if fault.for_us:
+            self._world.at(self._world.now + fault.for_us / 1e6, end)
+
+    def _inflict(self, fault: Fault) -> Undo | None:
+        """Returns how to take it back; None for what cannot be or is over at once."""
+        world, network, metadata = self._world, self._world.network, self._world.metadata
+        nodes = [world.node(name) for name in fault.nodes if name in world.nodes]
+        seconds = fault.amount / 1e6
+        match fault.kind, fault.nodes:
+            case Kind.KILL, _:
+                return _stop(nodes, Node.kill, returns=fault.for_us > 0)
+            case Kind.POWER_CUT, _:
+                return _stop(nodes, Node.power_cut, returns=True)
+            case Kind.PAUSE, _:
+                return _pause(nodes[0])
+            case Kind.CUT, (a, b):
+                network.cut(a, b)
+                return lambda: network.heal(a, b)
+            case Kind.CUT_ONE_WAY, (a, b):
+                network.cut_one_way(a, b)
+                return lambda: network.heal(a, b)
+            case Kind.RESET, (a, b):
+                network.reset(a, b)
+            case Kind.STALL, (a, b):
+                network.stall(a, b)
+                return lambda: network.unstall(a, b)
+            case Kind.SLOW_LINK, (a, b):
+                link = network.link(a, b)
+                least, most = self._healthy_value(link, "delay_s")
+                return self._set(link, delay_s=(least + seconds, most + seconds))
+            case Kind.TAIL_LATENCY, (a, b):
+                return self._set(network.link(a, b), tail_odds=_TAIL_ODDS, tail_s=(0.0, seconds))
+            case Kind.SLOW_DISK, _:
+                return self._set(nodes[0].disk, sync_s=(seconds / 2, seconds))
+            case Kind.SYNC_ERROR, _:
+                return self._set_all([node.disk for node in nodes], sync_error_odds=1.0)
+            case Kind.WRITE_ERROR, _:
+                return self._set(nodes[0].disk, write_error_odds=1.0)
+            case Kind.DISK_FULL, _:
+                return self._set(nodes[0].disk, capacity_bytes=0)
+            case Kind.CLOCK_JUMP, _:
+                nodes[0].clock.jump(seconds)
+            case Kind.METADATA_DOWN, _:
+                metadata.down()
+                return metadata.up
+            case Kind.METADATA_LOSS, _:
+                metadata.lose(nodes[0], replies=bool(fault.amount))
+            case Kind.METADATA_EXPIRY, _:
+                metadata.expire(nodes[0])
+            case Kind.METADATA_LAG, _:
+                return self._set(metadata, lag_s=(0.0, seconds))
+            case _:
+                raise ValueError(f"no way to inflict {fault}")
+        return None
+
+    def _set(self, subject: object, **values: object) -> Undo:
+        """Faults may overlap: each one's end brings back what was there before all of them."""
+        for name, value in values.items():
+            self._healthy_value(subject, name)
+            setattr(subject, name, value)
+
+        def restore() -> None:
+            for name in values:
+                setattr(subject, name, self._healthy_value(subject, name))
+
+        return restore
+
+    def _set_all(self, subjects: Sequence[object], **values: object) -> Undo:
+        undos = [self._set(subject, **values) for subject in subjects]
+        return lambda: [undo() for undo in undos]
+
+    def _healthy_value(self, subject: object, name: str) -> Any:
+        key = (id(subject), name)
+        return self._healthy.setdefault(key, (subject, getattr(subject, name)))[1]
+
+
+def _stop(nodes: Sequence[Node], how: Callable[[Node], object], *, returns: bool) -> Undo | None:
+    """Together, so that a power cut of several leaves none of them a moment to say so."""
+    for node in nodes:
+        how(node)
+
+    def start() -> None:
+        for node in nodes:
+            if (
+                node.process is not None and not node.is_running
+            ):  # Another fault's end may have started it already.
+                node.restart()
+
+    return start if returns else None
+
+
+def _pause(node: Node) -> Undo | None:
+    if not node.is_running:
+        return None
+    node.pause()
+    return node.resume

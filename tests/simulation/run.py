@@ -1,0 +1,149 @@
+"""Runs seeds of a world on all cores and says what came of it."""
+
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from tests.simulation.schedule import Case
+from tests.simulation.shrink import shrink
+from tests.simulation.worlds import Report, Scene, scene
+from tests.tally import Tally
+
+SEEDS_PER_TASK: Final = 20
+FAILURES_MAX: Final = 10  # More of them teach nothing new.
+SHRINK_RUNS_MAX: Final = 1500
+
+Progress = Callable[[int, int], None]
+Say = Callable[[str], None]
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class SeedResult:
+    """What crosses from a worker process: a report without its history."""
+
+    seed: int
+    broke: str | None
+    detail: str
+    digest: str
+    weakness: str | None
+    callbacks: int
+    cpu_s: float
+    overlapped: dict[str, int]
+
+
+def simulate(seeds: Sequence[int], world: str, progress: Progress, say: Say | None = None) -> Tally:
+    """A seed passes if every rule held and the run was worth something; a weak one is skipped."""
+    say = say or _say
+    tally = Tally("seeds")
+    weak: Counter[str] = Counter()
+    overlapped: Counter[str] = Counter()
+    callbacks, cpu_s, failed = 0, 0.0, 0
+    progress(0, len(seeds))
+    for done, result in enumerate(_results(seeds, world), 1):
+        progress(done, len(seeds))
+        callbacks += result.callbacks
+        cpu_s += result.cpu_s
+        overlapped.update(result.overlapped)
+        if result.broke is not None:
+            failed += 1
+            say(f"seed {result.seed} of {world} fails: {result.detail}")
+            if failed == 1:
+                _explain(result.seed, world, say)
+            if failed == FAILURES_MAX:
+                say(f"stopped after {failed} failures")
+                break
+        elif result.weakness is not None:
+            weak["no fault overlapped" if "fault" in result.weakness else "too many unknowns"] += 1
+        else:
+            tally.passed += 1
+    tally.failed = failed
+    say(f"{len(seeds) / cpu_s:.0f} seeds and {callbacks / cpu_s:,.0f} callbacks per CPU-second")
+    faults = ", ".join(f"{kind} {count:,}" for kind, count in sorted(overlapped.items()))
+    say(f"faults that overlapped an append: {faults or 'none'}")
+    for reason, count in sorted(weak.items()):
+        say(f"{count:,} seeds prove too little and are not counted: {reason}")
+    return tally
+
+
+def digests(seeds: Sequence[int], world: str) -> Iterator[tuple[int, str]]:
+    """Each seed with the digest of its trace."""
+    for result in _results(seeds, world):
+        yield result.seed, result.digest
+
+
+def find_failure(actors: Scene, seeds: Sequence[int]) -> tuple[int, Report] | None:
+    """The first seed that fails, searched in this process."""
+    for seed in seeds:
+        report = actors.run(actors.case(seed))
+        if report.broke is not None:
+            return seed, report
+    return None
+
+
+def parallel(work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+    """Results in the order of the tasks, from one process per core."""
+    processes = min(os.cpu_count() or 1, len(tasks))
+    if processes < 2:
+        yield from map(work, tasks)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap(work, tasks)
+
+
+def _results(seeds: Sequence[int], world: str) -> Iterator[SeedResult]:
+    tasks = [
+        (world, seeds[start : start + SEEDS_PER_TASK])
+        for start in range(0, len(seeds), SEEDS_PER_TASK)
+    ]
+    for results in parallel(_run_some, tasks):
+        yield from results
+
+
+def _run_some(task: tuple[str, Sequence[int]]) -> list[SeedResult]:
+    world, seeds = task
+    actors = scene(world)
+    return [_run_one(actors, seed) for seed in seeds]
+
+
+def _run_one(actors: Scene, seed: int) -> SeedResult:
+    start = time.process_time()
+    report = actors.run(actors.case(seed))
+    return SeedResult(
+        seed,
+        report.broke,
+        report.detail,
+        report.digest,
+        report.history.weakness(),
+        report.callbacks,
+        time.process_time() - start,
+        report.history.overlapped(),
+    )
+
+
+def _explain(seed: int, world: str, say: Say) -> None:
+    """The shortest case that fails in the same way, ready to be kept."""
+    actors = scene(world)
+
+    def run(case: Case) -> str | None:
+        return actors.run(case).broke
+
+    shrunk = shrink(actors.case(seed), run, SHRINK_RUNS_MAX)
+    say(f"shrunk in {shrunk.runs} runs to a case that breaks {shrunk.broke!r}:")
+    say(str(shrunk.case))
+    say("what happened:")
+    for line in actors.run(shrunk.case, tell=True).story:
+        say(line)
+    say("to keep it, store this in tests/simulation/regressions/NAME.json:")
+    say(shrunk.case.dumps())
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

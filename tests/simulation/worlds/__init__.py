@@ -1,0 +1,35 @@
+"""The worlds that can be simulated: each makes a case from a seed and runs cases."""
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from tests.simulation.history import History
+from tests.simulation.schedule import Case
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one run came to."""
+
+    broke: str | None  # The rule that was broken, by its short name; None: all held.
+    detail: str
+    digest: str  # Of the trace: equal iff the runs were.
+    history: History
+    story: list[str]  # What happened, a line each; empty unless it was asked for.
+    callbacks: int
+
+
+class Scene(Protocol):
+    def case(self, seed: int) -> Case:
+        """A function of the seed alone."""
+
+    def run(self, case: Case, *, tell: bool = False) -> Report:
+        """A function of the case alone."""
+
+
+def scene(name: str) -> Scene:
+    """Raises KeyError for a world that there is not."""
+    from tests.simulation.worlds.toy.scene import ToyScene
+
+    scenes: Final[dict[str, type[Scene]]] = {"toy": ToyScene}
+    return scenes[name]()
