@@ -21,6 +21,8 @@ _TICK_S: Final = TICK_NS / 1e9
 
 
 class Host:
+    """One turn of the event loop never waits for what keeps the service; its callers do."""
+
     def __init__(self, kept: Kept, clock: Clock, keep: Keep | None = None) -> None:
         """Without `keep`, every batch counts as durable."""
         self.service = Service(kept, clock.monotonic_ns())
@@ -41,7 +43,7 @@ class Host:
         if self._tick_timer is not None:
             self._tick_timer.cancel()
         if self._keeping is not None:
-            await asyncio.shield(self._keeping)
+            await asyncio.gather(self._keeping, return_exceptions=True)
         for say in list(self._connections.values()):
             say([HangUp("the service is closing")])
         self._connections.clear()
@@ -82,15 +84,14 @@ class Host:
         self._speak()
 
     async def _keep_all(self, batch: Batch | None) -> None:
+        """After a failure this task stays where it is: nothing is kept or said any more."""
         assert self._keep is not None
-        try:
-            while batch is not None:
-                await self._keep(batch)
-                self.service.on_durable(batch)
-                self._speak()
-                batch = self.service.take_batch()
-        finally:
-            self._keeping = None
+        while batch is not None:
+            await self._keep(batch)
+            self.service.on_durable(batch)
+            self._speak()
+            batch = self.service.take_batch()
+        self._keeping = None
 
     def _speak(self) -> None:
         for connection, messages in self.service.speak().items():

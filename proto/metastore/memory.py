@@ -10,7 +10,6 @@ each way, and a client can be cut off between any two of them: `service.line(sto
 import asyncio
 from collections.abc import Sequence
 from enum import Enum
-from typing import Final
 
 from rollbook.proto.errors import MetadataUnavailable
 from rollbook.proto.metastore.client import (
@@ -19,12 +18,11 @@ from rollbook.proto.metastore.client import (
     Receiver,
     StoreClient,
 )
-from rollbook.proto.metastore.core.messages import Ask, FromClient, FromService, HangUp, Sync
+from rollbook.proto.metastore.core.messages import Ask, FromClient, Sync
 from rollbook.proto.metastore.core.service import Kept
 from rollbook.proto.metastore.host import Host
+from rollbook.proto.metastore.local import LocalChannel
 from rollbook.proto.ports import Clock, MetadataStore, Randomness, SessionId
-
-_CUT: Final = "the connection was cut"
 
 
 class MemoryService:
@@ -123,46 +121,20 @@ class MemoryLine:
         return loss
 
 
-class _MemoryChannel:
-    """One connection. The service serves what arrives; messages on the way die with the channel."""
-
+class _MemoryChannel(LocalChannel):
     def __init__(self, line: MemoryLine, host: Host, receiver: Receiver) -> None:
-        self._line, self._host, self._receiver = line, host, receiver
-        self._loop = asyncio.get_running_loop()
-        self._open = True
-        self._connection = host.connect(self._say)
-
-    def send(self, messages: Sequence[FromClient]) -> None:
-        self._loop.call_soon(self._arrive, tuple(messages))
-
-    def close(self) -> None:
-        self._open = False
-        self._host.disconnect(self._connection)
+        super().__init__(host, receiver)
+        self._line = line
 
     def cut(self) -> None:
-        if self._open:
+        if self.is_open:
             self.close()
-            self._receiver.on_lost(_CUT)
+            self.receiver.on_lost("the connection was cut")
 
-    def _arrive(self, messages: Sequence[FromClient]) -> None:
+    def arrive(self, messages: Sequence[FromClient]) -> None:
         for index, message in enumerate(messages):
             if (loss := self._line.take_loss(message)) is not None:
-                arriving = messages[: index + (loss is _Loss.ANSWER)]
-                if self._open:
-                    self._host.hear(self._connection, arriving)
+                super().arrive(messages[: index + (loss is _Loss.ANSWER)])
                 self.cut()
                 return
-        if self._open:
-            self._host.hear(self._connection, messages)
-
-    def _say(self, messages: Sequence[FromService | HangUp]) -> None:
-        self._loop.call_soon(self._deliver, messages)
-
-    def _deliver(self, messages: Sequence[FromService | HangUp]) -> None:
-        if not self._open:
-            return
-        heard = [message for message in messages if not isinstance(message, HangUp)]
-        self._receiver.on_messages(heard)
-        if isinstance(messages[-1], HangUp):
-            self._open = False
-            self._receiver.on_lost(messages[-1].reason)
+        super().arrive(messages)
