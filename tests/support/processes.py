@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
@@ -64,6 +64,14 @@ class Child:
         )
         return [line.decode() for line in lines]
 
+    def last_lines(self) -> list[str]:
+        """All that is left to read of a child that has ended."""
+        assert not self.is_running
+        while chunk := os.read(self.output.fileno(), 1 << 16):
+            self._pending += chunk
+        *lines, self._pending = self._pending.split(b"\n")
+        return [line.decode() for line in lines]
+
     def line(self, timeout_s: float = LINE_TIMEOUT_S) -> str:
         """The next line."""
         deadline = time.monotonic() + timeout_s
@@ -82,6 +90,10 @@ class Child:
     def say(self, line: str) -> None:
         assert self._process.stdin
         self._process.stdin.write(line.encode() + b"\n")
+
+    def end_input(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
 
     def stop(self) -> None:
         """SIGSTOP; returns when it stands still."""
@@ -125,15 +137,6 @@ class Family:
         """`python -m module …`, with our imports."""
         return self.start(sys.executable, "-m", module, *arguments, environment=environment)
 
-    def kill_all(self) -> None:
-        """All at the same instant, as a power cut does: none sees another one die first."""
-        for signal_number in (signal.SIGSTOP, signal.SIGKILL):
-            for child in self._children:
-                if child.is_running:
-                    os.kill(child.pid, signal_number)
-        for child in self._children:
-            child.kill()
-
     def forget_ended(self) -> None:
         """Lets go of the pipes of children that ended."""
         for child in [child for child in self._children if not child.is_running]:
@@ -143,6 +146,16 @@ class Family:
     def close(self) -> None:
         for child in self._children:
             child.close()
+
+
+def kill_at_once(children: Iterable[Child]) -> None:
+    """As a power cut does: none of them sees another one die and lives on to act on it."""
+    for signal_number in (signal.SIGSTOP, signal.SIGKILL):
+        for child in children:
+            if child.is_running:
+                os.kill(child.pid, signal_number)
+    for child in children:
+        child.kill()
 
 
 @contextmanager

@@ -8,11 +8,11 @@
 
 Killing a process loses nothing, as on any file system; only `forget` does. What counts as synced is
 said in `volume.py` (names, space) and `contents.py` (bytes). It is a FUSE file system on nothing
-but the standard library; it needs Linux, /dev/fuse and the right to mount, and `why_not()` says what
-is missing.
+but the standard library; it needs Linux with /dev/fuse, and root or the program `fusermount3`.
+`why_not()` says what is missing.
 """
 
-from tests.support.forgetful.disk import ForgetfulDisk, mount, require, why_not
+from tests.support.forgetful.disk import HOW_TO_ENABLE, ForgetfulDisk, mount, require, why_not
 from tests.support.forgetful.volume import Names
 
-__all__ = ["ForgetfulDisk", "Names", "mount", "require", "why_not"]
+__all__ = ["HOW_TO_ENABLE", "ForgetfulDisk", "Names", "mount", "require", "why_not"]

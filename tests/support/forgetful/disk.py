@@ -18,6 +18,7 @@ from tests.tally import missing_piece
 
 _REPOSITORY: Final = Path(__file__).parents[3]
 _END_TIMEOUT_S: Final = 10
+HOW_TO_ENABLE: Final = "Linux with /dev/fuse, and root or `fusermount3` (apt-get install fuse3)"
 
 
 class CannotMount(Exception):
@@ -43,7 +44,7 @@ def require() -> None:
     import pytest  # Not above: the server's process starts faster without.
 
     if why := why_not():
-        pytest.skip(missing_piece("fuse", why, "run as root on Linux with /dev/fuse"))
+        pytest.skip(missing_piece("fuse", why, HOW_TO_ENABLE))
 
 
 class ForgetfulDisk:

@@ -13,8 +13,10 @@ new mount, and with the old one goes everything that was cached, locked or open.
 import ctypes
 import errno
 import os
+import socket
 import stat
 import struct
+import subprocess
 from collections.abc import Callable
 from typing import Final
 
@@ -50,31 +52,53 @@ _OPENED: Final = struct.pack("<QIi", 0, _KEEP_CACHE, 0)
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _MS_NOSUID, _MS_NODEV, _MNT_DETACH = 2, 4, 2
+_HELPER: Final = "fusermount3"
 
 Reply = bytes | bytearray
 
 
 def mount(mountpoint: str) -> int:
     """The device that speaks for the new mount."""
+    return _mount_as_root(mountpoint) if os.geteuid() == 0 else _mount_as_user(mountpoint)
+
+
+def unmount(mountpoint: str) -> None:
+    """At once, even if it is in use or its server is gone. Nothing there to unmount is fine."""
+    if os.geteuid() == 0:
+        _LIBC.umount2(os.fsencode(mountpoint), _MNT_DETACH)
+    else:
+        subprocess.run([_HELPER, "-u", "-q", "-z", "--", mountpoint], check=False)
+
+
+def _mount_as_root(mountpoint: str) -> int:
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},"
-    options += "allow_other,default_permissions"
-    if _LIBC.mount(
-        b"forgetful",
-        os.fsencode(mountpoint),
-        b"fuse.forgetful",
-        ctypes.c_ulong(_MS_NOSUID | _MS_NODEV),
-        options.encode(),
-    ):
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
+    kind, flags = b"fuse.forgetful", ctypes.c_ulong(_MS_NOSUID | _MS_NODEV)
+    if _LIBC.mount(b"forgetful", os.fsencode(mountpoint), kind, flags, options.encode()):
         code = ctypes.get_errno()
         os.close(device)
         raise OSError(code, f"mount: {os.strerror(code)}")
     return device
 
 
-def unmount(mountpoint: str) -> None:
-    """At once, even if it is in use or its server is gone. Nothing there to unmount is fine."""
-    _LIBC.umount2(os.fsencode(mountpoint), _MNT_DETACH)
+def _mount_as_user(mountpoint: str) -> int:
+    """Through the set-uid program that FUSE has for this; it hands us the device over a socket."""
+    options = "default_permissions,fsname=forgetful,subtype=forgetful"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        done = subprocess.run(
+            [_HELPER, "-o", options, "--", mountpoint],
+            env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
+            pass_fds=[theirs.fileno()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise OSError(errno.EPERM, done.stderr.strip() or f"{_HELPER} failed")
+        _, (device,), _, _ = socket.recv_fds(ours, 1, 1)
+    os.set_inheritable(device, False)
+    return device
 
 
 class Request:

@@ -118,7 +118,7 @@ class Volume:
         self._numbers = itertools.count(ROOT)
         self._pending: list[Change] = []
         self._syncs_until_failure = 0
-        self.root = self._new_inode(stat.S_IFDIR | 0o755, 0, 0)
+        self.root = self._new_inode(stat.S_IFDIR | 0o755, os.getuid(), os.getgid())
         self.root.links = self.root.durable_links = 1
 
     # --- Names ----------------------------------------------------------------------------------
