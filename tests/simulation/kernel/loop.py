@@ -255,17 +255,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """The hot loop: what it does for each callback is most of what a simulation costs."""
         ready, queue_choice = self._ready, self._chance.random
         note, keeps_text = self._trace.pending.append, self._trace.lines is not None
-        budget = limit = min(_STANDSTILL_CALLBACKS_MAX, self._callbacks_max)
+        budget = limit = self._next_limit()
         self._is_going = self.failure is None
         while self._is_going:
             if not ready:
                 self.callbacks += limit - budget
-                if self.callbacks >= self._callbacks_max:
-                    self.fail(Runaway(f"{self.callbacks:,} callbacks and no end"))
-                    return
-                budget = limit = min(
-                    _STANDSTILL_CALLBACKS_MAX, self._callbacks_max - self.callbacks
-                )
+                budget = limit = self._next_limit()
                 self._advance()
                 continue
             count = len(ready)
@@ -293,9 +288,20 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             budget -= 1
             if not budget:
                 self.callbacks += limit
-                self.fail(Runaway(f"{limit:,} callbacks at the virtual second {self.now:.6f}"))
+                self._on_runaway(limit)
                 return
         self.callbacks += limit - budget
+
+    def _next_limit(self) -> int:
+        """How many callbacks may run before the clock moves."""
+        return max(1, min(_STANDSTILL_CALLBACKS_MAX, self._callbacks_max - self.callbacks))
+
+    def _on_runaway(self, at_once: int) -> None:
+        if self.callbacks >= self._callbacks_max and at_once < self._callbacks_max:
+            text = f"{self.callbacks:,} callbacks and no end"
+        else:
+            text = f"{at_once:,} callbacks at the virtual second {self.now:.6f}"
+        self.fail(Runaway(f"{text}: {self._who_waits()}"))
 
     def _advance(self) -> None:
         """Time jumps to the next timer; all timers of that instant become callbacks."""

@@ -327,6 +327,9 @@ class _Alone:
         self._loop = loop
 
     def __enter__(self) -> None:
+        self._warnings = warnings.catch_warnings()
+        self._warnings.__enter__()
+        warnings.filterwarnings("error", message="coroutine .* was never awaited")
         self._outer = asyncio._get_running_loop()
         asyncio._set_running_loop(self._loop)
         self._hooks = sys.get_asyncgen_hooks()
@@ -342,6 +345,7 @@ class _Alone:
         sys.unraisablehook = self._unraisable
         sys.set_asyncgen_hooks(*self._hooks)
         asyncio._set_running_loop(self._outer)
+        self._warnings.__exit__(None, None, None)
 
     def _on_unraisable(self, what: Any) -> None:
         failure = LostTask(f"{what.err_msg or 'while something was destroyed'}: {what.exc_value!r}")

@@ -1,0 +1,390 @@
+"""Virtual time: who runs when, what a dead process does not do, and how a run fails."""
+
+import asyncio
+import warnings
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from tests.simulation.kernel import (
+    Deadlock,
+    InvariantBroken,
+    LostTask,
+    Node,
+    Runaway,
+    Unhandled,
+    World,
+)
+
+
+def run(scenario: Coroutine[Any, Any, Any], world: World | None = None) -> Any:
+    return (world or World(1)).run(scenario)
+
+
+# --- Time and order -------------------------------------------------------------------------------
+
+
+def test_time_jumps_to_the_next_timer() -> None:
+    async def scenario() -> float:
+        await asyncio.sleep(3600)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await asyncio.sleep(10)
+        return asyncio.get_running_loop().time()
+
+    assert run(scenario()) == 3600.5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_timers_of_one_instant_fire_in_the_order_in_which_they_were_set(seed: int) -> None:
+    fired: list[int] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        for number in range(50):
+            loop.call_at(1.0, fired.append, number)
+        await asyncio.sleep(2)
+
+    run(scenario(), World(seed))
+    assert fired == list(range(50))
+
+
+def test_a_process_runs_its_callbacks_first_come_first_served() -> None:
+    ran: list[int] = []
+
+    async def main(node: Node) -> None:
+        for number in range(20):
+            asyncio.get_running_loop().call_soon(ran.append, number)
+        await asyncio.sleep(0.1)
+
+    async def scenario() -> None:
+        await world.node("a").start(main).result
+
+    world = World(3)
+    world.run(scenario())
+    assert ran == list(range(20))
+
+
+def test_processes_interleave_by_chance() -> None:
+    def order(seed: int) -> str:
+        steps: list[str] = []
+
+        async def main(node: Node) -> None:
+            for _ in range(6):
+                steps.append(node.name)
+                await asyncio.sleep(0)
+
+        async def scenario() -> None:
+            for process in [world.node(name).start(main) for name in "ab"]:
+                await process.result
+
+        world = World(seed)
+        world.run(scenario())
+        return "".join(steps)
+
+    orders = [order(seed) for seed in range(30)]
+    assert len(set(orders)) > 20
+    assert all(o.count("a") == o.count("b") == 6 for o in orders)
+
+
+def test_shuffling_moves_tasks_and_never_plain_callbacks() -> None:
+    def orders(*, shuffle: bool) -> tuple[list[int], list[int]]:
+        tasks: list[int] = []
+        callbacks: list[int] = []
+
+        async def child(number: int) -> None:
+            tasks.append(number)
+
+        async def main(node: Node) -> None:
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(1):
+                children = [loop.create_task(child(number)) for number in range(20)]
+                await asyncio.gather(*children)
+            for number in range(20):
+                loop.call_soon(callbacks.append, number)
+            await asyncio.sleep(0.1)
+
+        async def scenario() -> None:
+            await world.node("a").start(main).result
+
+        world = World(5, shuffle=shuffle)
+        world.run(scenario())
+        return tasks, callbacks
+
+    assert orders(shuffle=False) == (list(range(20)), list(range(20)))
+    tasks, callbacks = orders(shuffle=True)
+    assert tasks != list(range(20))
+    assert sorted(tasks) == list(range(20))
+    assert callbacks == list(range(20))
+
+
+def test_cancelled_timers_leave_the_heap() -> None:
+    async def scenario() -> int:
+        for _ in range(5000):
+            async with asyncio.timeout(1000):
+                await asyncio.sleep(0.001)
+        return len(world.loop._timers)
+
+    world = World(1)
+    assert world.run(scenario()) < 1000
+
+
+# --- Crash is not cancel --------------------------------------------------------------------------
+
+
+def test_a_killed_process_runs_no_finally_not_even_when_it_is_forgotten() -> None:
+    after: list[str] = []
+
+    async def main(node: Node) -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            after.append("finally")
+
+    async def scenario() -> None:
+        node = world.node("a")
+        process = node.start(main)
+        await asyncio.sleep(1)
+        node.kill()
+        assert process.result.cancelled()
+        assert not process.is_alive
+        await asyncio.sleep(100)
+        assert after == []
+        node.start(main)  # The old life is referred to by nobody but the kernel now.
+        del process
+        await asyncio.sleep(5)
+        assert after == []
+
+    world = World(1)
+    world.run(scenario())
+
+
+def test_what_a_dead_process_had_set_in_motion_stops() -> None:
+    ticks: list[float] = []
+
+    async def main(node: Node) -> None:
+        while True:
+            ticks.append(world.now)
+            await asyncio.sleep(1)
+
+    async def scenario() -> None:
+        node = world.node("a")
+        node.start(main)
+        await asyncio.sleep(3.5)
+        node.kill()
+        await asyncio.sleep(10)
+
+    world = World(1)
+    world.run(scenario())
+    assert ticks == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_stopped_process_goes_on_with_everything_that_came_due() -> None:
+    ticks: list[float] = []
+
+    async def main(node: Node) -> None:
+        loop = asyncio.get_running_loop()
+        for second in range(1, 6):
+            loop.call_at(second, lambda second=second: ticks.append(second))
+        await asyncio.sleep(20)
+
+    async def scenario() -> None:
+        node = world.node("a")
+        node.start(main)
+        await asyncio.sleep(1.5)
+        node.pause()
+        await asyncio.sleep(2)
+        assert ticks == [1]
+        node.resume()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
+        assert ticks == [1, 2, 3]
+        await asyncio.sleep(5)
+        assert ticks == [1, 2, 3, 4, 5]
+
+    world = World(1)
+    world.run(scenario())
+
+
+def test_system_exit_anywhere_ends_the_process_at_once() -> None:
+    after: list[str] = []
+
+    async def main(node: Node) -> None:
+        async def stop() -> None:
+            raise SystemExit(74)
+
+        asyncio.get_running_loop().create_task(stop())
+        try:
+            await asyncio.sleep(10)
+        finally:
+            after.append("finally")
+
+    async def scenario() -> object:
+        code = await world.node("a").start(main).result
+        assert not world.node("a").is_running
+        assert after == []
+        return code
+
+    world = World(1)
+    assert world.run(scenario()) == 74
+
+
+def test_main_is_cancelled_by_terminate_and_cleans_up() -> None:
+    after: list[str] = []
+
+    async def worker() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            after.append("worker")
+
+    async def main(node: Node) -> None:
+        asyncio.get_running_loop().create_task(worker())
+        try:
+            await asyncio.sleep(100)
+        finally:
+            after.append("main")
+
+    async def scenario() -> None:
+        node = world.node("a")
+        process = node.start(main)
+        await asyncio.sleep(1)
+        node.terminate()
+        await asyncio.sleep(1)
+        assert process.result.cancelled()
+        assert not node.is_running
+
+    world = World(1)
+    world.run(scenario())
+    assert after == ["main", "worker"]
+
+
+# --- Failing --------------------------------------------------------------------------------------
+
+
+def test_an_exception_that_nobody_awaited_fails_the_run() -> None:
+    async def forgotten() -> None:
+        raise ValueError("forgotten")
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().create_task(forgotten())
+        await asyncio.sleep(1)
+        await asyncio.sleep(1)
+
+    with pytest.raises(Unhandled, match="ValueError.*forgotten"):
+        run(scenario())
+
+
+def test_an_exception_in_a_callback_fails_the_run() -> None:
+    async def scenario() -> None:
+        asyncio.get_running_loop().call_later(1, int, "x")
+        await asyncio.sleep(5)
+
+    with pytest.raises(Unhandled, match="ValueError"):
+        run(scenario())
+
+
+def test_a_process_that_dies_of_an_exception_fails_the_run_unless_somebody_looked() -> None:
+    async def main(node: Node) -> None:
+        raise ValueError("broken")
+
+    async def looks() -> None:
+        with pytest.raises(ValueError, match="broken"):
+            await world.node("a").start(main).result
+
+    async def looks_away() -> None:
+        world.node("a").start(main)
+        await asyncio.sleep(1)
+
+    world = World(1)
+    world.run(looks())
+    world = World(1)
+    with pytest.raises(Unhandled, match="a#1 died of ValueError"):
+        world.run(looks_away())
+
+
+def test_a_coroutine_never_awaited_fails_the_run() -> None:
+    async def forgotten() -> None: ...
+
+    async def scenario() -> None:
+        forgotten()  # type: ignore[unused-coroutine]  # That is the point.
+        await asyncio.sleep(1)
+
+    with warnings.catch_warnings(), pytest.raises(LostTask, match="never awaited"):
+        warnings.simplefilter("ignore")  # The kernel does not rest on pytest's filters.
+        run(scenario())
+
+
+def test_deadlock_names_who_waits_where() -> None:
+    async def scenario() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(Deadlock, match=r"scenario:\d+"):
+        run(scenario())
+
+
+def test_a_loop_that_never_waits_is_found() -> None:
+    async def scenario() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    with pytest.raises(Runaway, match="callbacks at the virtual second 0"):
+        run(scenario(), World(1, callbacks_max=10_000))
+
+
+def test_a_loop_that_never_ends_is_found() -> None:
+    async def scenario() -> None:
+        while True:
+            await asyncio.sleep(1)
+
+    with pytest.raises(Runaway, match="10,000 callbacks"):
+        run(scenario(), World(1, callbacks_max=10_000))
+    with pytest.raises(Runaway, match="100 s and no end.*scenario"):
+        run(scenario(), World(1, seconds_max=100))
+
+
+def test_a_broken_invariant_ends_the_run_where_it_is_found() -> None:
+    async def main(node: Node) -> None:
+        await asyncio.sleep(1)
+        world.fail("two owners")
+        await asyncio.sleep(1)
+        raise AssertionError("not reached")
+
+    async def scenario() -> None:
+        world.node("a").start(main)
+        await asyncio.sleep(10)
+
+    world = World(1)
+    with pytest.raises(InvariantBroken, match="two owners"):
+        world.run(scenario())
+    assert world.now == 1.0
+
+
+def test_asynchronous_generators_are_finished_in_the_run() -> None:
+    finished: list[float] = []
+
+    async def numbers() -> Any:
+        try:
+            for number in range(10):
+                yield number
+        finally:
+            finished.append(world.now)
+
+    async def scenario() -> None:
+        async for _ in numbers():
+            break
+        await asyncio.sleep(1)
+        assert finished == [0.0]
+
+    world = World(1)
+    world.run(scenario())
+
+
+async def test_a_world_runs_inside_a_test_that_has_a_loop_of_its_own() -> None:
+    async def scenario() -> str:
+        await asyncio.sleep(5)
+        return "done"
+
+    assert World(1).run(scenario()) == "done"
+    await asyncio.sleep(0)  # The outer loop is the running one again.
