@@ -1,0 +1,98 @@
+"""The children of tests do as they are told, and never outlive them."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import Child, ChildFailed, Family, family, kill_at_once
+
+ECHO = "import sys\nfor line in sys.stdin: print('heard', line, end='', flush=True)"
+TALK = "import itertools\nfor i in itertools.count(): print(i, flush=True)"
+SHORT_S = 10.0
+
+
+@pytest.fixture
+def children() -> Iterator[Family]:
+    with family() as started:
+        yield started
+
+
+def python(children: Family, code: str, *arguments: str) -> Child:
+    return children.start(sys.executable, "-c", code, *arguments)
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "gone"
+
+
+def test_lines_go_both_ways(children: Family) -> None:
+    child = python(children, ECHO)
+    child.say("a")
+    child.say("b")
+    assert [child.line(), child.line()] == ["heard a", "heard b"]
+    child.end_input()
+    assert child.wait() == 0
+
+
+def test_silence_and_death_are_told_apart(children: Family) -> None:
+    with pytest.raises(ChildFailed, match="said nothing"):
+        python(children, ECHO).line(timeout_s=0.01)
+    with pytest.raises(ChildFailed, match="ended with 7"):
+        python(children, "raise SystemExit(7)").line()
+
+
+def test_what_a_killed_child_said_can_still_be_read_line_by_line(children: Family) -> None:
+    child = python(children, "import os; os.write(1, b'one\\ntwo\\nhalf a l'); input()")
+    assert child.line() == "one"
+    child.kill()
+    assert child.last_lines() == ["two"]
+    assert not child.is_running
+
+
+def test_a_stopped_child_stands_still(children: Family) -> None:
+    child = python(children, ECHO)
+    child.say("a")
+    assert child.line() == "heard a"
+    child.stop()
+    assert state_of(child.pid) == "T"
+    child.say("b")
+    with pytest.raises(ChildFailed, match="said nothing"):
+        child.line(timeout_s=0.05)
+    child.resume()
+    assert child.line() == "heard b"
+
+
+def test_many_die_at_once(children: Family) -> None:
+    several = [python(children, TALK) for _ in range(3)]
+    several[0].stop()
+    kill_at_once(several)
+    assert not any(child.is_running for child in several)
+    assert [child.wait() for child in several] == [-signal.SIGKILL] * 3
+
+
+def test_nobody_is_left_after_the_block() -> None:
+    with family() as children:
+        pids = [python(children, TALK).pid for _ in range(3)]
+        children.start("sleep", "100").stop()
+    assert [state_of(pid) for pid in pids] == ["gone"] * 3
+
+
+def test_children_die_with_their_test(children: Family) -> None:
+    test = python(
+        children,
+        "import sys; from tests.support.processes import family\n"
+        "with family() as f: print(f.start('sleep', '100').pid, flush=True); input()",
+    )
+    pid = int(test.line())
+    os.kill(test.pid, signal.SIGKILL)
+    deadline = time.monotonic() + SHORT_S
+    while state_of(pid) not in ("gone", "Z"):
+        assert time.monotonic() < deadline
