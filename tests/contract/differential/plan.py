@@ -19,6 +19,7 @@ _NUMBERED: Final = tuple(
     f"{parent}/s-{number:010d}" for parent in ("", "/a", "/a/x") for number in range(3)
 )
 _PREFIXES: Final = ("/s-", "/a/s-", "/a/s-", "/a/x/s-")
+_PARENTS: Final = ("/", "/a", "/a/x")
 _BAD_PATHS: Final = ("", "a", "/a/", "//", "/a//x", "/a/.", "/../a", "/a/\0", "/é")
 _BAD_VERSIONS: Final = (-1, 2**31)
 _VALUE_BYTES: Final = (0, 1, 7, 300)
@@ -90,15 +91,42 @@ class Step:
 
     def __str__(self) -> str:
         fault = f"  [{self.fault.value}]" if self.fault else ""
-        return f"client {self.client}: {self.call}{fault}"
+        return f"client {self.client}: {_in_words(self.call)}{fault}"
 
 
 Plan = tuple[Step, ...]
 
 
+def _in_words(call: Call) -> str:
+    match call:
+        case Apply(op):
+            return _op_in_words(op)
+        case Transact(ops):
+            return f"transaction({', '.join(map(_op_in_words, ops))})"
+        case Watch(path, recursive):
+            return f"watch {path} {'and all below' if recursive else 'and its children'}"
+        case Get(path) | Children(path):
+            return f"{type(call).__name__.lower()} {path}"
+        case _:
+            return type(call).__name__.lower()
+
+
+def _op_in_words(op: Op) -> str:
+    match op:
+        case Create(path, value, mode):
+            return f"create {path} {mode.name.lower()} with {len(value)} bytes"
+        case Set(path, value, version):
+            return f"set {path} of version {version} to {len(value)} bytes"
+        case Delete(path, version) | Check(path, version):
+            return f"{type(op).__name__.lower()} {path} of version {version}"
+
+
 def make_plan(seed: int) -> Plan:
     chance = random.Random(seed)
-    opening = [Step(0, Apply(Create(path))) for path in ("/a", "/a/x") if chance.random() < 0.7]
+    opening = [
+        *(Step(0, Apply(Create(path))) for path in ("/a", "/a/x") if chance.random() < 0.7),
+        *(Step(chance.randrange(CLIENTS), _watch(chance)) for _ in range(chance.randrange(3))),
+    ]
     return (*opening, *(_step(chance) for _ in range(chance.randint(*STEPS))))
 
 
@@ -114,7 +142,7 @@ def _step(chance: random.Random) -> Step:
 def _call(chance: random.Random) -> Call:
     kind = chance.choices(
         ("apply", "transact", "get", "children", "watch", "drain", "reopen", "sync"),
-        (62, 12, 8, 7, 4, 3, 2, 1),
+        (58, 12, 7, 6, 3, 11, 2, 1),
     )[0]
     match kind:
         case "apply":
@@ -129,13 +157,18 @@ def _call(chance: random.Random) -> Call:
         case "children":
             return Children(_path(chance))
         case "watch":
-            return Watch(_path(chance), chance.random() < 0.5)
+            return _watch(chance)
         case "drain":
             return Drain()
         case "reopen":
             return Reopen()
         case _:
             return Sync()
+
+
+def _watch(chance: random.Random) -> Watch:
+    path = chance.choice(_PARENTS) if chance.random() < 0.7 else _path(chance)
+    return Watch(path, chance.random() < 0.4)
 
 
 def _op(chance: random.Random, weights: tuple[int, int, int, int]) -> Op:

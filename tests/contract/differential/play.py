@@ -216,6 +216,7 @@ class _Client:
         if len(self._watches) == WATCHES_MAX:
             return ("watches enough",)
         try:
+            await self.seat.store.sync()  # What happened before is nobody's business.
             path = self._terms.full(call.path)
             watch = await self.seat.store.watch(path, recursive=call.recursive)
         except RollbookError as error:

@@ -61,13 +61,17 @@ class MemoryStage:
 
 
 class MemorySeat:
-    def __init__(self, service: MemoryService, store: MetadataStore) -> None:
-        self.store = store
+    def __init__(self, service: MemoryService, client: MetadataStore) -> None:
         self._service = service
+        self._client = client
+
+    @property
+    def store(self) -> MetadataStore:
+        return self._client
 
     @property
     def _line(self) -> MemoryLine:
-        return self._service.line(self.store)
+        return self._service.line(self._client)
 
     def lose_request(self) -> None:
         self._line.lose_next_request()
@@ -85,14 +89,14 @@ class MemorySeat:
         self._line.resume()
 
     async def expire(self) -> None:
-        self._service.expire(self.store.session)
+        self._service.expire(self._client.session)
 
     async def reopen(self) -> None:
-        await self.store.close()
-        self.store = await self._service.connect(session_timeout_s=SESSION_TIMEOUT_S)
+        await self._client.close()
+        self._client = await self._service.connect(session_timeout_s=SESSION_TIMEOUT_S)
 
     async def close(self) -> None:
-        await self.store.close()
+        await self._client.close()
 
 
 @contextlib.asynccontextmanager
