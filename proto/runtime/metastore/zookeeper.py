@@ -231,7 +231,11 @@ class ZooKeeperStore:
         await self._ask(Sync(self._full(ROOT)))
 
     async def _apply(self, op: Op) -> OpResult:
-        check_ops([op])
+        try:
+            check_ops((op,))
+        except RollbookError as error:
+            error.ids.pop("op", None)  # There is only one.
+            raise
         return self._result(await self._ask(self._request(op), path=op.path))
 
     def _request(self, op: Op) -> Any:
