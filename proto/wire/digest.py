@@ -1,0 +1,162 @@
+"""Entries and LAC packets: their layout, and the digest that protects them. Big-endian.
+
+    entry:       i64 ledger id · i64 entry id · i64 LAC · i64 length · digest · payload
+    LAC packet:  i64 ledger id · i64 LAC · digest
+
+The LAC is the one its writer knew when it sent the entry, -1 for none; the length counts the
+payload bytes of the ledger up to and including this entry. The digest covers everything but itself:
+
+    CRC32C  4 bytes      CRC32  8 bytes, zero-extended      HMAC  20 bytes, SHA-1      DUMMY  none
+
+Two keys come from a ledger's password: SHA-1 of `ledger` and the password is shown to bookies and
+guards the ledger; SHA-1 of `mac` and the password keys HMAC and is never sent.
+
+Copies of one entry need not be equal byte by byte: whoever writes an entry again stamps the LAC
+that it knows.
+"""
+
+import hashlib
+import hmac
+import struct
+import zlib
+from collections.abc import Callable
+from enum import Enum
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+from rollbook.proto.errors import DigestMismatch
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.ports import Buffer
+
+LEDGER_KEY_BYTES: Final = 20
+ENTRY_HEADER_BYTES: Final = 32
+_LAC_HEADER_BYTES: Final = 16
+
+pack_entry_header: Final = struct.Struct(">qqqq").pack
+_unpack_entry_header: Final = struct.Struct(">qqqq").unpack_from
+_pack_lac_header: Final = struct.Struct(">qq").pack
+_unpack_lac_header: Final = struct.Struct(">qq").unpack_from
+_pack_crc32: Final = struct.Struct(">Q").pack
+_pack_crc32c: Final = struct.Struct(">I").pack
+
+
+def ledger_key(password: bytes) -> bytes:
+    """What BookKeeper calls the master key."""
+    return hashlib.sha1(b"ledger" + password, usedforsecurity=False).digest()
+
+
+def mac_key(password: bytes) -> bytes:
+    return hashlib.sha1(b"mac" + password, usedforsecurity=False).digest()
+
+
+class DigestType(Enum):
+    """Numbered as in a ledger's metadata."""
+
+    CRC32 = 1
+    HMAC = 2
+    CRC32C = 3
+    DUMMY = 4
+
+    @property
+    def size(self) -> int:
+        return _SIZES[self]
+
+
+_SIZES: Final = {
+    DigestType.CRC32: 8,
+    DigestType.HMAC: 20,
+    DigestType.CRC32C: 4,
+    DigestType.DUMMY: 0,
+}
+
+
+def _crc32(header: bytes, payload: bytes) -> bytes:
+    return _pack_crc32(zlib.crc32(payload, zlib.crc32(header)))
+
+
+def _crc32c(header: bytes, payload: bytes) -> bytes:
+    return _pack_crc32c(google_crc32c.extend(google_crc32c.value(header), payload))
+
+
+def _dummy(_header: bytes, _payload: bytes) -> bytes:
+    return b""
+
+
+DigestOf = Callable[[bytes, bytes], bytes]
+"""The digest of a header and the payload behind it, as it is stored between the two."""
+
+
+def digest_function(kind: DigestType, password: bytes) -> DigestOf:
+    if kind is DigestType.HMAC:
+        key = mac_key(password)
+        return lambda header, payload: hmac.digest(key, header + payload, "sha1")
+    return {
+        DigestType.CRC32: _crc32,
+        DigestType.CRC32C: _crc32c,
+        DigestType.DUMMY: _dummy,
+    }[kind]
+
+
+class Entry(NamedTuple):
+    ledger_id: LedgerId
+    entry_id: EntryId
+    last_add_confirmed: EntryId
+    ledger_length: int
+    payload: bytes
+
+
+class LedgerDigest:
+    """Packs and verifies the entries and LAC packets of one ledger."""
+
+    def __init__(self, kind: DigestType, password: bytes, ledger_id: LedgerId) -> None:
+        self.kind = kind
+        self.ledger_id = ledger_id
+        self.digest = digest_function(kind, password)
+        self.overhead_bytes = ENTRY_HEADER_BYTES + kind.size  # Of an entry, over its payload.
+
+    def pack_entry(
+        self, entry_id: EntryId, last_add_confirmed: EntryId, ledger_length: int, payload: bytes
+    ) -> bytes:
+        header = pack_entry_header(self.ledger_id, entry_id, last_add_confirmed, ledger_length)
+        return b"".join((header, self.digest(header, payload), payload))
+
+    def unpack_entry(self, body: Buffer, entry_id: EntryId | None) -> Entry:
+        """Verified: `DigestMismatch` unless these are the very bytes that somebody packed for it.
+
+        `entry_id` None takes any entry of the ledger, as for the answer to "your last one".
+        The payload is the only copy that is made.
+        """
+        if len(body) < self.overhead_bytes:
+            raise self._mismatch("an entry is cut short", entry_id)
+        header = bytes(body[:ENTRY_HEADER_BYTES])
+        payload = bytes(body[self.overhead_bytes :])
+        if body[ENTRY_HEADER_BYTES : self.overhead_bytes] != self.digest(header, payload):
+            raise self._mismatch("an entry's digest is wrong", entry_id)
+        ledger_id, stored_entry_id, lac, ledger_length = _unpack_entry_header(header)
+        entry = Entry(ledger_id, stored_entry_id, lac, ledger_length, payload)
+        if entry.ledger_id != self.ledger_id:
+            raise self._mismatch(f"this is an entry of ledger {entry.ledger_id}", entry_id)
+        if entry_id is not None and entry.entry_id != entry_id:
+            raise self._mismatch(f"this is entry {entry.entry_id}", entry_id)
+        return entry
+
+    def pack_lac(self, last_add_confirmed: EntryId) -> bytes:
+        header = _pack_lac_header(self.ledger_id, last_add_confirmed)
+        return header + self.digest(header, b"")
+
+    def unpack_lac(self, packet: Buffer) -> EntryId:
+        if len(packet) != _LAC_HEADER_BYTES + self.kind.size:
+            raise self._mismatch("a LAC packet has the wrong size")
+        header = bytes(packet[:_LAC_HEADER_BYTES])
+        if packet[_LAC_HEADER_BYTES:] != self.digest(header, b""):
+            raise self._mismatch("a LAC packet's digest is wrong")
+        ledger_id, last_add_confirmed = _unpack_lac_header(header)
+        if ledger_id != self.ledger_id:
+            raise self._mismatch(f"this is a LAC packet of ledger {ledger_id}")
+        return EntryId(last_add_confirmed)
+
+    def _mismatch(self, message: str, entry_id: EntryId | None = None) -> DigestMismatch:
+        if entry_id is None:
+            return DigestMismatch(message, ledger_id=self.ledger_id)
+        return DigestMismatch(message, ledger_id=self.ledger_id, entry_id=entry_id)
