@@ -1,0 +1,88 @@
+"""Frames: `u32 length`, big-endian, then so many bytes. Both protocols, both directions.
+
+The limit counts the length's own four bytes, as in Java, and holds before anything is stored: a
+peer can make us keep one frame of the limit and one chunk, whatever lengths it claims.
+
+Which protocol a frame speaks shows in the first byte of its body: version 3 always begins with
+the tag of its header, version 2 with its version number. Java tries to parse the body as version 3
+and falls back to version 2 for the rest of the connection; deciding for each frame is a strict
+superset, since no version 2 header that Java accepts begins with that tag.
+"""
+
+import struct
+from typing import Final
+
+from rollbook.proto.errors import BadFrame
+
+FRAME_BYTES_MAX: Final = 5 * 1024 * 1024  # BookKeeper's nettyMaxFrameSizeBytes.
+LENGTH_BYTES: Final = 4
+V3_FIRST_BYTE: Final = 0x0A  # Field 1, length-delimited.
+
+_length_at: Final = struct.Struct(">I").unpack_from
+_pack_length: Final = struct.Struct(">I").pack
+
+
+def pack_frame(body: bytes) -> bytes:
+    return _pack_length(len(body)) + body
+
+
+class FrameBuffer:
+    """Carries what a chunk ends in, the beginning of a frame, over to the next chunk.
+
+    A parser works on `join(chunk)` from the start, takes whole frames with `frame_end`, and gives
+    the position of the first frame that is not whole back to `keep`.
+    """
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        # A bytearray and no list of pieces: a peer that sends byte by byte costs no more memory.
+        self._held = bytearray()
+        self._needed = 0
+
+    def join(self, chunk: bytes) -> bytes:
+        """The bytes from the next frame on; empty while that frame is known to be incomplete."""
+        if not self._held:
+            return chunk
+        if len(self._held) + len(chunk) < self._needed:
+            self._held += chunk
+            return b""
+        buffer = b"".join((self._held, chunk))
+        self._held.clear()
+        return buffer
+
+    def frame_end(self, buffer: bytes, position: int) -> int:
+        """Where the frame at `position` ends; -1 if it is not whole. Raises `BadFrame`."""
+        if len(buffer) - position < LENGTH_BYTES:
+            return -1
+        size = LENGTH_BYTES + _length_at(buffer, position)[0]
+        if not LENGTH_BYTES < size <= self.frame_bytes_max:
+            raise BadFrame(
+                f"a frame of {size} bytes is outside 5 … {self.frame_bytes_max}",
+                next_step="Both ends of a connection need the same frame limit.",
+            )
+        return position + size if position + size <= len(buffer) else -1
+
+    def keep(self, buffer: bytes, position: int) -> None:
+        """From `position` on it is the beginning of one frame, and its length has been checked."""
+        if position == len(buffer):  # Also while `join` gives nothing: what is held stays held.
+            return
+        self._held += memoryview(buffer)[position:]
+        self._needed = LENGTH_BYTES
+        if len(self._held) >= LENGTH_BYTES:
+            self._needed += _length_at(buffer, position)[0]
+
+
+class FrameDecoder:
+    """Frames one by one, for whoever does not need them a chunk at a time."""
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._frames = FrameBuffer(frame_bytes_max)
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The bodies of the frames that this chunk completes. After `BadFrame` it is useless."""
+        buffer, position, bodies = self._frames.join(chunk), 0, []
+        while (end := self._frames.frame_end(buffer, position)) >= 0:
+            bodies.append(buffer[position + LENGTH_BYTES : end])
+            position = end
+        self._frames.keep(buffer, position)
+        return bodies

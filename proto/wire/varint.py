@@ -1,0 +1,43 @@
+"""Protobuf's varints: seven bits a byte, low bits first, bit 7 says that more follow.
+
+An int64 travels as its 64-bit two's complement: -1 takes ten bytes. Messages that come by the
+hundred thousand are matched by regular expressions made of `VARINT` and packed with these two.
+"""
+
+from typing import Final
+
+VARINT: Final = rb"[\x80-\xff]{0,8}[\x00-\x7f]"
+"""Up to nine bytes, so that its value needs no second look; longer ones go through protobuf."""
+
+VARINT_OF_UINT64: Final = rb"(?:[\x80-\xff]{0,8}[\x00-\x7f]|[\x80-\xff]{9}\x01)"
+
+_ONE_BYTE: Final = [bytes([value]) for value in range(0x80)]
+_BITS_64: Final = 2**64 - 1
+
+
+def pack_varint(value: int) -> bytes:
+    """Of an int64 or uint64. Two or three bytes without a loop: entry ids come by the million."""
+    if value < 0:
+        value &= _BITS_64
+    if value < 0x80:
+        return _ONE_BYTE[value]
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    if value < 0x200000:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
+    return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80)) + pack_varint(value >> 14)
+
+
+def unpack_varint(data: bytes) -> int:
+    """Of exactly what `VARINT` matches."""
+    match len(data):
+        case 1:
+            return data[0]
+        case 2:
+            return data[0] & 0x7F | data[1] << 7
+        case 3:
+            return data[0] & 0x7F | (data[1] & 0x7F) << 7 | data[2] << 14
+    value = 0
+    for byte in reversed(data):
+        value = value << 7 | byte & 0x7F
+    return value
