@@ -1,0 +1,117 @@
+"""Adds, a chunk at a time: what a bookie receives, and what its answers come to.
+
+A stretch of add frames is journaled as it came, so nothing is copied out of it: what is known of
+its entries are columns, in groups of adds that agree in everything but the entry. A group is
+judged as one: one look at its ledger, one compare of its key. There is no object for an entry.
+"""
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from rollbook.proto.errors import EntryTooLarge
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.wire.digest import LEDGER_KEY_BYTES, LedgerDigest
+from rollbook.proto.wire.frames import LENGTH_BYTES
+from rollbook.proto.wire.messages import Failure
+
+_length_at: Final = struct.Struct(">I").unpack_from
+
+
+@dataclass(slots=True)
+class AddGroup(ABC):
+    """Adds of one writer to one ledger, as columns: position `i` of each is one entry."""
+
+    ledger_id: LedgerId
+    ledger_key: bytes
+    is_recovery: bool  # Passes a fence.
+    is_high_priority: bool
+    is_sync_deferred: bool  # May be answered before it is durable.
+    entry_ids: list[EntryId] = field(default_factory=list)
+    lacs: list[EntryId] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)  # Where in the buffer the entries lie.
+    ends: list[int] = field(default_factory=list)
+
+    @property
+    def last_add_confirmed(self) -> EntryId:
+        """The highest that any of the entries names."""
+        return max(self.lacs)
+
+    @abstractmethod
+    def pack_replies(self, error: Failure = None) -> bytes:
+        """One answer to all of them, in the words in which they came."""
+
+
+@dataclass(slots=True)
+class Adds:
+    """A stretch of whole add frames, all of one protocol version, at `buffer[start:end]`."""
+
+    buffer: bytes
+    start: int
+    end: int
+    groups: Sequence[AddGroup]
+
+    @property
+    def frames(self) -> memoryview:
+        return memoryview(self.buffer)[self.start : self.end]
+
+    @property
+    def count(self) -> int:
+        return sum(len(group.entry_ids) for group in self.groups)
+
+    def frames_of(self, groups: Sequence[AddGroup]) -> bytes:
+        """The frames of these groups alone, in the order in which they came.
+
+        For a stretch of which something was refused, which must not reach the journal.
+        """
+        kept: list[bytes] = []
+        position = self.start
+        for start in sorted(start for group in groups for start in group.starts):
+            while (end := position + LENGTH_BYTES + _length_at(self.buffer, position)[0]) <= start:
+                position = end
+            kept.append(self.buffer[position:end])
+            position = end
+        return b"".join(kept)
+
+
+class AddReplies(NamedTuple):
+    """Answers of one bookie to adds of one ledger, all the same."""
+
+    error: Failure
+    ledger_id: LedgerId
+    entry_ids: list[EntryId]
+
+
+ENTRY_BYTES_SLACK: Final = 512
+"""An entry stays so far below the frame limit: as a reply to a read, in either protocol, it has
+more bytes around it than as the add that brought it."""
+
+
+class AddPacker(ABC):
+    """Builds the adds of one writer to one ledger, each once for all bookies.
+
+    Adds of a recovery also go to ledgers that are fenced.
+    """
+
+    def __init__(self, ledger_key: bytes, digest: LedgerDigest, frame_bytes_max: int) -> None:
+        assert len(ledger_key) == LEDGER_KEY_BYTES
+        self._ledger_id = digest.ledger_id
+        self._digest = digest.digest
+        self.payload_bytes_max = frame_bytes_max - ENTRY_BYTES_SLACK - digest.overhead_bytes
+
+    @abstractmethod
+    def pack(
+        self,
+        entry_id: EntryId,
+        last_add_confirmed: EntryId,
+        ledger_length: int,
+        payload: bytes,
+    ) -> bytes:
+        """The frame, its digest included. Raises `EntryTooLarge`."""
+
+    def _too_large(self, payload: bytes) -> EntryTooLarge:
+        return EntryTooLarge(
+            f"a payload of {len(payload)} bytes is over the limit of {self.payload_bytes_max}"
+        )

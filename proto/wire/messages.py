@@ -1,0 +1,257 @@
+"""What clients and bookies say to each other, whichever protocol carries it.
+
+Adds and their replies travel a chunk at a time (`rollbook.proto.wire.adds`); the single ones here
+are for those in a dress that the hot path does not know.
+The error of a reply is a class of `rollbook.proto.errors`, None for success; which code that is on
+the wire is for the protocol's module. Version 2 has words for Read, BatchRead and Auth only.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from rollbook.proto.errors import RollbookError
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.ports import Buffer
+from rollbook.proto.wire.entry_list import EntryList
+
+Failure = type[RollbookError] | None
+
+AUTH_DISABLED_PLUGIN = "AuthDisabledPlugin"
+"""Whoever sends Auth to a bookie without authentication gets it back under this name."""
+
+
+class Operation(IntEnum):
+    """Numbered as in version 3."""
+
+    READ = 1
+    ADD = 2
+    RANGE_READ = 3  # Never used by anyone, like RANGE_ADD.
+    RANGE_ADD = 4
+    AUTH = 5
+    WRITE_LAC = 6
+    READ_LAC = 7
+    GET_BOOKIE_INFO = 8
+    START_TLS = 9
+    FORCE_LEDGER = 10
+    LIST_ENTRIES = 11
+    BATCH_READ = 12  # Version 2 only.
+
+
+# --- Requests ---------------------------------------------------------------------------------
+
+
+class Read(NamedTuple):
+    """A tuple, because reads come by the ten thousand.
+
+    `entry_id` NO_ENTRY asks for the entry with the highest id. `previous_lac` makes it a long
+    poll: it waits up to `timeout_ms` until the ledger's LAC is above, and with `piggyback` brings
+    the entry behind it.
+    """
+
+    ledger_id: LedgerId
+    entry_id: EntryId
+    ledger_key: bytes | None = None
+    fence: bool = False
+    previous_lac: EntryId | None = None
+    timeout_ms: int | None = None
+    piggyback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    ledger_id: LedgerId
+    entry_id: EntryId
+    ledger_key: bytes
+    body: bytes
+    is_recovery: bool = False
+    is_sync_deferred: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRead:
+    """Consecutive entries; fewer than asked for is always a legal answer."""
+
+    ledger_id: LedgerId
+    first_entry: EntryId
+    request_id: int
+    count_max: int  # 0 or less: as many as fit.
+    bytes_max: int
+    ledger_key: bytes | None = None
+    fence: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Auth:
+    plugin: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLac:
+    ledger_id: LedgerId
+    last_add_confirmed: EntryId
+    ledger_key: bytes
+    packet: bytes  # As `LedgerDigest.pack_lac` makes it; stored verbatim.
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLac:
+    ledger_id: LedgerId
+
+
+@dataclass(frozen=True, slots=True)
+class ForceLedger:
+    ledger_id: LedgerId
+
+
+@dataclass(frozen=True, slots=True)
+class GetBookieInfo:
+    total_bytes: bool
+    free_bytes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ListEntries:
+    ledger_id: LedgerId
+
+
+@dataclass(frozen=True, slots=True)
+class StartTls:
+    pass
+
+
+Request = (
+    Read
+    | Add
+    | BatchRead
+    | Auth
+    | WriteLac
+    | ReadLac
+    | ForceLedger
+    | GetBookieInfo
+    | ListEntries
+    | StartTls
+)
+
+
+# --- Replies ----------------------------------------------------------------------------------
+
+
+class ReadReply(NamedTuple):
+    """Ids echo the request, but for a long poll that brings an entry: then it is the entry's."""
+
+    error: Failure
+    ledger_id: LedgerId
+    entry_id: EntryId
+    body: Buffer | None = None
+    last_add_confirmed: EntryId | None = None
+    lac_updated_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AddReply:
+    error: Failure
+    ledger_id: LedgerId
+    entry_id: EntryId
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReadReply:
+    error: Failure
+    ledger_id: LedgerId
+    first_entry: EntryId
+    request_id: int
+    bodies: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AuthReply:
+    plugin: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLacReply:
+    error: Failure
+    ledger_id: LedgerId
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLacReply:
+    error: Failure
+    ledger_id: LedgerId
+    packet: bytes | None = None
+    last_entry: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForceLedgerReply:
+    error: Failure
+    ledger_id: LedgerId
+
+
+@dataclass(frozen=True, slots=True)
+class BookieInfoReply:
+    error: Failure
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListEntriesReply:
+    error: Failure
+    ledger_id: LedgerId
+    entries: EntryList | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartTlsReply:
+    error: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error and nothing else: the operation is not known, or the client is not authenticated."""
+
+    error: type[RollbookError]
+
+
+Reply = (
+    ReadReply
+    | AddReply
+    | BatchReadReply
+    | AuthReply
+    | WriteLacReply
+    | ReadLacReply
+    | ForceLedgerReply
+    | BookieInfoReply
+    | ListEntriesReply
+    | StartTlsReply
+    | Refusal
+)
+
+
+def refusal_of(request: Request, error: type[RollbookError]) -> Reply:
+    """The reply that names the request's ids, as clients expect of every failure, and the error."""
+    match request:
+        case Read(ledger_id, entry_id):
+            return ReadReply(error, ledger_id, entry_id)
+        case Add():
+            return AddReply(error, request.ledger_id, request.entry_id)
+        case BatchRead():
+            return BatchReadReply(error, request.ledger_id, request.first_entry, request.request_id)
+        case WriteLac():
+            return WriteLacReply(error, request.ledger_id)
+        case ReadLac():
+            return ReadLacReply(error, request.ledger_id)
+        case ForceLedger():
+            return ForceLedgerReply(error, request.ledger_id)
+        case GetBookieInfo():
+            return BookieInfoReply(error)
+        case ListEntries():
+            return ListEntriesReply(error, request.ledger_id)
+        case StartTls():
+            return StartTlsReply(error)
+        case Auth():
+            return Refusal(error)

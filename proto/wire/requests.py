@@ -1,0 +1,120 @@
+"""What a bookie hears on one connection: bytes to adds and calls, in the order in which they came.
+
+The protocols may alternate from frame to frame. Order is kept, because a fence cuts off the adds
+behind it and none before it.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+from rollbook.proto.errors import BadFrame, InvalidRequest, RollbookError, UnsupportedVersion
+from rollbook.proto.ids import FIRST_ENTRY
+from rollbook.proto.wire import v2, v2_adds, v3, v3_adds
+from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES
+from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES, V3_FIRST_BYTE, FrameBuffer
+from rollbook.proto.wire.messages import Add, Refusal, Reply, Request, refusal_of
+
+Origin = v2.Origin | v3.Origin
+
+_word_at: Final = struct.Struct(">I").unpack_from
+_ids_at: Final = struct.Struct(">qq").unpack_from
+
+
+class Call(NamedTuple):
+    """Any request but an add."""
+
+    request: Request
+    is_high_priority: bool
+    origin: Origin
+
+    def answer(self, reply: Reply) -> bytes:
+        """The frame to send. Empty where the protocol has no words: close the connection then."""
+        return self.origin.pack(reply)
+
+    def refuse(self, error: type[RollbookError]) -> bytes:
+        return self.origin.pack(refusal_of(self.request, error))
+
+
+class Refused(NamedTuple):
+    """A request that the protocol itself forbids: nothing is left to do but to send the answer."""
+
+    reply: bytes
+
+
+Heard = Adds | Call | Refused
+
+
+class RequestDecoder:
+    """One connection's bytes, taken up as they arrive. After `BadFrame` it must be closed."""
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._frames = FrameBuffer(frame_bytes_max)
+
+    def feed(self, chunk: bytes) -> list[Heard]:
+        frames = self._frames
+        buffer, position, heard = frames.join(chunk), 0, list[Heard]()
+        while True:
+            adds, position = _take_adds(buffer, position, frames.frame_bytes_max)
+            if adds is not None:
+                heard.append(adds)
+            end = frames.frame_end(buffer, position)
+            if end < 0:
+                break
+            heard.append(_unpack(buffer, position + LENGTH_BYTES, end))
+            position = end
+        frames.keep(buffer, position)
+        return heard
+
+
+def unpack_adds(frames: bytes) -> list[Adds]:
+    """Whole frames of adds and nothing else, as a journal has them. Raises `BadFrame`."""
+    decoder = RequestDecoder(frame_bytes_max=len(frames))
+    heard = decoder.feed(frames)
+    stretches = [adds for adds in heard if isinstance(adds, Adds)]
+    if len(stretches) != len(heard) or sum(len(adds.frames) for adds in stretches) != len(frames):
+        raise BadFrame("stored adds are followed by something else")
+    return stretches
+
+
+def _take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds | None, int]:
+    if len(buffer) <= position + LENGTH_BYTES:
+        return None, position
+    if buffer[position + LENGTH_BYTES] == V3_FIRST_BYTE:
+        return v3_adds.take_adds(buffer, position, frame_bytes_max)
+    return v2_adds.take_adds(buffer, position, frame_bytes_max)
+
+
+def _unpack(buffer: bytes, position: int, end: int) -> Heard:
+    """One frame that is no add in usual dress; its body is `[position:end]`."""
+    request: Request | None
+    origin: Origin
+    if buffer[position] == V3_FIRST_BYTE:
+        request, is_high_priority, origin = v3.unpack_request(buffer[position:end])
+    else:
+        request, is_high_priority, origin = v2.unpack_request(buffer, position, end)
+    if request is None:
+        return Refused(origin.pack(Refusal(InvalidRequest)))
+    if not origin.is_supported:
+        return Refused(origin.pack(refusal_of(request, UnsupportedVersion)))
+    if not isinstance(request, Add):
+        return Call(request, is_high_priority, origin)
+    if not _is_sound(request):
+        return Refused(origin.pack(refusal_of(request, InvalidRequest)))
+    assert isinstance(origin, v3.Origin), "version 2 has one dress only"
+    frame = v3.pack_request(origin.txn_id, request, is_high_priority=is_high_priority)
+    adds, taken = v3_adds.take_adds(frame, 0, len(frame))
+    assert adds is not None
+    assert taken == len(frame)
+    return adds
+
+
+def _is_sound(add: Add) -> bool:
+    """A bookie stores under the ids in the entry and answers with those beside it."""
+    return (
+        len(add.ledger_key) == LEDGER_KEY_BYTES
+        and len(add.body) >= ENTRY_HEADER_BYTES
+        and add.ledger_id >= 0
+        and add.entry_id >= FIRST_ENTRY
+        and _ids_at(add.body) == (add.ledger_id, add.entry_id)
+    )

@@ -1,0 +1,262 @@
+"""BookKeeper's protocol version 2, message by message. Big-endian; a frame's body is
+
+    u8 version · u8 operation · u16 flags, in version 0 just u32 operation; then
+    ADD request          20 bytes key · the entry as stored, that is, i64 ledger · i64 entry · …
+    ADD reply            i32 code · i64 ledger · i64 entry
+    READ request         i64 ledger · i64 entry [· 20 bytes key, if fencing and version 2]
+    READ reply           i32 code · i64 ledger · i64 entry [· the entry as stored]
+    BATCH_READ request   i64 ledger · i64 first entry · i64 request id · i32 count · i64 bytes [· key]
+    BATCH_READ reply     i32 code · i64 ledger · i64 first entry · i64 request id · (i32 size · entry)*
+    AUTH, both ways      the AuthMessage of version 3
+
+Replies carry the request's version and echo its ids, by which the client finds the request. Bytes
+behind a request's last field are ignored, as in Java.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from rollbook.proto.errors import OK, BadFrame, InvalidRequest, error_of_v2
+from rollbook.proto.ports import Buffer
+from rollbook.proto.wire import v3
+from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES
+from rollbook.proto.wire.frames import pack_frame
+from rollbook.proto.wire.messages import (
+    Add,
+    AddReply,
+    Auth,
+    AuthReply,
+    BatchRead,
+    BatchReadReply,
+    Failure,
+    Read,
+    ReadReply,
+    Refusal,
+    Reply,
+    Request,
+)
+
+VERSION: Final = 2
+
+ADD: Final = 1
+READ: Final = 2
+AUTH: Final = 3
+BATCH_READ: Final = 7
+
+DO_FENCING: Final = 0x0001
+RECOVERY_ADD: Final = 0x0002
+HIGH_PRIORITY: Final = 0x0004
+
+HEADER: Final = struct.Struct(">I")
+_ADD: Final = struct.Struct(">I20sqq")
+_IDS: Final = struct.Struct(">Iqq")
+_REPLY: Final = struct.Struct(">Iiqq")
+_BATCH_READ: Final = struct.Struct(">Iqqqiq")
+_BATCH_READ_REPLY: Final = struct.Struct(">Iiqqq")
+_ENTRY_SIZE: Final = struct.Struct(">i")
+_FRAMED_REPLY: Final = struct.Struct(">IIiqq")
+
+
+class Header(NamedTuple):
+    version: int
+    operation: int
+    flags: int
+
+    @property
+    def is_supported(self) -> bool:
+        return self.version <= VERSION
+
+
+def pack_header(version: int, operation: int, flags: int = 0) -> int:
+    return version << 24 | operation << 16 | flags if version else operation
+
+
+def unpack_header(word: int) -> Header:
+    version = word >> 24
+    if version == 0:
+        return Header(0, word, 0)
+    return Header(version, word >> 16 & 0xFF, word & 0xFFFF)
+
+
+def code_of(error: Failure) -> int:
+    if error is None:
+        return OK
+    assert error.code.v2 is not None, f"{error.__name__} is nothing that a bookie says"
+    return error.code.v2
+
+
+def failure_of(code: int) -> Failure:
+    return None if code == OK else error_of_v2(code)
+
+
+# --- A bookie's side --------------------------------------------------------------------------
+
+
+class Origin(NamedTuple):
+    """What the reply must repeat of its request."""
+
+    version: int
+
+    @property
+    def is_supported(self) -> bool:
+        return self.version <= VERSION
+
+    def pack(self, reply: Reply) -> bytes:
+        """A frame; empty where the protocol has no words: the connection is then closed."""
+        match reply:
+            case ReadReply():
+                return _pack_read_reply(self.version, reply)
+            case AddReply(error, ledger_id, entry_id):
+                word = pack_header(self.version, ADD)
+                return pack_frame(_REPLY.pack(word, code_of(error), ledger_id, entry_id))
+            case BatchReadReply():
+                return _pack_batch_read_reply(self.version, reply)
+            case AuthReply(plugin, payload):
+                header = HEADER.pack(pack_header(VERSION, AUTH))
+                return pack_frame(header + v3.pack_auth_message(plugin, payload))
+            case Refusal():
+                return b""
+        raise AssertionError(f"{type(reply).__name__} has no form in version 2")
+
+
+def _pack_read_reply(version: int, reply: ReadReply) -> bytes:
+    body = b"" if reply.body is None else reply.body
+    head = _FRAMED_REPLY.pack(
+        _REPLY.size + len(body),
+        pack_header(version, READ),
+        code_of(reply.error),
+        reply.ledger_id,
+        reply.entry_id,
+    )
+    return b"".join((head, body))
+
+
+def _pack_batch_read_reply(version: int, reply: BatchReadReply) -> bytes:
+    head = _BATCH_READ_REPLY.pack(
+        pack_header(version, BATCH_READ),
+        code_of(reply.error),
+        reply.ledger_id,
+        reply.first_entry,
+        reply.request_id,
+    )
+    size = len(head) + sum(_ENTRY_SIZE.size + len(body) for body in reply.bodies)
+    parts: list[Buffer] = [HEADER.pack(size), head]
+    for body in reply.bodies:
+        parts += (_ENTRY_SIZE.pack(len(body)), body)
+    return b"".join(parts)
+
+
+def unpack_request(buffer: bytes, position: int, end: int) -> tuple[Request, bool, Origin]:
+    """The request, whether its priority is high, and how to answer. Its body is `[position:end]`."""
+    header = unpack_header(*_unpack(HEADER, buffer, position, end))
+    origin, is_high_priority = Origin(header.version), bool(header.flags & HIGH_PRIORITY)
+    if header.operation == READ:
+        _, ledger_id, entry_id = _unpack(_IDS, buffer, position, end)
+        key = _unpack_fence_key(header, buffer, position + _IDS.size, end)
+        fence = bool(header.flags & DO_FENCING)
+        return Read(ledger_id, entry_id, key, fence), is_high_priority, origin
+    if header.operation == ADD:
+        return _unpack_add(header, buffer, position, end), is_high_priority, origin
+    if header.operation == BATCH_READ:
+        _, ledger_id, first, request_id, count, size = _unpack(_BATCH_READ, buffer, position, end)
+        key = _unpack_fence_key(header, buffer, position + _BATCH_READ.size, end)
+        fence = bool(header.flags & DO_FENCING)
+        batch = BatchRead(ledger_id, first, request_id, count, size, key, fence)
+        return batch, is_high_priority, origin
+    if header.operation == AUTH:
+        plugin, payload = v3.unpack_auth_message(buffer[position + HEADER.size : end])
+        return Auth(plugin, payload), is_high_priority, origin
+    raise BadFrame(f"version 2 has no operation {header.operation}")
+
+
+def _unpack_add(header: Header, buffer: bytes, position: int, end: int) -> Add:
+    """One that cannot go the way of all others; an add too short to have ids is no message."""
+    _, key, ledger_id, entry_id = _unpack(_ADD, buffer, position, end)
+    body = buffer[position + HEADER.size + LEDGER_KEY_BYTES : end]
+    if len(body) < ENTRY_HEADER_BYTES:
+        raise cut_short(end - position)
+    return Add(ledger_id, entry_id, key, body, bool(header.flags & RECOVERY_ADD))
+
+
+def _unpack(layout: struct.Struct, buffer: bytes, position: int, end: int) -> tuple[Any, ...]:
+    if position + layout.size > end:
+        raise cut_short(end - position)
+    return layout.unpack_from(buffer, position)
+
+
+def cut_short(size: int) -> BadFrame:
+    return BadFrame(f"{size} bytes are too few for what they begin as")
+
+
+def _unpack_fence_key(header: Header, buffer: bytes, position: int, end: int) -> bytes | None:
+    """Versions 0 and 1 never carry one, so that they cannot fence: without a key it is refused."""
+    if header.version < VERSION or not header.flags & DO_FENCING:
+        return None
+    if position + LEDGER_KEY_BYTES > end:
+        raise cut_short(end - position)
+    return buffer[position : position + LEDGER_KEY_BYTES]
+
+
+# --- A client's side --------------------------------------------------------------------------
+
+
+def pack_request(request: Request, *, is_high_priority: bool = False) -> bytes:
+    priority = HIGH_PRIORITY if is_high_priority else 0
+    match request:
+        case Read(ledger_id, entry_id, key, fence):
+            header = pack_header(VERSION, READ, priority | _fence_flag(key, fence))
+            return pack_frame(_IDS.pack(header, ledger_id, entry_id) + (key or b""))
+        case BatchRead():
+            flags = priority | _fence_flag(request.ledger_key, request.fence)
+            body = _BATCH_READ.pack(
+                pack_header(VERSION, BATCH_READ, flags),
+                request.ledger_id,
+                request.first_entry,
+                request.request_id,
+                request.count_max,
+                request.bytes_max,
+            )
+            return pack_frame(body + (request.ledger_key or b""))
+        case Auth(plugin, payload):
+            header = pack_header(VERSION, AUTH)
+            return pack_frame(HEADER.pack(header) + v3.pack_auth_message(plugin, payload))
+    raise InvalidRequest(
+        f"{type(request).__name__} has no form in version 2",
+        next_step="Send it on a connection of version 3.",
+    )
+
+
+def _fence_flag(key: bytes | None, fence: bool) -> int:
+    """The flag and the key come together: readers know by the one that the other follows."""
+    assert fence == (key is not None)
+    assert key is None or len(key) == LEDGER_KEY_BYTES
+    return DO_FENCING if fence else 0
+
+
+def unpack_reply(buffer: bytes, position: int, end: int) -> Reply:
+    header = unpack_header(*_unpack(HEADER, buffer, position, end))
+    if header.operation in (ADD, READ):
+        _, code, ledger_id, entry_id = _unpack(_REPLY, buffer, position, end)
+        if header.operation == ADD:
+            return AddReply(failure_of(code), ledger_id, entry_id)
+        body = memoryview(buffer)[position + _REPLY.size : end] if code == OK else None
+        return ReadReply(failure_of(code), ledger_id, entry_id, body)
+    if header.operation == BATCH_READ:
+        _, code, ledger_id, first, request_id = _unpack(_BATCH_READ_REPLY, buffer, position, end)
+        bodies = tuple(_unpack_bodies(buffer, position + _BATCH_READ_REPLY.size, end))
+        return BatchReadReply(failure_of(code), ledger_id, first, request_id, bodies)
+    if header.operation == AUTH:
+        return AuthReply(*v3.unpack_auth_message(buffer[position + HEADER.size : end]))
+    raise BadFrame(f"version 2 has no reply to operation {header.operation}")
+
+
+def _unpack_bodies(buffer: bytes, position: int, end: int) -> Iterator[memoryview]:
+    view = memoryview(buffer)
+    while position < end:
+        (size,) = _unpack(_ENTRY_SIZE, buffer, position, end)
+        position += _ENTRY_SIZE.size
+        if not 0 <= size <= end - position:
+            raise BadFrame(f"a batch holds an entry of {size} bytes in {end - position}")
+        yield view[position : position + size]
+        position += size

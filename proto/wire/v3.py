@@ -1,0 +1,423 @@
+"""BookKeeper's protocol version 3: protobuf. The one module that sees the generated code.
+
+A frame's body is a Request or a Response (`schema/bookkeeper_protocol.proto`). What a header's
+operation names is in the field of that operation. A reply says its status twice, in the Response and
+in the operation's own message, which is there on errors, too; the exceptions are `Refusal` and a
+refused StartTls. A client takes the outer status unless it is EOK, else the inner one.
+
+Protobuf bounds the depth of what it parses; everything that it does not take is a `BadFrame`.
+"""
+
+import re
+import struct
+from typing import Any, Final, NamedTuple, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from rollbook.proto.errors import OK, BadFrame, InvalidRequest, error_of_v3
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.ports import Buffer
+from rollbook.proto.wire.entry_list import pack_entry_list, unpack_entry_list
+from rollbook.proto.wire.frames import pack_frame
+from rollbook.proto.wire.messages import (
+    Add,
+    AddReply,
+    Auth,
+    AuthReply,
+    BatchRead,
+    BookieInfoReply,
+    Failure,
+    ForceLedger,
+    ForceLedgerReply,
+    GetBookieInfo,
+    ListEntries,
+    ListEntriesReply,
+    Operation,
+    Read,
+    ReadLac,
+    ReadLacReply,
+    ReadReply,
+    Refusal,
+    Reply,
+    Request,
+    StartTls,
+    StartTlsReply,
+    WriteLac,
+    WriteLacReply,
+)
+from rollbook.proto.wire.schema import bookkeeper_protocol_pb2 as pb
+from rollbook.proto.wire.varint import VARINT, pack_varint, unpack_varint
+
+VERSION: Final = pb.VERSION_THREE
+HIGH_PRIORITY: Final = 100  # What Java sends; anything above 0 means it.
+DEFERRED_SYNC: Final = 0x1  # In an add's writeFlags.
+
+_pack_length: Final = struct.Struct(">I").pack
+
+
+def code_of(error: Failure) -> pb.StatusCode.ValueType:
+    if error is None:
+        return pb.EOK
+    assert error.code.v3 is not None, f"{error.__name__} is nothing that a bookie says"
+    return pb.StatusCode.ValueType(error.code.v3)
+
+
+def failure_of(status: int) -> Failure:
+    return None if status == OK else error_of_v3(status)
+
+
+def pack_auth_message(plugin: str, payload: bytes) -> bytes:
+    return pb.AuthMessage(authPluginName=plugin, payload=payload).SerializeToString()
+
+
+def unpack_auth_message(data: bytes) -> tuple[str, bytes]:
+    return _auth_fields(_parse(pb.AuthMessage, data))
+
+
+def _auth_fields(message: pb.AuthMessage) -> tuple[str, bytes]:
+    # Protobuf hands out what is no UTF-8 as it is, or raises, depending on its version.
+    try:
+        plugin = message.authPluginName
+    except UnicodeDecodeError as error:
+        raise BadFrame("an authentication plugin's name is no UTF-8") from error
+    if not isinstance(plugin, str):
+        raise BadFrame("an authentication plugin's name is no UTF-8")
+    return plugin, message.payload
+
+
+_Message = TypeVar("_Message", bound=Message)
+
+
+def _parse(kind: type[_Message], data: bytes) -> _Message:
+    try:
+        message = kind.FromString(data)
+    except DecodeError as error:
+        raise BadFrame(f"{len(data)} bytes are no {kind.__name__} of version 3") from error
+    if not message.IsInitialized():
+        raise BadFrame(f"a {kind.__name__} of version 3 lacks a required field")
+    return message
+
+
+# --- A bookie's side --------------------------------------------------------------------------
+
+
+class Origin(NamedTuple):
+    """What the reply must repeat of its request."""
+
+    version: int
+    txn_id: int
+    operation: Operation
+
+    @property
+    def is_supported(self) -> bool:
+        return self.version == VERSION
+
+    def pack(self, reply: Reply) -> bytes:
+        if isinstance(reply, ReadReply):
+            return _pack_read_reply(self.txn_id, reply)
+        return pack_frame(_response(self, reply).SerializeToString())
+
+
+def _pack_read_reply(txn_id: int, reply: ReadReply) -> bytes:
+    """By hand, for the sake of the body: protobuf would copy it two times more."""
+    status = pack_varint(code_of(reply.error))
+    ids = (b"\x10", pack_varint(reply.ledger_id), b"\x18", pack_varint(reply.entry_id))
+    parts: list[Buffer] = [b"\x08", status, *ids]
+    if reply.body is not None:
+        parts += (b"\x22", pack_varint(len(reply.body)), reply.body)
+    if reply.last_add_confirmed is not None:
+        parts += (b"\x28", pack_varint(reply.last_add_confirmed))
+    if reply.lac_updated_ms is not None:
+        parts += (b"\x30", pack_varint(reply.lac_updated_ms))
+    size = sum(map(len, parts))
+    header = b"\x08\x03\x10\x01\x18" + pack_varint(txn_id)
+    head = b"".join(
+        (b"\x0a", pack_varint(len(header)), header, b"\x10", status, b"\xa2\x06", pack_varint(size))
+    )
+    return b"".join((_pack_length(len(head) + size), head, *parts))
+
+
+def _response(origin: Origin, reply: Reply) -> pb.Response:
+    status = code_of(None if isinstance(reply, AuthReply) else reply.error)
+    return pb.Response(
+        header=_header(origin.txn_id, origin.operation),
+        status=status,
+        **_reply_message(reply, status),
+    )
+
+
+def _header(txn_id: int, operation: Operation, priority: int | None = None) -> pb.BKPacketHeader:
+    return pb.BKPacketHeader(
+        version=VERSION,
+        operation=pb.OperationType.ValueType(operation),
+        txnId=txn_id,
+        priority=priority,
+    )
+
+
+def _reply_message(reply: Reply, status: pb.StatusCode.ValueType) -> dict[str, Any]:
+    """The operation's own message, under the name of its field; empty if there is none."""
+    match reply:
+        case AddReply(_, ledger_id, entry_id):
+            added = pb.AddResponse(status=status, ledgerId=ledger_id, entryId=entry_id)
+            return {"addResponse": added}
+        case AuthReply(plugin, payload):
+            return {"authResponse": pb.AuthMessage(authPluginName=plugin, payload=payload)}
+        case WriteLacReply(_, ledger_id):
+            return {"writeLacResponse": pb.WriteLacResponse(status=status, ledgerId=ledger_id)}
+        case ReadLacReply(_, ledger_id, packet, last_entry):
+            lac = pb.ReadLacResponse(
+                status=status, ledgerId=ledger_id, lacBody=packet, lastEntryBody=last_entry
+            )
+            return {"readLacResponse": lac}
+        case ForceLedgerReply(_, ledger_id):
+            forced = pb.ForceLedgerResponse(status=status, ledgerId=ledger_id)
+            return {"forceLedgerResponse": forced}
+        case BookieInfoReply(_, total_bytes, free_bytes):
+            info = pb.GetBookieInfoResponse(
+                status=status, totalDiskCapacity=total_bytes, freeDiskSpace=free_bytes
+            )
+            return {"getBookieInfoResponse": info}
+        case ListEntriesReply(_, ledger_id, entries):
+            packed = None if entries is None else pack_entry_list(entries)
+            listed = pb.GetListOfEntriesOfLedgerResponse(
+                status=status, ledgerId=ledger_id, availabilityOfEntriesOfLedger=packed
+            )
+            return {"getListOfEntriesOfLedgerResponse": listed}
+        case StartTlsReply(None):
+            return {"startTLSResponse": pb.StartTLSResponse()}
+        case StartTlsReply() | Refusal():
+            return {}
+    raise AssertionError(f"{type(reply).__name__} has no form in version 3")
+
+
+def unpack_request(body: bytes) -> tuple[Request | None, bool, Origin]:
+    """The request, whether its priority is high, and how to answer.
+
+    There is no request if the operation is none of ours, or its own message is missing.
+    """
+    message = _parse(pb.Request, body)
+    header = message.header
+    operation = Operation(header.operation)
+    origin = Origin(header.version, header.txnId, operation)
+    return _request(message, operation), header.priority > 0, origin
+
+
+def _request(message: pb.Request, operation: Operation) -> Request | None:
+    match operation:
+        case Operation.READ if message.HasField("readRequest"):
+            return _read(message.readRequest)
+        case Operation.ADD if message.HasField("addRequest"):
+            add = message.addRequest
+            return Add(
+                ledger_id=LedgerId(add.ledgerId),
+                entry_id=EntryId(add.entryId),
+                ledger_key=add.masterKey,
+                body=add.body,
+                is_recovery=add.HasField("flag"),  # There is one value only.
+                is_sync_deferred=bool(add.writeFlags & DEFERRED_SYNC),
+            )
+        case Operation.AUTH if message.HasField("authRequest"):
+            return Auth(*_auth_fields(message.authRequest))
+        case Operation.WRITE_LAC if message.HasField("writeLacRequest"):
+            lac = message.writeLacRequest
+            return WriteLac(LedgerId(lac.ledgerId), EntryId(lac.lac), lac.masterKey, lac.body)
+        case Operation.READ_LAC if message.HasField("readLacRequest"):
+            return ReadLac(LedgerId(message.readLacRequest.ledgerId))
+        case Operation.GET_BOOKIE_INFO if message.HasField("getBookieInfoRequest"):
+            requested = message.getBookieInfoRequest.requested
+            return GetBookieInfo(
+                total_bytes=bool(requested & pb.GetBookieInfoRequest.TOTAL_DISK_CAPACITY),
+                free_bytes=bool(requested & pb.GetBookieInfoRequest.FREE_DISK_SPACE),
+            )
+        case Operation.START_TLS if message.HasField("startTLSRequest"):
+            return StartTls()
+        case Operation.FORCE_LEDGER if message.HasField("forceLedgerRequest"):
+            return ForceLedger(LedgerId(message.forceLedgerRequest.ledgerId))
+        case Operation.LIST_ENTRIES if message.HasField("getListOfEntriesOfLedgerRequest"):
+            return ListEntries(LedgerId(message.getListOfEntriesOfLedgerRequest.ledgerId))
+    return None
+
+
+def _read(read: pb.ReadRequest) -> Read:
+    return Read(
+        LedgerId(read.ledgerId),
+        EntryId(read.entryId),
+        ledger_key=read.masterKey if read.HasField("masterKey") else None,
+        fence=read.flag == pb.ReadRequest.FENCE_LEDGER and read.HasField("flag"),
+        previous_lac=EntryId(read.previousLAC) if read.HasField("previousLAC") else None,
+        timeout_ms=read.timeOut if read.HasField("timeOut") else None,
+        piggyback=read.flag == pb.ReadRequest.ENTRY_PIGGYBACK,
+    )
+
+
+# --- A client's side --------------------------------------------------------------------------
+
+
+def pack_request(txn_id: int, request: Request, *, is_high_priority: bool = False) -> bytes:
+    """A frame. No two requests that wait for an answer on one connection may share a `txn_id`."""
+    operation, own = _request_message(request)
+    header = _header(txn_id, operation, HIGH_PRIORITY if is_high_priority else None)
+    return pack_frame(pb.Request(header=header, **own).SerializeToString())
+
+
+def _request_message(request: Request) -> tuple[Operation, dict[str, Any]]:
+    match request:
+        case Read():
+            return Operation.READ, {"readRequest": _read_message(request)}
+        case Add():
+            add = pb.AddRequest(
+                ledgerId=request.ledger_id,
+                entryId=request.entry_id,
+                masterKey=request.ledger_key,
+                body=request.body,
+                writeFlags=DEFERRED_SYNC if request.is_sync_deferred else None,
+                flag=pb.AddRequest.RECOVERY_ADD if request.is_recovery else None,
+            )
+            return Operation.ADD, {"addRequest": add}
+        case Auth(plugin, payload):
+            auth = pb.AuthMessage(authPluginName=plugin, payload=payload)
+            return Operation.AUTH, {"authRequest": auth}
+        case WriteLac(ledger_id, lac, key, packet):
+            written = pb.WriteLacRequest(ledgerId=ledger_id, lac=lac, masterKey=key, body=packet)
+            return Operation.WRITE_LAC, {"writeLacRequest": written}
+        case ReadLac(ledger_id):
+            return Operation.READ_LAC, {"readLacRequest": pb.ReadLacRequest(ledgerId=ledger_id)}
+        case GetBookieInfo(total_bytes, free_bytes):
+            bits = (
+                pb.GetBookieInfoRequest.TOTAL_DISK_CAPACITY * total_bytes
+                | pb.GetBookieInfoRequest.FREE_DISK_SPACE * free_bytes
+            )
+            info = pb.GetBookieInfoRequest(requested=bits)
+            return Operation.GET_BOOKIE_INFO, {"getBookieInfoRequest": info}
+        case StartTls():
+            return Operation.START_TLS, {"startTLSRequest": pb.StartTLSRequest()}
+        case ForceLedger(ledger_id):
+            force = pb.ForceLedgerRequest(ledgerId=ledger_id)
+            return Operation.FORCE_LEDGER, {"forceLedgerRequest": force}
+        case ListEntries(ledger_id):
+            entries = pb.GetListOfEntriesOfLedgerRequest(ledgerId=ledger_id)
+            return Operation.LIST_ENTRIES, {"getListOfEntriesOfLedgerRequest": entries}
+        case BatchRead():
+            raise InvalidRequest(
+                "BatchRead has no form in version 3",
+                next_step="Send single reads, or use version 2.",
+            )
+
+
+def _read_message(read: Read) -> pb.ReadRequest:
+    assert not (read.fence and read.piggyback), "a read has one flag"
+    flag = None
+    if read.fence:
+        flag = pb.ReadRequest.FENCE_LEDGER
+    elif read.piggyback:
+        flag = pb.ReadRequest.ENTRY_PIGGYBACK
+    return pb.ReadRequest(
+        ledgerId=read.ledger_id,
+        entryId=read.entry_id,
+        masterKey=read.ledger_key,
+        previousLAC=read.previous_lac,
+        timeOut=read.timeout_ms,
+        flag=flag,
+    )
+
+
+def unpack_reply(buffer: bytes, position: int, end: int) -> tuple[int, Reply]:
+    """The transaction id and the reply whose frame has its body at `[position:end]`."""
+    return _unpack_read_reply(buffer, position, end) or _unpack_any_reply(buffer[position:end])
+
+
+def _unpack_any_reply(body: bytes) -> tuple[int, Reply]:
+    response = _parse(pb.Response, body)
+    return response.header.txnId, _reply(response)
+
+
+def _reply(response: pb.Response) -> Reply:
+    outer = failure_of(response.status)
+
+    def failure(status: int) -> Failure:
+        return outer or failure_of(status)
+
+    match response.header.operation:
+        case pb.READ_ENTRY if response.HasField("readResponse"):
+            read = response.readResponse
+            return ReadReply(
+                failure(read.status),
+                LedgerId(read.ledgerId),
+                EntryId(read.entryId),
+                read.body if read.HasField("body") else None,
+                EntryId(read.maxLAC) if read.HasField("maxLAC") else None,
+                read.lacUpdateTimestamp if read.HasField("lacUpdateTimestamp") else None,
+            )
+        case pb.ADD_ENTRY if response.HasField("addResponse"):
+            add = response.addResponse
+            return AddReply(failure(add.status), LedgerId(add.ledgerId), EntryId(add.entryId))
+        case pb.AUTH if response.HasField("authResponse") and outer is None:
+            return AuthReply(*_auth_fields(response.authResponse))
+        case pb.WRITE_LAC if response.HasField("writeLacResponse"):
+            written = response.writeLacResponse
+            return WriteLacReply(failure(written.status), LedgerId(written.ledgerId))
+        case pb.READ_LAC if response.HasField("readLacResponse"):
+            lac = response.readLacResponse
+            return ReadLacReply(
+                failure(lac.status),
+                LedgerId(lac.ledgerId),
+                lac.lacBody if lac.HasField("lacBody") else None,
+                lac.lastEntryBody if lac.HasField("lastEntryBody") else None,
+            )
+        case pb.FORCE_LEDGER if response.HasField("forceLedgerResponse"):
+            forced = response.forceLedgerResponse
+            return ForceLedgerReply(failure(forced.status), LedgerId(forced.ledgerId))
+        case pb.GET_BOOKIE_INFO if response.HasField("getBookieInfoResponse"):
+            info = response.getBookieInfoResponse
+            return BookieInfoReply(
+                failure(info.status),
+                info.totalDiskCapacity if info.HasField("totalDiskCapacity") else None,
+                info.freeDiskSpace if info.HasField("freeDiskSpace") else None,
+            )
+        case pb.GET_LIST_OF_ENTRIES_OF_LEDGER if response.HasField(
+            "getListOfEntriesOfLedgerResponse"
+        ):
+            listed = response.getListOfEntriesOfLedgerResponse
+            error = failure(listed.status)
+            entries = unpack_entry_list(listed.availabilityOfEntriesOfLedger) if not error else None
+            return ListEntriesReply(error, LedgerId(listed.ledgerId), entries)
+        case pb.START_TLS:
+            return StartTlsReply(outer)
+    if outer is None:
+        raise BadFrame("a reply of version 3 says EOK and nothing else")
+    return Refusal(outer)
+
+
+_READ_REPLY: Final = re.compile(
+    rb"\n([\x07-\x0f])\x08\x03\x10\x01\x18(V)\x10\x00"  # Header: version 3, READ; status EOK.
+    rb"\xa2\x06(V)\x08\x00\x10(V)\x18(V)\x22(V)".replace(b"V", VARINT),
+    re.DOTALL,
+)
+_READ_REPLY_TAIL: Final = re.compile(rb"(?:\x28(V))?(?:\x30(V))?".replace(b"V", VARINT), re.DOTALL)
+
+
+def _unpack_read_reply(buffer: bytes, position: int, end: int) -> tuple[int, ReadReply] | None:
+    """The usual form of a found entry, whose body stays where it is; None if it is any other."""
+    match = _READ_REPLY.match(buffer, position, end)
+    if match is None:
+        return None
+    header_size, txn_id, size, ledger_id, entry_id, body_size = match.groups()
+    body_start = match.end()
+    body_end = body_start + unpack_varint(body_size)
+    if (
+        header_size[0] != 5 + len(txn_id)
+        or match.start(4) - 3 + unpack_varint(size) != end
+        or body_end > end
+        or (tail := _READ_REPLY_TAIL.fullmatch(buffer, body_end, end)) is None
+    ):
+        return None
+    lac, lac_updated_ms = tail.groups()
+    return unpack_varint(txn_id), ReadReply(
+        None,
+        LedgerId(unpack_varint(ledger_id)),
+        EntryId(unpack_varint(entry_id)),
+        memoryview(buffer)[body_start:body_end],
+        None if lac is None else EntryId(unpack_varint(lac)),
+        None if lac_updated_ms is None else unpack_varint(lac_updated_ms),
+    )

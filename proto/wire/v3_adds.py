@@ -1,0 +1,255 @@
+"""Adds and their replies in version 3, a chunk at a time.
+
+Peers write adds in one of two orders, Java before 4.18 by field number, since then with the flag
+first. Both are matched whole by one regular expression; an add that looks different in any way, in
+the order or the width of its fields or with fields that nobody knows, is left to protobuf, and comes
+back here packed in the usual way. So what is stored has a known form.
+
+A transaction id is unique on its connection, and nobody asks for more. Drawn from one counter for
+all connections of a client it lets one frame serve all bookies of a write set.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.wire import v3
+from rollbook.proto.wire.adds import AddGroup, AddPacker, AddReplies, Adds
+from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LedgerDigest, pack_entry_header
+from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES
+from rollbook.proto.wire.messages import Failure
+from rollbook.proto.wire.varint import VARINT, VARINT_OF_UINT64, pack_varint, unpack_varint
+
+_match_request: Final = re.compile(
+    rb"\n.\x08\x03\x10\x02\x18(TXN)"  # Header: version 3, ADD, transaction id,
+    rb"(\xaa\x06|\x20[\x80-\xff]{0,3}[\x00-\x7f]\xaa\x06)(V)"  # priority. The add's size,
+    rb"(\x08V\x10|\xa0\x06\x01\x08V\x10)(V)"  # perhaps the flag, ledger id, entry id,
+    rb"(\x1a\x14.{20}\x22)(V)".replace(b"TXN", VARINT_OF_UINT64).replace(
+        b"V", VARINT
+    ),  # key, body.
+    re.DOTALL,
+).match
+_FLAG_RECOVERY: Final = b"\xa0\x06\x01"
+_DEFERRED_SYNC: Final = b"\x28\x01"
+_TAILS: Final = (b"", _FLAG_RECOVERY, _DEFERRED_SYNC, _DEFERRED_SYNC + _FLAG_RECOVERY)
+
+_match_reply: Final = re.compile(
+    rb"\n([\x00-\x7f])\x08\x03\x10\x02\x18(TXN)((?:\x20V)?)\x10(V)"
+    rb"\xaa\x06([\x00-\x7f])\x08(V)\x10(V)\x18(V)".replace(b"TXN", VARINT_OF_UINT64).replace(
+        b"V", VARINT
+    ),
+    re.DOTALL,
+).match
+
+_length_at: Final = struct.Struct(">I").unpack_from
+_ids_at: Final = struct.Struct(">qqq").unpack_from  # Of an entry: ledger, entry, LAC.
+_pack_length: Final = struct.Struct(">I").pack
+_HEADER_START: Final = b"\x08\x03\x10\x02\x18"  # Version 3, ADD, then the transaction id.
+
+# Sizes repeat, so that their varints need not be unpacked each time.
+_unpack_size: Final = lru_cache(maxsize=8192)(unpack_varint)
+
+_NO_ENTRY_ID: Final = -(2**64)  # Under no bits of an entry id does it become one.
+
+_SHAPES_MAX: Final = 4096  # What a packer remembers of the sizes it has met.
+
+
+@dataclass(slots=True)
+class _AddGroup(AddGroup):
+    ledger_varint: bytes = b""
+    txn_ids: list[bytes] = field(default_factory=list)  # As varints, since they are only echoed;
+    entry_varints: list[bytes] = field(default_factory=list)  # these, too.
+
+    def pack_replies(self, error: Failure = None) -> bytes:
+        status = pack_varint(v3.code_of(error))
+        replies: list[bytes] = []
+        txn_bytes = entry_bytes = 0
+        for txn_id, entry_id in zip(self.txn_ids, self.entry_varints, strict=True):
+            if len(txn_id) != txn_bytes or len(entry_id) != entry_bytes:
+                txn_bytes, entry_bytes = len(txn_id), len(entry_id)
+                before, between = _around_reply(txn_bytes, status, self.ledger_varint, entry_bytes)
+            replies += (before, txn_id, between, entry_id)
+        return b"".join(replies)
+
+
+def _around_reply(
+    txn_bytes: int, status: bytes, ledger_id: bytes, entry_bytes: int
+) -> tuple[bytes, bytes]:
+    """A reply up to its transaction id, and from there to its entry id, which ends it."""
+    ids = b"".join((b"\x08", status, b"\x10", ledger_id, b"\x18"))
+    own = b"".join((b"\x10", status, b"\xaa\x06", pack_varint(len(ids) + entry_bytes), ids))
+    header = b"\n" + pack_varint(len(_HEADER_START) + txn_bytes) + _HEADER_START
+    return _pack_length(len(header) + txn_bytes + len(own) + entry_bytes) + header, own
+
+
+def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds | None, int]:
+    """The adds in usual dress that lie whole at `position`, and where they end.
+
+    Stops at everything else: other operations, adds to be refused, unusual ones, cut frames.
+    """
+    groups: dict[tuple[bytes, ...], _AddGroup] = {}
+    current: tuple[bytes, ...] = ()
+    current_ledger_id, high_varint, high_bits = -1, b"", 0
+    first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
+    while match := _match_request(buffer, position + LENGTH_BYTES):
+        txn_id, priority, add_size, ledger, entry, key, body_size = match.groups()
+        (length,) = _length_at(buffer, position)
+        end = position + LENGTH_BYTES + length
+        entry_start = match.end()
+        entry_end = entry_start + _unpack_size(body_size)
+        if (
+            end > size
+            or length > body_bytes_max
+            or not entry_start + ENTRY_HEADER_BYTES <= entry_end <= end
+            or match.start(4) + _unpack_size(add_size) != end
+            or buffer[position + 5] != match.start(3) - position - 8
+        ):
+            break
+        ledger_id, entry_id, lac = _ids_at(buffer, entry_start)
+        if entry[1:] != high_varint:  # It changes with each 128th entry.
+            high_varint = entry[1:]
+            high_bits = _unpack_high_bits(high_varint)
+        if entry[0] & 0x7F | high_bits != entry_id:
+            break
+        writer = (ledger, key, priority, buffer[entry_end:end])
+        if writer != current or ledger_id != current_ledger_id:
+            group = groups.get(writer) or _open_group(writer)
+            if group is None or ledger_id != group.ledger_id:
+                break
+            groups[writer] = group
+            current, current_ledger_id = writer, ledger_id
+            add_entry_id, add_lac = group.entry_ids.append, group.lacs.append
+            add_start, add_end = group.starts.append, group.ends.append
+            add_txn_id, add_varint = group.txn_ids.append, group.entry_varints.append
+        add_entry_id(entry_id)
+        add_lac(lac)
+        add_start(entry_start)
+        add_end(entry_end)
+        add_txn_id(txn_id)
+        add_varint(entry)
+        position = end
+    if position == first:
+        return None, position
+    return Adds(buffer, first, position, list(groups.values())), position
+
+
+@lru_cache(maxsize=8192)
+def _unpack_high_bits(varint: bytes) -> int:
+    """What a varint says behind its first byte; `_NO_ENTRY_ID` if it is longer than it need be."""
+    if not varint:
+        return 0
+    return unpack_varint(varint) << 7 if varint[-1] else _NO_ENTRY_ID
+
+
+def _open_group(writer: tuple[bytes, ...]) -> _AddGroup | None:
+    ledger, key, priority, tail = writer
+    is_recovery = tail.endswith(_FLAG_RECOVERY)
+    if ledger.startswith(_FLAG_RECOVERY):
+        is_recovery, ledger = True, ledger[len(_FLAG_RECOVERY) :]
+    ledger = ledger[1:-1]  # Without its own tag and the next one.
+    ledger_id = unpack_varint(ledger)
+    if tail not in _TAILS or pack_varint(ledger_id) != ledger:
+        return None
+    return _AddGroup(
+        ledger_id=LedgerId(ledger_id),
+        ledger_key=key[2:-1],
+        is_recovery=is_recovery,
+        is_high_priority=priority[1:-2].strip(b"\x00\x80") != b"",
+        is_sync_deferred=tail.startswith(_DEFERRED_SYNC),
+        ledger_varint=ledger,
+    )
+
+
+# --- A client's side --------------------------------------------------------------------------
+
+
+class V3AddPacker(AddPacker):
+    """`txn_ids` counts for all requests of this client, on whatever connection."""
+
+    def __init__(
+        self,
+        ledger_key: bytes,
+        digest: LedgerDigest,
+        txn_ids: Iterator[int],
+        *,
+        is_recovery: bool = False,
+        is_high_priority: bool = False,
+        is_sync_deferred: bool = False,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+    ) -> None:
+        super().__init__(ledger_key, digest, frame_bytes_max)
+        self._txn_ids = txn_ids
+        self._priority = b"\x20" + pack_varint(v3.HIGH_PRIORITY) if is_high_priority else b""
+        self._ledger = b"\x08" + pack_varint(digest.ledger_id) + b"\x10"
+        self._key = b"\x1a\x14" + ledger_key + b"\x22"
+        self._tail = _DEFERRED_SYNC * is_sync_deferred + _FLAG_RECOVERY * is_recovery
+        self._overhead_bytes = digest.overhead_bytes
+        self._around: dict[tuple[int, int, int], tuple[bytes, bytes, bytes]] = {}
+
+    def pack(
+        self,
+        entry_id: EntryId,
+        last_add_confirmed: EntryId,
+        ledger_length: int,
+        payload: bytes,
+    ) -> bytes:
+        if len(payload) > self.payload_bytes_max:
+            raise self._too_large(payload)
+        txn_id, entry = pack_varint(next(self._txn_ids)), pack_varint(entry_id)
+        sizes = len(payload), len(txn_id), len(entry)
+        before, between, behind = self._around.get(sizes) or self._build(*sizes)
+        header = pack_entry_header(self._ledger_id, entry_id, last_add_confirmed, ledger_length)
+        digest = self._digest(header, payload)
+        return b"".join(
+            (before, txn_id, between, entry, behind, header, digest, payload, self._tail)
+        )
+
+    def _build(
+        self, payload_bytes: int, txn_bytes: int, entry_bytes: int
+    ) -> tuple[bytes, bytes, bytes]:
+        """What stands before the transaction id, from there to the entry id, and behind it."""
+        body_bytes = self._overhead_bytes + payload_bytes
+        behind = self._key + pack_varint(body_bytes)
+        own_bytes = len(self._ledger) + entry_bytes + len(behind) + body_bytes + len(self._tail)
+        between = b"".join((self._priority, b"\xaa\x06", pack_varint(own_bytes), self._ledger))
+        header_bytes = len(_HEADER_START) + txn_bytes + len(self._priority)
+        before = b"\n" + pack_varint(header_bytes) + _HEADER_START
+        frame_bytes = len(before) + txn_bytes + len(between) - len(self._ledger) + own_bytes
+        if len(self._around) >= _SHAPES_MAX:
+            self._around.clear()
+        around = _pack_length(frame_bytes) + before, between, behind
+        self._around[payload_bytes, txn_bytes, entry_bytes] = around
+        return around
+
+
+def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], int]:
+    """The replies to adds, in usual dress, that lie whole at `position`, and where they end."""
+    replies: dict[tuple[bytes, ...], AddReplies] = {}
+    current: tuple[bytes, ...] = ()
+    while match := _match_reply(buffer, position + LENGTH_BYTES):
+        header_size, txn_id, priority, status, own_size, *head, entry_id = match.groups()
+        end = match.end()
+        if (
+            position + LENGTH_BYTES + _length_at(buffer, position)[0] != end
+            or match.start(6) - 1 + own_size[0] != end
+            or header_size[0] != len(_HEADER_START) + len(txn_id) + len(priority)
+        ):
+            break
+        alike = (status, *head)
+        if alike != current:
+            group = replies.get(alike) or _open_replies(*alike)
+            replies[alike] = group
+            current = alike
+            add_entry_id = group.entry_ids.append
+        add_entry_id(EntryId(unpack_varint(entry_id)))
+        position = end
+    return list(replies.values()), position
+
+
+def _open_replies(outer: bytes, inner: bytes, ledger_id: bytes) -> AddReplies:
+    error = v3.failure_of(unpack_varint(outer)) or v3.failure_of(unpack_varint(inner))
+    return AddReplies(error, LedgerId(unpack_varint(ledger_id)), [])
