@@ -736,7 +736,8 @@ class Network:
 
     async def swizzle(self, hosts: Iterable[str], pause_s: Span) -> None:
         """Clogs a random subset of hosts one by one, then unclogs them in another order."""
-        chosen = [host for host in hosts if self.chance.random() < 0.5]
+        hosts = list(hosts)
+        chosen = self.chance.sample(hosts, self.chance.randint(1, len(hosts)))
         for act in (self.isolate, self.rejoin):
             self.chance.shuffle(chosen)
             for host in chosen:
