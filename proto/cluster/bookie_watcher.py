@@ -37,15 +37,18 @@ _SETTLE_S: Final = 0.02
 _RETRY_PAUSE_S: Final = 0.5
 
 Bookies = Mapping[BookieId, BookieServiceInfo]
-_NOBODY: Final[Bookies] = MappingProxyType({})
+
+
+def _nobody() -> Bookies:
+    return MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class LiveBookies:
     """By id, in the order of their ids."""
 
-    writable: Bookies = field(default=_NOBODY)
-    read_only: Bookies = field(default=_NOBODY)
+    writable: Bookies = field(default_factory=_nobody)
+    read_only: Bookies = field(default_factory=_nobody)
 
     def find(self, bookie_id: BookieId) -> BookieServiceInfo | None:
         return self.writable.get(bookie_id) or self.read_only.get(bookie_id)
@@ -171,15 +174,15 @@ class BookieWatcher:
             path = f"{self._root}/{folder}/{bookie_id}"
             info = self._infos.get(path)
             if info is None or dirty is None or path in dirty:
-                info = await self._read_info(bookie_id, path)
-            if info is not None:
+                info = await self._read_info(bookie_id, path) or self._current.find(bookie_id)
+            if info is not None:  # Else it left before we knew it.
                 found[bookie_id] = infos[path] = info
         return MappingProxyType(found)
 
     async def _read_info(self, bookie_id: BookieId, path: str) -> BookieServiceInfo | None:
         node = await read_surely(self._store, path, fresh=False)
         if node is None:
-            return None  # It has just left.
+            return None  # It left, or went to the other folder: that will be told.
         try:
             return unpack_service_info(bookie_id, node.value)
         except BadMetadata as error:

@@ -1,0 +1,185 @@
+"""A cluster is made once, found ever after, and never mistaken for another."""
+
+import asyncio
+import random
+
+import pytest
+
+from rollbook.proto.cluster.cluster import (
+    Cluster,
+    ensure_own_root,
+    initialise,
+    open_cluster,
+)
+from rollbook.proto.errors import (
+    BadConfig,
+    BadMetadata,
+    ClusterExists,
+    MetadataUnavailable,
+    NoSuchCluster,
+    RollbookError,
+    WrongCluster,
+)
+from rollbook.proto.formats.layout import Layout, pack_layout
+from rollbook.proto.ports import MetadataStore
+from tests.golden import metadata as golden
+from tests.unit.proto.cluster.faulty import Fate, FaultyStore
+
+ROOT = "/prod/ledgers"
+OTHER_ID = golden.INSTANCE_ID.decode()
+
+
+async def make(store: MetadataStore, root: str = ROOT, seed: int = 1) -> Cluster:
+    return await initialise(store, root, random.Random(seed))
+
+
+async def test_a_new_cluster_looks_as_java_makes_it(store: FaultyStore) -> None:
+    cluster = await make(store)
+    assert await store.children(ROOT) == ["INSTANCEID", "LAYOUT", "available", "cookies"]
+    assert await store.children(f"{ROOT}/available") == ["readonly"]
+    values = {
+        name: node.value
+        for name in ("LAYOUT", "INSTANCEID")
+        if (node := await store.get(f"{ROOT}/{name}"))
+    }
+    assert values["LAYOUT"] == golden.LAYOUT_HIERARCHICAL
+    assert values["INSTANCEID"].decode() == cluster.instance_id
+    own = await store.get("/prod/rollbook")
+    assert own is not None
+    assert own.value == values["INSTANCEID"]
+    assert await open_cluster(store, ROOT) == cluster
+
+
+async def test_every_cluster_gets_an_id_of_its_own(store: FaultyStore) -> None:
+    one, other = await make(store, "/a", seed=1), await make(store, "/b", seed=2)
+    assert one.instance_id != other.instance_id
+    assert one.instance_id is not None
+    assert one.instance_id[14] == "4"  # A random UUID by its own account.
+    assert await store.children("/") == ["a", "b", "rollbook-a", "rollbook-b"]
+
+
+async def test_a_long_layout_on_demand(store: FaultyStore) -> None:
+    await initialise(store, ROOT, random.Random(1), Layout.LONG_HIERARCHICAL)
+    assert (await open_cluster(store, ROOT)).layout is Layout.LONG_HIERARCHICAL
+
+
+@pytest.mark.parametrize("fates", [(Fate.ANSWER_LOST,), (Fate.REQUEST_LOST, Fate.ANSWER_LOST)])
+async def test_a_cluster_is_made_once_whatever_is_lost(
+    store: FaultyStore, fates: tuple[Fate, ...]
+) -> None:
+    """LR1."""
+    await store.create("/prod")
+    store.fates.extend(fates)
+    cluster = await make(store)
+    assert await open_cluster(store, ROOT) == cluster
+
+
+async def test_of_two_who_make_one_cluster_one_wins(
+    store: FaultyStore, rival: MetadataStore
+) -> None:
+    made = await asyncio.gather(make(store, seed=1), make(rival, seed=2), return_exceptions=True)
+    winners = [each for each in made if isinstance(each, Cluster)]
+    assert winners == [await open_cluster(store, ROOT)]
+    assert sum(isinstance(each, RollbookError) for each in made) == 1
+
+
+async def test_a_rival_in_the_gap_of_a_lost_request_wins(
+    store: FaultyStore, rival: MetadataStore
+) -> None:
+    await store.create("/prod")
+
+    async def rival_comes() -> None:
+        await make(rival, seed=2)
+
+    store.between = rival_comes
+    store.fates.append(Fate.REQUEST_LOST)
+    with pytest.raises(ClusterExists):
+        await make(store, seed=1)
+
+
+async def test_an_existing_cluster_is_left_alone(store: FaultyStore) -> None:
+    cluster = await make(store)
+    with pytest.raises(ClusterExists):
+        await make(store, seed=2)
+    assert await open_cluster(store, ROOT) == cluster
+
+
+async def test_an_empty_root_is_taken(store: FaultyStore) -> None:
+    await store.create("/prod")
+    await store.create(ROOT)
+    await make(store)
+
+
+async def test_remains_of_our_own_trees_are_not_taken_over(store: FaultyStore) -> None:
+    await store.create("/prod")
+    await store.create("/prod/rollbook", OTHER_ID.encode())
+    with pytest.raises(ClusterExists) as caught:
+        await make(store)
+    assert caught.value.ids["path"] == "/prod/rollbook"
+
+
+async def test_where_there_is_no_cluster(store: FaultyStore) -> None:
+    with pytest.raises(NoSuchCluster):
+        await open_cluster(store, ROOT)
+
+
+async def test_an_old_cluster_lacks_what_was_not_invented(store: FaultyStore) -> None:
+    await store.create("/bk")
+    cluster = await open_cluster(store, "/bk")
+    assert (cluster.layout, cluster.instance_id) == (Layout.HIERARCHICAL, None)
+    await ensure_own_root(store, cluster)
+    await ensure_own_root(store, cluster)
+    assert await store.children("/") == ["bk", "rollbook-bk"]
+
+
+async def test_a_cluster_of_java_gets_our_trees_beside_it(
+    store: FaultyStore, rival: MetadataStore
+) -> None:
+    for path, value in (
+        ("/ledgers", b""),
+        ("/ledgers/LAYOUT", pack_layout(Layout.LONG_HIERARCHICAL)),
+        ("/ledgers/INSTANCEID", golden.INSTANCE_ID),
+    ):
+        await store.create(path, value)
+    cluster = await open_cluster(store, "/ledgers", instance_id=OTHER_ID)
+    await asyncio.gather(ensure_own_root(store, cluster), ensure_own_root(rival, cluster))
+    node = await store.get("/rollbook")
+    assert node is not None
+    assert node.value == golden.INSTANCE_ID
+
+
+async def test_the_wrong_cluster_is_refused(store: FaultyStore) -> None:
+    await make(store)
+    with pytest.raises(WrongCluster):
+        await open_cluster(store, ROOT, instance_id=OTHER_ID)
+
+
+async def test_trees_of_another_cluster_beside_the_root_are_refused(store: FaultyStore) -> None:
+    cluster = await make(store)
+    await store.set(cluster.own_root, OTHER_ID.encode())
+    with pytest.raises(WrongCluster):
+        await open_cluster(store, ROOT)
+    with pytest.raises(WrongCluster):
+        await ensure_own_root(store, cluster)
+
+
+async def test_a_layout_that_the_url_contradicts_is_refused(store: FaultyStore) -> None:
+    await make(store)
+    with pytest.raises(BadConfig):
+        await open_cluster(store, ROOT, layout=Layout.FLAT)
+    await open_cluster(store, ROOT, layout=Layout.HIERARCHICAL)
+
+
+async def test_damaged_nodes_are_refused(store: FaultyStore) -> None:
+    await make(store)
+    for name in ("LAYOUT", "INSTANCEID"):
+        await store.set(f"{ROOT}/{name}", b"?")
+        with pytest.raises(BadMetadata):
+            await open_cluster(store, ROOT)
+
+
+async def test_a_store_out_of_reach_is_no_missing_cluster(store: FaultyStore) -> None:
+    await make(store)
+    store.read_fates.append(Fate.NOT_SENT)
+    with pytest.raises(MetadataUnavailable):
+        await open_cluster(store, ROOT)

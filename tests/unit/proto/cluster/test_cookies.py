@@ -1,0 +1,70 @@
+"""Cookies in their nodes."""
+
+from dataclasses import replace
+
+import pytest
+
+from rollbook.proto.cluster.cookies import CookieNodes
+from rollbook.proto.errors import BadMetadata, MetadataConflict, NodeExists, NoSuchNode
+from rollbook.proto.formats.cookie import Cookie
+from rollbook.proto.ids import BookieId
+from rollbook.proto.ports import MetadataStore
+from tests.unit.proto.cluster.faulty import Fate, FaultyStore
+
+ROOT = "/ledgers"
+B1, B2 = BookieId("b1:3181"), BookieId("b2:3181")
+COOKIE = Cookie(B1, ("/journal",), ("/data",))
+
+
+@pytest.fixture
+async def cookies(store: FaultyStore) -> CookieNodes:
+    await store.create(ROOT)
+    return CookieNodes(store, ROOT)
+
+
+async def test_the_life_of_a_cookie(cookies: CookieNodes) -> None:
+    assert await cookies.read(B1) is None
+    assert await cookies.list() == []
+    stored = await cookies.create(COOKIE)  # Makes the folder, too.
+    assert await cookies.read(B1) == stored
+    larger = replace(COOKIE, ledger_dirs=("/data", "/data2"))
+    updated = await cookies.update(stored, larger)
+    assert await cookies.read(B1) == updated
+    await cookies.create(replace(COOKIE, bookie_id=B2))
+    assert await cookies.list() == [B1, B2]
+    with pytest.raises(MetadataConflict):
+        await cookies.update(stored, COOKIE)
+    with pytest.raises(MetadataConflict):
+        await cookies.delete(B1, version=0)
+    await cookies.delete(B1, version=1)
+    assert await cookies.list() == [B2]
+    with pytest.raises(NoSuchNode):
+        await cookies.delete(B1)
+
+
+async def test_a_cookie_is_made_once_whatever_is_lost(
+    cookies: CookieNodes, store: FaultyStore
+) -> None:
+    """LR1."""
+    await cookies.create(replace(COOKIE, bookie_id=B2))
+    store.fates.extend((Fate.REQUEST_LOST, Fate.ANSWER_LOST))
+    assert (await cookies.create(COOKIE)).version == 0
+
+
+async def test_another_bookies_cookie_stays(cookies: CookieNodes, rival: MetadataStore) -> None:
+    theirs = replace(COOKIE, ledger_dirs=("/elsewhere",))
+    await CookieNodes(rival, ROOT).create(theirs)
+    with pytest.raises(NodeExists):
+        await cookies.create(COOKIE)
+
+
+async def test_strangers_among_the_cookies_are_left_out(
+    cookies: CookieNodes, rival: MetadataStore
+) -> None:
+    await cookies.create(COOKIE)
+    await rival.create(f"{ROOT}/cookies/readonly")
+    await rival.create(f"{ROOT}/cookies/a,b")
+    assert await cookies.list() == [B1]
+    await rival.set(f"{ROOT}/cookies/{B1}", b"?")
+    with pytest.raises(BadMetadata):
+        await cookies.read(B1)

@@ -1,0 +1,135 @@
+"""Ids for ledgers: never the same twice, from the counters that Java uses."""
+
+import asyncio
+
+import pytest
+
+from rollbook.proto.cluster.ledger_ids import LedgerIds
+from rollbook.proto.errors import MetadataUnavailable, NoSuchCluster
+from rollbook.proto.ports import CreateMode, MetadataStore
+from tests.unit.proto.cluster.faulty import Fate, FaultyStore
+
+ROOT = "/ledgers"
+LAST = 2**31 - 2  # The last number that a counter gives away.
+
+
+class Counters(FaultyStore):
+    """Sequential nodes numbered as told, as if so many had been made before."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        super().__init__(store)
+        self.numbers: dict[str, list[int]] = {}
+
+    async def create(
+        self, path: str, value: bytes = b"", mode: CreateMode = CreateMode.PERSISTENT
+    ) -> str:
+        parent = path.rpartition("/")[0]
+        if mode.is_sequential and self.numbers.get(parent):
+            number = self.numbers[parent].pop(0)
+            return await super().create(f"{path}{number:010d}", value, CreateMode.EPHEMERAL)
+        return await super().create(path, value, mode)
+
+
+@pytest.fixture
+async def counters(store: FaultyStore) -> Counters:
+    await store.create(ROOT)
+    store.writes = store.reads = 0
+    return Counters(store.store)
+
+
+async def test_the_first_ids_are_short(counters: Counters) -> None:
+    ids = LedgerIds(counters, ROOT)
+    assert [await ids.draw() for _ in range(3)] == [0, 1, 2]
+    assert await counters.children(ROOT) == ["idgen"]
+    assert await counters.children(f"{ROOT}/idgen") == []
+
+
+async def test_ids_never_come_back(counters: Counters, rival: MetadataStore) -> None:
+    """The counter lies with the parent: neither deletes nor other clients move it back."""
+    mine, theirs = LedgerIds(counters, ROOT), LedgerIds(rival, ROOT)
+    drawn = await asyncio.gather(*(ids.draw() for ids in (mine, theirs) * 50))
+    assert sorted(drawn) == list(range(100))
+    assert await LedgerIds(counters, ROOT).draw() == 100
+
+
+async def test_a_number_whose_reply_was_lost_is_given_up(counters: Counters) -> None:
+    ids = LedgerIds(counters, ROOT)
+    await ids.draw()
+    counters.fates.extend((Fate.ANSWER_LOST, Fate.EXPIRED, Fate.OK))
+    assert await ids.draw() == 2
+    counters.fates.extend((Fate.OK, Fate.REQUEST_LOST))  # The node is not removed: it will go.
+    assert [await ids.draw(), await ids.draw()] == [3, 4]
+
+
+async def test_drawing_ends_at_some_time(counters: Counters) -> None:
+    ids = LedgerIds(counters, ROOT)
+    await ids.draw()
+    counters.fates.extend([Fate.REQUEST_LOST] * 6)
+    with pytest.raises(MetadataUnavailable):
+        await ids.draw()
+
+
+async def test_without_a_cluster_there_are_no_ids(rival: MetadataStore) -> None:
+    with pytest.raises(NoSuchCluster):
+        await LedgerIds(rival, "/nowhere").draw()
+
+
+@pytest.mark.parametrize("first_bad", [LAST + 1, -(2**31), -5])
+async def test_behind_31_bits_come_long_ids(counters: Counters, first_bad: int) -> None:
+    await counters.create(f"{ROOT}/idgen")
+    counters.numbers[f"{ROOT}/idgen"] = [LAST, first_bad]
+    ids = LedgerIds(counters, ROOT)
+    assert await ids.draw() == LAST
+    assert [await ids.draw(), await ids.draw()] == [1 << 32, 1 << 32 | 1]
+    assert await counters.children(f"{ROOT}/idgen-long") == ["HOB-0000000001"]
+    assert await counters.children(f"{ROOT}/idgen") == []
+
+
+async def test_once_long_ids_began_everybody_goes_on_with_them(counters: Counters) -> None:
+    """The folder may be there without a counter: its maker stopped in between."""
+    await counters.create(f"{ROOT}/idgen-long")
+    assert await LedgerIds(counters, ROOT).draw() == 1 << 32
+
+
+async def test_each_counter_of_long_ids_is_followed_by_the_next(counters: Counters) -> None:
+    await counters.create(f"{ROOT}/idgen-long")
+    long = f"{ROOT}/idgen-long"
+    for high in (7, 8, 9):
+        await counters.create(f"{long}/HOB-{high:010d}")
+    await counters.create(f"{long}/stranger")
+    counters.numbers[f"{long}/HOB-0000000009"] = [LAST, LAST + 1]
+    ids = LedgerIds(counters, ROOT)
+    assert await ids.draw() == 9 << 32 | LAST
+    assert await ids.draw() == 10 << 32
+    kept = ["HOB-0000000008", "HOB-0000000009", "HOB-0000000010", "stranger"]
+    assert await counters.children(long) == kept
+
+
+async def test_a_counter_in_use_is_not_removed(counters: Counters, rival: MetadataStore) -> None:
+    long = f"{ROOT}/idgen-long"
+    await counters.create(long)
+    for high in (1, 2, 3):
+        await counters.create(f"{long}/HOB-{high:010d}")
+    await rival.create(f"{long}/HOB-0000000001/ID-", mode=CreateMode.EPHEMERAL_SEQUENTIAL)
+    counters.numbers[f"{long}/HOB-0000000003"] = [LAST + 1]
+    assert await LedgerIds(counters, ROOT).draw() == 4 << 32
+    assert len(await counters.children(long)) == 4
+
+
+async def test_a_counter_that_was_removed_meanwhile_is_not_made_again(
+    counters: Counters, rival: MetadataStore
+) -> None:
+    long = f"{ROOT}/idgen-long"
+    for path in (long, f"{long}/HOB-0000000001"):
+        await counters.create(path)
+    ids = LedgerIds(counters, ROOT)
+    assert await ids.draw() == 1 << 32
+
+    async def rivals_move_on() -> None:
+        await rival.create(f"{long}/HOB-0000000005")
+        await rival.delete(f"{long}/HOB-0000000001")
+
+    counters.between = rivals_move_on
+    counters.fates.append(Fate.REQUEST_LOST)
+    assert await ids.draw() == 5 << 32
+    assert await counters.children(long) == ["HOB-0000000005"]

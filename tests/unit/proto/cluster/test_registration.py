@@ -1,0 +1,247 @@
+"""A bookie tells that it lives, through restarts, lost sessions and second bookies of its name."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rollbook.proto.cluster import registration as module
+from rollbook.proto.cluster.registration import BookieRegistration, Standing
+from rollbook.proto.errors import MetadataUnavailable, NodeExists
+from rollbook.proto.formats.service_info import describe_bookie, pack_service_info
+from rollbook.proto.ids import BookieId
+from rollbook.proto.metastore.memory import MemoryService
+from rollbook.proto.ports import Address, CreateMode, EventKind, MetadataStore
+from tests.unit.proto.cluster.faulty import Fate, FaultyStore
+
+ROOT = "/ledgers"
+BOOKIE = BookieId("b1:3181")
+INFO = describe_bookie(Address("b1", 3181))
+WRITABLE = f"{ROOT}/available/{BOOKIE}"
+READ_ONLY = f"{ROOT}/available/readonly/{BOOKIE}"
+DEADLINE_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+async def cluster(rival: MetadataStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TICK_S", 0.0)
+    monkeypatch.setattr(module, "_RETRY_PAUSE_S", 0.0)
+    for path in (ROOT, f"{ROOT}/available"):
+        await rival.create(path)
+
+
+@pytest.fixture
+def registration(store: FaultyStore) -> BookieRegistration:
+    return registration_of(store)
+
+
+def registration_of(store: MetadataStore, patience_s: float = DEADLINE_S) -> BookieRegistration:
+    return BookieRegistration(store, ROOT, BOOKIE, INFO, patience_s)
+
+
+@asynccontextmanager
+async def kept(registration: BookieRegistration) -> AsyncIterator[asyncio.Task[None]]:
+    keeper = asyncio.get_running_loop().create_task(registration.keep())
+    try:
+        yield keeper
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+
+
+async def standing(store: MetadataStore) -> list[str]:
+    return [path for path in (WRITABLE, READ_ONLY) if await store.get(path) is not None]
+
+
+async def until(store: MetadataStore, holds: Callable[[], Awaitable[bool]]) -> None:
+    watch = await store.watch(f"{ROOT}/available", recursive=True)
+    async with asyncio.timeout(DEADLINE_S):
+        while not await holds():
+            await anext(watch)
+    await watch.close()
+
+
+async def test_a_bookie_is_seen_with_where_it_listens(
+    registration: BookieRegistration, store: FaultyStore, rival: MetadataStore
+) -> None:
+    await registration.register(Standing.WRITABLE)
+    node = await rival.get(WRITABLE)
+    assert node is not None
+    assert node.value == pack_service_info(INFO)
+    assert node.stat.owner == store.session
+
+
+async def test_between_the_folders_it_goes_through_both(
+    registration: BookieRegistration, rival: MetadataStore
+) -> None:
+    """RG1: at no time is there no node."""
+    await registration.register(Standing.WRITABLE)
+    watch = await rival.watch(f"{ROOT}/available", recursive=True)
+    for target in (Standing.READ_ONLY, Standing.WRITABLE):
+        await registration.register(target)
+    await rival.create(f"{ROOT}/available/end")
+    seen = []
+    async with asyncio.timeout(DEADLINE_S):
+        while (event := await anext(watch)).path != f"{ROOT}/available/end":
+            if event.path in (WRITABLE, READ_ONLY):
+                seen.append((event.kind, event.path))
+    await watch.close()
+    assert seen == [
+        (EventKind.CREATED, READ_ONLY),
+        (EventKind.DELETED, WRITABLE),
+        (EventKind.CREATED, WRITABLE),
+        (EventKind.DELETED, READ_ONLY),
+    ]
+
+
+async def test_registering_again_changes_nothing(
+    registration: BookieRegistration, rival: MetadataStore
+) -> None:
+    await registration.register(Standing.WRITABLE)
+    before = await rival.get(WRITABLE)
+    await registration.register(Standing.WRITABLE)
+    assert await rival.get(WRITABLE) == before
+
+
+async def test_a_node_of_our_own_session_gets_our_endpoints(
+    registration: BookieRegistration, store: FaultyStore
+) -> None:
+    await store.create(WRITABLE, b"old", CreateMode.EPHEMERAL)
+    await registration.register(Standing.WRITABLE)
+    node = await store.get(WRITABLE)
+    assert node is not None
+    assert node.value == pack_service_info(INFO)
+
+
+@pytest.mark.parametrize("row", [(lost,) for lost in Fate if lost not in (Fate.OK, Fate.NOT_SENT)])
+async def test_lost_replies_leave_one_node(
+    registration: BookieRegistration, store: FaultyStore, row: tuple[Fate, ...]
+) -> None:
+    """LR1: an ephemeral node is ours iff our session owns it."""
+    store.fates.extend(row)
+    await registration.register(Standing.WRITABLE)
+    store.fates.extend(row)
+    await registration.register(Standing.READ_ONLY)
+    assert await standing(store) == [READ_ONLY]
+
+
+async def test_withdrawing_leaves_nothing(
+    registration: BookieRegistration, store: FaultyStore
+) -> None:
+    await registration.register(Standing.READ_ONLY)
+    await registration.withdraw()
+    await registration.withdraw()
+    assert await standing(store) == []
+
+
+@pytest.mark.parametrize("before", [WRITABLE, READ_ONLY])
+async def test_a_restarted_bookie_waits_for_its_earlier_session(
+    registration: BookieRegistration, service: MemoryService, rival: MetadataStore, before: str
+) -> None:
+    """RG2: in either folder."""
+    earlier = await service.connect()
+    await rival.create(f"{ROOT}/available/readonly")
+    await earlier.create(before, b"", CreateMode.EPHEMERAL)
+    registering = asyncio.get_running_loop().create_task(registration.register(Standing.WRITABLE))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not registering.done()
+    assert await standing(rival) == [before]
+    service.expire(earlier.session)
+    async with asyncio.timeout(DEADLINE_S):
+        await registering
+    assert await standing(rival) == [WRITABLE]
+    await earlier.close()
+
+
+@pytest.mark.parametrize("before", [WRITABLE, READ_ONLY])
+async def test_a_second_bookie_of_one_name_is_refused(
+    service: MemoryService, store: FaultyStore, rival: MetadataStore, before: str
+) -> None:
+    """RG2."""
+    await rival.create(f"{ROOT}/available/readonly")
+    await rival.create(before, b"", CreateMode.EPHEMERAL)
+    with pytest.raises(NodeExists):
+        await registration_of(store, patience_s=0.05).register(Standing.WRITABLE)
+    assert await standing(rival) == [before]
+
+
+async def test_a_bookie_registers_again_after_its_session_expired(
+    registration: BookieRegistration,
+    service: MemoryService,
+    store: FaultyStore,
+    rival: MetadataStore,
+) -> None:
+    await registration.register(Standing.READ_ONLY)
+    first = store.session
+    async with kept(registration):
+
+        async def is_back() -> bool:
+            node = await rival.get(READ_ONLY)
+            return node is not None and node.stat.owner not in (first, 0)
+
+        service.expire(first)
+        await until(rival, is_back)
+        assert await standing(rival) == [READ_ONLY]
+
+
+async def test_a_bookie_that_withdrew_is_not_registered_again(
+    registration: BookieRegistration,
+    service: MemoryService,
+    store: FaultyStore,
+    rival: MetadataStore,
+) -> None:
+    await registration.register(Standing.WRITABLE)
+    await registration.withdraw()
+    async with kept(registration):
+        first = store.session
+        events = store.session_events()
+        service.expire(first)
+        async with asyncio.timeout(DEADLINE_S):
+            while (await anext(events)).session in (first, 0):
+                pass
+        await store.sync()
+    assert await standing(rival) == []
+
+
+async def test_a_keeper_outlasts_a_store_in_trouble(
+    registration: BookieRegistration,
+    service: MemoryService,
+    store: FaultyStore,
+    rival: MetadataStore,
+) -> None:
+    await registration.register(Standing.WRITABLE)
+    first = store.session
+    async with kept(registration):
+        store.read_fates.extend([Fate.NOT_SENT] * 5)
+        store.fates.extend((Fate.NOT_SENT, Fate.ANSWER_LOST))
+
+        async def is_back() -> bool:
+            node = await rival.get(WRITABLE)
+            return node is not None and node.stat.owner not in (first, 0)
+
+        service.expire(first)
+        await until(rival, is_back)
+
+
+async def test_a_keeper_whose_name_was_taken_ends(
+    service: MemoryService, store: FaultyStore, rival: MetadataStore
+) -> None:
+    """RG2: while our session was lost another process registered, and it stays."""
+    registration = registration_of(store, patience_s=0.05)
+    await registration.register(Standing.WRITABLE)
+    await store.delete(WRITABLE)
+    await rival.create(WRITABLE, b"", CreateMode.EPHEMERAL)
+    async with kept(registration) as keeper:
+        with pytest.raises(NodeExists):
+            async with asyncio.timeout(DEADLINE_S):
+                await keeper
+
+
+async def test_sessions_that_end_at_once_are_no_registration(
+    registration: BookieRegistration, store: FaultyStore
+) -> None:
+    store.fates.extend([Fate.EXPIRED] * 6)
+    with pytest.raises(MetadataUnavailable):
+        await registration.register(Standing.WRITABLE)
