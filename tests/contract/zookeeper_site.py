@@ -19,14 +19,14 @@ class ZooKeeperSite(Site):
     async def _open(self, session_timeout_s: float, operation_timeout_s: float) -> MetadataStore:
         proxy = CuttingProxy(self._tree.server.address, ZOOKEEPER)
         self._open_proxies.enter_context(proxy)
-        client = await ZooKeeperStore.open(
+        client = ZooKeeperStore(
             proxy.address,
             chroot=self._tree.chroot,
             session_timeout_s=session_timeout_s,
             operation_timeout_s=operation_timeout_s,
         )
         self._proxies[client] = proxy
-        return client
+        return await client.open()
 
     async def close(self) -> None:
         await super().close()

@@ -8,17 +8,20 @@ in the order in which it learnt it. Added to kazoo 2.11, which has none of it:
 - A request belongs to the session its caller believed in: under a later one it is refused.
 - A server that is silent for as long as kazoo waits for a heartbeat is given up even while
   requests are sent to it: kazoo takes its own requests for heartbeats.
+- What TLS has decrypted is read at once: kazoo waits for more to come over the wire.
 - A new session sees what the one before it saw: kazoo forgets where it was when a session
   expires, and a replica that lags could then hide the client's own writes.
 """
 # ruff: noqa: SLF001 (kazoo has no public way to any of this)
 
 import asyncio
+import importlib.util
 import logging
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
@@ -31,6 +34,8 @@ from kazoo.protocol.serialization import Watch, int_struct, write_string
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.metastore.url import ZooKeeperOptions
 from rollbook.proto.ports import SessionId
 
 logger = structlog.get_logger()
@@ -139,12 +144,12 @@ class KazooLink:
     """One client of a ZooKeeper ensemble. Its methods are called on the event loop."""
 
     def __init__(
-        self, listener: Listener, hosts: str, session_timeout_s: float, options: dict[str, Any]
+        self, listener: Listener, hosts: str, options: ZooKeeperOptions, session_timeout_s: float
     ) -> None:
-        """`options`: what `KazooClient` takes for TLS and authentication."""
+        """Raises `BadConfig` if the options cannot be used on this machine."""
         self._loop = asyncio.get_running_loop()
         self._listener = listener
-        self._handler = _Handler(self._on_thread_end)
+        self._handler = _Handler(self._on_thread_end, _tls_context(options))
         self._client = _Client(
             self._on_change,
             hosts=hosts,
@@ -153,8 +158,9 @@ class KazooLink:
             connection_retry=KazooRetry(
                 max_tries=-1, sleep_func=self._handler.sleep_func, **_RECONNECT
             ),
+            auth_data=[options.auth] if options.auth else None,
+            sasl_options=_sasl_options(options),
             logger=_SILENT_LOGGER,
-            **options,
         )
         self._client.add_listener(self._on_state)
         self._is_stopping = False
@@ -212,6 +218,31 @@ class KazooLink:
         _hand_over(self._loop, self._listener.on_change, event_type, path)
 
 
+def _tls_context(options: ZooKeeperOptions) -> ssl.SSLContext | None:
+    if not options.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=options.ca or None)
+        if options.cert:
+            context.load_cert_chain(options.cert, options.key or None, options.key_password or None)
+    except OSError as error:  # An `SSLError`, too.
+        raise BadConfig(f"metadata URL: the TLS files cannot be used: {error}") from error
+    return context
+
+
+def _sasl_options(options: ZooKeeperOptions) -> dict[str, str] | None:
+    if options.sasl is None:
+        return None
+    if importlib.util.find_spec("puresasl") is None:
+        raise BadConfig(
+            "metadata URL: sasl needs a package that is not there",
+            next_step="pip install pure-sasl",
+        )
+    mechanism, user, password = options.sasl
+    login = {"username": user, "password": password} if user else {}
+    return {"mechanism": mechanism, "service": "zookeeper", **login}
+
+
 def _hand_over(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
     try:
         loop.call_soon_threadsafe(callback, *args)
@@ -222,9 +253,12 @@ def _hand_over(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types.
     """The connection's thread and no other: what kazoo's two workers would do is hand over."""
 
-    def __init__(self, on_thread_end: Callable[[], None]) -> None:
+    def __init__(
+        self, on_thread_end: Callable[[], None], tls_context: ssl.SSLContext | None
+    ) -> None:
         super().__init__()
         self._on_thread_end = on_thread_end
+        self._tls_context = tls_context
         self._connection: socket.socket | None = None
 
     def start(self) -> None:
@@ -246,11 +280,23 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         thread.start()
         return thread
 
-    def create_connection(self, *args: Any, **kwargs: Any) -> socket.socket:
-        kwargs["timeout"] = min(kwargs["timeout"], _CONNECT_TIMEOUT_S_MAX)
-        connection: socket.socket = super().create_connection(*args, **kwargs)
+    def create_connection(
+        self, address: tuple[str, int], hostname: str, timeout: float, **_options: Any
+    ) -> socket.socket:
+        connection = socket.create_connection(address, min(timeout, _CONNECT_TIMEOUT_S_MAX))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls_context is not None:
+            connection = self._tls_context.wrap_socket(connection, server_hostname=hostname)
         self._connection = connection
         return connection
+
+    def select(
+        self, readable: Sequence[Any], writable: Sequence[Any], _: Sequence[Any], timeout: float
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """What TLS has decrypted already is no news to the system, but it is to be read."""
+        decrypted = [s for s in readable if isinstance(s, ssl.SSLSocket) and s.pending()]
+        ready, free, _ = super().select(readable, writable, [], 0 if decrypted else timeout)
+        return [s for s in readable if s in ready or s in decrypted], free, []
 
     def abort(self) -> None:
         """Whatever waits on the socket stops waiting."""

@@ -52,9 +52,11 @@ from rollbook.proto.errors import (
     Unauthorized,
     UnsupportedVersion,
 )
+from rollbook.proto.metastore.client import OPERATION_TIMEOUT_S, SESSION_TIMEOUT_S
 from rollbook.proto.metastore.core.ops import ROOT, check_ops, check_path, parent_of
 from rollbook.proto.metastore.core.watches import WatchTable
 from rollbook.proto.metastore.streams import SessionWatchers, WatchStream
+from rollbook.proto.metastore.url import ZooKeeperOptions
 from rollbook.proto.ports import (
     ANY_VERSION,
     NO_SESSION,
@@ -85,6 +87,7 @@ logger = structlog.get_logger()
 
 _IN_FLIGHT_MAX: Final = 128  # Far more than keep one connection busy.
 _RETRY_DELAY_S: Final = 1.0
+_NO_OPTIONS: Final = ZooKeeperOptions()
 
 _ERRORS: Final[dict[type[Exception], type[RollbookError]]] = {
     kazoo.NoNodeError: NoSuchNode,
@@ -126,25 +129,25 @@ _EVENT_KINDS: Final = {
 
 
 class ZooKeeperStore:
-    """The `MetadataStore` port; opened by `open`."""
+    """The `MetadataStore` port; made and opened on the event loop.
+
+    `hosts`: `host:port,host:port`. `chroot`: an existing node that is to be our `/`.
+    """
 
     def __init__(
         self,
         hosts: str,
+        options: ZooKeeperOptions = _NO_OPTIONS,
         *,
         chroot: str = "",
-        session_timeout_s: float = 10.0,
-        operation_timeout_s: float = 10.0,
-        options: dict[str, Any] | None = None,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        operation_timeout_s: float = OPERATION_TIMEOUT_S,
     ) -> None:
-        """`chroot`: the existing node that is our `/`. `options`: see `KazooLink`."""
-        options = options or {}
         self._hosts = hosts
         self._chroot = chroot
         self._timeout_s = operation_timeout_s
-        has_credentials = options.get("auth_data") or options.get("sasl_options")
-        self._acl = CREATOR_ALL_ACL if has_credentials else OPEN_ACL_UNSAFE
-        self._link = KazooLink(self, hosts, session_timeout_s, options)
+        self._acl = CREATOR_ALL_ACL if options.auth or options.sasl else OPEN_ACL_UNSAFE
+        self._link = KazooLink(self, hosts, options, session_timeout_s)
         self._in_flight = asyncio.Semaphore(_IN_FLIGHT_MAX)
         self._states = SessionWatchers()
         self._connection = 0  # Counted.
@@ -157,32 +160,16 @@ class ZooKeeperStore:
         self._restart: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
 
-    @classmethod
-    async def open(
-        cls,
-        hosts: str,
-        *,
-        chroot: str = "",
-        session_timeout_s: float = 10.0,
-        operation_timeout_s: float = 10.0,
-        options: dict[str, Any] | None = None,
-    ) -> Self:
-        """With a session. Raises `MetadataUnavailable` or `Unauthorized`."""
-        store = cls(
-            hosts,
-            chroot=chroot,
-            session_timeout_s=session_timeout_s,
-            operation_timeout_s=operation_timeout_s,
-            options=options,
-        )
+    async def open(self) -> Self:
+        """Returns when there is a session; or raises what stands in the way, closed again."""
         try:
-            store._link.start()
-            store._keeping = asyncio.create_task(store._keep_watches())
-            await store._ask(Exists(store._full(ROOT), None), repeat=True)
+            self._link.start()
+            self._keeping = asyncio.create_task(self._keep_watches())
+            await self._ask(Exists(self._full(ROOT), None), repeat=True)
         except BaseException:
-            await store.close()
+            await self.close()
             raise
-        return store
+        return self
 
     @property
     def session(self) -> SessionId:

@@ -147,9 +147,8 @@ class ZooKeeperSeat:
         self._give_back = give_back
 
     async def open(self) -> None:
-        self.store = await ZooKeeperStore.open(
-            self._proxy.address, session_timeout_s=SESSION_TIMEOUT_S
-        )
+        store = ZooKeeperStore(self._proxy.address, session_timeout_s=SESSION_TIMEOUT_S)
+        self.store = await store.open()
 
     def lose_request(self) -> None:
         self._proxy.lose_request()
