@@ -272,7 +272,7 @@ class StoreClient:
             self._fail(late, self._unreachable())
         else:
             waited = f"no answer from the metadata store within {self._operation_timeout_s:g} s"
-            self._fail(late, ConnectionLost(waited))
+            self._fail(late, ConnectionLost(f"{waited}: {self._connector.why_silent()}"))
 
     def _fail(self, calls: dict[int, "_Call"], error: RollbookError) -> None:
         for call in calls.values():
@@ -280,7 +280,8 @@ class StoreClient:
                 call.answer.set_exception(type(error)(error.message, **error.ids))
 
     def _unreachable(self) -> MetadataUnavailable:
-        return MetadataUnavailable(f"the metadata store cannot be reached: {self._trouble}")
+        trouble = self._trouble if self._line is None else self._connector.why_silent()
+        return MetadataUnavailable(f"the metadata store cannot be reached: {trouble}")
 
     def _next_id(self) -> int:
         self._last_id += 1
@@ -356,7 +357,7 @@ class StoreClient:
         line.channel.close()
         self._pause_watches()
         sent = {i: call for i, call in self._calls.items() if i not in self._unsent}
-        lost = "the connection to the metadata store broke before the answer came"
+        lost = f"the connection to the metadata store broke before the answer came: {self._trouble}"
         self._fail(sent, ConnectionLost(lost))
         if self._states.now.state is SessionState.CONNECTED:
             self._states.become(SessionState.SUSPENDED, self._session)

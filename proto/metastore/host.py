@@ -48,6 +48,10 @@ class Host:
             say([HangUp("the service is closing")])
         self._connections.clear()
 
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
     def connect(self, say: Say) -> ConnectionId:
         self._last_connection += 1
         connection = self._last_connection

@@ -2,14 +2,22 @@
 
 import asyncio
 import contextlib
+import json
+import os
 import random
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from typing import Final
 
-from rollbook.proto.metastore.memory import MemoryService
+from rollbook.proto.metastore.client import StoreClient
+from rollbook.proto.metastore.memory import MemoryLine, MemoryService
+from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import MetadataStore, SessionEvent, SessionState, WatchEvent
 from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.metastore.embedded_owner import Owner
+from tests.support.cutting_proxy import CuttingProxy, Dialect
 
 OPERATION_TIMEOUT_S: Final = 5.0
 SESSION_TIMEOUT_S: Final = 1.0  # The least that a ZooKeeper for tests grants.
@@ -89,6 +97,101 @@ class MemorySite(Site):
 
     async def lose_next_answer(self, client: MetadataStore) -> None:
         self._service.line(client).lose_next_answer()
+
+
+class OwnerSite(Site):
+    """The embedded store as its owner's own clients see it."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__()
+        self._owner = owner
+        self._lines: dict[MetadataStore, MemoryLine] = {}
+
+    async def _open(self, session_timeout_s: float, operation_timeout_s: float) -> MetadataStore:
+        line = MemoryLine(self._owner._host)
+        client = await StoreClient(
+            line,
+            random.Random(0),
+            session_timeout_s=session_timeout_s,
+            operation_timeout_s=operation_timeout_s,
+        ).open()
+        self._lines[client] = line
+        return client
+
+    async def cut(self, client: MetadataStore) -> None:
+        self._lines[client].cut()
+
+    async def suspend(self, client: MetadataStore) -> None:
+        self._lines[client].suspend()
+
+    async def resume(self, client: MetadataStore) -> None:
+        self._lines[client].resume()
+
+    async def lose_next_request(self, client: MetadataStore) -> None:
+        self._lines[client].lose_next_request()
+
+    async def lose_next_answer(self, client: MetadataStore) -> None:
+        self._lines[client].lose_next_answer()
+
+
+def _embedded_request(frame: bytes) -> int | None:
+    head = json.loads(frame[4 : 4 + int.from_bytes(frame[:4])])
+    return head[1] if head[0] in ("get", "children", "transact") else None
+
+
+def _embedded_answer(frame: bytes) -> int | None:
+    head = json.loads(frame[4 : 4 + int.from_bytes(frame[:4])])
+    return head[1] if head[0] in ("node", "list", "nothing", "refused") else None
+
+
+EMBEDDED: Final = Dialect(_embedded_request, _embedded_answer)
+
+
+class SocketSite(Site):
+    """The embedded store over its socket, each client behind a proxy of its own.
+
+    A client finds its proxy where it looks for the owner: beside a file with the store's name.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+        self._resources = contextlib.ExitStack()
+        self._proxies: dict[MetadataStore, CuttingProxy] = {}
+
+    async def _open(self, session_timeout_s: float, operation_timeout_s: float) -> MetadataStore:
+        proxy = self._resources.enter_context(CuttingProxy(f"{self._path}.sock", EMBEDDED))
+        folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="store-"))
+        seen = os.path.join(folder, "metadata.db")
+        os.symlink(self._path, seen)
+        os.symlink(proxy.address, f"{seen}.sock")
+        client = await open_metadata_store(
+            MetadataUrl(Backend.SQLITE, seen),
+            session_timeout_s=session_timeout_s,
+            operation_timeout_s=operation_timeout_s,
+        )
+        self._proxies[client] = proxy
+        return client
+
+    async def close(self) -> None:
+        await super().close()
+        self._resources.close()
+
+    async def cut(self, client: MetadataStore) -> None:
+        self._proxies[client].cut()
+
+    async def suspend(self, client: MetadataStore) -> None:
+        self._proxies[client].refuse()
+        self._proxies[client].cut()
+
+    async def resume(self, client: MetadataStore) -> None:
+        self._proxies[client].accept()
+
+    async def lose_next_request(self, client: MetadataStore) -> None:
+        self._proxies[client].lose_request()
+
+    async def lose_next_answer(self, client: MetadataStore) -> None:
+        self._proxies[client].lose_reply()
 
 
 # --- Waiting for facts --------------------------------------------------------------------------

@@ -1,0 +1,84 @@
+"""Opens the metadata store that a URL names (`rollbook.proto.metastore.url`)."""
+
+import asyncio
+import random
+from typing import Any, Final
+
+from rollbook.proto.metastore.client import OPERATION_TIMEOUT_S, SESSION_TIMEOUT_S, StoreClient
+from rollbook.proto.metastore.memory import MemoryService
+from rollbook.proto.metastore.url import Backend, MetadataUrl, ZooKeeperOptions
+from rollbook.proto.ports import Clock, MetadataStore, Randomness
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector
+
+
+async def open_metadata_store(
+    url: MetadataUrl | str,
+    *,
+    create: bool = False,
+    serve: bool = False,
+    session_timeout_s: float = SESSION_TIMEOUT_S,
+    operation_timeout_s: float = OPERATION_TIMEOUT_S,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+) -> MetadataStore:
+    """Returns with a session, or raises what stands in the way.
+
+    Of the embedded store: `create` makes a missing file, else that is `NoSuchCluster`; `serve`: this
+    process may own the file and serve others, now or when its owner dies. Who creates serves.
+    """
+    clock, randomness = clock or SystemClock(), randomness or random.SystemRandom()
+    if isinstance(url, str):
+        url = MetadataUrl.parse(url)
+    match url.backend:
+        case Backend.ZOOKEEPER:
+            from rollbook.proto.runtime.metastore.zookeeper import ZooKeeperStore
+
+            return await ZooKeeperStore.open(
+                url.place,
+                session_timeout_s=session_timeout_s,
+                operation_timeout_s=operation_timeout_s,
+                options=kazoo_options(url.options),
+            )
+        case Backend.SQLITE:
+            connector = EmbeddedConnector(url.place, clock, randomness, create=create, serve=serve)
+            return await StoreClient(
+                connector,
+                randomness,
+                session_timeout_s=session_timeout_s,
+                operation_timeout_s=operation_timeout_s,
+            ).open()
+        case Backend.MEMORY:
+            return await _memory_service(url.place, clock, randomness).connect(
+                session_timeout_s=session_timeout_s, operation_timeout_s=operation_timeout_s
+            )
+
+
+def kazoo_options(options: ZooKeeperOptions) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if options.tls:
+        found["use_ssl"] = True
+        named = {"ca": options.ca, "certfile": options.cert, "keyfile": options.key}
+        named["keyfile_password"] = options.key_password
+        found |= {name: value for name, value in named.items() if value}
+    if options.auth is not None:
+        found["auth_data"] = [options.auth]
+    if options.sasl is not None:
+        mechanism, user, password = options.sasl
+        found["sasl_options"] = {"mechanism": mechanism}
+        if user:
+            found["sasl_options"] |= {"username": user, "password": password}
+    return found
+
+
+# What is in memory lives as long as the loop it runs on, whoever has it open.
+_MEMORY: Final[dict[str, tuple[asyncio.AbstractEventLoop, MemoryService]]] = {}
+
+
+def _memory_service(name: str, clock: Clock, randomness: Randomness) -> MemoryService:
+    loop = asyncio.get_running_loop()
+    owner, service = _MEMORY.get(name, (None, None))
+    if service is None or owner is not loop:
+        service = MemoryService(clock, randomness)
+        _MEMORY[name] = (loop, service)
+    return service

@@ -1,0 +1,135 @@
+"""The client's way to an embedded store: own it if nobody does, else use its owner's socket.
+
+A process that may serve tries the lock each time it has no connection, so the first one to notice
+that the owner died becomes the next owner. One that may not serve (a command line) waits.
+"""
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from typing import cast
+
+from rollbook.proto.errors import BadConfig, BadFrame, MetadataUnavailable, NoSuchCluster
+from rollbook.proto.metastore.client import Channel, Receiver
+from rollbook.proto.metastore.core.codec import (
+    ANSWER_FRAME_BYTES_MAX,
+    pack_from_client,
+    unpack_from_service,
+)
+from rollbook.proto.metastore.core.messages import FromClient
+from rollbook.proto.ports import Clock, Randomness
+from rollbook.proto.runtime.metastore.embedded_owner import (
+    Fatal,
+    Owner,
+    describe_owner,
+    end_process,
+    socket_address,
+)
+from rollbook.proto.wire.frames import FrameDecoder
+
+
+class EmbeddedConnector:
+    def __init__(
+        self,
+        path: str,
+        clock: Clock,
+        randomness: Randomness,
+        *,
+        create: bool,
+        serve: bool,
+        on_fatal: Fatal = end_process,
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._randomness = randomness
+        self._create = create
+        self._serve = serve or create
+        self._on_fatal = on_fatal
+        self._owner: Owner | None = None
+
+    @property
+    def is_owner(self) -> bool:
+        return self._owner is not None
+
+    async def connect(self, receiver: Receiver, timeout_s: float) -> Channel:
+        try:
+            return await self._connect(receiver)
+        except OSError as error:
+            raise BadConfig(f"cannot use {self._path}: {error}") from error
+
+    async def _connect(self, receiver: Receiver) -> Channel:
+        self._look_for_file()
+        if self._serve and self._owner is None:
+            self._owner = await Owner.take(
+                self._path,
+                self._clock,
+                self._randomness,
+                create=self._create,
+                on_fatal=self._on_fatal,
+            )
+        if self._owner is not None:
+            return self._owner.connect(receiver)
+        return await self._connect_to_owner(receiver)
+
+    def _look_for_file(self) -> None:
+        if self._create:
+            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+        elif not os.path.exists(self._path):
+            raise NoSuchCluster(
+                f"there is no metadata store {self._path}",
+                next_step=f"make one: rollbook cluster init --metadata sqlite://{self._path}",
+            )
+
+    def why_silent(self) -> str:
+        return describe_owner(self._path)
+
+    async def close(self) -> None:
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            await owner.close()
+
+    async def _connect_to_owner(self, receiver: Receiver) -> Channel:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        try:
+            with socket_address(self._path) as address:
+                connection.connect(address)  # Done at once, or not at all: it is a Unix socket.
+        except OSError as error:
+            connection.close()
+            if error.errno not in (errno.ECONNREFUSED, errno.ENOENT, errno.EAGAIN):
+                raise
+            raise MetadataUnavailable(describe_owner(self._path)) from error
+        _, protocol = await asyncio.get_running_loop().create_unix_connection(
+            lambda: _SocketChannel(receiver), sock=connection
+        )
+        return protocol
+
+
+class _SocketChannel(asyncio.Protocol):
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._frames = FrameDecoder(ANSWER_FRAME_BYTES_MAX)
+        self._transport: asyncio.Transport
+
+    def send(self, messages: Sequence[FromClient]) -> None:
+        self._transport.write(b"".join(map(pack_from_client, messages)))
+
+    def close(self) -> None:
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            messages = [unpack_from_service(body) for body in self._frames.feed(data)]
+        except BadFrame as error:
+            self._transport.abort()
+            self._receiver.on_lost(error.message)
+        else:
+            self._receiver.on_messages(messages)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._receiver.on_lost("its owner closed the connection")

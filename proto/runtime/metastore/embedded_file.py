@@ -1,0 +1,204 @@
+"""The file of the embedded store: SQLite, one connection on one thread of its own.
+
+    store     one row: the store's id, the last transaction, the sum of all checksums
+    nodes     a row per node; its children follow from their paths
+    sessions  a row per live session
+
+A batch is one SQLite transaction, synced before `keep` returns (write-ahead log, synchronous=FULL).
+SQLite's own lock on the file is exclusive: no other program reads or writes it meanwhile.
+
+Each row carries the CRC-32C of its contents, and `store` the sum of them all, so that a row that was
+changed, lost or brought back behind our back is noticed when the file is opened. A damaged file is
+refused, never repaired: no node is better than a wrong one.
+"""
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Self, TypeVar
+
+import google_crc32c
+
+from rollbook.proto.errors import (
+    BadMetadata,
+    DirectoryInUse,
+    MetadataUnavailable,
+    UnsupportedVersion,
+)
+from rollbook.proto.metastore.core.service import Batch, Kept
+from rollbook.proto.metastore.core.tree import Row, Tree
+from rollbook.proto.ports import SessionId
+
+FORMAT: Final = 1  # SQLite's user_version.
+APPLICATION_ID: Final = 0x526F6C6C  # "Roll": tells our files from other SQLite files.
+_BUSY_S: Final = 1.0
+
+T = TypeVar("T")
+
+_SCHEMA: Final = f"""
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT};
+CREATE TABLE store (id TEXT NOT NULL, last_txn INTEGER NOT NULL, checksums INTEGER NOT NULL);
+CREATE TABLE nodes (
+    path TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL,
+    created_txn INTEGER NOT NULL, modified_txn INTEGER NOT NULL,
+    created_ms INTEGER NOT NULL, modified_ms INTEGER NOT NULL,
+    owner INTEGER NOT NULL, creates INTEGER NOT NULL, checksum INTEGER NOT NULL
+);
+CREATE TABLE sessions (
+    id INTEGER PRIMARY KEY, timeout_ms INTEGER NOT NULL, checksum INTEGER NOT NULL
+);
+"""
+_PUT_NODE: Final = "INSERT OR REPLACE INTO nodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_PUT_SESSION: Final = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?)"
+
+
+class StoreFile:
+    """Every method of the connection runs on its thread, one after the other."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="metadata-file")
+        self._checksums: dict[str | SessionId, int] = {}  # By what the row is kept under.
+        self._sum = 0
+        self._database: sqlite3.Connection
+
+    @classmethod
+    async def open(cls, path: str, new_id: str | None) -> tuple[Self, Kept]:
+        """`new_id`: makes the file, with this id, if there is none. The caller holds the lock.
+
+        Raises `BadMetadata` for a damaged file, `UnsupportedVersion`, `DirectoryInUse`.
+        """
+        file = cls(path)
+        try:
+            return file, await file._run(file._open, new_id)
+        except BaseException:
+            await file.close()
+            raise
+
+    async def keep(self, batch: Batch) -> None:
+        """Durable when it returns. After a failure nobody knows what is in the file."""
+        await self._run(self._keep, batch)
+
+    async def close(self) -> None:
+        await self._run(self._close)
+        self._thread.shutdown()
+
+    async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Waits for the thread even when cancelled: what it began, it ends."""
+        loop = asyncio.get_running_loop()
+        return await asyncio.shield(loop.run_in_executor(self._thread, work, *arguments))
+
+    # --- On the thread ---
+
+    def _open(self, new_id: str | None) -> Kept:
+        if new_id is not None and not os.path.exists(self._path):
+            _create(self._path, new_id)
+        try:
+            return self._load()
+        except sqlite3.OperationalError as error:  # Nothing wrong with the file as such.
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                raise DirectoryInUse(f"another program has {self._path} open") from error
+            raise MetadataUnavailable(f"cannot open {self._path}: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise _damaged(self._path, str(error)) from error
+
+    def _load(self) -> Kept:
+        self._database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
+        ask = self._database.execute
+        ask("PRAGMA locking_mode = EXCLUSIVE")
+        ask("PRAGMA journal_mode = WAL")
+        ask("PRAGMA synchronous = FULL")
+        ((application,), (version,)) = (*ask("PRAGMA application_id"), *ask("PRAGMA user_version"))
+        if application != APPLICATION_ID:
+            raise _damaged(self._path, "it is not a metadata store")
+        if version != FORMAT:
+            raise UnsupportedVersion(f"{self._path} has format {version}; this is for {FORMAT}")
+        if (verdict := ask("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise _damaged(self._path, verdict)
+        ((store, last_txn, checksums),) = ask("SELECT * FROM store")
+        rows = [(path, Row(*fields)) for path, *fields in self._checked("nodes")]
+        timeouts_ms = [(session, timeout_ms) for session, timeout_ms in self._checked("sessions")]
+        if self._sum != checksums:
+            raise _damaged(self._path, "rows are missing or out of date")
+        return Kept(store, last_txn, rows, timeouts_ms)
+
+    def _checked(self, table: str) -> Iterator[tuple[Any, ...]]:
+        for row in self._database.execute(f"SELECT * FROM {table} ORDER BY 1"):  # noqa: S608  # Ours.
+            *contents, checksum = row
+            if _checksum(contents) != checksum:
+                raise _damaged(self._path, f"checksum of {contents[0]!r} in {table}")
+            self._count(contents[0], checksum)
+            yield tuple(contents)
+
+    def _keep(self, batch: Batch) -> None:
+        run, run_many = self._database.execute, self._database.executemany
+        run("BEGIN IMMEDIATE")
+        nodes = [(path, *row) for path, row in batch.rows.items() if row is not None]
+        sessions = [item for item in batch.timeouts_ms.items() if item[1] is not None]
+        run_many(_PUT_NODE, [(*node, self._count(node[0], _checksum(node))) for node in nodes])
+        run_many(_PUT_SESSION, [(*s, self._count(s[0], _checksum(s))) for s in sessions])
+        for gone in (path for path, row in batch.rows.items() if row is None):
+            self._count(gone, 0)
+            run("DELETE FROM nodes WHERE path = ?", (gone,))
+        for over in (s for s, timeout_ms in batch.timeouts_ms.items() if timeout_ms is None):
+            self._count(over, 0)
+            run("DELETE FROM sessions WHERE id = ?", (over,))
+        run("UPDATE store SET last_txn = ?, checksums = ?", (batch.last_txn, self._sum))
+        run("COMMIT")
+
+    def _count(self, key: str | SessionId, checksum: int) -> int:
+        self._sum += checksum - self._checksums.pop(key, 0)
+        if checksum:
+            self._checksums[key] = checksum
+        return checksum
+
+    def _close(self) -> None:
+        if hasattr(self, "_database"):
+            self._database.close()
+
+
+def _create(path: str, store: str) -> None:
+    """Whole or not at all: it gets its name when it is durable."""
+    unfinished = f"{path}.new"
+    for leftover in (unfinished, f"{unfinished}-journal"):
+        if os.path.exists(leftover):
+            os.unlink(leftover)
+    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL, 0o600))
+    database = sqlite3.connect(unfinished, isolation_level=None)
+    try:
+        database.executescript(_SCHEMA)
+        roots = [(path, *row) for path, row in Tree().rows()]
+        checksums = [_checksum(root) for root in roots]
+        database.executemany(
+            _PUT_NODE, [(*root, checksum) for root, checksum in zip(roots, checksums, strict=True)]
+        )
+        database.execute("INSERT INTO store VALUES (?, 0, ?)", (store, sum(checksums)))
+    finally:
+        database.close()
+    _sync(unfinished)
+    os.rename(unfinished, path)
+    _sync(os.path.dirname(path))
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _checksum(contents: Any) -> int:
+    """Of a row without its checksum. Numbers have no zero byte, so no two rows run together."""
+    parts = [part if isinstance(part, bytes) else str(part).encode() for part in contents]
+    return int(google_crc32c.value(b"\0".join(parts))) or 1  # 0 stands for no row.
+
+
+def _damaged(path: str, what: str) -> BadMetadata:
+    return BadMetadata(
+        f"the metadata store {path} is damaged: {what}",
+        next_step="restore it from a backup; nothing was changed",
+    )

@@ -1,0 +1,283 @@
+"""The one process that owns an embedded store: it has the file open and serves everybody else.
+
+Beside the file `P` lie
+
+    P.lock   locked (`flock`) by the owner as long as it lives; holds its process id
+    P.sock   the Unix socket on which it serves
+
+Who has the lock is the owner, whatever else seems to be the case. Only under the lock is the socket
+removed and made anew, and the file opened; an owner that leaves removes nothing. The lock ends with
+the process, since no child inherits it: executed programs by O_CLOEXEC, forked ones close it first
+of all. It is never stolen: a stopped owner stalls the store, and whoever waits is told its number.
+
+What cannot be kept ends the process, with status `EXIT_STORE_FAILED`: memory is ahead of the file
+then, and only the file counts. The next owner starts from there.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Self, cast
+
+import structlog
+
+from rollbook.proto.errors import BadConfig, BadFrame
+from rollbook.proto.metastore.client import Receiver
+from rollbook.proto.metastore.core.codec import (
+    REQUEST_FRAME_BYTES_MAX,
+    pack_from_service,
+    unpack_from_client,
+)
+from rollbook.proto.metastore.core.messages import Answer, Ask, FromService, HangUp, Hello
+from rollbook.proto.metastore.core.service import Batch
+from rollbook.proto.metastore.host import Host
+from rollbook.proto.metastore.local import LocalChannel
+from rollbook.proto.ports import Clock, Randomness
+from rollbook.proto.runtime.metastore.embedded_file import StoreFile
+from rollbook.proto.wire.frames import FrameDecoder
+
+logger = structlog.get_logger()
+
+EXIT_STORE_FAILED: Final = 74  # EX_IOERR of sysexits.h.
+CONNECTIONS_MAX: Final = 1024
+UNANSWERED_MAX: Final = 1024  # Of one connection; then it is not read until some are answered.
+UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024  # A client that reads so little starts over.
+HELLO_TIMEOUT_S: Final = 10.0
+_SOCKET_PATH_BYTES_MAX: Final = 100  # 108 on Linux, 104 elsewhere, with a zero at the end.
+
+Fatal = Callable[[BaseException], None]
+
+
+def end_process(error: BaseException) -> None:
+    logger.error("metadata_store_failed", reason=str(error), exit_status=EXIT_STORE_FAILED)
+    sys.stderr.flush()
+    os._exit(EXIT_STORE_FAILED)
+
+
+class StoreLock:
+    def __init__(self, path: str) -> None:
+        self._path = f"{path}.lock"
+        self._descriptor = -1
+
+    def try_take(self) -> bool:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        _CLOSED_IN_CHILDREN[descriptor] = None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            _CLOSED_IN_CHILDREN.pop(descriptor, None)
+            os.close(descriptor)
+
+
+def describe_owner(path: str) -> str:
+    """What keeps the lock, for whoever waits for it."""
+    try:
+        with open(f"{path}.lock", "rb") as file:
+            pid = int(file.read(20))
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b") ")[2][:1]
+    except (OSError, ValueError):  # Nobody, or no such folder on this system.
+        return f"nobody serves {path}"
+    if state in b"Tt":
+        return f"{path} is held by stopped process {pid}"
+    return f"process {pid}, which holds {path}, does not answer"
+
+
+class Owner:
+    def __init__(self, path: str, lock: StoreLock, file: StoreFile, host: Host) -> None:
+        self._path = path
+        self._lock = lock
+        self._file = file
+        self._host = host
+        self._server: asyncio.Server | None = None
+
+    @classmethod
+    async def take(
+        cls,
+        path: str,
+        clock: Clock,
+        randomness: Randomness,
+        *,
+        create: bool,
+        on_fatal: Fatal = end_process,
+    ) -> Self | None:
+        """None if another process owns the store."""
+        lock = StoreLock(path)
+        if not lock.try_take():
+            return None
+        file = None
+        try:
+            new_id = f"{randomness.getrandbits(128):032x}" if create else None
+            file, kept = await StoreFile.open(path, new_id)
+
+            async def keep(batch: Batch) -> None:
+                try:
+                    await file.keep(batch)
+                except Exception as error:
+                    on_fatal(error)
+                    raise
+
+            owner = cls(path, lock, file, Host(kept, clock, keep))
+            await owner._serve()
+        except BaseException:
+            if file is not None:
+                await file.close()
+            lock.release()
+            raise
+        logger.info("metadata_store_taken", path=path, last_txn=kept.last_txn)
+        return owner
+
+    def connect(self, receiver: Receiver) -> LocalChannel:
+        return LocalChannel(self._host, receiver)
+
+    async def close(self) -> None:
+        """Sessions live on, for the next owner to keep."""
+        if self._server is not None:
+            for listening in self._server.sockets:
+                _CLOSED_IN_CHILDREN.pop(listening.fileno(), None)
+            self._server.close()
+        await self._host.close()
+        await self._file.close()
+        self._lock.release()
+        logger.info("metadata_store_left", path=self._path)
+
+    async def _serve(self) -> None:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            os.fchmod(listening.fileno(), 0o600)  # Linux makes the name with this mode.
+            with socket_address(self._path) as address:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(address)
+                listening.bind(address)
+                os.chmod(address, 0o600)
+        except OSError as error:
+            listening.close()
+            raise BadConfig(f"cannot listen on {self._path}.sock: {error}") from error
+        _CLOSED_IN_CHILDREN[listening.fileno()] = None
+        # From Python 3.13 on a server would remove the socket when it closes.
+        keep_name: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: _Served(self._host), sock=listening, backlog=CONNECTIONS_MAX, **keep_name
+        )
+        self._host.start()
+
+
+@contextlib.contextmanager
+def socket_address(path: str) -> Iterator[str]:
+    """The socket of a store, under a name that fits a socket address however deep it lies."""
+    full = f"{path}.sock"
+    if len(os.fsencode(full)) <= _SOCKET_PATH_BYTES_MAX:
+        yield full
+        return
+    folder = os.open(os.path.dirname(full), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(full)}"
+    finally:
+        os.close(folder)
+
+
+class _Served(asyncio.Protocol):
+    """One client: frames in, frames out, and bounds on both."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._frames = FrameDecoder(REQUEST_FRAME_BYTES_MAX)
+        self._transport: asyncio.Transport
+        self._connection = 0
+        self._unanswered = 0
+        self._unsent = False
+        self._hello_timer: asyncio.TimerHandle
+        self._descriptor = -1
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._descriptor = transport.get_extra_info("socket").fileno()
+        _CLOSED_IN_CHILDREN[self._descriptor] = None
+        loop = asyncio.get_running_loop()
+        self._hello_timer = loop.call_later(HELLO_TIMEOUT_S, self._abort, "it said no hello")
+        if self._host.connection_count >= CONNECTIONS_MAX:
+            self._abort("there are too many")
+            return
+        self._connection = self._host.connect(self._say)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            messages = [unpack_from_client(body) for body in self._frames.feed(data)]
+        except BadFrame as error:
+            self._abort(error.message)
+            return
+        for message in messages:
+            if isinstance(message, Ask):
+                self._unanswered += 1
+            elif isinstance(message, Hello):
+                self._hello_timer.cancel()
+        self._host.hear(self._connection, messages)
+        self._pace()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        _CLOSED_IN_CHILDREN.pop(self._descriptor, None)
+        self._hello_timer.cancel()
+        self._host.disconnect(self._connection)
+
+    def pause_writing(self) -> None:
+        self._unsent = True
+        self._pace()
+
+    def resume_writing(self) -> None:
+        self._unsent = False
+        self._pace()
+
+    def _say(self, messages: Sequence[FromService | HangUp]) -> None:
+        frames: list[bytes] = []
+        for message in messages:
+            if isinstance(message, HangUp):
+                self._transport.write(b"".join(frames))
+                logger.info("metadata_connection_closed", reason=message.reason)
+                self._transport.close()
+                return
+            self._unanswered -= isinstance(message, Answer)
+            frames.append(pack_from_service(message))
+        self._transport.write(b"".join(frames))
+        self._pace()
+        if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            self._abort("it does not read what it is told")
+
+    def _pace(self) -> None:
+        """Asks for no more than can be answered. Events come unasked: see UNSENT_BYTES_MAX."""
+        if self._unsent or self._unanswered > UNANSWERED_MAX:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _abort(self, reason: str) -> None:
+        if not self._transport.is_closing():
+            logger.warning("metadata_connection_refused", reason=reason)
+            self._transport.abort()
+
+
+_CLOSED_IN_CHILDREN: Final[dict[int, None]] = {}
+"""A forked child that kept them would keep the lock, and its parent's clients, beyond its death."""
+
+
+def _close_in_child() -> None:
+    for descriptor in _CLOSED_IN_CHILDREN:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _CLOSED_IN_CHILDREN.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
