@@ -35,10 +35,9 @@ class SimulatedFile:
         self.is_open = True
 
     def _check(self, *, write: bool) -> None:
-        if not self.is_open or self._system is not self._disk.system:
+        dead = not self.is_open or self._system is not self._disk.system
+        if dead or (write and not self._is_writable):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        if write and not self._is_writable:
-            raise OSError(errno.EBADF, "opened for reading")
 
     async def size(self) -> int:
         self._check(write=False)

@@ -1,0 +1,393 @@
+"""The Disk port, simulated: what it promises, and its faults."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollbook.proto.errors import DirectoryInUse
+from rollbook.proto.ports import Disk, OpenMode
+from rollbook.proto.runtime.disk import SystemDisk
+from tests.simulation.kernel import Node, World
+from tests.simulation.kernel.disk import SimulatedDisk
+from tests.simulation.kernel.filesystem import SECTOR, FileSystem, Operation
+
+Story = Callable[[Disk, str], Awaitable[None]]
+
+
+def run_real(story: Story, folder: Path) -> None:
+    disk = SystemDisk()
+    try:
+        asyncio.run(_call(story, disk, str(folder)))
+    finally:
+        disk.close()
+
+
+async def _call(story: Story, disk: Disk, folder: str) -> None:
+    await story(disk, folder)
+
+
+def run_simulated(story: Story, folder: Path) -> None:
+    for seed in range(6):  # Some of them give others a turn at every call.
+
+        async def main(node: Node) -> None:
+            await node.disk.make_directory("/data")
+            await story(node.disk, "/data")
+
+        async def scenario(world: World) -> None:
+            await world.node("a").start(main).result
+
+        world = World(seed)
+        world.run(scenario(world))
+
+
+@pytest.mark.parametrize("run", [run_real, run_simulated])
+class TestContract:
+    """The same stories on the machine's files and on simulated ones."""
+
+    def test_reading_and_writing(self, run: Any, tmp_path: Path) -> None:
+        async def story(disk: Disk, folder: str) -> None:
+            path = f"{folder}/f"
+            with pytest.raises(FileNotFoundError):
+                await disk.open(path, OpenMode.WRITE)
+            file = await disk.open(path, OpenMode.CREATE)
+            with pytest.raises(FileExistsError):
+                await disk.open(path, OpenMode.CREATE)
+            with pytest.raises(IsADirectoryError):
+                await disk.open(folder, OpenMode.WRITE)
+            await file.write_at(0, [b"ab", bytearray(b"cd"), memoryview(b"ef")])
+            await file.write_and_sync(8, [b"xy"])
+            assert await file.size() == 10
+            assert await file.read_at(4, 100) == b"ef\0\0xy"
+            assert await file.read_at(100, 5) == b""
+            await file.truncate(5)
+            await file.allocate(4, 4)
+            assert await file.read_at(0, 100) == b"abcde\0\0\0"
+            await file.allocate(0, 2)
+            assert await file.size() == 8
+            await file.sync()
+            reader = await disk.open(path, OpenMode.READ)
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                await reader.write_at(0, [b"no"])
+            assert await reader.read_at(0, 3) == b"abc"
+            await file.close()
+            await file.close()
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                await file.read_at(0, 1)
+            await reader.close()
+
+        run(story, tmp_path)
+
+    def test_names(self, run: Any, tmp_path: Path) -> None:
+        async def story(disk: Disk, folder: str) -> None:
+            await disk.make_directory(f"{folder}/a/b")
+            await disk.make_directory(f"{folder}/a/b")
+            for name in "zxy":
+                await (await disk.open(f"{folder}/a/{name}", OpenMode.CREATE)).close()
+            assert await disk.list_directory(f"{folder}/a") == ["b", "x", "y", "z"]
+            assert await disk.stat(f"{folder}/a/none") is None
+            about = await disk.stat(f"{folder}/a")
+            assert about is not None
+            assert about.is_directory
+            await disk.rename(f"{folder}/a/x", f"{folder}/a/b/x")
+            await disk.link(f"{folder}/a/b/x", f"{folder}/a/again")
+            await disk.unlink(f"{folder}/a/b/x")
+            await disk.rename(f"{folder}/a/y", f"{folder}/a/z")
+            assert await disk.list_directory(f"{folder}/a") == ["again", "b", "z"]
+            assert await disk.list_directory(f"{folder}/a/b") == []
+            await disk.sync_directory(f"{folder}/a")
+            with pytest.raises(FileNotFoundError):
+                await disk.unlink(f"{folder}/a/x")
+            with pytest.raises(FileNotFoundError):
+                await disk.list_directory(f"{folder}/none")
+            assert (await disk.space(folder)).free_bytes > 0
+
+        run(story, tmp_path)
+
+    def test_an_open_file_outlives_its_name(self, run: Any, tmp_path: Path) -> None:
+        async def story(disk: Disk, folder: str) -> None:
+            file = await disk.open(f"{folder}/f", OpenMode.CREATE)
+            await file.write_at(0, [b"still here"])
+            await disk.unlink(f"{folder}/f")
+            assert await file.read_at(0, 5) == b"still"
+            await file.sync()
+            await file.close()
+
+        run(story, tmp_path)
+
+    def test_calls_take_effect_in_order(self, run: Any, tmp_path: Path) -> None:
+        async def story(disk: Disk, folder: str) -> None:
+            file = await disk.open(f"{folder}/f", OpenMode.CREATE)
+            await asyncio.gather(
+                file.write_and_sync(0, [b"1" * 2000]),
+                file.write_at(0, [b"2" * 1500]),
+                file.write_and_sync(0, [b"3" * 1000]),
+                file.truncate(1800),
+                file.write_at(0, [b"4" * 500]),
+                file.sync(),
+            )
+            assert await file.read_at(0, 5000) == b"4" * 500 + b"3" * 500 + b"2" * 500 + b"1" * 300
+            await file.close()
+
+        run(story, tmp_path)
+
+    def test_a_cancelled_sync_holds_its_turn(self, run: Any, tmp_path: Path) -> None:
+        async def story(disk: Disk, folder: str) -> None:
+            file = await disk.open(f"{folder}/f", OpenMode.CREATE)
+            for _ in range(5):
+                task = asyncio.get_running_loop().create_task(file.write_and_sync(0, [b"first"]))
+                await asyncio.sleep(0)
+                task.cancel()
+                await file.write_at(0, [b"later"])
+                assert task.done()
+                assert await file.read_at(0, 5) == b"later"
+            await file.close()
+
+        run(story, tmp_path)
+
+    def test_locks(self, run: Any, tmp_path: Path) -> None:
+        async def story(disk: Disk, folder: str) -> None:
+            lock = await disk.lock(f"{folder}/lock")
+            with pytest.raises(DirectoryInUse, match="another process holds"):
+                await disk.lock(f"{folder}/lock")
+            await lock.release()
+            await lock.release()
+            again = await disk.lock(f"{folder}/lock")
+            await again.release()
+
+        run(story, tmp_path)
+
+
+# --- Faults ---------------------------------------------------------------------------------------
+
+
+def on_node(story: Callable[[Node, SimulatedDisk], Awaitable[Any]], seed: int = 1) -> World:
+    world = World(seed)
+
+    async def scenario() -> None:
+        node = world.node("a")
+        await story(node, node.disk)
+
+    world.run(scenario())
+    return world
+
+
+async def _file(disk: SimulatedDisk, data: bytes = b"") -> Any:
+    file = await disk.open("/f", OpenMode.CREATE)
+    await file.write_and_sync(0, [data])
+    await disk.sync_directory("/")
+    return file
+
+
+def test_a_failed_sync_raises_once_and_loses_bytes_for_good() -> None:
+    lost = 0
+    for seed in range(20):
+
+        async def story(node: Node, disk: SimulatedDisk) -> None:
+            nonlocal lost
+            file = await _file(disk, b"-" * 4 * SECTOR)
+            await file.write_at(0, [b"a" * 4 * SECTOR])
+            disk.fail_next_sync()
+            with pytest.raises(OSError, match="Input/output error"):
+                await file.sync()
+            await file.sync()  # The pages are clean: nothing is left to fail.
+            durable = disk.durable("/f")
+            assert durable is not None
+            assert set(durable) <= set(b"-a")
+            assert b"-" in durable
+            disk.drop_caches()
+            assert disk.contents("/f") == durable
+            lost += durable.count(b"-")
+
+        on_node(story, seed)
+    assert lost > 20 * SECTOR
+
+
+def test_a_failed_write_may_have_written_a_part() -> None:
+    lengths = set()
+    for seed in range(20):
+
+        async def story(node: Node, disk: SimulatedDisk) -> None:
+            file = await _file(disk)
+            disk.fail_next_write()
+            with pytest.raises(OSError, match="Input/output error"):
+                await file.write_at(0, [b"a" * 1000])
+            lengths.add(await file.size())
+            await file.write_at(0, [b"a" * 1000])
+
+        on_node(story, seed)
+    assert len(lengths) > 10
+
+
+def test_a_full_disk_takes_what_fits() -> None:
+    async def story(node: Node, disk: SimulatedDisk) -> None:
+        disk.turn_odds = 0.0
+        file = await _file(disk, b"-" * 600)
+        disk.capacity_bytes = 1000
+        assert (await disk.space("/")).free_bytes == 400
+        with pytest.raises(OSError, match="No space left"):
+            await file.write_at(500, [b"a" * 1000])
+        assert await file.size() == 1000
+        await file.write_at(0, [b"b" * 1000])  # Overwriting needs no space.
+        with pytest.raises(OSError, match="No space left"):
+            await file.allocate(0, 1001)
+        other = await disk.open("/g", OpenMode.CREATE)  # Names need none, either.
+        with pytest.raises(OSError, match="No space left"):
+            await other.write_at(0, [b"x"])
+        await disk.unlink("/f")
+        assert (await disk.space("/")).free_bytes == 0, "it is open"
+        await disk.sync_directory("/")
+        await file.close()
+        assert (await disk.space("/")).free_bytes == 1000
+
+    on_node(story)
+
+
+def test_a_process_that_dies_leaves_the_page_cache_and_no_lock() -> None:
+    async def main(node: Node) -> None:
+        await node.disk.lock("/lock")
+        file = await node.disk.open("/f", OpenMode.CREATE)
+        await file.write_at(0, [b"not synced"])
+        await asyncio.get_running_loop().create_future()
+
+    async def again(node: Node) -> None:
+        await node.disk.lock("/lock")
+        assert node.disk.contents("/f") == b"not synced"
+
+    async def story(node: Node, disk: SimulatedDisk) -> None:
+        node.start(main)
+        await asyncio.sleep(1)
+        with pytest.raises(DirectoryInUse):
+            await disk.lock("/lock")
+        node.kill()
+        await node.start(again).result
+
+    on_node(story)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_was_acknowledged_survives_power_cuts_at_any_moment(seed: int) -> None:
+    acknowledged = 0
+
+    async def main(node: Node) -> None:
+        nonlocal acknowledged
+        if await node.disk.stat("/f") is None:
+            await node.disk.open("/f", OpenMode.CREATE)
+            await node.disk.sync_directory("/")
+        file = await node.disk.open("/f", OpenMode.WRITE)
+        for record in range(acknowledged, 1000):
+            await file.write_and_sync(record * 100, [record.to_bytes(100)])
+            acknowledged = record + 1
+
+    async def story(node: Node, disk: SimulatedDisk) -> None:
+        for _ in range(5):
+            node.start(main)
+            await asyncio.sleep(node.world.random("test").uniform(0, 0.05))
+            node.power_cut()
+            data = disk.contents("/f") or b""
+            for record in range(acknowledged):
+                assert data[record * 100 : record * 100 + 100] == record.to_bytes(100)
+        assert acknowledged > 0
+
+    on_node(story, seed)
+
+
+def test_power_cuts_lose_all_or_some_or_nothing() -> None:
+    outcomes = set()
+    for seed in range(60):
+
+        async def story(node: Node, disk: SimulatedDisk) -> None:
+            file = await _file(disk, b"-" * 8 * SECTOR)
+            await file.write_at(0, [b"a" * 8 * SECTOR])
+            node.power_cut()
+            data = disk.contents("/f")
+            assert data is not None
+            outcomes.add(data[::SECTOR])
+
+        on_node(story, seed)
+    assert {b"-" * 8, b"a" * 8} <= outcomes
+    assert len(outcomes) > 20
+
+
+def test_a_hung_disk_ends_no_sync_until_it_is_well() -> None:
+    async def story(node: Node, disk: SimulatedDisk) -> None:
+        file = await _file(disk)
+        disk.hang()
+        task = asyncio.get_running_loop().create_task(file.sync())
+        await asyncio.sleep(30)
+        assert not task.done()
+        disk.unhang()
+        await task
+        disk.sync_s = (1.0, 2.0)
+        before = node.world.now
+        await file.sync()
+        assert 1.0 <= node.world.now - before <= 2.0
+
+    on_node(story)
+
+
+def test_rot_and_stale_sectors() -> None:
+    async def story(node: Node, disk: SimulatedDisk) -> None:
+        disk.turn_odds = 0.0
+        file = await _file(disk, b"-" * 2 * SECTOR)
+        assert disk.make_stale("/f") == 0
+        assert disk.contents("/f") == b"\0" * SECTOR + b"-" * SECTOR, "before it was written"
+        await file.write_and_sync(SECTOR, [b"a" * SECTOR])
+        assert disk.make_stale("/f") == SECTOR
+        assert (disk.durable("/f") or b"")[SECTOR:] == b"-" * SECTOR
+        before = disk.durable("/f")
+        where = disk.rot("/f")
+        after = disk.durable("/f")
+        assert before is not None
+        assert after is not None
+        assert [i for i in range(2 * SECTOR) if before[i] != after[i]] == [where]
+        assert await file.read_at(where, 1) == after[where : where + 1]
+
+    on_node(story)
+
+
+def test_a_wiped_disk_is_empty_and_its_old_files_are_dead() -> None:
+    async def story(node: Node, disk: SimulatedDisk) -> None:
+        file = await _file(disk, b"data")
+        disk.wipe()
+        assert await disk.list_directory("/") == []
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            await file.read_at(0, 4)
+
+    on_node(story)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_record_of_a_run_rebuilds_its_disk(seed: int) -> None:
+    async def main(node: Node) -> None:
+        disk, chance = node.disk, node.randomness
+        await disk.make_directory("/d")
+        for number in range(100):
+            path = f"/d/{chance.randrange(6)}"
+            try:
+                mode = chance.choice((OpenMode.CREATE, OpenMode.WRITE))
+                file = await disk.open(path, mode)
+                await file.write_at(chance.randrange(2000), [bytes([number]) * 300])
+                if chance.random() < 0.5:
+                    await file.sync()
+                if chance.random() < 0.3:
+                    await disk.rename(path, f"/d/{chance.randrange(6)}")
+                if chance.random() < 0.3:
+                    await disk.sync_directory(chance.choice(("/", "/d")))
+                await file.close()
+            except OSError:
+                pass
+
+    async def story(node: Node, disk: SimulatedDisk) -> None:
+        disk.record = record
+        for _ in range(3):
+            node.start(main)
+            await asyncio.sleep(0.02)
+            node.power_cut()
+            assert FileSystem.replay(record).same_as(disk.system)
+
+    record: list[Operation] = []
+    on_node(story, seed)
+    assert len(record) > 50
