@@ -32,6 +32,7 @@ from rollbook.proto.ports import Buffer
 LEDGER_KEY_BYTES: Final = 20
 ENTRY_HEADER_BYTES: Final = 32
 _LAC_HEADER_BYTES: Final = 16
+_SMALL: Final = 16 * 1024
 
 pack_entry_header: Final = struct.Struct(">qqqq").pack
 _unpack_entry_header: Final = struct.Struct(">qqqq").unpack_from
@@ -125,8 +126,11 @@ class LedgerDigest:
         """Verified: `DigestMismatch` unless these are the very bytes that somebody packed for it.
 
         `entry_id` None takes any entry of the ledger, as for the answer to "your last one".
-        The payload is the only copy that is made.
+        Of a large entry the payload is the only copy that is made; a small one is copied whole
+        first, since slices of views cost more than its bytes.
         """
+        if len(body) < _SMALL:
+            body = bytes(body)
         if len(body) < self.overhead_bytes:
             raise self._mismatch("an entry is cut short", entry_id)
         header = bytes(body[:ENTRY_HEADER_BYTES])

@@ -8,7 +8,7 @@ the wire is for the protocol's module. Version 2 has words for Read, BatchRead a
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.ids import EntryId, LedgerId
@@ -121,6 +121,11 @@ class StartTls:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """An operation that is none of ours, or one without its particulars."""
+
+
 Request = (
     Read
     | Add
@@ -132,6 +137,7 @@ Request = (
     | GetBookieInfo
     | ListEntries
     | StartTls
+    | Unknown
 )
 
 
@@ -253,5 +259,44 @@ def refusal_of(request: Request, error: type[RollbookError]) -> Reply:
             return ListEntriesReply(error, request.ledger_id)
         case StartTls():
             return StartTlsReply(error)
-        case Auth():
+        case Auth() | Unknown():
             return Refusal(error)
+
+
+# --- With what they need on their way -----------------------------------------------------------
+
+
+class Origin(Protocol):
+    """What a reply must repeat of its request, and in whose words."""
+
+    @property
+    def is_supported(self) -> bool:
+        """If not, the one answer is UnsupportedVersion."""
+
+    def pack(self, reply: Reply) -> bytes:
+        """A frame; empty where the protocol has no words: the connection is then closed."""
+
+
+class Call(NamedTuple):
+    """A request as a bookie hears it. A tuple for the same reason as Read."""
+
+    request: Request
+    is_high_priority: bool
+    origin: Origin
+
+    def answer(self, reply: Reply) -> bytes:
+        """The frame to send. Empty where the protocol has no words: close the connection then."""
+        return self.origin.pack(reply)
+
+    def refuse(self, error: type[RollbookError]) -> bytes:
+        return self.origin.pack(refusal_of(self.request, error))
+
+
+class Answer(NamedTuple):
+    """A reply as a client hears it.
+
+    `txn_id` finds the request; in version 2, where it is None, the reply's ids do.
+    """
+
+    txn_id: int | None
+    reply: Reply

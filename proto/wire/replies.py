@@ -1,18 +1,9 @@
 """What a client hears on one connection: bytes to replies, adds' replies in columns."""
 
-from typing import NamedTuple
-
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds
 from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES, V3_FIRST_BYTE, FrameBuffer
-from rollbook.proto.wire.messages import AddReply, Reply
-
-
-class Answer(NamedTuple):
-    """`txn_id` finds the request; in version 2, where it is None, the reply's ids do."""
-
-    txn_id: int | None
-    reply: Reply
+from rollbook.proto.wire.messages import AddReply, Answer
 
 
 class ReplyDecoder:
@@ -28,8 +19,15 @@ class ReplyDecoder:
         frames = self._frames
         buffer, position, heard = frames.join(chunk), 0, list[AddReplies | Answer]()
         while True:
-            replies, position = _take_add_replies(buffer, position)
-            heard += replies
+            if len(buffer) > position + LENGTH_BYTES:
+                if buffer[position + LENGTH_BYTES] == V3_FIRST_BYTE:
+                    adds, position = v3_adds.take_add_replies(buffer, position)
+                    reads, position = v3.take_read_replies(buffer, position, frames.frame_bytes_max)
+                else:
+                    adds, position = v2_adds.take_add_replies(buffer, position)
+                    reads, position = v2.take_read_replies(buffer, position, frames.frame_bytes_max)
+                heard += adds
+                heard += reads
             end = frames.frame_end(buffer, position)
             if end < 0:
                 break
@@ -39,20 +37,12 @@ class ReplyDecoder:
         return heard
 
 
-def _take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], int]:
-    if len(buffer) <= position + LENGTH_BYTES:
-        return [], position
-    if buffer[position + LENGTH_BYTES] == V3_FIRST_BYTE:
-        return v3_adds.take_add_replies(buffer, position)
-    return v2_adds.take_add_replies(buffer, position)
-
-
 def _unpack(buffer: bytes, position: int, end: int) -> AddReplies | Answer:
-    txn_id: int | None = None
+    """One frame in unusual dress; its body is `[position:end]`."""
     if buffer[position] == V3_FIRST_BYTE:
-        txn_id, reply = v3.unpack_reply(buffer, position, end)
+        answer = v3.unpack_reply(buffer[position:end])
     else:
-        reply = v2.unpack_reply(buffer, position, end)
-    if isinstance(reply, AddReply):
-        return AddReplies(reply.error, reply.ledger_id, [reply.entry_id])
-    return Answer(txn_id, reply)
+        answer = v2.unpack_reply(buffer, position, end)
+    if isinstance(answer.reply, AddReply):
+        return AddReplies(answer.reply.error, answer.reply.ledger_id, [answer.reply.entry_id])
+    return answer

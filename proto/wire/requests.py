@@ -7,37 +7,19 @@ behind it and none before it.
 import struct
 from typing import Final, NamedTuple
 
-from rollbook.proto.errors import BadFrame, InvalidRequest, RollbookError, UnsupportedVersion
+from rollbook.proto.errors import BadFrame, InvalidRequest, UnsupportedVersion
 from rollbook.proto.ids import FIRST_ENTRY
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES, V3_FIRST_BYTE, FrameBuffer
-from rollbook.proto.wire.messages import Add, Refusal, Reply, Request, refusal_of
+from rollbook.proto.wire.messages import Add, Call, Unknown
 
-Origin = v2.Origin | v3.Origin
-
-_word_at: Final = struct.Struct(">I").unpack_from
 _ids_at: Final = struct.Struct(">qq").unpack_from
 
 
-class Call(NamedTuple):
-    """Any request but an add."""
-
-    request: Request
-    is_high_priority: bool
-    origin: Origin
-
-    def answer(self, reply: Reply) -> bytes:
-        """The frame to send. Empty where the protocol has no words: close the connection then."""
-        return self.origin.pack(reply)
-
-    def refuse(self, error: type[RollbookError]) -> bytes:
-        return self.origin.pack(refusal_of(self.request, error))
-
-
 class Refused(NamedTuple):
-    """A request that the protocol itself forbids: nothing is left to do but to send the answer."""
+    """A request that the protocol itself forbids: all that is left to do is to send the reply."""
 
     reply: bytes
 
@@ -55,9 +37,16 @@ class RequestDecoder:
         frames = self._frames
         buffer, position, heard = frames.join(chunk), 0, list[Heard]()
         while True:
-            adds, position = _take_adds(buffer, position, frames.frame_bytes_max)
-            if adds is not None:
-                heard.append(adds)
+            if len(buffer) > position + LENGTH_BYTES:
+                if buffer[position + LENGTH_BYTES] == V3_FIRST_BYTE:
+                    adds, position = v3_adds.take_adds(buffer, position, frames.frame_bytes_max)
+                    reads, position = v3.take_reads(buffer, position)
+                else:
+                    adds, position = v2_adds.take_adds(buffer, position, frames.frame_bytes_max)
+                    reads, position = v2.take_reads(buffer, position)
+                if adds is not None:
+                    heard.append(adds)
+                heard += reads
             end = frames.frame_end(buffer, position)
             if end < 0:
                 break
@@ -77,30 +66,21 @@ def unpack_adds(frames: bytes) -> list[Adds]:
     return stretches
 
 
-def _take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds | None, int]:
-    if len(buffer) <= position + LENGTH_BYTES:
-        return None, position
-    if buffer[position + LENGTH_BYTES] == V3_FIRST_BYTE:
-        return v3_adds.take_adds(buffer, position, frame_bytes_max)
-    return v2_adds.take_adds(buffer, position, frame_bytes_max)
-
-
 def _unpack(buffer: bytes, position: int, end: int) -> Heard:
-    """One frame that is no add in usual dress; its body is `[position:end]`."""
-    request: Request | None
-    origin: Origin
+    """One frame in unusual dress; its body is `[position:end]`."""
     if buffer[position] == V3_FIRST_BYTE:
-        request, is_high_priority, origin = v3.unpack_request(buffer[position:end])
+        call = v3.unpack_request(buffer[position:end])
     else:
-        request, is_high_priority, origin = v2.unpack_request(buffer, position, end)
-    if request is None:
-        return Refused(origin.pack(Refusal(InvalidRequest)))
+        call = v2.unpack_request(buffer, position, end)
+    request, is_high_priority, origin = call
     if not origin.is_supported:
-        return Refused(origin.pack(refusal_of(request, UnsupportedVersion)))
+        return Refused(call.refuse(UnsupportedVersion))
+    if isinstance(request, Unknown):
+        return Refused(call.refuse(InvalidRequest))
     if not isinstance(request, Add):
-        return Call(request, is_high_priority, origin)
+        return call
     if not _is_sound(request):
-        return Refused(origin.pack(refusal_of(request, InvalidRequest)))
+        return Refused(call.refuse(InvalidRequest))
     assert isinstance(origin, v3.Origin), "version 2 has one dress only"
     frame = v3.pack_request(origin.txn_id, request, is_high_priority=is_high_priority)
     adds, taken = v3_adds.take_adds(frame, 0, len(frame))

@@ -21,14 +21,16 @@ from rollbook.proto.errors import OK, BadFrame, InvalidRequest, error_of_v2
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire import v3
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES
-from rollbook.proto.wire.frames import pack_frame
+from rollbook.proto.wire.frames import LENGTH_BYTES, pack_frame
 from rollbook.proto.wire.messages import (
     Add,
     AddReply,
+    Answer,
     Auth,
     AuthReply,
     BatchRead,
     BatchReadReply,
+    Call,
     Failure,
     Read,
     ReadReply,
@@ -56,6 +58,8 @@ _BATCH_READ: Final = struct.Struct(">Iqqqiq")
 _BATCH_READ_REPLY: Final = struct.Struct(">Iiqqq")
 _ENTRY_SIZE: Final = struct.Struct(">i")
 _FRAMED_REPLY: Final = struct.Struct(">IIiqq")
+_PLAIN_READ: Final = struct.Struct(">IIqq")
+_PLAIN_READ_WORD: Final = VERSION << 24 | READ << 16  # Of a request without flags, and of replies.
 
 
 class Header(NamedTuple):
@@ -103,7 +107,6 @@ class Origin(NamedTuple):
         return self.version <= VERSION
 
     def pack(self, reply: Reply) -> bytes:
-        """A frame; empty where the protocol has no words: the connection is then closed."""
         match reply:
             case ReadReply():
                 return _pack_read_reply(self.version, reply)
@@ -118,6 +121,9 @@ class Origin(NamedTuple):
             case Refusal():
                 return b""
         raise AssertionError(f"{type(reply).__name__} has no form in version 2")
+
+
+_CURRENT: Final = Origin(VERSION)
 
 
 def _pack_read_reply(version: int, reply: ReadReply) -> bytes:
@@ -147,27 +153,41 @@ def _pack_batch_read_reply(version: int, reply: BatchReadReply) -> bytes:
     return b"".join(parts)
 
 
-def unpack_request(buffer: bytes, position: int, end: int) -> tuple[Request, bool, Origin]:
-    """The request, whether its priority is high, and how to answer. Its body is `[position:end]`."""
+def unpack_request(buffer: bytes, position: int, end: int) -> Call:
+    """The request whose frame has its body at `[position:end]`."""
     header = unpack_header(*_unpack(HEADER, buffer, position, end))
-    origin, is_high_priority = Origin(header.version), bool(header.flags & HIGH_PRIORITY)
+    request = _unpack_request(header, buffer, position, end)
+    return Call(request, bool(header.flags & HIGH_PRIORITY), Origin(header.version))
+
+
+def _unpack_request(header: Header, buffer: bytes, position: int, end: int) -> Request:
+    fence = bool(header.flags & DO_FENCING)
     if header.operation == READ:
         _, ledger_id, entry_id = _unpack(_IDS, buffer, position, end)
         key = _unpack_fence_key(header, buffer, position + _IDS.size, end)
-        fence = bool(header.flags & DO_FENCING)
-        return Read(ledger_id, entry_id, key, fence), is_high_priority, origin
+        return Read(ledger_id, entry_id, key, fence)
     if header.operation == ADD:
-        return _unpack_add(header, buffer, position, end), is_high_priority, origin
+        return _unpack_add(header, buffer, position, end)
     if header.operation == BATCH_READ:
         _, ledger_id, first, request_id, count, size = _unpack(_BATCH_READ, buffer, position, end)
         key = _unpack_fence_key(header, buffer, position + _BATCH_READ.size, end)
-        fence = bool(header.flags & DO_FENCING)
-        batch = BatchRead(ledger_id, first, request_id, count, size, key, fence)
-        return batch, is_high_priority, origin
+        return BatchRead(ledger_id, first, request_id, count, size, key, fence)
     if header.operation == AUTH:
-        plugin, payload = v3.unpack_auth_message(buffer[position + HEADER.size : end])
-        return Auth(plugin, payload), is_high_priority, origin
+        return Auth(*v3.unpack_auth_message(buffer[position + HEADER.size : end]))
     raise BadFrame(f"version 2 has no operation {header.operation}")
+
+
+def take_reads(buffer: bytes, position: int) -> tuple[list[Call], int]:
+    """The plain reads that lie whole at `position`, and where they end."""
+    calls: list[Call] = []
+    size = len(buffer)
+    while position + _PLAIN_READ.size <= size:
+        length, word, ledger_id, entry_id = _PLAIN_READ.unpack_from(buffer, position)
+        if length != _IDS.size or word != _PLAIN_READ_WORD:
+            break
+        calls.append(Call(Read(ledger_id, entry_id), False, _CURRENT))
+        position += _PLAIN_READ.size
+    return calls, position
 
 
 def _unpack_add(header: Header, buffer: bytes, position: int, end: int) -> Add:
@@ -234,8 +254,13 @@ def _fence_flag(key: bytes | None, fence: bool) -> int:
     return DO_FENCING if fence else 0
 
 
-def unpack_reply(buffer: bytes, position: int, end: int) -> Reply:
+def unpack_reply(buffer: bytes, position: int, end: int) -> Answer:
+    """The reply whose frame has its body at `[position:end]`."""
     header = unpack_header(*_unpack(HEADER, buffer, position, end))
+    return Answer(None, _unpack_reply(header, buffer, position, end))
+
+
+def _unpack_reply(header: Header, buffer: bytes, position: int, end: int) -> Reply:
     if header.operation in (ADD, READ):
         _, code, ledger_id, entry_id = _unpack(_REPLY, buffer, position, end)
         if header.operation == ADD:
@@ -249,6 +274,25 @@ def unpack_reply(buffer: bytes, position: int, end: int) -> Reply:
     if header.operation == AUTH:
         return AuthReply(*v3.unpack_auth_message(buffer[position + HEADER.size : end]))
     raise BadFrame(f"version 2 has no reply to operation {header.operation}")
+
+
+def take_read_replies(
+    buffer: bytes, position: int, frame_bytes_max: int
+) -> tuple[list[Answer], int]:
+    """The found entries that lie whole at `position`, and where they end."""
+    answers: list[Answer] = []
+    view, size = memoryview(buffer), len(buffer)
+    while position + _FRAMED_REPLY.size <= size:
+        length, word, code, ledger_id, entry_id = _FRAMED_REPLY.unpack_from(buffer, position)
+        end = position + LENGTH_BYTES + length
+        if word != _PLAIN_READ_WORD or code != OK or end > size or length < _REPLY.size:
+            break
+        if end - position > frame_bytes_max:
+            break
+        body = view[position + _FRAMED_REPLY.size : end]
+        answers.append(Answer(None, ReadReply(None, ledger_id, entry_id, body)))
+        position = end
+    return answers, position
 
 
 def _unpack_bodies(buffer: bytes, position: int, end: int) -> Iterator[memoryview]:

@@ -18,14 +18,15 @@ from rollbook.proto.errors import OK, BadFrame, InvalidRequest, error_of_v3
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.entry_list import pack_entry_list, unpack_entry_list
-from rollbook.proto.wire.frames import pack_frame
+from rollbook.proto.wire.frames import LENGTH_BYTES, pack_frame
 from rollbook.proto.wire.messages import (
     Add,
     AddReply,
+    Answer,
     Auth,
     AuthReply,
-    BatchRead,
     BookieInfoReply,
+    Call,
     Failure,
     ForceLedger,
     ForceLedgerReply,
@@ -42,6 +43,7 @@ from rollbook.proto.wire.messages import (
     Request,
     StartTls,
     StartTlsReply,
+    Unknown,
     WriteLac,
     WriteLacReply,
 )
@@ -52,6 +54,9 @@ VERSION: Final = pb.VERSION_THREE
 HIGH_PRIORITY: Final = 100  # What Java sends; anything above 0 means it.
 DEFERRED_SYNC: Final = 0x1  # In an add's writeFlags.
 
+_READ: Final = Operation.READ
+
+_length_at: Final = struct.Struct(">I").unpack_from
 _pack_length: Final = struct.Struct(">I").pack
 
 
@@ -191,19 +196,15 @@ def _reply_message(reply: Reply, status: pb.StatusCode.ValueType) -> dict[str, A
     raise AssertionError(f"{type(reply).__name__} has no form in version 3")
 
 
-def unpack_request(body: bytes) -> tuple[Request | None, bool, Origin]:
-    """The request, whether its priority is high, and how to answer.
-
-    There is no request if the operation is none of ours, or its own message is missing.
-    """
+def unpack_request(body: bytes) -> Call:
     message = _parse(pb.Request, body)
     header = message.header
     operation = Operation(header.operation)
     origin = Origin(header.version, header.txnId, operation)
-    return _request(message, operation), header.priority > 0, origin
+    return Call(_request(message, operation), header.priority > 0, origin)
 
 
-def _request(message: pb.Request, operation: Operation) -> Request | None:
+def _request(message: pb.Request, operation: Operation) -> Request:
     match operation:
         case Operation.READ if message.HasField("readRequest"):
             return _read(message.readRequest)
@@ -236,7 +237,7 @@ def _request(message: pb.Request, operation: Operation) -> Request | None:
             return ForceLedger(LedgerId(message.forceLedgerRequest.ledgerId))
         case Operation.LIST_ENTRIES if message.HasField("getListOfEntriesOfLedgerRequest"):
             return ListEntries(LedgerId(message.getListOfEntriesOfLedgerRequest.ledgerId))
-    return None
+    return Unknown()
 
 
 def _read(read: pb.ReadRequest) -> Read:
@@ -298,11 +299,10 @@ def _request_message(request: Request) -> tuple[Operation, dict[str, Any]]:
         case ListEntries(ledger_id):
             entries = pb.GetListOfEntriesOfLedgerRequest(ledgerId=ledger_id)
             return Operation.LIST_ENTRIES, {"getListOfEntriesOfLedgerRequest": entries}
-        case BatchRead():
-            raise InvalidRequest(
-                "BatchRead has no form in version 3",
-                next_step="Send single reads, or use version 2.",
-            )
+    raise InvalidRequest(
+        f"{type(request).__name__} has no form in version 3",
+        next_step="Send single reads, or use version 2.",
+    )
 
 
 def _read_message(read: Read) -> pb.ReadRequest:
@@ -322,14 +322,9 @@ def _read_message(read: Read) -> pb.ReadRequest:
     )
 
 
-def unpack_reply(buffer: bytes, position: int, end: int) -> tuple[int, Reply]:
-    """The transaction id and the reply whose frame has its body at `[position:end]`."""
-    return _unpack_read_reply(buffer, position, end) or _unpack_any_reply(buffer[position:end])
-
-
-def _unpack_any_reply(body: bytes) -> tuple[int, Reply]:
+def unpack_reply(body: bytes) -> Answer:
     response = _parse(pb.Response, body)
-    return response.header.txnId, _reply(response)
+    return Answer(response.header.txnId, _reply(response))
 
 
 def _reply(response: pb.Response) -> Reply:
@@ -389,35 +384,71 @@ def _reply(response: pb.Response) -> Reply:
     return Refusal(outer)
 
 
-_READ_REPLY: Final = re.compile(
-    rb"\n([\x07-\x0f])\x08\x03\x10\x01\x18(V)\x10\x00"  # Header: version 3, READ; status EOK.
-    rb"\xa2\x06(V)\x08\x00\x10(V)\x18(V)\x22(V)".replace(b"V", VARINT),
+# --- Reads in usual dress -----------------------------------------------------------------------
+
+_match_read: Final = re.compile(
+    rb"\n.\x08\x03\x10\x01\x18(V)(\xa2\x06|\x20[\x80-\xff]{0,3}[\x00-\x7f]\xa2\x06)"
+    rb"([\x00-\x7f])\x08(V)\x10(V)".replace(b"V", VARINT),
     re.DOTALL,
-)
-_READ_REPLY_TAIL: Final = re.compile(rb"(?:\x28(V))?(?:\x30(V))?".replace(b"V", VARINT), re.DOTALL)
+).match
+_match_read_reply: Final = re.compile(
+    rb"\n.\x08\x03\x10\x01\x18(V)\x10\x00\xa2\x06(V)\x08\x00\x10(V)\x18(V)\x22(V)".replace(
+        b"V", VARINT
+    ),
+    re.DOTALL,
+).match
+_match_read_reply_tail: Final = re.compile(
+    rb"(?:\x28(V))?(?:\x30(V))?".replace(b"V", VARINT), re.DOTALL
+).fullmatch
 
 
-def _unpack_read_reply(buffer: bytes, position: int, end: int) -> tuple[int, ReadReply] | None:
-    """The usual form of a found entry, whose body stays where it is; None if it is any other."""
-    match = _READ_REPLY.match(buffer, position, end)
-    if match is None:
-        return None
-    header_size, txn_id, size, ledger_id, entry_id, body_size = match.groups()
-    body_start = match.end()
-    body_end = body_start + unpack_varint(body_size)
-    if (
-        header_size[0] != 5 + len(txn_id)
-        or match.start(4) - 3 + unpack_varint(size) != end
-        or body_end > end
-        or (tail := _READ_REPLY_TAIL.fullmatch(buffer, body_end, end)) is None
-    ):
-        return None
-    lac, lac_updated_ms = tail.groups()
-    return unpack_varint(txn_id), ReadReply(
-        None,
-        LedgerId(unpack_varint(ledger_id)),
-        EntryId(unpack_varint(entry_id)),
-        memoryview(buffer)[body_start:body_end],
-        None if lac is None else EntryId(unpack_varint(lac)),
-        None if lac_updated_ms is None else unpack_varint(lac_updated_ms),
-    )
+def take_reads(buffer: bytes, position: int) -> tuple[list[Call], int]:
+    """The plain reads that lie whole at `position`, and where they end."""
+    calls: list[Call] = []
+    while match := _match_read(buffer, position + LENGTH_BYTES):
+        txn_id, priority, size, ledger_id, entry_id = match.groups()
+        end = match.end()
+        if (
+            position + LENGTH_BYTES + _length_at(buffer, position)[0] != end
+            or match.end(3) + size[0] != end
+            or match.start(3) - 2 != position + 6 + buffer[position + 5]
+        ):
+            break
+        read = Read(LedgerId(unpack_varint(ledger_id)), EntryId(unpack_varint(entry_id)))
+        is_high_priority = priority[1:-2].strip(b"\x00\x80") != b""
+        calls.append(Call(read, is_high_priority, Origin(VERSION, unpack_varint(txn_id), _READ)))
+        position = end
+    return calls, position
+
+
+def take_read_replies(
+    buffer: bytes, position: int, frame_bytes_max: int
+) -> tuple[list[Answer], int]:
+    """The found entries, in usual dress, that lie whole at `position`, and where they end."""
+    answers: list[Answer] = []
+    view = memoryview(buffer)
+    while match := _match_read_reply(buffer, position + LENGTH_BYTES):
+        txn_id, size, ledger_id, entry_id, body_size = match.groups()
+        end = position + LENGTH_BYTES + _length_at(buffer, position)[0]
+        body_start = match.end()
+        body_end = body_start + unpack_varint(body_size)
+        if (
+            not body_end <= end <= len(buffer)
+            or end - position > frame_bytes_max
+            or match.end(2) + unpack_varint(size) != end
+            or match.end(1) != position + 6 + buffer[position + 5]
+            or (tail := _match_read_reply_tail(buffer, body_end, end)) is None
+        ):
+            break
+        lac, updated_ms = tail.groups()
+        reply = ReadReply(
+            None,
+            LedgerId(unpack_varint(ledger_id)),
+            EntryId(unpack_varint(entry_id)),
+            view[body_start:body_end],
+            None if lac is None else EntryId(unpack_varint(lac)),
+            None if updated_ms is None else unpack_varint(updated_ms),
+        )
+        answers.append(Answer(unpack_varint(txn_id), reply))
+        position = end
+    return answers, position

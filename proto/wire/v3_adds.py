@@ -38,12 +38,15 @@ _DEFERRED_SYNC: Final = b"\x28\x01"
 _TAILS: Final = (b"", _FLAG_RECOVERY, _DEFERRED_SYNC, _DEFERRED_SYNC + _FLAG_RECOVERY)
 
 _match_reply: Final = re.compile(
-    rb"\n([\x00-\x7f])\x08\x03\x10\x02\x18(TXN)((?:\x20V)?)\x10(V)"
-    rb"\xaa\x06([\x00-\x7f])\x08(V)\x10(V)\x18(V)".replace(b"TXN", VARINT_OF_UINT64).replace(
+    rb"\n.\x08\x03\x10\x02\x18TXN(?:\x20V)?"  # Header.
+    rb"(\x10V\xaa\x06[\x00-\x7f]\x08V\x10V\x18)(V)".replace(b"TXN", VARINT_OF_UINT64).replace(
         b"V", VARINT
     ),
     re.DOTALL,
 ).match
+_match_reply_head: Final = re.compile(
+    rb"\x10(V)\xaa\x06([\x00-\x7f])\x08(V)\x10(V)\x18".replace(b"V", VARINT), re.DOTALL
+).fullmatch
 
 _length_at: Final = struct.Struct(">I").unpack_from
 _ids_at: Final = struct.Struct(">qqq").unpack_from  # Of an entry: ledger, entry, LAC.
@@ -52,8 +55,6 @@ _HEADER_START: Final = b"\x08\x03\x10\x02\x18"  # Version 3, ADD, then the trans
 
 # Sizes repeat, so that their varints need not be unpacked each time.
 _unpack_size: Final = lru_cache(maxsize=8192)(unpack_varint)
-
-_NO_ENTRY_ID: Final = -(2**64)  # Under no bits of an entry id does it become one.
 
 _SHAPES_MAX: Final = 4096  # What a packer remembers of the sizes it has met.
 
@@ -139,10 +140,8 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
 
 @lru_cache(maxsize=8192)
 def _unpack_high_bits(varint: bytes) -> int:
-    """What a varint says behind its first byte; `_NO_ENTRY_ID` if it is longer than it need be."""
-    if not varint:
-        return 0
-    return unpack_varint(varint) << 7 if varint[-1] else _NO_ENTRY_ID
+    """What a varint says behind its first byte."""
+    return unpack_varint(varint) << 7 if varint else 0
 
 
 def _open_group(writer: tuple[bytes, ...]) -> _AddGroup | None:
@@ -152,7 +151,7 @@ def _open_group(writer: tuple[bytes, ...]) -> _AddGroup | None:
         is_recovery, ledger = True, ledger[len(_FLAG_RECOVERY) :]
     ledger = ledger[1:-1]  # Without its own tag and the next one.
     ledger_id = unpack_varint(ledger)
-    if tail not in _TAILS or pack_varint(ledger_id) != ledger:
+    if tail not in _TAILS:
         return None
     return _AddGroup(
         ledger_id=LedgerId(ledger_id),
@@ -228,28 +227,36 @@ class V3AddPacker(AddPacker):
 
 def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], int]:
     """The replies to adds, in usual dress, that lie whole at `position`, and where they end."""
-    replies: dict[tuple[bytes, ...], AddReplies] = {}
-    current: tuple[bytes, ...] = ()
+    replies: dict[bytes, tuple[AddReplies, int]] = {}
+    current, entry_bytes, high_varint, high_bits = b"", 0, b"", 0
     while match := _match_reply(buffer, position + LENGTH_BYTES):
-        header_size, txn_id, priority, status, own_size, *head, entry_id = match.groups()
+        head, entry = match.groups()
         end = match.end()
         if (
             position + LENGTH_BYTES + _length_at(buffer, position)[0] != end
-            or match.start(6) - 1 + own_size[0] != end
-            or header_size[0] != len(_HEADER_START) + len(txn_id) + len(priority)
+            or match.start(1) != position + 6 + buffer[position + 5]
         ):
             break
-        alike = (status, *head)
-        if alike != current:
-            group = replies.get(alike) or _open_replies(*alike)
-            replies[alike] = group
-            current = alike
+        if head != current:
+            alike = replies.get(head) or _open_replies(head)
+            replies[head] = alike
+            current, (group, entry_bytes) = head, alike
             add_entry_id = group.entry_ids.append
-        add_entry_id(EntryId(unpack_varint(entry_id)))
+        if len(entry) != entry_bytes:
+            break
+        if entry[1:] != high_varint:
+            high_varint = entry[1:]
+            high_bits = _unpack_high_bits(high_varint)
+        add_entry_id(EntryId(entry[0] & 0x7F | high_bits))
         position = end
-    return list(replies.values()), position
+    return [group for group, _ in replies.values() if group.entry_ids], position
 
 
-def _open_replies(outer: bytes, inner: bytes, ledger_id: bytes) -> AddReplies:
+def _open_replies(head: bytes) -> tuple[AddReplies, int]:
+    """Replies that agree in `head`, and how many bytes it leaves to the entry id."""
+    match = _match_reply_head(head)
+    assert match is not None
+    outer, own_size, inner, ledger_id = match.groups()
     error = v3.failure_of(unpack_varint(outer)) or v3.failure_of(unpack_varint(inner))
-    return AddReplies(error, LedgerId(unpack_varint(ledger_id)), [])
+    entry_bytes = match.end(2) + own_size[0] - len(head)
+    return AddReplies(error, LedgerId(unpack_varint(ledger_id)), []), entry_bytes

@@ -24,10 +24,12 @@ from rollbook.proto.wire.entry_list import EntryList, pack_entry_list, unpack_en
 from rollbook.proto.wire.frames import pack_frame
 from rollbook.proto.wire.messages import (
     AUTH_DISABLED_PLUGIN,
+    Answer,
     AuthReply,
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
+    Call,
     ForceLedger,
     ForceLedgerReply,
     GetBookieInfo,
@@ -44,8 +46,8 @@ from rollbook.proto.wire.messages import (
     StartTlsReply,
     WriteLac,
 )
-from rollbook.proto.wire.replies import Answer, ReplyDecoder
-from rollbook.proto.wire.requests import Call, RequestDecoder
+from rollbook.proto.wire.replies import ReplyDecoder
+from rollbook.proto.wire.requests import RequestDecoder
 from tests.golden.bookkeeper import ENTRIES, ENTRY_LISTS, KEYS, V2_FRAMES, V3_FRAMES
 
 PASSWORD: Final = b"testPasswd"

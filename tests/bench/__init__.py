@@ -1,0 +1,24 @@
+"""Benchmarks behind `python -m tests bench NAME`: `figures(runs)` of the module of that name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Figure:
+    name: str
+    value: float  # The median of the runs.
+    unit: str  # Lower is better, unless it ends in "/s".
+    target: float | None
+    holds: bool | None  # None where there is no target.
+
+
+def figure(
+    name: str, unit: str, target: float | None, runs: int, measure: Callable[[], float]
+) -> Figure:
+    value = median([measure() for _ in range(runs)])
+    if target is None:
+        return Figure(name, value, unit, None, None)
+    holds = value >= target if unit.endswith("/s") else value <= target
+    return Figure(name, value, unit, target, holds)
