@@ -171,7 +171,7 @@ class Judge:
             if found != token:
                 self.violations.append(f"step {n} of {counter} is {found}, but was {token}")
         for counter, steps in log.items():
-            value, version = store[f"{COUNTERS}/{counter}"]
+            value, version = store.get(f"{COUNTERS}/{counter}", ("gone", -1))
             last = max(steps)
             if sorted(steps) != list(range(1, last + 1)):
                 self.violations.append(f"the log of {counter} has a gap before {last}")

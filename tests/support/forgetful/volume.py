@@ -12,6 +12,7 @@ What is durable, and when
     directory needs the fsync of its parent. Nothing that POSIX allows to lose is kept.
   Changes of one name stay in order: a later one never becomes durable without the earlier, and
   moving a directory takes everything earlier along. Other changes may arrive in any order.
+- sync(2) and syncfs(2) do not reach us and make nothing durable.
 - Modes, owners and times are not part of the model: they survive as they last were.
 
 `forget` is the power cut: memory becomes what is durable. Before it, `write_back` may have let any

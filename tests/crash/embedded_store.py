@@ -1,0 +1,157 @@
+"""Owners of the embedded metadata store die under load, again and again; nothing promised is lost.
+
+- *Kill*: the owning server gets SIGKILL, another one takes over, a new one joins the waiting.
+- *Power cut*: all servers die at the same instant, every other time with all clients; the file
+  system forgets what was not synced, or keeps a random share of it; they start again on what is
+  left. Clients that lived keep their sessions through it.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tests.crash import CrashResult
+from tests.crash.rig import PATIENCE_S, Outcome, Rig
+from tests.support import forgetful
+from tests.support.forgetful import ForgetfulDisk, Names
+from tests.support.processes import Child, ChildFailed, Family, family, kill_at_once
+from tests.tally import missing_piece
+
+Report = Callable[[str], None]
+
+_SERVERS: Final = 3  # One owns the store, two wait: a new process takes a while to start.
+_SHARES_KEPT: Final = (0.0, 0.0, 0.2, 0.5, 0.9)  # Of what was not synced, at a power cut.
+_REPORT_EVERY: Final = 10
+
+
+class Servers:
+    """Those that may own the store; one does."""
+
+    def __init__(self, folder: Path, children: Family, *, careless: bool = False) -> None:
+        self.url = f"sqlite://{folder}/metadata.db"
+        self._children = children
+        self._how = "careless" if careless else "careful"
+        self._servers: list[Child] = []
+
+    def create_store(self) -> None:
+        creator = self._children.start_module("tests.crash.server", self.url, "create")
+        if creator.wait(PATIENCE_S):
+            raise ChildFailed("the store could not be created")
+
+    def fill_up(self) -> None:
+        while len(self._servers) < _SERVERS:
+            server = self._children.start_module("tests.crash.server", self.url, self._how)
+            self._servers.append(server)
+
+    def kill_owner(self, rig: Rig) -> None:
+        owners: list[Child] = []
+
+        def is_owned() -> bool:
+            holders = _pids_that_hold_a_flock()
+            owners[:] = [server for server in self._servers if server.pid in holders]
+            return bool(owners)
+
+        rig.listen_until(is_owned, "a server to own the store")
+        if len(owners) > 1:
+            rig.judge.violations.append(f"{len(owners)} servers own the store at once")
+        owners[0].kill()
+        self._servers.remove(owners[0])
+        self._children.forget_ended()
+
+    def kill_all(self, others: list[Child]) -> None:
+        kill_at_once([*self._servers, *others])
+        self._servers.clear()
+
+
+def _pids_that_hold_a_flock() -> set[int]:
+    """Of all processes; those that only wait for one do not count."""
+    lines = Path("/proc/locks").read_text().splitlines()
+    fields = (line.split() for line in lines if "->" not in line)
+    return {int(pid) for _, kind, _, _, pid, *_ in fields if kind == "FLOCK"}
+
+
+def run_kills(folder: Path, kills: int, seed: int, report: Report) -> Outcome:
+    with family() as children:
+        servers = Servers(folder, children)
+        rig = Rig(servers.url, children, seed)
+        servers.create_store()
+        servers.fill_up()
+        rig.start_clients()
+        for number in range(1, kills + 1):
+            rig.let_work()
+            servers.kill_owner(rig)
+            rig.let_recover()
+            servers.fill_up()
+            _report_progress(report, number, kills, "owners killed", rig)
+        rig.let_work()
+        return rig.finish(kills)
+
+
+def run_power_cuts(
+    disk: ForgetfulDisk, cuts: int, seed: int, report: Report, *, careless: bool = False
+) -> Outcome:
+    with family() as children:
+        servers = Servers(disk.path, children, careless=careless)
+        rig = Rig(servers.url, children, seed)
+        servers.create_store()
+        servers.fill_up()
+        rig.start_clients()
+        for number in range(1, cuts + 1):
+            rig.let_work()
+            everybody = number % 2 == 0
+            servers.kill_all(rig.clients if everybody else [])
+            if everybody:
+                rig.bury_clients()
+            disk.forget(keep=rig.chance.choice(_SHARES_KEPT), seed=rig.chance.randrange(1 << 30))
+            children.forget_ended()
+            servers.fill_up()
+            if everybody:
+                rig.start_clients()
+            rig.let_recover()
+            _report_progress(report, number, cuts, "power cuts", rig)
+        rig.let_work()
+        return rig.finish(cuts)
+
+
+def _report_progress(report: Report, number: int, total: int, what: str, rig: Rig) -> None:
+    if number % _REPORT_EVERY == 0 or number == total:
+        acknowledged = rig.judge.outcomes["acknowledged"]
+        report(f"{number:,} of {total:,} {what}, {acknowledged:,} operations acknowledged")
+
+
+def crash_it(kills: int, power_cuts: int, seed: int, report: Report) -> CrashResult:
+    """Power cuts come in two halves, one for each rule of what makes a name durable."""
+    result = CrashResult("crashes")
+    with tempfile.TemporaryDirectory(prefix="rollbook-crash-") as root:
+        if kills:
+            folder = Path(root) / "kills"
+            folder.mkdir()
+            _add(result, run_kills(folder, kills, seed, report), "kills", report)
+        halves = {Names.EXT4: power_cuts - power_cuts // 2, Names.POSIX: power_cuts // 2}
+        for names, cuts in halves.items():
+            if not cuts:
+                continue
+            if why := forgetful.why_not():
+                result.skipped.append(missing_piece("fuse", why, forgetful.HOW_TO_ENABLE))
+                continue
+            with forgetful.mount(Path(root) / names.value, names) as disk:
+                outcome = run_power_cuts(disk, cuts, seed, report)
+                _add(result, outcome, f"power cuts ({names.value} names)", report)
+    return result
+
+
+def _add(result: CrashResult, outcome: Outcome, what: str, report: Report) -> None:
+    result.acknowledged += outcome.acknowledged
+    result.unknown += outcome.unknown
+    result.failed += len(outcome.violations)
+    result.passed += outcome.crashes
+    for violation in outcome.violations[:20]:
+        report(f"BROKEN: {violation}")
+    outages_ms = sorted(1000 * seconds for seconds in outcome.outages_s)
+    report(
+        f"{outcome.crashes} {what}: {outcome.acknowledged:,} operations acknowledged, "
+        f"{outcome.unknown:,} unknown, {outcome.refused:,} refused, {len(outcome.violations)} "
+        f"promises broken; answers again after {outages_ms[len(outages_ms) // 2]:.0f} ms (median), "
+        f"{outages_ms[-1]:.0f} ms (longest)"
+    )

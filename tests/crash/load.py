@@ -1,0 +1,340 @@
+"""A client of a metadata store under test: works, and tells on standard output what it was told.
+
+    python -m tests.crash.load URL NAME SESSION_TIMEOUT_S
+
+Lines are those of `judge.py`, and `["ready"]` when it has begun. On the line `finish` it lets
+everything come to rest and says `["finished"]`; then each line `mirror` is answered by
+`["mirror", {…}]`, what it believes to be below `/watched` from events alone; at the end of its input
+it closes its session and ends.
+
+Promises about sessions and watches are checked here, since only a client can: its session must not
+expire nor its ephemeral node go while it keeps up its heartbeats, and each change below a watched
+node must be followed by its event or by RESYNC.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rollbook.proto.errors import NodeExists, Outcome, RollbookError
+from rollbook.proto.ports import (
+    Create,
+    CreateMode,
+    EventKind,
+    MetadataStore,
+    Node,
+    NodeStat,
+    SessionState,
+    Set,
+    WatchEvent,
+)
+from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.metastore import open_metadata_store
+from tests.crash.judge import COUNTERS, LOG, NUMBERS
+
+PATHS: Final = "/paths"
+WATCHED: Final = "/watched"
+LIVE: Final = "/live"
+FOLDERS: Final = (COUNTERS, LOG, NUMBERS, PATHS, WATCHED, LIVE)
+COUNTER_NAMES: Final = ("a", "b", "c")
+
+_LANES: Final = 3  # Of each kind of work, side by side.
+_WATCHED_MAX: Final = 10  # Nodes a lane keeps there.
+_EVENT_TIMEOUT_S: Final = 5.0
+_CALM_S: Final = 0.002  # Between two operations of a lane: three clients must fit on two cores.
+_CHECK_LIVE_S: Final = 0.1
+
+
+async def prepare(store: MetadataStore) -> None:
+    """What every load expects to find."""
+    for folder in FOLDERS:
+        await store.create(folder)
+    for name in COUNTER_NAMES:
+        await store.create(f"{COUNTERS}/{name}", b"0 -")
+        await store.create(f"{LOG}/{name}")
+
+
+def say(*line: object) -> None:
+    """In one write, so that a line is told as a whole or not at all."""
+    os.write(1, json.dumps(line).encode() + b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    outcome: Outcome
+    result: Any = None
+
+    @property
+    def is_ok(self) -> bool:
+        return self.outcome is Outcome.APPLIED
+
+
+class Load:
+    def __init__(self, store: MetadataStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._chance = random.Random(name)
+        self._numbers = itertools.count(1)
+        self._operations = itertools.count(1)
+        self._running = True
+        self._mirror = Mirror(store)
+        self._live: NodeStat | None = None
+
+    async def run(self, finish: Awaitable[None]) -> None:
+        tasks = [self._mirror.start(await self._store.watch(WATCHED, recursive=True))]
+        tasks.append(asyncio.create_task(self._watch_session()))
+        await self._make_live()
+        works = (self._step, self._live_a_path, self._take_a_number, self._change_watched)
+        lanes = [asyncio.create_task(self._lane(work)) for work in works for _ in range(_LANES)]
+        lanes.append(asyncio.create_task(self._lane(self._check_live)))
+        say("ready")
+        await finish
+        self._running = False
+        for task in lanes:
+            await task
+        say("finished")
+        self._tasks = tasks
+
+    async def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._store.close()
+
+    def mirror(self) -> dict[str, str]:
+        return self._mirror.values
+
+    async def _lane(self, work: Callable[[], Awaitable[None]]) -> None:
+        while self._running:
+            await work()
+            await asyncio.sleep(_CALM_S)
+
+    async def _attempt(self, call: Awaitable[Any], *attempt: object) -> Answer:
+        operation = next(self._operations)
+        say("try", operation, *attempt)
+        try:
+            result = await call
+        except RollbookError as error:
+            if error.outcome is Outcome.NOT_APPLIED:
+                say("refused", operation, type(error).__name__)
+            else:
+                say("unknown", operation)
+            return Answer(error.outcome)
+        match result:
+            case Node(value, stat):
+                said: object = (value.decode(), stat.version)
+            case NodeStat(version):
+                said = version
+            case list():
+                said = None
+            case _:
+                said = result
+        say("ok", operation, said)
+        return Answer(Outcome.APPLIED, result)
+
+    async def _get(self, path: str) -> Node | None:
+        while True:
+            answer = await self._attempt(self._store.get(path), "get", path)
+            if answer.is_ok:
+                node: Node | None = answer.result
+                return node
+
+    def _new_name(self) -> str:
+        return f"{self._name}-{next(self._numbers)}"
+
+    # --- Work -----------------------------------------------------------------------------------
+
+    async def _step(self) -> None:
+        """One step of a shared counter, with its entry in the log."""
+        counter, token = self._chance.choice(COUNTER_NAMES), self._new_name()
+        path = f"{COUNTERS}/{counter}"
+        try:
+            node = await self._store.get(path)
+        except RollbookError:
+            return
+        if node is None:
+            say("bad", f"{path} is gone")
+            return
+        number, last_token = node.value.decode().split()
+        n = int(number)
+        if n:
+            say("saw", counter, n, last_token)
+        ops = (
+            Set(path, f"{n + 1} {token}".encode(), node.stat.version),
+            Create(f"{LOG}/{counter}/{n + 1:08}", token.encode()),
+        )
+        await self._attempt(self._store.transaction(ops), "step", counter, n + 1, token)
+
+    async def _live_a_path(self) -> None:
+        """A path of our own is created, changed, deleted, created again, and read in between."""
+        path = f"{PATHS}/{self._new_name()}"
+        node: Node | None = None
+        for _ in range(self._chance.randrange(1, 8)):
+            value = self._new_name()
+            if node is None:
+                call: Awaitable[Any] = self._store.create(path, value.encode())
+                answer = await self._attempt(call, "create", path, value)
+            elif self._chance.random() < 0.3:
+                version = node.stat.version
+                answer = await self._attempt(
+                    self._store.delete(path, version), "delete", path, version
+                )
+            else:
+                version = node.stat.version
+                call = self._store.set(path, value.encode(), version)
+                answer = await self._attempt(call, "set", path, value, version)
+            if answer.outcome is Outcome.NOT_APPLIED:
+                continue
+            node = await self._get(path)
+
+    async def _take_a_number(self) -> None:
+        value = self._new_name()
+        call = self._store.create(f"{NUMBERS}/n-", value.encode(), CreateMode.PERSISTENT_SEQUENTIAL)
+        answer = await self._attempt(call, "number", f"{NUMBERS}/n-", value)
+        if answer.is_ok and self._chance.random() < 0.8:
+            path: str = answer.result
+            await self._attempt(self._store.delete(path, 0), "delete", path, 0)
+
+    async def _change_watched(self) -> None:
+        """Creates and later deletes nodes that everybody watches, and waits for our own events."""
+        made: list[str] = []
+        while self._running:
+            path = f"{WATCHED}/{self._new_name()}"
+            told = self._mirror.expect(path)
+            answer = await self._attempt(self._store.create(path), "create", path, "")
+            if answer.is_ok:
+                made.append(path)
+                try:
+                    async with asyncio.timeout(_EVENT_TIMEOUT_S):
+                        await told
+                except TimeoutError:
+                    say("bad", f"no event and no RESYNC {_EVENT_TIMEOUT_S} s after {path} was made")
+            self._mirror.expect_no_more(path)
+            if len(made) > _WATCHED_MAX:
+                path = made.pop(0)
+                await self._attempt(self._store.delete(path, 0), "delete", path, 0)
+            await asyncio.sleep(_CALM_S)
+
+    # --- Our session ----------------------------------------------------------------------------
+
+    async def _watch_session(self) -> None:
+        async for event in self._store.session_events():
+            if event.state is SessionState.EXPIRED:
+                say("bad", f"session {event.session} expired though its heartbeats came")
+
+    async def _make_live(self) -> None:
+        path = f"{LIVE}/{self._name}"
+        while self._live is None:
+            try:
+                await self._store.create(path, mode=CreateMode.EPHEMERAL)
+            except NodeExists:
+                pass  # An earlier attempt, the outcome of which was unknown.
+            except RollbookError:
+                continue
+            try:
+                node = await self._store.get(path)
+            except RollbookError:
+                continue
+            assert node is not None
+            assert node.stat.owner == self._store.session
+            self._live = node.stat
+
+    async def _check_live(self) -> None:
+        await asyncio.sleep(_CHECK_LIVE_S)
+        try:
+            node = await self._store.get(f"{LIVE}/{self._name}")
+        except RollbookError:
+            return
+        if node is None or node.stat != self._live:
+            say("bad", f"our ephemeral node is {node}, not {self._live}")
+
+
+class Mirror:
+    """What is below `/watched`, learned from the events of one watch."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self.values: dict[str, str] = {}
+        self._store = store
+        self._expected: dict[str, asyncio.Future[None]] = {}
+
+    def start(self, watch: Any) -> asyncio.Task[None]:
+        return asyncio.create_task(self._follow(watch))
+
+    def expect(self, path: str) -> asyncio.Future[None]:
+        """Done when an event of this path came, or RESYNC."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._expected[path] = future
+        return future
+
+    def expect_no_more(self, path: str) -> None:
+        self._expected.pop(path).cancel()
+
+    async def _follow(self, watch: Any) -> None:
+        event: WatchEvent
+        await self._read_everything()
+        async for event in watch:
+            if event.kind is EventKind.RESYNC:
+                for future in self._expected.values():
+                    _finish(future)
+                await self._read_everything()
+            else:
+                if event.path in self._expected:
+                    _finish(self._expected[event.path])
+                if event.path != WATCHED:
+                    await self._read(event.path)
+
+    async def _read_everything(self) -> None:
+        while True:
+            try:
+                names = await self._store.children(WATCHED)
+                break
+            except RollbookError:
+                await asyncio.sleep(_CALM_S)
+        self.values.clear()
+        for name in names:
+            await self._read(f"{WATCHED}/{name}")
+
+    async def _read(self, path: str) -> None:
+        while True:
+            try:
+                node = await self._store.get(path)
+                break
+            except RollbookError:
+                await asyncio.sleep(_CALM_S)
+        if node is None:
+            self.values.pop(path, None)
+        else:
+            self.values[path] = node.value.decode()
+
+
+def _finish(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def main(url: str, name: str, session_timeout_s: str) -> None:
+    configure_logs(level="error")
+    commands = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(commands), sys.stdin
+    )
+    store = await open_metadata_store(url, session_timeout_s=float(session_timeout_s))
+    load = Load(store, name)
+
+    async def finish() -> None:
+        assert await commands.readline() == b"finish\n"
+
+    await load.run(finish())
+    while await commands.readline():
+        say("mirror", load.mirror())
+    await load.end()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
