@@ -13,7 +13,7 @@ import structlog
 
 from tests.contract.differential.plan import Plan, Step, Transact, make_plan
 from tests.contract.differential.play import play
-from tests.contract.differential.stages import Stage, memory_stage, zookeeper_stage
+from tests.contract.differential.stages import Stage, embedded_stage, memory_stage, zookeeper_stage
 from tests.support import zookeeper
 from tests.support.zookeeper import HOW_TO_ENABLE, NoZooKeeper, ZooKeeperServer
 from tests.tally import Tally, missing_piece
@@ -64,7 +64,10 @@ async def _run(seeds: range, server: ZooKeeperServer | None, tally: Tally, say: 
 @contextlib.asynccontextmanager
 async def open_stages(server: ZooKeeperServer | None) -> AsyncIterator[list[Stage]]:
     async with contextlib.AsyncExitStack() as stack:
-        stages: list[Stage] = [await stack.enter_async_context(memory_stage())]
+        stages: list[Stage] = [
+            await stack.enter_async_context(memory_stage()),
+            await stack.enter_async_context(embedded_stage()),
+        ]
         if server is not None:
             stages.append(stack.enter_context(zookeeper_stage(server)))
         yield stages

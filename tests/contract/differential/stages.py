@@ -1,14 +1,21 @@
 """The stores under comparison, each with clients that can be failed at a chosen call."""
 
 import contextlib
+import os
 import random
+import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final, Protocol
 
 from rollbook.proto.metastore.memory import MemoryLine, MemoryService
+from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.metastore.embedded_owner import Owner
 from rollbook.proto.runtime.metastore.zookeeper import ZooKeeperStore
+from tests.contract.stores import EMBEDDED
 from tests.support.cutting_proxy import ZOOKEEPER, CuttingProxy
 from tests.support.zookeeper import ZooKeeperServer, end_session
 
@@ -108,47 +115,58 @@ async def memory_stage() -> AsyncIterator[MemoryStage]:
         await service.close()
 
 
-# --- ZooKeeper ----------------------------------------------------------------------------------
+# --- Embedded -----------------------------------------------------------------------------------
 
 
-class ZooKeeperStage:
-    name = "zookeeper"
+class EmbeddedStage:
+    """Clients that reach the owner over its socket, each through a proxy of its own.
 
-    def __init__(self, server: ZooKeeperServer) -> None:
-        self._server = server
-        self._proxies = contextlib.ExitStack()
-        self._idle: list[CuttingProxy] = []
+    A client finds its proxy where it looks for the owner: beside a file with the store's name.
+    """
 
-    async def seat(self) -> "ZooKeeperSeat":
-        seat = ZooKeeperSeat(self._server, self._proxy(), self._idle.append)
+    name = "sqlite"
+
+    def __init__(self, owner: Owner, path: str) -> None:
+        self._owner = owner
+        self._path = path
+        self._resources = contextlib.ExitStack()
+        self._idle: list[tuple[CuttingProxy, str]] = []
+
+    async def seat(self) -> "EmbeddedSeat":
+        proxy, seen = self._idle.pop() if self._idle else self._proxy()
+        seat = EmbeddedSeat(self._owner, proxy, seen, lambda: self._idle.append((proxy, seen)))
         await seat.open()
         return seat
 
     def close(self) -> None:
-        self._proxies.close()
+        self._resources.close()
 
-    def _proxy(self) -> CuttingProxy:
-        if self._idle:
-            return self._idle.pop()
-        return self._proxies.enter_context(CuttingProxy(self._server.address, ZOOKEEPER))
+    def _proxy(self) -> tuple[CuttingProxy, str]:
+        proxy = self._resources.enter_context(CuttingProxy(f"{self._path}.sock", EMBEDDED))
+        folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="store-"))
+        seen = os.path.join(folder, "metadata.db")
+        os.symlink(self._path, seen)
+        os.symlink(proxy.address, f"{seen}.sock")
+        return proxy, seen
 
 
-class ZooKeeperSeat:
-    store: ZooKeeperStore
+class ProxiedSeat(ABC):
+    """Fails through its proxy, which others use when it is closed."""
 
-    def __init__(
-        self,
-        server: ZooKeeperServer,
-        proxy: CuttingProxy,
-        give_back: Callable[[CuttingProxy], None],
-    ) -> None:
-        self._server = server
+    store: MetadataStore
+
+    def __init__(self, proxy: CuttingProxy, give_back: Callable[[], None]) -> None:
         self._proxy = proxy
         self._give_back = give_back
 
     async def open(self) -> None:
-        store = ZooKeeperStore(self._proxy.address, session_timeout_s=SESSION_TIMEOUT_S)
-        self.store = await store.open()
+        self.store = await self._open()
+
+    @abstractmethod
+    async def _open(self) -> MetadataStore: ...
+
+    @abstractmethod
+    async def expire(self) -> None: ...
 
     def lose_request(self) -> None:
         self._proxy.lose_request()
@@ -166,10 +184,6 @@ class ZooKeeperSeat:
     def rejoin(self) -> None:
         self._proxy.accept()
 
-    async def expire(self) -> None:
-        client = self.store._link._client
-        await end_session(self._server, client._session_id, client._session_passwd)
-
     async def reopen(self) -> None:
         await self.store.close()
         await self.open()
@@ -178,7 +192,79 @@ class ZooKeeperSeat:
         await self.store.close()
         self._proxy.forgive()
         self._proxy.accept()
-        self._give_back(self._proxy)
+        self._give_back()
+
+
+class EmbeddedSeat(ProxiedSeat):
+    def __init__(
+        self, owner: Owner, proxy: CuttingProxy, path: str, give_back: Callable[[], None]
+    ) -> None:
+        super().__init__(proxy, give_back)
+        self._owner = owner
+        self._path = path
+
+    async def _open(self) -> MetadataStore:
+        url = MetadataUrl(Backend.SQLITE, self._path)
+        return await open_metadata_store(url, session_timeout_s=SESSION_TIMEOUT_S)
+
+    async def expire(self) -> None:
+        self._owner._host.expire(self.store.session)
+
+
+@contextlib.asynccontextmanager
+async def embedded_stage() -> AsyncIterator[EmbeddedStage]:
+    with tempfile.TemporaryDirectory(prefix="store-") as folder:
+        path = os.path.join(folder, "metadata.db")
+        owner = await Owner.take(path, SystemClock(), random.Random(0), create=True)
+        assert owner is not None
+        stage = EmbeddedStage(owner, path)
+        try:
+            yield stage
+        finally:
+            stage.close()
+            await owner.close()
+
+
+# --- ZooKeeper ----------------------------------------------------------------------------------
+
+
+class ZooKeeperStage:
+    name = "zookeeper"
+
+    def __init__(self, server: ZooKeeperServer) -> None:
+        self._server = server
+        self._resources = contextlib.ExitStack()
+        self._idle: list[CuttingProxy] = []
+
+    async def seat(self) -> "ZooKeeperSeat":
+        proxy = self._idle.pop() if self._idle else self._proxy()
+        seat = ZooKeeperSeat(self._server, proxy, lambda: self._idle.append(proxy))
+        await seat.open()
+        return seat
+
+    def close(self) -> None:
+        self._resources.close()
+
+    def _proxy(self) -> CuttingProxy:
+        return self._resources.enter_context(CuttingProxy(self._server.address, ZOOKEEPER))
+
+
+class ZooKeeperSeat(ProxiedSeat):
+    store: ZooKeeperStore
+
+    def __init__(
+        self, server: ZooKeeperServer, proxy: CuttingProxy, give_back: Callable[[], None]
+    ) -> None:
+        super().__init__(proxy, give_back)
+        self._server = server
+
+    async def _open(self) -> ZooKeeperStore:
+        store = ZooKeeperStore(self._proxy.address, session_timeout_s=SESSION_TIMEOUT_S)
+        return await store.open()
+
+    async def expire(self) -> None:
+        client = self.store._link._client
+        await end_session(self._server, client._session_id, client._session_passwd)
 
 
 @contextlib.contextmanager

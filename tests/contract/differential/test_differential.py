@@ -20,10 +20,8 @@ from tests.contract.differential.broken import (
 from tests.contract.differential.plan import Apply, Plan, make_plan
 from tests.contract.differential.run import _run, difference, explain, shrink, silence
 from tests.contract.differential.stages import MemoryStage, Stage, memory_stage
-from tests.support.zookeeper import ZooKeeperServer, zookeeper_server
+from tests.support.zookeeper import ZooKeeperServer
 from tests.tally import Tally
-
-__all__ = ["zookeeper_server"]  # A fixture.
 
 HISTORIES = 60
 SEEDS_TO_FIND_A_MISTAKE_MAX = 100
