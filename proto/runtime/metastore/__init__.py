@@ -2,11 +2,11 @@
 
 import asyncio
 import random
-from typing import Any, Final
+from typing import Final
 
 from rollbook.proto.metastore.client import OPERATION_TIMEOUT_S, SESSION_TIMEOUT_S, StoreClient
 from rollbook.proto.metastore.memory import MemoryService
-from rollbook.proto.metastore.url import Backend, MetadataUrl, ZooKeeperOptions
+from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector
@@ -34,12 +34,12 @@ async def open_metadata_store(
         case Backend.ZOOKEEPER:
             from rollbook.proto.runtime.metastore.zookeeper import ZooKeeperStore
 
-            return await ZooKeeperStore.open(
+            return await ZooKeeperStore(
                 url.place,
+                url.options,
                 session_timeout_s=session_timeout_s,
                 operation_timeout_s=operation_timeout_s,
-                options=kazoo_options(url.options),
-            )
+            ).open()
         case Backend.SQLITE:
             connector = EmbeddedConnector(url.place, clock, randomness, create=create, serve=serve)
             return await StoreClient(
@@ -52,23 +52,6 @@ async def open_metadata_store(
             return await _memory_service(url.place, clock, randomness).connect(
                 session_timeout_s=session_timeout_s, operation_timeout_s=operation_timeout_s
             )
-
-
-def kazoo_options(options: ZooKeeperOptions) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if options.tls:
-        found["use_ssl"] = True
-        named = {"ca": options.ca, "certfile": options.cert, "keyfile": options.key}
-        named["keyfile_password"] = options.key_password
-        found |= {name: value for name, value in named.items() if value}
-    if options.auth is not None:
-        found["auth_data"] = [options.auth]
-    if options.sasl is not None:
-        mechanism, user, password = options.sasl
-        found["sasl_options"] = {"mechanism": mechanism}
-        if user:
-            found["sasl_options"] |= {"username": user, "password": password}
-    return found
 
 
 # What is in memory lives as long as the loop it runs on, whoever has it open.
