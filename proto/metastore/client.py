@@ -200,12 +200,16 @@ class StoreClient:
         if self._closed:
             return
         self._closed = True
-        if self._session != NO_SESSION:
-            try:
+        try:
+            if self._session != NO_SESSION:
                 async with asyncio.timeout(min(CLOSE_TIMEOUT_S, self._operation_timeout_s)):
                     await self._ask(EndSession())
-            except (RollbookError, TimeoutError):
-                pass  # The service ends it when its time is up.
+        except (RollbookError, TimeoutError):
+            pass  # The service ends it when its time is up.
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.gather(self._runner, return_exceptions=True)

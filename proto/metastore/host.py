@@ -38,7 +38,7 @@ class Host:
         self._tick_timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
     async def close(self) -> None:
-        """Says what it still may, then hangs up on everybody; sessions live on."""
+        """Keeps and answers what it has heard, then hangs up on everybody; sessions live on."""
         self.closed = True
         if self._tick_timer is not None:
             self._tick_timer.cancel()
@@ -64,6 +64,8 @@ class Host:
             self.service.on_disconnected(connection)
 
     def hear(self, connection: ConnectionId, messages: Sequence[FromClient]) -> None:
+        if self.closed:
+            return
         now_ms = self._now_ms()
         for message in messages:
             self.service.on_message(connection, message, now_ms)

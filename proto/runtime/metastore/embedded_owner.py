@@ -150,9 +150,11 @@ class Owner:
             for listening in self._server.sockets:
                 _CLOSED_IN_CHILDREN.pop(listening.fileno(), None)
             self._server.close()
-        await self._host.close()
-        await self._file.close()
-        self._lock.release()
+        try:
+            await self._host.close()
+            await self._file.close()
+        finally:
+            self._lock.release()
         logger.info("metadata_store_left", path=self._path)
 
     async def _serve(self) -> None:

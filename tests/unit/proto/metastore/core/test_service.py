@@ -1,0 +1,323 @@
+"""The service without a network, a disk or a loop: what it says, to whom, and when."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from rollbook.proto.errors import MetadataConflict, NoSuchNode, RollbookError, SessionExpired
+from rollbook.proto.metastore.core.messages import (
+    Answer,
+    Ask,
+    Children,
+    EndSession,
+    Expired,
+    FromClient,
+    FromService,
+    Get,
+    HangUp,
+    Hello,
+    Question,
+    StartWatch,
+    StopWatch,
+    Sync,
+    Told,
+    Transact,
+    Welcome,
+)
+from rollbook.proto.metastore.core.service import Batch, Kept, Service
+from rollbook.proto.metastore.core.sessions import TICK_NS
+from rollbook.proto.metastore.core.tree import Row, Tree
+from rollbook.proto.ports import (
+    NO_SESSION,
+    Create,
+    CreateMode,
+    Delete,
+    EventKind,
+    Op,
+    SessionId,
+    Set,
+    WatchEvent,
+)
+
+STORE = "store-id"
+
+
+class World:
+    """A service, and a disk that keeps a batch when it is told to."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = dict(Tree().rows())
+        self.timeouts_ms: dict[SessionId, int] = {}
+        self.last_txn = 0
+        self.now_ns = 0
+        self.start()
+
+    def start(self) -> None:
+        """Also after a crash: from what was kept."""
+        kept = Kept(STORE, self.last_txn, list(self.rows.items()), list(self.timeouts_ms.items()))
+        self.service = Service(kept, self.now_ns)
+        self.heard: dict[int, list[FromService | HangUp]] = {}
+
+    def keep(self) -> Batch | None:
+        batch = self.service.take_batch()
+        if batch is None:
+            return None
+        self.last_txn = batch.last_txn
+        for path, row in batch.rows.items():
+            if row is None:
+                self.rows.pop(path, None)
+            else:
+                self.rows[path] = row
+        for session, timeout_ms in batch.timeouts_ms.items():
+            if timeout_ms is None:
+                self.timeouts_ms.pop(session, None)
+            else:
+                self.timeouts_ms[session] = timeout_ms
+        self.service.on_durable(batch)
+        return batch
+
+    def listen(self, connection: int) -> list[FromService | HangUp]:
+        """What it was told since the last time, by what is durable."""
+        for number, messages in self.service.speak().items():
+            self.heard.setdefault(number, []).extend(messages)
+        return self.heard.pop(connection, [])
+
+    def say(self, connection: int, *messages: FromClient) -> None:
+        for message in messages:
+            self.service.on_message(connection, message, now_ms=5)
+
+    def ask(self, connection: int, question: Question, request_id: int = 1) -> FromService | HangUp:
+        """Asks and keeps; the last it is told."""
+        self.say(connection, Ask(request_id, question))
+        self.keep()
+        return self.listen(connection)[-1]
+
+    def do(self, connection: int, *ops: Op) -> object:
+        answer = self.ask(connection, Transact(ops))
+        assert isinstance(answer, Answer)
+        return answer.result
+
+    def connect(self, connection: int, session: SessionId = NO_SESSION) -> Welcome:
+        self.service.on_connected(connection)
+        self.say(connection, Hello(STORE, session, 1000))
+        self.keep()
+        welcome = self.listen(connection)[-1]
+        assert isinstance(welcome, Welcome)
+        return welcome
+
+    def ticks(self, count: int) -> None:
+        for _ in range(count):
+            self.now_ns += TICK_NS
+            self.service.on_tick(self.now_ns, now_ms=6)
+        self.keep()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def error_of(message: FromService | HangUp) -> RollbookError:
+    assert isinstance(message, Answer)
+    assert isinstance(message.result, RollbookError)
+    return message.result
+
+
+# --- Nothing is said before it is durable -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("question", "kind"),
+    [
+        (Get("/a"), Answer),
+        (Children("/"), Answer),
+        (Sync(), Answer),
+        (Transact((Set("/a", b"", version=9),)), Answer),  # A conflict tells of the version.
+        (Transact((Create("/a"),)), Answer),
+        (StartWatch(1, "/a", recursive=False, since=None), Answer),
+        (StartWatch(1, "/a", recursive=False, since=0), Told),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_whatever_may_rest_on_a_change_waits_until_it_is_durable(
+    world: World, question: Question, kind: type
+) -> None:
+    world.connect(1)
+    world.connect(2)
+    world.say(1, Ask(1, Transact((Create("/a"),))))
+    world.say(2, Ask(2, question))
+    assert world.listen(1) == world.listen(2) == []
+    world.keep()
+    assert isinstance(world.listen(1)[0], Answer)
+    assert isinstance(world.listen(2)[0], kind)
+
+
+def test_what_rests_on_nothing_new_is_said_at_once(world: World) -> None:
+    world.connect(1)
+    world.say(1, Ask(1, Get("/a")))
+    assert world.listen(1) == [Answer(1, 1, None)]
+
+
+def test_a_welcome_and_an_end_wait_too(world: World) -> None:
+    world.service.on_connected(1)
+    world.say(1, Hello("", NO_SESSION, 1000))
+    assert world.listen(1) == []
+    world.keep()
+    assert isinstance(world.listen(1)[0], Welcome)
+    world.say(1, Ask(1, EndSession()))
+    assert world.listen(1) == []
+
+
+def test_changes_made_while_a_batch_is_kept_go_into_the_next(world: World) -> None:
+    world.connect(1)
+    world.say(1, Ask(1, Transact((Create("/a"),))))
+    batch = world.service.take_batch()
+    assert batch is not None
+    world.say(1, Ask(2, Transact((Create("/b"),))), Ask(3, Transact((Delete("/a"),))))
+    world.service.on_durable(batch)
+    assert [m.request_id for m in world.listen(1) if isinstance(m, Answer)] == [1]
+    second = world.service.take_batch()
+    assert second is not None
+    assert second.last_txn == batch.last_txn + 2
+    assert second.rows["/a"] is None
+    assert world.service.take_batch() is None
+    world.service.on_durable(second)
+    assert [m.request_id for m in world.listen(1) if isinstance(m, Answer)] == [2, 3]
+
+
+def test_events_come_before_the_answer_that_knows_of_them(world: World) -> None:
+    world.connect(1)
+    world.ask(1, StartWatch(7, "/a", recursive=False, since=None))
+    world.say(1, Ask(2, Transact((Create("/a"), Set("/a", b"")))))
+    world.keep()
+    *events, answer = world.listen(1)
+    assert events == [
+        Told(7, 2, WatchEvent(EventKind.CREATED, "/a")),
+        Told(7, 2, WatchEvent(EventKind.CHANGED, "/a")),
+    ]
+    assert isinstance(answer, Answer)
+    assert answer.commit == 2
+
+
+# --- Sessions -----------------------------------------------------------------------------------
+
+
+def test_a_session_survives_its_connection_and_the_service(world: World) -> None:
+    session = world.connect(1).session
+    world.do(1, Create("/e", b"", CreateMode.EPHEMERAL))
+    world.service.on_disconnected(1)
+    assert world.connect(2, session).session == session
+    world.start()
+    welcome = world.connect(3, session)
+    assert (welcome.session, welcome.timeout_ms) == (session, 1000)
+    assert world.rows["/e"].owner == session
+
+
+def test_session_ids_are_never_given_twice(world: World) -> None:
+    ids = [world.connect(1).session]
+    world.ask(1, EndSession())
+    world.start()
+    ids.append(world.connect(2).session)
+    world.do(2, Create("/a"))
+    ids.append(world.connect(3).session)
+    assert ids == sorted(set(ids))
+
+
+def test_a_silent_session_goes_with_its_nodes_and_is_told(world: World) -> None:
+    session = world.connect(1).session
+    other = world.connect(2).session
+    world.do(1, Create("/e", b"", CreateMode.EPHEMERAL))
+    world.ask(2, StartWatch(1, "/e", recursive=False, since=None))
+    for _ in range(10):
+        world.ticks(1)
+        world.ask(2, Sync())
+    assert "/e" not in world.rows
+    assert list(world.timeouts_ms) == [other]
+    assert world.listen(1) == [Expired(session)]
+    assert isinstance(error_of(world.ask(1, Transact((Create("/late"),)))), SessionExpired)
+    world.say(1, Hello("", NO_SESSION, 1000))
+    world.keep()
+    assert isinstance(world.listen(1)[-1], Welcome)
+    assert world.do(1, Create("/again")) == ["/again"]
+
+
+@pytest.mark.parametrize(("store", "session"), [(STORE, 99), ("another", 1)])
+def test_a_session_of_elsewhere_is_over(world: World, store: str, session: SessionId) -> None:
+    world.connect(1)
+    world.service.on_connected(2)
+    world.say(2, Hello(store, session, 1000))
+    assert world.listen(2) == [Expired(session)]
+
+
+def test_a_session_that_comes_back_silences_its_older_connection(world: World) -> None:
+    """What waits unread on the old one must not happen after the client looked around."""
+    session = world.connect(1).session
+    world.connect(2, session)
+    world.say(1, Ask(5, Transact((Create("/zombie"),))))
+    assert world.keep() is None
+    assert isinstance(world.listen(1)[-1], HangUp)
+    assert world.ask(2, Get("/zombie")) == Answer(1, 1, None)
+    world.service.on_disconnected(1)
+    assert world.do(2, Create("/mine")) == ["/mine"]
+
+
+def test_ending_a_session_takes_its_nodes_and_watches(world: World) -> None:
+    world.connect(1)
+    world.do(1, Create("/e", b"", CreateMode.EPHEMERAL))
+    world.ask(1, StartWatch(7, "/e", recursive=False, since=None))
+    assert isinstance(world.ask(1, EndSession()), Answer)
+    assert world.timeouts_ms == {}
+    assert "/e" not in world.rows
+    world.connect(2)
+    world.do(2, Create("/e"))
+    assert world.listen(1) == []
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [(Ask(1, Get("/")),), (Hello("", NO_SESSION, 1000), Hello("", NO_SESSION, 1000))],
+)
+def test_nonsense_is_hung_up_on(world: World, messages: Sequence[FromClient]) -> None:
+    world.service.on_connected(1)
+    world.say(1, *messages)
+    world.keep()
+    assert isinstance(world.listen(1)[-1], HangUp)
+
+
+# --- Watches ------------------------------------------------------------------------------------
+
+
+def test_a_watch_that_comes_back_is_told_if_the_store_moved_on(world: World) -> None:
+    session = world.connect(1).session
+    seen = world.ask(1, StartWatch(7, "/a", recursive=False, since=None))
+    assert isinstance(seen, Answer)
+    world.connect(2, session)
+    again = world.ask(2, StartWatch(7, "/a", recursive=False, since=seen.commit))
+    assert isinstance(again, Answer)
+    assert world.listen(2) == []
+    world.do(2, Create("/elsewhere"))
+    world.start()
+    world.connect(3, session)
+    world.say(3, Ask(1, StartWatch(7, "/a", recursive=False, since=seen.commit)))
+    assert world.listen(3)[0] == Told(7, 2, WatchEvent(EventKind.RESYNC, "/a"))
+
+
+def test_a_stopped_watch_is_silent(world: World) -> None:
+    world.connect(1)
+    world.ask(1, StartWatch(7, "/a", recursive=False, since=None))
+    world.ask(1, StopWatch(7))
+    world.ask(1, StopWatch(7))
+    world.say(1, Ask(1, Transact((Create("/a"),))))
+    world.keep()
+    assert [type(message) for message in world.listen(1)] == [Answer]
+
+
+def test_refusals_come_as_answers(world: World) -> None:
+    world.connect(1)
+    world.do(1, Create("/a"))
+    assert isinstance(error_of(world.ask(1, Children("/no"))), NoSuchNode)
+    conflict = error_of(world.ask(1, Transact((Set("/a", b"", version=4),))))
+    assert isinstance(conflict, MetadataConflict)
+    assert conflict.ids == {"path": "/a", "expected": 4, "found": 0, "op": 0}
+    assert world.ask(1, Transact(())) == Answer(1, 2, [])
+    assert world.last_txn == 2
