@@ -1,0 +1,90 @@
+"""`rollbook cluster` on an embedded store, as a user meets it."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+from rollbook.proto.cluster.cookies import CookieNodes
+from rollbook.proto.cluster.registration import BookieRegistration, Standing
+from rollbook.proto.formats.cookie import Cookie
+from rollbook.proto.formats.service_info import describe_bookie
+from rollbook.proto.ids import BookieId
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.metastore import open_metadata_store
+
+B1, B2, B3 = (BookieId(f"b{number}:3181") for number in (1, 2, 3))
+
+
+async def run(*arguments: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "rollbook.api.cli.main", "cluster", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "NO_COLOR": "1", "ROLLBOOK_METADATA": ""},
+    )
+    output, errors = await process.communicate()
+    assert process.returncode is not None
+    assert b"Traceback" not in errors, errors.decode()
+    return process.returncode, output.decode(), errors.decode()
+
+
+async def test_a_cluster_is_made_once_and_shown(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/metadata.db"
+    code, output, _ = await run("init", "--metadata", url, "-o", "json")
+    assert code == 0
+    made = json.loads(output)
+    assert (made["layout"], made["own_root"]) == ("hierarchical", "/rollbook")
+
+    async with await open_metadata_store(url, serve=True) as store:
+        code, _, errors = await run("init", "--metadata", url)
+        assert (code, "CLUSTER_EXISTS" in errors, "cluster info" in errors) == (4, True, True)
+
+        cookies = CookieNodes(store, "/ledgers")
+        for bookie in (B1, B2, B3):
+            await cookies.create(Cookie(bookie, ("/journal",), ("/data",)))
+        for bookie, standing in ((B1, Standing.WRITABLE), (B2, Standing.READ_ONLY)):
+            info = describe_bookie(Address("h", 3181), incarnation="c0ffee")
+            await BookieRegistration(store, "/ledgers", bookie, info, 1.0).register(standing)
+
+        code, output, errors = await run("info", "--metadata", url, "-o", "json")
+        assert (code, errors) == (0, "")
+        shown = json.loads(output)
+        bookies = shown.pop("bookies")
+        assert shown == made
+        assert [(each["id"], each["state"], each["address"]) for each in bookies] == [
+            (B1, "writable", "h:3181"),
+            (B2, "read-only", "h:3181"),
+            (B3, "down", None),
+        ]
+        code, output, _ = await run("info", "--metadata", url)
+        assert code == 0
+        assert made["instance_id"] in output
+        assert "b3:3181  down       -        -" in output
+
+
+async def test_what_goes_wrong_has_a_line_and_a_code(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/metadata.db"
+    cases = [
+        (("info", "--metadata", url), 3, "cluster init"),
+        (("info", "--metadata", "memory:"), 2, "sqlite:///path"),
+        (("info", "--metadata", "ftp://x"), 2, "zk://"),
+        (("info",), 2, "--metadata"),
+        (("init", "--metadata", "zk+flat://localhost/ledgers"), 2, "--layout hierarchical"),
+        (("init", "--metadata", url, "--layout", "flat"), 2, "longhierarchical"),
+    ]
+    for (arguments, expected, hint), (code, output, errors) in zip(
+        cases, await asyncio.gather(*(run(*case[0]) for case in cases)), strict=True
+    ):
+        assert (code, output) == (expected, ""), arguments
+        assert hint in errors, errors
+
+
+async def test_every_help_ends_with_examples() -> None:
+    for command in ((), ("init",), ("info",)):
+        code, output, _ = await run(*command, "--help")
+        assert code == 0
+        heading, *examples = output.splitlines()[-4:]
+        assert heading.strip() == "Examples:"
+        assert all("rollbook cluster" in line for line in examples)
