@@ -75,7 +75,7 @@ Metadata: `world.metadata`, a ZooKeeper of the network's host "metadata"
     .expire(node)                            ends its session now
     .lag_s = (least, most)                   reads may be that stale until sync()
     .partial_listing_odds                    children() forgets some names
-    .lose(node, replies=True)                breaks the connection; the next write's reply (or request) is lost
+    .lose(node, replies=True)                the next request breaks the connection; its reply (or itself) is lost
     .tree                                    the state, for checkers
     Cuts, resets and delays of links to host "metadata" work on it, too.
 

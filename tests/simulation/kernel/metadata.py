@@ -33,11 +33,11 @@ from rollbook.proto.metastore.core.messages import (
     Get,
     HangUp,
     Result,
+    Sync,
     Told,
-    Transact,
     Welcome,
 )
-from rollbook.proto.metastore.core.service import Batch, Kept
+from rollbook.proto.metastore.core.service import Batch, Kept, Service
 from rollbook.proto.metastore.core.tree import Row, Tree
 from rollbook.proto.metastore.host import Host
 from rollbook.proto.ports import Address, SessionId, Transport
@@ -166,7 +166,6 @@ class _ServiceEnd(asyncio.Protocol):
         self._reads: dict[int, Get | Children] = {}  # Asked, not answered.
         self._follower: _Follower | None = None
         self._held: deque[tuple[float, Told]] = deque()  # Events, and when they are due.
-        self._next_loss: str | None = None
         self.node = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -174,14 +173,9 @@ class _ServiceEnd(asyncio.Protocol):
         self._transport = transport
         self.node = transport.get_extra_info("peername")[0]
         self._connection = self._host.connect(self._say)
-        self._metadata.ends[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._host.disconnect(self._connection)
-        self._metadata.ends.pop(self, None)
-
-    def lose_next(self, what: str) -> None:
-        self._next_loss = what
 
     # --- Hearing ------------------------------------------------------------------------------
 
@@ -196,12 +190,12 @@ class _ServiceEnd(asyncio.Protocol):
         if isinstance(message, Ask):
             if isinstance(message.question, Get | Children):
                 self._reads[message.request_id] = message.question
-            elif isinstance(message.question, Transact):
-                loss, self._next_loss = self._next_loss, None
+            if not isinstance(message.question, Sync):  # A heartbeat, perhaps.
+                loss = self._metadata.losses.pop(self.node, None)
+        if loss is not None:
+            self._transport.abort()  # Nothing that is said from here on gets out.
         if loss != "request":
             self._host.hear(self._connection, [message])
-        if loss is not None:
-            self._transport.abort()
 
     # --- Saying -------------------------------------------------------------------------------
 
@@ -221,6 +215,8 @@ class _ServiceEnd(asyncio.Protocol):
                     self._bring_to(message.commit)
                 case Welcome(_, session):
                     self._metadata.sessions[session] = self.node
+                    if self._metadata.lag_s is not None:
+                        self._follower = _Follower(self._metadata)
             self._write(message)
 
     def _read(self, answer: Answer, question: Get | Children) -> Answer:
@@ -286,7 +282,7 @@ class SimulatedMetadata:
         self.chance: random.Random = world.random("metadata")
         self.mail = Mail()
         self.sessions: dict[SessionId, str] = {}  # By whom each was opened.
-        self.ends: dict[_ServiceEnd, None] = {}
+        self.losses: dict[str, str] = {}  # What the next request of a node loses.
         self.commits: list[Commit] = []
         self.lag_s: Span | None = None
         self.partial_listing_odds = 0.0
@@ -320,10 +316,8 @@ class SimulatedMetadata:
                 self._world.loop.call_soon(self._host.expire, session, context=self._node.context)
 
     def lose(self, node: "Node", *, replies: bool = True) -> None:
-        """The next write of the node breaks its connection: applied, its answer lost; or lost itself."""
-        for end in self.ends:
-            if end.node == node.name:
-                end.lose_next("reply" if replies else "request")
+        """The node's next request breaks its connection: served, its answer lost; or itself lost."""
+        self.losses[node.name] = "reply" if replies else "request"
 
     # --- Inside -------------------------------------------------------------------------------
 
@@ -345,13 +339,25 @@ class SimulatedMetadata:
     async def _serve(self, node: "Node") -> None:
         rows = [] if self._host is None else list(self._host.service.tree.rows())
         kept = Kept(self._store, self.last_commit, rows, list(self._timeouts_ms.items()))
-        self.ends.clear()
-        host = self._host = Host(kept, node.clock, self._keep)
+        host = self._host = Host(kept, node.clock)
+        self._listen_in(host.service)
         host.start()
         await node.transport.listen(lambda: _ServiceEnd(self, host), Address("", PORT))
         await asyncio.get_running_loop().create_future()
 
-    async def _keep(self, batch: Batch) -> None:
+    def _listen_in(self, service: Service) -> None:
+        """Followers and the next life of the service are told what it commits."""
+        take_batch = service.take_batch
+
+        def take_and_note() -> Batch | None:
+            batch = take_batch()
+            if batch is not None:
+                self._note(batch)
+            return batch
+
+        service.take_batch = take_and_note  # type: ignore[method-assign]  # It has no such hook.
+
+    def _note(self, batch: Batch) -> None:
         self.commits.append(Commit(batch.last_txn, self.now(), batch.rows))
         for session, timeout_ms in batch.timeouts_ms.items():
             if timeout_ms is None:
