@@ -12,8 +12,10 @@ _TAIL_ODDS: Final = 0.1
 
 
 class Nemesis:
-    def __init__(self, world: World, history: History) -> None:
-        self._world, self._history = world, history
+    def __init__(
+        self, world: World, history: History, tell: Callable[[str], None] | None = None
+    ) -> None:
+        self._world, self._history, self._tell = world, history, tell
         self._in_force: dict[
             int, Callable[[], None]
         ] = {}  # How to end each, in order of beginning.
@@ -34,7 +36,9 @@ class Nemesis:
     def _begin(self, fault: Fault) -> None:
         if self._is_over:
             return
-        self._world.log("fault", what=str(fault))
+        self._world.log("fault", kind=fault.kind.value, nodes=fault.nodes)
+        if self._tell:
+            self._tell(f"FAULT: {fault}")
         disturbance = self._history.disturb(fault.kind.value, " ".join(fault.nodes))
         undo = self._inflict(fault)
         if undo is None:
@@ -45,8 +49,10 @@ class Nemesis:
 
         def end() -> None:
             if self._in_force.pop(number, None) is not None:
-                self._world.log("fault_over", what=str(fault))
+                self._world.log("fault_over", kind=fault.kind.value, nodes=fault.nodes)
                 undo()
+                if self._tell and fault.for_us:
+                    self._tell(f"over: {fault}")
                 self._history.on_healed(disturbance)
 
         self._in_force[number] = end

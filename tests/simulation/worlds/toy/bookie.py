@@ -41,7 +41,7 @@ class Watcher(Protocol):
     def on_serving(self, bookie: "Bookie") -> None:
         """Told when it has replayed its journal and listens."""
 
-    def on_answer(self, bookie: "Bookie", ask: Message, answer: Message) -> None:
+    def on_answer(self, bookie: "Bookie", stream: Stream, ask: Message, answer: Message) -> None:
         """Told of every answer at the instant it leaves."""
 
 
@@ -123,7 +123,7 @@ class Bookie:
     def _answer(self, stream: Stream, ask: Message, kind: int) -> None:
         body = self.entries.get(ask.entry, 0)
         answer = Message(ask.id, kind, ask.entry, self.lac, body)
-        self._watcher.on_answer(self, ask, answer)
+        self._watcher.on_answer(self, stream, ask, answer)
         stream.send(answer)
 
     def _apply(self, entry: int, body: int, lac: int) -> None:

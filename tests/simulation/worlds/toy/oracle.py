@@ -21,7 +21,7 @@ from rollbook.proto.quorum import Ensemble
 from tests.simulation.kernel.world import World
 from tests.simulation.worlds.toy.bookie import JOURNAL, Bookie, copy_in
 from tests.simulation.worlds.toy.ledger import CLOSED, PATH, QUORUM, Ledger
-from tests.simulation.worlds.toy.wire import ADD, FENCING_READ, HAVE, NAMES, Message
+from tests.simulation.worlds.toy.wire import ADD, FENCING_READ, HAVE, NAMES, Message, Stream
 
 TRUNCATED: Final = "truncated"
 COPIES: Final = "copies"
@@ -53,13 +53,13 @@ class Oracle:
             fenced = ", fenced" if bookie.fenced else ""
             self._tell(f"{bookie.name} serves, with entries {_ranges(bookie.entries)}{fenced}")
 
-    def on_answer(self, bookie: Bookie, ask: Message, answer: Message) -> None:
+    def on_answer(self, bookie: Bookie, stream: Stream, ask: Message, answer: Message) -> None:
         if self._tell:
-            what = f"{NAMES[ask.kind]} of " + (
-                f"entry {ask.entry}" if ask.entry >= 0 else "the LAC"
-            )
+            subject = f"entry {ask.entry}" if ask.entry >= 0 else "the LAC"
             told = f"{NAMES[answer.kind]}, LAC {answer.lac}"
-            self._tell(f"{bookie.name} answers {what}: {told}")
+            self._tell(
+                f"{bookie.name} answers {stream.peer}: {NAMES[ask.kind]} of {subject}: {told}"
+            )
         self.look_at_metadata()
         if ask.kind == FENCING_READ:
             self._fence_answered[bookie.name] = None
@@ -70,7 +70,7 @@ class Oracle:
 
     def on_confirmed(self, entry: int, body: int, ensemble: Ensemble) -> None:
         if self._tell:
-            self._tell(f"writer learns that entry {entry} is confirmed")
+            self._tell(f"writer confirms entry {entry}")
         self.look_at_metadata()
         self._confirmed = entry
         copies = sum(self._survives(name, entry, body) for name in ensemble)

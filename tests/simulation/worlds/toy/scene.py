@@ -25,6 +25,7 @@ from tests.simulation.worlds import Report
 from tests.simulation.worlds.toy.bookie import Bookie
 from tests.simulation.worlds.toy.ledger import QUORUM, LedgerNode
 from tests.simulation.worlds.toy.oracle import EVERY_RULE, Oracle
+from tests.simulation.worlds.toy.reader import Reader
 from tests.simulation.worlds.toy.recovery import Recovery
 from tests.simulation.worlds.toy.wire import Links
 from tests.simulation.worlds.toy.writer import Writer
@@ -32,10 +33,12 @@ from tests.simulation.worlds.toy.writer import Writer
 BOOKIES: Final = tuple(BookieId(f"b{number}") for number in range(1, 6))
 WRITER: Final = "writer"
 RECOVERIES: Final = ("recovery-1", "recovery-2")
+READER: Final = "reader"
 LAST_RECOVERY: Final = "recovery-3"  # Starts when the chaos is over.
-CLIENTS: Final = (WRITER, *RECOVERIES, LAST_RECOVERY)
+CLIENTS: Final = (WRITER, READER, *RECOVERIES, LAST_RECOVERY)
 METADATA: Final = "metadata"
-APPEND, CLOSE, RECOVER, STAY_DOWN = "append", "close", "recover", "stay down after the healing"
+APPEND, CLOSE, RECOVER, FOLLOW = "append", "close", "recover", "follow"
+STAY_DOWN: Final = "stay down after the healing"
 
 FIRST_BODY: Final = 1000  # Entry i carries the i-th body.
 APPENDS: Final = 12
@@ -89,7 +92,7 @@ class _Run:
         self._case, self._parts = case, parts
         self._is_telling = tell
         self._stay_down: list[str] = []
-        self._nemesis = Nemesis(self.world, self.history)
+        self._nemesis = Nemesis(self.world, self.history, self._tell if tell else None)
 
     async def scenario(self) -> None:
         world = self.world
@@ -98,12 +101,14 @@ class _Run:
         for name in CLIENTS:
             world.node(name)
         world.nodes[WRITER].start(self._write)
+        mains = {RECOVER: self._recover, FOLLOW: self._follow}
         for step in self._case.steps:
-            if step.what == RECOVER:
-                world.at(step.at_us / 1e6, world.node(step.actor).start, self._recover)
+            if (main := mains.get(step.what)) is not None:
+                world.at(step.at_us / 1e6, world.nodes[step.actor].start, main)
         self._nemesis.schedule(self._case.faults)
         await asyncio.sleep(CHAOS_S)
 
+        self._tell("the chaos is over")
         self._nemesis.heal()
         self._stay_down = [step.actor for step in self._case.steps if step.what == STAY_DOWN]
         for name in self._stay_down:
@@ -111,6 +116,8 @@ class _Run:
         await self._settle()
 
         self._stay_down = []
+        self.oracle.look_at_metadata()
+        self._tell("the whole cluster loses power")
         machines = [world.node(name) for name in BOOKIES]
         for machine in machines:
             machine.power_cut()
@@ -163,7 +170,8 @@ class _Run:
             self.world.fail(f"{rule}: {text}")
 
     def _tell(self, text: str) -> None:
-        self.story.append(f"{self.world.now:8.4f}s {text}")
+        if self._is_telling:
+            self.story.append(f"{self.world.now:8.4f}s {text}")
 
     # --- Processes ----------------------------------------------------------------------------
 
@@ -172,8 +180,7 @@ class _Run:
         try:
             await bookie.serve()
         except OSError as error:  # It stops, and whoever watches over it starts it again.
-            if self._is_telling:
-                self._tell(f"{node.name} stops: {error}")
+            self._tell(f"{node.name} stops: {error}")
             self.world.at(self.world.now + RESTART_S, self._start_again, node)
 
     def _start_again(self, node: Node) -> None:
@@ -192,6 +199,7 @@ class _Run:
             if step.actor == WRITER:
                 await asyncio.sleep(step.at_us / 1e6 - self.world.now)
                 if step.what == APPEND:
+                    self._tell(f"writer appends entry {body - FIRST_BODY}")
                     writer.append(body)
                     body += 1
                 else:
@@ -199,11 +207,19 @@ class _Run:
         await asyncio.Event().wait()  # Until it is killed: answers may still come.
 
     async def _recover(self, node: Node) -> None:
+        self._tell(f"{node.name} begins")
         store = await node.metadata()
         links = Links(node.transport, BOOKIES)
         await self._parts.recovery(BOOKIES, LedgerNode(store), links, node.randomness).recover()
         links.close()
         await store.close()
+
+    async def _follow(self, node: Node) -> None:
+        metadata = LedgerNode(await node.metadata())
+        links = Links(node.transport, BOOKIES)
+        name = f"{node.name} {node.process.number if node.process else 0}"  # Each starts anew.
+        await Reader(name, metadata, links, self.history, node.randomness).follow()
+        links.close()
 
 
 # --- Drawing a case ---------------------------------------------------------------------------
@@ -223,13 +239,15 @@ def _draw_steps(rng: random.Random) -> tuple[Step, ...]:
         for name in RECOVERIES
         if rng.random() < 0.8
     ]
+    if rng.random() < 0.5:
+        steps.append(Step(rng.randrange(100_000, at_us), READER, FOLLOW))
     if rng.random() < 0.4:
         steps.append(Step(CHAOS_US[1], rng.choice(BOOKIES), STAY_DOWN))
     return tuple(sorted(steps, key=lambda step: step.at_us))
 
 
 MS: Final = 1000
-_EARLY: Final = (WRITER, *RECOVERIES)
+_EARLY: Final = (WRITER, READER, *RECOVERIES)
 _EACH_BOOKIE: Final = tuple((name,) for name in BOOKIES)
 _EACH_CLIENT: Final = tuple((name,) for name in _EARLY)
 _PAIRS: Final = tuple((client, bookie) for client in _EARLY for bookie in BOOKIES)

@@ -51,6 +51,10 @@ class Stream(asyncio.Protocol):
         self._transport: asyncio.Transport  # From connection_made() on.
         self._rest = b""
 
+    @property
+    def peer(self) -> str:
+        return str(self._transport.get_extra_info("peername")[0])
+
     def send(self, message: Message) -> None:
         self._transport.write(_FRAME.pack(*message))
 

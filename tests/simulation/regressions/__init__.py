@@ -1,0 +1,66 @@
+"""Cases that once failed, cut down and kept for ever, one JSON file each.
+
+`{"why": prose, "broke": rule, "mutant": name or null, "case": the case}`. A case without a mutant is
+a bug that was in the code: it must pass now. One with a mutant pins a planted bug: with the bug it
+must break the rule, without it must pass.
+
+A change of the kernel may move all chance that is not in the case, and with it the one interleaving
+that a pin needs. So a pin holds if the bug shows with one of a few seeds for that chance; the
+protocol without the bug must pass with all of them.
+"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from tests.simulation.mutants import by_name
+from tests.simulation.schedule import Case
+from tests.simulation.worlds import Scene, scene
+from tests.simulation.worlds.toy.scene import ToyScene
+
+FOLDER: Final = Path(__file__).parent
+SEEDS: Final = 40  # Of chance, beside the one in the case.
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    name: str
+    why: str
+    broke: str
+    mutant: str | None
+    case: Case
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        fields: dict[str, Any] = json.loads(path.read_text())
+        case = Case.from_json(fields.pop("case"))
+        return cls(name=path.stem, case=case, **fields)
+
+    def save(self) -> None:
+        fields = {**asdict(self), "case": self.case.to_json()}
+        del fields["name"]
+        text = json.dumps(fields, indent=1, ensure_ascii=False)
+        (FOLDER / f"{self.name}.json").write_text(text + "\n")
+
+    def cases(self) -> list[Case]:
+        """Itself first, then with other seeds."""
+        return [self.case, *(replace(self.case, seed=seed) for seed in range(SEEDS))]
+
+    def failure(self) -> str | None:
+        """What it says against the code as it is, or None."""
+        actors = scene(self.case.world)
+        for case in self.cases():
+            report = actors.run(case)
+            if report.broke is not None:
+                return f"{self.name} with seed {case.seed}: {report.detail}"
+        if self.mutant is not None and not self._shows(ToyScene(by_name(self.mutant).parts)):
+            return f"{self.name}: {self.mutant} no longer breaks {self.broke!r}"
+        return None
+
+    def _shows(self, broken: Scene) -> bool:
+        return any(broken.run(case).broke == self.broke for case in self.cases())
+
+
+def every_regression() -> list[Regression]:
+    return [Regression.load(path) for path in sorted(FOLDER.glob("*.json"))]

@@ -1,0 +1,75 @@
+"""Seeds on all cores: counted as what they are, in order, and explained when they fail."""
+
+import os
+
+import pytest
+
+from tests.simulation import run
+from tests.simulation.mutants import by_name, search, show
+from tests.simulation.run import digests, parallel, simulate
+from tests.simulation.schedule import Case
+from tests.simulation.worlds import Scene, scene
+from tests.simulation.worlds.toy.oracle import EVERY_RULE
+from tests.simulation.worlds.toy.scene import ToyScene
+
+
+def test_seeds_pass_and_weak_ones_are_not_counted() -> None:
+    said: list[str] = []
+    progress: list[int] = []
+    tally = simulate(range(60), "toy", lambda done, _total: progress.append(done), said.append)
+    assert tally.failed == 0
+    weak = sum(int(line.split()[0]) for line in said if "prove too little" in line)
+    assert tally.passed + weak == 60
+    assert progress == list(range(61))
+
+
+def test_digests_come_in_order_and_match_a_run_in_this_process() -> None:
+    told = list(digests(range(5, 50), "toy"))
+    assert [seed for seed, _ in told] == list(range(5, 50))
+    actors = scene("toy")
+    assert told[7] == (12, actors.run(actors.case(12)).digest)
+
+
+def test_a_failing_seed_is_cut_down_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = ToyScene(by_name("one-negative").parts)
+    monkeypatch.setattr(run, "scene", lambda _name: broken)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # The patch does not reach other processes.
+    said: list[str] = []
+    seeds = range(5, 20)
+    tally = simulate(seeds, "toy", lambda _done, _total: None, said.append)
+    assert tally.failed > 0
+    assert any("truncated: entry" in line for line in said)
+    case = Case.loads(next(line for line in said if line.startswith("{")))
+    assert broken.run(case).broke is not None
+    first = next(seed for seed in seeds if broken.run(broken.case(seed)).broke)
+    assert len(case.faults) < len(broken.case(first).faults)
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def test_results_of_parallel_work_keep_the_order_of_the_tasks() -> None:
+    assert list(parallel(square, range(50))) == [number * number for number in range(50)]
+
+
+def test_an_unknown_world_is_refused() -> None:
+    with pytest.raises(KeyError):
+        scene("moon")
+
+
+def test_a_planted_bug_falls_to_fresh_seeds() -> None:
+    found = search(("hasty-negative", 0, EVERY_RULE))
+    assert found.seed is not None
+    assert found.seeds == found.seed + 1
+    mutant: Scene = ToyScene(by_name("hasty-negative").parts)
+    assert mutant.run(mutant.case(found.seed)).detail == found.detail
+
+
+def test_showing_a_planted_bug_tells_its_story() -> None:
+    said: list[str] = []
+    assert show("ack-before-sync", 0, said.append).holds
+    text = "\n".join(said)
+    assert "A bookie answers first" in text
+    assert "writer appends entry" in text
+    assert "broken: durable ack" in text
