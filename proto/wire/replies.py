@@ -19,6 +19,7 @@ class ReplyDecoder:
         frames = self._frames
         buffer, position, heard = frames.join(chunk), 0, list[AddReplies | Answer]()
         while True:
+            start = position
             if len(buffer) > position + LENGTH_BYTES:
                 if buffer[position + LENGTH_BYTES] == V3_FIRST_BYTE:
                     adds, position = v3_adds.take_add_replies(buffer, position)
@@ -28,6 +29,8 @@ class ReplyDecoder:
                     reads, position = v2.take_read_replies(buffer, position, frames.frame_bytes_max)
                 heard += adds
                 heard += reads
+            if position > start:  # Behind reads may be adds again.
+                continue
             end = frames.frame_end(buffer, position)
             if end < 0:
                 break

@@ -37,6 +37,7 @@ class RequestDecoder:
         frames = self._frames
         buffer, position, heard = frames.join(chunk), 0, list[Heard]()
         while True:
+            start = position
             if len(buffer) > position + LENGTH_BYTES:
                 if buffer[position + LENGTH_BYTES] == V3_FIRST_BYTE:
                     adds, position = v3_adds.take_adds(buffer, position, frames.frame_bytes_max)
@@ -47,6 +48,8 @@ class RequestDecoder:
                 if adds is not None:
                     heard.append(adds)
                 heard += reads
+            if position > start:  # Behind reads may be adds again.
+                continue
             end = frames.frame_end(buffer, position)
             if end < 0:
                 break

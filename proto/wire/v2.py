@@ -172,7 +172,7 @@ def _unpack_request(header: Header, buffer: bytes, position: int, end: int) -> R
         _, ledger_id, first, request_id, count, size = _unpack(_BATCH_READ, buffer, position, end)
         key = _unpack_fence_key(header, buffer, position + _BATCH_READ.size, end)
         return BatchRead(ledger_id, first, request_id, count, size, key, fence)
-    if header.operation == AUTH:
+    if header.operation == AUTH and header.is_supported:  # There is no reply that says no.
         return Auth(*v3.unpack_auth_message(buffer[position + HEADER.size : end]))
     raise BadFrame(f"version 2 has no operation {header.operation}")
 
@@ -211,7 +211,7 @@ def cut_short(size: int) -> BadFrame:
 
 def _unpack_fence_key(header: Header, buffer: bytes, position: int, end: int) -> bytes | None:
     """Versions 0 and 1 never carry one, so that they cannot fence: without a key it is refused."""
-    if header.version < VERSION or not header.flags & DO_FENCING:
+    if header.version != VERSION or not header.flags & DO_FENCING:
         return None
     if position + LEDGER_KEY_BYTES > end:
         raise cut_short(end - position)
