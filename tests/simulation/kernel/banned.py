@@ -92,7 +92,7 @@ def banned_in(source: str, path: str) -> list[str]:
     finder = _Finder(is_core="/core/" in f"/{path}")
     finder.find_sets(tree)
     finder.visit(tree)
-    return [f"{path}:{line}: {text}" for line, text in sorted(finder.found)]
+    return [f"{path}:{line}: {text}" for line, text in sorted(dict.fromkeys(finder.found))]
 
 
 class _Finder(ast.NodeVisitor):

@@ -490,10 +490,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return None
 
     def run_in_executor(self, *_arguments: Any) -> "asyncio.Future[Any]":  # type: ignore[override]
-        raise ForbiddenCall("run_in_executor: there are no threads in a simulation")
+        raise self._forbid("run_in_executor")
 
     def call_soon_threadsafe(self, *_arguments: Any, context: Context | None = None) -> Call:  # type: ignore[override]
-        raise ForbiddenCall("call_soon_threadsafe: there are no threads in a simulation")
+        raise self._forbid("call_soon_threadsafe")
+
+    def _forbid(self, what: str) -> ForbiddenCall:
+        failure = ForbiddenCall(f"{what}: there are no threads in a simulation")
+        self.fail(failure)
+        return failure
 
     async def shutdown_asyncgens(self) -> None:
         pass

@@ -212,7 +212,7 @@ class Endpoint(asyncio.Transport):
 
     def depart(self) -> None:
         """The socket is closed, by its process or because it died."""
-        self.is_gone = True
+        self.is_gone = self._is_closing = True
         peer = self.peer
         if not peer.is_gone:
             if self.unread:  # Nobody will read these, whether they are here or still coming.
@@ -225,7 +225,7 @@ class Endpoint(asyncio.Transport):
 
     def vanish(self) -> None:
         """Power was cut: nobody is told. What is sent here now waits for the machine to come back."""
-        self.is_gone = True
+        self.is_gone = self._is_closing = True
         self._network.on_departed(self)
 
     def is_closing(self) -> bool:
@@ -780,6 +780,15 @@ class Network:
         self._void.pop(endpoint.peer, None)
         if not endpoint.peer.is_gone:
             self._void[endpoint] = None
+
+    def dismantle(self) -> None:
+        """After the run. Streams complain when they are destroyed before they were closed."""
+        for endpoint in (*self._endpoints, *self._void):
+            endpoint._is_closing = endpoint.is_gone = True
+            endpoint.incoming.clear()
+        self._endpoints.clear()
+        self._void.clear()
+        self.listeners.clear()
 
     # --- Connections ------------------------------------------------------------------------------
 

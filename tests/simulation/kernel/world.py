@@ -264,10 +264,10 @@ class World:
         assert not self._has_run, "a world runs once"
         self._has_run = True
         with ExitStack() as after:
-            after.callback(self._end)
             after.enter_context(_Alone(self.loop))
             after.enter_context(_logs_into(self))
             after.enter_context(guarded(self.loop.fail))
+            after.callback(self._end)
             result: T = self.loop.run_until_complete(scenario)
             self._check_processes()
             return result
@@ -291,9 +291,8 @@ class World:
         """
         self.trace.close()
         self.loop.close()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.loop.dismantle()
+        self.network.dismantle()
+        self.loop.dismantle()
 
 
 @contextmanager
@@ -329,6 +328,7 @@ class _Alone:
     def __enter__(self) -> None:
         self._warnings = warnings.catch_warnings()
         self._warnings.__enter__()
+        warnings.simplefilter("ignore")  # A run must not depend on the filters around it.
         warnings.filterwarnings("error", message="coroutine .* was never awaited")
         self._outer = asyncio._get_running_loop()
         asyncio._set_running_loop(self._loop)

@@ -1,0 +1,71 @@
+"""Groups of tasks: like asyncio's, in order."""
+
+import asyncio
+
+import pytest
+
+from rollbook.proto.tasks import TaskGroup
+
+
+async def test_children_are_cancelled_in_the_order_in_which_they_were_made() -> None:
+    ended: list[int] = []
+
+    async def child(number: int) -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            ended.append(number)
+
+    async def failing() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("one of them")
+
+    async def body() -> None:
+        async with TaskGroup() as group:
+            for number in range(200):
+                group.create_task(child(number))
+            group.create_task(failing())
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await body()
+    assert [str(error) for error in caught.value.exceptions] == ["one of them"]
+    assert ended == list(range(200))
+
+
+async def test_the_group_waits_for_all_of_its_children() -> None:
+    done: list[int] = []
+
+    async def child(number: int) -> None:
+        for _ in range(number):
+            await asyncio.sleep(0)
+        done.append(number)
+        if number == 3:
+            group.create_task(child(7))
+
+    async with TaskGroup() as group:
+        tasks = [group.create_task(child(number)) for number in (5, 3, 1)]
+    assert done == [1, 3, 5, 7]
+    assert all(task.done() for task in tasks)
+
+
+async def test_cancelling_the_body_cancels_the_children_in_order() -> None:
+    ended: list[int] = []
+
+    async def child(number: int) -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            ended.append(number)
+
+    async def body() -> None:
+        async with TaskGroup() as group:
+            for number in range(100):
+                group.create_task(child(number))
+
+    task = asyncio.get_running_loop().create_task(body())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == list(range(100))
