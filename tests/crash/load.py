@@ -32,7 +32,7 @@ from rollbook.proto.ports import (
     NodeStat,
     SessionState,
     Set,
-    WatchEvent,
+    Watch,
 )
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
@@ -48,6 +48,7 @@ _LANES: Final = 3  # Of each kind of work, side by side.
 _WATCHED_MAX: Final = 10  # Nodes a lane keeps there.
 _EVENT_TIMEOUT_S: Final = 5.0
 _CALM_S: Final = 0.002  # Between two operations of a lane: three clients must fit on two cores.
+_READS_AT_ONCE: Final = 100
 _CHECK_LIVE_S: Final = 0.1
 
 
@@ -87,8 +88,9 @@ class Load:
         self._live: NodeStat | None = None
 
     async def run(self, finish: Awaitable[None]) -> None:
-        tasks = [self._mirror.start(await self._store.watch(WATCHED, recursive=True))]
-        tasks.append(asyncio.create_task(self._watch_session()))
+        watch = await self._store.watch(WATCHED, recursive=True)
+        background = (self._mirror.follow(watch), self._mirror.read(), self._watch_session())
+        self._background = [asyncio.create_task(work) for work in background]
         await self._make_live()
         works = (self._step, self._live_a_path, self._take_a_number, self._change_watched)
         lanes = [asyncio.create_task(self._lane(work)) for work in works for _ in range(_LANES)]
@@ -99,12 +101,11 @@ class Load:
         for task in lanes:
             await task
         say("finished")
-        self._tasks = tasks
 
     async def end(self) -> None:
-        for task in self._tasks:
+        for task in self._background:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)
         await self._store.close()
 
     def mirror(self) -> dict[str, str]:
@@ -256,15 +257,28 @@ class Load:
 
 
 class Mirror:
-    """What is below `/watched`, learned from the events of one watch."""
+    """What is below `/watched`, learned from the events of one watch.
+
+    Events are taken as they come, and what they speak of is read on the side.
+    """
 
     def __init__(self, store: MetadataStore) -> None:
         self.values: dict[str, str] = {}
         self._store = store
         self._expected: dict[str, asyncio.Future[None]] = {}
+        self._unread: dict[str, None] = {WATCHED: None}  # That one: everything.
+        self._is_unread = asyncio.Event()
+        self._is_unread.set()
 
-    def start(self, watch: Any) -> asyncio.Task[None]:
-        return asyncio.create_task(self._follow(watch))
+    async def follow(self, watch: Watch) -> None:
+        async for event in watch:
+            if event.kind is EventKind.RESYNC:
+                for future in self._expected.values():
+                    _finish(future)
+            elif event.path in self._expected:
+                _finish(self._expected[event.path])
+            self._unread[event.path] = None  # RESYNC speaks of what is watched.
+            self._is_unread.set()
 
     def expect(self, path: str) -> asyncio.Future[None]:
         """Done when an event of this path came, or RESYNC."""
@@ -275,42 +289,29 @@ class Mirror:
     def expect_no_more(self, path: str) -> None:
         self._expected.pop(path).cancel()
 
-    async def _follow(self, watch: Any) -> None:
-        event: WatchEvent
-        await self._read_everything()
-        async for event in watch:
-            if event.kind is EventKind.RESYNC:
-                for future in self._expected.values():
-                    _finish(future)
-                await self._read_everything()
-            else:
-                if event.path in self._expected:
-                    _finish(self._expected[event.path])
-                if event.path != WATCHED:
-                    await self._read(event.path)
-
-    async def _read_everything(self) -> None:
+    async def read(self) -> None:
         while True:
+            await self._is_unread.wait()
+            self._is_unread.clear()
+            paths, self._unread = self._unread, {}
             try:
-                names = await self._store.children(WATCHED)
-                break
+                if WATCHED in paths:
+                    names = await self._store.children(WATCHED)
+                    paths |= dict.fromkeys([*self.values, *(f"{WATCHED}/{name}" for name in names)])
+                    del paths[WATCHED]
+                waiting = list(paths)
+                while waiting:
+                    some, waiting = waiting[:_READS_AT_ONCE], waiting[_READS_AT_ONCE:]
+                    nodes = await asyncio.gather(*map(self._store.get, some))
+                    for path, node in zip(some, nodes, strict=True):
+                        if node is None:
+                            self.values.pop(path, None)
+                        else:
+                            self.values[path] = node.value.decode()
             except RollbookError:
+                self._unread = {**paths, **self._unread, WATCHED: None}
+                self._is_unread.set()
                 await asyncio.sleep(_CALM_S)
-        self.values.clear()
-        for name in names:
-            await self._read(f"{WATCHED}/{name}")
-
-    async def _read(self, path: str) -> None:
-        while True:
-            try:
-                node = await self._store.get(path)
-                break
-            except RollbookError:
-                await asyncio.sleep(_CALM_S)
-        if node is None:
-            self.values.pop(path, None)
-        else:
-            self.values[path] = node.value.decode()
 
 
 def _finish(future: "asyncio.Future[None]") -> None:
