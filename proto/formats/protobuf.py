@@ -18,6 +18,7 @@ M = TypeVar("M", bound=Message)
 METADATA_BYTES_MAX: Final = (
     1024 * 1024
 )  # What ZooKeeper takes in one packet, unless told otherwise.
+_ESCAPES_MAX: Final = 200_000  # Each costs the parser 160 bytes for a while: 32 MB in all.
 
 
 def check_size(data: bytes) -> None:
@@ -32,6 +33,8 @@ def pack_text(message: Message) -> bytes:
 
 def unpack_text(kind: type[M], data: bytes) -> M:
     check_size(data)
+    if data.count(b"\\") > _ESCAPES_MAX:
+        raise BadMetadata(f"more than {_ESCAPES_MAX} escaped characters")
     message = kind()
     try:
         text_format.Parse(data.decode(), message)

@@ -85,6 +85,7 @@ def describe_bookie(
 
 
 def pack_service_info(info: BookieServiceInfo) -> bytes:
+    assert info.endpoints  # Empty bytes would mean something else.
     message = BookieServiceInfoFormat(properties=dict(info.properties))
     for endpoint in info.endpoints:
         message.endpoints.add(
@@ -102,10 +103,11 @@ def unpack_service_info(bookie_id: BookieId, data: bytes) -> BookieServiceInfo:
     if not data:
         return _from_id(bookie_id)
     message = unpack_binary(BookieServiceInfoFormat, data)
-    return BookieServiceInfo(
-        tuple(_endpoint(endpoint) for endpoint in message.endpoints),
-        tuple(sorted((as_text(k), as_text(v)) for k, v in message.properties.items())),
-    )
+    try:
+        properties = tuple(sorted((as_text(k), as_text(v)) for k, v in message.properties.items()))
+    except UnicodeDecodeError:  # Keys are decoded by protobuf.
+        raise BadMetadata("the name of a property is not UTF-8") from None
+    return BookieServiceInfo(tuple(map(_endpoint, message.endpoints)), properties)
 
 
 def _endpoint(message: BookieServiceInfoFormat.Endpoint) -> Endpoint:

@@ -148,6 +148,7 @@ def test_the_password_is_not_shown() -> None:
         b"BookieMetadataFormatVersion\t1\n2\n3",
         b"BookieMetadataFormatVersion\t1\n\xff",
         golden.OPEN_V2 + b"\n" * METADATA_BYTES_MAX,
+        golden.OPEN_V2.replace(b"testPasswd", rb"\1" * 200_001),
     ],
 )
 def test_anything_else_is_no_metadata(data: bytes) -> None:

@@ -81,6 +81,8 @@ def test_a_bookie_without_an_endpoint_has_no_address() -> None:
         golden.SERVICE_INFO[:-1],
         golden.SERVICE_INFO.replace(b"\x10\xed\x18", b"\x10\xff\xff\x7f"),  # Port 2097151.
         golden.SERVICE_INFO.replace(b"127", b"\xff27"),
+        golden.SERVICE_INFO_HTTP.replace(b"impl", b"imp\xec"),
+        golden.SERVICE_INFO_HTTP.replace(b"python", b"pytho\xec"),
         b"\x32\x03\x0a\x01x",  # An endpoint without host and port.
     ],
 )
