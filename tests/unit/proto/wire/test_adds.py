@@ -1,0 +1,92 @@
+import itertools
+import random
+
+import pytest
+
+from rollbook.proto.errors import EntryTooLarge
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.wire import v2_adds, v3
+from rollbook.proto.wire.adds import ENTRY_BYTES_SLACK, AddPacker, Adds
+from rollbook.proto.wire.digest import DigestType, LedgerDigest
+from rollbook.proto.wire.frames import FRAME_BYTES_MAX
+from rollbook.proto.wire.messages import Add, Operation, ReadReply
+from rollbook.proto.wire.replies import ReplyDecoder
+from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.v3_adds import V3AddPacker
+from tests.unit.proto.wire.streams import KEY, LEDGER, PASSWORD, packers
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_v3_adds_are_what_protobuf_would_write(seed: int) -> None:
+    chance = random.Random(seed)
+    flags = {
+        "is_recovery": chance.random() < 0.5,
+        "is_high_priority": chance.random() < 0.5,
+        "is_sync_deferred": chance.random() < 0.5,
+    }
+    ledger_id = LedgerId(chance.getrandbits(chance.randrange(1, 64)))
+    digest = LedgerDigest(DigestType.CRC32, PASSWORD, ledger_id)
+    txn_ids = [chance.getrandbits(chance.randrange(1, 65)) for _ in range(50)]
+    packer = V3AddPacker(KEY, digest, iter(txn_ids), **flags)
+    for txn_id in txn_ids:
+        entry_id = EntryId(chance.getrandbits(chance.randrange(1, 64)))
+        payload = chance.randbytes(chance.choice((0, 50, 87, 88, 300, 16_340, 16_350, 70_000)))
+        body = digest.pack_entry(entry_id, EntryId(3), 44, payload)
+        add = Add(ledger_id, entry_id, KEY, body, flags["is_recovery"], flags["is_sync_deferred"])
+        expected = v3.pack_request(txn_id, add, is_high_priority=flags["is_high_priority"])
+        assert packer.pack(entry_id, EntryId(3), 44, payload) == expected
+
+
+def test_one_counter_makes_one_frame_good_for_every_connection() -> None:
+    """The txn ids of all of a client's writers differ, so that they differ on each connection."""
+    txn_ids = itertools.count(1)
+    writers = [
+        V3AddPacker(KEY, LedgerDigest(DigestType.DUMMY, b"", LedgerId(ledger_id)), txn_ids)
+        for ledger_id in (1, 2)
+    ]
+    frames = [writer.pack(EntryId(0), EntryId(-1), 0, b"") for writer in writers * 3]
+    heard = [v3.unpack_request(frame[4:]).origin for frame in frames]
+    assert [origin.txn_id for origin in heard if isinstance(origin, v3.Origin)] == [*range(1, 7)]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("kind", range(4))
+def test_flags_arrive(version: int, kind: int) -> None:
+    packer = packers(version)[kind]
+    (adds,) = RequestDecoder().feed(packer.pack(EntryId(0), EntryId(-1), 0, b""))
+    assert isinstance(adds, Adds)
+    (group,) = adds.groups
+    recovery, high = [(False, False), (True, False), (True, True), (False, True)][
+        kind if version == 2 else kind // 2
+    ]
+    assert (group.is_recovery, group.is_high_priority) == (recovery, high)
+    assert group.is_sync_deferred == (version == 3 and kind % 2 == 1)
+
+
+def _packer(version: int, kind: DigestType, frame_bytes_max: int) -> AddPacker:
+    digest = LedgerDigest(kind, PASSWORD, LEDGER)
+    if version == 2:
+        return v2_adds.V2AddPacker(KEY, digest, frame_bytes_max=frame_bytes_max)
+    return V3AddPacker(KEY, digest, itertools.count(2**63), frame_bytes_max=frame_bytes_max)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("kind", DigestType)
+def test_the_largest_entry_fits_as_an_add_and_as_an_answer(version: int, kind: DigestType) -> None:
+    limit = 100_000
+    packer = _packer(version, kind, limit)
+    payload = bytes(packer.payload_bytes_max)
+    assert len(payload) == limit - ENTRY_BYTES_SLACK - 32 - kind.size
+    (adds,) = RequestDecoder(limit).feed(packer.pack(EntryId(2**62), EntryId(0), 1, payload))
+    assert isinstance(adds, Adds)
+    body = adds.buffer[adds.groups[0].starts[0] : adds.groups[0].ends[0]]
+    big = 2**63 - 1
+    reply = ReadReply(None, LedgerId(big), EntryId(big), body, EntryId(big), big)
+    assert len(ReplyDecoder(limit).feed(v3.Origin(3, big, Operation.READ).pack(reply))) == 1
+    with pytest.raises(EntryTooLarge):
+        packer.pack(EntryId(0), EntryId(-1), 0, payload + b"x")
+
+
+def test_the_default_limit_is_that_of_frames() -> None:
+    packer = v2_adds.V2AddPacker(KEY, LedgerDigest(DigestType.CRC32C, PASSWORD, LEDGER))
+    assert packer.payload_bytes_max == FRAME_BYTES_MAX - ENTRY_BYTES_SLACK - 36

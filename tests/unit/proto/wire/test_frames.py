@@ -1,0 +1,43 @@
+import random
+import re
+
+import pytest
+
+from rollbook.proto.errors import BadFrame
+from rollbook.proto.wire.frames import FrameDecoder, pack_frame
+from rollbook.proto.wire.varint import VARINT, VARINT_OF_UINT64, pack_varint, unpack_varint
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_frames_come_out_whole_however_they_arrive(seed: int) -> None:
+    chance = random.Random(seed)
+    bodies = [chance.randbytes(chance.choice((1, 2, 10, 1000))) for _ in range(30)]
+    stream = b"".join(map(pack_frame, bodies))
+    decoder, heard, at = FrameDecoder(1004), [], 0
+    while at < len(stream):
+        size = chance.choice((1, 3, 4, 5, 500, 2000))
+        heard += decoder.feed(stream[at : at + size])
+        at += size
+    assert heard == bodies
+
+
+def test_an_empty_frame_and_one_over_the_limit_are_refused() -> None:
+    assert FrameDecoder(14).feed(pack_frame(bytes(10))) == [bytes(10)]
+    for stream in (pack_frame(b""), pack_frame(bytes(11)), pack_frame(b"ok") + b"\xff\xff\xff\xff"):
+        with pytest.raises(BadFrame):
+            FrameDecoder(14).feed(stream)
+
+
+def test_varints() -> None:
+    edges = [2**bits + offset for bits in range(64) for offset in (-1, 0, 1)]
+    for value in [0, *edges, 2**64 - 1]:
+        packed = pack_varint(value)
+        assert len(packed) == max(1, (value.bit_length() + 6) // 7)
+        assert re.fullmatch(VARINT_OF_UINT64, packed, re.DOTALL)
+        if re.fullmatch(VARINT, packed, re.DOTALL):
+            assert unpack_varint(packed) == value
+        else:
+            assert value >= 2**63
+    assert pack_varint(-1) == b"\xff" * 9 + b"\x01"
+    assert unpack_varint(b"\x81\x80\x00") == 1  # In more bytes than it needs.
+    assert unpack_varint(b"\x81\x80\x80\x00") == 1
