@@ -135,8 +135,9 @@ class StoreClient:
             async with asyncio.timeout(self._operation_timeout_s):
                 await self._opened
         except TimeoutError as error:
+            unreachable = self._unreachable()
             await self.close()
-            raise self._unreachable() from error
+            raise unreachable from error
         except BaseException:
             await self.close()
             raise

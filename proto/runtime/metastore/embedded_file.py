@@ -98,31 +98,33 @@ class StoreFile:
             _create(self._path, new_id)
         try:
             return self._load()
-        except sqlite3.OperationalError as error:  # Nothing wrong with the file as such.
-            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
-                raise DirectoryInUse(f"another program has {self._path} open") from error
-            raise MetadataUnavailable(f"cannot open {self._path}: {error}") from error
         except sqlite3.DatabaseError as error:
-            raise _damaged(self._path, str(error)) from error
+            kind = error.sqlite_errorcode & 0xFF
+            if kind == sqlite3.SQLITE_BUSY:
+                raise DirectoryInUse(f"another program has {self._path} open") from error
+            if kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
+                raise _damaged(self._path, str(error)) from error
+            raise MetadataUnavailable(f"cannot read {self._path}: {error}") from error
 
     def _load(self) -> Kept:
         self._database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
         ask = self._database.execute
         ask("PRAGMA locking_mode = EXCLUSIVE")
-        ask("PRAGMA journal_mode = WAL")
-        ask("PRAGMA synchronous = FULL")
-        ((application,), (version,)) = (*ask("PRAGMA application_id"), *ask("PRAGMA user_version"))
-        if application != APPLICATION_ID:
+        if ask("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
             raise _damaged(self._path, "it is not a metadata store")
+        (version,) = ask("PRAGMA user_version").fetchone()
         if version != FORMAT:
             raise UnsupportedVersion(f"{self._path} has format {version}; this is for {FORMAT}")
-        if (verdict := ask("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+        (verdict,) = ask("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
             raise _damaged(self._path, verdict)
-        ((store, last_txn, checksums),) = ask("SELECT * FROM store")
         rows = [(path, Row(*fields)) for path, *fields in self._checked("nodes")]
         timeouts_ms = [(session, timeout_ms) for session, timeout_ms in self._checked("sessions")]
+        ((store, last_txn, checksums),) = ask("SELECT * FROM store").fetchall() or [("", 0, -1)]
         if self._sum != checksums:
             raise _damaged(self._path, "rows are missing or out of date")
+        ask("PRAGMA journal_mode = WAL")  # Only now: what is refused stays as it is.
+        ask("PRAGMA synchronous = FULL")
         return Kept(store, last_txn, rows, timeouts_ms)
 
     def _checked(self, table: str) -> Iterator[tuple[Any, ...]]:
@@ -192,8 +194,8 @@ def _sync(path: str) -> None:
 
 
 def _checksum(contents: Any) -> int:
-    """Of a row without its checksum. Numbers have no zero byte, so no two rows run together."""
-    parts = [part if isinstance(part, bytes) else str(part).encode() for part in contents]
+    """Of a row without its checksum: each field, and where it ends."""
+    parts = [part if isinstance(part, bytes) else repr(part).encode() for part in contents]
     return int(google_crc32c.value(b"\0".join(parts))) or 1  # 0 stands for no row.
 
 

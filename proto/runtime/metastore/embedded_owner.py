@@ -80,6 +80,7 @@ class StoreLock:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             _CLOSED_IN_CHILDREN.pop(descriptor, None)
+            os.ftruncate(descriptor, 0)
             os.close(descriptor)
 
 

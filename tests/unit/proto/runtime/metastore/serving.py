@@ -1,0 +1,61 @@
+"""A process that may serve an embedded store: `python -m … PATH [create] [full]`.
+
+Says `ready`, then does as it is told by lines: `owner?` answers yes or no, `create PATH` makes an
+ephemeral node and answers `made` or the name of the error, `fork` starts a child that does nothing and
+outlives it, and answers with its number. `full`: files beyond 2 MiB cannot be written.
+"""
+
+import asyncio
+import os
+import random
+import resource
+import signal
+import sys
+
+from rollbook.proto.errors import RollbookError
+from rollbook.proto.metastore.client import StoreClient
+from rollbook.proto.ports import CreateMode
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector
+
+FULL_BYTES = 2 * 1024 * 1024
+
+
+async def main(path: str, *how: str) -> None:
+    configure_logs()
+    if "full" in how:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, FULL_BYTES))
+    connector = EmbeddedConnector(
+        path, SystemClock(), random.Random(), create="create" in how, serve=True
+    )
+    await StoreClient(connector, random.Random(), session_timeout_s=2).open()
+    store = await StoreClient(connector, random.Random(), session_timeout_s=2).open()
+    say("ready")
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
+    )
+    while line := await lines.readline():
+        match line.decode().split():
+            case ["owner?"]:
+                say("yes" if connector.is_owner else "no")
+            case ["create", node]:
+                try:
+                    await store.create(node, os.urandom(100_000), CreateMode.EPHEMERAL)
+                    say("made")
+                except RollbookError as error:
+                    say(type(error).__name__)
+            case ["fork"]:
+                if (child := os.fork()) == 0:
+                    signal.pause()
+                say(str(child))
+
+
+def say(line: str) -> None:
+    os.write(1, line.encode() + b"\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

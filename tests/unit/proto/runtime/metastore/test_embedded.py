@@ -1,0 +1,499 @@
+"""The embedded store where it differs from the others: files, processes, owners that come and go."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+import sqlite3
+import stat
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from rollbook.proto.errors import (
+    BadConfig,
+    BadMetadata,
+    DirectoryInUse,
+    MetadataUnavailable,
+    NoSuchCluster,
+    OutcomeUnknown,
+    RollbookError,
+    UnsupportedVersion,
+)
+from rollbook.proto.metastore.client import StoreClient
+from rollbook.proto.metastore.core.service import Batch
+from rollbook.proto.ports import CreateMode, EventKind, MetadataStore, SessionState, WatchEvent
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector
+from rollbook.proto.runtime.metastore.embedded_owner import EXIT_STORE_FAILED, Owner
+from tests.contract.stores import next_event, until_gone, until_state
+from tests.support import processes
+from tests.support.processes import Family
+
+SERVING = "tests.unit.proto.runtime.metastore.serving"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "metadata.db")
+
+
+@pytest.fixture
+def children() -> Iterator[Family]:
+    with processes.family() as family:
+        yield family
+
+
+class House:
+    """Opens stores, closes them all at the end."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._stores: list[MetadataStore] = []
+
+    async def open(
+        self,
+        *,
+        create: bool = False,
+        serve: bool = True,
+        session_timeout_s: float = 10,
+        operation_timeout_s: float = 10,
+    ) -> MetadataStore:
+        store = await open_metadata_store(
+            f"sqlite://{self.path}",
+            create=create,
+            serve=serve,
+            session_timeout_s=session_timeout_s,
+            operation_timeout_s=operation_timeout_s,
+        )
+        self._stores.append(store)
+        return store
+
+    async def close(self) -> None:
+        for store in reversed(self._stores):
+            await store.close()
+
+
+@pytest.fixture
+async def house(path: str) -> AsyncIterator[House]:
+    own = House(path)
+    yield own
+    await own.close()
+
+
+# --- Files --------------------------------------------------------------------------------------
+
+
+async def test_a_missing_file_is_made_only_on_demand(house: House, path: str) -> None:
+    with pytest.raises(NoSuchCluster) as caught:
+        await house.open()
+    assert "rollbook cluster init" in str(caught.value)
+    assert os.listdir(os.path.dirname(path)) == []
+    await house.open(create=True)
+    assert os.path.exists(path)
+
+
+async def test_nobody_else_can_read_what_it_makes(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    house = House(str(folder / "metadata.db"))
+    before = os.umask(0)
+    try:
+        await house.open(create=True)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    names = sorted(os.listdir(folder))
+    assert names == ["metadata.db", "metadata.db-wal", "metadata.db.lock", "metadata.db.sock"]
+    assert {stat.S_IMODE((folder / name).stat().st_mode) for name in names} == {0o600}
+    await house.close()
+
+
+async def test_everything_is_there_again(house: House, path: str) -> None:
+    store = await house.open(create=True)
+    await store.create("/a", b"value")
+    await store.set("/a", bytes(range(256)))
+    made = await store.create("/a/x-", b"", CreateMode.PERSISTENT_SEQUENTIAL)
+    await store.delete(made)
+    before = await store.get("/a")
+    await store.close()
+    assert not os.path.exists(f"{path}-wal")
+    store = await house.open()
+    assert await store.get("/a") == before
+    assert before is not None
+    made = await store.create("/a/x-", b"", CreateMode.PERSISTENT_SEQUENTIAL)
+    assert made == "/a/x-0000000001"
+    node = await store.get(made)
+    assert node is not None
+    assert node.stat.created_txn > before.stat.modified_txn
+
+
+async def test_a_file_half_made_is_made_anew(house: House, path: str) -> None:
+    Path(f"{path}.new").write_bytes(b"what a crash left")
+    store = await house.open(create=True)
+    assert await store.children("/") == []
+
+
+async def test_a_path_too_long_for_a_socket_address(tmp_path: Path) -> None:
+    house = House(str(tmp_path / ("d" * 100) / ("e" * 100) / "metadata.db"))
+    owner = await house.open(create=True)
+    client = await house.open(serve=False)
+    await client.create("/a")
+    assert await owner.children("/") == ["a"]
+    await house.close()
+
+
+async def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(BadConfig):
+        await House(str(tmp_path / "file" / "metadata.db")).open(create=True)
+
+
+# --- Damage -------------------------------------------------------------------------------------
+
+
+async def fill(house: House) -> None:
+    store = await house.open(create=True)
+    await store.create("/ledgers", b"")
+    for number in range(200):
+        await store.create(f"/ledgers/{number:03}", b"value of %03d" % number * 10)
+    await store.close()
+
+
+async def assert_refused(house: House, error: type[RollbookError], text: str) -> None:
+    before = Path(house.path).read_bytes()
+    for create in (False, True):
+        with pytest.raises(error) as caught:
+            await house.open(create=create)
+        assert text in str(caught.value)
+        assert house.path in str(caught.value)
+    assert Path(house.path).read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database", bytes(8192)], ids=len)
+async def test_a_file_of_something_else(house: House, path: str, content: bytes) -> None:
+    Path(path).write_bytes(content)
+    await assert_refused(house, BadMetadata, "damaged")
+
+
+async def test_a_database_of_something_else(house: House, path: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE nodes (path)")
+    await assert_refused(house, BadMetadata, "not a metadata store")
+
+
+async def test_a_format_of_the_future(house: House, path: str) -> None:
+    await fill(house)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version = 2")
+    await assert_refused(house, UnsupportedVersion, "format 2")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE nodes SET value = x'00' WHERE path = '/ledgers/007'",
+        "UPDATE nodes SET version = version + 1 WHERE path = '/ledgers/007'",
+        "UPDATE nodes SET creates = 0 WHERE path = '/ledgers'",
+        "DELETE FROM nodes WHERE path = '/ledgers/007'",
+        "UPDATE nodes SET path = '/ledgers/new' WHERE path = '/ledgers/007'",
+        "UPDATE nodes SET value = CAST(value AS TEXT) WHERE path = '/ledgers/007'",
+        "UPDATE store SET checksums = checksums + 1",
+        "DELETE FROM store",
+        "DROP TABLE sessions",
+    ],
+)
+async def test_rows_changed_by_others(house: House, path: str, sql: str) -> None:
+    await fill(house)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute(sql)
+    await assert_refused(house, BadMetadata, "damaged")
+
+
+async def test_flipped_bits_never_show(house: House, path: str) -> None:
+    """Wherever one flips, the store is refused, or nothing that it says has changed."""
+    await fill(house)
+    store = await house.open()
+    expected = {
+        name: await store.get(f"/ledgers/{name}") for name in await store.children("/ledgers")
+    }
+    await store.close()
+    clean, chance, refused = Path(path).read_bytes(), random.Random(2), 0
+    for _ in range(60):
+        damaged = bytearray(clean)
+        damaged[chance.randrange(len(clean))] ^= 1 << chance.randrange(8)
+        Path(path).write_bytes(damaged)
+        try:
+            store = await house.open()
+        except (BadMetadata, UnsupportedVersion, MetadataUnavailable):
+            refused += 1
+            continue
+        assert await store.children("/ledgers") == list(expected)
+        for name, node in expected.items():
+            assert await store.get(f"/ledgers/{name}") == node
+        await store.close()
+    assert refused > 10
+
+
+async def test_a_file_that_another_program_has_open(house: House, path: str) -> None:
+    await fill(house)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(DirectoryInUse):
+            await house.open()
+
+
+# --- Owners -------------------------------------------------------------------------------------
+
+
+async def test_the_next_server_takes_over_with_all_sessions(house: House, path: str) -> None:
+    first = await house.open(create=True)
+    second, client = await house.open(), await house.open(serve=False)
+    session = client.session
+    await client.create("/e", b"", CreateMode.EPHEMERAL)
+    watch, states = await client.watch("/a"), client.session_events()
+    await first.close()
+    assert os.path.exists(f"{path}.sock")
+    await until_state(states, SessionState.SUSPENDED)
+    assert (await until_state(states, SessionState.CONNECTED)).session == session
+    # The first owner's session ended by a commit that the client has not heard of.
+    assert await next_event(watch) == WatchEvent(EventKind.RESYNC, "/a")
+    await second.create("/a")
+    assert await next_event(watch) == WatchEvent(EventKind.CREATED, "/a")
+    node = await second.get("/e")
+    assert node is not None
+    assert node.stat.owner == session
+
+
+async def test_a_session_that_does_not_come_back_to_the_new_owner_expires(house: House) -> None:
+    first = await house.open(create=True)
+    second = await house.open()
+    gone = await house.open(serve=False, session_timeout_s=1)
+    await gone.create("/e", b"", CreateMode.EPHEMERAL)
+    assert isinstance(gone, StoreClient)
+    assert gone._runner is not None
+    gone._runner.cancel()  # As a killed process: no farewell.
+    await asyncio.gather(gone._runner, return_exceptions=True)
+    await first.close()
+    await until_gone(second, "/e")
+
+
+async def test_commands_never_serve(house: House) -> None:
+    owner = await house.open(create=True)
+    command = await house.open(serve=False, operation_timeout_s=0.5)
+    await owner.close()
+    with pytest.raises(MetadataUnavailable) as caught:
+        await command.create("/a")
+    assert "nobody serves" in str(caught.value)
+    with pytest.raises(MetadataUnavailable):
+        await house.open(serve=False, operation_timeout_s=0.3)
+
+
+async def test_a_killed_owner_loses_nothing_acknowledged(
+    house: House, path: str, children: Family
+) -> None:
+    owner = children.start_module(SERVING, path, "create")
+    assert owner.line() == "ready"
+    heir = await house.open(session_timeout_s=5)
+    states, session = heir.session_events(), heir.session
+    await heir.create("/e", b"", CreateMode.EPHEMERAL)
+    for number in range(20):
+        await heir.create(f"/{number:02}")
+    calls = [asyncio.ensure_future(heir.create(f"/late-{number}")) for number in range(10)]
+    await asyncio.sleep(0)
+    owner.kill()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    names = await heir.children("/")
+    assert names[:20] == [f"{number:02}" for number in range(20)]
+    for result in results:
+        if isinstance(result, str):
+            assert result[1:] in names
+        else:
+            assert isinstance(result, OutcomeUnknown)
+    assert (await until_state(states, SessionState.CONNECTED)).session == session == heir.session
+    assert "e" in names
+
+
+async def test_a_stopped_owner_is_named_and_never_robbed(
+    house: House, path: str, children: Family
+) -> None:
+    owner = children.start_module(SERVING, path, "create")
+    assert owner.line() == "ready"
+    waiting = await house.open(operation_timeout_s=1.5, session_timeout_s=1.5)
+    states = waiting.session_events()
+    await waiting.create("/e", b"", CreateMode.EPHEMERAL)
+    session = waiting.session
+    owner.stop()
+    await until_state(states, SessionState.SUSPENDED)
+    with pytest.raises(MetadataUnavailable) as caught:
+        await waiting.get("/e")
+    assert f"held by stopped process {owner.pid}" in str(caught.value)
+    with pytest.raises(MetadataUnavailable) as caught:
+        await house.open(operation_timeout_s=0.5)
+    assert f"held by stopped process {owner.pid}" in str(caught.value)
+    owner.resume()
+    owner.say("owner?")
+    assert owner.line() == "yes"
+    # It stood still for longer than the time-out, and still hears who waited before it counts.
+    assert await waiting.get("/e") is not None
+    assert waiting.session == session
+
+
+async def test_a_forked_child_inherits_no_lock(house: House, path: str, children: Family) -> None:
+    owner = children.start_module(SERVING, path, "create")
+    assert owner.line() == "ready"
+    heir = await house.open(session_timeout_s=60)
+    states = heir.session_events()
+    owner.say("fork")
+    orphan = int(owner.line())
+    try:
+        owner.kill()
+        async with asyncio.timeout(10):
+            await until_state(states, SessionState.SUSPENDED)
+            await heir.create("/a")
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+
+
+async def test_a_failed_commit_ends_the_process_and_is_never_answered(
+    house: House, path: str, children: Family
+) -> None:
+    owner = children.start_module(SERVING, path, "create", "full")
+    assert owner.line() == "ready"
+    heir = await house.open()
+    states = heir.session_events()
+    made = 0
+    owner.say(f"create /{made}")
+    with contextlib.suppress(processes.ChildFailed):
+        while owner.line() == "made":
+            made += 1
+            owner.say(f"create /{made}")
+    assert owner.wait() == EXIT_STORE_FAILED
+    assert made > 5
+    await until_state(states, SessionState.SUSPENDED)
+    names = await heir.children("/")
+    assert {str(number) for number in range(made)} <= set(names)
+
+
+async def test_a_failed_commit_is_fatal_at_once(path: str) -> None:
+    fatal: list[BaseException] = []
+    connector = EmbeddedConnector(
+        path, SystemClock(), random.Random(0), create=True, serve=True, on_fatal=fatal.append
+    )
+    store = await StoreClient(connector, random.Random(0), operation_timeout_s=0.3).open()
+    assert connector._owner is not None
+
+    async def fail(batch: Batch) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    connector._owner._file.keep = fail  # type: ignore[method-assign]  # A disk that fails.
+    with pytest.raises(OutcomeUnknown):
+        await store.create("/a")
+    del connector._owner._file.keep  # It works again, but who knows what is in it.
+    with pytest.raises(OutcomeUnknown):
+        await store.get("/a")
+    assert [str(error) for error in fatal] == ["disk I/O error"]
+    await store.close()
+
+
+async def test_taking_is_refused_while_another_has_it(path: str) -> None:
+    first = await Owner.take(path, SystemClock(), random.Random(0), create=True)
+    assert first is not None
+    assert await Owner.take(path, SystemClock(), random.Random(0), create=True) is None
+    await first.close()
+    second = await Owner.take(path, SystemClock(), random.Random(0), create=False)
+    assert second is not None
+    await second.close()
+
+
+async def test_an_owner_leaves_under_load(house: House) -> None:
+    owner, client = await house.open(create=True), await house.open(serve=False)
+    heir = await house.open()
+    stop = asyncio.Event()
+    acknowledged: list[str] = []
+
+    async def load(name: str) -> None:
+        number = 0
+        while not stop.is_set():
+            with contextlib.suppress(OutcomeUnknown):
+                acknowledged.append(await client.create(f"/{name}-{number}"))
+            number += 1
+
+    tasks = [asyncio.create_task(load(f"task{number}")) for number in range(50)]
+    while len(acknowledged) < 200:
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await owner.close()
+    stop.set()
+    await asyncio.gather(*tasks)
+    assert set(acknowledged) <= {f"/{name}" for name in await heir.children("/")}
+
+
+# --- Strangers on the socket --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\6\0\0\0\2{}",
+        b'\0\0\0\x0d\0\0\0\x09["get",1]',
+    ],
+)
+async def test_hostile_bytes_end_their_connection_with_one_line(
+    house: House, path: str, data: bytes
+) -> None:
+    store = await house.open(create=True)
+    loop = asyncio.get_running_loop()
+    with structlog.testing.capture_logs() as logs, socket.socket(socket.AF_UNIX) as stranger:
+        stranger.setblocking(False)
+        stranger.connect(f"{path}.sock")
+        await loop.sock_sendall(stranger, data)
+        async with asyncio.timeout(10):
+            try:
+                assert await loop.sock_recv(stranger, 100) == b""
+            except ConnectionResetError:
+                pass
+    assert [line["event"] for line in logs] == ["metadata_connection_refused"]
+    await store.create("/a")
+
+
+async def test_a_question_before_hello_is_hung_up_on(house: House, path: str) -> None:
+    await house.open(create=True)
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.setblocking(False)
+        stranger.connect(f"{path}.sock")
+        head = b'["sync",1]'
+        body = len(head).to_bytes(4) + head
+        await loop.sock_sendall(stranger, len(body).to_bytes(4) + body)
+        async with asyncio.timeout(10):
+            assert await loop.sock_recv(stranger, 100) == b""
+
+
+async def test_a_client_that_does_not_read_starts_over(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its events would fill the owner's memory; it is told RESYNC when it comes back."""
+    monkeypatch.setattr(
+        "rollbook.proto.runtime.metastore.embedded_owner.UNSENT_BYTES_MAX", 256 * 1024
+    )
+    owner, reader = await house.open(create=True), await house.open(serve=False)
+    states = reader.session_events()
+    watch = await reader.watch("/", recursive=True)
+    assert isinstance(reader, StoreClient)
+    assert reader._line is not None
+    transport = reader._line.channel._transport  # type: ignore[attr-defined]  # Of the socket.
+    transport.pause_reading()
+    for number in range(0, 20_000, 500):
+        await asyncio.gather(*(owner.create(f"/{number + n}") for n in range(500)))
+    transport.resume_reading()
+    await until_state(states, SessionState.SUSPENDED)
+    await until_state(states, SessionState.CONNECTED)
+    assert await next_event(watch) == WatchEvent(EventKind.RESYNC, "/")
+    assert len(await reader.children("/")) == 20_000
