@@ -18,7 +18,7 @@ proves that. Product code runs in it unchanged, because it sees the machine only
     world.trace.digest()                     # equal iff the runs were
 
 World
-    World(seed, *, shuffle=False, keep_text=False, callbacks_max=5_000_000)
+    World(seed, *, shuffle=False, keep_text=False, callbacks_max=5_000_000, seconds_max=21_600)
     .run(coroutine) -> its result            one run per world; the scenario ends it
     .now: float                              virtual seconds since the start
     .at(when_s, action, *arguments)          run a function then, outside every node
@@ -43,15 +43,16 @@ Node: one machine, with one disk and one process at a time
     Process: .result (a future; cancelled if the process was killed), .is_alive, .number
 
     A process ends when main returns, raises, or anything in it raises SystemExit. The result future
-    holds main's exception; if nobody awaits it the run fails. So does any exception that reaches the
-    loop, a pending task that is lost, and a forbidden call (see guards.py).
+    holds main's exception (of a SystemExit: its code); if nobody awaits it the run fails. So does
+    any exception that reaches the loop, a coroutine that is never awaited, and a forbidden call (see
+    guards.py). What product code logs through structlog goes into the trace.
 
 Network: `world.network`; hosts are node names
     .link(source, target) -> Link            one direction
         .delay_s = (least, most)             .tail_odds, .tail_s = (least, most)
         .bytes_per_s = None                  a slow link
         .is_cut, .is_stalled                 set through the methods below
-    .cut(a, b), .cut_one_way(source, target), .heal(a, b), .isolate(host), .heal_all()
+    .cut(a, b), .cut_one_way(source, target), .heal(a, b), .isolate(host), .rejoin(host), .heal_all()
         Bytes sent into a cut are retransmitted after it heals, as TCP does.
     .stall(source, target), .unstall(source, target)     a reader that does not read: zero window
     .slow(a, b, delay_s, tail_odds=0.0, tail_s=(0, 0))   both directions
@@ -62,18 +63,21 @@ Network: `world.network`; hosts are node names
 
 Disk: `node.disk`, the Disk port; state survives processes
     .sync_s = (least, most), .tail_odds, .tail_s, .hang(), .unhang()     latency
-    .sync_error_odds, .write_error_odds      EIO; after a failed sync the pages are clean, the bytes not safe
+    .sync_error_odds, .write_error_odds, .read_error_odds, .fail_next_sync(), .fail_next_write()
+        EIO. After a failed sync the pages are clean and the bytes are not safe.
     .capacity_bytes = None                   ENOSPC beyond it
     .rot(path, position=None) -> int         flips one durable bit; where
-    .make_stale(path, position=None)         a sector falls back to what it was before the last sync
+    .make_stale(path) -> int                 a sector falls back to what it was before the last sync
+    .drop_caches()                           what a failed sync lost is gone for readers, too
     .wipe()                                  an empty disk in its place
-    .durable(path) -> bytes | None           what the next power cut cannot take away
+    .heal()                                  as new, but for what is on it
+    .contents(path), .durable(path)          bytes or None: as cached, and as the last sync left them
     .record = None                           a list here receives every operation (see filesystem.py)
 
 Metadata: `world.metadata`, a ZooKeeper of the network's host "metadata"
     .down(), .up()                           the whole store
     .expire(node)                            ends its session now
-    .lag_s = (least, most)                   reads may be that stale until sync()
+    .lag_s = None                            (least, most): reads may be that stale until sync()
     .partial_listing_odds                    children() forgets some names
     .lose(node, replies=True)                the next request breaks the connection; its reply (or itself) is lost
     .tree                                    the state, for checkers

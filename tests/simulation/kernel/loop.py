@@ -259,8 +259,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._is_going = self.failure is None
         while self._is_going:
             if not ready:
-                self.callbacks += limit - budget
-                budget = limit = self._next_limit()
+                if budget < limit // 2:
+                    self.callbacks += limit - budget
+                    budget = limit = self._next_limit()
                 self._advance()
                 continue
             count = len(ready)
@@ -293,7 +294,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.callbacks += limit - budget
 
     def _next_limit(self) -> int:
-        """How many callbacks may run before the clock moves."""
+        """How many callbacks may run before it is checked that the clock has moved."""
         return max(1, min(_STANDSTILL_CALLBACKS_MAX, self._callbacks_max - self.callbacks))
 
     def _on_runaway(self, at_once: int) -> None:

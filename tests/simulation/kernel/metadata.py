@@ -41,6 +41,7 @@ from rollbook.proto.metastore.core.service import Batch, Kept, Service
 from rollbook.proto.metastore.core.tree import Row, Tree
 from rollbook.proto.metastore.host import Host
 from rollbook.proto.ports import Address, SessionId, Transport
+from tests.simulation.kernel.network import Endpoint
 
 if TYPE_CHECKING:  # The world stands on this.
     from tests.simulation.kernel.world import Node, World
@@ -87,7 +88,8 @@ class _ClientEnd(asyncio.Protocol):
         self._transport: asyncio.Transport  # From connection_made() on.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        assert isinstance(transport, Endpoint)
+        transport.is_whole = True
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
@@ -169,7 +171,8 @@ class _ServiceEnd(asyncio.Protocol):
         self.node = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        assert isinstance(transport, Endpoint)
+        transport.is_whole = True
         self._transport = transport
         self.node = transport.get_extra_info("peername")[0]
         self._connection = self._host.connect(self._say)

@@ -137,6 +137,7 @@ class Endpoint(asyncio.Transport):
         "host",
         "incoming",
         "is_gone",
+        "is_whole",
         "name",
         "out",
         "peer",
@@ -157,6 +158,7 @@ class Endpoint(asyncio.Transport):
         self.out, self.back = out, back
         self.incoming: deque[tuple[float, Any]] = deque()
         self.unread = 0
+        self.is_whole = False  # What arrives is never split: its boundaries are nobody's business.
         self.is_gone = False  # Nobody is here any more: closed, or its process is dead.
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
@@ -395,7 +397,8 @@ class Endpoint(asyncio.Transport):
                 size += len(data)
             data = b"".join(parts)
         size = len(data)
-        if size > 1 and network.split_odds and network.chance.random() < network.split_odds:
+        odds = network.split_odds
+        if odds and size > 1 and not self.is_whole and network.chance.random() < odds:
             size = _pick_split(network.chance, size)
             incoming.appendleft((now, data[size:]))
             data = data[:size]
@@ -654,6 +657,7 @@ class Network:
         self._endpoints: dict[Endpoint, None] = {}  # Those that are not gone, in order of making.
         self._void: dict[Endpoint, None] = {}  # Gone, their peers not.
         self._refusing: dict[str, None] = {}
+        self._isolated: dict[str, None] = {}
         self._next_port: dict[str, int] = {}
 
     # --- Faults -------------------------------------------------------------------------------
@@ -662,6 +666,8 @@ class Network:
         link = self._links.get((source, target))
         if link is None:
             link = self._links[source, target] = Link(source, target)
+            if source != target and (source in self._isolated or target in self._isolated):
+                link.is_cut, link.cut_at = True, self.loop.now
         return link
 
     def cut(self, a: str, b: str) -> None:
@@ -686,19 +692,23 @@ class Network:
                     endpoint.release()
 
     def isolate(self, host: str) -> None:
-        """From every host that has been part of a link so far, or is yet to be named `world`."""
+        """Cuts it off from every other host, until `rejoin`."""
+        self._isolated[host] = None
         for other in self._hosts():
             if other != host:
                 self.cut(host, other)
 
     def rejoin(self, host: str) -> None:
+        """Heals its links, but for those to hosts that are isolated themselves."""
+        self._isolated.pop(host, None)
         for other in self._hosts():
-            if other != host:
+            if other != host and other not in self._isolated:
                 self.heal(host, other)
 
     def heal_all(self) -> None:
         """Every link is as new, and every host takes connections."""
         self._refusing.clear()
+        self._isolated.clear()
         for source, target in list(self._links):
             self.heal(source, target)
             self.unstall(source, target)

@@ -68,6 +68,11 @@ class Process:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+        for task in rest:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.node.world.loop.call_exception_handler(
+                    {"message": "while it was cancelled", "exception": error, "task": task}
+                )
 
     def _on_exit(self, error: SystemExit) -> None:
         self._end(lambda: self.result.set_result(error.code))
@@ -199,7 +204,7 @@ class World:
         shuffle: bool = False,
         keep_text: bool = False,
         callbacks_max: int = 5_000_000,
-        seconds_max: float = 86_400.0,
+        seconds_max: float = 21_600.0,
     ) -> None:
         self.seed = seed
         self.trace = Trace(keep_text=keep_text)

@@ -304,6 +304,25 @@ def test_a_process_that_dies_of_an_exception_fails_the_run_unless_somebody_looke
         world.run(looks_away())
 
 
+def test_a_task_that_fails_while_its_process_ends_fails_the_run() -> None:
+    async def child() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            raise ValueError("in the end")
+
+    async def main(node: Node) -> None:
+        asyncio.get_running_loop().create_task(child())
+        await asyncio.sleep(1)
+
+    async def scenario() -> None:
+        await world.node("a").start(main).result
+
+    world = World(1)
+    with pytest.raises(Unhandled, match="in the end"):
+        world.run(scenario())
+
+
 def test_a_coroutine_never_awaited_fails_the_run() -> None:
     async def forgotten() -> None: ...
 

@@ -536,6 +536,24 @@ def test_clogged_hosts_come_back_one_by_one(seed: int) -> None:
     world.run(scenario())
 
 
+def test_an_isolated_host_is_cut_off_from_hosts_it_has_never_met() -> None:
+    pair = Pair()
+
+    async def story() -> None:
+        pair.network.isolate("b")
+        with pytest.raises(Unavailable, match="no answer"):
+            await pair.world.node("c").transport.connect(Peer, Address("b", PORT), timeout_s=1)
+        pair.network.isolate("c")
+        pair.network.rejoin("b")
+        with pytest.raises(Unavailable, match="no answer"):
+            await pair.world.node("c").transport.connect(Peer, Address("b", PORT), timeout_s=1)
+        assert not pair.network.link("a", "b").is_cut
+        pair.network.rejoin("c")
+        await pair.world.node("c").transport.connect(Peer, Address("b", PORT), timeout_s=1)
+
+    pair.run(story)
+
+
 def test_unix_sockets_are_local_to_a_node() -> None:
     world = World(1)
 
