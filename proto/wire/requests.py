@@ -60,12 +60,11 @@ class RequestDecoder:
 
 
 def unpack_adds(frames: bytes) -> list[Adds]:
-    """Whole frames of adds and nothing else, as a journal has them. Raises `BadFrame`."""
-    decoder = RequestDecoder(frame_bytes_max=len(frames))
-    heard = decoder.feed(frames)
-    stretches = [adds for adds in heard if isinstance(adds, Adds)]
+    """Whole frames of adds in usual dress, as they are stored, and nothing else. Or `BadFrame`."""
+    heard = RequestDecoder(frame_bytes_max=len(frames)).feed(frames)
+    stretches = [adds for adds in heard if isinstance(adds, Adds) and adds.buffer is frames]
     if len(stretches) != len(heard) or sum(len(adds.frames) for adds in stretches) != len(frames):
-        raise BadFrame("stored adds are followed by something else")
+        raise BadFrame("stored adds hold something else")
     return stretches
 
 

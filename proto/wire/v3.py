@@ -55,6 +55,7 @@ HIGH_PRIORITY: Final = 100  # What Java sends; anything above 0 means it.
 DEFERRED_SYNC: Final = 0x1  # In an add's writeFlags.
 
 _READ: Final = Operation.READ
+_STATUSES: Final = frozenset(pb.StatusCode.values())
 
 _length_at: Final = struct.Struct(">I").unpack_from
 _pack_length: Final = struct.Struct(">I").pack
@@ -69,6 +70,11 @@ def code_of(error: Failure) -> pb.StatusCode.ValueType:
 
 def failure_of(status: int) -> Failure:
     return None if status == OK else error_of_v3(status)
+
+
+def is_status(number: int) -> bool:
+    """Protobuf drops what is none, and with it the message, whose status is required."""
+    return number in _STATUSES
 
 
 def pack_auth_message(plugin: str, payload: bytes) -> bytes:

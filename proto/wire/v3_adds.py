@@ -253,10 +253,13 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
 
 
 def _open_replies(head: bytes) -> tuple[AddReplies, int]:
-    """Replies that agree in `head`, and how many bytes it leaves to the entry id."""
+    """Replies that agree in `head`, and how many bytes it leaves to the entry id, -1 if it is bad."""
     match = _match_reply_head(head)
     assert match is not None
     outer, own_size, inner, ledger_id = match.groups()
-    error = v3.failure_of(unpack_varint(outer)) or v3.failure_of(unpack_varint(inner))
+    statuses = unpack_varint(outer), unpack_varint(inner)
+    error = v3.failure_of(statuses[0]) or v3.failure_of(statuses[1])
     entry_bytes = match.end(2) + own_size[0] - len(head)
+    if not all(map(v3.is_status, statuses)):
+        entry_bytes = -1
     return AddReplies(error, LedgerId(unpack_varint(ledger_id)), []), entry_bytes

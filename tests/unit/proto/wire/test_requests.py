@@ -122,6 +122,14 @@ def test_stored_frames_unpack_to_what_they_were(seed: int) -> None:
             assert (again.start, again.end) == (0, len(adds.frames))
 
 
+def test_an_unusual_add_as_long_as_the_usual_one_is_nothing_that_was_stored() -> None:
+    usual = v3.pack_request(1, Add(LEDGER, E0, KEY, DIGEST.pack_entry(E0, NO_ENTRY, 0, b"")))
+    unusual = usual.replace(b"\x08\x07\x10\x00", b"\x10\x00\x08\x07")
+    assert unusual != usual
+    with pytest.raises(BadFrame):
+        unpack_adds(unusual)
+
+
 def test_unpacking_stored_frames_refuses_what_is_no_add() -> None:
     read = v2.pack_request(Read(LEDGER, E0))
     for frames in (read, _add(2) + read, _add(2)[:-1], _add(2) + b"\0\0", _unusual_add()):
