@@ -124,6 +124,9 @@ class Case:
 Span = tuple[int, int]  # Inclusive bounds.
 
 
+SOON_US: Final[Span] = (100, 100_000)
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """One class of faults: whom it may hit, how often and how hard."""
@@ -137,26 +140,32 @@ class Recipe:
     from_start: bool = False  # A condition of the whole run rather than an event in it.
 
 
-def draw(rng: random.Random, recipes: Sequence[Recipe], when_us: Span) -> tuple[Fault, ...]:
+def draw(
+    rng: random.Random, recipes: Sequence[Recipe], when_us: Span, steps: Sequence[Step]
+) -> tuple[Fault, ...]:
+    """Half of the faults come soon after a step, when something is under way; half at any time."""
     faults: list[Fault] = []
     for recipe in recipes:
         if rng.random() < recipe.odds:
             times = rng.randint(*recipe.times)
-            faults += [_draw_one(rng, recipe, when_us) for _ in range(times)]
+            faults += [_draw_one(rng, recipe, when_us, steps) for _ in range(times)]
     return tuple(sorted(faults, key=lambda fault: fault.at_us))
 
 
-def _draw_one(rng: random.Random, recipe: Recipe, when_us: Span) -> Fault:
+def _draw_one(rng: random.Random, recipe: Recipe, when_us: Span, steps: Sequence[Step]) -> Fault:
+    at_us = rng.randint(*when_us)
+    if steps and rng.random() < 0.5:
+        at_us = min(rng.choice(steps).at_us + log_uniform(rng, SOON_US), when_us[1])
     return Fault(
-        at_us=0 if recipe.from_start else rng.randint(*when_us),
+        at_us=0 if recipe.from_start else at_us,
         kind=recipe.kind,
         nodes=rng.choice(recipe.targets),
-        for_us=_log_uniform(rng, recipe.for_us),
-        amount=_log_uniform(rng, recipe.amount),
+        for_us=log_uniform(rng, recipe.for_us),
+        amount=log_uniform(rng, recipe.amount),
     )
 
 
-def _log_uniform(rng: random.Random, span: Span) -> int:
+def log_uniform(rng: random.Random, span: Span) -> int:
     """Short and long alike: time-outs lie somewhere in between, and both sides of them matter."""
     low, high = span
     return (

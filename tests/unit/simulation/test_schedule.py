@@ -6,6 +6,7 @@ import pytest
 
 from tests.simulation.schedule import Case, Fault, Kind, Recipe, Step, draw
 
+STEPS = [Step(500, "writer", "append")]
 RECIPES = [
     Recipe(Kind.KILL, [("b1",), ("b2",)], for_us=(1_000, 1_000_000)),
     Recipe(Kind.SLOW_LINK, [("b1", "b2")], amount=(10, 1000), odds=1.0, from_start=True),
@@ -15,7 +16,7 @@ RECIPES = [
 
 @pytest.mark.parametrize("seed", range(50))
 def test_a_case_survives_json(seed: int) -> None:
-    faults = draw(random.Random(seed), RECIPES, when_us=(200, 1000))
+    faults = draw(random.Random(seed), RECIPES, (200, 1000), STEPS)
     case = Case("toy", seed, (Step(5, "writer", "append"),), faults)
     assert Case.loads(case.dumps()) == case
 
@@ -27,16 +28,16 @@ def test_a_case_of_another_format_is_refused() -> None:
 
 
 def test_each_seed_has_its_own_classes_of_faults() -> None:
-    drawn = [draw(random.Random(seed), RECIPES, when_us=(200, 1000)) for seed in range(200)]
+    drawn = [draw(random.Random(seed), RECIPES, (200, 1000), STEPS) for seed in range(200)]
     kills = sum(any(fault.kind is Kind.KILL for fault in faults) for faults in drawn)
     assert 60 < kills < 140
     assert all(any(fault.kind is Kind.SLOW_LINK for fault in faults) for faults in drawn)
-    assert drawn == [draw(random.Random(seed), RECIPES, when_us=(200, 1000)) for seed in range(200)]
+    assert drawn == [draw(random.Random(seed), RECIPES, (200, 1000), STEPS) for seed in range(200)]
 
 
 def test_faults_stay_within_their_recipe() -> None:
     for seed in range(200):
-        for fault in draw(random.Random(seed), RECIPES, when_us=(200, 1000)):
+        for fault in draw(random.Random(seed), RECIPES, (200, 1000), STEPS):
             assert fault.at_us == 0 or 200 <= fault.at_us <= 1000
             if fault.kind is Kind.KILL:
                 assert fault.nodes in (("b1",), ("b2",))

@@ -20,7 +20,7 @@ from tests.simulation.history import NEVER, History
 from tests.simulation.kernel.failures import SimulationFailed
 from tests.simulation.kernel.world import Node, World
 from tests.simulation.nemesis import Nemesis
-from tests.simulation.schedule import Case, Kind, Recipe, Step, draw
+from tests.simulation.schedule import SOON_US, Case, Kind, Recipe, Step, draw, log_uniform
 from tests.simulation.worlds import Report
 from tests.simulation.worlds.toy.bookie import Bookie
 from tests.simulation.worlds.toy.ledger import QUORUM, LedgerNode
@@ -67,7 +67,8 @@ class ToyScene:
 
     def case(self, seed: int) -> Case:
         rng = random.Random(f"toy {seed}")
-        return Case("toy", seed, _draw_steps(rng), draw(rng, RECIPES, CHAOS_US))
+        steps = _draw_steps(rng)
+        return Case("toy", seed, steps, draw(rng, RECIPES, CHAOS_US, steps))
 
     def run(self, case: Case, *, tell: bool = False) -> Report:
         run = _Run(case, self._parts, self._rules, tell)
@@ -235,7 +236,7 @@ def _draw_steps(rng: random.Random) -> tuple[Step, ...]:
     if rng.random() < 0.3:
         steps.append(Step(at_us + rng.randrange(500_000), WRITER, CLOSE))
     steps += [  # While some append is likely to be under way.
-        Step(rng.choice(steps).at_us + rng.randrange(300_000), name, RECOVER)
+        Step(rng.choice(steps).at_us + log_uniform(rng, SOON_US), name, RECOVER)
         for name in RECOVERIES
         if rng.random() < 0.8
     ]

@@ -69,7 +69,7 @@ def test_a_power_cut_shows_what_was_only_acknowledged() -> None:
         Fault(160_000, Kind.POWER_CUT, BOOKIES, for_us=50_000),
     )
     broken = [forgetful.run(replace(case, seed=seed)).broke for seed in range(20)]
-    assert 5 < sum(broke in (COPIES, "truncated", "linearizable") for broke in broken)
+    assert sum(broke in (COPIES, "truncated", "linearizable") for broke in broken) > 5
 
 
 def test_a_case_runs_the_same_way_twice() -> None:
