@@ -155,13 +155,16 @@ def _pack_requests(heard: list[HeardAdd | tuple[Request, bool]]) -> bytes:
 
 
 def _hear_replies(stream: bytes) -> list[AddReply | Answer]:
-    heard: list[AddReply | Answer] = []
+    """Answers first, then adds in the order of their ids: among themselves they have none."""
+    adds: list[AddReply] = []
+    answers: list[Answer] = []
     for item in ReplyDecoder(FRAME_BYTES_MAX).feed(stream):
         if isinstance(item, AddReplies):
-            heard += [AddReply(item.error, item.ledger_id, entry) for entry in item.entry_ids]
+            adds += [AddReply(item.error, item.ledger_id, entry) for entry in item.entry_ids]
         else:
-            heard.append(item)
-    return heard
+            answers.append(item)
+    adds.sort(key=lambda add: (add.ledger_id, add.entry_id, str(add.error)))
+    return [*answers, *adds]
 
 
 def _pack_replies(heard: list[AddReply | Answer]) -> bytes:
