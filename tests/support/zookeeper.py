@@ -106,7 +106,7 @@ class LocalZooKeeper(ZooKeeperServer):
     def __init__(
         self, directory: str, class_path: Sequence[str], config: Sequence[str] = ()
     ) -> None:
-        super().__init__("127.0.0.1", _free_port())
+        super().__init__("127.0.0.1", free_port())
         self._directory = directory
         self._class_path = class_path
         self._config = config
@@ -160,6 +160,13 @@ class LocalZooKeeper(ZooKeeperServer):
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
+
+    def ensure_serving(self) -> None:
+        """Whatever was done to it."""
+        if self._process is None:
+            self.start()
+        else:
+            self.resume()
 
     def _end(self, how: signal.Signals) -> None:
         if self._process is None:
@@ -246,7 +253,7 @@ def _runs(java: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """ZooKeeper cannot be asked for port 0. Ports are given out in turn, so nobody is likely to
     take this one before the server does."""
     with socket.socket() as probe:
@@ -295,9 +302,16 @@ class ZooKeeperTree:
 
 @pytest.fixture(scope="session")
 def zookeeper_server() -> Iterator[ZooKeeperServer]:
+    with running_or_skipped() as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running_or_skipped(config: Sequence[str] = ()) -> Iterator[ZooKeeperServer]:
+    """As `running`; without a ZooKeeper the test is skipped, or fails where it is required."""
     with contextlib.ExitStack() as stack:
         try:
-            server = stack.enter_context(running())
+            server = stack.enter_context(running(config))
         except NoZooKeeper as error:
             pytest.skip(missing_piece("zk", str(error), HOW_TO_ENABLE))
         yield server

@@ -1,0 +1,393 @@
+"""What only the ZooKeeper store can get wrong: its server, its thread, TLS and credentials."""
+
+import asyncio
+import logging
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.exceptions import SessionExpiredError
+from kazoo.protocol.serialization import SetData
+
+from rollbook.proto.errors import (
+    BadConfig,
+    ConnectionLost,
+    MetadataUnavailable,
+    NodeExists,
+    Unauthorized,
+)
+from rollbook.proto.metastore.url import MetadataUrl, ZooKeeperOptions
+from rollbook.proto.ports import (
+    CreateMode,
+    EventKind,
+    MetadataStore,
+    SessionState,
+    WatchEvent,
+)
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.metastore.zookeeper import ZooKeeperStore
+from tests.contract.stores import next_event, until_state
+from tests.support.cutting_proxy import ZOOKEEPER, CuttingProxy, Direction
+from tests.support.zookeeper import (
+    LocalZooKeeper,
+    ZooKeeperServer,
+    ZooKeeperTree,
+    free_port,
+    running_or_skipped,
+)
+
+SESSION_TIMEOUT_S = 2.0
+OPERATION_TIMEOUT_S = 1.0
+
+
+def make(tree: ZooKeeperTree, address: str = "") -> ZooKeeperStore:
+    return ZooKeeperStore(
+        address or tree.server.address,
+        chroot=tree.chroot,
+        session_timeout_s=SESSION_TIMEOUT_S,
+        operation_timeout_s=OPERATION_TIMEOUT_S,
+    )
+
+
+@pytest.fixture
+async def store(zookeeper: ZooKeeperTree) -> AsyncIterator[ZooKeeperStore]:
+    async with await make(zookeeper).open() as store:
+        yield store
+
+
+@pytest.fixture
+def server(zookeeper_server: ZooKeeperServer) -> Iterator[LocalZooKeeper]:
+    """One that may fail; it serves again afterwards."""
+    if not isinstance(zookeeper_server, LocalZooKeeper):
+        pytest.skip("zk: this server must not fail; to enable: unset ROLLBOOK_TEST_ZK")
+    yield zookeeper_server
+    zookeeper_server.ensure_serving()
+
+
+@pytest.fixture
+def proxy(zookeeper: ZooKeeperTree) -> Iterator[CuttingProxy]:
+    with CuttingProxy(zookeeper.server.address, ZOOKEEPER) as proxy:
+        yield proxy
+
+
+# --- A server that fails --------------------------------------------------------------------------
+
+
+async def test_a_session_outlives_the_death_of_its_server(
+    server: LocalZooKeeper, store: ZooKeeperStore
+) -> None:
+    states = store.session_events()
+    session = (await until_state(states, SessionState.CONNECTED)).session
+    await store.create("/e", b"", CreateMode.EPHEMERAL)
+    watch = await store.watch("/e")
+    server.kill()
+    await until_state(states, SessionState.SUSPENDED)
+    with pytest.raises(MetadataUnavailable):
+        await store.set("/e", b"never sent")
+    await asyncio.to_thread(server.start)
+    assert (await until_state(states, SessionState.CONNECTED)).session == session
+    node = await store.get("/e")
+    assert node is not None
+    assert (node.stat.owner, node.value) == (session, b"")
+    assert await next_event(watch) == WatchEvent(EventKind.RESYNC, "/e")
+    await store.set("/e", b"seen")
+    assert await next_event(watch) == WatchEvent(EventKind.CHANGED, "/e")
+
+
+async def test_a_server_that_hangs_is_noticed(
+    server: LocalZooKeeper, store: ZooKeeperStore
+) -> None:
+    await store.create("/a")
+    states = store.session_events()
+    await until_state(states, SessionState.CONNECTED)
+    server.pause()
+    with pytest.raises(ConnectionLost):
+        await store.set("/a", b"perhaps")
+    await until_state(states, SessionState.SUSPENDED)
+    with pytest.raises(MetadataUnavailable):
+        await store.set("/a", b"never sent")
+    server.resume()
+    await until_state(states, SessionState.CONNECTED)
+    node = await store.get("/a")
+    assert node is not None
+    assert node.value in (b"", b"perhaps")
+
+
+async def test_requests_do_not_keep_a_dead_connection_alive(
+    proxy: CuttingProxy, zookeeper: ZooKeeperTree
+) -> None:
+    """Whoever asks all the time must learn of a loss as soon as whoever asks nothing."""
+    async with await make(zookeeper, proxy.address).open() as store:
+        states = store.session_events()
+        await until_state(states, SessionState.CONNECTED)
+        proxy.hold(Direction.TO_CLIENT)
+        asking = asyncio.create_task(_ask_all_the_time(store))
+        await until_state(states, SessionState.SUSPENDED)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        proxy.resume()
+
+
+async def _ask_all_the_time(store: MetadataStore) -> None:
+    under_way: list[asyncio.Task[None]] = []
+    try:
+        while True:
+            under_way.append(asyncio.create_task(store.sync()))
+            await asyncio.sleep(0.05)
+    finally:
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+
+# --- kazoo's thread -------------------------------------------------------------------------------
+
+
+async def test_no_thread_is_left(server: LocalZooKeeper, zookeeper: ZooKeeperTree) -> None:
+    before = threading.active_count()
+    store = await make(zookeeper).open()
+    hung = await make(zookeeper).open()
+    assert threading.active_count() == before + 2
+    await store.close()
+    assert threading.active_count() == before + 1
+    server.pause()
+    started_s = time.monotonic()
+    await hung.close()
+    assert time.monotonic() - started_s < OPERATION_TIMEOUT_S + 1
+    assert threading.active_count() == before
+    server.resume()
+
+
+async def test_opening_without_a_server(zookeeper: ZooKeeperTree) -> None:
+    before = threading.active_count()
+    with pytest.raises(MetadataUnavailable, match=r"127\.0\.0\.1:1 "):
+        await make(zookeeper, "127.0.0.1:1").open()
+    assert threading.active_count() == before
+
+
+async def test_a_new_session_follows_when_the_thread_dies(
+    store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kazoo's thread ends at an error code that it does not know."""
+    states = store.session_events()
+    first = await until_state(states, SessionState.CONNECTED)
+    watch = await store.watch("/a")
+    connection = store._link._client._connection
+
+    def fail(*_: object) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("Invalid error code")
+
+    monkeypatch.setattr(connection, "_read_response", fail)
+    with pytest.raises(ConnectionLost):
+        await store.create("/a")
+    assert (await until_state(states, SessionState.EXPIRED)).session == first.session
+    second = await until_state(states, SessionState.CONNECTED)
+    assert second.session not in (first.session, 0)
+    while (await next_event(watch)).kind is not EventKind.RESYNC:
+        pass
+    with pytest.raises(NodeExists):
+        await store.create("/a")
+
+
+async def test_a_request_given_up_before_it_was_sent_is_not_sent(
+    store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.create("/a")
+    held, released = threading.Event(), threading.Event()
+    handler = store._link._handler
+    select = handler.select
+
+    def hold(*arguments: Any) -> object:
+        held.set()
+        released.wait()
+        return select(*arguments)
+
+    monkeypatch.setattr(handler, "select", hold)
+    with pytest.raises(ConnectionLost):  # This one was under way when the thread was held.
+        await store.sync()
+    assert held.is_set()
+    with pytest.raises(MetadataUnavailable):
+        await store.set("/a", b"never sent")
+    monkeypatch.undo()
+    released.set()
+    node = await store.get("/a")
+    assert node is not None
+    assert node.stat.version == 0
+
+
+async def test_a_request_of_another_session_is_not_sent(
+    zookeeper: ZooKeeperTree, store: ZooKeeperStore
+) -> None:
+    """The event loop may learn late that a session is over; its requests must not slip through."""
+    await store.create("/a")
+    request = SetData(f"{zookeeper.chroot}/a", b"never sent", -1)
+    reply = store._link.send(request, store.session + 1)
+    with pytest.raises(SessionExpiredError):
+        await reply.future
+    node = await store.get("/a")
+    assert node is not None
+    assert node.stat.version == 0
+
+
+async def test_more_calls_than_fit_wait_their_turn(store: ZooKeeperStore) -> None:
+    await store.create("/a")
+    stats = await asyncio.gather(*(store.set("/a", b"") for _ in range(1000)))
+    assert [stat.version for stat in stats] == list(range(1, 1001))
+
+
+# --- Watches --------------------------------------------------------------------------------------
+
+
+async def test_children_are_told_by_servers_that_keep_one_mode_per_path(
+    store: ZooKeeperStore, zookeeper: ZooKeeperTree
+) -> None:
+    """Before 3.9, a recursive watch takes the place of a plain one, which told of children."""
+    plain, recursive = await store.watch("/a"), await store.watch("/a", recursive=True)
+    store.on_change(1, f"{zookeeper.chroot}/a/x")  # All that such a server says.
+    assert await next_event(recursive) == WatchEvent(EventKind.CREATED, "/a/x")
+    assert await next_event(plain) == WatchEvent(EventKind.CHILDREN, "/a")
+
+
+async def test_a_server_forgets_a_watch_with_its_last_reader(
+    store: ZooKeeperStore, zookeeper: ZooKeeperTree
+) -> None:
+    path = f"{zookeeper.chroot}/a"
+    one, other = await store.watch("/a"), await store.watch("/a")
+    await one.close()
+    assert path in zookeeper.server.ask("wchp")
+    await other.close()
+    assert path not in zookeeper.server.ask("wchp")
+
+
+# --- TLS and credentials --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, a server's certificate for 127.0.0.1 and for no other name, a stranger."""
+    folder = tmp_path_factory.mktemp("certificates")
+    for name in ("authority", "stranger"):
+        _openssl(
+            folder,
+            f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={name}"
+            f" -keyout {name}.key -out {name}.pem",
+        )
+    _openssl(folder, "req -newkey rsa:2048 -nodes -subj /CN=server -keyout server.key -out csr")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    _openssl(
+        folder,
+        "x509 -req -in csr -CA authority.pem -CAkey authority.key -CAcreateserial"
+        " -days 2 -extfile names -out server.crt",
+    )
+    (folder / "server.pem").write_text(
+        (folder / "server.key").read_text() + (folder / "server.crt").read_text()
+    )
+    return folder
+
+
+def _openssl(folder: Path, arguments: str) -> None:
+    subprocess.run(["openssl", *arguments.split()], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def tls_port(certificates: Path) -> Iterator[int]:
+    """Of a server that speaks TLS, and asks its clients for certificates of its authority."""
+    port = free_port()
+    config = (
+        f"secureClientPort={port}",
+        "secureClientPortAddress=127.0.0.1",
+        "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+        f"ssl.keyStore.location={certificates}/server.pem",
+        "ssl.keyStore.type=PEM",
+        f"ssl.trustStore.location={certificates}/authority.pem",
+        "ssl.trustStore.type=PEM",
+        "ssl.clientAuth=need",
+    )
+    with running_or_skipped(config):
+        yield port
+
+
+async def test_tls(certificates: Path, tls_port: int) -> None:
+    async with await _open_tls(certificates, tls_port) as store:
+        await store.create("/a")
+        # Many answers in one TLS record: none may wait for the next one to arrive.
+        async with asyncio.timeout(OPERATION_TIMEOUT_S * 5):
+            await asyncio.gather(*(store.get("/a") for _ in range(500)))
+
+
+@pytest.mark.parametrize(
+    ("host", "authority", "shows_certificate"),
+    [
+        ("127.0.0.1", "stranger", True),
+        ("localhost", "authority", True),
+        ("127.0.0.1", "authority", False),
+    ],
+)
+async def test_tls_is_not_spoken_with_strangers(
+    certificates: Path, tls_port: int, host: str, authority: str, shows_certificate: bool
+) -> None:
+    with pytest.raises(MetadataUnavailable, match=r"(?i)certificate|ssl"):
+        await _open_tls(
+            certificates,
+            tls_port,
+            host=host,
+            authority=authority,
+            shows_certificate=shows_certificate,
+        )
+
+
+async def test_tls_files_that_cannot_be_used(certificates: Path) -> None:
+    with pytest.raises(BadConfig, match="TLS files"):
+        await _open_tls(certificates, 1, authority="nobody")
+
+
+async def _open_tls(
+    certificates: Path,
+    port: int,
+    *,
+    host: str = "127.0.0.1",
+    authority: str = "authority",
+    shows_certificate: bool = True,
+) -> MetadataStore:
+    url = f"zk://{host}:{port}/ledgers?ca={certificates}/{authority}.pem"
+    if shows_certificate:
+        url += f"&cert={certificates}/server.pem"
+    return await open_metadata_store(url, operation_timeout_s=OPERATION_TIMEOUT_S)
+
+
+async def test_what_was_made_with_credentials_is_for_them_alone(
+    zookeeper: ZooKeeperTree,
+    store: ZooKeeperStore,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    url = MetadataUrl.parse("zk://h/ledgers?auth=digest:me:sesame")
+    own = ZooKeeperStore(zookeeper.server.address, url.options, chroot=zookeeper.chroot)
+    async with await own.open():
+        await own.create("/mine", b"1")
+        await own.set("/mine", b"2")
+        for asked in (store.get("/mine"), store.set("/mine", b""), store.create("/mine/a")):
+            with pytest.raises(Unauthorized):
+                await asked
+        await own.delete("/mine")
+    printed = capsys.readouterr()
+    assert "sesame" not in caplog.text + printed.out + printed.err
+
+
+async def test_credentials_that_are_refused(zookeeper: ZooKeeperTree) -> None:
+    before = threading.active_count()
+    options = ZooKeeperOptions(auth=("unheard-of", "sesame"))
+    with pytest.raises(Unauthorized, match=zookeeper.server.address):
+        await ZooKeeperStore(zookeeper.server.address, options).open()
+    assert threading.active_count() == before
+
+
+async def test_sasl_says_what_it_lacks(zookeeper: ZooKeeperTree) -> None:
+    with pytest.raises(BadConfig, match="pure-sasl"):
+        ZooKeeperStore("h:1", ZooKeeperOptions(sasl=("DIGEST-MD5", "me", "sesame")))
