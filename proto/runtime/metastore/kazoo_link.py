@@ -41,6 +41,7 @@ from rollbook.proto.ports import SessionId
 logger = structlog.get_logger()
 
 _RECONNECT: Final = {"delay": 0.02, "backoff": 2, "max_jitter": 0.5, "max_delay": 1.0}
+IN_FLIGHT_MAX: Final = 128  # Enough to keep a connection busy; see `_WakeUps`.
 _WATCHES_OF_ANY_TYPE: Final = 3
 _CONNECT_TIMEOUT_S_MAX: Final = 3.0  # To reach a host; `close` may have to wait for it.
 
@@ -165,11 +166,15 @@ class KazooLink:
         self._client.add_listener(self._on_state)
         self._is_stopping = False
 
+    @property
+    def trouble(self) -> str:
+        return self._handler.trouble
+
     def start(self) -> None:
         self._client.start_async()
 
     def send(self, request: Request, session: SessionId) -> Reply:
-        """The caller bounds how many are under way: a byte for each waits in a socket."""
+        """The caller sees to it that no more than `IN_FLIGHT_MAX` are under way."""
         reply = Reply(self._loop, session)
         self._client._call(request, reply)
         return reply
@@ -198,6 +203,8 @@ class KazooLink:
     # --- On kazoo's thread ---
 
     def _on_state(self, state: str) -> None:
+        if self._is_stopping:
+            return
         listener = self._listener
         if state == KazooState.CONNECTED:
             session, _password = self._client.client_id
@@ -260,6 +267,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         self._on_thread_end = on_thread_end
         self._tls_context = tls_context
         self._connection: socket.socket | None = None
+        self.trouble = "it does not answer"  # Why there is no connection.
 
     def start(self) -> None:
         """Without workers."""
@@ -284,10 +292,11 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         self, address: tuple[str, int], hostname: str, timeout: float, **_options: Any
     ) -> socket.socket:
         connection = socket.create_connection(address, min(timeout, _CONNECT_TIMEOUT_S_MAX))
+        self._connection = connection
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._tls_context is not None:
             connection = self._tls_context.wrap_socket(connection, server_hostname=hostname)
-        self._connection = connection
+            self._connection = connection
         return connection
 
     def select(
@@ -298,6 +307,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         ready, free, _ = super().select(readable, writable, [], 0 if decrypted else timeout)
         return [s for s in readable if s in ready or s in decrypted], free, []
 
+    def create_socket_pair(self) -> tuple[socket.socket, "_WakeUps"]:
+        reading, writing = socket.socketpair()
+        return reading, _WakeUps(writing)
+
     def abort(self) -> None:
         """Whatever waits on the socket stops waiting."""
         if self._connection is not None:
@@ -305,6 +318,26 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
                 self._connection.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # Gone already.
+
+
+class _WakeUps:
+    """Tells kazoo's thread of each request by a byte, and never blocks the event loop.
+
+    A byte is left out only when as many wait as fit, which is more than requests are under way.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._end = end
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._end.send(data)
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        self._end.close()
 
 
 class _Client(KazooClient):  # type: ignore[misc]  # kazoo has no types.
@@ -328,7 +361,11 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     _heard_s = 0.0
 
     def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
-        timeouts: tuple[float, float] = super()._connect(host, hostip, port)
+        try:
+            timeouts: tuple[float, float] = super()._connect(host, hostip, port)
+        except Exception as error:
+            self.handler.trouble = str(error.__context__ or error)  # kazoo hides the first one.
+            raise
         self._heard_s = time.monotonic()
         return timeouts
 
@@ -340,19 +377,21 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         client = self.client
         if client._pending and time.monotonic() - self._heard_s > read_timeout:
             raise ConnectionDropped("the server is silent")
-        reply = client._queue[0][1] if client._queue else None
-        if isinstance(reply, Reply):
-            if reply.session != client._session_id:
-                reply.set_exception(SessionExpiredError())
-                return self._skip_request()
-            if not reply.take():
-                return self._skip_request()
+        self._drop_what_is_not_to_be_sent()
         super()._send_request(read_timeout, connect_timeout)
-        return None
 
-    def _skip_request(self) -> None:
-        self.client._queue.popleft()
-        self._read_sock.recv(1)
+    def _drop_what_is_not_to_be_sent(self) -> None:
+        """Their wake-ups stay: kazoo takes one too many for a false alarm."""
+        queue = self.client._queue
+        while queue:
+            reply = queue[0][1]
+            if not isinstance(reply, Reply):
+                return
+            if reply.session != self.client._session_id:
+                reply.set_exception(SessionExpiredError())
+            elif reply.take():
+                return
+            queue.popleft()
 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:
         event, _ = Watch.deserialize(buffer, offset)

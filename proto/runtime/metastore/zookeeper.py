@@ -76,6 +76,7 @@ from rollbook.proto.ports import (
     WatchEvent,
 )
 from rollbook.proto.runtime.metastore.kazoo_link import (
+    IN_FLIGHT_MAX,
     AddWatch,
     KazooLink,
     RemoveWatches,
@@ -85,7 +86,6 @@ from rollbook.proto.runtime.metastore.kazoo_link import (
 
 logger = structlog.get_logger()
 
-_IN_FLIGHT_MAX: Final = 128  # Far more than keep one connection busy.
 _RETRY_DELAY_S: Final = 1.0
 _NO_OPTIONS: Final = ZooKeeperOptions()
 
@@ -101,7 +101,6 @@ _ERRORS: Final[dict[type[Exception], type[RollbookError]]] = {
     kazoo.UnimplementedError: UnsupportedVersion,
     kazoo.NoAuthError: Unauthorized,
     kazoo.InvalidACLError: Unauthorized,  # CREATOR_ALL, and the server knows no creator.
-    kazoo.AuthFailedError: Unauthorized,
     kazoo.SessionClosedRequireSaslError: Unauthorized,
     kazoo.SessionExpiredError: SessionExpired,
     kazoo.SessionMovedError: MetadataUnavailable,  # Ignored by the server we have left.
@@ -148,7 +147,7 @@ class ZooKeeperStore:
         self._timeout_s = operation_timeout_s
         self._acl = CREATOR_ALL_ACL if options.auth or options.sasl else OPEN_ACL_UNSAFE
         self._link = KazooLink(self, hosts, options, session_timeout_s)
-        self._in_flight = asyncio.Semaphore(_IN_FLIGHT_MAX)
+        self._in_flight = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._states = SessionWatchers()
         self._connection = 0  # Counted.
         self._expiries = 0
@@ -260,17 +259,19 @@ class ZooKeeperStore:
                     reply = self._link.send(request, self.session)
                     try:
                         return await reply.future
-                    except kazoo.ConnectionLoss:
+                    except (kazoo.ConnectionLoss, kazoo.ConnectionClosedError):
                         if not (reply.take() or repeat):
                             raise
                         reply = None
         except TimeoutError as error:
             waited = f"no answer from {self._hosts} within {self._timeout_s:g} s"
             if reply is None or reply.take():
-                raise MetadataUnavailable(f"{waited}; not sent", **ids) from error
+                raise MetadataUnavailable(f"{waited}: {self._link.trouble}", **ids) from error
             raise ConnectionLost(waited, **ids) from error
         except RollbookError:
             raise
+        except kazoo.AuthFailedError as error:
+            raise self._unauthorized() from error
         except Exception as error:  # kazoo's, or of kazoo's making: an answer it cannot read.
             raise _translated(error, **ids) from error
         finally:
@@ -283,7 +284,7 @@ class ZooKeeperStore:
                 raise type(self._refusal)(self._refusal.message)
             if self._expiries != expiries:
                 raise SessionExpired
-            if self._is_connected:
+            if self._is_connected():
                 return
             await self._changed.wait()
 
@@ -293,7 +294,7 @@ class ZooKeeperStore:
         check_path(path)
 
         async def forget() -> None:
-            self._forget(path, stream)
+            await self._forget(path, stream)
 
         stream = WatchStream(path, forget)
         self._watches.add(stream, path, recursive=recursive)
@@ -314,30 +315,32 @@ class ZooKeeperStore:
     def session_events(self) -> AsyncIterator[SessionEvent]:
         return self._states.follow()
 
-    def _forget(self, path: str, stream: WatchStream) -> None:
+    async def _forget(self, path: str, stream: WatchStream) -> None:
         self._watches.remove(stream)
-        watched = self._watched[path]
-        del watched.streams[stream]
-        if watched.streams:
+        del self._watched[path].streams[stream]
+        if self._watched[path].streams:
             return
         del self._watched[path]
-        if self._is_connected and self._refusal is None:  # Else the server has forgotten it.
-            reply = self._link.send(RemoveWatches(self._full(path)), self.session)
-            reply.future.add_done_callback(_look_away)
+        if not self._is_connected():
+            return  # The server has forgotten it, too.
+        async with self._in_flight:
+            if self._is_connected() and self._refusal is None and path not in self._watched:
+                reply = self._link.send(RemoveWatches(self._full(path)), self.session)
+                await asyncio.gather(reply.future, return_exceptions=True)
 
     async def _keep_watches(self) -> None:
         """Puts all of them back after each reconnection."""
         armed = 0
         while True:
             connection = self._connection
-            if connection == armed or not self._is_connected:
+            if connection == armed or not self._is_connected():
                 await self._changed.wait()
                 continue
             try:
                 for path in list(self._watched):
                     await self._restore_watch(path, connection)
             except RollbookError as error:
-                if self._connection == connection and self._is_connected:
+                if self._connection == connection and self._is_connected():
                     logger.warning("zookeeper_watches_not_restored", reason=str(error))
                     await asyncio.sleep(_RETRY_DELAY_S)
             else:
@@ -414,8 +417,11 @@ class ZooKeeperStore:
         logger.warning("zookeeper_session_expired", hosts=self._hosts, session=expired)
 
     def on_refused(self) -> None:
-        self._refuse(Unauthorized(f"{self._hosts} does not accept these credentials"))
+        self._refuse(self._unauthorized())
         logger.error("zookeeper_refused_credentials", hosts=self._hosts)
+
+    def _unauthorized(self) -> Unauthorized:
+        return Unauthorized(f"{self._hosts} does not accept these credentials")
 
     def on_died(self) -> None:
         """Without its thread the session cannot be kept; a server will end it in its own time."""
@@ -444,7 +450,6 @@ class ZooKeeperStore:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    @property
     def _is_connected(self) -> bool:
         return self._states.now.state is SessionState.CONNECTED
 
@@ -460,12 +465,6 @@ class _WatchedPath:
     # Each with the connection from which on it has heard everything; None: it is being started.
     streams: dict[WatchStream, int | None] = field(default_factory=dict)
     recursive: bool = False  # How the server is to watch it; stays until the last stream closes.
-
-
-def _look_away(done: "asyncio.Future[Any]") -> None:
-    """Nobody waits for this answer, not even for an error."""
-    if not done.cancelled():
-        done.exception()
 
 
 def _version(version: int | None) -> int:
