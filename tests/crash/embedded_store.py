@@ -28,10 +28,10 @@ _REPORT_EVERY: Final = 10
 class Servers:
     """Those that may own the store; one does."""
 
-    def __init__(self, folder: Path, children: Family, *, careless: bool = False) -> None:
+    def __init__(self, folder: Path, children: Family, flaw: str) -> None:
         self.url = f"sqlite://{folder}/metadata.db"
         self._children = children
-        self._how = "careless" if careless else "careful"
+        self._flaw = flaw
         self._servers: list[Child] = []
 
     def create_store(self) -> None:
@@ -41,7 +41,7 @@ class Servers:
 
     def fill_up(self) -> None:
         while len(self._servers) < _SERVERS:
-            server = self._children.start_module("tests.crash.server", self.url, self._how)
+            server = self._children.start_module("tests.crash.server", self.url, self._flaw)
             self._servers.append(server)
 
     def kill_owner(self, rig: Rig) -> None:
@@ -71,9 +71,9 @@ def _pids_that_hold_a_flock() -> set[int]:
     return {int(pid) for _, kind, _, _, pid, *_ in fields if kind == "FLOCK"}
 
 
-def run_kills(folder: Path, kills: int, seed: int, report: Report) -> Outcome:
+def run_kills(folder: Path, kills: int, seed: int, report: Report, *, flaw: str = "") -> Outcome:
     with family() as children:
-        servers = Servers(folder, children)
+        servers = Servers(folder, children, flaw)
         rig = Rig(servers.url, children, seed)
         servers.create_store()
         servers.fill_up()
@@ -89,10 +89,10 @@ def run_kills(folder: Path, kills: int, seed: int, report: Report) -> Outcome:
 
 
 def run_power_cuts(
-    disk: ForgetfulDisk, cuts: int, seed: int, report: Report, *, careless: bool = False
+    disk: ForgetfulDisk, cuts: int, seed: int, report: Report, *, flaw: str = ""
 ) -> Outcome:
     with family() as children:
-        servers = Servers(disk.path, children, careless=careless)
+        servers = Servers(disk.path, children, flaw)
         rig = Rig(servers.url, children, seed)
         servers.create_store()
         servers.fill_up()

@@ -309,7 +309,7 @@ class Mirror:
                         else:
                             self.values[path] = node.value.decode()
             except RollbookError:
-                self._unread = {**paths, **self._unread, WATCHED: None}
+                self._unread = {**paths, **self._unread}  # No more: RESYNC has to come by itself.
                 self._is_unread.set()
                 await asyncio.sleep(_CALM_S)
 

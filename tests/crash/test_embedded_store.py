@@ -1,11 +1,13 @@
 """Dying owners of the embedded store, in small; `python -m tests crash` is the long form."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.crash.embedded_store import run_kills, run_power_cuts
+from tests.crash.flaws import FOUND_BY_KILLS, FOUND_BY_POWER_CUTS
+from tests.crash.rig import Outcome
 from tests.support import forgetful
 from tests.support.forgetful import ForgetfulDisk
 from tests.support.processes import ChildFailed
@@ -36,10 +38,25 @@ def test_power_cuts_lose_no_promise(disk: ForgetfulDisk) -> None:
     assert disk.statistics()["forgets"] == 4
 
 
-def test_a_store_that_never_syncs_is_found_out(disk: ForgetfulDisk) -> None:
-    """Else the test above would prove nothing."""
+@pytest.mark.parametrize("flaw", [flaw.__name__ for flaw in FOUND_BY_KILLS])
+def test_kills_find_a_store_that(flaw: str, tmp_path: Path) -> None:
+    """Else the test of the true store would prove nothing. Some need luck with the moment."""
+
+    def run(seed: int) -> Outcome:
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        return run_kills(folder, 5, seed, silent, flaw=flaw)
+
+    assert any(is_found_out(run, seed) for seed in range(6))
+
+
+@pytest.mark.parametrize("flaw", [flaw.__name__ for flaw in FOUND_BY_POWER_CUTS])
+def test_power_cuts_find_a_store_that(flaw: str, disk: ForgetfulDisk) -> None:
+    assert is_found_out(lambda seed: run_power_cuts(disk, 2, seed, silent, flaw=flaw), 1)
+
+
+def is_found_out(run: Callable[[int], Outcome], seed: int) -> bool:
     try:
-        crashes = run_power_cuts(disk, 2, 1, silent, careless=True)
+        return bool(run(seed).violations)
     except ChildFailed:
-        return  # What is left of the store cannot even be opened.
-    assert crashes.violations
+        return True  # What was left of the store could not even be opened.

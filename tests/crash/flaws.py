@@ -1,0 +1,99 @@
+"""Ways to build the embedded store wrongly; crash tests must find each, or they prove nothing.
+
+A flaw is a function that changes the store's classes in the process that calls it: a server of a
+test (`server.py`), never anything else.
+"""
+
+import asyncio
+import functools
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+from unittest import mock
+
+from rollbook.proto.metastore.core.ops import ROOT, parent_of
+from rollbook.proto.metastore.core.service import Batch, Kept, Service
+from rollbook.proto.runtime.metastore.embedded_file import StoreFile
+
+
+def _patch(owner: Any, name: str, new: Any) -> None:
+    mock.patch.object(owner, name, new).start()
+
+
+class _NeverSyncs(sqlite3.Connection):
+    def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+        is_about_syncing = "synchronous" in sql.lower()
+        return super().execute("PRAGMA synchronous = OFF" if is_about_syncing else sql, *arguments)
+
+
+def never_syncs() -> None:
+    """SQLite leaves it to the kernel when to write."""
+    _patch(sqlite3, "connect", functools.partial(sqlite3.connect, factory=_NeverSyncs))
+
+
+def answers_first() -> None:
+    """What is being written counts as durable."""
+    keep, writing = StoreFile.keep, []
+
+    async def begin_to_keep(file: StoreFile, batch: Batch) -> None:
+        writing.append(asyncio.create_task(keep(file, batch)))
+
+    _patch(StoreFile, "keep", begin_to_keep)
+
+
+def tears_transactions() -> None:
+    """Each node is written in a commit of its own."""
+    keep = StoreFile.keep
+
+    async def keep_one_by_one(file: StoreFile, batch: Batch) -> None:
+        await keep(file, replace(batch, rows={}))
+        for path, row in batch.rows.items():
+            await keep(file, replace(batch, rows={path: row}, timeouts_ms={}))
+
+    _patch(StoreFile, "keep", keep_one_by_one)
+
+
+def _patch_kept(change: Callable[[Kept], Kept]) -> None:
+    open_file = StoreFile.open
+
+    async def open_and_change(path: str, new_id: str | None) -> tuple[StoreFile, Kept]:
+        file, kept = await open_file(path, new_id)
+        return file, change(kept)
+
+    _patch(StoreFile, "open", open_and_change)
+
+
+def forgets_sessions() -> None:
+    """Sessions belong to the process that opened them."""
+    _patch_kept(lambda kept: replace(kept, timeouts_ms=()))
+
+
+def counts_children_that_are_left() -> None:
+    """Sequential nodes are numbered by what a new owner finds."""
+
+    def count_again(kept: Kept) -> Kept:
+        rows = list(kept.rows)
+        left = Counter(parent_of(path) for path, _ in rows if path != ROOT)
+        return replace(kept, rows=[(path, row._replace(creates=left[path])) for path, row in rows])
+
+    _patch_kept(count_again)
+
+
+def forgets_what_watchers_heard() -> None:
+    """A watch that is started again gets no RESYNC for what it missed."""
+    start_watch = Service._start_watch
+
+    def start_afresh(service: Service, connection: int, known: Any, watch: Any) -> None:
+        start_watch(service, connection, known, replace(watch, since=None))
+
+    _patch(Service, "_start_watch", start_afresh)
+
+
+FOUND_BY_KILLS: Final = (
+    *(answers_first, tears_transactions, forgets_sessions),
+    *(counts_children_that_are_left, forgets_what_watchers_heard),
+)
+FOUND_BY_POWER_CUTS: Final = (never_syncs,)
+FLAWS: Final = {flaw.__name__: flaw for flaw in (*FOUND_BY_KILLS, *FOUND_BY_POWER_CUTS)}
