@@ -13,7 +13,7 @@ demo: .venv/.run
 	@echo
 	@$(BIN)/python -m tests simulate --seeds 200
 	@echo
-	@$(BIN)/python -m tests mutants --show ack-before-sync
+	@$(BIN)/python -m tests mutants --show reads-do-not-fence
 	@echo
 	@echo 'Still to come: storage servers, the ledger client, named logs, REST and gRPC, Spark.'
 
