@@ -1,0 +1,103 @@
+"""The fuzzer finds what it is there to find, and finds nothing in what we have."""
+
+import random
+import struct
+import time
+
+import pytest
+
+from rollbook.proto.errors import BadFrame
+from tests.fuzz.mutator import INPUT_BYTES_MAX, Mutator
+from tests.fuzz.run import Failure, fuzz, judge, run
+from tests.fuzz.targets import Target, every_target
+from tests.golden.bookkeeper import V3_FRAMES
+
+CORPUS = (b"honest bytes", struct.pack(">I", 5) + b"hello")
+SMALL = 3_000
+
+
+def _failures(target: Target, seed: int = 0) -> list[Failure]:
+    return [failure for _, found in fuzz([target], SMALL, seed) for failure in found]
+
+
+def _checked(data: bytes) -> bytes:
+    if not data:
+        raise BadFrame("nothing")
+    return data
+
+
+def test_a_decoder_that_keeps_its_promises_fails_nowhere() -> None:
+    assert _failures(Target("sound", _checked, (BadFrame,), CORPUS, encode=bytes)) == []
+
+
+def test_an_error_of_another_kind_is_found_with_its_input() -> None:
+    def decode(data: bytes) -> int:
+        (size,) = struct.unpack_from(">I", data)  # Of too few bytes: struct.error.
+        return int(size)
+
+    failures = _failures(Target("careless", decode, (BadFrame,), CORPUS))
+    assert failures
+    for failure in failures:
+        with pytest.raises(struct.error):
+            decode(failure.data)
+        assert failure.data.hex() in str(failure)
+
+
+def test_a_value_that_does_not_come_back_is_found() -> None:
+    def decode(data: bytes) -> bytes:
+        return _checked(data)[:300]
+
+    def encode(value: bytes) -> bytes:
+        return value[:-1] if value[0] & 1 else value
+
+    assert _failures(Target("forgetful", decode, (BadFrame,), CORPUS, encode))
+
+
+def test_memory_beyond_the_bound_is_found() -> None:
+    def decode(data: bytes) -> int:
+        (size,) = struct.unpack_from(">I", _checked(data).ljust(4, b"\0"))
+        return len(bytearray(min(size, 2**22)))  # Believes a length before it has the bytes.
+
+    assert _failures(Target("trusting", decode, (BadFrame,), CORPUS))
+
+
+def test_what_takes_too_long_is_found() -> None:
+    def decode(data: bytes) -> None:
+        deadline = time.process_time() + (1.1 if data == b"slow" else 0)
+        while time.process_time() < deadline:
+            pass
+
+    target = Target("slow", decode, (), CORPUS)
+    assert judge(target, b"fast") is None
+    assert "took" in (judge(target, b"slow") or "")
+
+
+def test_the_same_seed_makes_the_same_inputs() -> None:
+    def inputs(seed: int) -> list[bytes]:
+        mutator = Mutator(random.Random(seed), CORPUS)
+        return [mutator.next() for _ in range(200)]
+
+    assert inputs(1) == inputs(1)
+    assert inputs(1) != inputs(2)
+    assert max(map(len, inputs(1))) <= INPUT_BYTES_MAX
+
+
+def test_mutated_protobuf_is_still_protobuf_now_and_then() -> None:
+    """Else the fuzzer would never get behind the first length."""
+    target = next(target for target in every_target() if target.name == "requests")
+    frame = V3_FRAMES["WRITE_LAC request"]
+    mutator = Mutator(random.Random(3), [frame], target.refit)
+    values = set()
+    for _ in range(500):
+        try:
+            values |= {str(value) for value in target.decode(mutator.next())}
+        except BadFrame:
+            continue
+    assert len(values) > 20
+
+
+def test_every_decoder_keeps_its_promises() -> None:
+    heard: list[tuple[int, int]] = []
+    tally = run(10_000, seed=42, report=lambda done, total: heard.append((done, total)))
+    assert (tally.passed, tally.failed) == (10_000, 0)
+    assert heard[-1] == (10_000, 10_000)
