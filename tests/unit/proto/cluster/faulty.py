@@ -44,9 +44,9 @@ class FaultyStore:
         self.fates: deque[Fate] = deque()
         self.read_fates: deque[Fate] = deque()
         self.between: Between | None = None
-        self.before_read: dict[
-            int, list[Between]
-        ] = {}  # By the number of the read; then, in order.
+        # What others do before the n-th read or write from the last reset of the counts on.
+        self.before_read: dict[int, list[Between]] = {}
+        self.before_write: dict[int, list[Between]] = {}
         self.writes = 0
         self.reads = 0
 
@@ -105,6 +105,8 @@ class FaultyStore:
 
     async def _write(self, call: Callable[[], Awaitable[T]]) -> T:
         self.writes += 1
+        for action in self.before_write.pop(self.writes, ()):
+            await action()
         return await self._meet(self.fates, call)
 
     async def _meet(self, fates: deque[Fate], call: Callable[[], Awaitable[T]]) -> T:

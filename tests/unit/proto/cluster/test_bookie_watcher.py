@@ -17,7 +17,7 @@ from rollbook.proto.formats.service_info import (
 )
 from rollbook.proto.ids import BookieId
 from rollbook.proto.metastore.memory import MemoryService
-from rollbook.proto.ports import Address, CreateMode, MetadataStore
+from rollbook.proto.ports import Address, CreateMode, EventKind, MetadataStore, WatchEvent
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 
 ROOT = "/ledgers"
@@ -111,6 +111,7 @@ async def test_a_bookie_that_changes_folders_is_never_gone(
     store.reads = 0
     store.before_read.setdefault(enters, []).append(lambda: enter(rival, new, 1))
     store.before_read.setdefault(leaves, []).append(lambda: rival.delete(f"{old}/{B1}"))
+    await rival.set(f"{old}/{B1}", pack_service_info(info(1, "new")))  # It is read again, too.
     number = 2
     while store.before_read:  # More and more bookies make it look again.
         await enter(rival, AVAILABLE, number)
@@ -186,6 +187,42 @@ async def test_it_looks_again_even_if_nothing_is_told(
     await watcher.start()
     await enter(rival, AVAILABLE, 2)
     await until(watcher, lambda live: B2 in live.writable)
+    await watcher.close()
+
+
+class Script:
+    """A watch that tells what it is told to."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[WatchEvent] = asyncio.Queue()
+
+    def __aiter__(self) -> "Script":
+        return self
+
+    async def __anext__(self) -> WatchEvent:
+        return await self.events.get()
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_after_a_gap_everything_is_read_again(
+    store: FaultyStore, rival: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The news that something was missed may come right behind other news."""
+    script = Script()
+
+    async def watch(path: str, *, recursive: bool) -> Script:
+        return script
+
+    monkeypatch.setattr(store, "watch", watch)
+    await enter(rival, AVAILABLE, 1)
+    watcher = BookieWatcher(store, ROOT)
+    await watcher.start()
+    await rival.set(f"{AVAILABLE}/{B1}", pack_service_info(info(1, "new")))
+    script.events.put_nowait(WatchEvent(EventKind.CREATED, f"{AVAILABLE}/{B2}"))
+    script.events.put_nowait(WatchEvent(EventKind.RESYNC, AVAILABLE))
+    await until(watcher, lambda live: live.writable[B1] == info(1, "new"))
     await watcher.close()
 
 

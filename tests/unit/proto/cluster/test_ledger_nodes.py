@@ -120,6 +120,15 @@ async def test_parents_removed_under_our_hands_are_made_again(
     assert await walk(ledgers) == [3]
 
 
+async def test_parents_removed_between_the_making_of_two_are_made_again(
+    ledgers: LedgerNodes, store: FaultyStore, rival: MetadataStore
+) -> None:
+    store.writes = 0
+    store.before_write[3] = [lambda: rival.delete(f"{ROOT}/00")]  # Leaf, 00, and now 00/0000.
+    await ledgers.create(ledger(3))
+    assert await walk(ledgers) == [3]
+
+
 async def test_many_clients_make_and_delete_around_each_other(
     ledgers: LedgerNodes, rival: MetadataStore
 ) -> None:

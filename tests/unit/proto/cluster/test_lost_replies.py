@@ -164,6 +164,16 @@ async def test_the_second_life_of_a_node_is_left_alone(
     assert node.value == b"rival"
 
 
+async def test_a_node_that_another_deletes_while_we_look_is_gone(
+    store: FaultyStore, rival: MetadataStore
+) -> None:
+    await store.create("/a")
+    store.writes = 0
+    store.fates.append(Fate.REQUEST_LOST)
+    store.before_write[2] = [lambda: rival.delete("/a")]
+    await delete_surely(store, "/a")
+
+
 async def test_what_cannot_be_deleted_is_told(store: FaultyStore) -> None:
     await store.create("/a")
     await store.create("/a/b")
