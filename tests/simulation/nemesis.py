@@ -1,9 +1,10 @@
 """Carries a schedule of faults out on a world, and takes all of them back in the end."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from tests.simulation.history import History
+from tests.simulation.kernel.disk import SimulatedDisk
 from tests.simulation.kernel.world import Node, World
 from tests.simulation.schedule import Fault, Kind
 
@@ -19,6 +20,7 @@ class Nemesis:
         self._in_force: dict[
             int, Callable[[], None]
         ] = {}  # How to end each, in order of beginning.
+        self._chance = world.random("nemesis")
         self._begun = 0
         self._is_over = False
         self._healthy: dict[tuple[int, str], tuple[object, Any]] = {}  # By address; never iterated.
@@ -90,12 +92,22 @@ class Nemesis:
                 return self._set(network.link(a, b), tail_odds=_TAIL_ODDS, tail_s=(0.0, seconds))
             case Kind.SLOW_DISK, _:
                 return self._set(nodes[0].disk, sync_s=(seconds / 2, seconds))
+            case Kind.HUNG_DISK, _:
+                nodes[0].disk.hang()
+                return nodes[0].disk.unhang
             case Kind.SYNC_ERROR, _:
                 return self._set_all([node.disk for node in nodes], sync_error_odds=1.0)
             case Kind.WRITE_ERROR, _:
-                return self._set(nodes[0].disk, write_error_odds=1.0)
+                return self._set_all([node.disk for node in nodes], write_error_odds=1.0)
+            case Kind.READ_ERROR, _:
+                return self._set_all([node.disk for node in nodes], read_error_odds=1.0)
             case Kind.DISK_FULL, _:
                 return self._set(nodes[0].disk, capacity_bytes=0)
+            case Kind.ROT, _:
+                for _ in range(fault.amount):
+                    self._in_some_file(nodes[0], SimulatedDisk.rot)
+            case Kind.STALE_SECTOR, _:
+                self._in_some_file(nodes[0], SimulatedDisk.make_stale)
             case Kind.CLOCK_JUMP, _:
                 nodes[0].clock.jump(seconds)
             case Kind.METADATA_DOWN, _:
@@ -110,6 +122,14 @@ class Nemesis:
             case _:
                 raise ValueError(f"no way to inflict {fault}")
         return None
+
+    def _in_some_file(self, node: Node, damage: Callable[[SimulatedDisk, str], int]) -> None:
+        """The first that has what can be damaged, in random order."""
+        paths = list(_files(node.disk, "/"))
+        self._chance.shuffle(paths)
+        for path in paths:
+            if damage(node.disk, path) >= 0:
+                return
 
     def _set(self, subject: object, **values: object) -> Undo:
         """Faults may overlap: each one's end brings back what was there before all of them."""
@@ -130,6 +150,15 @@ class Nemesis:
     def _healthy_value(self, subject: object, name: str) -> Any:
         key = (id(subject), name)
         return self._healthy.setdefault(key, (subject, getattr(subject, name)))[1]
+
+
+def _files(disk: SimulatedDisk, folder: str) -> Iterator[str]:
+    for name in disk.system.list_directory(folder):
+        path = f"{folder.rstrip('/')}/{name}"
+        if disk.system.find(path) in disk.system.files:
+            yield path
+        else:
+            yield from _files(disk, path)
 
 
 def _stop(nodes: Sequence[Node], how: Callable[[Node], object], *, returns: bool) -> Undo | None:

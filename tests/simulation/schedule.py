@@ -33,10 +33,13 @@ class Kind(StrEnum):
     SLOW_LINK = "slow link"  # from, to; µs added to each delivery.
     TAIL_LATENCY = "tail latency"  # from, to; at most so many µs added to one delivery in ten.
     SLOW_DISK = "slow disk"  # node; µs that each sync takes.
-    SYNC_ERROR = "sync error"  # node: its syncs fail.
-    WRITE_ERROR = "write error"  # node: its writes fail.
+    HUNG_DISK = "hung disk"  # node: no sync ends.
+    SYNC_ERROR = "sync error"  # nodes: their syncs fail.
+    WRITE_ERROR = "write error"  # nodes: their writes fail.
+    READ_ERROR = "read error"  # nodes: their reads fail.
     DISK_FULL = "disk full"  # node.
-    ROT = "rot"  # node; one durable bit flips in so many of its files. Momentary.
+    ROT = "rot"  # node; so many durable bits flip, in any of its files. Momentary.
+    STALE_SECTOR = "stale sector"  # node: a sector of some file's last sync never got there.
     CLOCK_JUMP = "clock jump"  # node; µs added to its wall clock. Momentary.
     METADATA_DOWN = "metadata down"  # nobody: the whole store.
     METADATA_LOSS = "metadata loss"  # node; its next write loses the reply (1) or itself (0).

@@ -271,6 +271,7 @@ RECIPES: Final = (
     Recipe(Kind.SLOW_LINK, _BOTH_WAYS, times=(1, 8), amount=(MS, 500 * MS), from_start=True),
     Recipe(Kind.TAIL_LATENCY, _BOTH_WAYS, times=(1, 8), amount=(MS, 800 * MS), from_start=True),
     Recipe(Kind.SLOW_DISK, _EACH_BOOKIE, times=(1, 3), amount=(MS, 1000 * MS), from_start=True),
+    Recipe(Kind.HUNG_DISK, _EACH_BOOKIE, times=(1, 2), for_us=(5 * MS, 800 * MS), odds=0.3),
     Recipe(Kind.SYNC_ERROR, _EACH_BOOKIE + _GROUPS, times=(1, 3), for_us=(MS, 100 * MS)),
     Recipe(Kind.METADATA_DOWN, ((),), times=(1, 1), for_us=(20 * MS, 500 * MS), odds=0.2),
     Recipe(Kind.METADATA_LOSS, _EACH_CLIENT, times=(1, 3), amount=(0, 1), odds=0.3),
