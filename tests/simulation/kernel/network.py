@@ -283,10 +283,12 @@ class Endpoint(asyncio.Transport):
         if link.bytes_per_s:
             departure = link.free_at = max(now, link.free_at) + len(data) / link.bytes_per_s
         arrival = departure + link.draw_delay(network.chance)
-        if arrival < self._last_arrival < HELD:
-            arrival = self._last_arrival  # Ordered: it waits for what is before it.
-        self._last_arrival = arrival
         self._last_sent_at = now if network.chance.random() < network.merge_odds else -1.0
+        if arrival <= self._last_arrival and not peer.is_gone:
+            # It comes with what is before it: for that a timer is set.
+            peer.incoming.append((self._last_arrival, data))
+            return
+        self._last_arrival = arrival
         peer.incoming.append((arrival, data))
         peer.expect(arrival)
 

@@ -328,6 +328,40 @@ def test_a_hung_disk_ends_no_sync_until_it_is_well() -> None:
     on_node(story)
 
 
+def test_a_sync_covers_nothing_that_another_handle_wrote_meanwhile() -> None:
+    async def story(node: Node, disk: SimulatedDisk) -> None:
+        disk.turn_odds = 0.0
+        first = await _file(disk, b"-" * 2 * SECTOR)
+        second = await disk.open("/f", OpenMode.WRITE)
+        await first.write_at(0, [b"a" * SECTOR])
+        sync = asyncio.get_running_loop().create_task(first.sync())
+        await asyncio.sleep(0)
+        await second.write_at(SECTOR, [b"b" * SECTOR])
+        await sync
+        assert disk.durable("/f") == b"a" * SECTOR + b"-" * SECTOR
+
+    on_node(story)
+
+
+def test_a_cancelled_sync_ends_when_the_device_is_done() -> None:
+    async def story(node: Node, disk: SimulatedDisk) -> None:
+        disk.turn_odds = 0.0
+        file = await _file(disk, b"-" * SECTOR)
+        await file.write_at(0, [b"a" * SECTOR])
+        disk.sync_s = (1.0, 1.0)
+        began = node.world.now
+        task = asyncio.get_running_loop().create_task(file.sync())
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            task.cancel()
+        await file.write_at(0, [b"b" * SECTOR])
+        assert node.world.now == began + 1.0
+        assert task.cancelled()
+        assert disk.durable("/f") == b"a" * SECTOR
+
+    on_node(story)
+
+
 def test_rot_and_stale_sectors() -> None:
     async def story(node: Node, disk: SimulatedDisk) -> None:
         disk.turn_odds = 0.0

@@ -126,6 +126,20 @@ def test_a_sync_covers_what_was_written_before_it_began() -> None:
     assert contents_after(system, "/f") == {b"a" * S + b"-" * S, b"a" * S + b"b" * S}
 
 
+def test_overlapping_syncs_cover_no_more_than_they_began_with() -> None:
+    system, number = durable_file(3 * S)
+    system.write(number, 0, b"a" * S)
+    first = system.files[number].changes
+    system.write(number, S, b"b" * S)
+    second = system.files[number].changes
+    system.write(number, 2 * S, b"c" * S)
+    system.sync(number, second)
+    system.sync(number, first)
+    system.sync(number, second)
+    ab = b"a" * S + b"b" * S
+    assert contents_after(system, "/f") == {ab + b"-" * S, ab + b"c" * S}
+
+
 def test_a_stale_sector_is_what_it_was_before() -> None:
     system, number = durable_file(2 * S)
     system.write(number, 0, b"a" * 2 * S)
@@ -308,25 +322,25 @@ def test_names_agree_with_the_model(seed: int) -> None:
     durable: dict[str, int] = {}
     changes: list[dict[str, int | None]] = []
     now: dict[str, int] = {}
-    for _ in range(chance.randrange(1, 9)):
-        name, other = chance.choice("abc"), chance.choice("abc")
-        match chance.randrange(5):
-            case 0 if name not in now:
+    while len(changes) < 2 + seed % 6:
+        name, other = chance.sample("abc", 2)
+        match chance.choice(("create", "unlink", "rename", "rename", "link", "sync")):
+            case "create" if name not in now:
                 now[name] = system.create(f"/{name}")
                 changes.append({name: now[name]})
-            case 1 if name in now:
+            case "unlink" if name in now:
                 system.unlink(f"/{name}")
                 changes.append({name: None})
                 del now[name]
-            case 2 if name in now and name != other and now.get(other) != now[name]:
+            case "rename" if name in now and now.get(other) != now[name]:
                 system.rename(f"/{name}", f"/{other}")
                 now[other] = now.pop(name)
                 changes.append({name: None, other: now[other]})
-            case 3 if name in now and other not in now:
+            case "link" if name in now and other not in now:
                 system.link(f"/{name}", f"/{other}")
                 now[other] = now[name]
                 changes.append({other: now[name]})
-            case 4 if chance.random() < 0.3:
+            case "sync" if not durable:
                 system.sync_directory("/")
                 durable, changes = dict(now), []
     expected = {tuple(sorted(names.items())) for names in model_of_names(durable, changes)}
