@@ -146,9 +146,9 @@ def _layout_of(url: MetadataUrl) -> Layout | None:
 async def _with_store(
     url: MetadataUrl, use: Callable[[MetadataStore], Awaitable[T]], *, create: bool = False
 ) -> T:
-    """A command serves nobody else, except while it makes the file of an embedded store."""
+    """A command serves nobody else: an embedded store that nobody owns it uses alone, briefly."""
     async with await open_metadata_store(
-        url, create=create, operation_timeout_s=_TIMEOUT_S
+        url, visit=True, create=create, operation_timeout_s=_TIMEOUT_S
     ) as store:
         return await use(store)
 

@@ -123,25 +123,33 @@ class StoreClient:
         self._last_id = 0
         self._line: _Line | None = None
         self._flushing = False
-        self._trouble = "it did not answer"
+        self._trouble, self._advice = "it did not answer", ""
+        self._connecting = False
         self._closed = False
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._runner: asyncio.Task[None] | None = None
 
-    async def open(self) -> Self:
+    async def open(self, timeout_s: float | None = None) -> Self:
         """Returns when there is a session; or raises what stands in the way, closed again."""
         self._runner = asyncio.get_running_loop().create_task(self._run())
+        self._limit_opening(timeout_s or self._operation_timeout_s)
         try:
-            async with asyncio.timeout(self._operation_timeout_s):
-                await self._opened
-        except TimeoutError as error:
-            unreachable = self._unreachable()
-            await self.close()
-            raise unreachable from error
+            await self._opened
         except BaseException:
             await self.close()
             raise
         return self
+
+    def _limit_opening(self, timeout_s: float) -> None:
+        asyncio.get_running_loop().call_later(timeout_s, self._on_opening_overdue, timeout_s)
+
+    def _on_opening_overdue(self, timeout_s: float) -> None:
+        if self._opened.done():
+            return
+        if self._connecting:  # Perhaps it reads a large file; an attempt under way is waited for.
+            self._limit_opening(timeout_s)
+        else:
+            self._opened.set_exception(self._unreachable())
 
     # --- The port ---
 
@@ -282,11 +290,13 @@ class StoreClient:
     def _fail(self, calls: dict[int, "_Call"], error: RollbookError) -> None:
         for call in calls.values():
             if not call.answer.done():
-                call.answer.set_exception(type(error)(error.message, **error.ids))
+                copy = type(error)(error.message, next_step=error.next_step, **error.ids)
+                call.answer.set_exception(copy)
 
     def _unreachable(self) -> MetadataUnavailable:
         trouble = self._trouble if self._line is None else self._connector.why_silent()
-        return MetadataUnavailable(f"the metadata store cannot be reached: {trouble}")
+        what = f"the metadata store cannot be reached: {trouble}"
+        return MetadataUnavailable(what, next_step=self._advice if self._line is None else "")
 
     def _next_id(self) -> int:
         self._last_id += 1
@@ -321,7 +331,11 @@ class StoreClient:
         while True:
             line = _Line(self)
             try:
-                line.channel = await self._connector.connect(line, self._session_timeout_s / 3)
+                self._connecting = True
+                try:
+                    line.channel = await self._connector.connect(line, self._session_timeout_s / 3)
+                finally:
+                    self._connecting = False
                 try:
                     self._line = line
                     line.hello(self._store, self._session, self._session_timeout_s)
@@ -329,7 +343,7 @@ class StoreClient:
                 finally:
                     self._lose(line)
             except Unavailable as error:
-                self._trouble = error.message
+                self._trouble, self._advice = error.message, error.next_step
             except RollbookError as error:
                 if not self._opened.done():
                     self._opened.set_exception(error)

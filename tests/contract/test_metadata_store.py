@@ -487,14 +487,16 @@ async def test_a_watch_outlives_its_session(site: Site) -> None:
 
 
 async def test_the_outcome_of_a_write_that_was_cut_off_is_unknown(site: Site) -> None:
-    mine, other = await site.open(session_timeout_s=10), await site.open()
+    mine = await site.open(session_timeout_s=10, operation_timeout_s=600)
+    other = await site.open()
     session = mine.session
-    await site.lose_next_request(mine)
-    with pytest.raises(ConnectionLost):
-        await mine.create("/lost")
-    await site.lose_next_answer(mine)
-    with pytest.raises(ConnectionLost):
-        await mine.create("/applied")
+    async with asyncio.timeout(DEADLINE_S):  # Known when the connection breaks, not by waiting.
+        await site.lose_next_request(mine)
+        with pytest.raises(ConnectionLost):
+            await mine.create("/lost")
+        await site.lose_next_answer(mine)
+        with pytest.raises(ConnectionLost):
+            await mine.create("/applied")
     assert await mine.children("/") == ["applied"]
     await other.sync()
     assert await other.children("/") == ["applied"]

@@ -35,6 +35,7 @@ from rollbook.proto.errors import (
     NodeExists,
     NodeNotEmpty,
     NoSuchNode,
+    Overloaded,
     RollbookError,
     SessionExpired,
 )
@@ -84,7 +85,7 @@ _REFUSALS: Final = {
     error.__name__: error
     for error in (
         *(NoSuchNode, NodeExists, NodeNotEmpty, MetadataConflict),
-        *(InvalidRequest, EntryTooLarge, SessionExpired),
+        *(InvalidRequest, EntryTooLarge, SessionExpired, Overloaded),
     )
 }
 

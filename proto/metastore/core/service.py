@@ -12,8 +12,9 @@ transaction that opened it, and so is never given twice.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
-from rollbook.proto.errors import RollbookError, SessionExpired
+from rollbook.proto.errors import Overloaded, RollbookError, SessionExpired
 from rollbook.proto.metastore.core.messages import (
     Answer,
     Children,
@@ -40,6 +41,8 @@ from rollbook.proto.metastore.core.watches import WatchTable
 from rollbook.proto.ports import NO_SESSION, EventKind, SessionId, WatchEvent
 
 ConnectionId = int
+
+WATCHES_MAX: Final = 10_000  # Of one connection.
 
 
 @dataclass(slots=True)
@@ -195,6 +198,8 @@ class Service:
 
     def _start_watch(self, connection: ConnectionId, known: _Connection, watch: StartWatch) -> None:
         check_path(watch.path)
+        if len(known.watches) >= WATCHES_MAX:
+            raise Overloaded(f"{WATCHES_MAX} watches of one client are all it may have")
         known.watches[watch.watch_id] = None
         self._watches.add((connection, watch.watch_id), watch.path, recursive=watch.recursive)
         if watch.since is not None and watch.since != self._applied_txn:

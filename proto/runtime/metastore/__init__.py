@@ -9,7 +9,9 @@ from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector
+from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
+
+NOBODY_TIMEOUT_S: Final = 2.0  # A new owner takes over in much less.
 
 
 async def open_metadata_store(
@@ -17,6 +19,7 @@ async def open_metadata_store(
     *,
     create: bool = False,
     serve: bool = False,
+    visit: bool = False,
     session_timeout_s: float = SESSION_TIMEOUT_S,
     operation_timeout_s: float = OPERATION_TIMEOUT_S,
     clock: Clock | None = None,
@@ -24,8 +27,11 @@ async def open_metadata_store(
 ) -> MetadataStore:
     """Returns with a session, or raises what stands in the way.
 
-    Of the embedded store: `create` makes a missing file, else that is `NoSuchCluster`; `serve`: this
-    process may own the file and serve others, now or when its owner dies. Who creates serves.
+    The rest is about the embedded store. `serve`: this process may own the file and serve others,
+    now or when its owner dies. `visit`, for short commands: if nobody owns the file, this process
+    uses it alone, until it closes. With neither there is somebody who serves within
+    `NOBODY_TIMEOUT_S`, or `MetadataUnavailable`. `create`: a missing file is made, by a visit at
+    least; else it is `NoSuchCluster`.
     """
     clock, randomness = clock or SystemClock(), randomness or random.SystemRandom()
     if isinstance(url, str):
@@ -41,13 +47,15 @@ async def open_metadata_store(
                 operation_timeout_s=operation_timeout_s,
             ).open()
         case Backend.SQLITE:
-            connector = EmbeddedConnector(url.place, clock, randomness, create=create, serve=serve)
+            role = Role.SERVER if serve else Role.VISITOR if visit or create else Role.CLIENT
+            connector = EmbeddedConnector(url.place, clock, randomness, role, create=create)
+            open_timeout_s = NOBODY_TIMEOUT_S if role is Role.CLIENT else operation_timeout_s
             return await StoreClient(
                 connector,
                 randomness,
                 session_timeout_s=session_timeout_s,
                 operation_timeout_s=operation_timeout_s,
-            ).open()
+            ).open(min(open_timeout_s, operation_timeout_s))
         case Backend.MEMORY:
             return await _memory_service(url.place, clock, randomness).connect(
                 session_timeout_s=session_timeout_s, operation_timeout_s=operation_timeout_s

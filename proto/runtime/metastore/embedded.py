@@ -1,7 +1,8 @@
 """The client's way to an embedded store: own it if nobody does, else use its owner's socket.
 
-A process that may serve tries the lock each time it has no connection, so the first one to notice
-that the owner died becomes the next owner. One that may not serve (a command line) waits.
+A server tries the lock each time it has no connection, so the first one to notice that the owner
+died becomes the next owner. A visitor does, too, but has no socket: it uses the file alone, for the
+moment of a short command, and whoever comes meanwhile waits. A plain client never takes the lock.
 """
 
 import asyncio
@@ -9,7 +10,8 @@ import errno
 import os
 import socket
 from collections.abc import Sequence
-from typing import cast
+from enum import Enum
+from typing import Final, cast
 
 from rollbook.proto.errors import BadConfig, BadFrame, MetadataUnavailable, NoSuchCluster
 from rollbook.proto.metastore.client import Channel, Receiver
@@ -30,22 +32,28 @@ from rollbook.proto.runtime.metastore.embedded_owner import (
 from rollbook.proto.wire.frames import FrameDecoder
 
 
+class Role(Enum):
+    SERVER = "server"
+    VISITOR = "visitor"
+    CLIENT = "client"
+
+
 class EmbeddedConnector:
     def __init__(
         self,
         path: str,
         clock: Clock,
         randomness: Randomness,
+        role: Role,
         *,
-        create: bool,
-        serve: bool,
+        create: bool = False,
         on_fatal: Fatal = end_process,
     ) -> None:
         self._path = path
         self._clock = clock
         self._randomness = randomness
+        self._role = role
         self._create = create
-        self._serve = serve or create
         self._on_fatal = on_fatal
         self._owner: Owner | None = None
 
@@ -61,12 +69,13 @@ class EmbeddedConnector:
 
     async def _connect(self, receiver: Receiver) -> Channel:
         self._look_for_file()
-        if self._serve and self._owner is None:
+        if self._role is not Role.CLIENT and self._owner is None:
             self._owner = await Owner.take(
                 self._path,
                 self._clock,
                 self._randomness,
                 create=self._create,
+                serve=self._role is Role.SERVER,
                 on_fatal=self._on_fatal,
             )
         if self._owner is not None:
@@ -100,11 +109,14 @@ class EmbeddedConnector:
             connection.close()
             if error.errno not in (errno.ECONNREFUSED, errno.ENOENT, errno.EAGAIN):
                 raise
-            raise MetadataUnavailable(describe_owner(self._path)) from error
+            raise MetadataUnavailable(describe_owner(self._path), next_step=_ADVICE) from error
         _, protocol = await asyncio.get_running_loop().create_unix_connection(
             lambda: _SocketChannel(receiver), sock=connection
         )
         return protocol
+
+
+_ADVICE: Final = "start a server on it, or wait for the one that starts"
 
 
 class _SocketChannel(asyncio.Protocol):

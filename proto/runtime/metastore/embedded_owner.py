@@ -114,9 +114,10 @@ class Owner:
         randomness: Randomness,
         *,
         create: bool,
+        serve: bool = True,
         on_fatal: Fatal = end_process,
     ) -> Self | None:
-        """None if another process owns the store."""
+        """None if another process owns the store. Without `serve` nobody else can use it."""
         lock = StoreLock(path)
         if not lock.try_take():
             return None
@@ -133,13 +134,15 @@ class Owner:
                     raise
 
             owner = cls(path, lock, file, Host(kept, clock, keep))
-            await owner._serve()
+            if serve:
+                await owner._serve()
+            owner._host.start()
         except BaseException:
             if file is not None:
                 await file.close()
             lock.release()
             raise
-        logger.info("metadata_store_taken", path=path, last_txn=kept.last_txn)
+        logger.info("metadata_store_taken", path=path, serving=serve, last_txn=kept.last_txn)
         return owner
 
     def connect(self, receiver: Receiver) -> LocalChannel:
@@ -176,7 +179,6 @@ class Owner:
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: _Served(self._host), sock=listening, backlog=CONNECTIONS_MAX, **keep_name
         )
-        self._host.start()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from rollbook.proto.errors import (
     NodeExists,
     NodeNotEmpty,
     NoSuchNode,
+    Overloaded,
     RollbookError,
     SessionExpired,
 )
@@ -114,6 +115,7 @@ def test_what_the_service_says_comes_back(message: FromService) -> None:
         InvalidRequest("no"),
         EntryTooLarge(),
         SessionExpired(session=5),
+        Overloaded("full"),
     ],
     ids=lambda error: type(error).__name__,
 )

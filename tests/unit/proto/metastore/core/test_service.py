@@ -4,7 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from rollbook.proto.errors import MetadataConflict, NoSuchNode, RollbookError, SessionExpired
+from rollbook.proto.errors import (
+    MetadataConflict,
+    NoSuchNode,
+    Overloaded,
+    RollbookError,
+    SessionExpired,
+)
 from rollbook.proto.metastore.core.messages import (
     Answer,
     Ask,
@@ -310,6 +316,19 @@ def test_a_stopped_watch_is_silent(world: World) -> None:
     world.say(1, Ask(1, Transact((Create("/a"),))))
     world.keep()
     assert [type(message) for message in world.listen(1)] == [Answer]
+
+
+def test_watches_of_one_client_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollbook.proto.metastore.core.service.WATCHES_MAX", 2)
+    world.connect(1)
+    for watch_id in (1, 2):
+        world.ask(1, StartWatch(watch_id, "/a", recursive=False, since=None))
+    refusal = error_of(world.ask(1, StartWatch(3, "/a", recursive=False, since=None)))
+    assert isinstance(refusal, Overloaded)
+    world.ask(1, StopWatch(1))
+    again = world.ask(1, StartWatch(3, "/a", recursive=False, since=None))
+    assert isinstance(again, Answer)
+    assert again.result is None
 
 
 def test_refusals_come_as_answers(world: World) -> None:

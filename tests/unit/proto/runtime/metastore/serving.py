@@ -17,7 +17,7 @@ from rollbook.proto.metastore.client import StoreClient
 from rollbook.proto.ports import CreateMode
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.logs import configure_logs
-from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector
+from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
 
 FULL_BYTES = 2 * 1024 * 1024
 
@@ -28,7 +28,7 @@ async def main(path: str, *how: str) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, FULL_BYTES))
     connector = EmbeddedConnector(
-        path, SystemClock(), random.Random(), create="create" in how, serve=True
+        path, SystemClock(), random.Random(), Role.SERVER, create="create" in how
     )
     await StoreClient(connector, random.Random(), session_timeout_s=2).open()
     store = await StoreClient(connector, random.Random(), session_timeout_s=2).open()

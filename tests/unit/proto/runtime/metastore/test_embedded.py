@@ -29,7 +29,7 @@ from rollbook.proto.metastore.core.service import Batch
 from rollbook.proto.ports import CreateMode, EventKind, MetadataStore, SessionState, WatchEvent
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector
+from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
 from rollbook.proto.runtime.metastore.embedded_owner import EXIT_STORE_FAILED, Owner
 from tests.contract.stores import next_event, until_gone, until_state
 from tests.support import processes
@@ -61,13 +61,15 @@ class House:
         *,
         create: bool = False,
         serve: bool = True,
+        visit: bool = False,
         session_timeout_s: float = 10,
         operation_timeout_s: float = 10,
     ) -> MetadataStore:
         store = await open_metadata_store(
             f"sqlite://{self.path}",
             create=create,
-            serve=serve,
+            serve=serve and not visit,
+            visit=visit,
             session_timeout_s=session_timeout_s,
             operation_timeout_s=operation_timeout_s,
         )
@@ -293,6 +295,54 @@ async def test_commands_never_serve(house: House) -> None:
         await house.open(serve=False, operation_timeout_s=0.3)
 
 
+async def test_a_command_without_a_server_is_told_soon_what_to_do(house: House) -> None:
+    await (await house.open(create=True)).close()
+    started_s = asyncio.get_running_loop().time()
+    with pytest.raises(MetadataUnavailable, match="nobody serves") as caught:
+        await house.open(serve=False, operation_timeout_s=60)
+    assert "start a server" in caught.value.next_step
+    assert asyncio.get_running_loop().time() - started_s < 10
+
+
+async def test_a_visit_needs_no_server_and_serves_nobody(house: House, path: str) -> None:
+    first = await house.open(create=True, serve=False)
+    await first.create("/a")
+    assert not os.path.exists(f"{path}.sock")
+    with pytest.raises(MetadataUnavailable, match=f"process {os.getpid()}, which holds"):
+        await house.open(serve=False, operation_timeout_s=0.2)
+    await first.close()
+    second = await house.open(visit=True)
+    assert await second.children("/") == ["a"]
+
+
+async def test_a_visit_to_an_owned_store_is_a_clients(house: House) -> None:
+    owner = await house.open(create=True)
+    visitor = await house.open(visit=True)
+    await visitor.create("/a")
+    assert await owner.children("/") == ["a"]
+    await owner.close()
+    states = visitor.session_events()
+    await until_state(states, SessionState.CONNECTED)
+    assert await visitor.children("/") == ["a"]  # Alone now.
+
+
+async def test_who_comes_during_a_visit_waits_for_its_end(house: House) -> None:
+    visitor = await house.open(create=True, serve=False)
+    await visitor.create("/visited")
+    coming = [
+        asyncio.ensure_future(house.open(visit=True)),
+        asyncio.ensure_future(house.open(serve=True)),
+    ]
+    with pytest.raises(MetadataUnavailable, match="does not answer"):
+        await house.open(visit=True, operation_timeout_s=0.3)
+    assert not any(opening.done() for opening in coming)
+    await visitor.close()
+    for opening in asyncio.as_completed(coming):
+        store = await opening
+        assert await store.children("/") == ["visited"]
+        await store.close()
+
+
 async def test_a_killed_owner_loses_nothing_acknowledged(
     house: House, path: str, children: Family
 ) -> None:
@@ -382,7 +432,7 @@ async def test_a_failed_commit_ends_the_process_and_is_never_answered(
 async def test_a_failed_commit_is_fatal_at_once(path: str) -> None:
     fatal: list[BaseException] = []
     connector = EmbeddedConnector(
-        path, SystemClock(), random.Random(0), create=True, serve=True, on_fatal=fatal.append
+        path, SystemClock(), random.Random(0), Role.SERVER, create=True, on_fatal=fatal.append
     )
     store = await StoreClient(connector, random.Random(0), operation_timeout_s=0.3).open()
     assert connector._owner is not None

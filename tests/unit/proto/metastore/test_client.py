@@ -1,0 +1,172 @@
+"""The client against services that are silent, full, gone or strange."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from rollbook.proto.errors import (
+    BadConfig,
+    ConnectionLost,
+    MetadataUnavailable,
+    Overloaded,
+    RollbookError,
+)
+from rollbook.proto.metastore.client import Receiver, StoreClient
+from rollbook.proto.metastore.core.messages import Answer, Ask, FromClient, Hello, Sync, Welcome
+from rollbook.proto.ports import NO_SESSION, SessionState
+
+TIMEOUT_S = 0.3
+
+
+class Script:
+    """A connector and its channel: welcomes, and answers while `answers` is set."""
+
+    def __init__(self) -> None:
+        self.answers = True
+        self.refusal: RollbookError | None = None
+        self.hellos: list[Hello] = []
+        self.asked: list[Ask] = []
+        self.closed = False
+        self.receiver: Receiver
+
+    async def connect(self, receiver: Receiver, timeout_s: float) -> "Script":
+        if self.refusal is not None:
+            raise self.refusal
+        self.receiver = receiver
+        return self
+
+    def why_silent(self) -> str:
+        return "it sleeps"
+
+    def send(self, messages: Sequence[FromClient]) -> None:
+        for message in messages:
+            if isinstance(message, Ask):
+                self.asked.append(message)
+            else:
+                self.hellos.append(message)
+            if self.answers:
+                asyncio.get_running_loop().call_soon(self._answer, self.receiver, message)
+
+    def _answer(self, receiver: Receiver, message: FromClient) -> None:
+        if isinstance(message, Hello):
+            receiver.on_messages([Welcome("store", 7, message.timeout_ms, 1)])
+        else:
+            receiver.on_messages([Answer(message.request_id, 1, None)])
+
+    def close(self) -> "asyncio.Future[None]":  # Of the channel; awaited as the connector's.
+        self.closed = True
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+
+def client_of(script: Script, **timeouts: float) -> StoreClient:
+    return StoreClient(script, random.Random(0), **timeouts)  # type: ignore[arg-type]  # Both.
+
+
+async def test_an_idle_client_speaks_three_times_in_each_timeout() -> None:
+    script = Script()
+    store = await client_of(script, session_timeout_s=TIMEOUT_S).open()
+    started_s = asyncio.get_running_loop().time()
+    while len(script.asked) < 6:
+        await asyncio.sleep(TIMEOUT_S / 20)
+    took_s = asyncio.get_running_loop().time() - started_s
+    assert {type(ask.question) for ask in script.asked} == {Sync}
+    assert took_s < 4 * TIMEOUT_S
+    assert len(script.hellos) == 1
+    await store.close()
+
+
+async def test_a_silent_service_is_left_before_the_session_is_over() -> None:
+    script = Script()
+    store = await client_of(script, session_timeout_s=TIMEOUT_S, operation_timeout_s=60).open()
+    states = store.session_events()
+    assert (await anext(states)).state is SessionState.CONNECTED
+    script.answers = False
+    started_s = asyncio.get_running_loop().time()
+    call = asyncio.ensure_future(store.get("/a"))
+    event = await anext(states)
+    assert (event.state, event.session) == (SessionState.SUSPENDED, 7)
+    assert asyncio.get_running_loop().time() - started_s < TIMEOUT_S
+    with pytest.raises(ConnectionLost, match="it sleeps"):
+        await call
+    script.answers = True
+    assert (await anext(states)).state is SessionState.CONNECTED
+    assert {(hello.store, hello.session) for hello in script.hellos[1:]} == {("store", 7)}
+    await store.close()
+
+
+async def test_a_call_without_an_answer_ends_at_its_deadline() -> None:
+    script = Script()
+    store = await client_of(script, session_timeout_s=60, operation_timeout_s=0.1).open()
+    script.answers = False
+    with pytest.raises(ConnectionLost, match=r"within 0.1 s: it sleeps"):
+        await store.create("/a")
+    await store.close()
+    assert script.closed
+
+
+async def test_too_many_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollbook.proto.metastore.client.CALLS_MAX", 2)
+    script = Script()
+    store = await client_of(script, operation_timeout_s=0.1).open()
+    script.answers = False
+    calls = [asyncio.ensure_future(store.get("/a")) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await store.get("/a")
+    await asyncio.gather(*calls, return_exceptions=True)
+    await store.close()
+
+
+async def test_what_cannot_be_mended_is_raised_at_once() -> None:
+    script = Script()
+    script.refusal = BadConfig("no such folder")
+    with pytest.raises(BadConfig, match="no such folder"):
+        await client_of(script).open()
+
+
+async def test_who_waits_is_told_why() -> None:
+    script = Script()
+    script.refusal = MetadataUnavailable("nobody is there")
+    with pytest.raises(MetadataUnavailable, match="nobody is there"):
+        await client_of(script, operation_timeout_s=0.05).open()
+    script.refusal = None
+    store = await client_of(script, operation_timeout_s=0.1).open()
+    script.refusal = MetadataUnavailable("it left")
+    script.receiver.on_lost("gone")
+    await asyncio.sleep(0)
+    with pytest.raises(MetadataUnavailable, match="it left"):
+        await store.get("/a")
+    await store.close()
+
+
+async def test_trouble_after_the_opening_is_waited_out() -> None:
+    """A file that cannot be opened now may be mended; meanwhile callers are told."""
+    script = Script()
+    store = await client_of(script, operation_timeout_s=0.2).open()
+    script.refusal = BadConfig("it is damaged")
+    script.receiver.on_lost("gone")
+    with pytest.raises((MetadataUnavailable, ConnectionLost), match=r"it is damaged|gone"):
+        await store.get("/a")
+    with pytest.raises(MetadataUnavailable, match="it is damaged"):
+        await store.get("/a")
+    script.refusal = None
+    assert await store.get("/a") is None
+    await store.close()
+
+
+async def test_a_cancelled_opening_leaves_nothing_behind() -> None:
+    script = Script()
+    script.answers = False
+    store = client_of(script)
+    opening = asyncio.ensure_future(store.open())
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert store.session == NO_SESSION
+    assert store._runner is not None
+    assert store._runner.done()
