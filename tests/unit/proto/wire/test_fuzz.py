@@ -7,6 +7,7 @@ import time
 import pytest
 
 from rollbook.proto.errors import BadFrame
+from tests.fuzz import wire_targets
 from tests.fuzz.mutator import INPUT_BYTES_MAX, Mutator
 from tests.fuzz.run import Failure, fuzz, judge, run
 from tests.fuzz.targets import Target, every_target
@@ -61,9 +62,11 @@ def test_memory_beyond_the_bound_is_found() -> None:
     assert _failures(Target("trusting", decode, (BadFrame,), CORPUS))
 
 
-def test_what_takes_too_long_is_found() -> None:
+def test_what_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.fuzz.run.SECONDS_MAX", 0.1)
+
     def decode(data: bytes) -> None:
-        deadline = time.process_time() + (1.1 if data == b"slow" else 0)
+        deadline = time.process_time() + (0.11 if data == b"slow" else 0)
         while time.process_time() < deadline:
             pass
 
@@ -96,8 +99,26 @@ def test_mutated_protobuf_is_still_protobuf_now_and_then() -> None:
     assert len(values) > 20
 
 
-def test_every_decoder_keeps_its_promises() -> None:
+def test_every_decoder_of_the_wire_keeps_its_promises() -> None:
+    done = 0
+    for done, failures in fuzz(wire_targets.targets(), 10_000, seed=42):
+        assert not failures, str(failures[0])
+    assert done == 10_000
+
+
+def test_a_run_takes_every_target_and_counts_inputs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def careless(data: bytes) -> None:
+        raise ValueError(data)
+
+    targets = [
+        Target("sound", _checked, (BadFrame,), CORPUS),
+        Target("careless", careless, (BadFrame,), CORPUS),
+    ]
+    monkeypatch.setattr("tests.fuzz.run.every_target", lambda: targets)
     heard: list[tuple[int, int]] = []
-    tally = run(10_000, seed=42, report=lambda done, total: heard.append((done, total)))
-    assert (tally.passed, tally.failed) == (10_000, 0)
-    assert heard[-1] == (10_000, 10_000)
+    tally = run(600, seed=1, report=lambda done, total: heard.append((done, total)))
+    assert (tally.passed, tally.failed, tally.holds) == (350, 250, False)
+    assert heard == [(250, 600), (500, 600), (600, 600)]
+    assert "careless, seed 1: raised ValueError" in capsys.readouterr().out
