@@ -1,6 +1,8 @@
 """Owners of the embedded metadata store die under load, again and again; nothing promised is lost.
 
-- *Kill*: the owning server gets SIGKILL, another one takes over, a new one joins the waiting.
+- *Kill*: the owning server gets SIGKILL, another one takes over, a new one joins the waiting. Now
+  and then a client sleeps through it, for less than its session lasts. And once the owner itself
+  sleeps longer than that, with everybody's heartbeats waiting for it.
 - *Power cut*: all servers die at the same instant, every other time with all clients; the file
   system forgets what was not synced, or keeps a random share of it; they start again on what is
   left. Clients that lived keep their sessions through it.
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.crash import CrashResult
-from tests.crash.rig import PATIENCE_S, Outcome, Rig
+from tests.crash.rig import PATIENCE_S, SESSION_TIMEOUT_S, Outcome, Rig
 from tests.support import forgetful
 from tests.support.forgetful import ForgetfulDisk, Names
 from tests.support.processes import Child, ChildFailed, Family, family, kill_at_once
@@ -22,6 +24,8 @@ Report = Callable[[str], None]
 
 _SERVERS: Final = 3  # One owns the store, two wait: a new process takes a while to start.
 _SHARES_KEPT: Final = (0.0, 0.0, 0.2, 0.5, 0.9)  # Of what was not synced, at a power cut.
+_SYNC_DELAYS_S: Final = (0.0, 0.003, 0.02)  # A slow disk is more often caught in the act.
+_SLEEP_EVERY: Final = 10
 _REPORT_EVERY: Final = 10
 
 
@@ -45,6 +49,18 @@ class Servers:
             self._servers.append(server)
 
     def kill_owner(self, rig: Rig) -> None:
+        owner = self._owner(rig)
+        owner.kill()
+        self._servers.remove(owner)
+        self._children.forget_ended()
+
+    def stall_owner(self, rig: Rig, for_s: float) -> None:
+        owner = self._owner(rig)
+        owner.stop()
+        rig.listen(for_s)
+        owner.resume()
+
+    def _owner(self, rig: Rig) -> Child:
         owners: list[Child] = []
 
         def is_owned() -> bool:
@@ -55,9 +71,7 @@ class Servers:
         rig.listen_until(is_owned, "a server to own the store")
         if len(owners) > 1:
             rig.judge.violations.append(f"{len(owners)} servers own the store at once")
-        owners[0].kill()
-        self._servers.remove(owners[0])
-        self._children.forget_ended()
+        return owners[0]
 
     def kill_all(self, others: list[Child]) -> None:
         kill_at_once([*self._servers, *others])
@@ -80,10 +94,14 @@ def run_kills(folder: Path, kills: int, seed: int, report: Report, *, flaw: str 
         rig.start_clients()
         for number in range(1, kills + 1):
             rig.let_work()
+            if number % _SLEEP_EVERY == 0:
+                rig.let_one_sleep(SESSION_TIMEOUT_S / 4)
             servers.kill_owner(rig)
             rig.let_recover()
             servers.fill_up()
             _report_progress(report, number, kills, "owners killed", rig)
+        rig.let_work()
+        servers.stall_owner(rig, 1.2 * SESSION_TIMEOUT_S)
         rig.let_work()
         return rig.finish(kills)
 
@@ -98,6 +116,7 @@ def run_power_cuts(
         servers.fill_up()
         rig.start_clients()
         for number in range(1, cuts + 1):
+            disk.slow_sync(rig.chance.choice(_SYNC_DELAYS_S))
             rig.let_work()
             everybody = number % 2 == 0
             servers.kill_all(rig.clients if everybody else [])
@@ -110,6 +129,7 @@ def run_power_cuts(
                 rig.start_clients()
             rig.let_recover()
             _report_progress(report, number, cuts, "power cuts", rig)
+        disk.slow_sync(0)
         rig.let_work()
         return rig.finish(cuts)
 
@@ -138,6 +158,11 @@ def crash_it(kills: int, power_cuts: int, seed: int, report: Report) -> CrashRes
             with forgetful.mount(Path(root) / names.value, names) as disk:
                 outcome = run_power_cuts(disk, cuts, seed, report)
                 _add(result, outcome, f"power cuts ({names.value} names)", report)
+                gone = disk.statistics()
+                report(
+                    f"forgotten in all: {gone['bytes_forgotten'] >> 10:,} KiB in dirty pages, "
+                    f"{gone['names_forgotten']:,} changes of names"
+                )
     return result
 
 

@@ -13,6 +13,7 @@ node must be followed by its event or by RESYNC.
 """
 
 import asyncio
+import io
 import itertools
 import json
 import os
@@ -320,7 +321,8 @@ def _finish(future: "asyncio.Future[None]") -> None:
 
 
 async def main(url: str, name: str, session_timeout_s: str) -> None:
-    configure_logs(level="error")
+    # A power cut takes the folder away for a moment; who lives through it would complain of that.
+    configure_logs(level="error", stream=io.StringIO())
     commands = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(commands), sys.stdin

@@ -55,6 +55,7 @@ class Rig:
         self._generation = 0
         self._said: dict[str, Any] = {}  # What each client said last besides the judge's lines.
         self._selector = selectors.DefaultSelector()
+        self._sleepers: dict[str, float] = {}  # When each wakes up.
         self._outages_s: list[float] = []
 
     # --- Clients --------------------------------------------------------------------------------
@@ -78,6 +79,7 @@ class Rig:
 
     def bury_clients(self) -> None:
         """They were killed; what they said before still counts."""
+        self._sleepers.clear()
         for name, client in self._clients.items():
             self._selector.unregister(client.output)
             self._hear(name, client.last_lines())
@@ -89,6 +91,12 @@ class Rig:
         self.listen_until(lambda: self._all_said("ready"), "all clients to be ready")
         self._wait_for_acknowledged(_LOAD_BEFORE_A_CRASH)
         self.listen(self.chance.uniform(0, _CALM_S_MAX))
+
+    def let_one_sleep(self, for_s: float) -> None:
+        """One client stands still from now on, for so long; nobody waits for it."""
+        name = self.chance.choice(sorted(self._clients))
+        self._clients[name].stop()
+        self._sleepers[name] = time.monotonic() + for_s
 
     def let_recover(self) -> None:
         """Right after a crash: until the first answer since, and the time that took is noted."""
@@ -118,6 +126,9 @@ class Rig:
 
     def _listen_once(self, timeout_s: float) -> bool:
         """Whether anybody said something."""
+        for name in [name for name, until in self._sleepers.items() if time.monotonic() > until]:
+            del self._sleepers[name]
+            self._clients[name].resume()
         speaking = self._selector.select(timeout_s)
         for key, _ in speaking:
             client = self._clients[key.data]
