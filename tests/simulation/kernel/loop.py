@@ -174,7 +174,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self._ready.remove(lane)
 
     def resume_lane(self, lane: Lane) -> None:
-        if lane.is_alive and not lane.is_running:
+        if not lane.is_running:
             lane.is_running = True
             if lane.queue:
                 self._ready.append(lane)

@@ -167,7 +167,7 @@ class _ServiceEnd(asyncio.Protocol):
         self._connection = 0
         self._reads: dict[int, Get | Children] = {}  # Asked, not answered.
         self._follower: _Follower | None = None
-        self._held: deque[tuple[float, Told]] = deque()  # Events, and when they are due.
+        self._held: deque[tuple[float, Told]] = deque()  # Events, in order, and when each is due.
         self.node = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -250,8 +250,6 @@ class _ServiceEnd(asyncio.Protocol):
         if self._follower is None:  # It knows what was before this, and perhaps a little more.
             self._follower = _Follower(self._metadata)
         due = self._metadata.now() + self._metadata.chance.uniform(*lag_s)
-        if self._held:
-            due = max(due, self._held[-1][0])
         self._held.append((due, told))
         asyncio.get_running_loop().call_at(due, self._release)
 

@@ -571,7 +571,7 @@ class SimulatedServer(asyncio.AbstractServer):
 
     def accept(self, endpoint: Endpoint) -> None:
         if endpoint.is_gone:
-            return  # The process died, or the client gave up, in between.
+            return  # The machine lost power, and who listens here is the world itself.
         endpoint.attach(self.factory())
 
     def context_of_connection(self) -> Context:

@@ -267,6 +267,24 @@ def test_a_process_that_dies_leaves_the_page_cache_and_no_lock() -> None:
     on_node(story)
 
 
+def test_files_without_a_name_go_with_the_process_that_had_them_open() -> None:
+    async def main(node: Node) -> None:
+        file = await node.disk.open("/f", OpenMode.CREATE)
+        await file.write_at(0, [b"x" * 1000])
+        await node.disk.unlink("/f")
+        await node.disk.sync_directory("/")
+        await asyncio.get_running_loop().create_future()
+
+    async def story(node: Node, disk: SimulatedDisk) -> None:
+        node.start(main)
+        await asyncio.sleep(1)
+        assert disk.system.used_bytes == 1000
+        node.kill()
+        assert disk.system.used_bytes == 0
+
+    on_node(story)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_what_was_acknowledged_survives_power_cuts_at_any_moment(seed: int) -> None:
     acknowledged = 0

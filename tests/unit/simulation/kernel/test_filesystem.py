@@ -110,6 +110,13 @@ def test_a_failed_sync_cleans_pages_that_are_not_on_the_disk() -> None:
     assert system.read(number, 0, 2 * S) == b"a" * S + b"-" * S
 
 
+def test_a_failed_sync_can_keep_the_size_and_lose_the_contents() -> None:
+    system, number = durable_file(S)
+    system.write(number, S, b"a" * S)
+    system.fail_sync(number, system.files[number].changes, (1,))
+    assert contents_after(system, "/f") == {b"-" * S + b"\0" * S}
+
+
 def test_a_failed_sync_may_revert_the_cache() -> None:
     system, number = durable_file(2 * S)
     system.write(number, 0, b"a" * 2 * S)

@@ -89,20 +89,19 @@ def test_processes_interleave_by_chance() -> None:
 
 
 def test_shuffling_moves_tasks_and_never_plain_callbacks() -> None:
-    def orders(*, shuffle: bool) -> tuple[list[int], list[int]]:
-        tasks: list[int] = []
-        callbacks: list[int] = []
+    def order(*, shuffle: bool) -> list[str]:
+        steps: list[str] = []
 
         async def child(number: int) -> None:
-            tasks.append(number)
+            steps.append(f"task {number}")
 
         async def main(node: Node) -> None:
             loop = asyncio.get_running_loop()
             children = []
             for number in range(20):
-                children.append(loop.create_task(child(number)))
-                loop.call_soon(callbacks.append, number)
-                children.append(loop.create_task(child(100 + number)))
+                children += [loop.create_task(child(number)), loop.create_task(child(100 + number))]
+                for callback in range(3 * number, 3 * number + 3):
+                    loop.call_soon(steps.append, f"callback {callback}")
             await asyncio.gather(*children)
 
         async def scenario() -> None:
@@ -110,14 +109,16 @@ def test_shuffling_moves_tasks_and_never_plain_callbacks() -> None:
 
         world = World(5, shuffle=shuffle)
         world.run(scenario())
-        return tasks, callbacks
+        return steps
 
-    in_order = [number + offset for number in range(20) for offset in (0, 100)]
-    assert orders(shuffle=False) == (in_order, list(range(20)))
-    tasks, callbacks = orders(shuffle=True)
-    assert tasks != in_order
-    assert sorted(tasks) == sorted(in_order)
-    assert callbacks == list(range(20))
+    in_order, shuffled = order(shuffle=False), order(shuffle=True)
+    assert in_order[:6] == [f"task {n}" for n in (0, 100)] + [f"callback {n}" for n in range(3)] + [
+        "task 1"
+    ]
+    assert shuffled != in_order
+    assert sorted(shuffled) == sorted(in_order)
+    places = [place for place, step in enumerate(in_order) if "callback" in step]
+    assert [shuffled[place] for place in places] == [in_order[place] for place in places]
 
 
 def test_cancelled_timers_leave_the_heap() -> None:

@@ -414,6 +414,60 @@ def test_a_reader_that_does_not_read_fills_its_window() -> None:
     pair.run(story)
 
 
+def test_word_of_an_open_window_does_not_come_through_a_cut() -> None:
+    pair = Pair()
+
+    async def story() -> None:
+        pair.server.transport.pause_reading()
+        pair.client.transport.write(bytes(3 * WINDOW_BYTES))
+        await asyncio.sleep(1)
+        pair.network.cut_one_way("b", "a")
+        pair.server.transport.resume_reading()
+        await asyncio.sleep(5)
+        assert len(pair.server.received) == WINDOW_BYTES
+        assert pair.client.events == ["pause"]
+        pair.network.heal("a", "b")
+        await asyncio.sleep(1)
+        assert len(pair.server.received) == 3 * WINDOW_BYTES
+        assert pair.client.events == ["pause", "resume"]
+
+    pair.run(story)
+
+
+def test_the_end_of_a_stream_is_told_once_and_the_other_way_stays_open() -> None:
+    class HalfOpen(Peer):
+        def eof_received(self) -> bool:
+            self.events.append("eof")
+            return True
+
+    world = World(1)
+
+    async def main(node: Node) -> None:
+        server = HalfOpen()
+        listener = await node.transport.listen(lambda: server, Address("", PORT))
+        transport, client = await node.transport.connect(Peer, listener.address, timeout_s=1)
+        assert isinstance(client, Peer)
+        transport.write(b"question")
+        transport.write_eof()
+        await asyncio.sleep(1)
+        assert server.events == ["eof"]
+        server.transport.write(b"answer")
+        await asyncio.sleep(1)
+        assert client.received == b"answer"
+        transport.close()
+        await asyncio.sleep(1)
+        assert server.events == ["eof"]
+        server.transport.write(b"more")
+        await asyncio.sleep(1)
+        assert server.events == ["eof", "lost"]
+        assert isinstance(server.lost.result(), ConnectionResetError)
+
+    async def scenario() -> None:
+        await world.node("a").start(main).result
+
+    world.run(scenario())
+
+
 def test_a_slow_link_takes_its_time() -> None:
     pair = Pair()
 

@@ -1,6 +1,7 @@
 """A world is a function of its seed, and nothing reaches past its ports."""
 
 import asyncio
+import gc
 import os
 import random
 import secrets
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +54,25 @@ def test_text_does_not_change_the_digest_and_names_no_addresses() -> None:
 
 def test_different_seeds_give_different_runs() -> None:
     assert len({digest for _, digest in busy.digests(range(20))}) == 20
+
+
+def test_the_digest_tells_order_time_and_events_apart() -> None:
+    def digest(delay_s: float, event: str, names: str) -> str:
+        async def main(node: Node) -> None:
+            await asyncio.sleep(delay_s)
+
+        async def scenario() -> None:
+            for name in names:
+                await world.node(name).start(main).result
+            world.log(event, delayed=True)
+
+        world = World(1)
+        world.run(scenario())
+        return world.trace.digest()
+
+    runs = [(1.0, "x", "ab"), (1.5, "x", "ab"), (1.0, "y", "ab"), (1.0, "x", "ba")]
+    assert len({digest(*run) for run in runs}) == len(runs)
+    assert digest(*runs[0]) == digest(*runs[0])
 
 
 def test_a_draw_in_one_stream_shifts_no_other() -> None:
@@ -189,6 +210,51 @@ def test_reaching_past_the_ports_fails_the_run_even_if_swallowed(act: Callable[[
     assert not reached
     assert time.time() > 0, "all is as before"
     assert random.random() < 1
+
+
+def _leave_things_behind(ran: list[str]) -> None:
+    async def serve(node: Node) -> None:
+        async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            held: list[Any] = [reader, writer]
+            held.append(held)
+            await asyncio.sleep(1000)
+
+        await asyncio.start_server(hold, "", 7)
+        await asyncio.get_running_loop().create_future()
+
+    async def main(node: Node) -> None:
+        held: list[Any] = list(await asyncio.open_connection("server", 7))
+        held.append(held)
+        forgotten = asyncio.get_running_loop().create_future()
+        forgotten.set_exception(ValueError("never looked at"))
+        held.append(forgotten)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ran.append(node.name)
+
+    async def scenario() -> None:
+        world.node("server").start(serve)
+        for name in "ab":
+            world.node(name).start(main)
+        await asyncio.sleep(1)
+        world.node("a").kill()
+        await asyncio.sleep(1)
+        assert ran == []
+
+    world = World(1)
+    world.run(scenario())
+
+
+def test_what_a_run_leaves_to_the_garbage_collector_neither_complains_nor_runs() -> None:
+    ran: list[str] = []
+    _leave_things_behind(ran)
+    ran.clear()  # What ran at the end of the run ran in a world that no longer listened.
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert told == []
+    assert ran == []
 
 
 def test_guards_are_lifted_after_a_failed_run() -> None:
