@@ -66,7 +66,7 @@ logger = structlog.get_logger()
 
 SESSION_TIMEOUT_S: Final = 10.0
 OPERATION_TIMEOUT_S: Final = 10.0
-CLOSE_TIMEOUT_S: Final = 2.0
+CLOSE_TIMEOUT_S: Final = 1.0  # An owner that died is followed sooner than that.
 CALLS_MAX: Final = 10_000
 PAUSE_S_MIN: Final = 0.01  # Between attempts to connect; doubles, with jitter.
 PAUSE_S_MAX: Final = 0.5

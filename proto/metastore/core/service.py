@@ -118,6 +118,8 @@ class Service:
             self.expire(session, now_ms)
 
     def expire(self, session: SessionId, now_ms: int) -> None:
+        if session not in self.sessions:
+            return
         connection = self._speaking_for.get(session)
         self._end_session(session, now_ms)
         if connection is not None:

@@ -32,7 +32,14 @@ from rollbook.proto.metastore.core.codec import (
     pack_from_service,
     unpack_from_client,
 )
-from rollbook.proto.metastore.core.messages import Answer, Ask, FromService, HangUp, Hello
+from rollbook.proto.metastore.core.messages import (
+    Answer,
+    Ask,
+    FromClient,
+    FromService,
+    HangUp,
+    Hello,
+)
 from rollbook.proto.metastore.core.service import Batch
 from rollbook.proto.metastore.host import Host
 from rollbook.proto.metastore.local import LocalChannel
@@ -44,8 +51,8 @@ logger = structlog.get_logger()
 
 EXIT_STORE_FAILED: Final = 74  # EX_IOERR of sysexits.h.
 CONNECTIONS_MAX: Final = 1024
-UNANSWERED_MAX: Final = 1024  # Of one connection; then it is not read until some are answered.
-UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024  # A client that reads so little starts over.
+UNANSWERED_MAX: Final = 128  # Of one connection: enough to fill a batch.
+UNREAD_EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
 HELLO_TIMEOUT_S: Final = 10.0
 _SOCKET_PATH_BYTES_MAX: Final = 100  # 108 on Linux, 104 elsewhere, with a zero at the end.
 
@@ -196,17 +203,24 @@ def socket_address(path: str) -> Iterator[str]:
 
 
 class _Served(asyncio.Protocol):
-    """One client: frames in, frames out, and bounds on both."""
+    """One client: frames in, frames out, and bounds on both.
+
+    No more is heard than can be answered: `UNANSWERED_MAX` questions at once, none while answers
+    wait to be read. Events come unasked; who lets too many wait is cut off, and told RESYNC when it
+    comes back.
+    """
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._frames = FrameDecoder(REQUEST_FRAME_BYTES_MAX)
         self._transport: asyncio.Transport
-        self._connection = 0
-        self._unanswered = 0
-        self._unsent = False
-        self._hello_timer: asyncio.TimerHandle
         self._descriptor = -1
+        self._connection = 0
+        self._unheard: list[FromClient] = []
+        self._unanswered = 0
+        self._is_stuffed = False  # What was said waits in our memory to be read.
+        self._unread_event_bytes = 0
+        self._hello_timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -219,32 +233,40 @@ class _Served(asyncio.Protocol):
             return
         self._connection = self._host.connect(self._say)
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            messages = [unpack_from_client(body) for body in self._frames.feed(data)]
-        except BadFrame as error:
-            self._abort(error.message)
-            return
-        for message in messages:
-            if isinstance(message, Ask):
-                self._unanswered += 1
-            elif isinstance(message, Hello):
-                self._hello_timer.cancel()
-        self._host.hear(self._connection, messages)
-        self._pace()
-
     def connection_lost(self, exc: Exception | None) -> None:
         _CLOSED_IN_CHILDREN.pop(self._descriptor, None)
         self._hello_timer.cancel()
         self._host.disconnect(self._connection)
 
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._unheard += map(unpack_from_client, self._frames.feed(data))
+        except BadFrame as error:
+            self._abort(error.message)
+            return
+        self._hear()
+
+    def _hear(self) -> None:
+        room = 0 if self._is_stuffed else UNANSWERED_MAX - self._unanswered
+        if room > 0 and self._unheard:
+            heard, self._unheard = self._unheard[:room], self._unheard[room:]
+            self._unanswered += sum(isinstance(message, Ask) for message in heard)
+            if any(isinstance(message, Hello) for message in heard):
+                self._hello_timer.cancel()
+            self._host.hear(self._connection, heard)
+        if self._unheard or self._is_stuffed:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
     def pause_writing(self) -> None:
-        self._unsent = True
-        self._pace()
+        self._is_stuffed = True
+        self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._unsent = False
-        self._pace()
+        self._is_stuffed = False
+        self._unread_event_bytes = 0
+        self._hear()
 
     def _say(self, messages: Sequence[FromService | HangUp]) -> None:
         frames: list[bytes] = []
@@ -254,19 +276,16 @@ class _Served(asyncio.Protocol):
                 logger.info("metadata_connection_closed", reason=message.reason)
                 self._transport.close()
                 return
-            self._unanswered -= isinstance(message, Answer)
             frames.append(pack_from_service(message))
+            if isinstance(message, Answer):
+                self._unanswered -= 1
+            elif self._is_stuffed:
+                self._unread_event_bytes += len(frames[-1])
         self._transport.write(b"".join(frames))
-        self._pace()
-        if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+        if self._unread_event_bytes > UNREAD_EVENT_BYTES_MAX:
             self._abort("it does not read what it is told")
-
-    def _pace(self) -> None:
-        """Asks for no more than can be answered. Events come unasked: see UNSENT_BYTES_MAX."""
-        if self._unsent or self._unanswered > UNANSWERED_MAX:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
+        elif self._unheard:  # Not from here: the host is in the middle of speaking.
+            asyncio.get_running_loop().call_soon(self._hear)
 
     def _abort(self, reason: str) -> None:
         if not self._transport.is_closing():
