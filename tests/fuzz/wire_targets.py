@@ -26,6 +26,7 @@ from rollbook.proto.wire.messages import (
     ForceLedgerReply,
     ListEntriesReply,
     Operation,
+    ReadLac,
     ReadLacReply,
     ReadReply,
     Refusal,
@@ -61,11 +62,11 @@ def targets() -> list[Target]:
     adds = tuple(frame for frame in requests[2] + requests[3] if frame[5:6] in (b"\x01", b"\x06"))
     return [
         *(
-            _framed(f"V{version} requests, hot and cold", _hear_request_twice, requests[version])
+            _framed(f"V{version} requests, hot and cold", hear_request_twice, requests[version])
             for version in (2, 3)
         ),
         *(
-            _framed(f"V{version} replies, hot and cold", _hear_reply_twice, replies[version])
+            _framed(f"V{version} replies, hot and cold", hear_reply_twice, replies[version])
             for version in (2, 3)
         ),
         _framed("requests", _hear_requests, streams[0], _pack_requests),
@@ -208,8 +209,12 @@ def _hear_stored_adds(frames: bytes) -> list[object]:
 
 # --- Hot and cold -----------------------------------------------------------------------------
 
+# What follows a frame must be heard as if it came alone.
+_NEXT_REQUEST: Final = v3.pack_request(9, ReadLac(LEDGER))
+_NEXT_REPLY: Final = v3.Origin(3, 9, Operation.READ_LAC).pack(ReadLacReply(None, LEDGER))
 
-def _hear_request_twice(stream: bytes) -> None:
+
+def hear_request_twice(stream: bytes) -> None:
     for body in FrameDecoder(FRAME_BYTES_MAX).feed(stream):
         frame = pack_frame(body)
         try:
@@ -218,9 +223,10 @@ def _hear_request_twice(stream: bytes) -> None:
             else:
                 cold = v2.unpack_request(frame, LENGTH_BYTES, len(frame))
         except BadFrame:
-            _expect_bad_frame(RequestDecoder().feed, frame)
+            _expect_bad_frame(RequestDecoder().feed, frame + _NEXT_REQUEST)
             continue
-        (hot,) = RequestDecoder().feed(frame)
+        hot, *rest = RequestDecoder().feed(frame + _NEXT_REQUEST)
+        assert rest == RequestDecoder().feed(_NEXT_REQUEST)
         if isinstance(hot, Refused):
             sound = cold.origin.is_supported and not isinstance(cold.request, Unknown | Add)
             assert not sound, f"{cold} was refused"
@@ -257,7 +263,7 @@ def _added(add: Add, error: Failure = None) -> AddReply:
     return AddReply(error, add.ledger_id, add.entry_id)
 
 
-def _hear_reply_twice(stream: bytes) -> None:
+def hear_reply_twice(stream: bytes) -> None:
     for body in FrameDecoder(FRAME_BYTES_MAX).feed(stream):
         frame = pack_frame(body)
         try:
@@ -266,10 +272,15 @@ def _hear_reply_twice(stream: bytes) -> None:
             else:
                 cold = v2.unpack_reply(frame, LENGTH_BYTES, len(frame))
         except BadFrame:
-            _expect_bad_frame(ReplyDecoder().feed, frame)
+            _expect_bad_frame(ReplyDecoder().feed, frame + _NEXT_REPLY)
             continue
-        (hot,) = _hear_replies(frame)
-        assert hot == (cold.reply if isinstance(cold.reply, AddReply) else cold)
+        hot, *rest = ReplyDecoder().feed(frame + _NEXT_REPLY)
+        assert rest == ReplyDecoder().feed(_NEXT_REPLY)
+        if isinstance(cold.reply, AddReply):
+            expected = cold.reply
+            assert hot == AddReplies(expected.error, expected.ledger_id, [expected.entry_id])
+        else:
+            assert hot == cold
 
 
 def _expect_bad_frame(feed: Callable[[bytes], object], frame: bytes) -> None:

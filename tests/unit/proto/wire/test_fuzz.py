@@ -100,10 +100,8 @@ def test_mutated_protobuf_is_still_protobuf_now_and_then() -> None:
 
 
 def test_every_decoder_of_the_wire_keeps_its_promises() -> None:
-    done = 0
-    for done, failures in fuzz(wire_targets.targets(), 10_000, seed=42):
+    for _, failures in fuzz(wire_targets.targets(), 10_000, seed=42):
         assert not failures, str(failures[0])
-    assert done == 10_000
 
 
 def test_a_run_takes_every_target_and_counts_inputs(

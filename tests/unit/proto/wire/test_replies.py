@@ -270,6 +270,9 @@ def test_unknown_codes_prove_nothing() -> None:
         + b"\x00\x00\x00\x05abcd",  # An entry longer than its reply.
         b"\x02\x07\x00\x00" + bytes(28) + b"\xff\xff\xff\xffabcd",
         b"\x02\x05\x00\x00" + bytes(20),
+        bytes.fromhex("0a0608031002180110e707aa060608001007"),  # Status 999.
+        bytes.fromhex("0a0608031002180110e707aa0607 08e70710071805"),
+        bytes.fromhex("0a0608031002180110 00aa0607 08e70710071805"),
         b"\x02",
         b"\x0a\x06\x08\x03\x10\x01\x18\x01\x10\x00",  # EOK and nothing else.
         b"\x0a\x06\x08\x03\x10\x01\x18\x01",  # No status.

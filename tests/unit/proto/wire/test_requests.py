@@ -305,6 +305,18 @@ def test_v3_adds_that_contradict_themselves_are_refused(add: Add) -> None:
     )
 
 
+@pytest.mark.parametrize("entry_ledger", [8, -1])
+def test_a_v3_add_whose_entry_is_of_another_ledger_is_refused_among_its_likes(
+    entry_ledger: int,
+) -> None:
+    usual = _add(3, 1)
+    body = DIGEST.pack_entry(E1, E0, 5, b"hello")[:16]
+    other = usual.replace(body, struct.pack(">qq", entry_ledger, 1))
+    assert other != usual
+    heard = _heard_in([_add(3, 0) + other + _add(3, 2)])
+    assert [type(item) for item in heard] == [Adds, Refused, Adds]
+
+
 @pytest.mark.parametrize("version", [3, 4, 9, 11, 255])
 def test_unknown_versions_of_v2_hear_so(version: int) -> None:
     ids = struct.pack(">qq", 7, 0)
