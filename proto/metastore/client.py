@@ -2,10 +2,10 @@
 
 A call that cannot be sent waits for the connection. What was sent when the connection breaks has an
 unknown outcome (`ConnectionLost`), and is never sent again. Once the session is back on a new
-connection, nothing sent on an old one happens any more: a read then tells what became of it.
+connection, nothing sent on an old one happens any more (MS6): a read then tells what became of it.
 
 Watches outlive connections and sessions. Each is started again from the last number it heard, and
-so misses nothing.
+so misses nothing (MS5).
 """
 
 import asyncio

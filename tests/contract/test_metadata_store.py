@@ -455,6 +455,7 @@ async def test_a_slow_reader_is_told_to_read_again(site: Site) -> None:
 async def test_a_watch_outlives_its_connection_and_misses_nothing(
     site: Site, recursive: bool
 ) -> None:
+    """MS5: what came to pass in between is a RESYNC."""
     writer, reader = await site.open(), await site.open(session_timeout_s=10)
     states = reader.session_events()
     watch = await reader.watch("/a", recursive=recursive)

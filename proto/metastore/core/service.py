@@ -1,7 +1,7 @@
 """A metadata service: requests in, answers and events out, and what to make durable in between.
 
 Transactions are applied in memory at once and made durable in batches. Nothing that rests on a
-transaction is said before it is durable: no result, no read, no event, no refusal. It is enough
+transaction is said before it is durable (MS1): no result, no read, no event, no refusal. It is enough
 that everything said waits for the newest transaction applied when it was made; so all that waits
 stands in one line, in order.
 
@@ -158,8 +158,7 @@ class Service:
             self._say(connection, Expired(session))
             return
         elif (before := self._speaking_for.get(session)) is not None:
-            # What waits unread on the older connection is never heard, so that a client that came
-            # back knows that nothing it sent before will still happen.
+            # What waits unread on the older connection is never heard (MS6).
             self._hang_up(before, "its session came back on another connection")
         known.session = session
         self._speaking_for[session] = connection
@@ -204,7 +203,7 @@ class Service:
             raise Overloaded(f"{WATCHES_MAX} watches of one client are all it may have")
         known.watches[watch.watch_id] = None
         self._watches.add((connection, watch.watch_id), watch.path, recursive=watch.recursive)
-        if watch.since is not None and watch.since != self._applied_txn:
+        if watch.since is not None and watch.since != self._applied_txn:  # MS5.
             resync = WatchEvent(EventKind.RESYNC, watch.path)
             self._say(connection, Told(watch.watch_id, self._applied_txn, resync))
 

@@ -1,4 +1,4 @@
-"""Which sessions live, and when a silent one ends.
+"""Which sessions live, and when a silent one ends (MS3).
 
 A session ends when it was silent for its time-out. Only time in which the store was listening
 counts: of the time between two ticks at most `LISTENED_NS_MAX`. So a store that was stopped, or

@@ -6,7 +6,7 @@ ZooKeeper is the model. What is easily got wrong:
   over, told apart by `created_txn`.
 - A sequential node is numbered by how many children its parent has ever had, sequential or not.
   The count is kept with the parent and deletes leave it alone, so that a name never comes twice
-  in a parent's life.
+  in a parent's life (MS4).
 - A create is refused for a missing parent, then for an existing node, then for an ephemeral
   parent; a set, check or delete for a missing node, then for its version; a delete then for
   children.

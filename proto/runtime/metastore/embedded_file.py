@@ -9,7 +9,7 @@ SQLite's own lock on the file is exclusive: no other program reads or writes it 
 
 Each row carries the CRC-32C of its contents, and `store` the sum of them all, so that a row that was
 changed, lost or brought back behind our back is noticed when the file is opened. A damaged file is
-refused, never repaired: no node is better than a wrong one.
+refused, never repaired (MS7): no node is better than a wrong one.
 """
 
 import asyncio

@@ -5,7 +5,7 @@ Beside the file `P` lie
     P.lock   locked (`flock`) by the owner as long as it lives; holds its process id
     P.sock   the Unix socket on which it serves
 
-Who has the lock is the owner, whatever else seems to be the case. Only under the lock is the socket
+Who has the lock is the owner, whatever else seems to be the case (MS2). Only under the lock is the socket
 removed and made anew, and the file opened; an owner that leaves removes nothing. The lock ends with
 the process, since no child inherits it: executed programs by O_CLOEXEC, forked ones close it first
 of all. It is never stolen: a stopped owner stalls the store, and whoever waits is told its number.

@@ -129,7 +129,7 @@ def error_of(message: FromService | HangUp) -> RollbookError:
     return message.result
 
 
-# --- Nothing is said before it is durable -----------------------------------------------------
+# --- MS1: nothing is said before it is durable -----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_session_of_elsewhere_is_over(world: World, store: str, session: Sessi
 
 
 def test_a_session_that_comes_back_silences_its_older_connection(world: World) -> None:
-    """What waits unread on the old one must not happen after the client looked around."""
+    """MS6: what waits unread on the old one must not happen after the client looked around."""
     session = world.connect(1).session
     world.connect(2, session)
     world.say(1, Ask(5, Transact((Create("/zombie"),))))

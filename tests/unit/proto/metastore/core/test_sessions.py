@@ -49,7 +49,7 @@ def test_a_heartbeat_starts_the_time_anew() -> None:
 
 
 def test_time_in_which_nobody_listened_does_not_count() -> None:
-    """A stopped process finds the heartbeats of an hour in its sockets, and reads them first."""
+    """MS3: a stopped process finds the heartbeats of an hour in its sockets, and reads them first."""
     story = Story()
     story.table.open(S1, 1000)
     story.listen(300)

@@ -81,6 +81,7 @@ def test_children_leave_version_and_times_of_their_parent_alone(story: Story) ->
 
 
 def test_sequential_names_count_every_child_that_ever_was(story: Story) -> None:
+    """MS4: so none comes twice."""
     story.make("/a")
     assert story.make("/a/x-", SEQUENTIAL) == "/a/x-0000000000"
     story.make("/a/plain")

@@ -223,7 +223,7 @@ async def test_rows_changed_by_others(house: House, path: str, sql: str) -> None
 
 
 async def test_flipped_bits_never_show(house: House, path: str) -> None:
-    """Wherever one flips, the store is refused, or nothing that it says has changed."""
+    """MS7: wherever one flips, the store is refused, or nothing that it says has changed."""
     await fill(house)
     store = await house.open()
     expected = {
@@ -457,6 +457,7 @@ async def test_a_failed_commit_is_fatal_at_once(path: str) -> None:
 
 
 async def test_taking_is_refused_while_another_has_it(path: str) -> None:
+    """MS2"""
     first = await Owner.take(path, SystemClock(), random.Random(0), create=True)
     assert first is not None
     assert await Owner.take(path, SystemClock(), random.Random(0), create=True) is None
