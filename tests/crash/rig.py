@@ -46,10 +46,13 @@ class Outcome:
 
 
 class Rig:
-    def __init__(self, url: str, children: Family, seed: int) -> None:
+    def __init__(
+        self, url: str, children: Family, seed: int, session_timeout_s: float = SESSION_TIMEOUT_S
+    ) -> None:
         self.judge = Judge()
         self.chance = random.Random(seed)
         self._url = url
+        self._session_timeout_s = session_timeout_s
         self._children = children
         self._clients: dict[str, Child] = {}
         self._generation = 0
@@ -71,7 +74,7 @@ class Rig:
         self._generation += 1
         for number in range(1, CLIENTS + 1):
             name = f"{self._generation}-{number}"
-            arguments = self._url, name, str(SESSION_TIMEOUT_S)
+            arguments = self._url, name, str(self._session_timeout_s)
             client = self._clients[name] = self._children.start_module(
                 "tests.crash.load", *arguments
             )

@@ -1,0 +1,28 @@
+"""A ZooKeeper that dies under load: what its clients were told of their writes is true."""
+
+import pytest
+
+from tests.crash.rig import Rig
+from tests.support.processes import family
+from tests.support.zookeeper import LocalZooKeeper, running_or_skipped
+
+SESSION_TIMEOUT_S = 10.0  # Its restart may take half of that on a busy machine.
+
+
+def test_clients_of_a_dying_zookeeper_are_told_the_truth() -> None:
+    """Unknown stays unknown, refused did not happen, and its sessions live through it."""
+    with running_or_skipped() as server, family() as children:
+        if not isinstance(server, LocalZooKeeper):
+            pytest.skip("zk: the server named by the environment is not ours to kill")
+        rig = Rig(f"zk://{server.address}/ledgers", children, 1, SESSION_TIMEOUT_S)
+        rig.prepare()
+        rig.start_clients()
+        for _ in range(2):
+            rig.let_work()
+            server.kill()
+            server.start()
+            rig.let_recover()
+        rig.let_work()
+        outcome = rig.finish(crashes=2)
+    assert not outcome.violations
+    assert outcome.acknowledged > 100
