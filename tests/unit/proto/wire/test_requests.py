@@ -333,11 +333,11 @@ def test_unknown_versions_of_v2_hear_so(version: int) -> None:
         assert code == UnsupportedVersion.code.v2
         assert refused.reply[4:6] == bytes([version, operation])
         assert refused.reply[12:28] == ids
+    auth = v3.pack_auth_message("plugin", b"payload")
     for operation in (0, 3, 4, 5, 6, 8):
+        frame = pack_frame(struct.pack(">BBH", version, operation, 0) + auth)
         with pytest.raises(BadFrame):
-            RequestDecoder().feed(
-                pack_frame(struct.pack(">BBH", version, operation, 0) + bytes(64))
-            )
+            RequestDecoder().feed(frame)
 
 
 @pytest.mark.parametrize("version", [0, 1])
