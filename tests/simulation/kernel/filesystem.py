@@ -92,6 +92,7 @@ class FileSystem:
         self.used_bytes = 0
         self._namings: list[Naming] = []  # Not durable yet, in order.
         self._next_number = 1
+        self._may_forget = False  # Some file has lost a name, and nobody has looked since.
 
     @staticmethod
     def replay(operations: Iterable[Operation]) -> "FileSystem":
@@ -293,6 +294,8 @@ class FileSystem:
 
     def forget_unnamed(self, opened: Iterable[int]) -> None:
         """Frees files that have no name, no pending name and are not open."""
+        if not self._may_forget:
+            return
         used = dict.fromkeys(opened)
         for directory in self.directories.values():
             used.update(dict.fromkeys(directory.names.values()))
@@ -302,10 +305,14 @@ class FileSystem:
         for number in [number for number in self.files if number not in used]:
             self.used_bytes -= len(self.files[number].contents)
             del self.files[number]
+        named = {number for d in self.directories.values() for number in d.names.values()}
+        self._may_forget = any(number not in named for number in self.files)
 
     def _rename(self, naming: Naming) -> None:
         for directory, name, number in naming.effects:
-            _set_name(self.directories[directory].names, name, number)
+            names = self.directories[directory].names
+            self._may_forget = self._may_forget or name in names
+            _set_name(names, name, number)
         self._namings.append(naming)
 
     def _directory(self, path: str) -> tuple[int, Directory]:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import Context
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any, Final, Never, TypeVar
 
@@ -50,18 +50,19 @@ class Process:
 
     async def _live(self, main: Main) -> None:
         """As `asyncio.run` does it: main, then whatever it left behind is cancelled."""
+        tell: Callable[[], object]
         try:
             value = await main(self.node)
         except asyncio.CancelledError:
-            await self._cancel_the_rest()
-            self._end(self.result.cancel)
+            tell = self.result.cancel
         except Exception as error:  # noqa: BLE001  # The process dies of it; who awaits it is told.
-            died_of = error
-            await self._cancel_the_rest()
-            self._end(lambda: self.result.set_exception(died_of))
+            tell = partial(self.result.set_exception, error)
         else:
+            tell = partial(self.result.set_result, value)
+        try:
             await self._cancel_the_rest()
-            self._end(lambda: self.result.set_result(value))
+        finally:  # Cancelled again: it ends all the same.
+            self._end(tell)
 
     async def _cancel_the_rest(self) -> None:
         rest = [task for task in self.lane.tasks() if task is not self._task]
@@ -75,7 +76,7 @@ class Process:
                 )
 
     def _on_exit(self, error: SystemExit) -> None:
-        self._end(lambda: self.result.set_result(error.code))
+        self._end(partial(self.result.set_result, error.code))
 
     def _end(self, tell: Callable[[], object]) -> None:
         if self.is_alive:
