@@ -17,7 +17,7 @@ LATER: Final = {
     "interop": "unmodified Java clients and servers",
     "chaos": "real clusters under kills, pauses and partitions",
 }
-BENCHES: Final = {"codec": "tests.bench.codec"}
+BENCHES: Final = {"codec": "tests.bench.codec", "simulator": "tests.bench.simulator"}
 SMOKE_SEEDS: Final = 100
 
 
