@@ -1,6 +1,6 @@
 """What a client hears on one connection: bytes to replies, adds' replies in columns."""
 
-from rollbook.proto.wire import v2, v2_adds, v3, v3_adds
+from rollbook.proto.wire import v2, v2_adds, v3, v3_adds, v3_reads
 from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES, V3_FIRST_BYTE, FrameBuffer
 from rollbook.proto.wire.messages import AddReply, Answer
@@ -23,7 +23,9 @@ class ReplyDecoder:
             if len(buffer) > position + LENGTH_BYTES:
                 if buffer[position + LENGTH_BYTES] == V3_FIRST_BYTE:
                     adds, position = v3_adds.take_add_replies(buffer, position)
-                    reads, position = v3.take_read_replies(buffer, position, frames.frame_bytes_max)
+                    reads, position = v3_reads.take_read_replies(
+                        buffer, position, frames.frame_bytes_max
+                    )
                 else:
                     adds, position = v2_adds.take_add_replies(buffer, position)
                     reads, position = v2.take_read_replies(buffer, position, frames.frame_bytes_max)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from rollbook.proto.errors import BadFrame, InvalidRequest, UnsupportedVersion
 from rollbook.proto.ids import FIRST_ENTRY
-from rollbook.proto.wire import v2, v2_adds, v3, v3_adds
+from rollbook.proto.wire import v2, v2_adds, v3, v3_adds, v3_reads
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES, V3_FIRST_BYTE, FrameBuffer
@@ -41,7 +41,7 @@ class RequestDecoder:
             if len(buffer) > position + LENGTH_BYTES:
                 if buffer[position + LENGTH_BYTES] == V3_FIRST_BYTE:
                     adds, position = v3_adds.take_adds(buffer, position, frames.frame_bytes_max)
-                    reads, position = v3.take_reads(buffer, position)
+                    reads, position = v3_reads.take_reads(buffer, position)
                 else:
                     adds, position = v2_adds.take_adds(buffer, position, frames.frame_bytes_max)
                     reads, position = v2.take_reads(buffer, position)

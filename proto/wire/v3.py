@@ -8,7 +8,6 @@ refused StartTls. A client takes the outer status unless it is EOK, else the inn
 Protobuf bounds the depth of what it parses; everything that it does not take is a `BadFrame`.
 """
 
-import re
 import struct
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -18,7 +17,7 @@ from rollbook.proto.errors import OK, BadFrame, InvalidRequest, error_of_v3
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.entry_list import pack_entry_list, unpack_entry_list
-from rollbook.proto.wire.frames import LENGTH_BYTES, pack_frame
+from rollbook.proto.wire.frames import pack_frame
 from rollbook.proto.wire.messages import (
     Add,
     AddReply,
@@ -48,16 +47,14 @@ from rollbook.proto.wire.messages import (
     WriteLacReply,
 )
 from rollbook.proto.wire.schema import bookkeeper_protocol_pb2 as pb
-from rollbook.proto.wire.varint import VARINT, pack_varint, unpack_varint
+from rollbook.proto.wire.varint import pack_varint
 
 VERSION: Final = pb.VERSION_THREE
 HIGH_PRIORITY: Final = 100  # What Java sends; anything above 0 means it.
 DEFERRED_SYNC: Final = 0x1  # In an add's writeFlags.
 
-_READ: Final = Operation.READ
 _STATUSES: Final = frozenset(pb.StatusCode.values())
 
-_length_at: Final = struct.Struct(">I").unpack_from
 _pack_length: Final = struct.Struct(">I").pack
 
 
@@ -388,73 +385,3 @@ def _reply(response: pb.Response) -> Reply:
     if outer is None:
         raise BadFrame("a reply of version 3 says EOK and nothing else")
     return Refusal(outer)
-
-
-# --- Reads in usual dress -----------------------------------------------------------------------
-
-_match_read: Final = re.compile(
-    rb"\n.\x08\x03\x10\x01\x18(V)(\xa2\x06|\x20[\x80-\xff]{0,3}[\x00-\x7f]\xa2\x06)"
-    rb"([\x00-\x7f])\x08(V)\x10(V)".replace(b"V", VARINT),
-    re.DOTALL,
-).match
-_match_read_reply: Final = re.compile(
-    rb"\n.\x08\x03\x10\x01\x18(V)\x10\x00\xa2\x06(V)\x08\x00\x10(V)\x18(V)\x22(V)".replace(
-        b"V", VARINT
-    ),
-    re.DOTALL,
-).match
-_match_read_reply_tail: Final = re.compile(
-    rb"(?:\x28(V))?(?:\x30(V))?".replace(b"V", VARINT), re.DOTALL
-).fullmatch
-
-
-def take_reads(buffer: bytes, position: int) -> tuple[list[Call], int]:
-    """The plain reads that lie whole at `position`, and where they end."""
-    calls: list[Call] = []
-    while match := _match_read(buffer, position + LENGTH_BYTES):
-        txn_id, priority, size, ledger_id, entry_id = match.groups()
-        end = match.end()
-        if (
-            position + LENGTH_BYTES + _length_at(buffer, position)[0] != end
-            or match.end(3) + size[0] != end
-            or match.start(3) - 2 != position + 6 + buffer[position + 5]
-        ):
-            break
-        read = Read(LedgerId(unpack_varint(ledger_id)), EntryId(unpack_varint(entry_id)))
-        is_high_priority = priority[1:-2].strip(b"\x00\x80") != b""
-        calls.append(Call(read, is_high_priority, Origin(VERSION, unpack_varint(txn_id), _READ)))
-        position = end
-    return calls, position
-
-
-def take_read_replies(
-    buffer: bytes, position: int, frame_bytes_max: int
-) -> tuple[list[Answer], int]:
-    """The found entries, in usual dress, that lie whole at `position`, and where they end."""
-    answers: list[Answer] = []
-    view = memoryview(buffer)
-    while match := _match_read_reply(buffer, position + LENGTH_BYTES):
-        txn_id, size, ledger_id, entry_id, body_size = match.groups()
-        end = position + LENGTH_BYTES + _length_at(buffer, position)[0]
-        body_start = match.end()
-        body_end = body_start + unpack_varint(body_size)
-        if (
-            not body_end <= end <= len(buffer)
-            or end - position > frame_bytes_max
-            or match.end(2) + unpack_varint(size) != end
-            or match.end(1) != position + 6 + buffer[position + 5]
-            or (tail := _match_read_reply_tail(buffer, body_end, end)) is None
-        ):
-            break
-        lac, updated_ms = tail.groups()
-        reply = ReadReply(
-            None,
-            LedgerId(unpack_varint(ledger_id)),
-            EntryId(unpack_varint(entry_id)),
-            view[body_start:body_end],
-            None if lac is None else EntryId(unpack_varint(lac)),
-            None if updated_ms is None else unpack_varint(updated_ms),
-        )
-        answers.append(Answer(unpack_varint(txn_id), reply))
-        position = end
-    return answers, position

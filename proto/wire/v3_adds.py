@@ -1,15 +1,14 @@
 """Adds and their replies in version 3, a chunk at a time.
 
 Peers write adds in one of two orders, Java before 4.18 by field number, since then with the flag
-first. Both are matched whole by one regular expression; an add that looks different in any way, in
-the order or the width of its fields or with fields that nobody knows, is left to protobuf, and comes
-back here packed in the usual way. So what is stored has a known form.
+first. Both are matched by one regular expression, and then every length is held against the others.
+An add that looks different in any way, in the order of its fields or with fields that nobody knows,
+is left to protobuf and comes back here packed in the usual way. So what is stored has a known form.
 
 A transaction id is unique on its connection, and nobody asks for more. Drawn from one counter for
 all connections of a client it lets one frame serve all bookies of a write set.
 """
 
-import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,30 +21,29 @@ from rollbook.proto.wire.adds import AddGroup, AddPacker, AddReplies, Adds
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LedgerDigest, pack_entry_header
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES
 from rollbook.proto.wire.messages import Failure
-from rollbook.proto.wire.varint import VARINT, VARINT_OF_UINT64, pack_varint, unpack_varint
+from rollbook.proto.wire.varint import message_pattern, pack_varint, unpack_varint
 
-_match_request: Final = re.compile(
-    rb"\n.\x08\x03\x10\x02\x18(TXN)"  # Header: version 3, ADD, transaction id,
-    rb"(\xaa\x06|\x20[\x80-\xff]{0,3}[\x00-\x7f]\xaa\x06)(V)"  # priority. The add's size,
-    rb"(\x08V\x10|\xa0\x06\x01\x08V\x10)(V)"  # perhaps the flag, ledger id, entry id,
-    rb"(\x1a\x14.{20}\x22)(V)".replace(b"TXN", VARINT_OF_UINT64).replace(
-        b"V", VARINT
-    ),  # key, body.
-    re.DOTALL,
+_match_request: Final = message_pattern(
+    rb"""
+    \x0a . \x08\x03 \x10\x02 \x18(U)                        # header: version 3, ADD, transaction id,
+    (\xaa\x06 | \x20 [\x80-\xff]{0,3}[\x00-\x7f] \xaa\x06)  # perhaps a priority;
+    (V)                                                    # how long the add is,
+    (\x08V\x10 | \xa0\x06\x01 \x08V\x10)(V)                 # perhaps its flag, ledger id, entry id,
+    (\x1a\x14 .{20} \x22)(V)                               # key, how long the entry is
+    """
 ).match
 _FLAG_RECOVERY: Final = b"\xa0\x06\x01"
 _DEFERRED_SYNC: Final = b"\x28\x01"
 _TAILS: Final = (b"", _FLAG_RECOVERY, _DEFERRED_SYNC, _DEFERRED_SYNC + _FLAG_RECOVERY)
 
-_match_reply: Final = re.compile(
-    rb"\n.\x08\x03\x10\x02\x18TXN(?:\x20V)?"  # Header.
-    rb"(\x10V\xaa\x06[\x00-\x7f]\x08V\x10V\x18)(V)".replace(b"TXN", VARINT_OF_UINT64).replace(
-        b"V", VARINT
-    ),
-    re.DOTALL,
+_match_reply: Final = message_pattern(
+    rb"""
+    \x0a . \x08\x03 \x10\x02 \x18U (?: \x20V )?               # header
+    ( \x10V \xaa\x06 [\x00-\x7f] \x08V \x10V \x18 )(V)        # statuses, size, ledger id; entry id
+    """
 ).match
-_match_reply_head: Final = re.compile(
-    rb"\x10(V)\xaa\x06([\x00-\x7f])\x08(V)\x10(V)\x18".replace(b"V", VARINT), re.DOTALL
+_match_reply_head: Final = message_pattern(
+    rb"\x10(V) \xaa\x06 ([\x00-\x7f]) \x08(V) \x10(V) \x18"
 ).fullmatch
 
 _length_at: Final = struct.Struct(">I").unpack_from

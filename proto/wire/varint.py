@@ -1,15 +1,21 @@
 """Protobuf's varints: seven bits a byte, low bits first, bit 7 says that more follow.
 
 An int64 travels as its 64-bit two's complement: -1 takes ten bytes. Messages that come by the
-hundred thousand are matched by regular expressions made of `VARINT` and packed with these two.
+hundred thousand are matched by regular expressions and packed by hand.
 """
 
+import re
 from typing import Final
 
-VARINT: Final = rb"[\x80-\xff]{0,8}[\x00-\x7f]"
-"""Up to nine bytes, so that its value needs no second look; longer ones go through protobuf."""
+_VARINT: Final = rb"[\x80-\xff]{0,8}[\x00-\x7f]"  # To nine bytes, so that any is less than 2^63.
+_VARINT_OF_UINT64: Final = rb"(?:[\x80-\xff]{0,8}[\x00-\x7f]|[\x80-\xff]{9}\x01)"
 
-VARINT_OF_UINT64: Final = rb"(?:[\x80-\xff]{0,8}[\x00-\x7f]|[\x80-\xff]{9}\x01)"
+
+def message_pattern(pattern: bytes) -> re.Pattern[bytes]:
+    """A verbose expression in which V is a varint less than 2^63, and U one of any uint64."""
+    named = pattern.replace(b"V", _VARINT).replace(b"U", _VARINT_OF_UINT64)
+    return re.compile(named, re.DOTALL | re.VERBOSE)
+
 
 _ONE_BYTE: Final = [bytes([value]) for value in range(0x80)]
 _BITS_64: Final = 2**64 - 1
@@ -29,7 +35,7 @@ def pack_varint(value: int) -> bytes:
 
 
 def unpack_varint(data: bytes) -> int:
-    """Of exactly what `VARINT` matches."""
+    """Of exactly what V matches."""
     match len(data):
         case 1:
             return data[0]

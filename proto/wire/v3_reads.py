@@ -1,0 +1,87 @@
+"""Reads and their replies in version 3, a run at a time, if they are in usual dress.
+
+That is: plain reads, without a key or a flag, and entries that were found. All others, and whatever
+a peer writes in another order, go through protobuf one by one.
+"""
+
+import struct
+from typing import Final
+
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.wire import v3
+from rollbook.proto.wire.frames import LENGTH_BYTES
+from rollbook.proto.wire.messages import Answer, Call, Operation, Read, ReadReply
+from rollbook.proto.wire.varint import message_pattern, unpack_varint
+
+_READ: Final = Operation.READ
+
+_match_read: Final = message_pattern(
+    rb"""
+    \x0a . \x08\x03 \x10\x01 \x18(V)                        # header: version 3, READ, transaction id,
+    (\xa2\x06 | \x20 [\x80-\xff]{0,3}[\x00-\x7f] \xa2\x06)  # perhaps a priority;
+    ([\x00-\x7f]) \x08(V) \x10(V)                           # how long the read is, ledger id, entry id
+    """
+).match
+_match_reply: Final = message_pattern(
+    rb"""
+    \x0a . \x08\x03 \x10\x01 \x18(V) \x10\x00                # header, EOK;
+    \xa2\x06(V) \x08\x00 \x10(V) \x18(V) \x22(V)             # size, EOK, ledger id, entry id, body
+    """
+).match
+_match_reply_tail: Final = message_pattern(rb"(?: \x28(V) )? (?: \x30(V) )?").fullmatch
+
+_length_at: Final = struct.Struct(">I").unpack_from
+
+
+def take_reads(buffer: bytes, position: int) -> tuple[list[Call], int]:
+    """The plain reads that lie whole at `position`, and where they end."""
+    calls: list[Call] = []
+    while match := _match_read(buffer, position + LENGTH_BYTES):
+        txn_id, priority, size, ledger_id, entry_id = match.groups()
+        end = match.end()
+        if (
+            position + LENGTH_BYTES + _length_at(buffer, position)[0] != end
+            or match.end(3) + size[0] != end
+            or match.start(3) - 2 != position + 6 + buffer[position + 5]
+        ):
+            break
+        read = Read(LedgerId(unpack_varint(ledger_id)), EntryId(unpack_varint(entry_id)))
+        is_high_priority = priority[1:-2].strip(b"\x00\x80") != b""
+        calls.append(
+            Call(read, is_high_priority, v3.Origin(v3.VERSION, unpack_varint(txn_id), _READ))
+        )
+        position = end
+    return calls, position
+
+
+def take_read_replies(
+    buffer: bytes, position: int, frame_bytes_max: int
+) -> tuple[list[Answer], int]:
+    """The found entries, in usual dress, that lie whole at `position`, and where they end."""
+    answers: list[Answer] = []
+    view = memoryview(buffer)
+    while match := _match_reply(buffer, position + LENGTH_BYTES):
+        txn_id, size, ledger_id, entry_id, body_size = match.groups()
+        end = position + LENGTH_BYTES + _length_at(buffer, position)[0]
+        body_start = match.end()
+        body_end = body_start + unpack_varint(body_size)
+        if (
+            not body_end <= end <= len(buffer)
+            or end - position > frame_bytes_max
+            or match.end(2) + unpack_varint(size) != end
+            or match.end(1) != position + 6 + buffer[position + 5]
+            or (tail := _match_reply_tail(buffer, body_end, end)) is None
+        ):
+            break
+        lac, updated_ms = tail.groups()
+        reply = ReadReply(
+            None,
+            LedgerId(unpack_varint(ledger_id)),
+            EntryId(unpack_varint(entry_id)),
+            view[body_start:body_end],
+            None if lac is None else EntryId(unpack_varint(lac)),
+            None if updated_ms is None else unpack_varint(updated_ms),
+        )
+        answers.append(Answer(unpack_varint(txn_id), reply))
+        position = end
+    return answers, position
