@@ -273,6 +273,8 @@ class StoreClient:
             return
         asks = []
         for request_id, call in self._unsent.items():
+            if call.answer.done():  # Its caller was told, or is about to be, that it was not sent.
+                continue
             asks.append(Ask(request_id, call.question))
             if isinstance(call.question, StartWatch):
                 line.starting[request_id] = self._watches[call.question.watch_id]
@@ -327,32 +329,46 @@ class StoreClient:
     # --- The connection ---
 
     async def _run(self) -> None:
+        try:
+            await self._keep_connected()
+        except Exception as error:  # The end of the task: nobody else would hear of it.
+            self._trouble, self._advice = str(error), ""
+            if not self._opened.done():
+                self._opened.set_exception(error)
+                return
+            logger.exception("metadata_client_failed")
+
+    async def _keep_connected(self) -> None:
         failures = 0
         while True:
             line = _Line(self)
             try:
-                self._connecting = True
+                line.channel = await self._connect(line)
+                self._line = line
                 try:
-                    line.channel = await self._connector.connect(line, self._session_timeout_s / 3)
-                finally:
-                    self._connecting = False
-                try:
-                    self._line = line
                     line.hello(self._store, self._session, self._session_timeout_s)
-                    self._trouble = await self._attend(line)
+                    self._trouble, self._advice = await self._attend(line), ""
                 finally:
                     self._lose(line)
             except Unavailable as error:
                 self._trouble, self._advice = error.message, error.next_step
             except RollbookError as error:
-                if not self._opened.done():
-                    self._opened.set_exception(error)
-                    return
-                self._trouble = str(error)
-                logger.error("metadata_store_failed", reason=self._trouble)
+                if (
+                    not self._opened.done()
+                ):  # Before it is open, what cannot be waited out is raised.
+                    raise
+                self._trouble, self._advice = error.message, error.next_step
+                logger.error("metadata_store_failed", reason=str(error))
             failures = 0 if line.welcomed else failures + 1
             pause_s = min(PAUSE_S_MIN * 2.0 ** min(failures, 10), PAUSE_S_MAX)
             await asyncio.sleep(pause_s * self._randomness.uniform(0.5, 1.0))
+
+    async def _connect(self, line: "_Line") -> Channel:
+        self._connecting = True
+        try:
+            return await self._connector.connect(line, self._session_timeout_s / 3)
+        finally:
+            self._connecting = False
 
     async def _attend(self, line: "_Line") -> str:
         """Keeps the session alive until the connection is lost; returns how that came."""

@@ -28,9 +28,9 @@ from typing import Final, Self
 from urllib.parse import parse_qsl, unquote
 
 from rollbook.proto.errors import BadConfig, InvalidRequest
-from rollbook.proto.metastore.core.ops import ROOT, check_path, name_of, parent_of
+from rollbook.proto.formats.paths import DEFAULT_ROOT, own_root
+from rollbook.proto.metastore.core.ops import ROOT, check_path
 
-DEFAULT_LEDGERS_ROOT: Final = "/ledgers"
 _ZOOKEEPER_PORT: Final = 2181
 _HOST: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]*", re.ASCII)
@@ -68,7 +68,7 @@ class ZooKeeperOptions:
 class MetadataUrl:
     backend: Backend
     place: str  # ZooKeeper: `host:port,host:port`. SQLite: the file. Memory: the name.
-    ledgers_root: str = DEFAULT_LEDGERS_ROOT
+    ledgers_root: str = DEFAULT_ROOT
     layout: LayoutHint | None = None
     options: ZooKeeperOptions = ZooKeeperOptions()
 
@@ -104,9 +104,7 @@ class MetadataUrl:
     @property
     def rollbook_root(self) -> str:
         """Where our own trees lie: never below BookKeeper's nodes, which its tools walk."""
-        name = name_of(self.ledgers_root)
-        own = "rollbook" if name == name_of(DEFAULT_LEDGERS_ROOT) else f"rollbook-{name}"
-        return parent_of(self.ledgers_root).rstrip("/") + "/" + own
+        return own_root(self.ledgers_root)
 
     def __str__(self) -> str:
         """Without options: they may hold secrets."""
@@ -136,7 +134,7 @@ def _parse_hosts(text: str, url: str) -> str:
 
 
 def _parse_root(path: str, url: str) -> str:
-    root = unquote(path).rstrip("/") or DEFAULT_LEDGERS_ROOT
+    root = unquote(path).rstrip("/") or DEFAULT_ROOT
     try:
         check_path(root)
     except InvalidRequest as error:

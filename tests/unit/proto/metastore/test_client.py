@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+import structlog
 
 from rollbook.proto.errors import (
     BadConfig,
@@ -13,6 +14,7 @@ from rollbook.proto.errors import (
     Overloaded,
     RollbookError,
 )
+from rollbook.proto.metastore import client
 from rollbook.proto.metastore.client import Receiver, StoreClient
 from rollbook.proto.metastore.core.messages import Answer, Ask, FromClient, Hello, Sync, Welcome
 from rollbook.proto.ports import NO_SESSION, SessionState
@@ -170,3 +172,47 @@ async def test_a_cancelled_opening_leaves_nothing_behind() -> None:
     assert store.session == NO_SESSION
     assert store._runner is not None
     assert store._runner.done()
+
+
+@pytest.mark.parametrize("how", ["overdue", "cancelled"])
+async def test_what_was_said_to_be_unsent_stays_unsent(how: str) -> None:
+    """The connection comes back in the very turn of the loop in which a caller gives up."""
+    script = Script()
+    store = await client_of(script).open()
+    script.refusal = MetadataUnavailable("it left")
+    script.receiver.on_lost("gone")
+    await asyncio.sleep(0)
+    call = asyncio.ensure_future(store.create("/a"))
+    await asyncio.sleep(0)
+    ((request_id, waiting),) = store._unsent.items()
+    script.refusal = None
+    if how == "overdue":
+        store._on_timeout(request_id)
+    else:
+        waiting.answer.cancel()
+    asked = len(script.asked)
+    line = store._line = client._Line(store)
+    line.channel, line.welcomed = script, True  # type: ignore[assignment]  # It is both.
+    store._flush()
+    assert len(script.asked) == asked
+    with pytest.raises((MetadataUnavailable, asyncio.CancelledError)):
+        await call
+    store._line = None
+    await store.close()
+
+
+async def test_a_bug_in_a_connector_is_heard_of() -> None:
+    script = Script()
+    script.refusal = ZeroDivisionError()  # type: ignore[assignment]  # A bug.
+    with pytest.raises(ZeroDivisionError):
+        await client_of(script).open()
+    script.refusal = None
+    store = await client_of(script, operation_timeout_s=0.1).open()
+    script.refusal = ZeroDivisionError("oops")  # type: ignore[assignment]  # A bug.
+    script.receiver.on_lost("gone")
+    with structlog.testing.capture_logs() as logs:
+        await asyncio.sleep(0.05)
+        with pytest.raises(MetadataUnavailable, match="oops"):
+            await store.get("/a")
+    assert "metadata_client_failed" in [line["event"] for line in logs]
+    await store.close()
