@@ -9,7 +9,8 @@ What TCP does and this does, too:
 - A process that dies, or closes with unread bytes before it, resets; else its end is a FIN.
 - A machine that loses power says nothing. Its peers write into the void, until it is up again and
   resets what it does not know, or until keep-alive gives up (and never, if bytes are unanswered).
-- A connection is made by the machine: a stopped process has not accepted it, yet it can be written to.
+- A connection is made by the machine: a stopped process has not accepted it, yet it can be written
+  to. It is there once the third message of the handshake has arrived.
 - A reset loses what is in flight, in both directions, and each side learns of it at its own time.
 """
 
@@ -38,6 +39,7 @@ READ_BYTES_MAX: Final = 256 * 1024
 HIGH_WATER_BYTES: Final = 64 * 1024
 HELD: Final = float("inf")  # The arrival of what waits for a cut to heal.
 
+_ACCEPT: Final = object()  # The last step of the handshake: there is a connection to accept.
 _FIN: Final = object()
 _RESET: Final = object()
 _LOCAL_NAMES: Final = frozenset(("", "localhost", "127.0.0.1", "::1", "0.0.0.0", "::"))
@@ -141,6 +143,7 @@ class Endpoint(asyncio.Transport):
         "name",
         "out",
         "peer",
+        "server",
         "unread",
     )
 
@@ -152,6 +155,7 @@ class Endpoint(asyncio.Transport):
         self._network = network
         self._context = context
         self._protocol: Any = None  # From `attach` on: asyncio.Protocol or BufferedProtocol.
+        self.server: SimulatedServer | None = None  # At the end that accepts.
         self._is_buffered = False
         self.host = out.source
         self.name = name
@@ -367,7 +371,10 @@ class Endpoint(asyncio.Transport):
     def on_arrival(self) -> None:
         """Something may have come: hands the protocol what there is, in one piece or less."""
         incoming = self.incoming
-        if self.is_gone or not incoming or self._protocol is None:
+        if self.is_gone or not incoming:
+            return
+        if self._protocol is None:
+            self._on_handshake()
             return
         if self._is_closing or self._is_paused or self.back.is_stalled:
             if self._has_arrived(_RESET):
@@ -412,6 +419,16 @@ class Endpoint(asyncio.Transport):
             self._fill(data)
         else:
             self._protocol.data_received(data)
+
+    def _on_handshake(self) -> None:
+        arrival, mark = self.incoming[0]
+        if arrival > self._network.loop.now or self.server is None:
+            return  # A client's own protocol comes as soon as it has been answered.
+        if mark is _ACCEPT:
+            self.incoming.popleft()
+            self.attach(self.server.factory())
+        else:
+            self.depart()  # The client gave up: nobody here ever knew of it.
 
     def _fill(self, data: bytes) -> None:
         protocol = self._protocol
@@ -568,11 +585,6 @@ class SimulatedServer(asyncio.AbstractServer):
     def sockets(self) -> tuple[FakeSocket, ...]:
         name = (self._address.host, self._address.port)
         return (FakeSocket(name, ("", 0)),) if self.is_serving() else ()
-
-    def accept(self, endpoint: Endpoint) -> None:
-        if endpoint.is_gone:
-            return  # The machine lost power, and who listens here is the world itself.
-        endpoint.attach(self.factory())
 
     def context_of_connection(self) -> Context:
         return self._context.copy()
@@ -848,15 +860,14 @@ class Network:
         near = Endpoint(self, copy_context(), client_name, out, back)
         server_name = (server.address.host, server.address.port)
         far = Endpoint(self, server.context_of_connection(), server_name, back, out)
-        near.peer, far.peer = far, near
+        near.peer, far.peer, far.server = far, near, server
         self._endpoints[near] = self._endpoints[far] = None
-        # The machine has made the connection; the process gets to it when it can.
-        far._soon(server.accept, far)
         try:
             await self._answer(back)
             if near.is_gone or near._has_arrived(_RESET):
                 raise _reset_error()
             protocol = factory()
+            near._send_mark(_ACCEPT)
             near.attach(protocol)
         except BaseException:
             if not near.is_gone:

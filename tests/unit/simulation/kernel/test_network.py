@@ -533,7 +533,7 @@ def test_connecting_where_nobody_is() -> None:
     pair.run(story)
 
 
-def test_a_connection_given_up_half_way_is_closed_on_the_other_side() -> None:
+def test_a_connection_given_up_half_way_was_never_there_for_the_server() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -541,8 +541,27 @@ def test_a_connection_given_up_half_way_is_closed_on_the_other_side() -> None:
         with pytest.raises(Unavailable, match="no answer"):
             await pair.a.transport.connect(Peer, Address("b", PORT), timeout_s=1)
         await asyncio.sleep(1)
+        assert len(pair.servers) == 1
+        assert len(pair.network._endpoints) == 2, "those of the first connection"
+
+    pair.run(story)
+
+
+def test_a_client_can_be_connected_to_a_server_that_does_not_know_yet() -> None:
+    pair = Pair()
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        pair.network.slow("a", "b", (0.1, 0.1))
+        pair.world.at(loop.time() + 0.15, pair.network.cut_one_way, "a", "b")
+        transport, _ = await pair.a.transport.connect(Peer, Address("b", PORT), timeout_s=1)
+        transport.write(b"hello")
+        await asyncio.sleep(5)
+        assert len(pair.servers) == 1
+        pair.network.heal("a", "b")
+        await asyncio.sleep(1)
         assert len(pair.servers) == 2
-        assert pair.server.events == ["eof", "lost"]
+        assert pair.server.received == b"hello"
 
     pair.run(story)
 
