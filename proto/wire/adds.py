@@ -1,6 +1,6 @@
 """Adds, a chunk at a time: what a bookie receives, and what its answers come to.
 
-A stretch of add frames is journaled as it came, so nothing is copied out of it: what is known of
+A stretch of add frames is journaled as it came (W3), so nothing is copied out of it: what is known of
 its entries are columns, in groups of adds that agree in everything but the entry. A group is
 judged as one: one look at its ledger, one compare of its key. There is no object for an entry.
 """

@@ -123,7 +123,7 @@ class LedgerDigest:
         return b"".join((header, self.digest(header, payload), payload))
 
     def unpack_entry(self, body: Buffer, entry_id: EntryId | None) -> Entry:
-        """Verified: `DigestMismatch` unless these are the very bytes that somebody packed for it.
+        """Verified: `DigestMismatch` unless these are the very bytes that somebody packed for it (W4).
 
         `entry_id` None takes any entry of the ledger, as for the answer to "your last one".
         Of a large entry the payload is the only copy that is made; a small one is copied whole

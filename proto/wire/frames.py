@@ -1,7 +1,7 @@
 """Frames: `u32 length`, big-endian, then so many bytes. Both protocols, both directions.
 
 The limit counts the length's own four bytes, as in Java, and holds before anything is stored: a
-peer can make us keep one frame of the limit and one chunk, whatever lengths it claims.
+peer can make us keep one frame of the limit and one chunk, whatever lengths it claims (W1).
 
 Which protocol a frame speaks shows in the first byte of its body: version 3 always begins with
 the tag of its header, version 2 with its version number. Java tries to parse the body as version 3

@@ -1,7 +1,7 @@
 """What a bookie hears on one connection: bytes to adds and calls, in the order in which they came.
 
 The protocols may alternate from frame to frame. Order is kept, because a fence cuts off the adds
-behind it and none before it.
+behind it and none before it. What is heard does not depend on how the bytes were cut (W2).
 """
 
 import struct
@@ -60,7 +60,7 @@ class RequestDecoder:
 
 
 def unpack_adds(frames: bytes) -> list[Adds]:
-    """Whole frames of adds in usual dress, as they are stored, and nothing else. Or `BadFrame`."""
+    """Whole frames of adds in usual dress, as they are stored, and nothing else (W3). Or `BadFrame`."""
     heard = RequestDecoder(frame_bytes_max=len(frames)).feed(frames)
     stretches = [adds for adds in heard if isinstance(adds, Adds) and adds.buffer is frames]
     if len(stretches) != len(heard) or sum(len(adds.frames) for adds in stretches) != len(frames):

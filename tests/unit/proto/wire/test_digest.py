@@ -26,6 +26,7 @@ def test_entries_come_back_from_any_buffer(kind: DigestType, payload: bytes) -> 
 
 @pytest.mark.parametrize("kind", [kind for kind in DigestType if kind is not DigestType.DUMMY])
 def test_every_flipped_bit_of_an_entry_is_seen(kind: DigestType) -> None:
+    """W4."""
     digest = _digest(kind)
     packed = digest.pack_entry(E7, E6, 1000, b"payload")
     for bit in range(8 * len(packed)):

@@ -100,6 +100,7 @@ def test_mutated_protobuf_is_still_protobuf_now_and_then() -> None:
 
 
 def test_every_decoder_of_the_wire_keeps_its_promises() -> None:
+    """W1, W2."""
     for _, failures in fuzz(wire_targets.targets(), 10_000, seed=42):
         assert not failures, str(failures[0])
 

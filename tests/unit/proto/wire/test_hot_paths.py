@@ -1,4 +1,4 @@
-"""The hot paths look at few bytes of a frame; they must hear what the thorough path hears.
+"""The hot paths look at few bytes of a frame; they must hear what the thorough path hears (W2).
 
 Here every byte of the golden frames takes its turn at being wrong.
 """

@@ -51,6 +51,7 @@ def _heard_in(chunks: Iterator[bytes] | list[bytes]) -> list[Heard]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_frames_mean_the_same_however_the_stream_is_cut(seed: int) -> None:
+    """W2."""
     chance = random.Random(seed)
     frames = random_frames(chance, 120)
     one_by_one = flatten(_heard_in(frames))
@@ -114,6 +115,7 @@ def test_the_protocols_may_alternate_from_frame_to_frame() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_stored_frames_unpack_to_what_they_were(seed: int) -> None:
+    """W3."""
     heard = _heard_in([b"".join(random_frames(random.Random(seed), 100))])
     for adds in heard:
         if isinstance(adds, Adds):
@@ -442,6 +444,7 @@ def test_a_length_out_of_bounds_is_refused_before_its_frame_arrives(size: int) -
 
 
 def test_a_frame_in_small_pieces_costs_little_more_than_itself() -> None:
+    """W1."""
     limit = 1024 * 1024
     frame = struct.pack(">I", limit - 4) + b"\x02\x01\x00\x00" + bytes(limit - 8)
     pieces = [frame[at : at + 50] for at in range(0, len(frame), 50)]
