@@ -1,0 +1,89 @@
+"""What a bookie knows about a ledger besides its entries, and THE fencing rule.
+
+A fence never goes away (B4): it is in force from the moment it is asked for, so that adds behind it
+are refused, and it counts as an answer only once it is durable. Adds of a recovery pass it. A ledger
+that was deleted stays fenced for everybody, until it may be forgotten: a late add must not bring it
+back.
+
+The first to speak of a ledger brings its key; whoever shows another one afterwards is refused. A
+copy of a ledger that lost its key to damage takes the next one shown.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from rollbook.proto.errors import LedgerFenced, NoSuchLedger, Unauthorized
+from rollbook.proto.ids import NO_ENTRY
+from rollbook.proto.wire.messages import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFacts:
+    """Durable, all of it: what the journal and the catalog say."""
+
+    ledger_key: bytes | None = None
+    is_fenced: bool = False
+    lac_packet: bytes | None = None  # The explicit LAC, as its writer packed it.
+    lac_of_packet: int = NO_ENTRY
+    deleted_ms: int | None = None  # Wall time.
+
+    def with_key(self, ledger_key: bytes) -> Self:
+        return self if self.ledger_key is not None else replace(self, ledger_key=ledger_key)
+
+    def with_fence(self) -> Self:
+        return replace(self, is_fenced=True)
+
+    def with_lac_packet(self, last_add_confirmed: int, packet: bytes) -> Self:
+        """An older one that comes late changes nothing."""
+        if self.lac_packet is not None and last_add_confirmed < self.lac_of_packet:
+            return self
+        return replace(self, lac_packet=packet, lac_of_packet=last_add_confirmed)
+
+    def with_deletion(self, wall_ms: int) -> Self:
+        """Only what keeps late comers away is left."""
+        return replace(
+            self, is_fenced=True, lac_packet=None, lac_of_packet=NO_ENTRY, deleted_ms=wall_ms
+        )
+
+
+class Ledger:
+    """One ledger, as it is now: facts, and what is on its way to becoming one."""
+
+    __slots__ = ("facts", "fence_is_wanted", "last_add_confirmed", "ledger_id", "shown_key")
+
+    def __init__(self, ledger_id: int, facts: LedgerFacts) -> None:
+        self.ledger_id = ledger_id
+        self.facts = facts
+        self.shown_key = facts.ledger_key  # The first one shown, durable or not yet.
+        self.fence_is_wanted = facts.is_fenced
+        self.last_add_confirmed: int = facts.lac_of_packet  # The highest that is durable here.
+
+    @property
+    def is_deleted(self) -> bool:
+        return self.facts.deleted_ms is not None
+
+    def refusal_of_add(self, ledger_key: bytes, *, is_recovery: bool) -> Failure:
+        if self.shown_key is not None and ledger_key != self.shown_key:
+            return Unauthorized
+        if self.is_deleted or (self.fence_is_wanted and not is_recovery):
+            return LedgerFenced
+        return None
+
+    def refusal_of_control(self, ledger_key: bytes) -> Failure:
+        """Of a fencing request or an explicit LAC."""
+        if self.is_deleted:
+            return NoSuchLedger
+        if self.shown_key is not None and ledger_key != self.shown_key:
+            return Unauthorized
+        return None
+
+    def show_key(self, ledger_key: bytes) -> None:
+        if self.shown_key is None:
+            self.shown_key = ledger_key
+
+    def on_durable_lac(self, last_add_confirmed: int) -> bool:
+        """Whether that is news."""
+        if last_add_confirmed <= self.last_add_confirmed:
+            return False
+        self.last_add_confirmed = last_add_confirmed
+        return True

@@ -1,0 +1,192 @@
+"""Natural group commit: what arrives while the disk is busy goes into its next write, at once.
+
+No timer: an add that finds the disk idle is written by itself, at the latency of the disk, and the
+longer a write takes, the more the next one carries. What is waiting is cut into records of about
+`_RECORD_BYTES`, the unit that readers read and verify; a write starts on a sector of its own, so that
+what is durable is never written again (B2).
+
+The queue's bound is in bytes. It belongs to the storage, which refuses before anything gets here.
+"""
+
+from array import array
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from rollbook.bookie.core.control import Control
+from rollbook.bookie.core.memtable import IntArray
+from rollbook.bookie.core.records import (
+    HEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    Kind,
+    align,
+    pack_record,
+    pack_rows,
+)
+from rollbook.proto.wire.adds import AddGroup
+
+_RECORD_BYTES: Final = 64 * 1024
+_ROW_BYTES: Final = 24
+
+
+class Frames(NamedTuple):
+    """Adds that were accepted, as they came."""
+
+    frames: bytes
+    moved: int  # To be added to the groups' positions to get those in `frames`.
+    groups: tuple[AddGroup, ...]
+
+
+class PlacedFrames(NamedTuple):
+    """Where adds ended up: positions of `groups` in the file are `moved` further on."""
+
+    groups: tuple[AddGroup, ...]
+    moved: int
+
+
+class PlacedRecord(NamedTuple):
+    position: int
+    kind: Kind
+    body: bytes
+    adds: tuple[PlacedFrames, ...]
+    controls: tuple[Control, ...]
+    ledgers: int
+
+
+class Write(NamedTuple):
+    """One write, for one sync."""
+
+    position: int
+    buffers: list[bytes]
+    records: list[PlacedRecord]
+    end: int  # On a sector.
+    last_sequence: int
+
+
+class RecordPacker:
+    """Numbers records and lays them out, one write after the other, in one file."""
+
+    def __init__(self, file_id: bytes, position: int, next_sequence: int, last_synced: int) -> None:
+        self.position = position
+        self.next_sequence = next_sequence
+        self.last_synced = last_synced
+        self._file_id = file_id
+
+    def pack(self, items: Iterable[Frames | Control]) -> Write:
+        """`on_synced` before the next one."""
+        start, buffers, records = self.position, list[bytes](), list[PlacedRecord]()
+        frames: list[Frames] = []
+        controls: list[Control] = []
+        size = 0
+        for item in items:
+            if isinstance(item, Control):
+                if frames:
+                    self._pack_frames(frames, buffers, records)
+                    size = 0
+                controls.append(item)
+                continue
+            if controls:
+                self._pack_controls(controls, buffers, records)
+            if frames and size + len(item.frames) > _RECORD_BYTES:
+                self._pack_frames(frames, buffers, records)
+                size = 0
+            frames.append(item)
+            size += len(item.frames)
+        if frames:
+            self._pack_frames(frames, buffers, records)
+        if controls:
+            self._pack_controls(controls, buffers, records)
+        return self._close(start, buffers, records)
+
+    def pack_empty(self, kind: Kind) -> Write:
+        """IDLE or END: all that it says is `last_synced`."""
+        start, buffers = self.position, list[bytes]()
+        self._place(kind, b"", b"", buffers)
+        return self._close(start, buffers, [])
+
+    def pack_body(self, kind: Kind, body: bytes, rows: bytes = b"") -> Write:
+        """One record."""
+        start, buffers = self.position, list[bytes]()
+        self._place(kind, body, rows, buffers)
+        return self._close(start, buffers, [])
+
+    def on_synced(self, write: Write) -> None:
+        assert write.last_sequence >= self.last_synced
+        self.last_synced = write.last_sequence
+
+    def _pack_frames(
+        self, frames: list[Frames], buffers: list[bytes], records: list[PlacedRecord]
+    ) -> None:
+        body = frames[0].frames if len(frames) == 1 else b"".join([f.frames for f in frames])
+        body_at = self.position + HEAD_BYTES
+        placed: list[PlacedFrames] = []
+        at = body_at
+        for each in frames:
+            placed.append(PlacedFrames(each.groups, at + each.moved))
+            at += len(each.frames)
+        rows = _rows_of(frames)
+        position = self._place(Kind.FRAMES, body, pack_rows(rows), buffers)
+        records.append(PlacedRecord(position, Kind.FRAMES, body, tuple(placed), (), len(rows)))
+        frames.clear()
+
+    def _pack_controls(
+        self, controls: list[Control], buffers: list[bytes], records: list[PlacedRecord]
+    ) -> None:
+        body = b"".join([control.pack() for control in controls])
+        rows = b"".join([control.pack_row() for control in controls])
+        position = self._place(Kind.CONTROL, body, rows, buffers)
+        records.append(PlacedRecord(position, Kind.CONTROL, body, (), tuple(controls), 0))
+        controls.clear()
+
+    def _place(self, kind: Kind, body: bytes, rows: bytes, buffers: list[bytes]) -> int:
+        position = self.position
+        head, rest = pack_record(
+            self._file_id, position, kind, self.next_sequence, self.last_synced, body, rows
+        )
+        buffers += (head, body, rest)
+        self.position += len(head) + len(body) + len(rest)
+        self.next_sequence += 1
+        return position
+
+    def _close(self, start: int, buffers: list[bytes], records: list[PlacedRecord]) -> Write:
+        padding = align(self.position) - self.position
+        if padding:
+            buffers.append(bytes(padding))
+            self.position += padding
+        return Write(start, buffers, records, self.position, self.next_sequence - 1)
+
+
+def size_of(item: Frames | Control) -> int:
+    """What it takes in a file at most, padding of the write aside."""
+    if isinstance(item, Control):
+        body, rows = len(item.pack()), 1
+    else:
+        body, rows = len(item.frames), len(item.groups)
+    return body + rows * _ROW_BYTES + RECORD_OVERHEAD_BYTES
+
+
+def _rows_of(frames: list[Frames]) -> list[tuple[int, int, int]]:
+    groups = [group for each in frames for group in each.groups]
+    if len(groups) == 1:
+        ids = groups[0].entry_ids
+        return [(groups[0].ledger_id, min(ids), max(ids))]
+    rows: dict[int, tuple[int, int]] = {}
+    for group in groups:
+        ids = group.entry_ids
+        first: int = min(ids)
+        last: int = max(ids)
+        if found := rows.get(group.ledger_id):
+            first, last = min(first, found[0]), max(last, found[1])
+        rows[group.ledger_id] = (first, last)
+    return [(ledger_id, *span) for ledger_id, span in rows.items()]
+
+
+def index_of(placed: PlacedFrames) -> Iterable[tuple[AddGroup, IntArray, IntArray]]:
+    """Of each group: the positions of its entries in the file, and their lengths."""
+    moved = placed.moved
+    for group in placed.groups:
+        starts = group.starts
+        yield (
+            group,
+            array("I", [moved + start for start in starts]),
+            array("I", map(int.__sub__, group.ends, starts)),
+        )

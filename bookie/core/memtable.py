@@ -1,0 +1,157 @@
+"""Which entries lie where in one journal file, until an entry log's index says so.
+
+There is no object for an entry: a ledger's entries are columns, 16 bytes each, ascending by id, so
+that a look-up is a bisection and an index page is a slice. Ids nearly always come ascending; the few
+that do not (repeats, recovery, repair) go to a dict that is asked first: an id in it was added after
+its namesake in the columns.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, starmap
+from operator import lt
+from typing import Final, NamedTuple, TypeAlias
+
+from rollbook.proto.ids import NO_ENTRY
+
+IntArray: TypeAlias = "array[int]"
+
+ROW_BYTES: Final = 16
+_STRAY_BYTES: Final = 200  # About what a dict pays for an entry.
+_LEDGER_BYTES: Final = 700
+
+
+class Place(NamedTuple):
+    """Of an entry's bytes in a file."""
+
+    position: int
+    length: int
+
+
+class Columns(NamedTuple):
+    entry_ids: IntArray
+    positions: IntArray
+    lengths: IntArray
+
+
+class LedgerRows:
+    __slots__ = ("columns", "entry_bytes", "last_add_confirmed", "strays")
+
+    def __init__(self) -> None:
+        self.columns = Columns(array("q"), array("I"), array("I"))
+        self.strays: dict[int, Place] = {}
+        self.last_add_confirmed: int = NO_ENTRY
+        self.entry_bytes = 0
+
+    def add(self, entry_id: int, position: int, length: int) -> None:
+        entry_ids, positions, lengths = self.columns
+        self.entry_bytes += length
+        if entry_ids and entry_id <= entry_ids[-1]:
+            self.strays[entry_id] = Place(position, length)
+            return
+        entry_ids.append(entry_id)
+        positions.append(position)
+        lengths.append(length)
+
+    def extend(
+        self, new_ids: Sequence[int], new_positions: Sequence[int], new_lengths: Sequence[int]
+    ) -> None:
+        entry_ids, positions, lengths = self.columns
+        follows = not entry_ids or new_ids[0] > entry_ids[-1]
+        if not follows or not all(starmap(lt, pairwise(new_ids))):
+            for row in zip(new_ids, new_positions, new_lengths, strict=True):
+                self.add(*row)
+            return
+        entry_ids.extend(new_ids)
+        positions.extend(new_positions)
+        lengths.extend(new_lengths)
+        self.entry_bytes += sum(new_lengths)
+
+    def find(self, entry_id: int) -> Place | None:
+        if self.strays and (place := self.strays.get(entry_id)):
+            return place
+        entry_ids, positions, lengths = self.columns
+        at = bisect_left(entry_ids, entry_id)
+        if at == len(entry_ids) or entry_ids[at] != entry_id:
+            return None
+        return Place(positions[at], lengths[at])
+
+    @property
+    def last_entry(self) -> int:
+        """Strays never go beyond the columns."""
+        return self.columns.entry_ids[-1] if self.columns.entry_ids else NO_ENTRY
+
+    def sorted_columns(self) -> Columns:
+        """Each entry once, ascending, at its newest place."""
+        if not self.strays:
+            return self.columns
+        places = {e: Place(p, n) for e, p, n in zip(*self.columns, strict=True)} | self.strays
+        entry_ids = array("q", sorted(places))
+        return Columns(
+            entry_ids,
+            array("I", [places[e].position for e in entry_ids]),
+            array("I", [places[e].length for e in entry_ids]),
+        )
+
+
+class Memtable:
+    """The entries of one file, by ledger."""
+
+    def __init__(self) -> None:
+        self.ledgers: dict[int, LedgerRows] = {}
+        self.entry_bytes = 0
+        self._entries = 0
+        self._strays = 0
+
+    def of(self, ledger_id: int) -> LedgerRows:
+        rows = self.ledgers.get(ledger_id)
+        if rows is None:
+            rows = self.ledgers[ledger_id] = LedgerRows()
+        return rows
+
+    def add_group(
+        self,
+        ledger_id: int,
+        last_add_confirmed: int,
+        entry_ids: Sequence[int],
+        positions: Sequence[int],
+        lengths: Sequence[int],
+    ) -> None:
+        rows = self.of(ledger_id)
+        before, strays = rows.entry_bytes, len(rows.strays)
+        if len(entry_ids) == 1:
+            rows.add(entry_ids[0], positions[0], lengths[0])
+        else:
+            rows.extend(entry_ids, positions, lengths)
+        if last_add_confirmed > rows.last_add_confirmed:
+            rows.last_add_confirmed = last_add_confirmed
+        self.entry_bytes += rows.entry_bytes - before
+        self._entries += len(entry_ids)
+        self._strays += len(rows.strays) - strays
+
+    def find(self, ledger_id: int, entry_id: int) -> Place | None:
+        rows = self.ledgers.get(ledger_id)
+        return rows.find(entry_id) if rows else None
+
+    def last_entry(self, ledger_id: int) -> int:
+        rows = self.ledgers.get(ledger_id)
+        return rows.last_entry if rows else NO_ENTRY
+
+    def drop(self, ledger_id: int) -> None:
+        """The ledger was deleted: its entries stay in the file and are not found again."""
+        if rows := self.ledgers.pop(ledger_id, None):
+            self.entry_bytes -= rows.entry_bytes
+
+    def by_ledger(self) -> Iterator[tuple[int, LedgerRows]]:
+        for ledger_id in sorted(self.ledgers):
+            yield ledger_id, self.ledgers[ledger_id]
+
+    @property
+    def memory_bytes(self) -> int:
+        """An estimate, from above."""
+        return (
+            self._entries * ROW_BYTES
+            + self._strays * _STRAY_BYTES
+            + len(self.ledgers) * _LEDGER_BYTES
+        )

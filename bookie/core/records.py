@@ -1,0 +1,344 @@
+"""Records: the one format of journals, entry logs and the catalog. Little-endian.
+
+    file     header · header again · record · … · END record [· footer, in entry logs]
+    header   a sector: magic · version · purpose · number · store id · file id · allocated bytes · crc
+    record   head · body · rows · tail            a write of several records starts on a sector
+    head     magic · version · kind · count of rows · body bytes · sequence · last_synced ·
+             crc of the rows · crc of the body · crc of the head itself
+    tail     the head once more, under another magic
+    row      ledger · first entry · last entry    which ledgers the body speaks of
+
+Checksums are CRC-32C, seeded with the file's random id and the position, so that neither an older
+file's bytes nor a payload that holds a journal are ever taken for a record (B2). Head and tail say
+the same, and body and rows bound each other's damage: a single damaged byte costs at most one body,
+and the rows still say whose.
+
+`last_synced` is the sequence that was durable when the record was made. A record that should be
+there and is not is *rot* iff some record that is there has a `last_synced` at or above it; else it
+was never acknowledged and is a *torn tail* (B3). What lies behind a torn tail was not acknowledged
+either, since records become durable in order; an END record is written over it before anything else.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+from rollbook.proto.errors import TornRecord, UnsupportedVersion
+
+SECTOR: Final = 512
+_VERSION: Final = 1
+_FILE_MAGIC: Final = b"rollbook"
+_HEAD_MAGIC: Final = b"\xb5rec"
+_TAIL_MAGIC: Final = b"\xb5cer"
+ID_BYTES: Final = 16
+
+_FILE: Final = struct.Struct("<8sHHIQ16s16sQ")
+_HEAD: Final = struct.Struct("<4sBBHIIQQII")
+_CRC: Final = struct.Struct("<I")
+_ROW: Final = struct.Struct("<qqq")
+_POSITION: Final = struct.Struct("<Q")
+
+FILE_HEADER_BYTES: Final = 2 * SECTOR
+HEAD_BYTES: Final = _HEAD.size + _CRC.size
+RECORD_OVERHEAD_BYTES: Final = 2 * HEAD_BYTES
+_ROWS_MAX: Final = 2**24  # Bounds what a forged head can make us look at; so does the file's end.
+
+_extend = google_crc32c.extend
+
+
+def align(position: int) -> int:
+    return -(-position // SECTOR) * SECTOR
+
+
+class Purpose(IntEnum):
+    JOURNAL = 1  # Also after it was adopted as an entry log.
+    LOG = 2
+    CATALOG = 3
+
+
+class Kind(IntEnum):
+    FRAMES = 1  # Add frames as they came.
+    ENTRIES = 2  # `u32 length · entry`, sorted by ledger and entry.
+    CONTROL = 3  # Fences, explicit LACs, deletions.
+    CHANGES = 4  # Of the catalog.
+    IDLE = 5  # Nothing, but a `last_synced`.
+    END = 6  # Nothing follows. Every file but the one being written has it.
+
+
+@dataclass(frozen=True, slots=True)
+class FileHeader:
+    purpose: Purpose
+    number: int
+    store_id: bytes  # Which store the file belongs to.
+    file_id: bytes  # Random; seeds every checksum in the file.
+    allocated_bytes: int = 0  # The file was born this large: shorter and not ended, it was cut.
+
+    def pack(self) -> bytes:
+        fields = _FILE.pack(
+            *(_FILE_MAGIC, _VERSION, self.purpose, 0, self.number, self.store_id, self.file_id),
+            self.allocated_bytes,
+        )
+        sector = (fields + _CRC.pack(_extend(0, fields))).ljust(SECTOR, b"\0")
+        return sector + sector
+
+
+def unpack_file_header(data: bytes) -> FileHeader | None:
+    """From either of the two sectors; None if both are damaged, or were never written."""
+    for start in (0, SECTOR):
+        fields = data[start : start + _FILE.size]
+        crc = data[start + _FILE.size : start + _FILE.size + _CRC.size]
+        if len(crc) < _CRC.size or crc != _CRC.pack(_extend(0, fields)):
+            continue
+        magic, version, purpose, _, number, store_id, file_id, allocated = _FILE.unpack(fields)
+        if magic != _FILE_MAGIC:
+            continue
+        if version != _VERSION:
+            raise UnsupportedVersion(f"a file of version {version} is from a later release")
+        return FileHeader(Purpose(purpose), number, store_id, file_id, allocated)
+    return None
+
+
+class Row(NamedTuple):
+    ledger_id: int
+    first_entry: int
+    last_entry: int
+
+
+def pack_rows(rows: Iterable[Sequence[int]]) -> bytes:
+    return b"".join([_ROW.pack(*row) for row in rows])
+
+
+def unpack_rows(data: bytes) -> list[Row]:
+    return list(map(Row._make, _ROW.iter_unpack(data)))
+
+
+class Frame(NamedTuple):
+    """What stands around a record's body."""
+
+    head: bytes
+    rows_and_tail: bytes
+
+
+def seed_of(file_id: bytes, position: int) -> int:
+    return int(_extend(0, file_id + _POSITION.pack(position)))
+
+
+def pack_record(
+    file_id: bytes,
+    position: int,
+    kind: Kind,
+    sequence: int,
+    last_synced: int,
+    body: bytes = b"",
+    rows: bytes = b"",
+) -> Frame:
+    seed = seed_of(file_id, position)
+    tail_at = position + HEAD_BYTES + len(body) + len(rows)
+    fields = (
+        *(_VERSION, kind, 0, len(rows) // _ROW.size, len(body), sequence, last_synced),
+        *(_extend(seed, rows), _extend(seed, body)),
+    )
+    head = _HEAD.pack(_HEAD_MAGIC, *fields)
+    tail = _HEAD.pack(_TAIL_MAGIC, *fields)
+    return Frame(
+        head + _CRC.pack(_extend(seed, head)),
+        b"".join((rows, tail, _CRC.pack(_extend(seed_of(file_id, tail_at), tail)))),
+    )
+
+
+@dataclass(slots=True)
+class Record:
+    """One that was found, by its head or its tail. Its body need not be sound."""
+
+    position: int
+    kind: Kind
+    sequence: int
+    last_synced: int
+    body_start: int
+    body_end: int
+    end: int
+    rows_crc: int
+    body_crc: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.position
+
+
+class RecordReader:
+    """Finds records in the bytes of a file, or of a part of one that starts at `origin`."""
+
+    def __init__(self, contents: bytes, file_id: bytes, origin: int = 0) -> None:
+        self._contents = contents
+        self._file_id = file_id
+        self._origin = origin
+        self._end = origin + len(contents)
+
+    def at(self, position: int) -> Record | None:
+        """The record whose head stands there whole. Says nothing about its body."""
+        return self._unpack(position, _HEAD_MAGIC)
+
+    def body(self, record: Record) -> bytes:
+        """Verified. Raises `TornRecord`."""
+        found = self._slice(record.body_start, record.body_end)
+        if _extend(seed_of(self._file_id, record.position), found) != record.body_crc:
+            raise TornRecord("a record's body is damaged", position=record.position)
+        return found
+
+    def damaged_body(self, record: Record) -> bytes:
+        """As it is."""
+        return self._slice(record.body_start, record.body_end)
+
+    def is_sound(self, record: Record) -> bool:
+        try:
+            self.body(record)
+        except TornRecord:
+            return False
+        return True
+
+    def rows(self, record: Record) -> list[Row] | None:
+        """Whose entries the body holds; None if that, too, is damaged."""
+        found = self._slice(record.body_end, record.end - HEAD_BYTES)
+        if _extend(seed_of(self._file_id, record.position), found) != record.rows_crc:
+            return None
+        return unpack_rows(found)
+
+    def next_after(self, position: int, sequence: int) -> Record | None:
+        """The first record that starts at `position` or later and is not older than `sequence`."""
+        best: Record | None = None
+        for magic in (_HEAD_MAGIC, _TAIL_MAGIC):
+            at = position - 1
+            while (at := self._find(magic, at + 1)) >= 0 and (best is None or at < best.end):
+                found = self._unpack(at, magic)
+                if found and found.position >= position and found.sequence >= sequence:
+                    if best is None or found.position < best.position:
+                        best = found
+                    break
+        return best
+
+    def _find(self, magic: bytes, position: int) -> int:
+        at = self._contents.find(magic, position - self._origin)
+        return at if at < 0 else at + self._origin
+
+    def _slice(self, start: int, end: int) -> bytes:
+        return self._contents[start - self._origin : end - self._origin]
+
+    def _unpack(self, at: int, magic: bytes) -> Record | None:
+        data = self._slice(at, at + HEAD_BYTES)
+        if len(data) < HEAD_BYTES or data[:4] != magic:
+            return None
+        fields = data[: _HEAD.size]
+        if data[_HEAD.size :] != _CRC.pack(_extend(seed_of(self._file_id, at), fields)):
+            return None
+        _, version, kind, _, rows, body_bytes, sequence, last_synced, rows_crc, body_crc = (
+            _HEAD.unpack(fields)
+        )
+        if version != _VERSION:
+            raise UnsupportedVersion(f"a record of version {version} is from a later release")
+        inner = body_bytes + rows * _ROW.size
+        position = at if magic == _HEAD_MAGIC else at - inner - HEAD_BYTES
+        end = position + inner + RECORD_OVERHEAD_BYTES
+        if rows > _ROWS_MAX or position < self._origin or end > self._end:
+            return None
+        body_start = position + HEAD_BYTES
+        return Record(
+            *(position, Kind(kind), sequence, last_synced, body_start, body_start + body_bytes),
+            *(end, rows_crc, body_crc),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rot:
+    """Something durable that cannot be read: whose it was, or None if that is lost as well."""
+
+    position: int
+    rows: tuple[Row, ...] | None
+    record: Record | None = None  # If it can at least be seen how far it goes.
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    records: tuple[Record, ...]  # Sound, in order; those without contents left out.
+    rot: tuple[Rot, ...]
+    end: int  # Where the next record goes.
+    next_sequence: int
+    is_ended: bool
+
+
+def scan(
+    reader: RecordReader,
+    *,
+    start: int = FILE_HEADER_BYTES,
+    first_sequence: int = 1,
+    durable_through: int = 0,
+) -> Scan:
+    """Reads a file from the front and tells torn tail from rot (B3).
+
+    `durable_through` is what is known from elsewhere to have been durable, all of the file if it
+    has a successor.
+    """
+    pieces, position, is_ended = _pieces(reader, start, first_sequence)
+    proven = max([durable_through, *(piece.last_synced for piece in pieces)])
+    records: list[Record] = []
+    rot: list[Rot] = []
+    sequence = first_sequence
+    for record, hole_at, is_sound in pieces:
+        if record.sequence != sequence:  # Records that have neither head nor tail.
+            if sequence > proven:
+                return Scan(tuple(records), tuple(rot), align(hole_at), sequence, False)
+            rot.append(Rot(hole_at, None))
+        if not is_sound:
+            if record.sequence > proven:
+                return Scan(
+                    tuple(records), tuple(rot), align(record.position), record.sequence, False
+                )
+            rows = reader.rows(record)
+            rot.append(Rot(record.position, None if rows is None else tuple(rows), record))
+        elif record.kind not in (Kind.IDLE, Kind.END):
+            records.append(record)
+        sequence = record.sequence + 1
+    if not is_ended and sequence <= durable_through:  # It stops before what is known to be in it.
+        rot.append(Rot(position, None))
+    return Scan(tuple(records), tuple(rot), align(position), sequence, is_ended)
+
+
+class _Piece(NamedTuple):
+    record: Record
+    searched_from: int
+    is_sound: bool
+
+    @property
+    def last_synced(self) -> int:
+        return self.record.last_synced
+
+
+def _pieces(
+    reader: RecordReader, start: int, first_sequence: int
+) -> tuple[list[_Piece], int, bool]:
+    pieces: list[_Piece] = []
+    position, sequence = start, first_sequence
+    while True:
+        piece = _piece_at(reader, position, sequence)
+        if piece is None:
+            return pieces, position, False
+        pieces.append(piece)
+        position, sequence = piece.record.end, piece.record.sequence + 1
+        if piece.record.kind is Kind.END:
+            return pieces, position, True
+
+
+def _piece_at(reader: RecordReader, position: int, sequence: int) -> _Piece | None:
+    damaged: Record | None = None
+    for at in (position, align(position)):  # The next write began on the next sector.
+        record = reader.at(at)
+        if record and record.sequence == sequence:
+            if reader.is_sound(record):
+                return _Piece(record, position, True)
+            # Perhaps the head of a torn record whose END lies on the next sector.
+            damaged = damaged or record
+    record = damaged or reader.next_after(position, sequence)
+    return _Piece(record, position, reader.is_sound(record)) if record else None
