@@ -1,0 +1,323 @@
+"""From what lies on the disks to a store that can go on: the catalog, then the journal.
+
+The catalog says which files there must be: entry logs by name and size, journal files from the mark
+to the last one opened. One that is missing or cut short was taken away after it was durable; the
+store then refuses to open, naming it, unless the loss is accepted: what the file held is in doubt
+from then on (B1). What the catalog does not know was never needed, or no longer is, and goes.
+
+Whatever the journal holds goes to memory again. A file without an END gets one before anything else
+is written, so that its torn tail stays cut (B3). Dying in here and starting again is harmless.
+"""
+
+from dataclasses import dataclass, field
+
+import structlog
+
+from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.core import catalog as changes
+from rollbook.bookie.core.catalog import Log
+from rollbook.bookie.core.fencing import LedgerFacts
+from rollbook.bookie.core.group_commit import RecordPacker
+from rollbook.bookie.core.records import (
+    FILE_HEADER_BYTES,
+    FileHeader,
+    Kind,
+    RecordReader,
+    Rot,
+    Scan,
+    scan,
+    unpack_file_header,
+)
+from rollbook.bookie.core.replay import Replayed, replay
+from rollbook.bookie.entry_log import open_record_file
+from rollbook.bookie.journal import JournalFile, journal_path
+from rollbook.bookie.record_file import Cache, RecordFile
+from rollbook.proto.errors import BadConfig, DataLost, TornRecord, WrongCluster
+from rollbook.proto.ports import Disk, File, OpenMode, Randomness
+
+logger = structlog.get_logger()
+
+_FIRST_READ_BYTES = 64 * 1024
+_MAKE_ONE = "Mount its disks, or make one with `rollbook bookie init`."
+
+
+def log_path(directory: str, number: int) -> str:
+    return f"{directory}/{number:016}.log"
+
+
+def catalog_directories(config: StorageConfig) -> tuple[str, str]:
+    return config.ledger_dirs[0], config.ledger_dirs[-1]
+
+
+@dataclass(slots=True)
+class Found:
+    """What a store begins with."""
+
+    catalog: CatalogFiles
+    files: list[JournalFile] = field(default_factory=list)  # Filled, oldest first.
+    facts: dict[int, LedgerFacts] = field(default_factory=dict)  # Newer than the catalog's.
+    next_journal: int = 1
+    next_sequence: int = 1
+    spare: RecordFile | None = None  # The last file, if it was made ready and never written to.
+
+
+async def make_store(disk: Disk, config: StorageConfig, randomness: Randomness) -> None:
+    """An empty store in new or empty directories; again, if that was cut short."""
+    for directory in (config.journal_dir, *config.ledger_dirs):
+        await disk.make_directory(directory)
+        await _sync_ancestors(disk, directory)
+    for directory, suffix in _places(config):
+        if await _numbers(disk, directory, suffix):
+            raise BadConfig("there is a store in this directory", path=directory)
+    directories = catalog_directories(config)
+    found = await CatalogFiles.load(disk, directories, randomness)
+    if found:
+        await found.close()
+        raise BadConfig("there is a store in this directory", path=directories[0])
+    await (await CatalogFiles.create(disk, directories, randomness)).close()
+
+
+async def find_store(
+    disk: Disk,
+    config: StorageConfig,
+    randomness: Randomness,
+    cache: Cache,
+    *,
+    accepts_loss: bool = False,
+) -> Found:
+    """Raises `BadConfig` if there is none, `DataLost` if durable files are missing."""
+    for directory in (config.journal_dir, *config.ledger_dirs):
+        if await disk.stat(directory) is None:
+            raise BadConfig("there is no store here", path=directory, next_step=_MAKE_ONE)
+    catalog = await CatalogFiles.load(disk, catalog_directories(config), randomness)
+    if catalog is None:
+        for directory, suffix in _places(config):
+            if await _numbers(disk, directory, suffix):
+                raise DataLost("the catalog of this store is missing", path=config.ledger_dirs[0])
+        raise BadConfig("there is no store here", next_step=_MAKE_ONE)
+    boot = _Boot(disk, config, cache, catalog, accepts_loss)
+    await boot.look_through_logs()
+    await boot.read_journal()
+    return boot.found
+
+
+async def _sync_ancestors(disk: Disk, directory: str) -> None:
+    """All: an attempt that was cut short may have made any of them."""
+    while directory != "/":
+        directory = directory.rpartition("/")[0] or "/"
+        try:
+            await disk.sync_directory(directory)
+        except PermissionError:
+            return  # Then it was not us who made what is in it.
+
+
+def _places(config: StorageConfig) -> list[tuple[str, str]]:
+    return [(config.journal_dir, ".journal"), *((path, ".log") for path in config.ledger_dirs)]
+
+
+async def _numbers(disk: Disk, directory: str, suffix: str) -> list[int]:
+    names = await disk.list_directory(directory)
+    stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+class _Boot:
+    def __init__(
+        self,
+        disk: Disk,
+        config: StorageConfig,
+        cache: Cache,
+        catalog: CatalogFiles,
+        accepts_loss: bool,
+    ) -> None:
+        self.found = Found(catalog)
+        self._disk = disk
+        self._config = config
+        self._cache = cache
+        self._catalog = catalog
+        self._accepts_loss = accepts_loss
+
+    # --- Entry logs ---------------------------------------------------------------------------
+
+    async def look_through_logs(self) -> None:
+        logs = self._catalog.catalog.logs
+        for index, directory in enumerate(self._config.ledger_dirs):
+            for number in await _numbers(self._disk, directory, ".log"):
+                log = logs.get(number)
+                if log is None or log.directory != index:
+                    await self._drop(log_path(directory, number))
+        for log in list(logs.values()):
+            await self._require(log)
+
+    async def _require(self, log: Log) -> None:
+        if log.directory < len(self._config.ledger_dirs):
+            path = log_path(self._config.ledger_dirs[log.directory], log.number)
+            stat = await self._disk.stat(path)
+            if stat and stat.size == log.file_bytes:
+                return
+            what = "is missing" if stat is None else f"has {stat.size} of {log.file_bytes} bytes"
+        else:
+            path, what = f"log {log.number}", "lies in a ledger directory that is not configured"
+        catalog = self._catalog.catalog
+        lost = [
+            (ledger_id, held)
+            for ledger_id in catalog.ledger_ids
+            for held in catalog.held(ledger_id)
+            if held.log == log.number
+        ]
+        ids = sorted(ledger_id for ledger_id, _ in lost)
+        self._refuse(
+            f"an entry log {what}", path=path, ledgers=len(ids), first=ids[0], last=ids[-1]
+        )
+        doubts = [
+            changes.pack_doubt(each, held.first_entry, held.last_entry) for each, held in lost
+        ]
+        await self._catalog.commit([*doubts, changes.pack_unlog(log.number)])
+
+    def _refuse(self, message: str, **ids: object) -> None:
+        if not self._accepts_loss:
+            raise DataLost(
+                message,
+                next_step="Bring the file back, or accept the loss and heal from other copies.",
+                **ids,
+            )
+        logger.error("loss_accepted", what=message, **ids)
+
+    async def _drop(self, path: str) -> None:
+        """Ours, and not needed."""
+        try:
+            file, _ = await open_record_file(
+                self._disk, path, OpenMode.READ, self._catalog.store_id
+            )
+        except TornRecord:
+            pass  # It died before it had a header.
+        else:
+            await file.close()
+        logger.info("leftover_removed", path=path)
+        await self._disk.unlink(path)
+
+    # --- Journal ------------------------------------------------------------------------------
+
+    async def read_journal(self) -> None:
+        catalog, directory = self._catalog.catalog, self._config.journal_dir
+        needed = range(catalog.mark.journal, catalog.opened + 1)
+        there = await _numbers(self._disk, directory, ".journal")
+        for number in there:
+            if number not in needed:
+                await self._drop(journal_path(directory, number))
+        self.found.next_sequence = catalog.mark.first_sequence
+        for number in needed:
+            if number in there:
+                await self._read_file(number, needed)
+            else:
+                self._refuse("a journal file is missing", path=journal_path(directory, number))
+                await self._catalog.commit([changes.DOUBT_ALL])
+        self.found.next_journal = needed.stop
+
+    async def _read_file(self, number: int, needed: range) -> None:
+        path = journal_path(self._config.journal_dir, number)
+        file = await self._disk.open(path, OpenMode.WRITE)
+        contents = await file.read_at(0, await file.size())
+        header = unpack_file_header(contents)
+        if header is None:
+            # Both of its copies were durable once: nothing in here can be told from anything else.
+            self._refuse("a journal file has no header", path=path)
+            await self._catalog.commit([changes.DOUBT_ALL])
+            await file.close()
+            return
+        if header.store_id != self._catalog.store_id:
+            await file.close()
+            raise WrongCluster("a journal file belongs to another store", path=path)
+        is_last_and_whole = number == needed[-1] and len(contents) == header.allocated_bytes
+        if is_last_and_whole and not contents[FILE_HEADER_BYTES:].strip(b"\0"):
+            self.found.spare = RecordFile(file, header, self._cache)
+            return
+        reader = RecordReader(contents, header.file_id)
+        found = scan(
+            reader,
+            first_sequence=self.found.next_sequence,
+            durable_through=await self._durable_through(range(number + 1, needed.stop)),
+        )
+        if len(contents) < header.allocated_bytes and not found.is_ended:
+            self._refuse("a journal file was cut short", path=path)
+            found = Scan(
+                *(found.records, (*found.rot, Rot(found.end, None)), found.end),
+                *(found.next_sequence, False),
+            )
+        await self._take_in(file, header, path, found, replay(reader, found))
+
+    async def _durable_through(self, later: range) -> int:
+        """What the first record in a later file says; 0 if there is none."""
+        for number in later:
+            path = journal_path(self._config.journal_dir, number)
+            if await self._disk.stat(path) is None:
+                continue
+            file = await self._disk.open(path, OpenMode.READ)
+            try:
+                contents = await file.read_at(0, _FIRST_READ_BYTES)
+                if header := unpack_file_header(contents):
+                    record = RecordReader(contents, header.file_id).at(FILE_HEADER_BYTES)
+                    if record is None:  # Empty, as a rule; else its first head is damaged.
+                        contents = await file.read_at(0, await file.size())
+                        reader = RecordReader(contents, header.file_id)
+                        record = reader.next_after(FILE_HEADER_BYTES, 0)
+                    if record:
+                        return record.last_synced
+            finally:
+                await file.close()
+        return 0
+
+    async def _take_in(
+        self, file: File, header: FileHeader, path: str, found: Scan, replayed: Replayed
+    ) -> None:
+        packer = RecordPacker(
+            header.file_id, found.end, found.next_sequence, found.next_sequence - 1
+        )
+        await self._settle(file)
+        if not found.is_ended:
+            end = packer.pack_empty(Kind.END)
+            await file.write_and_sync(end.position, end.buffers)
+            packer.on_synced(end)
+        self.found.next_sequence = packer.next_sequence
+        if found.rot:
+            logger.error("journal_rotten", path=path, places=len(found.rot))
+        if replayed.doubts_everything:
+            await self._catalog.commit([changes.DOUBT_ALL])
+        for doubt in replayed.doubts:
+            self._catalog.catalog.doubts.add(*doubt)
+        records = RecordFile(file, header, self._cache)
+        records.records, records.end = replayed.records, packer.position
+        journal_file = JournalFile(path, records, packer)
+        journal_file.memtable, journal_file.shape = replayed.memtable, replayed.shape
+        journal_file.doubts = replayed.doubts
+        self._learn(replayed)
+        self.found.files.append(journal_file)
+
+    async def _settle(self, file: File) -> None:
+        """Makes durable what was read (B3).
+
+        A process that died, unlike a machine, leaves behind what was never synced: it can be read,
+        and lost later. Nothing may be built on it before, the claim of an END least of all.
+        """
+        await file.sync()
+
+    def _learn(self, replayed: Replayed) -> None:
+        for ledger_id, key in replayed.keys.items():
+            self._set_facts(ledger_id, self._facts(ledger_id).with_key(key))
+        for ledger_id in replayed.fenced_by_damage:
+            self._set_facts(ledger_id, self._facts(ledger_id).with_fence())
+        for control in replayed.controls:
+            before = self._facts(control.ledger_id)
+            self._set_facts(control.ledger_id, control.applied_to(before))
+            if self._facts(control.ledger_id).deleted_ms is not None:
+                for earlier in self.found.files:
+                    earlier.memtable.drop(control.ledger_id)
+
+    def _facts(self, ledger_id: int) -> LedgerFacts:
+        known = self.found.facts.get(ledger_id) or self._catalog.catalog.facts.get(ledger_id)
+        return known or LedgerFacts()
+
+    def _set_facts(self, ledger_id: int, facts: LedgerFacts) -> None:
+        if facts != self._facts(ledger_id) or ledger_id not in self._catalog.catalog.facts:
+            self.found.facts[ledger_id] = facts

@@ -1,0 +1,310 @@
+"""The catalog's two copies on disk: read, appended to, and now and then begun anew.
+
+A change counts once both copies have it, so one damaged copy loses nothing; it is applied to memory
+after that, and never before. What only one copy has, because of a crash or of damage, counts as well:
+it was asked for. Boot writes a new generation unless both copies are whole and equal.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from rollbook.bookie.core.catalog import Catalog
+from rollbook.bookie.core.group_commit import RecordPacker
+from rollbook.bookie.core.records import (
+    FILE_HEADER_BYTES,
+    ID_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    FileHeader,
+    Kind,
+    Purpose,
+    RecordReader,
+    Scan,
+    align,
+    scan,
+    unpack_file_header,
+)
+from rollbook.proto.errors import BookieFailed, DataLost
+from rollbook.proto.ports import Disk, File, OpenMode, Randomness
+
+logger = structlog.get_logger()
+
+_PREFIX = "catalog-"
+_STEP_BYTES = 256 * 1024  # Space is reserved so far ahead: a full disk then fails no write.
+_ANEW_BYTES = 4 * 1024 * 1024
+_ANEW_GROWTH = 3  # A catalog this many times what it began with is begun anew.
+
+
+class _Copy:
+    """One of the two files, as it was found."""
+
+    def __init__(self, contents: bytes, header: FileHeader) -> None:
+        self.header = header
+        self.reader = RecordReader(contents, header.file_id)
+        self.found: Scan = scan(self.reader)
+        self.is_whole = not self.found.rot and not contents[self.found.end :].strip(b"\0")
+
+    def bodies(self) -> dict[int, bytes]:
+        return {record.sequence: self.reader.body(record) for record in self.found.records}
+
+
+class _Generation:
+    """The two files that are written to."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.files: list[tuple[File, RecordPacker]] = []
+        self.bytes = 0
+        self.bytes_at_first = 0
+        self._allocated = 0
+
+    def add(self, file: File, packer: RecordPacker, size: int) -> None:
+        self.files.append((file, packer))
+        self.bytes = self.bytes_at_first = packer.position
+        self._allocated = size
+
+    @property
+    def is_due(self) -> bool:
+        return self.bytes > max(_ANEW_BYTES, _ANEW_GROWTH * self.bytes_at_first)
+
+    async def reserve(self, body_bytes: int) -> None:
+        needed = align(self.bytes + body_bytes + RECORD_OVERHEAD_BYTES)
+        if needed <= self._allocated:
+            return
+        end = -(-needed // _STEP_BYTES) * _STEP_BYTES
+        for file, _ in self.files:
+            await file.allocate(self._allocated, end - self._allocated)
+        self._allocated = end
+
+    async def append(self, body: bytes) -> None:
+        for file, packer in self.files:
+            write = packer.pack_body(Kind.CHANGES, body)
+            await file.write_and_sync(write.position, write.buffers)
+            packer.on_synced(write)
+            self.bytes = write.end
+
+    async def append_unsynced(self, body: bytes) -> None:
+        for file, packer in self.files:
+            write = packer.pack_body(Kind.CHANGES, body)
+            await file.write_at(write.position, write.buffers)
+            self.bytes = self.bytes_at_first = write.end
+
+    async def sync(self) -> None:
+        for file, packer in self.files:
+            await file.sync()
+            packer.last_synced = packer.next_sequence - 1
+
+    async def close(self) -> None:
+        for file, _ in self.files:
+            await file.close()
+
+
+class CatalogFiles:
+    def __init__(
+        self,
+        disk: Disk,
+        directories: tuple[str, str],
+        store_id: bytes,
+        randomness: Randomness,
+    ) -> None:
+        self.catalog = Catalog()
+        self.store_id = store_id
+        self._disk = disk
+        self._directories = directories
+        self._randomness = randomness
+        self._turn = asyncio.Lock()
+        self._current = _Generation(0)
+        self._failure: BaseException | None = None
+
+    # --- Opening ------------------------------------------------------------------------------
+
+    @classmethod
+    async def create(
+        cls, disk: Disk, directories: tuple[str, str], randomness: Randomness
+    ) -> "CatalogFiles":
+        """For a store that has never been."""
+        files = cls(disk, directories, randomness.randbytes(ID_BYTES), randomness)
+        for generation in await files._generations():  # Of a creation that was cut short.
+            await files._remove(generation)
+        await files._begin_anew()
+        return files
+
+    @classmethod
+    async def load(
+        cls, disk: Disk, directories: tuple[str, str], randomness: Randomness
+    ) -> "CatalogFiles | None":
+        """None if there is none, or none that was ever completed: then nothing was ever acked."""
+        files = cls(disk, directories, b"", randomness)
+        generations = await files._generations()
+        for generation in reversed(generations):
+            copies = await files._read(generation)
+            catalog = _merge(copies)
+            if not catalog.is_complete:
+                continue
+            files.catalog = catalog
+            files.store_id = next(copy.header.store_id for copy in copies if copy)
+            await files._sync(generation)
+            for other in generations:
+                if other != generation:
+                    await files._remove(other)
+            files._current = _Generation(generation)
+            await files._go_on(copies)
+            return files
+        return None
+
+    async def _generations(self) -> list[int]:
+        found: dict[int, None] = {}
+        for directory in dict.fromkeys(self._directories):
+            for name in await self._disk.list_directory(directory):
+                number = name.removeprefix(_PREFIX).partition(".")[0]
+                if name.startswith(_PREFIX) and number.isdecimal():
+                    found[int(number)] = None
+        return sorted(found)
+
+    def _paths(self, generation: int) -> list[str]:
+        return [
+            f"{directory}/{_PREFIX}{generation:010}.{copy}"
+            for directory, copy in zip(self._directories, "ab", strict=True)
+        ]
+
+    async def _read(self, generation: int) -> list[_Copy | None]:
+        copies: list[_Copy | None] = []
+        for path in self._paths(generation):
+            if await self._disk.stat(path) is None:
+                copies.append(None)
+                continue
+            file = await self._disk.open(path, OpenMode.READ)
+            contents = await file.read_at(0, await file.size())
+            await file.close()
+            header = unpack_file_header(contents)
+            copies.append(_Copy(contents, header) if header else None)
+        return copies
+
+    async def _sync(self, generation: int) -> None:
+        """What a process left behind that died before it synced: it is about to be built on."""
+        for path in self._paths(generation):
+            if await self._disk.stat(path):
+                file = await self._disk.open(path, OpenMode.WRITE)
+                await file.sync()
+                await file.close()
+        for directory in dict.fromkeys(self._directories):
+            await self._disk.sync_directory(directory)
+
+    async def _go_on(self, copies: Sequence[_Copy | None]) -> None:
+        first, second = copies
+        if (
+            first is None
+            or second is None
+            or not (first.is_whole and second.is_whole)
+            or first.found.next_sequence != second.found.next_sequence
+        ):
+            logger.info("catalog_begun_anew", generation=self._current.number + 1)
+            await self._begin_anew()
+            return
+        for path, copy in zip(self._paths(self._current.number), (first, second), strict=True):
+            file = await self._disk.open(path, OpenMode.WRITE)
+            found, file_id = copy.found, copy.header.file_id
+            last = found.next_sequence - 1
+            packer = RecordPacker(file_id, found.end, found.next_sequence, last)
+            # From where the records end: what was reserved behind them may differ by file.
+            self._current.add(file, packer, found.end)
+
+    # --- Changing -----------------------------------------------------------------------------
+
+    async def commit(self, changes: Sequence[bytes]) -> None:
+        """All of it, or nothing.
+
+        Raises `OSError` if nothing was done because the disk is full, `BookieFailed` if nobody
+        knows what was done: then this process must end. Cancelling it leaves it unknown, too.
+        """
+        async with self._turn:
+            if self._failure:
+                raise BookieFailed("the catalog could not be written") from self._failure
+            body = b"".join(changes)
+            await self._current.reserve(len(body))
+            try:
+                await self._current.append(body)
+            except BaseException as error:
+                self._failure = error
+                if isinstance(error, OSError):
+                    raise BookieFailed("the catalog could not be written") from error
+                raise
+            self.catalog.apply(body)
+            if self._current.is_due:
+                await self._begin_anew()
+
+    async def _begin_anew(self) -> None:
+        """The older generation counts until both copies of the new one are durable."""
+        former, new = self._current, _Generation(self._current.number + 1)
+        try:
+            await self._write(new)
+        except BaseException as error:
+            await new.close()
+            if isinstance(error, OSError) and former.files:
+                # The one at hand still serves; but boot must never take the other for newer.
+                await self._remove_or_fail(new.number)
+                former.bytes_at_first = former.bytes
+                logger.warning("catalog_not_begun_anew", reason=str(error))
+                return
+            self._failure = error
+            raise
+        self._current = new
+        self.catalog.is_complete = True
+        await former.close()
+        if former.number:
+            await self._remove(former.number)
+
+    async def _write(self, new: _Generation) -> None:
+        for path in self._paths(new.number):
+            file = await self._disk.open(path, OpenMode.CREATE)
+            file_id = self._randomness.randbytes(ID_BYTES)
+            header = FileHeader(Purpose.CATALOG, new.number, self.store_id, file_id)
+            new.add(file, RecordPacker(file_id, FILE_HEADER_BYTES, 1, 0), FILE_HEADER_BYTES)
+            await file.write_at(0, [header.pack()])
+        for body in self.catalog.pack_all():
+            if body:
+                await new.reserve(len(body))
+                await new.append_unsynced(body)
+        await new.sync()
+        for directory in dict.fromkeys(self._directories):
+            await self._disk.sync_directory(directory)
+
+    async def _remove_or_fail(self, generation: int) -> None:
+        try:
+            await self._remove(generation)
+        except OSError as error:
+            self._failure = error
+            raise BookieFailed("a half-made catalog could not be removed") from error
+
+    async def _remove(self, generation: int) -> None:
+        for path in self._paths(generation):
+            if await self._disk.stat(path):
+                await self._disk.unlink(path)
+        for directory in dict.fromkeys(self._directories):
+            await self._disk.sync_directory(directory)
+
+    async def close(self) -> None:
+        await self._current.close()
+
+
+def _merge(copies: Sequence[_Copy | None]) -> Catalog:
+    """What the copies say together. Raises `DataLost` if both lack something that was durable."""
+    catalog = Catalog()
+    bodies: dict[int, bytes] = {}
+    last_synced = 0
+    for copy in copies:
+        if copy:
+            bodies |= copy.bodies()
+            last_synced = max([last_synced, *(r.last_synced for r in copy.found.records)])
+    sequence = 1
+    while sequence in bodies:
+        catalog.apply(bodies[sequence])
+        sequence += 1
+    if sequence <= max([last_synced, *bodies]):
+        raise DataLost(
+            "both copies of the catalog are damaged",
+            record=sequence,
+            next_step="Format the bookie anew; its ledgers are copied back from the others.",
+        )
+    return catalog

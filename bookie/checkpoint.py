@@ -1,0 +1,284 @@
+"""A filled journal file becomes an entry log, and the mark moves behind it.
+
+Either it is adopted: its footer is written behind its END, its name linked into a ledger directory;
+or its entries are written to a new log, sorted by ledger and entry (`core/adoption.py` decides). In
+both cases the log is durable, under its name, before the catalog takes it up; that one record also
+brings the facts about ledgers, what rot took, and the mark (B5). Until then the log is a leftover
+that boot removes, from then on the journal file is.
+
+A failure to write pins the mark: the files wait, new adds are refused once too many do, and it is
+tried again. Only when the catalog cannot be written the bookie has to stop.
+"""
+
+import asyncio
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import structlog
+
+from rollbook.bookie.boot import log_path
+from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.core import catalog as changes
+from rollbook.bookie.core.catalog import Log, Mark
+from rollbook.bookie.core.entry_log_format import Extent, FooterBuilder
+from rollbook.bookie.core.group_commit import RecordPacker
+from rollbook.bookie.core.memtable import Columns, IntArray
+from rollbook.bookie.core.records import (
+    FILE_HEADER_BYTES,
+    HEAD_BYTES,
+    ID_BYTES,
+    FileHeader,
+    Kind,
+    Purpose,
+    pack_rows,
+)
+from rollbook.bookie.core.salvage import proves_itself
+from rollbook.bookie.journal import JournalFile
+from rollbook.bookie.record_file import Cache, RecordFile
+from rollbook.proto.errors import TornRecord
+from rollbook.proto.ports import Disk, File, OpenMode, Randomness
+
+logger = structlog.get_logger()
+
+_LENGTH: Final = struct.Struct("<I")
+_RECORD_BYTES: Final = 64 * 1024
+_SYNC_BYTES: Final = 8 * 1024 * 1024  # So much at most lies before the journal in the disk's queue.
+_WRITE_BYTES: Final = 1024 * 1024
+
+
+class NewLog:
+    """A log that is durable under its name, and that nobody knows of yet."""
+
+    def __init__(self, log: Log, extents: list[Extent], records: RecordFile) -> None:
+        self.log = log
+        self.extents = extents
+        self.records = records
+        self.doubts: list[tuple[int, int, int]] = []
+
+
+class Checkpointer:
+    def __init__(
+        self,
+        disk: Disk,
+        config: StorageConfig,
+        randomness: Randomness,
+        catalog: CatalogFiles,
+        cache: Cache,
+    ) -> None:
+        self._disk = disk
+        self._config = config
+        self._randomness = randomness
+        self._catalog = catalog
+        self._cache = cache
+
+    async def checkpoint(self, file: JournalFile, facts: Sequence[bytes]) -> RecordFile | None:
+        """What now has the entries of the file: itself, another one, or nothing if it has none.
+
+        `facts` are packed changes that were durable in the journal when this was called. Raises
+        `OSError` if nothing has changed: it can be tried again.
+        """
+        new = await self._make_log(file)
+        doubts = [*file.doubts, *(new.doubts if new else ())]
+        await self._catalog.commit(
+            [
+                *facts,
+                *(changes.pack_doubt(*doubt) for doubt in doubts),
+                *([changes.pack_log(new.log, new.extents)] if new else []),
+                changes.pack_mark(Mark(file.number + 1, file.packer.next_sequence)),
+            ]
+        )
+        return new.records if new else None
+
+    async def forget(self, file: JournalFile) -> None:
+        """The journal file's name; boot does it if this fails."""
+        try:
+            await self._disk.unlink(file.path)
+        except OSError as error:
+            logger.warning("journal_file_not_removed", path=file.path, reason=str(error))
+
+    async def _make_log(self, file: JournalFile) -> NewLog | None:
+        entry_bytes = file.memtable.entry_bytes
+        if not any(rows.columns.entry_ids for rows in file.memtable.ledgers.values()):
+            return None
+        directory, may_link = await self._pick_directory(file.number)
+        path = log_path(self._config.ledger_dirs[directory], file.number)
+        if await self._disk.stat(path):
+            await self._disk.unlink(path)  # From an attempt that failed.
+        if may_link and file.shape.is_worth_adopting(entry_bytes, file.end):
+            return await self._adopt(file, directory, path)
+        return await self._rewrite(file, directory, path)
+
+    async def _pick_directory(self, number: int) -> tuple[int, bool]:
+        """Where the log goes, in turns, and whether the journal file can be linked there."""
+        directory = number % len(self._config.ledger_dirs)
+        ours = await self._disk.stat(self._config.journal_dir)
+        theirs = await self._disk.stat(self._config.ledger_dirs[directory])
+        return directory, bool(ours and theirs and ours.device == theirs.device)
+
+    # --- Adopting -----------------------------------------------------------------------------
+
+    async def _adopt(self, file: JournalFile, directory: int, path: str) -> NewLog:
+        records = file.records
+        builder = FooterBuilder(records.header.file_id, file.end)
+        size = await _write_footer(records.file, builder, _indexed(file), records.records)
+        await records.file.truncate(size)
+        await records.file.sync()
+        await self._disk.link(file.path, path)
+        await self._disk.sync_directory(self._config.ledger_dirs[directory])
+        logger.info("journal_file_adopted", number=file.number, bytes=size)
+        return NewLog(Log(file.number, directory, size), builder.extents, records)
+
+    # --- Rewriting ----------------------------------------------------------------------------
+
+    async def _rewrite(self, file: JournalFile, directory: int, path: str) -> NewLog:
+        header = FileHeader(
+            *(Purpose.LOG, file.number, self._catalog.store_id),
+            self._randomness.randbytes(ID_BYTES),
+        )
+        target = await self._disk.open(path, OpenMode.CREATE)
+        try:
+            await target.write_at(0, [header.pack()])
+            writer = _SortedWriter(target, header.file_id)
+            doubts = await self._copy(file, writer)
+            footer_at = await writer.finish()
+            builder = FooterBuilder(header.file_id, footer_at)
+            size = await _write_footer(target, builder, writer.indexed(), writer.records)
+            await target.sync()
+            await self._disk.sync_directory(self._config.ledger_dirs[directory])
+        except BaseException:
+            await target.close()
+            raise
+        records = RecordFile(target, header, self._cache)
+        records.records, records.end = writer.records, footer_at
+        logger.info("journal_file_rewritten", number=file.number, bytes=size)
+        new = NewLog(Log(file.number, directory, size), builder.extents, records)
+        new.doubts = doubts
+        return new
+
+    async def _copy(self, file: JournalFile, writer: "_SortedWriter") -> list[tuple[int, int, int]]:
+        """Sorted; what turns out to be damaged is returned instead."""
+        bodies = [await self._body(file.records, at) for at in range(len(file.records.records))]
+        positions = file.records.records
+        lost: list[tuple[int, int, int]] = []
+        for ledger_id, rows in file.memtable.by_ledger():
+            columns = rows.sorted_columns()
+            if not columns.entry_ids:
+                continue
+            writer.begin_ledger(ledger_id, rows.last_add_confirmed)
+            for entry_id, position, length in zip(*columns, strict=True):
+                at = bisect_right(positions, position) - 1
+                start = position - positions[at] - HEAD_BYTES
+                body = bodies[at]
+                entry = body[start : start + length] if body is not None else b""
+                if body is None:
+                    entry = await file.records.file.read_at(position, length)
+                    if not proves_itself(entry, ledger_id, entry_id):
+                        lost.append((ledger_id, entry_id, entry_id))
+                        continue
+                if writer.add(entry_id, entry):
+                    await writer.flush()
+                    await asyncio.sleep(0)  # Others have adds to answer.
+        return lost
+
+    async def _body(self, records: RecordFile, at: int) -> bytes | None:
+        await asyncio.sleep(0)
+        try:
+            return await records.body(at)
+        except TornRecord as error:
+            logger.error("journal_rotten", reason=str(error))
+            return None
+
+
+Indexed = Iterator[tuple[int, Columns, int, int]]
+"""Ledger, columns, LAC, bytes of its entries; by ledger."""
+
+
+def _indexed(file: JournalFile) -> Indexed:
+    for ledger_id, rows in file.memtable.by_ledger():
+        if rows.columns.entry_ids:
+            yield ledger_id, rows.sorted_columns(), rows.last_add_confirmed, rows.entry_bytes
+
+
+async def _write_footer(
+    file: File, builder: FooterBuilder, indexed: Indexed, records: IntArray
+) -> int:
+    """Returns where it ends: the size of the file."""
+    packed: list[bytes] = []
+    position, size = builder.position, 0
+    for ledger in indexed:
+        for page in builder.add_ledger(*ledger):
+            packed.append(page)
+            size += len(page)
+        if size >= _WRITE_BYTES:
+            await file.write_at(position, packed)
+            position += size
+            packed, size = [], 0
+            await asyncio.sleep(0)
+    packed.append(builder.finish(records))
+    await file.write_at(position, packed)
+    return position + size + len(packed[-1])
+
+
+class _SortedWriter:
+    """ENTRIES records, one after the other, and where the entries in them lie."""
+
+    def __init__(self, file: File, file_id: bytes) -> None:
+        self.records = array("I")
+        self._file = file
+        self._packer = RecordPacker(file_id, FILE_HEADER_BYTES, 1, 0)
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._unsynced = 0
+        self._rows: dict[int, list[int]] = {}
+        self._ledger_id = -1
+        self._columns = Columns(array("q"), array("I"), array("I"))
+        self._ledgers: list[tuple[int, Columns, int]] = []
+
+    def begin_ledger(self, ledger_id: int, last_add_confirmed: int) -> None:
+        self._ledger_id = ledger_id
+        self._columns = Columns(array("q"), array("I"), array("I"))
+        self._ledgers.append((ledger_id, self._columns, last_add_confirmed))
+
+    def add(self, entry_id: int, entry: bytes) -> bool:
+        """Whether it is time to `flush`."""
+        length = len(entry)
+        if row := self._rows.get(self._ledger_id):
+            row[1] = entry_id
+        else:
+            self._rows[self._ledger_id] = [entry_id, entry_id]
+        self._parts += (_LENGTH.pack(length), entry)
+        entry_ids, positions, lengths = self._columns
+        entry_ids.append(entry_id)
+        positions.append(self._packer.position + HEAD_BYTES + self._size + _LENGTH.size)
+        lengths.append(length)
+        self._size += _LENGTH.size + length
+        return self._size >= _RECORD_BYTES
+
+    async def flush(self) -> None:
+        if not self._parts:
+            return
+        self.records.append(self._packer.position)
+        rows = pack_rows([(ledger_id, *row) for ledger_id, row in self._rows.items()])
+        write = self._packer.pack_body(Kind.ENTRIES, b"".join(self._parts), rows)
+        await self._file.write_at(write.position, write.buffers)
+        self._parts, self._size, self._rows = [], 0, {}
+        self._unsynced += write.end - write.position
+        if self._unsynced >= _SYNC_BYTES:
+            await self._file.sync()
+            self._unsynced = 0
+
+    async def finish(self) -> int:
+        """Returns where the footer goes."""
+        await self.flush()
+        write = self._packer.pack_empty(Kind.END)
+        await self._file.write_at(write.position, write.buffers)
+        return write.end
+
+    def indexed(self) -> Indexed:
+        for ledger_id, columns, last_add_confirmed in self._ledgers:
+            if columns.entry_ids:
+                yield ledger_id, columns, last_add_confirmed, sum(columns.lengths)

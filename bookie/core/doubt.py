@@ -1,0 +1,69 @@
+"""What this bookie may have lost, so that its silence proves nothing (B1).
+
+Doubt is kept by ledger, as ranges of entries, or about everything once nobody can say whose the lost
+bytes were; entry -1 of a ledger stands for its explicit LAC. It only turns ABSENT into UNKNOWN: an entry that is found and sound is answered. It goes
+when the entries have been brought back from other copies, or are given up by name.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rollbook.proto.ids import LEDGER_ID_MAX
+
+
+class Range(NamedTuple):
+    first_entry: int
+    last_entry: int
+
+
+class Doubts:
+    def __init__(self) -> None:
+        self.everything = False
+        self._ranges: dict[int, list[Range]] = {}  # Ascending, neither touching nor overlapping.
+
+    def __bool__(self) -> bool:
+        return self.everything or bool(self._ranges)
+
+    def add(self, ledger_id: int, first_entry: int, last_entry: int) -> bool:
+        """Whether that is news."""
+        ranges = self._ranges.setdefault(ledger_id, [])
+        at = bisect_right(ranges, Range(first_entry, LEDGER_ID_MAX))
+        if at and ranges[at - 1].last_entry >= last_entry:
+            return False
+        start = at - (at > 0 and ranges[at - 1].last_entry + 1 >= first_entry)
+        end = at
+        while end < len(ranges) and ranges[end].first_entry <= last_entry + 1:
+            end += 1
+        merged = [Range(first_entry, last_entry), *ranges[start:end]]
+        ranges[start:end] = [
+            Range(min(r.first_entry for r in merged), max(r.last_entry for r in merged))
+        ]
+        return True
+
+    def clear(self, ledger_id: int) -> None:
+        self._ranges.pop(ledger_id, None)
+
+    def about(self, ledger_id: int, entry_id: int) -> bool:
+        if self.everything:
+            return True
+        ranges = self._ranges.get(ledger_id)
+        if not ranges:
+            return False
+        at = bisect_right(ranges, Range(entry_id, LEDGER_ID_MAX))
+        return at > 0 and ranges[at - 1].last_entry >= entry_id
+
+    def beyond(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether an entry above this one may have been lost."""
+        if self.everything:
+            return True
+        ranges = self._ranges.get(ledger_id)
+        return bool(ranges and ranges[-1].last_entry > entry_id)
+
+    def of(self, ledger_id: int) -> tuple[Range, ...]:
+        return tuple(self._ranges.get(ledger_id, ()))
+
+    def __iter__(self) -> Iterator[tuple[int, Range]]:
+        for ledger_id, ranges in self._ranges.items():
+            for each in ranges:
+                yield ledger_id, each

@@ -1,0 +1,275 @@
+"""The footer of an entry log: which entries lie where in it. Little-endian.
+
+    entry log   file header · records · END record · footer      sorted, or an adopted journal
+    footer      page · … · extents · page table · record table · trailer     starts on a sector
+    page        ledger · first entry · count · crc · count x u32 entry id - first ·
+                count x u32 position · count x u32 length         of entries of one ledger, ascending
+    extent      ledger · first entry · last entry · entries · entry bytes · LAC · first page · pages
+    page table  first entry · position · count                    a row for each page
+    record table  u32 position                                    a row for each record with entries
+    trailer     magic · version · footer position · extents · pages · records · crc of the three
+                tables · crc of the trailer itself                the last bytes of the file
+
+Positions and lengths are of the entries' own bytes, wherever their record has them; whoever reads
+one reads its whole record and verifies that. Pages and tables are checksummed like records (B2).
+Nothing here is the only copy: a log whose footer is damaged is read through once and indexed anew.
+"""
+
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from operator import sub
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+from rollbook.bookie.core.memtable import Columns, IntArray, Memtable, Place
+from rollbook.bookie.core.records import seed_of
+from rollbook.proto.errors import TornRecord, UnsupportedVersion
+
+PAGE_ROWS_MAX: Final = 1024
+FILE_BYTES_MAX: Final = 2**32 - 1  # Positions are u32.
+
+_VERSION: Final = 1
+_MAGIC: Final = b"\xb5foot"
+_PAGE: Final = struct.Struct("<qqII")
+_EXTENT: Final = struct.Struct("<qqqQQqII")
+_PAGE_ROW: Final = struct.Struct("<qII")
+_RECORD_ROW_BYTES: Final = 4
+_TRAILER: Final = struct.Struct("<5sBHQIIII")
+_CRC: Final = struct.Struct("<I")
+TRAILER_BYTES: Final = _TRAILER.size + _CRC.size
+_COLUMN_BYTES: Final = 4
+
+assert array("I").itemsize == _COLUMN_BYTES
+
+_extend = google_crc32c.extend
+
+
+class Extent(NamedTuple):
+    """What one log holds of one ledger."""
+
+    ledger_id: int
+    first_entry: int
+    last_entry: int
+    entries: int
+    entry_bytes: int
+    last_add_confirmed: int  # The highest that one of the entries names.
+    first_page: int
+    pages: int
+
+
+class PageRow(NamedTuple):
+    first_entry: int
+    position: int
+    entries: int
+
+    @property
+    def size(self) -> int:
+        return _PAGE.size + 3 * _COLUMN_BYTES * self.entries
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """All of a footer but its pages."""
+
+    extents: tuple[Extent, ...]  # By ledger.
+    pages: tuple[PageRow, ...]  # By ledger and first entry.
+    records: IntArray  # Positions, ascending.
+
+    def page_of(self, ledger_id: int, entry_id: int) -> PageRow | None:
+        """The only page that can have it."""
+        extent = self.extent_of(ledger_id)
+        if extent is None or not extent.first_entry <= entry_id <= extent.last_entry:
+            return None
+        start, end = extent.first_page, extent.first_page + extent.pages
+        at = bisect_right(self.pages, entry_id, start, end, key=_first_entry)
+        return self.pages[at - 1] if at > start else None
+
+    def extent_of(self, ledger_id: int) -> Extent | None:
+        at = bisect_right(self.extents, ledger_id, key=_ledger_id) - 1
+        found = self.extents[at] if at >= 0 else None
+        return found if found and found.ledger_id == ledger_id else None
+
+    @property
+    def memory_bytes(self) -> int:
+        return 400 * len(self.extents) + 200 * len(self.pages) + 4 * len(self.records)
+
+
+def _first_entry(page: PageRow) -> int:
+    return page.first_entry
+
+
+def _ledger_id(extent: Extent) -> int:
+    return extent.ledger_id
+
+
+def pack_page(file_id: bytes, position: int, ledger_id: int, columns: Columns) -> bytes:
+    entry_ids, positions, lengths = columns
+    first = entry_ids[0]
+    deltas = array("I", map(sub, entry_ids, repeat(first)))
+    rows = b"".join((deltas.tobytes(), positions.tobytes(), lengths.tobytes()))
+    seed = seed_of(file_id, position)
+    crc = _extend(_extend(seed, _PAGE.pack(ledger_id, first, len(deltas), 0)), rows)
+    return _PAGE.pack(ledger_id, first, len(deltas), crc) + rows
+
+
+def check_page(data: bytes, file_id: bytes, row: PageRow, ledger_id: int) -> None:
+    """Raises `TornRecord` unless these are the bytes that `pack_page` made for it."""
+    if len(data) == row.size:
+        *found, crc = _PAGE.unpack_from(data)
+        seed = _extend(seed_of(file_id, row.position), _PAGE.pack(*found, 0))
+        expected = _extend(seed, data[_PAGE.size :])
+        if crc == expected and found == [ledger_id, row.first_entry, row.entries]:
+            return
+    raise TornRecord("an index page is damaged", position=row.position)
+
+
+def unpack_page(data: bytes, row: PageRow) -> Columns:
+    """Of a page that has been checked."""
+    columns, count = memoryview(data)[_PAGE.size :].cast("I"), row.entries
+    return Columns(
+        array("q", [row.first_entry + delta for delta in columns[:count]]),
+        array("I", columns[count : 2 * count]),
+        array("I", columns[2 * count :]),
+    )
+
+
+def find_in_page(data: bytes, row: PageRow, entry_id: int) -> Place | None:
+    """In a page that has been checked."""
+    columns = memoryview(data)[_PAGE.size :].cast("I")
+    count, delta = row.entries, entry_id - row.first_entry
+    at = bisect_right(columns, delta, 0, count) - 1
+    if at < 0 or columns[at] != delta:
+        return None
+    return Place(columns[count + at], columns[2 * count + at])
+
+
+class FooterBuilder:
+    """Packs a footer ledger by ledger, so that nobody needs all pages at once."""
+
+    def __init__(self, file_id: bytes, position: int) -> None:
+        self.position = position  # Where the next bytes go.
+        self.extents: list[Extent] = []
+        self._file_id = file_id
+        self._footer_at = position
+        self._pages: list[PageRow] = []
+
+    def add_ledger(
+        self, ledger_id: int, columns: Columns, last_add_confirmed: int, entry_bytes: int
+    ) -> list[bytes]:
+        """Ledgers come in ascending order."""
+        packed: list[bytes] = []
+        first_page = len(self._pages)
+        for page in _cut_pages(columns):
+            data = pack_page(self._file_id, self.position, ledger_id, page)
+            self._pages.append(PageRow(page.entry_ids[0], self.position, len(page.entry_ids)))
+            packed.append(data)
+            self.position += len(data)
+        entry_ids = columns.entry_ids
+        self.extents.append(
+            Extent(
+                *(ledger_id, entry_ids[0], entry_ids[-1], len(entry_ids), entry_bytes),
+                *(last_add_confirmed, first_page, len(packed)),
+            )
+        )
+        return packed
+
+    def finish(self, record_positions: Sequence[int]) -> bytes:
+        tables = b"".join(
+            (
+                *(_EXTENT.pack(*extent) for extent in self.extents),
+                *(_PAGE_ROW.pack(*page) for page in self._pages),
+                array("I", record_positions).tobytes(),
+            )
+        )
+        trailer = _TRAILER.pack(
+            *(_MAGIC, _VERSION, 0, self._footer_at),
+            *(len(self.extents), len(self._pages), len(record_positions)),
+            _extend(seed_of(self._file_id, self.position), tables),
+        )
+        trailer_at = self.position + len(tables)
+        crc = _extend(seed_of(self._file_id, trailer_at), trailer)
+        return b"".join((tables, trailer, _CRC.pack(crc)))
+
+
+def pack_footer(
+    file_id: bytes, position: int, memtable: Memtable, record_positions: Sequence[int]
+) -> list[bytes]:
+    """The whole footer of a file whose entries a memtable knows."""
+    builder = FooterBuilder(file_id, position)
+    packed: list[bytes] = []
+    for ledger_id, rows in memtable.by_ledger():
+        if rows.columns.entry_ids:
+            packed += builder.add_ledger(
+                ledger_id, rows.sorted_columns(), rows.last_add_confirmed, rows.entry_bytes
+            )
+    packed.append(builder.finish(record_positions))
+    return packed
+
+
+def _cut_pages(columns: Columns) -> Iterator[Columns]:
+    entry_ids, positions, lengths = columns
+    start, count = 0, len(entry_ids)
+    while start < count:
+        end = min(start + PAGE_ROWS_MAX, count)
+        if entry_ids[end - 1] - entry_ids[start] >= 2**32:
+            end = bisect_right(entry_ids, entry_ids[start] + 2**32 - 1, start, end)
+        yield Columns(entry_ids[start:end], positions[start:end], lengths[start:end])
+        start = end
+
+
+class Trailer(NamedTuple):
+    footer_at: int
+    extents: int
+    pages: int
+    records: int
+    tables_crc: int
+
+    @property
+    def table_bytes(self) -> int:
+        return (
+            self.extents * _EXTENT.size
+            + self.pages * _PAGE_ROW.size
+            + self.records * _RECORD_ROW_BYTES
+        )
+
+
+def unpack_trailer(data: bytes, file_id: bytes, file_bytes: int) -> Trailer:
+    """From the last bytes of a file. Raises `TornRecord`."""
+    fields, crc = data[: _TRAILER.size], data[_TRAILER.size :]
+    trailer_at = file_bytes - TRAILER_BYTES
+    if len(data) != TRAILER_BYTES or crc != _CRC.pack(
+        _extend(seed_of(file_id, trailer_at), fields)
+    ):
+        raise TornRecord("an entry log has no trailer")
+    magic, version, _, footer_at, extents, pages, records, tables_crc = _TRAILER.unpack(fields)
+    if magic != _MAGIC:
+        raise TornRecord("an entry log has no trailer")
+    if version != _VERSION:
+        raise UnsupportedVersion(f"a footer of version {version} is from a later release")
+    trailer = Trailer(footer_at, extents, pages, records, tables_crc)
+    if not footer_at <= trailer_at - trailer.table_bytes:
+        raise TornRecord("an entry log's trailer makes no sense")
+    return trailer
+
+
+def unpack_tables(data: bytes, file_id: bytes, position: int, trailer: Trailer) -> Tables:
+    """Raises `TornRecord`."""
+    if (
+        len(data) != trailer.table_bytes
+        or _extend(seed_of(file_id, position), data) != trailer.tables_crc
+    ):
+        raise TornRecord("an entry log's tables are damaged", position=position)
+    extents_end = trailer.extents * _EXTENT.size
+    pages_end = extents_end + trailer.pages * _PAGE_ROW.size
+    records = array("I")
+    records.frombytes(data[pages_end:])
+    return Tables(
+        tuple(map(Extent._make, _EXTENT.iter_unpack(data[:extents_end]))),
+        tuple(map(PageRow._make, _PAGE_ROW.iter_unpack(data[extents_end:pages_end]))),
+        records,
+    )

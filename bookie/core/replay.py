@@ -1,0 +1,116 @@
+"""What a journal file comes to when it is read again after a stop.
+
+Entries go to a memtable as when they were written, facts about ledgers are told in order. Of a
+damaged record whatever proves itself is kept, the rest of what its rows name is in doubt (B1); a
+fence in it holds (B4).
+"""
+
+import struct
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from rollbook.bookie.core.adoption import Shape
+from rollbook.bookie.core.control import Control, Operation, is_of_control, unpack_controls
+from rollbook.bookie.core.memtable import IntArray, Memtable
+from rollbook.bookie.core.records import Kind, Record, RecordReader, Rot, Row, Scan
+from rollbook.bookie.core.salvage import proves_itself, take_frames
+from rollbook.proto.errors import TornRecord
+
+_LENGTH: Final = struct.Struct("<I")
+_ENTRY_IDS: Final = struct.Struct(">qqq")
+
+
+@dataclass(slots=True)
+class Replayed:
+    memtable: Memtable = field(default_factory=Memtable)
+    shape: Shape = field(default_factory=Shape)
+    records: IntArray = field(default_factory=lambda: array("I"))
+    controls: list[Control] = field(default_factory=list)  # In order.
+    keys: dict[int, bytes] = field(default_factory=dict)  # The first that each ledger was shown.
+    doubts: list[Row] = field(default_factory=list)
+    fenced_by_damage: list[int] = field(default_factory=list)
+    doubts_everything: bool = False
+
+
+def replay(reader: RecordReader, found: Scan) -> Replayed:
+    result = Replayed()
+    for record in found.records:
+        body = reader.body(record)
+        if record.kind is Kind.FRAMES:
+            _replay_frames(result, record, body)
+        elif record.kind is Kind.ENTRIES:
+            _replay_entries(result, record, body)
+        elif record.kind is Kind.CONTROL:
+            for control in unpack_controls(body):
+                result.controls.append(control)
+                if control.operation is Operation.DELETE:
+                    result.memtable.drop(control.ledger_id)
+    for rot in found.rot:
+        _replay_rot(result, reader, rot)
+    return result
+
+
+def _replay_frames(result: Replayed, record: Record, body: bytes) -> None:
+    ledgers: dict[int, None] = {}
+    end = 0
+    for adds in take_frames(body):
+        for group in adds.groups:
+            result.memtable.add_group(
+                group.ledger_id,
+                group.last_add_confirmed,
+                group.entry_ids,
+                [record.body_start + start for start in group.starts],
+                [end - start for start, end in zip(group.starts, group.ends, strict=True)],
+            )
+            result.keys.setdefault(group.ledger_id, group.ledger_key)
+            ledgers[group.ledger_id] = None
+        end = adds.end
+    if end != len(body):
+        raise TornRecord("a sound record holds what is no add", position=record.position + end)
+    result.records.append(record.position)
+    result.shape.on_record(len(body), len(ledgers))
+
+
+def entries_of(body: bytes) -> Iterator[tuple[int, int, int, int, int]]:
+    """Of an ENTRIES record: ledger, entry, LAC, position in the body, length."""
+    at = 0
+    while at < len(body):
+        (length,) = _LENGTH.unpack_from(body, at)
+        at += _LENGTH.size
+        ledger_id, entry_id, lac = _ENTRY_IDS.unpack_from(body, at)
+        yield ledger_id, entry_id, lac, at, length
+        at += length
+
+
+def _replay_entries(result: Replayed, record: Record, body: bytes) -> None:
+    for ledger_id, entry_id, lac, at, length in entries_of(body):
+        result.memtable.add_group(ledger_id, lac, [entry_id], [record.body_start + at], [length])
+    result.records.append(record.position)
+
+
+def _replay_rot(result: Replayed, reader: RecordReader, rot: Rot) -> None:
+    if rot.rows is None:
+        result.doubts_everything = True
+        return
+    for row in rot.rows:
+        result.doubts.append(row)
+        if is_of_control(row):
+            result.fenced_by_damage.append(row.ledger_id)
+    if rot.record is None or rot.record.kind is not Kind.FRAMES:
+        return
+    body_start, body = rot.record.body_start, reader.damaged_body(rot.record)
+    for adds in take_frames(body):
+        for group in adds.groups:
+            for entry_id, lac, start, end in zip(
+                group.entry_ids, group.lacs, group.starts, group.ends, strict=True
+            ):
+                if proves_itself(body[start:end], group.ledger_id, entry_id):
+                    result.memtable.add_group(
+                        group.ledger_id, lac, [entry_id], [body_start + start], [end - start]
+                    )
+    at = 0
+    while at < len(result.records) and result.records[at] < rot.record.position:
+        at += 1
+    result.records.insert(at, rot.record.position)

@@ -1,0 +1,172 @@
+"""One entry log: an adopted journal file or a sorted one, found through its footer.
+
+A footer that cannot be trusted is no loss: the log is read through once and indexed in memory, and
+what its records hold is found as before. Raises `TornRecord` where an entry's own bytes are damaged.
+"""
+
+from array import array
+from collections.abc import Callable
+
+import structlog
+
+from rollbook.bookie.core.entry_log_format import (
+    TRAILER_BYTES,
+    PageRow,
+    Tables,
+    check_page,
+    find_in_page,
+    unpack_page,
+    unpack_tables,
+    unpack_trailer,
+)
+from rollbook.bookie.core.memtable import IntArray, Memtable, Place
+from rollbook.bookie.core.records import (
+    FILE_HEADER_BYTES,
+    FileHeader,
+    RecordReader,
+    scan,
+    unpack_file_header,
+)
+from rollbook.bookie.core.replay import replay
+from rollbook.bookie.record_file import Cache, RecordFile
+from rollbook.proto.errors import TornRecord, WrongCluster
+from rollbook.proto.ports import Disk, File, OpenMode
+
+logger = structlog.get_logger()
+
+_ALL_DURABLE = 2**62
+
+
+async def open_record_file(
+    disk: Disk, path: str, mode: OpenMode, store_id: bytes
+) -> tuple[File, FileHeader]:
+    """Raises `TornRecord` if it has no header, `WrongCluster` if it belongs to another store."""
+    file = await disk.open(path, mode)
+    try:
+        header = unpack_file_header(await file.read_at(0, FILE_HEADER_BYTES))
+        if header is None:
+            raise TornRecord("a file has no header", path=path)
+        if header.store_id != store_id:
+            raise WrongCluster(
+                "a file belongs to another store", path=path, next_step="Mount the right disk."
+            )
+    except BaseException:
+        await file.close()
+        raise
+    return file, header
+
+
+class EntryLog:
+    def __init__(self, number: int, records: RecordFile, pages: Cache) -> None:
+        self.number = number
+        self.records = records
+        self._pages = pages.bodies
+        self._serial = next(pages.serials) << 32
+        self._tables: Tables | None = None
+        self._memtable: Memtable | None = None  # Instead of a footer that is damaged.
+
+    async def find(self, ledger_id: int, entry_id: int) -> Place | None:
+        if self._memtable is None:
+            try:
+                return await self._find_in_footer(ledger_id, entry_id)
+            except TornRecord as error:
+                await self._index_anew(error)
+        assert self._memtable is not None
+        return self._memtable.find(ledger_id, entry_id)
+
+    async def entry_ids(self, ledger_id: int) -> IntArray:
+        """Ascending."""
+        if self._memtable is None:
+            try:
+                return await self._entry_ids_in_footer(ledger_id)
+            except TornRecord as error:
+                await self._index_anew(error)
+        assert self._memtable is not None
+        rows = self._memtable.ledgers.get(ledger_id)
+        return rows.sorted_columns().entry_ids if rows else array("q")
+
+    async def read(self, ledger_id: int, entry_id: int) -> bytes | None:
+        """Raises `TornRecord` if it is there, but damaged."""
+        place = await self.find(ledger_id, entry_id)
+        return place and await self.records.read(ledger_id, entry_id, place)
+
+    async def _find_in_footer(self, ledger_id: int, entry_id: int) -> Place | None:
+        tables = self._tables or await self._load_tables()
+        row = tables.page_of(ledger_id, entry_id)
+        if row is None:
+            return None
+        return find_in_page(await self._page(row, ledger_id), row, entry_id)
+
+    async def _entry_ids_in_footer(self, ledger_id: int) -> IntArray:
+        tables = self._tables or await self._load_tables()
+        found = array("q")
+        if extent := tables.extent_of(ledger_id):
+            for row in tables.pages[extent.first_page : extent.first_page + extent.pages]:
+                found.extend(unpack_page(await self._page(row, ledger_id), row).entry_ids)
+        return found
+
+    async def _page(self, row: PageRow, ledger_id: int) -> bytes:
+        key = self._serial | row.position
+        data = self._pages.get(key)
+        if data is None:
+            data = await self.records.file.read_at(row.position, row.size)
+            check_page(data, self.records.header.file_id, row, ledger_id)
+            self._pages.put(key, data)
+        return data
+
+    async def _load_tables(self) -> Tables:
+        file, file_id = self.records.file, self.records.header.file_id
+        size = await file.size()
+        trailer_at = size - TRAILER_BYTES
+        trailer = unpack_trailer(await file.read_at(trailer_at, TRAILER_BYTES), file_id, size)
+        tables_at = trailer_at - trailer.table_bytes
+        data = await file.read_at(tables_at, trailer.table_bytes)
+        tables = unpack_tables(data, file_id, tables_at, trailer)
+        self.records.records = tables.records
+        self.records.end = trailer.footer_at
+        self._tables = tables
+        return tables
+
+    async def _index_anew(self, reason: TornRecord) -> None:
+        logger.warning("footer_damaged", log=self.number, reason=str(reason))
+        file = self.records.file
+        contents = await file.read_at(0, await file.size())
+        reader = RecordReader(contents, self.records.header.file_id)
+        found = scan(reader, first_sequence=0, durable_through=_ALL_DURABLE)
+        replayed = replay(reader, found)
+        self.records.records, self.records.end = replayed.records, found.end
+        self._memtable = replayed.memtable
+
+
+class EntryLogs:
+    """The logs of a store by number, opened when they are first asked for."""
+
+    def __init__(
+        self, disk: Disk, store_id: bytes, path_of: Callable[[int], str], cache: Cache
+    ) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._path_of = path_of
+        self._cache = cache
+        self._open: dict[int, EntryLog] = {}
+
+    async def get(self, number: int) -> EntryLog:
+        """Raises `TornRecord` or `OSError`: then what it held is unknown for now."""
+        if log := self._open.get(number):
+            return log
+        file, header = await open_record_file(
+            self._disk, self._path_of(number), OpenMode.READ, self._store_id
+        )
+        if other := self._open.get(number):  # Somebody was faster while we waited.
+            await file.close()
+            return other
+        return self.put(number, RecordFile(file, header, self._cache))
+
+    def put(self, number: int, records: RecordFile) -> EntryLog:
+        log = self._open[number] = EntryLog(number, records, self._cache)
+        return log
+
+    async def close(self) -> None:
+        while self._open:
+            _, log = self._open.popitem()
+            await log.records.retire()

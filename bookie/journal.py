@@ -1,0 +1,310 @@
+"""The journal: what was accepted is appended here, and answered when it is durable.
+
+One task writes. While it waits for the disk, the next write gathers (natural group commit). A file
+is born whole: created, preallocated, synced, and named in the catalog before it gets a record; it
+ends with an END record before its successor gets one (B3). When it ends its memtable ends with it,
+and both go to the checkpoint.
+
+A failed write or sync leaves the file's contents unknown. It is never tried again: the journal is
+poisoned, everything that waits fails, and the bookie has to stop (B6).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import structlog
+
+from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.core import catalog as changes
+from rollbook.bookie.core.adoption import Shape
+from rollbook.bookie.core.control import Control
+from rollbook.bookie.core.group_commit import Frames, RecordPacker, Write, size_of
+from rollbook.bookie.core.memtable import Memtable
+from rollbook.bookie.core.records import (
+    FILE_HEADER_BYTES,
+    ID_BYTES,
+    SECTOR,
+    FileHeader,
+    Kind,
+    Purpose,
+    Row,
+)
+from rollbook.bookie.record_file import Cache, RecordFile
+from rollbook.proto.errors import BookieFailed
+from rollbook.proto.ports import Disk, OpenMode, Randomness
+
+logger = structlog.get_logger()
+
+_WRITE_BYTES_MAX: Final = 8 * 1024 * 1024  # Larger writes help no disk and delay the first in line.
+_SPARE_RETRY_S: Final = 1.0
+
+
+def journal_path(directory: str, number: int) -> str:
+    return f"{directory}/{number:016}.journal"
+
+
+class JournalFile:
+    """One file, with what is known of its contents."""
+
+    def __init__(self, path: str, records: RecordFile, packer: RecordPacker) -> None:
+        self.number = records.header.number
+        self.path = path
+        self.records = records
+        self.packer = packer
+        self.memtable = Memtable()
+        self.shape = Shape()
+        self.doubts: list[Row] = []  # What rot took out of it.
+
+    @property
+    def end(self) -> int:
+        return self.packer.position
+
+
+class Waiting(NamedTuple):
+    item: Frames | Control | None  # None waits for what went before.
+    is_sync_deferred: bool
+    done: asyncio.Future[None]
+    size: int
+
+
+class Journal:
+    def __init__(
+        self,
+        disk: Disk,
+        config: StorageConfig,
+        randomness: Randomness,
+        catalog: CatalogFiles,
+        cache: Cache,
+    ) -> None:
+        self.active: JournalFile  # From `open` on.
+        self.queued_bytes = 0
+        self.is_full = False  # No room for another file: what is left is for fences and recovery.
+        self.failure: BaseException | None = None
+        self.on_written: Callable[[JournalFile, Write], None]  # Both are set by the storage.
+        self.on_filled: Callable[[JournalFile], None]
+        self._disk = disk
+        self._config = config
+        self._randomness = randomness
+        self._catalog = catalog
+        self._cache = cache
+        self._waiting: deque[Waiting] = deque()
+        self._writing: list[Waiting] = []
+        self._has_work = asyncio.Event()
+        self._spare: asyncio.Task[RecordFile] | None = None
+        self._is_closing = False
+        self._has_unsynced = False  # Written for somebody who did not want to wait.
+        self._has_unsaid = False  # Durable, and no record says so yet.
+
+    async def open(self, spare: RecordFile | None, number: int, next_sequence: int) -> None:
+        """The first file of this process: one that was ready, or a new one.
+
+        The one that is ready lets a bookie start whose disk is full.
+        """
+        self.active = self._begin(spare or await self._create(number), next_sequence)
+
+    # --- For the storage ----------------------------------------------------------------------
+
+    def append(
+        self, item: Frames | Control, *, is_sync_deferred: bool = False
+    ) -> asyncio.Future[None]:
+        """Done when it is durable, or with `is_sync_deferred` when the system has it.
+
+        Fails with `BookieFailed`: then nobody knows. Whoever gives up waiting changes nothing.
+        """
+        return self._enqueue(item, is_sync_deferred, size_of(item))
+
+    def sync(self) -> asyncio.Future[None]:
+        """Done when everything that was appended before is durable."""
+        return self._enqueue(None, False, 0)
+
+    def _enqueue(
+        self, item: Frames | Control | None, is_sync_deferred: bool, size: int
+    ) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.failure or self._is_closing:
+            _fail(done, self.failure)
+            return done
+        self._waiting.append(Waiting(item, is_sync_deferred, done, size))
+        self.queued_bytes += size
+        self._has_work.set()
+        return done
+
+    # --- The task that writes -----------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until `close`. Raises what poisoned it."""
+        self._spare = asyncio.create_task(self._prepare(self.active.number + 1))
+        try:
+            while self._waiting or not self._is_closing:
+                if self._waiting:
+                    await self._write_waiting()
+                else:
+                    await self._wait_for_work()
+            await self._say_what_is_durable()
+        except BaseException as error:
+            self._poison(error)
+            raise
+        finally:
+            self._spare.cancel()
+            await asyncio.gather(self._spare, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Lets `run` finish what is waiting and end."""
+        self._is_closing = True
+        self._has_work.set()
+
+    async def _wait_for_work(self) -> None:
+        self._has_work.clear()
+        try:
+            async with asyncio.timeout(self._idle_s()):
+                await self._has_work.wait()
+        except TimeoutError:
+            await self._say_what_is_durable()
+
+    def _idle_s(self) -> float | None:
+        return self._config.idle_after_ms / 1000 if self._has_unsaid else None
+
+    async def _say_what_is_durable(self) -> None:
+        """The trailing record that tells rot from a torn tail: B3."""
+        if self._has_unsaid:
+            if self._has_unsynced:  # Two syncs: the record must not claim what it brings along.
+                await self._sync()
+            await self._write(self.active.packer.pack_empty(Kind.IDLE))
+            self._has_unsaid = False
+
+    async def _write_waiting(self) -> None:
+        batch, size = self._take()
+        items = [waiting.item for waiting in batch if waiting.item is not None]
+        if items:
+            await self._make_room(size)
+            write = self.active.packer.pack(items)
+            if batch[0].is_sync_deferred:
+                await self.active.records.file.write_at(write.position, write.buffers)
+                self._has_unsynced = True
+            else:
+                await self._write(write)
+            self.on_written(self.active, write)
+            self._has_unsaid = True
+        elif self._has_unsynced:
+            await self._sync()
+        self._writing = []
+        self.queued_bytes -= size
+        for waiting in batch:
+            if not waiting.done.done():  # Else its caller was cancelled.
+                waiting.done.set_result(None)
+
+    def _take(self) -> tuple[list[Waiting], int]:
+        """What goes into one write: all that waits, in order, up to a bound.
+
+        Adds that are answered before the sync go by themselves, and so do those that only wait.
+        """
+        batch, size = [self._waiting.popleft()], 0
+        kind = (batch[0].is_sync_deferred, batch[0].item is None)
+        size = batch[0].size
+        while (
+            self._waiting
+            and kind == (self._waiting[0].is_sync_deferred, self._waiting[0].item is None)
+            and size + self._waiting[0].size <= _WRITE_BYTES_MAX
+        ):
+            batch.append(self._waiting.popleft())
+            size += batch[-1].size
+        self._writing = batch
+        return batch, size
+
+    async def _write(self, write: Write) -> None:
+        await self.active.records.file.write_and_sync(write.position, write.buffers)
+        self.active.packer.on_synced(write)
+        self._has_unsynced = False
+
+    async def _sync(self) -> None:
+        await self.active.records.file.sync()
+        packer = self.active.packer
+        packer.last_synced = packer.next_sequence - 1
+        self._has_unsynced = False
+
+    # --- Files --------------------------------------------------------------------------------
+
+    async def _make_room(self, size: int) -> None:
+        file = self.active
+        is_empty = file.end == FILE_HEADER_BYTES
+        if file.end + size + 2 * SECTOR <= self._config.journal_file_bytes and (
+            file.memtable.memory_bytes < self._config.index_bytes_max
+        ):
+            return
+        if is_empty:
+            return  # One item as large as a file: this one grows.
+        assert self._spare
+        spare = await self._spare
+        await self.fill()
+        self.active = self._begin(spare, file.packer.next_sequence)
+        self._spare = asyncio.create_task(self._prepare(self.active.number + 1))
+        self.on_filled(file)
+
+    async def fill(self) -> None:
+        """Ends the active file."""
+        if self._has_unsynced:
+            await self._sync()
+        await self._write(self.active.packer.pack_empty(Kind.END))
+        self._has_unsaid = False
+
+    def _begin(self, records: RecordFile, next_sequence: int) -> JournalFile:
+        packer = RecordPacker(
+            records.header.file_id, FILE_HEADER_BYTES, next_sequence, next_sequence - 1
+        )
+        path = journal_path(self._config.journal_dir, records.header.number)
+        return JournalFile(path, records, packer)
+
+    async def _prepare(self, number: int) -> RecordFile:
+        """While the disk is full: again and again."""
+        while True:
+            try:
+                spare = await self._create(number)
+            except OSError as error:
+                if self._is_closing:
+                    raise
+                if not self.is_full:
+                    logger.error("journal_file_not_allocated", number=number, reason=str(error))
+                self.is_full = True
+                await asyncio.sleep(_SPARE_RETRY_S)
+            else:
+                self.is_full = False
+                return spare
+
+    async def _create(self, number: int) -> RecordFile:
+        path = journal_path(self._config.journal_dir, number)
+        if await self._disk.stat(path):
+            await self._disk.unlink(path)  # Half made; only the catalog makes it count.
+        size = self._config.journal_file_bytes
+        header = FileHeader(
+            *(Purpose.JOURNAL, number, self._catalog.store_id),
+            *(self._randomness.randbytes(ID_BYTES), size),
+        )
+        file = await self._disk.open(path, OpenMode.CREATE)
+        try:
+            await file.allocate(0, size)
+            await file.write_and_sync(0, [header.pack()])
+            await self._disk.sync_directory(self._config.journal_dir)
+            await self._catalog.commit([changes.pack_opened(number)])
+        except BaseException:
+            await file.close()
+            raise
+        return RecordFile(file, header, self._cache)
+
+    def _poison(self, error: BaseException) -> None:
+        self.failure = error
+        for waiting in (*self._writing, *self._waiting):
+            if not waiting.done.done():
+                _fail(waiting.done, error)
+        self._waiting.clear()
+        self._writing = []
+        self.queued_bytes = 0
+
+
+def _fail(done: asyncio.Future[None], cause: BaseException | None) -> None:
+    error = BookieFailed("the journal has stopped", next_step="Restart the bookie.")
+    error.__cause__ = cause
+    done.set_exception(error)
+    done.exception()  # If nobody waits for it any more, nobody need hear of it.

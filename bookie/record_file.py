@@ -1,0 +1,113 @@
+"""One open file of records, for reading: whole records, verified, through the cache."""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final
+
+from rollbook.bookie.core.byte_cache import ByteCache
+from rollbook.bookie.core.memtable import Place
+from rollbook.bookie.core.records import FILE_HEADER_BYTES, HEAD_BYTES, FileHeader, RecordReader
+from rollbook.bookie.core.salvage import proves_itself
+from rollbook.proto.errors import TornRecord
+from rollbook.proto.ports import File
+
+_AHEAD_BYTES_MAX: Final = 512 * 1024
+_SERIAL_SHIFT: Final = 32  # Positions are u32.
+
+
+@dataclass(slots=True)
+class Cache:
+    """Bodies of records, by file and position; files are told apart by a number of their own,
+    since a journal file and the entry log made of it bear the same one."""
+
+    bodies: ByteCache[int]
+    serials: Iterator[int] = field(default_factory=count)
+
+
+class RecordFile:
+    def __init__(self, file: File, header: FileHeader, cache: Cache) -> None:
+        self.file = file
+        self.header = header
+        self.records = array("I")  # Positions of those with entries, ascending.
+        self.end = FILE_HEADER_BYTES  # Of the last of them, and of what may lie behind it.
+        self._cache = cache.bodies
+        self._serial = next(cache.serials) << _SERIAL_SHIFT
+        self._readers = 0
+        self._is_retired = False
+
+    def on_written(self, position: int, body: bytes, end: int) -> None:
+        self.records.append(position)
+        self.end = end
+        self._cache.put(self._serial | position, body)
+
+    def peek(self, place: Place) -> bytes | None:
+        """From memory, or None."""
+        at = bisect_right(self.records, place.position) - 1
+        record = self.records[at]
+        body = self._cache.get(self._serial | record)
+        if body is None:
+            return None
+        start = place.position - record - HEAD_BYTES
+        return body[start : start + place.length]
+
+    async def read(self, ledger_id: int, entry_id: int, place: Place) -> bytes:
+        """Raises `TornRecord` if its record is damaged and it cannot prove itself."""
+        if (found := self.peek(place)) is not None:
+            return found
+        at = bisect_right(self.records, place.position) - 1
+        self._readers += 1
+        try:
+            try:
+                body = await self.body(at)
+            except TornRecord:
+                entry = await self.file.read_at(place.position, place.length)
+                if len(entry) == place.length and proves_itself(entry, ledger_id, entry_id):
+                    return entry
+                raise
+        finally:
+            self._readers -= 1
+            await self._close_when_unused()
+        start = place.position - self.records[at] - HEAD_BYTES
+        return body[start : start + place.length]
+
+    async def body(self, at: int) -> bytes:
+        """Of record number `at`. Reads ahead when its predecessor was read before."""
+        start, last = self.records[at], at
+        if at and self._cache.peek(self._serial | self.records[at - 1]) is not None:
+            while (
+                last + 1 < len(self.records) and self._end_of(last + 1) - start <= _AHEAD_BYTES_MAX
+            ):
+                last += 1
+        data = await self.file.read_at(start, self._end_of(last) - start)
+        reader = RecordReader(data, self.header.file_id, start)
+        for ahead in range(at + 1, last + 1):
+            try:
+                self._keep(reader, self.records[ahead])
+            except TornRecord:
+                pass  # Whoever wants it will see for himself.
+        return self._keep(reader, self.records[at])
+
+    def _keep(self, reader: RecordReader, position: int) -> bytes:
+        record = reader.at(position) or reader.next_after(position, 0)
+        if record is None or record.position != position:
+            raise TornRecord("a record is damaged", file=self.header.number, position=position)
+        body = reader.body(record)
+        self._cache.put(self._serial | position, body)
+        return body
+
+    def _end_of(self, at: int) -> int:
+        return self.records[at + 1] if at + 1 < len(self.records) else self.end
+
+    async def retire(self) -> None:
+        """Closes the file once nobody reads it."""
+        self._is_retired = True
+        for position in self.records:
+            self._cache.drop(self._serial | position)
+        await self._close_when_unused()
+
+    async def _close_when_unused(self) -> None:
+        if self._is_retired and not self._readers:
+            await self.file.close()

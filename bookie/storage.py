@@ -1,0 +1,484 @@
+"""A bookie's storage: add, read, fence, over journal, entry logs and catalog.
+
+An answer is one of three (B1): the entry; `NoSuchEntry` or `NoSuchLedger`, which is a promise that it
+was never acknowledged here; or `EntryStateUnknown`, for whatever damage or doubt leaves open. What is
+read is durable, and so is a fence before anybody is told of it (B4).
+
+    add -> fencing -> journal -> memtable        read <- memtable | entry logs <- cache
+                          |                                          ^
+                        filled --------- checkpoint -----------------+
+
+Everything runs on one event loop; what changes together changes without an `await` in between.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+import structlog
+
+from rollbook.bookie.boot import find_store, log_path, make_store
+from rollbook.bookie.checkpoint import Checkpointer
+from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.core import catalog as changes
+from rollbook.bookie.core.byte_cache import ByteCache
+from rollbook.bookie.core.control import Control, Operation
+from rollbook.bookie.core.fencing import Ledger, LedgerFacts
+from rollbook.bookie.core.group_commit import Frames, Write, index_of
+from rollbook.bookie.core.salvage import take_frames
+from rollbook.bookie.entry_log import EntryLogs
+from rollbook.bookie.journal import Journal, JournalFile
+from rollbook.bookie.record_file import Cache
+from rollbook.proto.errors import (
+    BookieReadOnly,
+    EntryStateUnknown,
+    NoSuchEntry,
+    NoSuchLedger,
+    Overloaded,
+    RollbookError,
+    TornRecord,
+    WrongCluster,
+)
+from rollbook.proto.ids import NO_ENTRY
+from rollbook.proto.ports import Clock, Disk, DiskLock, Randomness
+from rollbook.proto.wire.adds import AddGroup, Adds
+from rollbook.proto.wire.messages import Failure
+
+logger = structlog.get_logger()
+
+T = TypeVar("T")
+
+_RETRY_S: Final = (0.1, 10.0)  # First and longest pause between attempts at a checkpoint.
+_DAMAGE: Final = (TornRecord, WrongCluster, OSError)
+
+
+class Admission(NamedTuple):
+    """What became of a stretch of adds."""
+
+    refusals: tuple[Failure, ...]  # One for each group; None for those that were accepted.
+    done: asyncio.Future[None] | None  # Of those; None if there are none. See `Journal.append`.
+
+
+class Storage:
+    def __init__(
+        self, disk: Disk, config: StorageConfig, clock: Clock, randomness: Randomness
+    ) -> None:
+        self._disk = disk
+        self._config = config
+        self._clock = clock
+        self._randomness = randomness
+        self._cache = Cache(ByteCache(config.cache_bytes))
+        self._locks: list[DiskLock] = []
+        self._ledgers: dict[int, Ledger] = {}
+        self._fences: dict[int, asyncio.Future[None]] = {}  # On their way to the disk.
+        self._unsaved: dict[int, None] = {}  # Ledgers whose facts the catalog does not have.
+        self._filled: list[JournalFile] = []  # Oldest first.
+        self._has_filled = asyncio.Event()
+        self._moves = 0  # How often entries moved from one file to another.
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # --- Life ---------------------------------------------------------------------------------
+
+    @staticmethod
+    async def make(disk: Disk, config: StorageConfig, randomness: Randomness) -> None:
+        """An empty store. Raises `BadConfig` if there is one."""
+        await make_store(disk, config, randomness)
+
+    @classmethod
+    async def open(
+        cls,
+        disk: Disk,
+        config: StorageConfig,
+        clock: Clock,
+        randomness: Randomness,
+        *,
+        accepts_loss: bool = False,
+    ) -> "Storage":
+        """Everything that was ever acknowledged can be read when it returns; `start` is next.
+
+        Raises `BadConfig` if there is no store, `DataLost` if files are missing that were durable,
+        `DirectoryInUse`, `WrongCluster`, `OSError`.
+        """
+        storage = cls(disk, config, clock, randomness)
+        try:
+            await storage._open(accepts_loss)
+        except BaseException:
+            await storage._release()
+            raise
+        return storage
+
+    async def _open(self, accepts_loss: bool) -> None:
+        for directory in (self._config.journal_dir, *self._config.ledger_dirs):
+            if await self._disk.stat(directory) is not None:
+                self._locks.append(await self._disk.lock(f"{directory}/lock"))
+        found = await find_store(
+            *(self._disk, self._config, self._randomness, self._cache), accepts_loss=accepts_loss
+        )
+        self._catalog_files = found.catalog
+        self._catalog = found.catalog.catalog
+        self._filled = found.files
+        self._logs = EntryLogs(self._disk, found.catalog.store_id, self._path_of_log, self._cache)
+        for ledger_id, facts in found.facts.items():
+            self._ledgers[ledger_id] = self._make_ledger(ledger_id, facts)
+            self._unsaved[ledger_id] = None
+        parts = (self._disk, self._config, self._randomness, self._catalog_files, self._cache)
+        self._checkpointer = Checkpointer(*parts)
+        self._journal = Journal(*parts)
+        self._journal.on_written, self._journal.on_filled = self._on_written, self._on_filled
+        await self._journal.open(found.spare, found.next_journal, found.next_sequence)
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._journal.run()),
+            asyncio.create_task(self._run_checkpoints()),
+        ]
+
+    async def failed(self) -> BaseException:
+        """Returns what made it impossible to go on: then the process has to end."""
+        while True:
+            for task in self._tasks:
+                if task.done() and not task.cancelled() and (error := task.exception()):
+                    return error
+            await _first_done(self._tasks)
+
+    async def close(self) -> None:
+        """Makes durable what waits, and ends."""
+        await self._journal.close()
+        for number, task in enumerate(self._tasks):
+            if number:
+                task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self._release()
+
+    async def _release(self) -> None:
+        if hasattr(self, "_journal") and hasattr(self._journal, "active"):
+            for file in (*self._filled, self._journal.active):
+                await file.records.retire()
+            await self._logs.close()
+            await self._catalog_files.close()
+        for lock in self._locks:
+            await lock.release()
+        self._locks.clear()
+
+    def _path_of_log(self, number: int) -> str:
+        log = self._catalog.logs[number]
+        return log_path(self._config.ledger_dirs[log.directory], number)
+
+    # --- Adding -------------------------------------------------------------------------------
+
+    def add(self, adds: Adds) -> Admission:
+        """Judges the groups of a stretch and sends what is accepted to the journal, in one step."""
+        refusals = tuple([self._refusal_of(group, adds) for group in adds.groups])
+        if not any(refusals):
+            return Admission(refusals, self._append(adds, adds.groups))
+        accepted = [g for g, refusal in zip(adds.groups, refusals, strict=True) if not refusal]
+        return Admission(refusals, self._append(adds, accepted) if accepted else None)
+
+    def _refusal_of(self, group: AddGroup, adds: Adds) -> Failure:
+        is_urgent = group.is_recovery or group.is_high_priority
+        if self.is_read_only and not is_urgent:
+            return BookieReadOnly
+        # What recovers or is urgent has as much again: it must not starve behind the others.
+        bytes_max = self._config.queued_bytes_max << is_urgent
+        if self._journal.queued_bytes + adds.end - adds.start > bytes_max:
+            return Overloaded
+        ledger = self._ledger(group.ledger_id)
+        refusal = ledger.refusal_of_add(group.ledger_key, is_recovery=group.is_recovery)
+        if refusal is None:
+            ledger.show_key(group.ledger_key)
+        return refusal
+
+    def _append(self, adds: Adds, groups: Sequence[AddGroup]) -> asyncio.Future[None]:
+        is_deferred = all(group.is_sync_deferred and not group.is_recovery for group in groups)
+        if len(groups) < len(adds.groups):  # Nothing that was refused may reach the journal.
+            (adds,) = take_frames(adds.frames_of(groups))
+        is_all = not adds.start and adds.end == len(adds.buffer)
+        frames = Frames(
+            adds.buffer if is_all else bytes(adds.frames), -adds.start, tuple(adds.groups)
+        )
+        return self._journal.append(frames, is_sync_deferred=is_deferred)
+
+    def _on_written(self, file: JournalFile, write: Write) -> None:
+        """It is durable, or somebody wanted no more than that it is written."""
+        for record in write.records:
+            for control in record.controls:
+                self._on_control(control)
+            if not record.adds:
+                continue
+            file.records.on_written(record.position, record.body, write.end)
+            file.shape.on_record(len(record.body), record.ledgers)
+            for placed in record.adds:
+                for group, positions, lengths in index_of(placed):
+                    lac = group.last_add_confirmed
+                    file.memtable.add_group(
+                        group.ledger_id, lac, group.entry_ids, positions, lengths
+                    )
+                    ledger = self._ledger(group.ledger_id)
+                    ledger.on_durable_lac(lac)
+                    if ledger.facts.ledger_key is None:
+                        self._set_facts(ledger, ledger.facts.with_key(group.ledger_key))
+
+    def _on_control(self, control: Control) -> None:
+        ledger = self._ledger(control.ledger_id)
+        self._set_facts(ledger, control.applied_to(ledger.facts))
+        if control.operation is Operation.LAC:
+            ledger.on_durable_lac(control.number)
+        if control.operation is Operation.DELETE:
+            for file in self._files():
+                file.memtable.drop(control.ledger_id)
+
+    def _set_facts(self, ledger: Ledger, facts: LedgerFacts) -> None:
+        if facts is not ledger.facts:
+            ledger.facts = facts
+            self._unsaved[ledger.ledger_id] = None
+
+    # --- Ledgers ------------------------------------------------------------------------------
+
+    async def fence(self, ledger_id: int, ledger_key: bytes) -> None:
+        """From the call on ordinary adds are refused; durable when it returns.
+
+        Raises `Unauthorized`, `NoSuchLedger` if it was deleted, `BookieFailed`.
+        """
+        ledger = self._ledger(ledger_id)
+        if refusal := ledger.refusal_of_control(ledger_key):
+            raise refusal(ledger_id=ledger_id)
+        ledger.show_key(ledger_key)
+        if ledger.facts.is_fenced:
+            return
+        ledger.fence_is_wanted = True
+        fence = self._fences.get(ledger_id)
+        if fence is None:
+            fence = self._journal.append(Control(Operation.FENCE, ledger_id, ledger.shown_key))
+            self._fences[ledger_id] = fence
+            fence.add_done_callback(lambda _: self._fences.pop(ledger_id, None))
+        await asyncio.shield(fence)
+
+    async def write_lac(
+        self, ledger_id: int, ledger_key: bytes, last_add_confirmed: int, packet: bytes
+    ) -> None:
+        """The explicit LAC; durable when it returns. Raises like `fence`, and `BookieReadOnly`."""
+        ledger = self._ledger(ledger_id)
+        if refusal := ledger.refusal_of_control(ledger_key):
+            raise refusal(ledger_id=ledger_id)
+        if self.is_read_only:
+            raise BookieReadOnly(ledger_id=ledger_id)
+        ledger.show_key(ledger_key)
+        control = Control(
+            Operation.LAC, ledger_id, ledger.shown_key, last_add_confirmed, bytes(packet)
+        )
+        await self._journal.append(control)
+
+    def lac_packet(self, ledger_id: int) -> bytes | None:
+        """The explicit LAC as its writer packed it. Raises `EntryStateUnknown`."""
+        if self._catalog.doubts.about(ledger_id, NO_ENTRY):
+            raise EntryStateUnknown(ledger_id=ledger_id)
+        ledger = self._known_ledger(ledger_id)
+        return ledger.facts.lac_packet if ledger else None
+
+    def last_add_confirmed(self, ledger_id: int) -> int:
+        """The highest that an entry or an explicit LAC here names; durable. Doubt can only lower it."""
+        ledger = self._known_ledger(ledger_id)
+        return ledger.last_add_confirmed if ledger else NO_ENTRY
+
+    async def delete(self, ledger_id: int) -> None:
+        """Its entries are gone, and late adds are refused from the call on; durable on return."""
+        ledger = self._ledger(ledger_id)
+        ledger.fence_is_wanted = True
+        wall_ms = self._clock.wall_us() // 1000
+        await self._journal.append(Control(Operation.DELETE, ledger_id, ledger.shown_key, wall_ms))
+
+    async def force(self) -> None:
+        """Everything that was acknowledged before is durable when it returns."""
+        await self._journal.sync()
+
+    def is_fenced(self, ledger_id: int) -> bool:
+        """Durably."""
+        ledger = self._known_ledger(ledger_id)
+        return bool(ledger and ledger.facts.is_fenced)
+
+    def _known_ledger(self, ledger_id: int) -> Ledger | None:
+        """None if nobody ever spoke of it here."""
+        ledger = self._ledgers.get(ledger_id)
+        if ledger is not None:
+            return ledger
+        facts = self._catalog.facts.get(ledger_id)
+        if facts is None and not self._has_entries(ledger_id):
+            return None
+        return self._ledger(ledger_id)
+
+    def _ledger(self, ledger_id: int) -> Ledger:
+        ledger = self._ledgers.get(ledger_id)
+        if ledger is None:
+            facts = self._catalog.facts.get(ledger_id) or LedgerFacts()
+            ledger = self._ledgers[ledger_id] = self._make_ledger(ledger_id, facts)
+        return ledger
+
+    def _make_ledger(self, ledger_id: int, facts: LedgerFacts) -> Ledger:
+        ledger = Ledger(ledger_id, facts)
+        ledger.on_durable_lac(self._catalog.last_add_confirmed(ledger_id))
+        for file in self._filled:
+            if rows := file.memtable.ledgers.get(ledger_id):
+                ledger.on_durable_lac(rows.last_add_confirmed)
+        return ledger
+
+    def _has_entries(self, ledger_id: int) -> bool:
+        return any(ledger_id in file.memtable.ledgers for file in self._files()) or any(
+            True for _ in self._catalog.held(ledger_id)
+        )
+
+    # --- Reading ------------------------------------------------------------------------------
+
+    def peek(self, ledger_id: int, entry_id: int) -> bytes | None:
+        """The entry if memory has it; None says nothing."""
+        ledger = self._ledgers.get(ledger_id)
+        if ledger is None or ledger.is_deleted:
+            return None
+        for file in self._files():
+            if place := file.memtable.find(ledger_id, entry_id):
+                return file.records.peek(place)
+        return None
+
+    async def read(self, ledger_id: int, entry_id: int) -> bytes:
+        """Raises `NoSuchLedger`, `NoSuchEntry`, `EntryStateUnknown`."""
+        if (found := self.peek(ledger_id, entry_id)) is not None:
+            return found
+        return await self._settled(lambda: self._read(ledger_id, entry_id))
+
+    async def read_last(self, ledger_id: int) -> bytes:
+        """The entry with the highest id. Raises like `read`."""
+        return await self._settled(lambda: self._read_last(ledger_id))
+
+    async def entry_ids(self, ledger_id: int) -> list[int]:
+        """All that are here, ascending. Raises like `read`, never `NoSuchEntry`."""
+        return await self._settled(lambda: self._entry_ids(ledger_id))
+
+    async def _settled(self, question: Callable[[], Awaitable[T]]) -> T:
+        """Asks again if entries moved to another file meanwhile: no answer but an entry counts then."""
+        while True:
+            moves = self._moves
+            try:
+                return await question()
+            except (NoSuchLedger, NoSuchEntry, EntryStateUnknown):
+                if moves == self._moves:
+                    raise
+
+    async def _read(self, ledger_id: int, entry_id: int) -> bytes:
+        self._require_not_deleted(ledger_id)
+        damage: BaseException | None = None
+        for file in self._files():
+            if place := file.memtable.find(ledger_id, entry_id):
+                try:
+                    return await file.records.read(ledger_id, entry_id, place)
+                except _DAMAGE as error:
+                    damage = error
+        for number in self._catalog.holding(ledger_id, entry_id):
+            try:
+                log = await self._logs.get(number)
+                if (found := await log.read(ledger_id, entry_id)) is not None:
+                    return found
+            except _DAMAGE as error:
+                damage = error
+        if damage or self._catalog.doubts.about(ledger_id, entry_id):
+            raise EntryStateUnknown(ledger_id=ledger_id, entry_id=entry_id) from damage
+        raise self._absence(ledger_id)(ledger_id=ledger_id, entry_id=entry_id)
+
+    async def _read_last(self, ledger_id: int) -> bytes:
+        self._require_not_deleted(ledger_id)
+        last = max(
+            [
+                *(file.memtable.last_entry(ledger_id) for file in self._files()),
+                *(held.last_entry for held in self._catalog.held(ledger_id)),
+            ]
+        )
+        if self._catalog.doubts.beyond(ledger_id, last):
+            raise EntryStateUnknown(ledger_id=ledger_id)
+        if last == NO_ENTRY:
+            raise self._absence(ledger_id)(ledger_id=ledger_id)
+        return await self._read(ledger_id, last)
+
+    async def _entry_ids(self, ledger_id: int) -> list[int]:
+        self._require_not_deleted(ledger_id)
+        found: dict[int, None] = {}
+        for file in self._files():
+            if rows := file.memtable.ledgers.get(ledger_id):
+                found.update(dict.fromkeys(rows.sorted_columns().entry_ids))
+        for held in self._catalog.held(ledger_id):
+            try:
+                log = await self._logs.get(held.log)
+                found.update(dict.fromkeys(await log.entry_ids(ledger_id)))
+            except _DAMAGE as error:
+                raise EntryStateUnknown(ledger_id=ledger_id) from error
+        if not found and (self._catalog.doubts.everything or self._catalog.doubts.of(ledger_id)):
+            raise EntryStateUnknown(ledger_id=ledger_id)
+        if not found and self._known_ledger(ledger_id) is None:
+            raise NoSuchLedger(ledger_id=ledger_id)
+        return sorted(found)
+
+    def _require_not_deleted(self, ledger_id: int) -> None:
+        ledger = self._known_ledger(ledger_id)
+        if ledger and ledger.is_deleted:
+            raise NoSuchLedger(ledger_id=ledger_id)
+
+    def _absence(self, ledger_id: int) -> type[RollbookError]:
+        return NoSuchEntry if self._known_ledger(ledger_id) else NoSuchLedger
+
+    def _files(self) -> list[JournalFile]:
+        """With entries that no entry log has yet, newest first."""
+        return [self._journal.active, *reversed(self._filled)]
+
+    # --- Checkpoints --------------------------------------------------------------------------
+
+    @property
+    def is_read_only(self) -> bool:
+        """The disk is full, or checkpoints do not keep up or fail."""
+        return self._journal.is_full or len(self._filled) > self._config.waiting_files_max
+
+    async def checkpoint(self) -> bool:
+        """The oldest filled file; False if there is none. Raises `OSError` if it can be tried again."""
+        if not self._filled:
+            return False
+        file = self._filled[0]
+        saved = {ledger_id: self._ledgers[ledger_id].facts for ledger_id in self._unsaved}
+        facts = [changes.pack_ledger(ledger_id, known) for ledger_id, known in saved.items()]
+        records = await self._checkpointer.checkpoint(file, facts)
+        # From here to the end of the block without an `await`: readers find it in one place.
+        del self._filled[0]
+        self._moves += 1
+        for ledger_id, known in saved.items():
+            if self._ledgers[ledger_id].facts is known:
+                del self._unsaved[ledger_id]
+        if records:
+            self._logs.put(file.number, records)
+        if records is not file.records:
+            await file.records.retire()
+        await self._checkpointer.forget(file)
+        return True
+
+    def _on_filled(self, file: JournalFile) -> None:
+        self._filled.append(file)
+        self._has_filled.set()
+
+    async def _run_checkpoints(self) -> None:
+        pause_s = _RETRY_S[0]
+        while True:
+            try:
+                if not await self.checkpoint():
+                    self._has_filled.clear()
+                    await self._has_filled.wait()
+                pause_s = _RETRY_S[0]
+            except OSError as error:
+                logger.error("checkpoint_failed", reason=str(error), waiting=len(self._filled))
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _RETRY_S[1])
+
+
+async def _first_done(tasks: Sequence[asyncio.Task[None]]) -> None:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_done(_: asyncio.Task[None]) -> None:
+        if not done.done():
+            done.set_result(None)
+
+    for task in tasks:
+        task.add_done_callback(on_done)
+    await done
