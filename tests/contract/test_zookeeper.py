@@ -168,6 +168,20 @@ async def test_no_thread_is_left(server: LocalZooKeeper, zookeeper: ZooKeeperTre
     server.resume()
 
 
+async def test_closing_while_there_is_no_connection_takes_no_time(
+    proxy: CuttingProxy, zookeeper: ZooKeeperTree
+) -> None:
+    before = threading.active_count()
+    store = await make(zookeeper, proxy.address).open()
+    states = store.session_events()
+    proxy.pause()  # New connections are taken, and nobody answers there.
+    proxy.cut()
+    await until_state(states, SessionState.SUSPENDED)
+    async with asyncio.timeout(store._timeout_s / 2):
+        await store.close()
+    assert threading.active_count() == before
+
+
 async def test_opening_without_a_server(zookeeper: ZooKeeperTree) -> None:
     before = threading.active_count()
     store = make(zookeeper, "127.0.0.1:1")
@@ -199,6 +213,16 @@ async def test_a_new_session_follows_when_the_thread_dies(
         pass
     with pytest.raises(NodeExists):
         await store.create("/a")
+
+
+async def test_a_new_session_goes_on_where_the_last_one_was(store: ZooKeeperStore) -> None:
+    """A replica that lags behind it must not be taken; kazoo alone would start from nothing."""
+    await store.create("/a")
+    client = store._link._client
+    seen = client.last_zxid
+    assert seen > 0
+    client._reset()  # What kazoo does when a session is over.
+    assert client.last_zxid == seen
 
 
 async def test_a_request_given_up_before_it_was_sent_is_not_sent(

@@ -33,7 +33,9 @@ from rollbook.proto.ports import SessionId
 
 FORMAT: Final = 1  # SQLite's user_version.
 APPLICATION_ID: Final = 0x526F6C6C  # "Roll": tells our files from other SQLite files.
+_CHUNK_BYTES: Final = 1 << 20
 _BUSY_S: Final = 1.0
+_CHUNK_BYTES: Final = 1024 * 1024
 
 T = TypeVar("T")
 
@@ -96,6 +98,7 @@ class StoreFile:
     def _open(self, new_id: str | None) -> Kept:
         if new_id is not None and not os.path.exists(self._path):
             _create(self._path, new_id)
+        _write_again(f"{self._path}-wal")
         try:
             return self._load()
         except sqlite3.DatabaseError as error:
@@ -107,6 +110,7 @@ class StoreFile:
             raise MetadataUnavailable(f"cannot read {self._path}: {error}") from error
 
     def _load(self) -> Kept:
+        _write_log_again(self._path)
         self._database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
         ask = self._database.execute
         ask("PRAGMA locking_mode = EXCLUSIVE")
@@ -182,6 +186,48 @@ def _create(path: str, store: str) -> None:
         database.close()
     _sync(unfinished)
     os.rename(unfinished, path)
+    _sync(os.path.dirname(path))
+
+
+def _write_log_again(path: str) -> None:
+    """Makes the log durable as it reads, for what is built on it is going to be promised.
+
+    What the last owner wrote and did not sync may be in the kernel's memory only. If its sync
+    failed, the kernel even takes those pages for written: SQLite would read them, append to them
+    and sync what it appended, and a power cut would end the log at the hole before that.
+    """
+    try:
+        log = os.open(f"{path}-wal", os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        position = 0
+        while chunk := os.pread(log, _CHUNK_BYTES, position):
+            position += os.pwrite(log, chunk, position)
+        os.fsync(log)
+    finally:
+        os.close(log)
+    _sync(os.path.dirname(path))
+
+
+def _write_again(path: str) -> None:
+    """Makes durable what is readable of the log that an owner left behind.
+
+    Where a sync failed, Linux keeps what it could not write, readable and counted as clean: a later
+    sync skips it. SQLite would take it for committed and put new commits behind it, and a power
+    cut would leave a hole before them. So all of it is written once more, in place.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        position = 0
+        while chunk := os.pread(descriptor, _CHUNK_BYTES, position):
+            position += os.pwrite(descriptor, chunk, position)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
     _sync(os.path.dirname(path))
 
 

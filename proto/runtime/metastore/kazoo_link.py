@@ -10,7 +10,8 @@ in the order in which it learnt it. Added to kazoo 2.11, which has none of it:
   requests are sent to it: kazoo takes its own requests for heartbeats.
 - What TLS has decrypted is read at once: kazoo waits for more to come over the wire.
 - A new session sees what the one before it saw: kazoo forgets where it was when a session
-  expires, and a replica that lags could then hide the client's own writes.
+  expires, and a replica that lags could then hide the client's own writes. (An ensemble that was
+  set back to an old backup is not accepted, therefore, until the process starts anew.)
 """
 # ruff: noqa: SLF001 (kazoo has no public way to any of this)
 
@@ -43,7 +44,9 @@ logger = structlog.get_logger()
 _RECONNECT: Final = {"delay": 0.02, "backoff": 2, "max_jitter": 0.5, "max_delay": 1.0}
 IN_FLIGHT_MAX: Final = 128  # Enough to keep a connection busy; see `_WakeUps`.
 _WATCHES_OF_ANY_TYPE: Final = 3
-_CONNECT_TIMEOUT_S_MAX: Final = 3.0  # To reach a host; `close` may have to wait for it.
+_CONNECT_TIMEOUT_S_MAX: Final = 3.0  # To reach a host; `stop` may have to wait for it.
+_ABORT_INTERVAL_S: Final = 0.1
+_NO_TROUBLE_YET: Final = "it does not answer"
 
 # kazoo logs what we log, and at lower levels the credentials as well.
 _SILENT_LOGGER: Final = logging.Logger("kazoo of rollbook")
@@ -189,8 +192,9 @@ class KazooLink:
             async with asyncio.timeout(timeout_s):
                 await done.wait()
         except TimeoutError:
-            self._handler.abort()
-            await done.wait()
+            while not done.is_set():  # It may be about to connect.
+                self._handler.abort()
+                await asyncio.sleep(_ABORT_INTERVAL_S)
         stopper.join()
 
     def _stop(self, done: asyncio.Event) -> None:
@@ -267,7 +271,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         self._on_thread_end = on_thread_end
         self._tls_context = tls_context
         self._connection: socket.socket | None = None
-        self.trouble = "it does not answer"  # Why there is no connection.
+        self.trouble = _NO_TROUBLE_YET  # Why there is no connection.
 
     def start(self) -> None:
         """Without workers."""
@@ -366,6 +370,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         except Exception as error:
             self.handler.trouble = str(error.__context__ or error)  # kazoo hides the first one.
             raise
+        self.handler.trouble = _NO_TROUBLE_YET
         self._heard_s = time.monotonic()
         return timeouts
 

@@ -87,6 +87,7 @@ from rollbook.proto.runtime.metastore.kazoo_link import (
 logger = structlog.get_logger()
 
 _RETRY_DELAY_S: Final = 1.0
+_CLOSE_TIMEOUT_S: Final = 5.0  # For the session to be ended; else it lasts until it expires.
 _NO_OPTIONS: Final = ZooKeeperOptions()
 
 _ERRORS: Final[dict[type[Exception], type[RollbookError]]] = {
@@ -376,7 +377,8 @@ class ZooKeeperStore:
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
-        await self._link.stop(self._timeout_s)
+        reachable = self._is_connected()
+        await self._link.stop(min(_CLOSE_TIMEOUT_S, self._timeout_s) if reachable else 0)
 
     async def __aenter__(self) -> Self:
         return self
