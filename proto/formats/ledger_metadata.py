@@ -17,10 +17,10 @@ import re
 from typing import Any, Final
 
 from rollbook.proto.errors import BadMetadata, InvalidRequest
+from rollbook.proto.formats.bounds import check_size
 from rollbook.proto.formats.protobuf import (
     as_bookie_id,
     as_text,
-    check_size,
     pack_binary,
     pack_text,
     unpack_binary,

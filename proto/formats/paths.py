@@ -21,7 +21,6 @@ from rollbook.proto.formats.layout import Layout
 from rollbook.proto.ids import LEDGER_ID_MAX, LedgerId
 
 DEFAULT_ROOT: Final = "/ledgers"
-OWN_NAME: Final = "rollbook"
 
 LAYOUT: Final = "LAYOUT"
 INSTANCE_ID: Final = "INSTANCEID"
@@ -47,7 +46,7 @@ def own_root(ledgers_root: str) -> str:
     """Where our trees live: beside the ledgers root, one for each cluster of the store."""
     parent, _, name = ledgers_root.rpartition("/")
     suffix = "" if name == "ledgers" else f"-{name}"
-    return f"{parent}/{OWN_NAME}{suffix}"
+    return f"{parent}/rollbook{suffix}"
 
 
 def ledger_path(layout: Layout, ledger_id: LedgerId) -> str:

@@ -11,20 +11,12 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from rollbook.proto.errors import BadMetadata, InvalidRequest
+from rollbook.proto.formats.bounds import check_size
 from rollbook.proto.ids import BookieId, parse_bookie_id
 
 M = TypeVar("M", bound=Message)
 
-METADATA_BYTES_MAX: Final = (
-    1024 * 1024
-)  # What ZooKeeper takes in one packet, unless told otherwise.
 _ESCAPES_MAX: Final = 200_000  # Each costs the parser 160 bytes for a while: 32 MB in all.
-
-
-def check_size(data: bytes) -> None:
-    """Before anything looks inside."""
-    if len(data) > METADATA_BYTES_MAX:
-        raise BadMetadata(f"{len(data)} bytes are over the limit of {METADATA_BYTES_MAX}")
 
 
 def pack_text(message: Message) -> bytes:
@@ -69,14 +61,6 @@ def as_bookie_id(value: str) -> BookieId:
         return parse_bookie_id(as_text(value))
     except InvalidRequest as error:
         raise BadMetadata(error.message) from None
-
-
-def decode_ascii(data: bytes, what: str) -> str:
-    check_size(data)
-    try:
-        return data.decode("ascii")
-    except UnicodeDecodeError:
-        raise BadMetadata(f"{what} is not ASCII: {data[:80]!r}") from None
 
 
 def _complete(message: M) -> M:

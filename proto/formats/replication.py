@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from rollbook.proto.errors import BadMetadata
+from rollbook.proto.formats.bounds import decode_ascii
 from rollbook.proto.formats.protobuf import (
     as_bookie_id,
-    decode_ascii,
     pack_binary,
     pack_text,
     unpack_binary,

@@ -3,6 +3,7 @@
 import pytest
 
 from rollbook.proto.errors import BadMetadata
+from rollbook.proto.formats.bounds import METADATA_BYTES_MAX
 from rollbook.proto.formats.layout import (
     Layout,
     pack_instance_id,
@@ -10,7 +11,6 @@ from rollbook.proto.formats.layout import (
     unpack_instance_id,
     unpack_layout,
 )
-from rollbook.proto.formats.protobuf import METADATA_BYTES_MAX
 from tests.golden import metadata as golden
 
 VECTORS = [

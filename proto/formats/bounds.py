@@ -1,0 +1,22 @@
+"""What is asked of the bytes of a node before anything looks inside."""
+
+from typing import Final
+
+from rollbook.proto.errors import BadMetadata
+
+METADATA_BYTES_MAX: Final = (
+    1024 * 1024
+)  # What ZooKeeper takes in one packet, unless told otherwise.
+
+
+def check_size(data: bytes) -> None:
+    if len(data) > METADATA_BYTES_MAX:
+        raise BadMetadata(f"{len(data)} bytes are over the limit of {METADATA_BYTES_MAX}")
+
+
+def decode_ascii(data: bytes, what: str) -> str:
+    check_size(data)
+    try:
+        return data.decode("ascii")
+    except UnicodeDecodeError:
+        raise BadMetadata(f"{what} is not ASCII: {data[:80]!r}") from None
