@@ -18,7 +18,7 @@ demo: .venv/.run
 	@echo 'Still to come: storage servers, the ledger client, named logs, REST and gRPC, Spark.'
 
 test: .venv/.test
-	@$(BIN)/python -m tests all
+	@$(BIN)/python -m tests all $(ARGS)
 
 check: .venv/.test
 	@$(BIN)/python -m tests check

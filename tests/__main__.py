@@ -39,6 +39,10 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=kinds.check)
 
     everything = kind.add_parser("all", help="every kind that stands, in a size that takes minutes")
+    everything.add_argument(
+        "--thorough", action="store_true", help="what must hold before a change lands; ~15 min"
+    )
+    everything.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     everything.set_defaults(run=kinds.everything)
 
     unit = kind.add_parser("unit", help="cores, codecs and conventions, without other processes")
@@ -58,6 +62,12 @@ def _parser() -> argparse.ArgumentParser:
         "--digest", action="store_true", help="print `seed digest-of-its-trace`, a line each"
     )
     simulate.set_defaults(run=kinds.simulate)
+
+    determinism = kind.add_parser("determinism", help="one seed, one trace, whatever the hash seed")
+    determinism.add_argument("--seeds", type=_count, default=60, help="how many (60)")
+    determinism.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
+    determinism.add_argument("--world", default="toy", help="what is simulated (toy)")
+    determinism.set_defaults(run=kinds.determinism)
 
     mutants = kind.add_parser("mutants", help="planted bugs that fresh seeds must find")
     mutants.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")

@@ -24,30 +24,37 @@ SMOKE_SEEDS: Final = 100
 # --- Several kinds in one go --------------------------------------------------------------------
 
 
+_STYLE: Final = {
+    "format": ["ruff", "format", "--check", "--quiet", "."],
+    "lint": ["ruff", "check", "--quiet", "."],
+    "types": ["mypy"],
+}
+
+
 def check(_arguments: argparse.Namespace) -> Tally:
     """What one runs before a commit."""
-    return _steps(
-        {
-            "format": ["ruff", "format", "--check", "--quiet", "."],
-            "lint": ["ruff", "check", "--quiet", "."],
-            "types": ["mypy"],
-            "unit": ["tests", "unit"],
-            "simulate": ["tests", "simulate", f"--seeds={SMOKE_SEEDS}"],
-        }
-    )
+    unit = {"unit": ["tests", "unit"]}
+    smoke = {"simulate": ["tests", "simulate", f"--seeds={SMOKE_SEEDS}"]}
+    return _steps(_STYLE | unit | smoke)
 
 
-def everything(_arguments: argparse.Namespace) -> Tally:
-    return _steps(
-        {
-            "unit": ["tests", "unit"],
-            "contract": ["tests", "contract"],
-            "simulate": ["tests", "simulate", "--seeds=500"],
-            "mutants": ["tests", "mutants"],
-            "crash": ["tests", "crash"],
-            "fuzz": ["tests", "fuzz"],
-        }
-    )
+def everything(arguments: argparse.Namespace) -> Tally:
+    """Every kind that stands; `--thorough` is what must hold before a change lands."""
+    first = f"--from={arguments.seed}"
+    sizes = {
+        "contract": ["--sequences=2000" if arguments.thorough else "--sequences=100", first],
+        "simulate": ["--seeds=2000" if arguments.thorough else "--seeds=500", first],
+        "determinism": ["--seeds=60", first],
+        "mutants": [first],
+        "crash": [
+            *(("--kills=200", "--cuts=50") if arguments.thorough else ("--kills=10", "--cuts=5")),
+            first,
+        ],
+        "fuzz": ["--runs=200000" if arguments.thorough else "--runs=50000", first],
+    }
+    kinds = {name: ["tests", name, *size] for name, size in sizes.items()}
+    style = _STYLE | {"generated": ["tests.generate", "--check"]} if arguments.thorough else {}
+    return _steps(style | {"unit": ["tests", "unit"]} | kinds)
 
 
 def _steps(commands: dict[str, list[str]]) -> Tally:
@@ -138,6 +145,29 @@ def simulate(arguments: argparse.Namespace) -> Tally | None:
             print(seed, digest)
         return None
     tally: Tally = simulation.simulate(seeds, arguments.world, _progress("seeds"))
+    return tally
+
+
+def determinism(arguments: argparse.Namespace) -> Tally:
+    """One seed, one trace, in two processes whose hashes differ."""
+    sizes = [f"--seeds={arguments.seeds}", f"--from={arguments.seed}", f"--world={arguments.world}"]
+    traces = [
+        subprocess.run(
+            [sys.executable, "-m", "tests", "simulate", "--digest", *sizes],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        for hash_seed in ("1", "2")
+    ]
+    tally = Tally("seeds")
+    for first, second in zip(*traces, strict=True):
+        if first == second:
+            tally.passed += 1
+        else:
+            tally.failed += 1
+            print(f"two traces: {first} and {second}")
     return tally
 
 

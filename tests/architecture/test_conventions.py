@@ -146,7 +146,7 @@ def test_values_are_frozen() -> None:
     for module in (ports, quorum):
         for value in vars(module).values():
             if dataclasses.is_dataclass(value) and isinstance(value, type):
-                assert value.__dataclass_params__.frozen, value
+                assert vars(value)["__dataclass_params__"].frozen, value
 
 
 def test_the_repository_speaks_of_the_product_alone() -> None:
