@@ -184,6 +184,7 @@ class SimulatedDisk:
         self.capacity_bytes: int | None = None
         # The mood of a run: whether the page cache answers at once, as it mostly does.
         self.turn_odds = chance.choice((0.0, 0.0, 0.05, 0.5))
+        self.turn_s: Span = TURN_S
         self._loop = loop
         self._open: dict[SimulatedFile, None] = {}
         self._sync_errors_due = 0
@@ -377,7 +378,7 @@ class SimulatedDisk:
         """Whether others ran meanwhile."""
         if not self.turn_odds or self.chance.random() >= self.turn_odds:
             return False
-        await asyncio.sleep(self.chance.uniform(*TURN_S))
+        await asyncio.sleep(self.chance.uniform(*self.turn_s))
         return True
 
     async def on_device(self, work: Callable[[], None]) -> None:
