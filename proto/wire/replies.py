@@ -17,7 +17,8 @@ class ReplyDecoder:
 
     def feed(self, chunk: bytes) -> list[AddReplies | Answer]:
         frames = self._frames
-        buffer, position, heard = frames.join(chunk), 0, list[AddReplies | Answer]()
+        buffer, position = frames.join(chunk), 0
+        heard: list[AddReplies | Answer] = []
         while True:
             start = position
             if len(buffer) > position + LENGTH_BYTES:

@@ -35,7 +35,8 @@ class RequestDecoder:
 
     def feed(self, chunk: bytes) -> list[Heard]:
         frames = self._frames
-        buffer, position, heard = frames.join(chunk), 0, list[Heard]()
+        buffer, position = frames.join(chunk), 0
+        heard: list[Heard] = []
         while True:
             start = position
             if len(buffer) > position + LENGTH_BYTES:
