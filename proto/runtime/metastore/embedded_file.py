@@ -33,7 +33,6 @@ from rollbook.proto.ports import SessionId
 
 FORMAT: Final = 1  # SQLite's user_version.
 APPLICATION_ID: Final = 0x526F6C6C  # "Roll": tells our files from other SQLite files.
-_CHUNK_BYTES: Final = 1 << 20
 _BUSY_S: Final = 1.0
 _CHUNK_BYTES: Final = 1024 * 1024
 
@@ -110,7 +109,6 @@ class StoreFile:
             raise MetadataUnavailable(f"cannot read {self._path}: {error}") from error
 
     def _load(self) -> Kept:
-        _write_log_again(self._path)
         self._database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
         ask = self._database.execute
         ask("PRAGMA locking_mode = EXCLUSIVE")
@@ -186,27 +184,6 @@ def _create(path: str, store: str) -> None:
         database.close()
     _sync(unfinished)
     os.rename(unfinished, path)
-    _sync(os.path.dirname(path))
-
-
-def _write_log_again(path: str) -> None:
-    """Makes the log durable as it reads, for what is built on it is going to be promised.
-
-    What the last owner wrote and did not sync may be in the kernel's memory only. If its sync
-    failed, the kernel even takes those pages for written: SQLite would read them, append to them
-    and sync what it appended, and a power cut would end the log at the hole before that.
-    """
-    try:
-        log = os.open(f"{path}-wal", os.O_RDWR)
-    except FileNotFoundError:
-        return
-    try:
-        position = 0
-        while chunk := os.pread(log, _CHUNK_BYTES, position):
-            position += os.pwrite(log, chunk, position)
-        os.fsync(log)
-    finally:
-        os.close(log)
     _sync(os.path.dirname(path))
 
 
