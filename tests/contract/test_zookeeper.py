@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kazoo.exceptions import SessionExpiredError
+from kazoo.exceptions import EXCEPTIONS, NodeExistsError, SessionExpiredError
 from kazoo.protocol.serialization import SetData
 
 from rollbook.proto.errors import (
@@ -20,10 +20,12 @@ from rollbook.proto.errors import (
     ConnectionLost,
     MetadataUnavailable,
     NodeExists,
+    OutcomeUnknown,
     Unauthorized,
 )
 from rollbook.proto.metastore.url import MetadataUrl, ZooKeeperOptions
 from rollbook.proto.ports import (
+    Create,
     CreateMode,
     EventKind,
     MetadataStore,
@@ -193,7 +195,7 @@ async def test_opening_without_a_server(zookeeper: ZooKeeperTree) -> None:
 async def test_a_new_session_follows_when_the_thread_dies(
     store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """kazoo's thread ends at an error code that it does not know."""
+    """kazoo's thread ends at anything that kazoo did not foresee."""
     states = store.session_events()
     first = await until_state(states, SessionState.CONNECTED)
     watch = await store.watch("/a")
@@ -201,7 +203,7 @@ async def test_a_new_session_follows_when_the_thread_dies(
 
     def fail(*_: object) -> None:
         monkeypatch.undo()
-        raise RuntimeError("Invalid error code")
+        raise RuntimeError("xids do not match")
 
     monkeypatch.setattr(connection, "_read_response", fail)
     with pytest.raises(ConnectionLost):
@@ -213,6 +215,20 @@ async def test_a_new_session_follows_when_the_thread_dies(
         pass
     with pytest.raises(NodeExists):
         await store.create("/a")
+
+
+async def test_an_unheard_of_error_fails_one_request(
+    store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = store.session
+    monkeypatch.delitem(EXCEPTIONS, NodeExistsError.code)
+    await store.create("/a")
+    with pytest.raises(OutcomeUnknown):
+        await store.create("/a")
+    with pytest.raises(OutcomeUnknown):
+        await store.transaction([Create("/a")])
+    assert await store.get("/a") is not None
+    assert store.session == session
 
 
 async def test_a_new_session_goes_on_where_the_last_one_was(store: ZooKeeperStore) -> None:

@@ -9,6 +9,7 @@ in the order in which it learnt it. Added to kazoo 2.11, which has none of it:
 - A server that is silent for as long as kazoo waits for a heartbeat is given up even while
   requests are sent to it: kazoo takes its own requests for heartbeats.
 - What TLS has decrypted is read at once: kazoo waits for more to come over the wire.
+- An error code from a later ZooKeeper fails one request: kazoo's thread would end.
 - A new session sees what the one before it saw: kazoo forgets where it was when a session
   expires, and a replica that lags could then hide the client's own writes. (An ensemble that was
   set back to an old backup is not accepted, therefore, until the process starts anew.)
@@ -28,10 +29,15 @@ from typing import Any, ClassVar, Final, Protocol
 
 import structlog
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionDropped, SessionExpiredError
+from kazoo.exceptions import (
+    EXCEPTIONS,
+    ConnectionDropped,
+    SessionExpiredError,
+    SystemZookeeperError,
+)
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
-from kazoo.protocol.serialization import Watch, int_struct, write_string
+from kazoo.protocol.serialization import ReplyHeader, Watch, int_struct, write_string
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
@@ -377,6 +383,11 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     def _read_socket(self, read_timeout: float) -> Any:
         self._heard_s = time.monotonic()
         return super()._read_socket(read_timeout)
+
+    def _read_response(self, header: ReplyHeader, buffer: bytes, offset: int) -> Any:
+        if header.err and header.err not in EXCEPTIONS:
+            header = header._replace(err=SystemZookeeperError.code)
+        return super()._read_response(header, buffer, offset)
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
         client = self.client
