@@ -82,7 +82,9 @@ Metadata: `world.metadata`, a ZooKeeper of the network's host "metadata"
     .expire(node)                            ends its session now
     .lag_s = None                            (least, most): reads may be that stale until sync()
     .partial_listing_odds                    children() forgets some names
-    .lose(node, replies=True)                the next request breaks the connection; its reply (or itself) is lost
+    .lose(node, replies=True)                its next request breaks the connection; the reply is lost,
+                                             or the request itself
+    .heal()                                  up, current and whole
     .tree                                    the state, for checkers
     Cuts, resets and delays of links to host "metadata" work on it, too.
 

@@ -320,6 +320,12 @@ class SimulatedMetadata:
         """The node's next request breaks its connection: served, its answer lost; or itself lost."""
         self.losses[node.name] = "reply" if replies else "request"
 
+    def heal(self) -> None:
+        """Up, current and whole; what was to be lost next is not."""
+        self.lag_s, self.partial_listing_odds = None, 0.0
+        self.losses.clear()
+        self.up()
+
     # --- Inside -------------------------------------------------------------------------------
 
     async def connect(

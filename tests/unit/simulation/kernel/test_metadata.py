@@ -188,6 +188,21 @@ def test_a_listing_with_holes() -> None:
     in_world(story)
 
 
+def test_a_healed_store_is_as_new() -> None:
+    async def story(world: World, a: Node, b: Node) -> None:
+        world.metadata.lag_s = (5.0, 5.0)
+        store, other = await a.metadata(), await b.metadata()
+        world.metadata.partial_listing_odds = 1.0
+        world.metadata.lose(a)
+        world.metadata.down()
+        world.metadata.heal()
+        await asyncio.sleep(1)
+        names = [await store.create(f"/n{number}") for number in range(9)]
+        assert await other.children("/") == [name[1:] for name in names]
+
+    in_world(story)
+
+
 @pytest.mark.parametrize("replies", [True, False])
 def test_the_outcome_of_a_lost_write_is_unknown(replies: bool) -> None:
     async def story(world: World, a: Node, b: Node) -> None:
