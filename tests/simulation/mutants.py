@@ -14,15 +14,18 @@ a small world to check this argument, and falls as it should when reads do not f
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from rollbook.proto.errors import EntryStateUnknown, LedgerFenced, MetadataConflict
 from rollbook.proto.ids import EntryId
+from rollbook.proto.ports import OpenMode
 from rollbook.proto.quorum import Ensemble
 from tests.simulation.run import find_failure, parallel
 from tests.simulation.schedule import Case
 from tests.simulation.shrink import shrink
-from tests.simulation.worlds.toy.bookie import Bookie
+from tests.simulation.worlds.toy.bookie import JOURNAL, Bookie
+from tests.simulation.worlds.toy.ledger import CLOSED, Ledger
 from tests.simulation.worlds.toy.model import Rules, explore
 from tests.simulation.worlds.toy.oracle import EVERY_RULE
 from tests.simulation.worlds.toy.recovery import Answers, Recovery
@@ -34,7 +37,7 @@ from tests.simulation.worlds.toy.wire import (
     Message,
     Stream,
 )
-from tests.simulation.worlds.toy.writer import Writer
+from tests.simulation.worlds.toy.writer import Pending, Writer
 from tests.tally import Tally
 
 Say = Callable[[str], None]
@@ -137,6 +140,67 @@ class NoHold(Writer):
         return False
 
 
+# --- More, beyond the ones that every such simulator is measured by -----------------------------
+
+
+class SilenceIsAbsence(Recovery):
+    """Recovery takes bookies that do not answer for bookies that deny."""
+
+    async def _read(self, ensemble: Ensemble, entry: EntryId) -> int | None:
+        try:
+            return await super()._read(ensemble, entry)
+        except EntryStateUnknown:
+            return None
+
+
+class StartsTooLow(Recovery):
+    """Recovery looks for entries of earlier fragments in the last one's ensemble (issue 2615)."""
+
+    def _start(self, found: Ledger, lacs: list[int]) -> EntryId:
+        return EntryId(max(lacs))
+
+
+class PublishesEarly(Recovery):
+    """Recovery publishes the bookies it writes to before it has written what they must hold."""
+
+    async def _mend(self, mended: Ledger, entry: EntryId, ensemble: Ensemble) -> Ledger:
+        mended = mended.with_ensemble(entry, ensemble)
+        await self._node.change(mended)
+        return mended
+
+
+class IgnoresRecovery(Writer):
+    """The writer changes the ensemble of a ledger that somebody recovers."""
+
+    async def _publish(self, changed: Ledger) -> None:
+        try:
+            await self._node.change(changed)
+        except MetadataConflict:
+            found = self._node.ledger
+            if found.state == CLOSED:
+                raise LedgerFenced(state=found.state) from None
+            await self._node.change(replace(found, fragments=changed.fragments))
+
+
+class OldCopiesCount(Writer):
+    """The writer counts copies on bookies that it has replaced."""
+
+    def _disown(self, pending: Pending, slot: int) -> None:
+        pass
+
+
+class TrustsItsJournal(Bookie):
+    """A bookie goes on with its journal as it finds it, synced or not."""
+
+    async def _replay(self) -> None:
+        if await self._disk.stat(JOURNAL) is None:
+            return await super()._replay()
+        self._journal = await self._disk.open(JOURNAL, OpenMode.WRITE)
+        size = await self._journal.size()
+        self._end = len(self._load(await self._journal.read_at(0, size)))
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     name: str
@@ -157,12 +221,18 @@ MUTANTS: Final = (
     Mutant("one-negative", Parts(recovery=OneNegative), 150),
     Mutant("ack-before-sync", Parts(bookie=AckBeforeSync), 50),
     Mutant("retried-sync", Parts(bookie=RetriedSync), 500),
-    Mutant("one-copy", Parts(recovery=OneCopy), 4_000),
-    Mutant("no-hold", Parts(writer=NoHold), 4_000),
+    Mutant("one-copy", Parts(recovery=OneCopy), 6_000),
+    Mutant("no-hold", Parts(writer=NoHold), 1_000),
     Mutant("moving-lac", Parts(recovery=MovingLac), 4_000),
     Mutant("forgotten-fence", Parts(bookie=ForgottenFence), 400),
-    Mutant("reads-do-not-fence", Parts(recovery=ReadsDoNotFence), 3_000),
+    Mutant("reads-do-not-fence", Parts(recovery=ReadsDoNotFence), 4_000),
     Mutant("hasty-negative", Parts(bookie=HastyNegative), 400),
+    Mutant("silence-is-absence", Parts(recovery=SilenceIsAbsence), 3_000),
+    Mutant("starts-too-low", Parts(recovery=StartsTooLow), 12_000),
+    Mutant("publishes-early", Parts(recovery=PublishesEarly), 600),
+    Mutant("ignores-recovery", Parts(writer=IgnoresRecovery), 400),
+    Mutant("old-copies-count", Parts(writer=OldCopiesCount), 5_000),
+    Mutant("trusts-its-journal", Parts(bookie=TrustsItsJournal), 500),
     Mutant("lac-fence-on-one", Parts(recovery=LacFenceOnOne), 1_000, is_equivalent=True),
 )
 

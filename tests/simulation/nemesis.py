@@ -1,15 +1,17 @@
 """Carries a schedule of faults out on a world, and takes all of them back in the end."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import permutations
 from typing import Any, Final
 
 from tests.simulation.history import History
 from tests.simulation.kernel.disk import SimulatedDisk
+from tests.simulation.kernel.network import Link
 from tests.simulation.kernel.world import Node, World
 from tests.simulation.schedule import Fault, Kind
 
 Undo = Callable[[], object]
-_TAIL_ODDS: Final = 0.1
+_TAIL_ODDS: Final = 0.2
 
 
 class Nemesis:
@@ -85,9 +87,9 @@ class Nemesis:
                 network.stall(a, b)
                 return lambda: network.unstall(a, b)
             case Kind.SLOW_LINK, (a, b):
-                link = network.link(a, b)
-                least, most = self._healthy_value(link, "delay_s")
-                return self._set(link, delay_s=(least + seconds, most + seconds))
+                return self._slow([network.link(a, b)], seconds)
+            case Kind.FAR_APART, names:
+                return self._slow([network.link(a, b) for a, b in permutations(names, 2)], seconds)
             case Kind.TAIL_LATENCY, (a, b):
                 return self._set(network.link(a, b), tail_odds=_TAIL_ODDS, tail_s=(0.0, seconds))
             case Kind.SLOW_DISK, _:
@@ -122,6 +124,10 @@ class Nemesis:
             case _:
                 raise ValueError(f"no way to inflict {fault}")
         return None
+
+    def _slow(self, links: Sequence[Link], seconds: float) -> Undo:
+        least, most = self._healthy_value(links[0], "delay_s")  # The same on all healthy links.
+        return self._set_all(links, delay_s=(least + seconds, most + seconds))
 
     def _in_some_file(self, node: Node, damage: Callable[[SimulatedDisk, str], int]) -> None:
         """The first that has what can be damaged, in random order."""

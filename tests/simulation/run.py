@@ -1,5 +1,6 @@
 """Runs seeds of a world on all cores and says what came of it."""
 
+import json
 import multiprocessing
 import os
 import sys
@@ -43,6 +44,7 @@ def simulate(seeds: Sequence[int], world: str, progress: Progress, say: Say | No
     """A seed passes if every rule held and the run was worth something; a weak one is skipped."""
     say = say or _say
     tally = Tally("seeds")
+    scene(world)  # A name that there is not should fail here, not in another process.
     weak: Counter[str] = Counter()
     overlapped: Counter[str] = Counter()
     callbacks, cpu_s, failed = 0, 0.0, 0
@@ -143,10 +145,18 @@ def _explain(seed: int, world: str, say: Say) -> None:
     say(f"shrunk in {shrunk.runs} runs to a case that breaks {shrunk.broke!r}:")
     say(str(shrunk.case))
     say("what happened:")
-    for line in actors.run(shrunk.case, tell=True).story:
+    final = actors.run(shrunk.case, tell=True)
+    for line in final.story:
         say(line)
-    say("to keep it, store this in tests/simulation/regressions/NAME.json:")
-    say(shrunk.case.dumps())
+    say(f"broken: {final.detail}")
+    say("to keep it, say why in this, and store it as tests/simulation/regressions/NAME.json:")
+    kept = {
+        "why": final.detail,
+        "broke": shrunk.broke,
+        "mutant": None,
+        "case": shrunk.case.to_json(),
+    }
+    say(json.dumps(kept, indent=1, ensure_ascii=False))
 
 
 def _say(text: str) -> None:

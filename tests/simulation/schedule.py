@@ -31,7 +31,8 @@ class Kind(StrEnum):
     RESET = "reset"  # a, b: their connections break, bytes in flight are lost. Momentary.
     STALL = "stall"  # from, to: the receiver does not read.
     SLOW_LINK = "slow link"  # from, to; µs added to each delivery.
-    TAIL_LATENCY = "tail latency"  # from, to; at most so many µs added to one delivery in ten.
+    FAR_APART = "far apart"  # nodes; µs added to each delivery between any two of them.
+    TAIL_LATENCY = "tail latency"  # from, to; at most so many µs added to one delivery in five.
     SLOW_DISK = "slow disk"  # node; µs that each sync takes.
     HUNG_DISK = "hung disk"  # node: no sync ends.
     SYNC_ERROR = "sync error"  # nodes: their syncs fail.
@@ -67,7 +68,7 @@ class Fault:
 
 _DIRECTED: Final = (Kind.CUT_ONE_WAY, Kind.STALL, Kind.SLOW_LINK, Kind.TAIL_LATENCY)
 _IN_US: Final = (
-    *(Kind.SLOW_LINK, Kind.TAIL_LATENCY, Kind.SLOW_DISK),
+    *(Kind.SLOW_LINK, Kind.FAR_APART, Kind.TAIL_LATENCY, Kind.SLOW_DISK),
     *(Kind.CLOCK_JUMP, Kind.METADATA_LAG),
 )
 
@@ -140,7 +141,7 @@ class Recipe:
     for_us: Span = (0, 0)
     amount: Span = (0, 0)
     odds: float = 0.5  # That a seed has this class at all.
-    from_start: bool = False  # A condition of the whole run rather than an event in it.
+    from_start: bool = False  # A condition of the whole chaos rather than an event in it.
 
 
 def draw(
@@ -160,7 +161,7 @@ def _draw_one(rng: random.Random, recipe: Recipe, when_us: Span, steps: Sequence
     if steps and rng.random() < 0.5:
         at_us = min(rng.choice(steps).at_us + log_uniform(rng, SOON_US), when_us[1])
     return Fault(
-        at_us=0 if recipe.from_start else at_us,
+        at_us=when_us[0] if recipe.from_start else at_us,
         kind=recipe.kind,
         nodes=rng.choice(recipe.targets),
         for_us=log_uniform(rng, recipe.for_us),

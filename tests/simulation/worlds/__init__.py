@@ -1,7 +1,7 @@
 """The worlds that can be simulated: each makes a case from a seed and runs cases."""
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from tests.simulation.history import History
 from tests.simulation.schedule import Case
@@ -29,7 +29,9 @@ class Scene(Protocol):
 
 def scene(name: str) -> Scene:
     """Raises KeyError for a world that there is not."""
-    from tests.simulation.worlds.toy.scene import ToyScene
+    from tests.simulation.worlds.toy.scene import ToyScene  # It builds on what stands here.
 
-    scenes: Final[dict[str, type[Scene]]] = {"toy": ToyScene}
+    scenes: dict[str, type[Scene]] = {"toy": ToyScene}
+    if name not in scenes:
+        raise KeyError(f"no world {name!r}; there are: {', '.join(scenes)}")
     return scenes[name]()

@@ -1,5 +1,6 @@
 """Seeds on all cores: counted as what they are, in order, and explained when they fail."""
 
+import json
 import os
 
 import pytest
@@ -39,8 +40,9 @@ def test_a_failing_seed_is_cut_down_and_told(monkeypatch: pytest.MonkeyPatch) ->
     tally = simulate(seeds, "toy", lambda _done, _total: None, said.append)
     assert tally.failed > 0
     assert any("truncated: entry" in line for line in said)
-    case = Case.loads(next(line for line in said if line.startswith("{")))
-    assert broken.run(case).broke is not None
+    kept = json.loads(next(line for line in said if line.startswith("{")))
+    case = Case.from_json(kept["case"])
+    assert kept["broke"] == broken.run(case).broke
     first = next(seed for seed in seeds if broken.run(broken.case(seed)).broke)
     assert len(case.faults) < len(broken.case(first).faults)
 

@@ -29,6 +29,12 @@ class Ledger:
     fragments: tuple[tuple[int, Ensemble], ...]  # Each with its first entry, ascending.
     last: int | None = None  # Known exactly when closed.
 
+    def __str__(self) -> str:
+        where = "; ".join(
+            f"from {first} on {' '.join(members)}" for first, members in self.fragments
+        )
+        return f"{self.state}, {where}" + ("" if self.last is None else f", last entry {self.last}")
+
     @property
     def ensemble(self) -> Ensemble:
         return self.fragments[-1][1]

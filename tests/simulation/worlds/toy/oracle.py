@@ -8,12 +8,15 @@ metadata holds at this instant. Rules, each by the name under which a run fails:
 - **order**: entry i holds the i-th body that was written, on every bookie.
 - **fence**: a bookie that answered a fencing question accepts no ordinary add from then on.
 - **fragments**: they start at 0, ascend, and have distinct members.
+- **changes**: a writer replaces or adds the last fragment of an open ledger; marking it changes no
+  fragment; recovery's new fragments come with the close; a closed ledger stays as it is.
 - **clean LAC**: a LAC that a bookie may hand out names entries with `ack` copies on the ensemble
   that metadata names for them now.
 - **durable ack**: what is confirmed has `ack` copies that no power cut can take away.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Final
 
 from rollbook.proto.ids import NO_ENTRY, BookieId
@@ -28,10 +31,11 @@ COPIES: Final = "copies"
 ORDER: Final = "order"
 FENCE: Final = "fence"
 FRAGMENTS: Final = "fragments"
+CHANGES: Final = "changes"
 CLEAN_LAC: Final = "clean LAC"
 DURABLE_ACK: Final = "durable ack"
 OUTCOMES: Final = frozenset((TRUNCATED, COPIES, ORDER))  # What users would notice.
-EVERY_RULE: Final = OUTCOMES | {FENCE, FRAGMENTS, CLEAN_LAC, DURABLE_ACK}
+EVERY_RULE: Final = OUTCOMES | {FENCE, FRAGMENTS, CHANGES, CLEAN_LAC, DURABLE_ACK}
 
 
 class Oracle:
@@ -94,6 +98,14 @@ class Oracle:
                 if body != body_of(entry):
                     self._break(ORDER, f"{bookie.name} has body {body} as entry {entry}")
 
+    def check_changes(self) -> None:
+        """Of the metadata, one commit after the other."""
+        rows = [commit.rows.get(PATH) for commit in self._world.metadata.commits]
+        ledgers = [Ledger.unpack(row.value) for row in rows if row is not None]
+        for before, after in pairwise(ledgers):
+            if not _is_rightful(before, after):
+                self._break(CHANGES, f"the ledger was {before}; it became {after}")
+
     # --- Rules --------------------------------------------------------------------------------
 
     def look_at_metadata(self) -> None:
@@ -103,9 +115,7 @@ class Oracle:
         self._version = node.stat.version
         self.ledger = ledger = Ledger.unpack(node.value)
         if self._tell:
-            last = "" if ledger.last is None else f", last entry {ledger.last}"
-            where = "; ".join(f"from {first} on {' '.join(on)}" for first, on in ledger.fragments)
-            self._tell(f"metadata: the ledger is {ledger.state}, {where}{last}")
+            self._tell(f"metadata: the ledger is {ledger}")
         starts = [first for first, _ in ledger.fragments]
         if starts != sorted(set(starts)) or starts[0] != 0:
             self._break(FRAGMENTS, f"they start at {starts}")
@@ -150,6 +160,18 @@ class Oracle:
         if rule in self._rules and self.broke is None:
             self.broke = rule
             self._world.fail(f"{rule}: {text}")
+
+
+def _is_rightful(before: Ledger, after: Ledger) -> bool:
+    old, new = before.fragments, after.fragments
+    match before.state, after.state:
+        case "open", "open":
+            return new[:-1] in (old, old[:-1])
+        case "open", ("in recovery" | "closed"):
+            return new == old
+        case "in recovery", "closed":
+            return new[: len(old) - 1] == old[:-1] and new[len(old) - 1][0] == old[-1][0]
+    return False
 
 
 def _ranges(entries: dict[int, int]) -> str:

@@ -88,7 +88,7 @@ class Recovery:
                 bodies.append(found)
 
     async def _fence(self, found: Ledger) -> EntryId:
-        """The LAC from which to go on. Entries of earlier fragments are all confirmed."""
+        """The LAC from which to go on."""
         answers = await self._links.hear(
             self._whom_to_fence(found.ensemble),
             (FENCING_READ, NO_ENTRY, NO_ENTRY, 0),
@@ -97,8 +97,12 @@ class Recovery:
         )
         if not self._is_covered(found.ensemble, answers):
             raise EntryStateUnknown("too few bookies could be fenced")
+        return self._start(found, [answer.lac for answer in answers.values()])
+
+    def _start(self, found: Ledger, lacs: list[int]) -> EntryId:
+        """Entries of earlier fragments are all confirmed, and lie elsewhere."""
         first, _ = found.fragments[-1]
-        return EntryId(max(first - 1, *(answer.lac for answer in answers.values())))
+        return EntryId(max(first - 1, *lacs))
 
     def _whom_to_fence(self, ensemble: Ensemble) -> Ensemble:
         return ensemble
@@ -147,7 +151,11 @@ class Recovery:
                 spare.pop() if bookie not in answers and spare else bookie
                 for bookie in mended.ensemble
             )
-            mended = mended.with_ensemble(entry, ensemble)
+            mended = await self._mend(mended, entry, ensemble)
+
+    async def _mend(self, mended: Ledger, entry: EntryId, ensemble: Ensemble) -> Ledger:
+        """In memory only: whoever recovers after us must look where the entries are now."""
+        return mended.with_ensemble(entry, ensemble)
 
     def _lac_to_tell(self, lac: EntryId, entry: EntryId) -> EntryId:
         return lac

@@ -161,6 +161,7 @@ class _Run:
             bodies = [bookie.entries[entry] for bookie in held_on if entry in bookie.entries]
             value = bodies[0] if bodies and entry <= ledger.last else None
             self.history.on_read(self.history.read("reader", entry), value)
+        self.oracle.check_changes()
         self.oracle.check_copies(lambda entry: FIRST_BODY + entry)
         for anomaly in check_log(self.history):
             self._break(LINEARIZABLE, str(anomaly))
@@ -255,6 +256,7 @@ _PAIRS: Final = tuple((client, bookie) for client in _EARLY for bookie in BOOKIE
 _ADDS: Final = tuple((WRITER, bookie) for bookie in BOOKIES)
 _BOTH_WAYS: Final = _PAIRS + tuple((bookie, client) for client, bookie in _PAIRS)
 _TO_METADATA: Final = tuple((client, METADATA) for client in _EARLY)
+_ALL: Final = (*BOOKIES, *CLIENTS, METADATA)
 _GROUPS: Final = tuple(tuple(group) for size in (2, 3, 5) for group in combinations(BOOKIES, size))
 
 RECIPES: Final = (
@@ -267,9 +269,11 @@ RECIPES: Final = (
     Recipe(Kind.CUT, _PAIRS + _TO_METADATA, times=(1, 4), for_us=(20 * MS, 1000 * MS)),
     Recipe(Kind.CUT_ONE_WAY, _BOTH_WAYS, times=(1, 4), for_us=(20 * MS, 1000 * MS)),
     Recipe(Kind.RESET, _PAIRS, times=(1, 40)),
+    # Steps that take their time leave room for something to go wrong between them.
+    Recipe(Kind.FAR_APART, (_ALL,), times=(1, 1), amount=(MS, 40 * MS), from_start=True),
     Recipe(Kind.SLOW_LINK, _ADDS, times=(1, 3), amount=(20 * MS, 500 * MS), from_start=True),
     Recipe(Kind.SLOW_LINK, _BOTH_WAYS, times=(1, 8), amount=(MS, 500 * MS), from_start=True),
-    Recipe(Kind.TAIL_LATENCY, _BOTH_WAYS, times=(1, 8), amount=(MS, 800 * MS), from_start=True),
+    Recipe(Kind.TAIL_LATENCY, _BOTH_WAYS, times=(1, 8), amount=(MS, 1500 * MS), from_start=True),
     Recipe(Kind.SLOW_DISK, _EACH_BOOKIE, times=(1, 3), amount=(MS, 1000 * MS), from_start=True),
     Recipe(Kind.HUNG_DISK, _EACH_BOOKIE, times=(1, 2), for_us=(5 * MS, 800 * MS), odds=0.3),
     Recipe(Kind.SYNC_ERROR, _EACH_BOOKIE + _GROUPS, times=(1, 3), for_us=(MS, 100 * MS)),

@@ -16,7 +16,7 @@ from rollbook.proto.errors import LedgerFenced
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
 from rollbook.proto.quorum import Ensemble
 from tests.simulation.history import Append, History
-from tests.simulation.worlds.toy.ledger import QUORUM, LedgerNode, first_ledger
+from tests.simulation.worlds.toy.ledger import QUORUM, Ledger, LedgerNode, first_ledger
 from tests.simulation.worlds.toy.wire import ADD, FENCED, Links, Message
 
 ADD_TIMEOUT_S: Final = 0.25
@@ -144,7 +144,7 @@ class Writer:
             ensemble = self._pick_ensemble()
             try:
                 changed = self._node.ledger.with_ensemble(self.lac + 1, ensemble)
-                await self._node.change_while_open(changed)
+                await self._publish(changed)
             except LedgerFenced:
                 self._stop("fenced")
                 return
@@ -152,11 +152,18 @@ class Writer:
             self._ensemble, self._failed = ensemble, {}
             for entry, pending in self._pending.items():
                 for slot in replaced:
-                    pending.copies &= ~(1 << slot)
+                    self._disown(pending, slot)
                     self._send(entry, slot)
             await asyncio.sleep(PAUSE_S)  # The new ones may have failed as well.
         self._change = None
         self._confirm()
+
+    async def _publish(self, changed: Ledger) -> None:
+        await self._node.change_while_open(changed)
+
+    def _disown(self, pending: Pending, slot: int) -> None:
+        """A copy on a bookie that left the ensemble protects nobody."""
+        pending.copies &= ~(1 << slot)
 
     def _pick_ensemble(self) -> Ensemble:
         """Each failed bookie gives way to another as long as there are others."""
