@@ -5,7 +5,8 @@
     sessions  a row per live session
 
 A batch is one SQLite transaction, synced before `keep` returns (write-ahead log, synchronous=FULL).
-SQLite's own lock on the file is exclusive: no other program reads or writes it meanwhile.
+SQLite's own lock on the file is exclusive: no other program reads or writes it meanwhile. Before an
+owner builds on the log of the last one, it makes that log durable as it reads: see `_write_again`.
 
 Each row carries the CRC-32C of its contents, and `store` the sum of them all, so that a row that was
 changed, lost or brought back behind our back is noticed when the file is opened. A damaged file is
@@ -97,7 +98,6 @@ class StoreFile:
     def _open(self, new_id: str | None) -> Kept:
         if new_id is not None and not os.path.exists(self._path):
             _create(self._path, new_id)
-        _write_again(f"{self._path}-wal")
         try:
             return self._load()
         except sqlite3.DatabaseError as error:
@@ -114,6 +114,7 @@ class StoreFile:
         ask("PRAGMA locking_mode = EXCLUSIVE")
         if ask("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
             raise _damaged(self._path, "it is not a metadata store")
+        _write_again(f"{self._path}-wal")  # Nobody else writes it: that read took the lock.
         (version,) = ask("PRAGMA user_version").fetchone()
         if version != FORMAT:
             raise UnsupportedVersion(f"{self._path} has format {version}; this is for {FORMAT}")
@@ -188,23 +189,23 @@ def _create(path: str, store: str) -> None:
 
 
 def _write_again(path: str) -> None:
-    """Makes durable what is readable of the log that an owner left behind.
+    """Makes the log durable as it reads, for what is built on it is going to be promised.
 
-    Where a sync failed, Linux keeps what it could not write, readable and counted as clean: a later
-    sync skips it. SQLite would take it for committed and put new commits behind it, and a power
-    cut would leave a hole before them. So all of it is written once more, in place.
+    What the last owner wrote and did not sync may be in the kernel's memory only. If its sync
+    failed, the kernel even takes those pages for written: SQLite would read them, append to them
+    and sync what it appended, and a power cut would end the log at the hole before that.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        log = os.open(path, os.O_RDWR)
     except FileNotFoundError:
         return
     try:
         position = 0
-        while chunk := os.pread(descriptor, _CHUNK_BYTES, position):
-            position += os.pwrite(descriptor, chunk, position)
-        os.fsync(descriptor)
+        while chunk := os.pread(log, _CHUNK_BYTES, position):
+            position += os.pwrite(log, chunk, position)
+        os.fsync(log)
     finally:
-        os.close(descriptor)
+        os.close(log)
     _sync(os.path.dirname(path))
 
 
