@@ -184,7 +184,7 @@ class LedgerWalk:
 
     async def __anext__(self) -> LedgerId:
         if not self._is_fresh:
-            await self._store.sync()
+            await read_surely(self._store, self._root)  # From here on no replica lags behind this.
             self._is_fresh = True
         while not self._found:
             if not self._pending:

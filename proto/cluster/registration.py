@@ -25,6 +25,7 @@ from rollbook.proto.errors import (
     MetadataConflict,
     MetadataUnavailable,
     NodeExists,
+    NoSuchCluster,
     NoSuchNode,
     OutcomeUnknown,
     SessionExpired,
@@ -33,7 +34,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
 from rollbook.proto.formats.service_info import BookieServiceInfo, pack_service_info
 from rollbook.proto.ids import BookieId
-from rollbook.proto.ports import CreateMode, MetadataStore, Node, SessionState
+from rollbook.proto.ports import NO_SESSION, CreateMode, MetadataStore, Node, SessionState
 
 logger = structlog.get_logger()
 
@@ -120,18 +121,21 @@ class BookieRegistration:
         for each in Standing:
             await self._await_departure(self._path(each))
         path = self._path(standing)
-        for _ in range(2):
+        try:
+            await self._enter(path)
+        except NoSuchNode:  # A cluster that never saw a read-only bookie may lack its folder.
             try:
-                await create_surely(
-                    self._store, path, self._data, self._is_ours, CreateMode.EPHEMERAL
-                )
-                break
-            except NoSuchNode:  # A cluster that never saw a read-only bookie may lack its folder.
                 await ensure_path(self._store, path.rpartition("/")[0], above=self._root)
+                await self._enter(path)
+            except NoSuchNode:
+                raise NoSuchCluster(path=self._root) from None
         await self._correct(path)
         for each in Standing:
             if each is not standing:
                 await self._remove(each)
+
+    async def _enter(self, path: str) -> None:
+        await create_surely(self._store, path, self._data, self._is_ours, CreateMode.EPHEMERAL)
 
     async def _await_departure(self, path: str) -> None:
         if not await self._is_strangers(path):
@@ -171,7 +175,8 @@ class BookieRegistration:
                 pass
 
     def _is_ours(self, node: Node) -> bool:
-        return node.stat.owner == self._store.session
+        session = self._store.session
+        return session != NO_SESSION and node.stat.owner == session
 
     def _path(self, standing: Standing) -> str:
         return f"{self._root}/{standing.value}/{self._bookie_id}"

@@ -334,7 +334,7 @@ async def test_a_listing_opens_directories_not_ledgers(
         await ledgers.create(ledger(ledger_id))
     store.reads = 0
     assert len(await walk(ledgers)) == 300
-    assert store.reads == 5  # sync, root, 00, 00/0000; and the root again, for long ids.
+    assert store.reads == 6  # sync, R; R, 00, 00/0000; and R again, for long ids.
 
 
 async def make_node(store: MetadataStore, path: str) -> None:

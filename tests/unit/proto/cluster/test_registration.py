@@ -8,7 +8,7 @@ import pytest
 
 from rollbook.proto.cluster import registration as module
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
-from rollbook.proto.errors import MetadataUnavailable, NodeExists
+from rollbook.proto.errors import MetadataUnavailable, NodeExists, NoSuchCluster
 from rollbook.proto.formats.service_info import describe_bookie, pack_service_info
 from rollbook.proto.ids import BookieId
 from rollbook.proto.metastore.memory import MemoryService
@@ -257,6 +257,19 @@ async def test_a_keeper_whose_name_was_taken_ends(
         with pytest.raises(NodeExists):
             async with asyncio.timeout(DEADLINE_S):
                 await keeper
+
+
+async def test_a_node_of_nobody_is_a_strangers(store: FaultyStore, rival: MetadataStore) -> None:
+    """RG2: a persistent node under our id never goes by itself."""
+    await rival.create(WRITABLE)
+    with pytest.raises(NodeExists):
+        await registration_of(store, patience_s=0.05).register(Standing.WRITABLE)
+
+
+async def test_without_a_cluster_nobody_registers(store: FaultyStore) -> None:
+    lost = BookieRegistration(store, "/nowhere", BOOKIE, INFO, DEADLINE_S)
+    with pytest.raises(NoSuchCluster):
+        await lost.register(Standing.WRITABLE)
 
 
 async def test_sessions_that_end_at_once_are_no_registration(
