@@ -294,8 +294,10 @@ class MetadataStore(Protocol):
 
     The three stores behave alike: ZooKeeper is the model, and one contract suite holds them to it.
 
-    Paths are `/a/b`, never with a trailing slash. Reads may be answered from a replica that lags;
-    `sync()` first where freshness matters. A client always sees its own writes.
+    Paths are `/a/b`, never with a trailing slash; what may be asked at all (names, sizes, versions)
+    is in `rollbook.proto.metastore.core.ops` and is refused before anything is sent. Reads may be
+    answered from a replica that lags; `sync()` first where freshness matters. A client always sees
+    its own writes, and its calls are served in the order in which it made them.
 
     A request made while the connection is down waits for it. Then, in the language of
     `rollbook.proto.errors`:

@@ -21,7 +21,7 @@ _TICK_S: Final = TICK_NS / 1e9
 
 
 class Host:
-    """One turn of the event loop never waits for what keeps the service; its callers do."""
+    """Hears, ticks, has batches kept, and speaks; the service decides."""
 
     def __init__(self, kept: Kept, clock: Clock, keep: Keep | None = None) -> None:
         """Without `keep`, every batch counts as durable."""

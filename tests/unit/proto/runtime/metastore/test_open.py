@@ -1,0 +1,36 @@
+import asyncio
+
+import pytest
+
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.ports import MetadataStore
+from rollbook.proto.runtime.metastore import open_metadata_store
+
+
+async def test_one_name_is_one_memory() -> None:
+    async with (
+        await open_metadata_store("memory:one") as first,
+        await open_metadata_store("memory:one") as second,
+        await open_metadata_store("memory:two") as other,
+    ):
+        await first.create("/a")
+        assert await second.children("/") == ["a"]
+        assert await other.children("/") == []
+    async with await open_metadata_store("memory:one") as again:
+        assert await again.children("/") == ["a"]
+
+
+def test_memory_ends_with_its_loop() -> None:
+    async def visit() -> list[str]:
+        store: MetadataStore
+        async with await open_metadata_store("memory:loops") as store:
+            found = await store.children("/")
+            await store.create("/a")
+            return found
+
+    assert [asyncio.run(visit()), asyncio.run(visit())] == [[], []]
+
+
+async def test_a_bad_url() -> None:
+    with pytest.raises(BadConfig):
+        await open_metadata_store("sqlite://relative")
