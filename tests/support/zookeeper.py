@@ -17,6 +17,7 @@ import functools
 import glob
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
@@ -36,6 +37,7 @@ from tests.tally import missing_piece
 ADDRESS_VARIABLE: Final = "ROLLBOOK_TEST_ZK"
 TICK_MS: Final = 500
 SESSION_TIMEOUT_S_MIN: Final = 2 * TICK_MS / 1000
+_PORTS: Final = range(20_000, 32_000)  # Below those of outgoing connections.
 _READY_TIMEOUT_S: Final = 60  # A cold page cache on a loaded machine; 1 to 2 s as a rule.
 _STOP_TIMEOUT_S: Final = 10
 _POLL_S: Final = 0.05
@@ -254,12 +256,16 @@ def _runs(java: str) -> bool:
 
 
 def free_port() -> int:
-    """ZooKeeper cannot be asked for port 0. Ports are given out in turn, so nobody is likely to
-    take this one before the server does."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """ZooKeeper cannot be asked for port 0, and comes back to its port after a kill: so it is one
+    that the system does not give to connections meanwhile."""
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 def _tail(path: str, lines: int = 30) -> str:
