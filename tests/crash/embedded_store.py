@@ -5,14 +5,18 @@
   sleeps longer than that, with everybody's heartbeats waiting for it.
 - *Power cut*: all servers die at the same instant, every other time with all clients; the file
   system forgets what was not synced, or keeps a random share of it; they start again on what is
-  left. Clients that lived keep their sessions through it.
+  left. Clients that lived keep their sessions through it. Every other cut comes right after a
+  take-over.
+- *Failed fsync*: the owner ends by itself, the next one works for a while, then the power goes.
 """
 
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from rollbook.proto.runtime.metastore.embedded_owner import EXIT_STORE_FAILED
 from tests.crash import CrashResult
 from tests.crash.rig import PATIENCE_S, SESSION_TIMEOUT_S, Outcome, Rig
 from tests.support import forgetful
@@ -24,8 +28,11 @@ Report = Callable[[str], None]
 
 _SERVERS: Final = 3  # One owns the store, two wait: a new process takes a while to start.
 _SHARES_KEPT: Final = (0.0, 0.0, 0.2, 0.5, 0.9)  # Of what was not synced, at a power cut.
+_KILL_FIRST: Final = 0.5  # What the next owner finds and shows must be durable, too.
 _SYNC_DELAYS_S: Final = (0.0, 0.003, 0.02)  # A slow disk is more often caught in the act.
+_SYNCS_FAIL_EVERY_S: Final = 1.0
 _SLEEP_EVERY: Final = 10
+_FAILURE_PER_CUTS: Final = 5
 _REPORT_EVERY: Final = 10
 
 
@@ -52,6 +59,31 @@ class Servers:
         owner = self._owner(rig)
         owner.kill()
         self._servers.remove(owner)
+        self._children.forget_ended()
+
+    def fail_sync_of_owner(self, disk: ForgetfulDisk, rig: Rig) -> None:
+        """An fsync fails, and the owner ends by itself.
+
+        The first one may have been a checkpoint's, which SQLite tries again later, and well: the
+        log still has everything. So syncs go on failing now and then until one was a commit's.
+        """
+        ended: list[Child] = []
+        fail_next_at = 0.0
+
+        def has_ended() -> bool:
+            nonlocal fail_next_at
+            if time.monotonic() >= fail_next_at:
+                disk.fail_sync(rig.chance.randrange(1, 20))
+                fail_next_at = time.monotonic() + _SYNCS_FAIL_EVERY_S
+            ended[:] = [server for server in self._servers if not server.is_running]
+            return bool(ended)
+
+        rig.listen_until(has_ended, "the owner to end")
+        for server in ended:
+            if (status := server.wait()) != EXIT_STORE_FAILED:
+                rig.judge.violations.append(f"an owner whose disk failed ended with {status}")
+            self._servers.remove(server)
+        disk.fail_sync(0)
         self._children.forget_ended()
 
     def stall_owner(self, rig: Rig, for_s: float) -> None:
@@ -119,6 +151,9 @@ def run_power_cuts(
             disk.slow_sync(rig.chance.choice(_SYNC_DELAYS_S))
             rig.let_work()
             everybody = number % 2 == 0
+            if rig.chance.random() < _KILL_FIRST:
+                servers.kill_owner(rig)
+                rig.let_recover()
             servers.kill_all(rig.clients if everybody else [])
             if everybody:
                 rig.bury_clients()
@@ -134,6 +169,36 @@ def run_power_cuts(
         return rig.finish(cuts)
 
 
+def run_failed_syncs(
+    disk: ForgetfulDisk, failures: int, seed: int, report: Report, *, flaw: str = ""
+) -> Outcome:
+    """An fsync fails under load; the next owner works for a while; then the power goes.
+
+    After a failed fsync the kernel holds pages that it takes for clean and that the disk never got.
+    What the next owner reads there, and builds on, is gone with the power.
+    """
+    with family() as children:
+        servers = Servers(disk.path, children, flaw)
+        rig = Rig(servers.url, children, seed)
+        servers.create_store()
+        servers.fill_up()
+        rig.start_clients()
+        for number in range(1, failures + 1):
+            rig.let_work()
+            servers.fail_sync_of_owner(disk, rig)
+            rig.let_recover()
+            servers.fill_up()
+            rig.let_work()
+            servers.kill_all([])
+            disk.forget()
+            children.forget_ended()
+            servers.fill_up()
+            rig.let_recover()
+            _report_progress(report, number, failures, "failed fsyncs", rig)
+        rig.let_work()
+        return rig.finish(failures)
+
+
 def _report_progress(report: Report, number: int, total: int, what: str, rig: Rig) -> None:
     if number % _REPORT_EVERY == 0 or number == total:
         acknowledged = rig.judge.outcomes["acknowledged"]
@@ -141,28 +206,32 @@ def _report_progress(report: Report, number: int, total: int, what: str, rig: Ri
 
 
 def crash_it(kills: int, power_cuts: int, seed: int, report: Report) -> CrashResult:
-    """Power cuts come in two halves, one for each rule of what makes a name durable."""
+    """Power cuts come in two halves, one for each rule of what makes a name durable.
+
+    For every `_FAILURE_PER_CUTS` of them an fsync fails, too.
+    """
     result = CrashResult("crashes")
     with tempfile.TemporaryDirectory(prefix="rollbook-crash-") as root:
         if kills:
             folder = Path(root) / "kills"
             folder.mkdir()
             _add(result, run_kills(folder, kills, seed, report), "kills", report)
-        halves = {Names.EXT4: power_cuts - power_cuts // 2, Names.POSIX: power_cuts // 2}
-        for names, cuts in halves.items():
-            if not cuts:
-                continue
-            if why := forgetful.why_not():
-                result.skipped.append(missing_piece("fuse", why, forgetful.HOW_TO_ENABLE))
-                continue
-            with forgetful.mount(Path(root) / names.value, names) as disk:
-                outcome = run_power_cuts(disk, cuts, seed, report)
-                _add(result, outcome, f"power cuts ({names.value} names)", report)
-                gone = disk.statistics()
-                report(
-                    f"forgotten in all: {gone['bytes_forgotten'] >> 10:,} KiB in dirty pages, "
-                    f"{gone['names_forgotten']:,} changes of names"
-                )
+        if power_cuts and (why := forgetful.why_not()):
+            result.skipped.append(missing_piece("fuse", why, forgetful.HOW_TO_ENABLE))
+            return result
+        for what, names, run, times in (
+            ("power cuts", Names.EXT4, run_power_cuts, power_cuts - power_cuts // 2),
+            ("power cuts (POSIX names)", Names.POSIX, run_power_cuts, power_cuts // 2),
+            ("failed fsyncs", Names.EXT4, run_failed_syncs, -(-power_cuts // _FAILURE_PER_CUTS)),
+        ):
+            if times:
+                with forgetful.mount(Path(root) / "forgetful", names) as disk:
+                    _add(result, run(disk, times, seed, report), what, report)
+                    gone = disk.statistics()
+                    report(
+                        f"forgotten: {gone['bytes_forgotten'] >> 10:,} KiB in dirty pages, "
+                        f"{gone['names_forgotten']:,} changes of names"
+                    )
     return result
 
 

@@ -15,6 +15,7 @@ from unittest import mock
 
 from rollbook.proto.metastore.core.ops import ROOT, parent_of
 from rollbook.proto.metastore.core.service import Batch, Kept, Service
+from rollbook.proto.runtime.metastore import embedded_file
 from rollbook.proto.runtime.metastore.embedded_file import StoreFile
 
 
@@ -53,6 +54,11 @@ def tears_transactions() -> None:
             await keep(file, replace(batch, rows={path: row}, timeouts_ms={}))
 
     _patch(StoreFile, "keep", keep_one_by_one)
+
+
+def trusts_the_log() -> None:
+    """A new owner takes what it reads in the log for durable."""
+    _patch(embedded_file, "_write_again", lambda path: None)
 
 
 def _patch_kept(change: Callable[[Kept], Kept]) -> None:
@@ -96,4 +102,7 @@ FOUND_BY_KILLS: Final = (
     *(counts_children_that_are_left, forgets_what_watchers_heard),
 )
 FOUND_BY_POWER_CUTS: Final = (never_syncs,)
-FLAWS: Final = {flaw.__name__: flaw for flaw in (*FOUND_BY_KILLS, *FOUND_BY_POWER_CUTS)}
+FOUND_BY_FAILED_SYNCS: Final = (trusts_the_log,)
+FLAWS: Final = {
+    flaw.__name__: flaw for flaw in (*FOUND_BY_KILLS, *FOUND_BY_POWER_CUTS, *FOUND_BY_FAILED_SYNCS)
+}

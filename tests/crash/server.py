@@ -5,6 +5,7 @@ python -m tests.crash.server URL create
 """
 
 import asyncio
+import io
 import sys
 
 from rollbook.proto.runtime.logs import configure_logs
@@ -14,7 +15,7 @@ from tests.crash.load import prepare
 
 
 async def main(url: str, how: str = "") -> None:
-    configure_logs(level="error")
+    configure_logs(level="error", stream=io.StringIO())  # They are killed; their words are noise.
     if how in FLAWS:
         FLAWS[how]()
     async with await open_metadata_store(url, serve=True, create=how == "create") as store:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.embedded_store import run_kills, run_power_cuts
-from tests.crash.flaws import FOUND_BY_KILLS, FOUND_BY_POWER_CUTS
+from tests.crash.embedded_store import run_failed_syncs, run_kills, run_power_cuts
+from tests.crash.flaws import FOUND_BY_FAILED_SYNCS, FOUND_BY_KILLS, FOUND_BY_POWER_CUTS
 from tests.crash.rig import Outcome
 from tests.support import forgetful
 from tests.support.forgetful import ForgetfulDisk
@@ -38,6 +38,13 @@ def test_power_cuts_lose_no_promise(disk: ForgetfulDisk) -> None:
     assert disk.statistics()["forgets"] == 4
 
 
+def test_failed_fsyncs_lose_no_promise(disk: ForgetfulDisk) -> None:
+    """Once, hundreds were broken: the next owner appended to a log with a hole in it."""
+    crashes = run_failed_syncs(disk, 3, 1, silent)
+    assert not crashes.violations
+    assert disk.statistics()["syncs_failed"] >= 3
+
+
 @pytest.mark.parametrize("flaw", [flaw.__name__ for flaw in FOUND_BY_KILLS])
 def test_kills_find_a_store_that(flaw: str, tmp_path: Path) -> None:
     """Else the test of the true store would prove nothing. Some need luck with the moment."""
@@ -53,6 +60,11 @@ def test_kills_find_a_store_that(flaw: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("flaw", [flaw.__name__ for flaw in FOUND_BY_POWER_CUTS])
 def test_power_cuts_find_a_store_that(flaw: str, disk: ForgetfulDisk) -> None:
     assert is_found_out(lambda seed: run_power_cuts(disk, 2, seed, silent, flaw=flaw), 1)
+
+
+@pytest.mark.parametrize("flaw", [flaw.__name__ for flaw in FOUND_BY_FAILED_SYNCS])
+def test_failed_fsyncs_find_a_store_that(flaw: str, disk: ForgetfulDisk) -> None:
+    assert is_found_out(lambda seed: run_failed_syncs(disk, 2, seed, silent, flaw=flaw), 1)
 
 
 def is_found_out(run: Callable[[int], Outcome], seed: int) -> bool:
