@@ -262,6 +262,31 @@ def test_main_is_cancelled_by_terminate_and_cleans_up() -> None:
     assert after == ["main", "worker"]
 
 
+def test_a_process_that_is_cancelled_twice_ends_all_the_same() -> None:
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                pass
+
+    async def main(node: Node) -> None:
+        asyncio.get_running_loop().create_task(stubborn())
+        await asyncio.sleep(1)
+
+    async def scenario() -> None:
+        process = world.node("a").start(main)
+        await asyncio.sleep(2)
+        assert process.is_alive, "it waits for what it has cancelled"
+        world.node("a").terminate()
+        await asyncio.sleep(1)
+        assert not process.is_alive
+        assert process.result.done()
+
+    world = World(1)
+    world.run(scenario())
+
+
 # --- Failing --------------------------------------------------------------------------------------
 
 

@@ -566,6 +566,24 @@ def test_a_client_can_be_connected_to_a_server_that_does_not_know_yet() -> None:
     pair.run(story)
 
 
+def test_a_client_that_speaks_at_once_is_heard() -> None:
+    class Eager(Peer):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self.transport.write(b"hello")
+
+    for seed in range(10):
+        pair = Pair(seed)
+
+        async def story(pair: Pair = pair) -> None:
+            await pair.a.transport.connect(Eager, Address("b", PORT), timeout_s=1)
+            await asyncio.sleep(1)
+            assert len(pair.servers) == 2
+            assert pair.server.received == b"hello"
+
+        pair.run(story)
+
+
 def test_writing_to_a_connection_that_the_other_side_left() -> None:
     pair = Pair()
 
