@@ -8,9 +8,10 @@ writes one ledger, nor do the 20 bytes of a reply before the entry id: they are 
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Final
+from typing import Any, Final
 
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v2
@@ -46,6 +47,11 @@ class _AddGroup(AddGroup):
         return b"".join(map(_REPLY.pack, repeat(head), self.entry_ids))
 
 
+_Append = Callable[[Any], None]
+_Opened = tuple[_AddGroup, _Append, _Append, _Append, _Append]
+"""A group and how to add to its columns: looked up once, since writers may come in turn."""
+
+
 def _pack_reply_head(version: int, error: Failure, ledger_id: LedgerId) -> bytes:
     header = v2.pack_header(version, v2.ADD)
     return _REPLY_HEAD.pack(_REPLY_BODY_BYTES, header, v2.code_of(error), ledger_id)
@@ -56,7 +62,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
 
     Stops at whatever is not plainly an add: other operations, adds to be refused, cut frames.
     """
-    groups: dict[bytes, _AddGroup] = {}
+    groups: dict[bytes, _Opened] = {}
     current = b""
     first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
     while position + _REQUEST_BYTES <= size:
@@ -65,13 +71,12 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
         if end > size or not _BODY_BYTES_MIN <= length <= body_bytes_max or entry_id < 0:
             break
         if writer != current:
-            group = groups.get(writer) or _open_group(writer)
-            if group is None:
+            opened = groups.get(writer) or _open_group(writer)
+            if opened is None:
                 break
-            groups[writer] = group
+            groups[writer] = opened
             current = writer
-            add_entry_id, add_lac = group.entry_ids.append, group.lacs.append
-            add_start, add_end = group.starts.append, group.ends.append
+            _, add_entry_id, add_lac, add_start, add_end = opened
         add_entry_id(entry_id)
         add_lac(lac)
         add_start(position + (LENGTH_BYTES + _ENTRY_AT))
@@ -79,21 +84,28 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
         position = end
     if position == first:
         return None, position
-    return Adds(buffer, first, position, list(groups.values())), position
+    return Adds(buffer, first, position, [group for group, *_ in groups.values()]), position
 
 
-def _open_group(writer: bytes) -> _AddGroup | None:
+def _open_group(writer: bytes) -> _Opened | None:
     word, key, ledger_id = _WRITER.unpack(writer)
     header = v2.unpack_header(word)
     if header.operation != v2.ADD or not header.is_supported or ledger_id < 0:
         return None
-    return _AddGroup(
+    group = _AddGroup(
         ledger_id=ledger_id,
         ledger_key=key,
         is_recovery=bool(header.flags & v2.RECOVERY_ADD),
         is_high_priority=bool(header.flags & v2.HIGH_PRIORITY),
         is_sync_deferred=False,
         version=header.version,
+    )
+    return (
+        group,
+        group.entry_ids.append,
+        group.lacs.append,
+        group.starts.append,
+        group.ends.append,
     )
 
 

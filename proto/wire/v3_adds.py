@@ -10,10 +10,10 @@ all connections of a client it lets one frame serve all bookies of a write set.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v3
@@ -75,6 +75,11 @@ class _AddGroup(AddGroup):
         return b"".join(replies)
 
 
+_Append = Callable[[Any], None]
+_Opened = tuple[_AddGroup, _Append, _Append, _Append, _Append, _Append, _Append]
+"""A group and how to add to its columns: looked up once, since writers may come in turn."""
+
+
 def _around_reply(
     txn_bytes: int, status: bytes, ledger_id: bytes, entry_bytes: int
 ) -> tuple[bytes, bytes]:
@@ -90,7 +95,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
 
     Stops at everything else: other operations, adds to be refused, unusual ones, cut frames.
     """
-    groups: dict[tuple[bytes, ...], _AddGroup] = {}
+    groups: dict[tuple[bytes, ...], _Opened] = {}
     current: tuple[bytes, ...] = ()
     current_ledger_id, high_varint, high_bits = -1, b"", 0
     first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
@@ -116,14 +121,12 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
             break
         writer = (ledger, key, priority, buffer[entry_end:end])
         if writer != current or ledger_id != current_ledger_id:
-            group = groups.get(writer) or _open_group(writer)
-            if group is None or ledger_id != group.ledger_id:
+            opened = groups.get(writer) or _open_group(writer)
+            if opened is None or ledger_id != opened[0].ledger_id:
                 break
-            groups[writer] = group
+            groups[writer] = opened
             current, current_ledger_id = writer, ledger_id
-            add_entry_id, add_lac = group.entry_ids.append, group.lacs.append
-            add_start, add_end = group.starts.append, group.ends.append
-            add_txn_id, add_varint = group.txn_ids.append, group.entry_varints.append
+            _, add_entry_id, add_lac, add_start, add_end, add_txn_id, add_varint = opened
         add_entry_id(entry_id)
         add_lac(lac)
         add_start(entry_start)
@@ -133,7 +136,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
         position = end
     if position == first:
         return None, position
-    return Adds(buffer, first, position, list(groups.values())), position
+    return Adds(buffer, first, position, [group for group, *_ in groups.values()]), position
 
 
 @lru_cache(maxsize=8192)
@@ -142,7 +145,7 @@ def _unpack_high_bits(varint: bytes) -> int:
     return unpack_varint(varint) << 7 if varint else 0
 
 
-def _open_group(writer: tuple[bytes, ...]) -> _AddGroup | None:
+def _open_group(writer: tuple[bytes, ...]) -> _Opened | None:
     ledger, key, priority, tail = writer
     is_recovery = tail.endswith(_FLAG_RECOVERY)
     if ledger.startswith(_FLAG_RECOVERY):
@@ -151,13 +154,22 @@ def _open_group(writer: tuple[bytes, ...]) -> _AddGroup | None:
     ledger_id = unpack_varint(ledger)
     if tail not in _TAILS:
         return None
-    return _AddGroup(
+    group = _AddGroup(
         ledger_id=LedgerId(ledger_id),
         ledger_key=key[2:-1],
         is_recovery=is_recovery,
         is_high_priority=priority[1:-2].strip(b"\x00\x80") != b"",
         is_sync_deferred=tail.startswith(_DEFERRED_SYNC),
         ledger_varint=ledger,
+    )
+    return (
+        group,
+        group.entry_ids.append,
+        group.lacs.append,
+        group.starts.append,
+        group.ends.append,
+        group.txn_ids.append,
+        group.entry_varints.append,
     )
 
 
