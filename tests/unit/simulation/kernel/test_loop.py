@@ -263,15 +263,14 @@ def test_main_is_cancelled_by_terminate_and_cleans_up() -> None:
 
 
 def test_a_process_that_is_cancelled_twice_ends_all_the_same() -> None:
-    async def stubborn() -> None:
-        while True:
-            try:
-                await asyncio.sleep(100)
-            except asyncio.CancelledError:
-                pass
+    async def cleans_up_slowly() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(100)
 
     async def main(node: Node) -> None:
-        asyncio.get_running_loop().create_task(stubborn())
+        asyncio.get_running_loop().create_task(cleans_up_slowly())
         await asyncio.sleep(1)
 
     async def scenario() -> None:
