@@ -26,13 +26,14 @@ from typing import Final, Self
 
 from rollbook.proto.errors import LedgerClosed, LedgerFenced, MetadataConflict
 from rollbook.proto.ids import FIRST_ENTRY, LEDGER_ID_MAX, NO_ENTRY, BookieId, EntryId, LedgerId
+from rollbook.proto.ports import Randomness
 from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.wire.digest import DigestType
 
 FORMAT_VERSION: Final = 3  # What new ledgers are written in; older ones keep theirs.
 ENTRY_ID_MAX: Final = EntryId(2**63 - 1)
 LENGTH_MAX: Final = 2**63 - 1
-CREATION_TOKEN_MAX: Final = 2**63 - 2
+_CREATION_TOKEN_END: Final = 2**63 - 1
 
 
 class LedgerState(Enum):
@@ -207,6 +208,11 @@ class LedgerMetadata:
 
     def _changed(self, what: str, first_entry: EntryId) -> MetadataConflict:
         return MetadataConflict(what, ledger_id=self.ledger_id, first_entry=first_entry)
+
+
+def draw_creation_token(randomness: Randomness) -> int:
+    """For one create of one ledger."""
+    return randomness.randrange(_CREATION_TOKEN_END)
 
 
 _FIRST_ENTRY: Final = attrgetter("first_entry")

@@ -10,8 +10,9 @@ tells:
 Contents alone prove nothing: two clients may want the same. Nothing that was sent on an old
 connection happens any more once a new one answers, so a read then tells the truth.
 
-These functions answer definitely, or raise `ConnectionLost` after several attempts: the outcome is
-unknown, and stays so until the caller reads the node at a better time.
+These functions answer definitely, `MetadataUnavailable` for not made included, or raise
+`ConnectionLost` after several attempts: the outcome is unknown, and stays so until the caller reads
+the node at a better time.
 """
 
 import asyncio
@@ -69,7 +70,7 @@ async def create_surely(
                 raise
         except ConnectionLost:
             lost = True
-    raise ConnectionLost(path=path)
+    raise _not_settled(lost, path)
 
 
 async def ensure_node(store: MetadataStore, path: str, value: bytes = b"") -> None:
@@ -109,7 +110,7 @@ async def set_surely(store: MetadataStore, path: str, value: bytes, version: int
                 raise
         except ConnectionLost:
             lost = True
-    raise ConnectionLost(path=path)
+    raise _not_settled(lost, path)
 
 
 async def delete_surely(
@@ -140,7 +141,7 @@ async def delete_surely(
                 raise
         except ConnectionLost:
             lost = True
-    raise ConnectionLost(path=path)
+    raise _not_settled(lost, path)
 
 
 async def transact_surely(
@@ -167,7 +168,7 @@ async def transact_surely(
                 raise
         except ConnectionLost:
             lost = True
-    raise ConnectionLost
+    raise _not_settled(lost, ops[0].path)
 
 
 async def read_surely(store: MetadataStore, path: str, *, fresh: bool = True) -> Node | None:
@@ -204,6 +205,11 @@ async def _settle(look: Awaitable[T]) -> T:
         return await look
     except MetadataUnavailable as error:
         raise ConnectionLost(**error.ids) from None
+
+
+def _not_settled(lost: bool, path: str) -> ConnectionLost | MetadataUnavailable:
+    """Sessions that ended before anything was sent leave no doubt."""
+    return (ConnectionLost if lost else MetadataUnavailable)(path=path)
 
 
 async def _pause(attempt: int) -> None:

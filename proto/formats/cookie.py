@@ -72,9 +72,18 @@ def _unpack_three_lines(body: bytes) -> CookieFormat:
 
 def _pack_list(paths: tuple[str, ...], separator: str) -> str:
     for path in paths:
-        if not path or separator in path or "\udc80" <= max(path) <= "\udcff":
+        if not path or separator in path or not _is_unicode(path):
             raise InvalidRequest(f"directory {path!r} cannot be named in a cookie")
     return separator.join(paths)
+
+
+def _is_unicode(path: str) -> bool:
+    """Python smuggles bytes of a path that are not UTF-8 through as lone surrogates."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _unpack_list(text: str, separator: str) -> tuple[str, ...]:

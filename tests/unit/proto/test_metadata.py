@@ -8,7 +8,13 @@ import pytest
 
 from rollbook.proto.errors import LedgerClosed, LedgerFenced, MetadataConflict, Superseded
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
-from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState, find_flaw
+from rollbook.proto.metadata import (
+    Fragment,
+    LedgerMetadata,
+    LedgerState,
+    draw_creation_token,
+    find_flaw,
+)
 from rollbook.proto.quorum import Ensemble, Quorum
 
 B = [BookieId(f"b{number}:3181") for number in range(9)]
@@ -194,6 +200,12 @@ def test_a_ledger_that_makes_no_sense_cannot_be_built(broken: dict[str, object])
     """LM1."""
     with pytest.raises(AssertionError):
         replace(OPEN, **broken)  # type: ignore[arg-type]  # Several fields, several types.
+
+
+def test_creation_tokens_are_what_java_draws() -> None:
+    drawn = [draw_creation_token(random.Random(seed)) for seed in range(50)]
+    assert len(set(drawn)) == 50
+    assert all(0 <= token < 2**63 - 1 for token in drawn)
 
 
 # --- Chance -----------------------------------------------------------------------------------

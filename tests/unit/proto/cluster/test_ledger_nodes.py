@@ -20,7 +20,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.paths import ledger_path
 from rollbook.proto.ids import LEDGER_ID_MAX, BookieId, EntryId, LedgerId
-from rollbook.proto.metadata import Fragment, LedgerMetadata
+from rollbook.proto.metadata import Fragment, LedgerMetadata, draw_creation_token
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType
@@ -41,7 +41,7 @@ def ledger(ledger_id: int) -> LedgerMetadata:
         digest_type=DigestType.CRC32C,
         password=b"secret",
         created_ms=1_700_000_000_000,
-        creation_token=tokens.getrandbits(62),
+        creation_token=draw_creation_token(tokens),
     )
 
 

@@ -244,7 +244,8 @@ async def test_a_store_that_cannot_be_asked_leaves_it_unknown(store: FaultyStore
         await set_surely(store, "/a", b"new", 0)
 
 
-async def test_what_was_never_sent_was_not_done(store: FaultyStore) -> None:
+@pytest.mark.parametrize("fates", [[Fate.NOT_SENT], [Fate.EXPIRED] * ATTEMPTS])
+async def test_what_was_never_sent_was_not_done(store: FaultyStore, fates: list[Fate]) -> None:
     await store.create("/a", b"old")
     for write in (
         create_surely(store, "/b", b"token", is_ours),
@@ -252,9 +253,10 @@ async def test_what_was_never_sent_was_not_done(store: FaultyStore) -> None:
         delete_surely(store, "/a"),
         transact_surely(store, (Create("/c"),), _never),
     ):
-        store.fates.append(Fate.NOT_SENT)
+        store.fates.extend(fates)
         with pytest.raises(MetadataUnavailable):
             await write
+        assert not store.fates
     assert await store.children("/") == ["a"]
 
 

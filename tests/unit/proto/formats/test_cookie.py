@@ -49,7 +49,7 @@ def test_index_directories_are_written_last() -> None:
     assert packed == golden.COOKIE + b'indexDirs: "1\\t/data/index"\n'
 
 
-@pytest.mark.parametrize("path", ["", "/a,b", "/a\tb", "/\udcff"])
+@pytest.mark.parametrize("path", ["", "/a,b", "/a\tb", "/\udcff", "/\udcff\U0001f4d6"])
 def test_a_directory_that_the_text_cannot_carry_is_refused(path: str) -> None:
     with pytest.raises(InvalidRequest):
         pack_cookie(replace(COOKIE, journal_dirs=(path,), ledger_dirs=(path,)))
