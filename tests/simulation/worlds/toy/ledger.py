@@ -92,6 +92,12 @@ class LedgerNode:
                 return self.ledger
             await asyncio.sleep(RETRY_S)  # Not created yet, or not reachable.
 
+    async def wait_until_closed(self) -> int:
+        """Its last entry, when it is known."""
+        while (last := (await self.read()).last) is None:
+            await asyncio.sleep(RETRY_S)
+        return last
+
     async def change(self, ledger: Ledger) -> None:
         """Raises `MetadataConflict` if it is not, or no longer, as it was last read.
 

@@ -242,7 +242,7 @@ def _draw_steps(rng: random.Random) -> tuple[Step, ...]:
         if rng.random() < 0.8
     ]
     if rng.random() < 0.5:
-        steps.append(Step(rng.randrange(100_000, at_us), READER, FOLLOW))
+        steps.append(Step(rng.randint(100_000, at_us), READER, FOLLOW))
     if rng.random() < 0.4:
         steps.append(Step(CHAOS_US[1], rng.choice(BOOKIES), STAY_DOWN))
     return tuple(sorted(steps, key=lambda step: step.at_us))

@@ -50,6 +50,7 @@ class Writer:
         self._failed: dict[BookieId, None] = {}
         self._change: asyncio.Task[None] | None = None
         self._stopped = ""  # Why.
+        self._search: asyncio.Task[None] | None = None  # For what became of the last entries.
         self._settled = asyncio.Event()  # Nothing is pending.
 
     async def open(self, ensemble: Ensemble) -> None:
@@ -100,7 +101,7 @@ class Writer:
             self._confirm()
 
     def _resend(self, entry: EntryId, bookie: BookieId) -> None:
-        if entry in self._pending and bookie in self._ensemble:
+        if not self._stopped and entry in self._pending and bookie in self._ensemble:
             slot = self._ensemble.index(bookie)
             if not self._pending[entry].copies >> slot & 1:
                 self._send(entry, slot)
@@ -114,7 +115,7 @@ class Writer:
         asyncio.get_running_loop().call_later(ADD_TIMEOUT_S, self._on_deadline, entry)
 
     def _confirm(self) -> None:
-        if self._is_held():
+        if self._stopped or self._is_held():
             return
         while self._pending:
             entry = next(iter(self._pending))
@@ -140,7 +141,7 @@ class Writer:
 
     async def _change_ensemble(self) -> None:
         """One at a time; failures that come meanwhile are folded into the next turn."""
-        while any(bookie in self._failed for bookie in self._ensemble):
+        while not self._stopped and any(bookie in self._failed for bookie in self._ensemble):
             ensemble = self._pick_ensemble()
             try:
                 changed = self._node.ledger.with_ensemble(self.lac + 1, ensemble)
@@ -174,9 +175,18 @@ class Writer:
         )
 
     def _stop(self, why: str) -> None:
-        """For good. What is pending may yet be recovered by someone else, so its end is unknown."""
-        self._stopped = why
-        for pending in self._pending.values():
-            self._history.on_unknown(pending.operation, why)
+        """For good. Whoever fenced us decides what becomes of the entries in flight."""
+        if not self._stopped:
+            self._stopped = why
+            self._search = asyncio.ensure_future(self._find_out())
+
+    async def _find_out(self) -> None:
+        """What the closed ledger holds was appended, what it does not hold never will be."""
+        last = await self._node.wait_until_closed() if self._pending else NO_ENTRY
+        for entry, pending in self._pending.items():
+            if entry <= last:
+                self._history.on_applied(pending.operation, entry)
+            else:
+                self._history.on_refused(pending.operation)
         self._pending = {}
         self._settled.set()
