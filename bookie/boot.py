@@ -208,12 +208,18 @@ class _Boot:
                 await self._drop(journal_path(directory, number))
         self.found.next_sequence = catalog.mark.first_sequence
         for number in needed:
+            if number in catalog.lost:
+                continue
             if number in there:
                 await self._read_file(number, needed)
             else:
                 self._refuse("a journal file is missing", path=journal_path(directory, number))
-                await self._catalog.commit([changes.DOUBT_ALL])
+                await self._give_up(number)
         self.found.next_journal = needed.stop
+
+    async def _give_up(self, number: int) -> None:
+        """Nobody can say whose it was."""
+        await self._catalog.commit([changes.DOUBT_ALL, changes.pack_lost(number)])
 
     async def _read_file(self, number: int, needed: range) -> None:
         path = journal_path(self._config.journal_dir, number)
@@ -223,7 +229,7 @@ class _Boot:
         if header is None:
             # Both of its copies were durable once: nothing in here can be told from anything else.
             self._refuse("a journal file has no header", path=path)
-            await self._catalog.commit([changes.DOUBT_ALL])
+            await self._give_up(number)
             await file.close()
             return
         if header.store_id != self._catalog.store_id:

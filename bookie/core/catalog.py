@@ -13,6 +13,7 @@ ledgers with it, and its journal file becomes superfluous, in one step (B5).
     UNLOG       u64 number              its file may go
     MARK        u64 journal file · u64 first sequence in it     earlier ones are not needed
     OPENED      u64 journal file        it exists and may have records
+    LOST        u64 journal file        it was given up: do not ask for it again
     DOUBT       i64 ledger · i64 first entry · i64 last entry
     TRUST       i64 ledger
     DOUBT_ALL
@@ -57,6 +58,7 @@ class Change(IntEnum):
     TRUST = 8
     DOUBT_ALL = 9
     COMPLETE = 10
+    LOST = 11
 
 
 _FENCED, _HAS_PACKET, _DELETED = 1, 2, 4
@@ -125,6 +127,10 @@ def pack_opened(journal: int) -> bytes:
     return _ID.pack(Change.OPENED, journal)
 
 
+def pack_lost(journal: int) -> bytes:
+    return _ID.pack(Change.LOST, journal)
+
+
 def pack_doubt(ledger_id: int, first_entry: int, last_entry: int) -> bytes:
     return _DOUBT.pack(Change.DOUBT, ledger_id, first_entry, last_entry)
 
@@ -147,6 +153,7 @@ class Catalog:
         self.doubts = Doubts()
         self.mark = Mark(1, 1)
         self.opened = 0  # The highest journal file that may have records.
+        self.lost: dict[int, None] = {}  # Journal files behind the mark that are not there.
         self.is_complete = False
         # Of each ledger, the fields of `Held` one after the other: an object for each would be
         # ten times the size, and stores have millions.
@@ -205,6 +212,7 @@ class Catalog:
                 _, journal, first_sequence = _MARK.unpack_from(body, at)
                 assert (journal, first_sequence) >= self.mark, "a mark went back"
                 self.mark = Mark(journal, first_sequence)
+                self.lost = {number: None for number in self.lost if number >= journal}
                 return _MARK.size
             case Change.DOUBT_ALL:
                 self.doubts.everything = True
@@ -220,6 +228,8 @@ class Catalog:
                 self._remove_log(number)
             case Change.OPENED:
                 self.opened = max(self.opened, number)
+            case Change.LOST:
+                self.lost[number] = None
             case Change.TRUST:
                 self.doubts.clear(number)
         return _ID.size
@@ -271,6 +281,7 @@ class Catalog:
             [
                 *(pack_doubt(ledger_id, *doubt) for ledger_id, doubt in self.doubts),
                 *([DOUBT_ALL] if self.doubts.everything else []),
+                *map(pack_lost, self.lost),
             ]
         )
         batch: list[bytes] = []

@@ -1,0 +1,237 @@
+"""The small rules: doubt, control records, adoption, salvage, the cache, group commit."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from rollbook.bookie.core.adoption import Shape
+from rollbook.bookie.core.byte_cache import ByteCache
+from rollbook.bookie.core.control import Control, Operation, is_of_control, unpack_controls
+from rollbook.bookie.core.doubt import Doubts
+from rollbook.bookie.core.fencing import LedgerFacts
+from rollbook.bookie.core.group_commit import Frames, RecordPacker, index_of, size_of
+from rollbook.bookie.core.records import (
+    FILE_HEADER_BYTES,
+    SECTOR,
+    Kind,
+    RecordReader,
+    scan,
+    unpack_rows,
+)
+from rollbook.bookie.core.salvage import proves_itself, take_frames
+from rollbook.proto.errors import TornRecord
+from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.wire import v2_adds
+from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
+
+KEY = ledger_key(b"secret")
+FILE_ID = b"f" * 16
+
+
+# --- Doubt ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_doubts_are_the_union_of_their_ranges(seed: int) -> None:
+    """B1."""
+    chance = random.Random(seed)
+    doubts, model = Doubts(), set[tuple[int, int]]()
+    for _ in range(chance.randint(1, 12)):
+        ledger_id = chance.choice((1, 2))
+        first = chance.randint(-1, 30)
+        last = first + chance.randint(0, 6)
+        news = {(ledger_id, entry_id) for entry_id in range(first, last + 1)} - model
+        assert doubts.add(ledger_id, first, last) == bool(news)
+        model |= news
+    for ledger_id in (1, 2, 3):
+        ours = {entry_id for each, entry_id in model if each == ledger_id}
+        for entry_id in range(-1, 40):
+            assert doubts.about(ledger_id, entry_id) == (entry_id in ours)
+            assert doubts.beyond(ledger_id, entry_id) == any(each > entry_id for each in ours)
+        ranges = doubts.of(ledger_id)
+        assert all(a.last_entry + 1 < b.first_entry for a, b in pairwise(ranges))
+    doubts.clear(1)
+    assert not doubts.of(1)
+    assert not doubts.about(1, 5)
+
+
+def test_doubt_about_everything_is_about_ledgers_nobody_named() -> None:
+    doubts = Doubts()
+    assert not doubts
+    doubts.everything = True
+    assert doubts
+    assert doubts.about(12345, 0)
+    assert doubts.beyond(12345, 2**62)
+
+
+# --- Control ----------------------------------------------------------------------------------
+
+CONTROLS = [
+    Control(Operation.FENCE, 7, KEY),
+    Control(Operation.FENCE, 2**63 - 1, b""),
+    Control(Operation.FENCE, 8, None),
+    Control(Operation.LAC, 7, KEY, 5, b"packet"),
+    Control(Operation.LAC, 9, KEY, -1, b""),
+    Control(Operation.DELETE, 7, None, 2**41),
+]
+
+
+def test_controls_are_read_as_they_were_packed() -> None:
+    body = b"".join(control.pack() for control in CONTROLS)
+    assert list(unpack_controls(body)) == CONTROLS
+    rows = unpack_rows(b"".join(control.pack_row() for control in CONTROLS))
+    assert [row.ledger_id for row in rows] == [control.ledger_id for control in CONTROLS]
+    assert all(map(is_of_control, rows))
+    for cut in range(1, len(body)):
+        try:
+            assert (
+                list(unpack_controls(body[:cut]))
+                == CONTROLS[: len(list(unpack_controls(body[:cut])))]
+            )
+        except TornRecord:
+            pass
+
+
+def test_controls_applied_come_to_the_facts() -> None:
+    facts = LedgerFacts()
+    for control in (CONTROLS[3], CONTROLS[0]):
+        facts = control.applied_to(facts)
+    assert facts == LedgerFacts(KEY, True, b"packet", 5)
+    assert CONTROLS[5].applied_to(facts) == LedgerFacts(KEY, True, None, NO_ENTRY, 2**41)
+
+
+# --- Adoption ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "entry_bytes", "overhead", "expected"),
+    [
+        (1, 1000, 1.05, True),
+        (4, 1000, 1.05, False),  # Reading it all would cost a little over four times its bytes.
+        (3, 1000, 1.05, True),
+        (500, 100, 1.3, False),
+        (1, 100, 1.3, True),
+        (1, 100, 6.0, False),  # Single small adds: mostly padding.
+    ],
+)
+def test_what_is_worth_adopting(
+    ledgers: int, entry_bytes: int, overhead: float, expected: bool
+) -> None:
+    shape, total = Shape(), 0
+    for _ in range(100):
+        entries = 60 * entry_bytes
+        shape.on_record(int(entries * min(overhead, 1.3)), ledgers)
+        total += entries
+    assert shape.is_worth_adopting(total, int(total * overhead)) == expected
+
+
+def test_a_file_whose_ledgers_were_deleted_is_not() -> None:
+    shape = Shape()
+    shape.on_record(1000, 1)
+    assert not shape.is_worth_adopting(0, 1000)
+    assert not shape.is_worth_adopting(100, 1000)
+
+
+# --- Salvage ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", list(DigestType))
+@pytest.mark.parametrize("payload", [b"", b"p", b"p" * 100])
+def test_only_a_crc_that_holds_is_proof(kind: DigestType, payload: bytes) -> None:
+    """B1: no bytes are answered unless a checksum vouches for them."""
+    digest = LedgerDigest(kind, b"secret", LedgerId(7))
+    entry = digest.pack_entry(EntryId(3), EntryId(2), 5, payload)
+    has_crc = kind in (DigestType.CRC32C, DigestType.CRC32)
+    assert proves_itself(entry, 7, 3) == has_crc
+    assert not proves_itself(entry, 7, 4)
+    assert not proves_itself(entry, 8, 3)
+    for position in range(len(entry)):
+        damaged = bytearray(entry)
+        damaged[position] ^= 8
+        assert not proves_itself(bytes(damaged), 7, 3)
+    assert not proves_itself(b"", 7, 3)
+
+
+# --- The cache --------------------------------------------------------------------------------
+
+
+def test_the_cache_keeps_to_its_budget_and_forgets_the_oldest() -> None:
+    cache = ByteCache[str](100)
+    for name in "abc":
+        cache.put(name, bytes(30))
+    assert cache.get("a") is not None  # Used: now the youngest.
+    cache.put("d", bytes(30))
+    assert cache.get("b") is None
+    assert cache.get("a") is not None
+    cache.put("huge", bytes(101))
+    assert cache.get("huge") is None
+    cache.put("a", bytes(10))
+    cache.drop("c")
+    cache.drop("never")
+    assert cache.bytes == 40
+    assert (cache.hits, cache.misses) == (2, 2)
+
+
+# --- Group commit -----------------------------------------------------------------------------
+
+
+def frames(*ids: tuple[int, int], size: int = 50) -> Frames:
+    buffer = b"".join(
+        v2_adds.V2AddPacker(KEY, LedgerDigest(DigestType.DUMMY, b"", LedgerId(ledger_id))).pack(
+            EntryId(entry_id), NO_ENTRY, 0, bytes([ledger_id]) * size
+        )
+        for ledger_id, entry_id in ids
+    )
+    (adds,) = take_frames(buffer)
+    return Frames(buffer, 0, tuple(adds.groups))
+
+
+def written(packer: RecordPacker, items: list[Frames | Control], contents: bytearray) -> list[Kind]:
+    write = packer.pack(items)
+    data = b"".join(write.buffers)
+    assert write.position % SECTOR == 0
+    assert len(data) == write.end - write.position
+    assert len(data) <= sum(map(size_of, items)) + SECTOR
+    contents += bytes(write.position - len(contents)) + data
+    for record in write.records:
+        for placed in record.adds:
+            for group, positions, lengths in index_of(placed):
+                for entry_id, position, length in zip(
+                    group.entry_ids, positions, lengths, strict=True
+                ):
+                    ids = contents[position : position + 16]
+                    assert ids == group.ledger_id.to_bytes(8) + entry_id.to_bytes(8)
+                    assert contents[position + length - 1] == group.ledger_id
+    packer.on_synced(write)
+    return [record.kind for record in write.records]
+
+
+def test_a_write_keeps_the_order_in_few_records() -> None:
+    packer = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 1, 0)
+    contents = bytearray(FILE_HEADER_BYTES)
+    items: list[Frames | Control] = [
+        frames((1, 0), (2, 5), (1, 1)),
+        frames((1, 2)),
+        CONTROLS[0],
+        CONTROLS[3],
+        frames((3, 0)),
+    ]
+    assert written(packer, items, contents) == [Kind.FRAMES, Kind.CONTROL, Kind.FRAMES]
+    assert written(packer, [frames((1, 9))], contents) == [Kind.FRAMES]
+    reader = RecordReader(bytes(contents), FILE_ID)
+    found = scan(reader)
+    assert [record.sequence for record in found.records] == [1, 2, 3, 4]
+    assert [record.last_synced for record in found.records] == [0, 0, 0, 3]
+    assert reader.rows(found.records[0]) == [(1, 0, 2), (2, 5, 5)]
+    assert list(unpack_controls(reader.body(found.records[1]))) == [CONTROLS[0], CONTROLS[3]]
+
+
+def test_large_chunks_become_records_of_their_own() -> None:
+    packer = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 1, 0)
+    items: list[Frames | Control] = [frames((1, n), size=40_000) for n in range(3)]
+    contents = bytearray(FILE_HEADER_BYTES)
+    assert written(packer, items, contents) == [Kind.FRAMES] * 3
+    assert written(packer, [frames((1, n), size=20_000) for n in range(3)], contents) == [
+        Kind.FRAMES
+    ]

@@ -1,0 +1,686 @@
+"""The storage in the simulator: stories, and every byte of an idle store flipped once."""
+
+import asyncio
+import errno
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from rollbook.bookie import catalog as catalog_module
+from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.storage import Admission, Storage
+from rollbook.proto.errors import (
+    BadConfig,
+    BookieFailed,
+    BookieReadOnly,
+    DataLost,
+    DirectoryInUse,
+    EntryStateUnknown,
+    LedgerFenced,
+    NoSuchEntry,
+    NoSuchLedger,
+    Overloaded,
+    Unauthorized,
+    WrongCluster,
+)
+from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.wire import v2_adds, v3_adds
+from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
+from tests.simulation.kernel import Node, World
+from tests.simulation.kernel.filesystem import FileSystem, Operation
+from tests.support.crash_images import StepDisk, StoppedClock, step
+
+KEY, OTHER_KEY = ledger_key(b"secret"), ledger_key(b"other")
+CONFIG = StorageConfig(
+    "/store/journal", ("/store/ledgers",), journal_file_bytes=64 * 1024, idle_after_ms=20
+)
+FRAME_BYTES_MAX = 5 * 1024 * 1024
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(**before)
+
+
+def digest_of(ledger_id: int, kind: DigestType = DigestType.CRC32C) -> LedgerDigest:
+    return LedgerDigest(kind, b"secret", LedgerId(ledger_id))
+
+
+def entry(ledger_id: int, entry_id: int, payload: bytes = b"payload", lac: int = -1) -> bytes:
+    return digest_of(ledger_id).pack_entry(EntryId(entry_id), EntryId(lac), 0, payload)
+
+
+def adds(
+    *ids: tuple[int, int], payload: bytes = b"payload", key: bytes = KEY, **flags: bool
+) -> Adds:
+    frames = b"".join(
+        v2_adds.V2AddPacker(key, digest_of(ledger_id), **flags).pack(
+            EntryId(entry_id), NO_ENTRY, 0, payload
+        )
+        for ledger_id, entry_id in ids
+    )
+    found, end = v2_adds.take_adds(frames, 0, FRAME_BYTES_MAX)
+    assert found
+    assert end == len(frames)
+    return found
+
+
+async def add(storage: Storage, *ids: tuple[int, int], **how: Any) -> None:
+    admission = storage.add(adds(*ids, **how))
+    assert not any(admission.refusals), admission.refusals
+    assert admission.done
+    await admission.done
+
+
+Story = Callable[[Storage, Node], Awaitable[None]]
+
+
+async def open_storage(node: Node, config: StorageConfig = CONFIG, **how: Any) -> Storage:
+    return await Storage.open(node.disk, config, node.clock, node.randomness, **how)
+
+
+def tell(story: Story, seed: int = 1, config: StorageConfig = CONFIG) -> World:
+    """In a new store that runs; it is closed at the end."""
+    world = World(seed)
+    node = world.node("b1")
+
+    async def main(node: Node) -> None:
+        await Storage.make(node.disk, config, node.randomness)
+        storage = await open_storage(node, config)
+        storage.start()
+        await story(storage, node)
+        await storage.close()
+
+    async def scenario() -> None:
+        await node.start(main).result
+
+    world.run(scenario())
+    return world
+
+
+# --- Adding and reading -----------------------------------------------------------------------
+
+
+def test_an_entry_is_read_as_it_was_added() -> None:
+    async def story(storage: Storage, _: Node) -> None:
+        await add(storage, (7, 0), (7, 1), (8, 5))
+        assert await storage.read(7, 1) == entry(7, 1)
+        assert storage.peek(8, 5) == entry(8, 5)
+        assert await storage.read_last(7) == entry(7, 1)
+        assert await storage.entry_ids(7) == [0, 1]
+
+    tell(story)
+
+
+def test_absent_is_said_of_entries_and_of_ledgers() -> None:
+    """B1: and a ledger that somebody spoke of is known."""
+
+    async def story(storage: Storage, _: Node) -> None:
+        with pytest.raises(NoSuchLedger):
+            await storage.read(7, 0)
+        with pytest.raises(NoSuchLedger):
+            await storage.read_last(7)
+        with pytest.raises(NoSuchLedger):
+            await storage.entry_ids(7)
+        await storage.fence(7, KEY)
+        with pytest.raises(NoSuchEntry):
+            await storage.read(7, 0)
+        with pytest.raises(NoSuchEntry):
+            await storage.read_last(7)
+        assert await storage.entry_ids(7) == []
+
+    tell(story)
+
+
+def test_an_entry_is_seen_when_it_is_durable() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        await add(storage, (7, 0))
+        node.disk.hang()
+        done = storage.add(adds((7, 1))).done
+        assert done
+        await asyncio.sleep(1)
+        assert not done.done()
+        with pytest.raises(NoSuchEntry):
+            await storage.read(7, 1)
+        node.disk.unhang()
+        await done
+        assert await storage.read(7, 1) == entry(7, 1)
+
+    tell(story)
+
+
+def test_adds_that_wait_for_the_disk_go_in_one_write() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        record: list[Operation] = []
+        node.disk.record = record
+        await asyncio.gather(*(add(storage, (7, n)) for n in range(50)))
+        assert len([operation for operation in record if operation[0] == "sync"]) <= 2
+
+    tell(story)
+
+
+def test_an_entry_that_is_added_again_is_the_newer_one() -> None:
+    """Copies may differ in what they know of the LAC; recovery writes back with its own."""
+
+    async def story(storage: Storage, _: Node) -> None:
+        await add(storage, *((7, n) for n in range(10)))
+        await add(storage, (7, 3), payload=b"again")
+        assert await storage.read(7, 3) == entry(7, 3, b"again")
+        assert await storage.entry_ids(7) == list(range(10))
+
+    tell(story)
+
+
+def test_what_is_refused_does_not_reach_the_journal() -> None:
+    async def story(storage: Storage, _: Node) -> None:
+        await storage.fence(8, KEY)
+        admission = storage.add(adds((7, 0), (8, 0), (7, 1), (9, 0)))
+        assert admission.refusals == (None, LedgerFenced, None)
+        assert admission.done
+        await admission.done
+        assert [await storage.read(*ids) for ids in ((7, 0), (7, 1), (9, 0))] == [
+            entry(7, 0),
+            entry(7, 1),
+            entry(9, 0),
+        ]
+        with pytest.raises(NoSuchEntry):
+            await storage.read(8, 0)
+        assert storage.add(adds((8, 1))) == Admission((LedgerFenced,), None)
+
+    tell(story)
+
+
+def test_another_key_is_refused() -> None:
+    async def story(storage: Storage, _: Node) -> None:
+        await add(storage, (7, 0))
+        assert storage.add(adds((7, 1), key=OTHER_KEY)).refusals == (Unauthorized,)
+        with pytest.raises(Unauthorized):
+            await storage.fence(7, OTHER_KEY)
+        assert not storage.is_fenced(7)
+
+    tell(story)
+
+
+def test_version_3_and_version_2_share_a_journal_and_come_back() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        await add(storage, (7, 0))
+        packer = v3_adds.V3AddPacker(KEY, digest_of(7), iter(range(9)))
+        frame = packer.pack(EntryId(1), EntryId(0), 0, b"three")
+        found, _ = v3_adds.take_adds(frame, 0, FRAME_BYTES_MAX)
+        assert found
+        done = storage.add(found).done
+        assert done
+        await done
+        await storage.close()
+        again = await open_storage(node)
+        assert await again.read(7, 1) == entry(7, 1, b"three", lac=0)
+        assert again.last_add_confirmed(7) == 0
+
+    tell(story)
+
+
+def test_a_deferred_sync_is_answered_early_and_made_durable_by_force() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        packer = v3_adds.V3AddPacker(KEY, digest_of(7), iter(range(9)), is_sync_deferred=True)
+        found, _ = v3_adds.take_adds(packer.pack(EntryId(0), NO_ENTRY, 0, b""), 0, FRAME_BYTES_MAX)
+        assert found
+        node.disk.hang()
+        done = storage.add(found).done
+        assert done
+        await done
+        assert await storage.read(7, 0) == entry(7, 0, b"")
+        force = asyncio.ensure_future(storage.force())
+        await asyncio.sleep(1)
+        assert not force.done()
+        node.disk.unhang()
+        await force
+        await storage.force()
+
+    tell(story)
+
+
+# --- Fences, LACs, deletions ------------------------------------------------------------------
+
+
+def test_nobody_hears_of_a_fence_before_it_is_durable() -> None:
+    """B4: and from the moment it is asked for, adds are refused."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await add(storage, (7, 0))
+        node.disk.hang()
+        queued = storage.add(adds((7, 1))).done
+        fences = [asyncio.ensure_future(storage.fence(7, KEY)) for _ in range(2)]
+        await asyncio.sleep(1)
+        assert not any(fence.done() for fence in fences)
+        assert not storage.is_fenced(7)
+        assert storage.add(adds((7, 2))).refusals == (LedgerFenced,)
+        fences.pop().cancel()  # One of its callers has given up: the other one's goes on.
+        node.disk.unhang()
+        await fences[0]
+        assert queued
+        assert queued.done()  # It came before the fence, so it is durable before its answer.
+        assert storage.is_fenced(7)
+        await add(storage, (7, 2), is_recovery=True)
+
+    tell(story)
+
+
+def test_a_fence_holds_for_a_ledger_never_seen_and_over_a_power_cut() -> None:
+    """B4."""
+    world = World(3)
+    node = world.node("b1")
+
+    async def main(node: Node) -> None:
+        await Storage.make(node.disk, CONFIG, node.randomness)
+        storage = await open_storage(node)
+        storage.start()
+        await storage.fence(7, KEY)
+        node.power_cut()
+
+    async def again(node: Node) -> None:
+        storage = await open_storage(node)
+        assert storage.is_fenced(7)
+        assert storage.add(adds((7, 0))).refusals == (LedgerFenced,)
+        with pytest.raises(Unauthorized):
+            await storage.fence(7, OTHER_KEY)
+
+    async def scenario() -> None:
+        node.start(main)
+        await asyncio.sleep(1)
+        await node.start(again).result
+
+    world.run(scenario())
+
+
+def test_the_explicit_lac_only_rises() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        await storage.write_lac(7, KEY, 5, b"five")
+        await storage.write_lac(7, KEY, 3, b"three")
+        assert storage.lac_packet(7) == b"five"
+        assert storage.last_add_confirmed(7) == 5
+        assert storage.lac_packet(8) is None
+        await storage.close()
+        again = await open_storage(node)
+        assert (again.lac_packet(7), again.last_add_confirmed(7)) == (b"five", 5)
+
+    tell(story)
+
+
+def test_a_deleted_ledger_does_not_come_back() -> None:
+    """B4: not by a late add, not by a restart, not out of an entry log."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        for round_ in range(3):
+            await add(storage, *((7, 50 * round_ + n) for n in range(50)), payload=bytes(900))
+        await storage.delete(7)
+        for _ in range(2):
+            with pytest.raises(NoSuchLedger):
+                await storage.read(7, 0)
+            with pytest.raises(NoSuchLedger):
+                await storage.fence(7, KEY)
+            for is_recovery in (False, True):
+                admission = storage.add(adds((7, 200), is_recovery=is_recovery))
+                assert admission.refusals == (LedgerFenced,)
+            await storage.close()
+            storage = await open_storage(node)
+
+    tell(story)
+
+
+# --- Checkpoints ------------------------------------------------------------------------------
+
+
+async def fill(storage: Storage, ledgers: range, *, entries: int, size: int) -> None:
+    for entry_id in range(entries):
+        await add(storage, *((each, entry_id) for each in ledgers), payload=bytes(size))
+
+
+async def settle(storage: Storage) -> None:
+    while storage._filled:
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "entries", "size", "adopted"),
+    [(range(1), 300, 1000, True), (range(40), 20, 300, False)],
+)
+def test_everything_is_read_from_entry_logs_of_both_kinds(
+    ledgers: range, entries: int, size: int, adopted: bool
+) -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, ledgers, entries=entries, size=size)
+        await settle(storage)
+        assert len(storage._catalog.logs) > 2
+        expected = {(e, n): entry(e, n, bytes(size)) for e in ledgers for n in range(entries)}
+        for again in (storage, None):
+            if again is None:
+                await storage.close()
+                again = await open_storage(node)
+                header = node.disk.contents("/store/ledgers/0000000000000001.log")
+                assert header
+                assert (header[10] == 1) == adopted  # The purpose in its header: journal or log.
+            for (ledger_id, entry_id), body in expected.items():
+                assert await again.read(ledger_id, entry_id) == body
+            for ledger_id in ledgers:
+                assert await again.entry_ids(ledger_id) == list(range(entries))
+                assert await again.read_last(ledger_id) == expected[ledger_id, entries - 1]
+
+    tell(story)
+
+
+def test_the_journal_is_trimmed_behind_the_mark() -> None:
+    """B5."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(1), entries=500, size=1000)
+        await settle(storage)
+        await asyncio.sleep(1)
+        names = await node.disk.list_directory("/store/journal")
+        assert len(names) == 3  # The lock, the file being written, the one that is ready.
+
+    tell(story)
+
+
+def test_a_failed_checkpoint_pins_the_mark_and_ends_in_read_only() -> None:
+    """B5: and mends itself when there is room again."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(1), entries=60, size=1000)
+        await settle(storage)
+        mark = storage._catalog.mark
+        node.disk.capacity_bytes = node.disk.system.used_bytes
+        entry_id = 60
+        while not storage.is_read_only:
+            await add(storage, (0, entry_id), payload=bytes(1000))
+            entry_id += 1
+        await asyncio.sleep(5)
+        assert storage.add(adds((0, entry_id))).refusals == (BookieReadOnly,)
+        with pytest.raises(BookieReadOnly):
+            await storage.write_lac(0, KEY, 1, b"")
+        await storage.fence(0, KEY)  # Reserve is kept for this, and for recovery.
+        await add(storage, (0, entry_id), is_recovery=True)
+        for number in range(entry_id + 1):
+            await storage.read(0, number)
+        node.disk.capacity_bytes = None
+        await asyncio.sleep(30)
+        assert not storage.is_read_only
+        await add(storage, *((1, n) for n in range(40)), payload=bytes(1000))
+        await settle(storage)
+        assert storage._catalog.mark > mark
+
+    tell(story)
+
+
+def test_a_full_disk_does_not_keep_a_bookie_from_starting() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(1), entries=20, size=1000)
+        await storage.close()
+        node.disk.capacity_bytes = node.disk.system.used_bytes
+        again = await open_storage(node)
+        again.start()
+        assert await again.read(0, 19) == entry(0, 19, bytes(1000))
+        await asyncio.sleep(0.1)
+        assert again.is_read_only
+        await again.fence(0, KEY)
+        await again.close()
+
+    tell(story)
+
+
+# --- Failures ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("odds", ["sync_error_odds", "write_error_odds"])
+def test_a_failed_write_or_sync_stops_the_bookie(odds: str) -> None:
+    """B6: what waited fails, nothing is acknowledged any more, and it says that it has to end."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await add(storage, (7, 0))
+        setattr(node.disk, odds, 1.0)
+        waiting = [storage.add(adds((7, n))).done for n in range(1, 4)]
+        fence = asyncio.ensure_future(storage.fence(7, KEY))
+        async with asyncio.timeout(10):
+            error = await storage.failed()
+        assert isinstance(error, OSError)
+        assert error.errno == errno.EIO
+        for done in waiting:
+            assert done
+            assert isinstance(done.exception(), BookieFailed)
+        with pytest.raises(BookieFailed):
+            await fence
+        setattr(node.disk, odds, 0.0)
+        late = storage.add(adds((8, 0), is_recovery=True)).done
+        assert late
+        assert isinstance(late.exception(), BookieFailed)
+        with pytest.raises(NoSuchEntry):
+            await storage.read(7, 1)
+
+    tell(story)
+
+
+def test_overload_is_answered_busy_and_recovery_still_passes() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        node.disk.hang()
+        waiting = []
+        entry_id = 0
+        while not any(
+            (admission := storage.add(adds((7, entry_id), payload=bytes(1000)))).refusals
+        ):
+            waiting.append(admission.done)
+            entry_id += 1
+        assert admission.refusals == (Overloaded,)
+        assert 6 <= entry_id <= 10
+        urgent = storage.add(adds((7, entry_id), is_recovery=True))
+        assert urgent.refusals == (None,)
+        node.disk.unhang()
+        await asyncio.gather(*(done for done in (*waiting, urgent.done) if done))
+        await add(storage, (7, entry_id + 1))
+
+    tell(story, config=StorageConfig("/s/journal", ("/s/ledgers",), queued_bytes_max=10_000))
+
+
+def test_two_processes_cannot_have_one_store() -> None:
+    async def story(_: Storage, node: Node) -> None:
+        with pytest.raises(DirectoryInUse):
+            await open_storage(node)
+
+    tell(story)
+
+
+def test_a_store_is_made_once_and_opened_only_if_it_was_made() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        with pytest.raises(BadConfig):
+            await Storage.make(node.disk, CONFIG, node.randomness)
+        await storage.close()
+        elsewhere = StorageConfig("/elsewhere/journal", ("/elsewhere/ledgers",))
+        with pytest.raises(BadConfig):
+            await open_storage(node, elsewhere)
+        await node.disk.make_directory("/elsewhere/journal")
+        await node.disk.make_directory("/elsewhere/ledgers")
+        with pytest.raises(BadConfig):
+            await open_storage(node, elsewhere)
+
+    tell(story)
+
+
+@pytest.mark.parametrize("suffix", [".journal", ".log"])
+def test_a_missing_file_is_named_and_its_loss_can_be_accepted(suffix: str) -> None:
+    """B1: then what it held is UNKNOWN, and stays so."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(2), entries=60, size=1000)
+        await settle(storage)
+        await storage.close()
+        folder = "/store/journal" if suffix == ".journal" else "/store/ledgers"
+        gone = next(n for n in await node.disk.list_directory(folder) if n.endswith(suffix))
+        await node.disk.unlink(f"{folder}/{gone}")
+        with pytest.raises(DataLost, match=gone):
+            await open_storage(node)
+        for accepts_loss in (True, False):
+            again = await open_storage(node, accepts_loss=accepts_loss)
+            with pytest.raises(EntryStateUnknown):
+                await again.read(0, 0 if suffix == ".log" else 59)
+            again.start()
+            await again.close()
+
+    tell(story)
+
+
+def test_another_stores_disk_is_noticed() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        await add(storage, (7, 0))
+        await storage.close()
+        other = StorageConfig("/other/journal", ("/other/ledgers",), journal_file_bytes=64 * 1024)
+        await Storage.make(node.disk, other, node.randomness)
+        (await open_storage(node, other)).start()
+        name = "0000000000000001.journal"
+        await node.disk.rename(f"/other/journal/{name}", f"/store/journal/{name}")
+        with pytest.raises(WrongCluster):
+            await open_storage(node)
+
+    tell(story)
+
+
+# --- Rot --------------------------------------------------------------------------------------
+
+
+class Idle:
+    """A small store at rest: entry logs of both kinds, a journal, fences, LACs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: DigestType) -> None:
+        monkeypatch.setattr(catalog_module, "_STEP_BYTES", 4096)
+        self.config = StorageConfig("/s/journal", ("/s/ledgers",), journal_file_bytes=16 * 1024)
+        self.entries: dict[tuple[int, int], bytes] = {}
+        self._kind = kind
+        world = tell(self._story, config=self.config)
+        self.system: FileSystem = world.nodes["b1"].disk.system
+
+    async def _story(self, storage: Storage, _: Node) -> None:
+        for entry_id in range(14):
+            await self._add(storage, [(1, entry_id)], 1000)
+        for entry_id in range(6):
+            await self._add(storage, [(each, entry_id) for each in range(2, 12)], 180)
+        await storage.fence(3, KEY)
+        await storage.write_lac(4, KEY, 5, b"packet")
+        await settle(storage)
+        await self._add(storage, [(1, 14)], 500)
+        await self._add(storage, [(20, 0), (21, 0), (20, 1)], 60)
+        await storage.fence(5, KEY)
+        await storage.fence(30, KEY)
+        await storage.write_lac(6, KEY, 5, b"packet")
+
+    async def _add(self, storage: Storage, ids: list[tuple[int, int]], size: int) -> None:
+        frames = []
+        for ledger_id, entry_id in ids:
+            digest, payload = digest_of(ledger_id, self._kind), bytes([ledger_id]) * size
+            packer = v2_adds.V2AddPacker(KEY, digest)
+            frames.append(packer.pack(EntryId(entry_id), NO_ENTRY, 0, payload))
+            self.entries[ledger_id, entry_id] = digest.pack_entry(
+                EntryId(entry_id), NO_ENTRY, 0, payload
+            )
+        found, _ = v2_adds.take_adds(b"".join(frames), 0, FRAME_BYTES_MAX)
+        assert found
+        done = storage.add(found).done
+        assert done
+        await done
+
+    def flipped(self, path: str, position: int, bits: int) -> FileSystem:
+        system = self.system.after_power_cut(lambda count: count - 1)
+        number = system.find(path)
+        assert number is not None
+        system.files[number].contents[position] ^= bits
+        return system
+
+    def judge(self, system: FileSystem) -> int:
+        """How many entries are UNKNOWN; checkpoints, and judges again."""
+        storage = step(
+            Storage.open(StepDisk(system), self.config, StoppedClock(), random.Random(1))
+        )
+        unknown = self._judge(storage)
+        while step(storage.checkpoint()):
+            pass
+        assert self._judge(storage) == unknown
+        return unknown
+
+    def _judge(self, storage: Storage) -> int:
+        unknown = 0
+        for (ledger_id, entry_id), body in self.entries.items():
+            try:
+                assert step(storage.read(ledger_id, entry_id)) == body
+            except EntryStateUnknown:
+                unknown += 1
+        for ledger_id in (3, 5, 30):
+            assert storage.is_fenced(ledger_id)
+        for ledger_id in (4, 6):
+            try:
+                assert storage.lac_packet(ledger_id) == b"packet"
+            except EntryStateUnknown:
+                unknown += 1
+        with pytest.raises(
+            (NoSuchEntry, NoSuchLedger)
+        ):  # The flip did not touch what is not there.
+            step(storage.read(999, 0))
+        with pytest.raises(NoSuchEntry):
+            step(storage.read(2, 100))
+        return unknown
+
+
+@pytest.mark.parametrize("kind", [DigestType.CRC32C, DigestType.HMAC])
+def test_a_flipped_byte_anywhere_never_makes_a_wrong_answer(
+    kind: DigestType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B1, B2, B3: entries whose own digest vouches for them survive their record."""
+    store = Idle(monkeypatch, kind)
+    assert store.judge(store.system.after_power_cut(lambda count: count - 1)) == 0
+    chance, flips, unknown_most = random.Random(1), 0, 0
+    for folder in ("/s/journal", "/s/ledgers"):
+        for name in store.system.list_directory(folder):
+            path = f"{folder}/{name}"
+            number = store.system.find(path)
+            assert number is not None
+            contents = store.system.files[number].contents
+            # Zeros that nothing reads are many and alike.
+            for position in range(chance.randrange(STRIDE), len(contents.rstrip(b"\0")), STRIDE):
+                unknown = store.judge(store.flipped(path, position, 1 << chance.randrange(8)))
+                unknown_most = max(unknown, unknown_most)
+                flips += 1
+    assert flips > 300
+    assert unknown_most <= (1 if kind is DigestType.CRC32C else 60)
+
+
+STRIDE = 97  # The whole store, byte by byte, is the long run's.
+
+
+def test_a_stale_or_lost_sector_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1, B2: a write that the disk confirmed and never made."""
+    store = Idle(monkeypatch, DigestType.HMAC)
+    for folder in ("/s/journal", "/s/ledgers"):
+        for name in store.system.list_directory(folder):
+            number = store.system.find(f"{folder}/{name}")
+            assert number is not None
+            size = len(store.system.files[number].contents.rstrip(b"\0"))
+            for sector in range(0, size, 512 * 3):
+                system = store.system.after_power_cut(lambda count: count - 1)
+                contents = system.files[number].contents
+                end = min(sector + 512, len(contents))
+                contents[sector:end] = bytes(end - sector)
+                try:
+                    opened = Storage.open(
+                        StepDisk(system), store.config, StoppedClock(), random.Random(1)
+                    )
+                    storage = step(opened)
+                except DataLost:
+                    continue
+                for (ledger_id, entry_id), body in store.entries.items():
+                    try:
+                        assert step(storage.read(ledger_id, entry_id)) == body
+                    except EntryStateUnknown:
+                        pass
