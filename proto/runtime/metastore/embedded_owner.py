@@ -96,13 +96,20 @@ def describe_owner(path: str) -> str:
     try:
         with open(f"{path}.lock", "rb") as file:
             pid = int(file.read(20))
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state = file.read().rpartition(b") ")[2][:1]
-    except (OSError, ValueError):  # Nobody, or no such folder on this system.
+        os.kill(pid, 0)
+    except (OSError, ValueError):  # No such process, or none has put its number there.
         return f"nobody serves {path}"
-    if state in b"Tt":
+    if _is_stopped(pid):
         return f"{path} is held by stopped process {pid}"
     return f"process {pid}, which holds {path}, does not answer"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] in b"Tt"
+    except OSError:  # It just ended, or this system has no such folder.
+        return False
 
 
 class Owner:
@@ -195,6 +202,10 @@ def socket_address(path: str) -> Iterator[str]:
     if len(os.fsencode(full)) <= _SOCKET_PATH_BYTES_MAX:
         yield full
         return
+    if not os.path.isdir("/proc/self/fd"):
+        raise BadConfig(
+            f"{path} is too long for a socket beside it: {_SOCKET_PATH_BYTES_MAX} bytes"
+        )
     folder = os.open(os.path.dirname(full), os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{os.path.basename(full)}"
