@@ -11,7 +11,7 @@ import click
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import Cluster, initialise, open_cluster
 from rollbook.proto.cluster.cookies import CookieNodes
-from rollbook.proto.errors import BadConfig
+from rollbook.proto.errors import BadConfig, OutcomeUnknown, Unavailable
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.service_info import BookieServiceInfo
 from rollbook.proto.metastore.url import Backend, MetadataUrl
@@ -147,10 +147,14 @@ async def _with_store(
     url: MetadataUrl, use: Callable[[MetadataStore], Awaitable[T]], *, create: bool = False
 ) -> T:
     """A command serves nobody else: an embedded store that nobody owns it uses alone, briefly."""
-    async with await open_metadata_store(
-        url, visit=True, create=create, operation_timeout_s=_TIMEOUT_S
-    ) as store:
-        return await use(store)
+    try:
+        async with await open_metadata_store(
+            url, visit=True, create=create, operation_timeout_s=_TIMEOUT_S
+        ) as store:
+            return await use(store)
+    except (Unavailable, OutcomeUnknown) as error:
+        error.next_step = error.next_step or ("check the metadata URL, and that its store runs")
+        raise
 
 
 async def _list_bookies(store: MetadataStore, cluster: Cluster) -> list[dict[str, Any]]:

@@ -37,6 +37,9 @@ async def test_a_cluster_is_made_once_and_shown(tmp_path: Path) -> None:
     made = json.loads(output)
     assert (made["layout"], made["own_root"]) == ("hierarchical", "/rollbook")
 
+    code, output, _ = await run("info", "--metadata", url, "-o", "json")  # While nobody serves.
+    assert (code, json.loads(output)) == (0, {**made, "bookies": []})
+
     async with await open_metadata_store(url, serve=True) as store:
         code, _, errors = await run("init", "--metadata", url)
         assert (code, "CLUSTER_EXISTS" in errors, "cluster info" in errors) == (4, True, True)
@@ -69,6 +72,7 @@ async def test_what_goes_wrong_has_a_line_and_a_code(tmp_path: Path) -> None:
     cases = [
         (("info", "--metadata", url), 3, "cluster init"),
         (("info", "--metadata", "memory:"), 2, "sqlite:///path"),
+        (("info", "--metadata", "zk://127.0.0.1:1/ledgers"), 5, "check the metadata URL"),
         (("info", "--metadata", "ftp://x"), 2, "zk://"),
         (("info",), 2, "--metadata"),
         (("init", "--metadata", "zk+flat://localhost/ledgers"), 2, "--layout hierarchical"),
