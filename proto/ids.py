@@ -16,7 +16,7 @@ NO_ENTRY: Final = EntryId(-1)  # "Nothing yet" wherever a last entry or a LAC is
 # The range from `:` to `_` in ASCII is BookKeeper's own choice; it spares `/`, space and `,`.
 _BOOKIE_ID: Final = re.compile(r"[A-Za-z0-9:-_.\-]+", re.ASCII)
 _RESERVED_BOOKIE_ID: Final = "readonly"  # The name of the folder of read-only registrations.
-BOOKIE_ID_BYTES_MAX: Final = 512
+BOOKIE_ID_BYTES_MAX: Final = 255  # What file systems and the metadata store take as a name.
 
 
 def parse_ledger_id(value: int) -> LedgerId:
