@@ -153,7 +153,7 @@ async def _with_store(
         ) as store:
             return await use(store)
     except (Unavailable, OutcomeUnknown) as error:
-        error.next_step = error.next_step or ("check the metadata URL, and that its store runs")
+        error.next_step = error.next_step or "check the metadata URL, and that its store runs"
         raise
 
 
