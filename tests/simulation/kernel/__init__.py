@@ -75,6 +75,7 @@ Disk: `node.disk`, the Disk port; state survives processes
     .wipe()                                  an empty disk in its place
     .heal()                                  as new, but for what is on it
     .contents(path), .durable(path)          bytes or None: as cached, and as the last sync left them
+    .mount(path) -> a disk                   for that directory: another device, with faults of its own
     .record = None                           a list here receives every operation (see filesystem.py)
 
 Metadata: `world.metadata`, a ZooKeeper of the network's host "metadata"

@@ -168,12 +168,17 @@ class _Job:
 
 
 class SimulatedDisk:
-    """The `Disk` port of one node, and the faults of its disk."""
+    """One disk, its faults, and the `Disk` port for what is on it."""
 
-    def __init__(self, loop: VirtualLoop, chance: random.Random) -> None:
+    def __init__(
+        self, loop: VirtualLoop, chance: random.Random, device: int = 1, place: str = "/"
+    ) -> None:
         self.system = FileSystem()
+        self.device = device
+        self.place = place  # Where it is mounted.
         self.chance = chance
         self.locks: dict[str, SimulatedLock] = {}
+        # All that is done from here on; complete if it was set before anything, or before `wipe`.
         self.record: list[Operation] | None = None
         self.sync_s: Span = SYNC_S
         self.tail_odds = 0.0
@@ -191,6 +196,7 @@ class SimulatedDisk:
         self._write_errors_due = 0
         self._is_hung = False
         self._hung: list[tuple[_Job, Lane]] = []
+        self._make_durably(place)
 
     # --- The port -----------------------------------------------------------------------------
 
@@ -214,7 +220,7 @@ class SimulatedDisk:
         if number is None:
             return None
         inode = self.system.files.get(number)
-        return FileStat(0 if inode is None else len(inode.contents), inode is None, device=1)
+        return FileStat(0 if inode is None else len(inode.contents), inode is None, self.device)
 
     async def list_directory(self, path: str) -> list[str]:
         await self.take_turns()
@@ -321,6 +327,7 @@ class SimulatedDisk:
         self._open.clear()
         if self.record is not None:
             self.record.clear()
+        self._make_durably(self.place)
 
     def contents(self, path: str) -> bytes | None:
         number = self.system.find(path)
@@ -366,6 +373,15 @@ class SimulatedDisk:
         self._is_hung = False
 
     # --- Inside -------------------------------------------------------------------------------
+
+    def _make_durably(self, path: str) -> None:
+        """A place where a disk is mounted: it is always there."""
+        if path == "/":
+            return
+        self.do("make_directory", path)
+        while path:
+            path = path.rpartition("/")[0]
+            self.do("sync_directory", path or "/")
 
     def do(self, name: str, *arguments: Any) -> Any:
         """Every change of the file system, so that it can be recorded."""
@@ -444,3 +460,76 @@ class SimulatedDisk:
         if number is None or number in self.system.directories:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return number
+
+
+class MachineDisk(SimulatedDisk):
+    """The first disk of a machine, and the `Disk` port for everything that is mounted on it."""
+
+    def __init__(
+        self, loop: VirtualLoop, machine: str, stream: Callable[[str], random.Random]
+    ) -> None:
+        super().__init__(loop, stream(f"disk:{machine}"))
+        self._machine = machine
+        self._stream = stream
+        self._mounted: list[SimulatedDisk] = []
+
+    def mount(self, path: str) -> SimulatedDisk:
+        """Another disk, with faults of its own, for this directory and what is below it."""
+        assert self._on(path) is self, f"{path} is on a disk of its own already"
+        chance = self._stream(f"disk:{self._machine}:{path}")
+        disk = SimulatedDisk(self._loop, chance, device=2 + len(self._mounted), place=path)
+        self._make_durably(path)
+        self._mounted.append(disk)
+        return disk
+
+    def _on(self, path: str) -> SimulatedDisk:
+        for disk in self._mounted:
+            if path == disk.place or path.startswith(f"{disk.place}/"):
+                return disk
+        return self
+
+    def _on_both(self, source: str, target: str) -> SimulatedDisk:
+        disk = self._on(source)
+        if disk is not self._on(target):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, target)
+        return disk
+
+    async def open(self, path: str, mode: OpenMode) -> SimulatedFile:
+        return await SimulatedDisk.open(self._on(path), path, mode)
+
+    async def stat(self, path: str) -> FileStat | None:
+        return await SimulatedDisk.stat(self._on(path), path)
+
+    async def list_directory(self, path: str) -> list[str]:
+        return await SimulatedDisk.list_directory(self._on(path), path)
+
+    async def make_directory(self, path: str) -> None:
+        await SimulatedDisk.make_directory(self._on(path), path)
+
+    async def rename(self, source: str, target: str) -> None:
+        await SimulatedDisk.rename(self._on_both(source, target), source, target)
+
+    async def link(self, source: str, target: str) -> None:
+        await SimulatedDisk.link(self._on_both(source, target), source, target)
+
+    async def unlink(self, path: str) -> None:
+        await SimulatedDisk.unlink(self._on(path), path)
+
+    async def sync_directory(self, path: str) -> None:
+        await SimulatedDisk.sync_directory(self._on(path), path)
+
+    async def space(self, path: str) -> DiskSpace:
+        return await SimulatedDisk.space(self._on(path), path)
+
+    async def lock(self, path: str) -> SimulatedLock:
+        return await SimulatedDisk.lock(self._on(path), path)
+
+    def on_process_dead(self) -> None:
+        super().on_process_dead()
+        for disk in self._mounted:
+            disk.on_process_dead()
+
+    def on_power_lost(self) -> None:
+        super().on_power_lost()
+        for disk in self._mounted:
+            disk.on_power_lost()

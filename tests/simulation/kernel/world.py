@@ -16,7 +16,7 @@ import structlog
 
 from rollbook.proto.ports import MetadataStore, Randomness
 from tests.simulation.kernel.buggify import SeededBuggify
-from tests.simulation.kernel.disk import SimulatedDisk
+from tests.simulation.kernel.disk import MachineDisk
 from tests.simulation.kernel.failures import InvariantBroken, LostTask, Unhandled
 from tests.simulation.kernel.guards import guarded
 from tests.simulation.kernel.loop import WORLD, VirtualLoop
@@ -122,7 +122,7 @@ class Node:
         self.is_up = True  # As machines go: connections to it are refused, not unanswered.
         self.clock = SimulatedClock(world.loop, world.random(f"clock:{name}"))
         self.transport = SimulatedTransport(world.network, name)
-        self.disk = SimulatedDisk(world.loop, world.random(f"disk:{name}"))
+        self.disk = MachineDisk(world.loop, name, world.random)
         self.randomness: Randomness = world.random(f"node:{name}")
         self.buggify = world.buggify
 

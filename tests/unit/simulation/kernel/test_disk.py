@@ -411,6 +411,42 @@ def test_a_wiped_disk_is_empty_and_its_old_files_are_dead() -> None:
     on_node(story)
 
 
+def test_a_machine_can_have_several_disks_that_fail_alone() -> None:
+    async def story(node: Node, disk: SimulatedDisk) -> None:
+        second = node.disk.mount("/data/2")
+        port: Disk = node.disk
+        for path in ("/data/1", "/data/2/deep"):
+            await port.make_directory(path)
+        for path in ("/data/1/f", "/data/2/deep/f"):
+            await (await port.open(path, OpenMode.CREATE)).write_and_sync(0, [b"x" * 100])
+        assert await port.list_directory("/data") == ["1", "2"]
+        assert await port.list_directory("/data/2") == ["deep"]
+        devices = [await port.stat(path) for path in ("/data/1/f", "/data/2/deep/f", "/data/2")]
+        assert [about and about.device for about in devices] == [1, 2, 2]
+        for act in (port.rename, port.link):
+            with pytest.raises(OSError, match="cross-device"):
+                await act("/data/1/f", "/data/2/f")
+        await port.rename("/data/2/deep/f", "/data/2/f")
+        second.capacity_bytes = 100
+        assert (await port.space("/data/2/deep")).free_bytes == 0
+        assert (await port.space("/data")).free_bytes > 0
+        second.fail_next_sync()
+        await port.sync_directory("/data")
+        with pytest.raises(OSError, match="Input/output error"):
+            await port.sync_directory("/data/2")
+        node.power_cut()
+        assert disk.system is not second.system
+        assert await port.list_directory("/data") in (["1", "2"], ["2"]), "a mount point stays"
+        second.record = []
+        second.wipe()
+        assert await port.list_directory("/data/2") == []
+        await port.make_directory("/data/2/deep")
+        assert FileSystem.replay(second.record).same_as(second.system)
+
+    for seed in range(5):
+        on_node(story, seed)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_the_record_of_a_run_rebuilds_its_disk(seed: int) -> None:
     async def main(node: Node) -> None:
