@@ -23,6 +23,7 @@ from typing import Any, Final, Self, TypeVar
 import google_crc32c
 
 from rollbook.proto.errors import (
+    BadConfig,
     BadMetadata,
     DirectoryInUse,
     MetadataUnavailable,
@@ -71,7 +72,8 @@ class StoreFile:
     async def open(cls, path: str, new_id: str | None) -> tuple[Self, Kept]:
         """`new_id`: makes the file, with this id, if there is none. The caller holds the lock.
 
-        Raises `BadMetadata` for a damaged file, `UnsupportedVersion`, `DirectoryInUse`.
+        Raises `BadMetadata` for a damaged file, `UnsupportedVersion`, `DirectoryInUse`, and
+        `BadConfig` where a new file would meet the remains of another.
         """
         file = cls(path)
         try:
@@ -167,6 +169,12 @@ class StoreFile:
 
 def _create(path: str, store: str) -> None:
     """Whole or not at all: it gets its name when it is durable."""
+    for stale in (f"{path}-wal", f"{path}-journal"):
+        if os.path.exists(stale):  # SQLite would take it for the new file's.
+            raise BadConfig(
+                f"{stale} is left of a metadata store that is gone",
+                next_step="bring that store back, or remove what is left of it",
+            )
     unfinished = f"{path}.new"
     for leftover in (unfinished, f"{unfinished}-journal"):
         if os.path.exists(leftover):

@@ -146,6 +146,18 @@ async def test_a_file_half_made_is_made_anew(house: House, path: str) -> None:
     assert await store.children("/") == []
 
 
+@pytest.mark.parametrize("rest", ["-wal", "-journal"])
+async def test_a_new_file_does_not_inherit_the_log_of_a_deleted_one(
+    house: House, path: str, rest: str
+) -> None:
+    Path(path + rest).write_bytes(b"commits of another store")
+    with pytest.raises(BadConfig, match="left of a metadata store"):
+        await house.open(create=True)
+    assert not os.path.exists(path)
+    os.unlink(path + rest)
+    await house.open(create=True)
+
+
 async def test_a_path_too_long_for_a_socket_address(tmp_path: Path) -> None:
     house = House(str(tmp_path / ("d" * 100) / ("e" * 100) / "metadata.db"))
     owner = await house.open(create=True)
