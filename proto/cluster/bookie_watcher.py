@@ -75,6 +75,7 @@ class BookieWatcher:
             await watch.close()
             raise
         self._task = asyncio.get_running_loop().create_task(self._run(watch))
+        self._task.add_done_callback(lambda _: self._changed.set())
 
     @property
     def current(self) -> LiveBookies:
@@ -107,7 +108,6 @@ class BookieWatcher:
             logger.exception("bookie_watcher_failed")
             raise
         finally:
-            asyncio.get_running_loop().call_soon(self._changed.set)  # When this task is done.
             await watch.close()
 
     async def _wait(self, watch: Watch) -> dict[str, None] | None:

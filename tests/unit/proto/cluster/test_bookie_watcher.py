@@ -203,7 +203,24 @@ class Script:
         return await self.events.get()
 
     async def close(self) -> None:
-        pass
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+async def test_a_watch_that_takes_its_time_to_close_keeps_nobody_waiting(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def watch(path: str, *, recursive: bool) -> Script:
+        return Script()
+
+    monkeypatch.setattr(store, "watch", watch)
+    watcher = BookieWatcher(store, ROOT)
+    await watcher.start()
+    waiter = asyncio.get_running_loop().create_task(watcher.changed(watcher.current))
+    await asyncio.sleep(0)
+    await watcher.close()
+    with pytest.raises(MetadataUnavailable):
+        await waiter
 
 
 async def test_after_a_gap_everything_is_read_again(
