@@ -257,9 +257,8 @@ async def test_a_request_given_up_before_it_was_sent_is_not_sent(
     monkeypatch.setattr(handler, "select", hold)
     try:
         with impatient(store):
-            with pytest.raises(ConnectionLost):  # This one is on its way when the thread is held.
-                await store.sync()
-            assert held.is_set()
+            nudged = await asyncio.gather(store.sync(), return_exceptions=True)
+            assert held.is_set(), nudged  # Before or after it sent this one.
             with pytest.raises(MetadataUnavailable):
                 await store.set("/a", b"never sent")
     finally:
