@@ -178,7 +178,10 @@ class Owner:
     async def _serve(self) -> None:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            os.fchmod(listening.fileno(), 0o600)  # Linux makes the name with this mode.
+            with contextlib.suppress(
+                OSError
+            ):  # Linux makes the name with this mode from the start.
+                os.fchmod(listening.fileno(), 0o600)
             with socket_address(self._path) as address:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(address)
