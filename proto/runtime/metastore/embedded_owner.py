@@ -178,9 +178,8 @@ class Owner:
     async def _serve(self) -> None:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with contextlib.suppress(
-                OSError
-            ):  # Linux makes the name with this mode from the start.
+            # On Linux the name gets this mode as it is made; elsewhere a moment later, below.
+            with contextlib.suppress(OSError):
                 os.fchmod(listening.fileno(), 0o600)
             with socket_address(self._path) as address:
                 with contextlib.suppress(FileNotFoundError):
