@@ -123,6 +123,7 @@ class Endpoint(asyncio.Transport):
         "_backlog",
         "_backlog_bytes",
         "_context",
+        "_has_sent_eof",
         "_high",
         "_is_buffered",
         "_is_closing",
@@ -167,6 +168,7 @@ class Endpoint(asyncio.Transport):
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
         self._wants_eof = False
+        self._has_sent_eof = False
         self._is_closing = False
         self._is_paused = False
         self._is_protocol_paused = False
@@ -223,8 +225,8 @@ class Endpoint(asyncio.Transport):
         if not peer.is_gone:
             if self.unread:  # Nobody will read these, whether they are here or still coming.
                 self._send_mark(_RESET)
-            elif not self._wants_eof or self._backlog:  # Else the FIN is on its way.
-                self._send_mark(_FIN)
+            else:
+                self._send_eof()
         self.incoming.clear()
         self.unread = 0
         self._network.on_departed(self)
@@ -266,10 +268,15 @@ class Endpoint(asyncio.Transport):
         if not self._wants_eof and not self._is_closing:
             self._wants_eof = True
             if not self._backlog:
-                self._send_mark(_FIN)
+                self._send_eof()
 
     def can_write_eof(self) -> bool:
         return True
+
+    def _send_eof(self) -> None:
+        if not self._has_sent_eof:
+            self._has_sent_eof = True
+            self._send_mark(_FIN)
 
     def _send(self, data: bytes) -> None:
         network, peer, link = self._network, self.peer, self.out
@@ -342,7 +349,7 @@ class Endpoint(asyncio.Transport):
             if self._is_closing:
                 self._leave(None)
             elif self._wants_eof:
-                self._send_mark(_FIN)
+                self._send_eof()
 
     def wake(self) -> None:
         """The other end has read: say so, unless that is already on its way."""
@@ -424,11 +431,15 @@ class Endpoint(asyncio.Transport):
         arrival, mark = self.incoming[0]
         if arrival > self._network.loop.now or self.server is None:
             return  # A client's own protocol comes as soon as it has been answered.
-        if mark is _ACCEPT:
-            self.incoming.popleft()
+        if mark is not _ACCEPT:
+            self.depart()  # The client gave up: nobody here ever knew of it.
+            return
+        self.incoming.popleft()
+        if self.server.is_serving():
             self.attach(self.server.factory())
         else:
-            self.depart()  # The client gave up: nobody here ever knew of it.
+            self._send_mark(_RESET)
+            self.depart()
 
     def _fill(self, data: bytes) -> None:
         protocol = self._protocol

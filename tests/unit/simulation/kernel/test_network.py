@@ -69,7 +69,7 @@ class Pair:
         return self.servers[-1]
 
     async def serve(self, node: Node) -> None:
-        await node.transport.listen(self.accept, Address("", PORT))
+        self.listener = await node.transport.listen(self.accept, Address("", PORT))
         await asyncio.get_running_loop().create_future()
 
     async def connect(self, node: Node) -> None:
@@ -562,6 +562,42 @@ def test_a_client_can_be_connected_to_a_server_that_does_not_know_yet() -> None:
         await asyncio.sleep(1)
         assert len(pair.servers) == 2
         assert pair.server.received == b"hello"
+
+    pair.run(story)
+
+
+def test_who_waits_to_be_accepted_when_the_listener_closes_is_reset() -> None:
+    pair = Pair()
+
+    async def story() -> None:
+        pair.b.pause()
+        _, peer = await pair.a.transport.connect(Peer, Address("b", PORT), timeout_s=1)
+        await asyncio.sleep(1)
+        await pair.listener.close()
+        pair.b.resume()
+        await asyncio.sleep(1)
+        assert len(pair.servers) == 1
+        assert isinstance(peer, Peer)
+        assert isinstance(peer.lost.result(), ConnectionResetError)
+
+    pair.run(story)
+
+
+def test_the_end_of_a_stream_follows_what_waited_for_the_window() -> None:
+    pair = Pair()
+
+    async def story() -> None:
+        pair.server.transport.pause_reading()
+        pair.client.transport.write(bytes(3 * WINDOW_BYTES))
+        pair.client.transport.write_eof()
+        await asyncio.sleep(1)
+        for _ in range(3):
+            pair.network.cut("a", "b")
+            pair.server.transport.resume_reading()
+            pair.network.heal("a", "b")
+        await asyncio.sleep(2)
+        assert len(pair.server.received) == 3 * WINDOW_BYTES
+        assert pair.server.events == ["eof", "lost"]
 
     pair.run(story)
 
