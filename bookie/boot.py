@@ -26,6 +26,7 @@ from rollbook.bookie.core.records import (
     RecordReader,
     Rot,
     Scan,
+    is_blank,
     scan,
     unpack_file_header,
 )
@@ -236,7 +237,7 @@ class _Boot:
             await file.close()
             raise WrongCluster("a journal file belongs to another store", path=path)
         is_last_and_whole = number == needed[-1] and len(contents) == header.allocated_bytes
-        if is_last_and_whole and not contents[FILE_HEADER_BYTES:].strip(b"\0"):
+        if is_last_and_whole and is_blank(contents, FILE_HEADER_BYTES):
             self.found.spare = RecordFile(file, header, self._cache)
             return
         reader = RecordReader(contents, header.file_id)

@@ -22,6 +22,7 @@ from rollbook.bookie.core.records import (
     RecordReader,
     Scan,
     align,
+    is_blank,
     scan,
     unpack_file_header,
 )
@@ -43,7 +44,7 @@ class _Copy:
         self.header = header
         self.reader = RecordReader(contents, header.file_id)
         self.found: Scan = scan(self.reader)
-        self.is_whole = not self.found.rot and not contents[self.found.end :].strip(b"\0")
+        self.is_whole = not self.found.rot and is_blank(contents, self.found.end)
 
     def bodies(self) -> dict[int, bytes]:
         return {record.sequence: self.reader.body(record) for record in self.found.records}

@@ -47,7 +47,7 @@ logger = structlog.get_logger()
 _LENGTH: Final = struct.Struct("<I")
 _RECORD_BYTES: Final = 64 * 1024
 _SYNC_BYTES: Final = 8 * 1024 * 1024  # So much at most lies before the journal in the disk's queue.
-_WRITE_BYTES: Final = 1024 * 1024
+_WRITE_BYTES: Final = 64 * 1024
 
 
 class NewLog:
@@ -213,11 +213,11 @@ async def _write_footer(
         for page in builder.add_ledger(*ledger):
             packed.append(page)
             size += len(page)
-        if size >= _WRITE_BYTES:
-            await file.write_at(position, packed)
-            position += size
-            packed, size = [], 0
-            await asyncio.sleep(0)
+            if size >= _WRITE_BYTES:
+                await file.write_at(position, packed)
+                position += size
+                packed, size = [], 0
+                await asyncio.sleep(0)  # Others have adds to answer.
     packed.append(builder.finish(records))
     await file.write_at(position, packed)
     return position + size + len(packed[-1])

@@ -5,16 +5,20 @@ what its records hold is found as before. Raises `TornRecord` where an entry's o
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
 
 import structlog
 
+from rollbook.bookie.core.doubt import Doubts
 from rollbook.bookie.core.entry_log_format import (
     TRAILER_BYTES,
     PageRow,
     Tables,
     check_page,
     find_in_page,
+    run_in_page,
     unpack_page,
     unpack_tables,
     unpack_trailer,
@@ -27,14 +31,15 @@ from rollbook.bookie.core.records import (
     scan,
     unpack_file_header,
 )
-from rollbook.bookie.core.replay import replay
+from rollbook.bookie.core.replay import Replayed, replay
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import TornRecord, WrongCluster
 from rollbook.proto.ports import Disk, File, OpenMode
 
 logger = structlog.get_logger()
 
-_ALL_DURABLE = 2**62
+_ALL_DURABLE: Final = 2**62
+_OPEN_MAX: Final = 256  # Open logs; each is a descriptor and the tables of its footer.
 
 
 async def open_record_file(
@@ -57,38 +62,58 @@ async def open_record_file(
 
 
 class EntryLog:
-    def __init__(self, number: int, records: RecordFile, pages: Cache) -> None:
+    def __init__(self, number: int, records: RecordFile, cache: Cache) -> None:
         self.number = number
         self.records = records
-        self._pages = pages.bodies
-        self._serial = next(pages.serials) << 32
+        self.users = 0
+        self._pages = cache.bodies
+        self._serial = next(cache.serials) << 32
         self._tables: Tables | None = None
-        self._memtable: Memtable | None = None  # Instead of a footer that is damaged.
+        self._memtable: Memtable | None = None  # Instead of a footer that is damaged,
+        self._doubts = Doubts()  # and what it cannot say.
 
-    async def find(self, ledger_id: int, entry_id: int) -> Place | None:
-        if self._memtable is None:
-            try:
-                return await self._find_in_footer(ledger_id, entry_id)
-            except TornRecord as error:
-                await self._index_anew(error)
-        assert self._memtable is not None
-        return self._memtable.find(ledger_id, entry_id)
+    async def read(self, ledger_id: int, entry_id: int) -> bytes | None:
+        """Raises `TornRecord` if it is there, but damaged, or if it may be."""
+        place = await self._find(ledger_id, entry_id)
+        return await self.records.read(ledger_id, entry_id, place) if place else None
+
+    async def read_run(
+        self, ledger_id: int, entry_id: int, count_max: int, bytes_max: int
+    ) -> list[bytes]:
+        """Consecutive entries as far as one index page and the sound records go; perhaps none."""
+        if self._memtable is not None:
+            return []
+        tables = self._tables or await self._load_tables()
+        row = tables.page_of(ledger_id, entry_id)
+        if row is None:
+            return []
+        places = run_in_page(await self._page(row, ledger_id), row, entry_id, count_max)
+        return await self.records.read_run(places, bytes_max)
 
     async def entry_ids(self, ledger_id: int) -> IntArray:
-        """Ascending."""
+        """Ascending. Raises `TornRecord` if there may be others."""
         if self._memtable is None:
             try:
                 return await self._entry_ids_in_footer(ledger_id)
             except TornRecord as error:
                 await self._index_anew(error)
         assert self._memtable is not None
+        if self._doubts.everything or self._doubts.of(ledger_id):
+            raise TornRecord("an entry log is damaged", log=self.number)
         rows = self._memtable.ledgers.get(ledger_id)
         return rows.sorted_columns().entry_ids if rows else array("q")
 
-    async def read(self, ledger_id: int, entry_id: int) -> bytes | None:
-        """Raises `TornRecord` if it is there, but damaged."""
-        place = await self.find(ledger_id, entry_id)
-        return place and await self.records.read(ledger_id, entry_id, place)
+    async def _find(self, ledger_id: int, entry_id: int) -> Place | None:
+        if self._memtable is None:
+            try:
+                return await self._find_in_footer(ledger_id, entry_id)
+            except TornRecord as error:
+                await self._index_anew(error)
+        assert self._memtable is not None
+        place = self._memtable.find(ledger_id, entry_id)
+        if place is None and self._doubts.about(ledger_id, entry_id):
+            raise TornRecord("an entry log is damaged", log=self.number)
+        return place
 
     async def _find_in_footer(self, ledger_id: int, entry_id: int) -> Place | None:
         tables = self._tables or await self._load_tables()
@@ -100,9 +125,8 @@ class EntryLog:
     async def _entry_ids_in_footer(self, ledger_id: int) -> IntArray:
         tables = self._tables or await self._load_tables()
         found = array("q")
-        if extent := tables.extent_of(ledger_id):
-            for row in tables.pages[extent.first_page : extent.first_page + extent.pages]:
-                found.extend(unpack_page(await self._page(row, ledger_id), row).entry_ids)
+        for row in tables.pages_of(ledger_id):
+            found.extend(unpack_page(await self._page(row, ledger_id), row).entry_ids)
         return found
 
     async def _page(self, row: PageRow, ledger_id: int) -> bytes:
@@ -132,14 +156,27 @@ class EntryLog:
         file = self.records.file
         contents = await file.read_at(0, await file.size())
         reader = RecordReader(contents, self.records.header.file_id)
-        found = scan(reader, first_sequence=0, durable_through=_ALL_DURABLE)
-        replayed = replay(reader, found)
-        self.records.records, self.records.end = replayed.records, found.end
+        first = reader.next_after(FILE_HEADER_BYTES, 0)
+        replayed = Replayed()
+        if first is None or first.position != FILE_HEADER_BYTES:
+            self._doubts.everything = True
+        if first:
+            found = scan(
+                reader,
+                start=first.position,
+                first_sequence=first.sequence,
+                durable_through=_ALL_DURABLE,
+            )
+            replayed = replay(reader, found)
+            self._doubts.everything |= replayed.doubts_everything or not found.is_ended
+            for doubt in replayed.doubts:
+                self._doubts.add(*doubt)
+            self.records.records, self.records.end = replayed.records, found.end
         self._memtable = replayed.memtable
 
 
 class EntryLogs:
-    """The logs of a store by number, opened when they are first asked for."""
+    """The logs of a store by number, opened when they are first asked for, some kept open."""
 
     def __init__(
         self, disk: Disk, store_id: bytes, path_of: Callable[[int], str], cache: Cache
@@ -148,23 +185,38 @@ class EntryLogs:
         self._store_id = store_id
         self._path_of = path_of
         self._cache = cache
-        self._open: dict[int, EntryLog] = {}
+        self._open: dict[int, EntryLog] = {}  # In order of use, oldest first.
 
-    async def get(self, number: int) -> EntryLog:
-        """Raises `TornRecord` or `OSError`: then what it held is unknown for now."""
-        if log := self._open.get(number):
-            return log
-        file, header = await open_record_file(
-            self._disk, self._path_of(number), OpenMode.READ, self._store_id
-        )
-        if other := self._open.get(number):  # Somebody was faster while we waited.
-            await file.close()
-            return other
-        return self.put(number, RecordFile(file, header, self._cache))
+    @asynccontextmanager
+    async def use(self, number: int) -> AsyncIterator[EntryLog]:
+        """Raises `TornRecord` or `OSError`: then what it holds is unknown for now."""
+        log = self._open.pop(number, None) or await self._find(number)
+        self._open[number] = log
+        log.users += 1
+        try:
+            yield log
+        finally:
+            log.users -= 1
+            await self._close_some()
 
     def put(self, number: int, records: RecordFile) -> EntryLog:
         log = self._open[number] = EntryLog(number, records, self._cache)
         return log
+
+    async def _find(self, number: int) -> EntryLog:
+        file, header = await open_record_file(
+            self._disk, self._path_of(number), OpenMode.READ, self._store_id
+        )
+        if other := self._open.pop(number, None):  # Somebody was faster while we waited.
+            await file.close()
+            return other
+        return self.put(number, RecordFile(file, header, self._cache))
+
+    async def _close_some(self) -> None:
+        unused = [log for log in self._open.values() if not log.users]
+        for log in unused[: max(0, len(self._open) - _OPEN_MAX)]:
+            del self._open[log.number]
+            await log.records.retire()
 
     async def close(self) -> None:
         while self._open:

@@ -38,7 +38,7 @@ from rollbook.proto.ports import Disk, OpenMode, Randomness
 
 logger = structlog.get_logger()
 
-_WRITE_BYTES_MAX: Final = 8 * 1024 * 1024  # Larger writes help no disk and delay the first in line.
+_WRITE_BYTES_MAX: Final = 2 * 1024 * 1024  # Larger ones help no disk and delay the first in line.
 _SPARE_RETRY_S: Final = 1.0
 
 

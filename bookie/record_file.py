@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
@@ -72,6 +72,29 @@ class RecordFile:
             await self._close_when_unused()
         start = place.position - self.records[at] - HEAD_BYTES
         return body[start : start + place.length]
+
+    async def read_run(self, places: Sequence[Place], bytes_max: int) -> list[bytes]:
+        """As many of these entries as fit, up to the first damaged record."""
+        found: list[bytes] = []
+        body, start, end = b"", 0, 0  # Of the record at hand.
+        self._readers += 1
+        try:
+            for position, length in places:
+                bytes_max -= length
+                if bytes_max < 0:
+                    break
+                if not start <= position < end:
+                    at = bisect_right(self.records, position) - 1
+                    start = self.records[at] + HEAD_BYTES
+                    body = self._cache.get(self._serial | self.records[at]) or await self.body(at)
+                    end = start + len(body)
+                found.append(body[position - start : position - start + length])
+        except TornRecord:
+            pass  # Whoever reads that entry by itself is told.
+        finally:
+            self._readers -= 1
+            await self._close_when_unused()
+        return found
 
     async def body(self, at: int) -> bytes:
         """Of record number `at`. Reads ahead when its predecessor was read before."""

@@ -344,6 +344,24 @@ class Storage:
             return found
         return await self._settled(lambda: self._read(ledger_id, entry_id))
 
+    async def read_run(
+        self, ledger_id: int, first_entry: int, count_max: int, bytes_max: int
+    ) -> list[bytes]:
+        """Consecutive entries, the first one in any case. That no more came says nothing.
+
+        Raises like `read`.
+        """
+        found = [await self.read(ledger_id, first_entry)]
+        bytes_max -= len(found[0])
+        while len(found) < count_max:
+            wanted = (ledger_id, first_entry + len(found), count_max - len(found), bytes_max)
+            more = await self._read_run(*wanted)
+            if not more:
+                break
+            found += more
+            bytes_max -= sum(map(len, more))
+        return found
+
     async def read_last(self, ledger_id: int) -> bytes:
         """The entry with the highest id. Raises like `read`."""
         return await self._settled(lambda: self._read_last(ledger_id))
@@ -373,14 +391,36 @@ class Storage:
                     damage = error
         for number in self._catalog.holding(ledger_id, entry_id):
             try:
-                log = await self._logs.get(number)
-                if (found := await log.read(ledger_id, entry_id)) is not None:
-                    return found
+                async with self._logs.use(number) as log:
+                    if (found := await log.read(ledger_id, entry_id)) is not None:
+                        return found
             except _DAMAGE as error:
                 damage = error
         if damage or self._catalog.doubts.about(ledger_id, entry_id):
             raise EntryStateUnknown(ledger_id=ledger_id, entry_id=entry_id) from damage
         raise self._absence(ledger_id)(ledger_id=ledger_id, entry_id=entry_id)
+
+    async def _read_run(
+        self, ledger_id: int, entry_id: int, count_max: int, bytes_max: int
+    ) -> list[bytes]:
+        """From one place, as far as it goes."""
+        try:
+            for file in self._files():
+                rows = file.memtable.ledgers.get(ledger_id)
+                if rows is None:
+                    continue
+                places = rows.run_from(entry_id, count_max)
+                if not places and (place := rows.find(entry_id)):
+                    places = [place]
+                if places:
+                    return await file.records.read_run(places, bytes_max)
+            for number in self._catalog.holding(ledger_id, entry_id):
+                async with self._logs.use(number) as log:
+                    if found := await log.read_run(ledger_id, entry_id, count_max, bytes_max):
+                        return found
+        except _DAMAGE:
+            pass
+        return []
 
     async def _read_last(self, ledger_id: int) -> bytes:
         self._require_not_deleted(ledger_id)
@@ -404,8 +444,8 @@ class Storage:
                 found.update(dict.fromkeys(rows.sorted_columns().entry_ids))
         for held in self._catalog.held(ledger_id):
             try:
-                log = await self._logs.get(held.log)
-                found.update(dict.fromkeys(await log.entry_ids(ledger_id)))
+                async with self._logs.use(held.log) as log:
+                    found.update(dict.fromkeys(await log.entry_ids(ledger_id)))
             except _DAMAGE as error:
                 raise EntryStateUnknown(ledger_id=ledger_id) from error
         if not found and (self._catalog.doubts.everything or self._catalog.doubts.of(ledger_id)):

@@ -17,16 +17,15 @@ Nothing here is the only copy: a log whose footer is damaged is read through onc
 
 import struct
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from operator import sub
 from typing import Final, NamedTuple
 
 import google_crc32c
 
-from rollbook.bookie.core.memtable import Columns, IntArray, Memtable, Place
+from rollbook.bookie.core.memtable import Columns, Memtable, Place, run_end
 from rollbook.bookie.core.records import seed_of
 from rollbook.proto.errors import TornRecord, UnsupportedVersion
 
@@ -72,13 +71,22 @@ class PageRow(NamedTuple):
         return _PAGE.size + 3 * _COLUMN_BYTES * self.entries
 
 
-@dataclass(frozen=True, slots=True)
 class Tables:
-    """All of a footer but its pages."""
+    """All of a footer but its pages, kept packed: a store has millions of extents."""
 
-    extents: tuple[Extent, ...]  # By ledger.
-    pages: tuple[PageRow, ...]  # By ledger and first entry.
-    records: IntArray  # Positions, ascending.
+    def __init__(self, data: bytes, trailer: "Trailer") -> None:
+        self.extents = trailer.extents
+        self.records = array("I")  # Positions, ascending.
+        self._data = data
+        self._pages_at = trailer.extents * _EXTENT.size
+        records_at = self._pages_at + trailer.pages * _PAGE_ROW.size
+        self.records.frombytes(data[records_at:])
+        self._ledger_ids = array("q")
+        self._ledger_ids.extend(row[0] for row in _EXTENT.iter_unpack(data[: self._pages_at]))
+        self._first_entries = array("q")
+        self._first_entries.extend(
+            row[0] for row in _PAGE_ROW.iter_unpack(data[self._pages_at : records_at])
+        )
 
     def page_of(self, ledger_id: int, entry_id: int) -> PageRow | None:
         """The only page that can have it."""
@@ -86,25 +94,23 @@ class Tables:
         if extent is None or not extent.first_entry <= entry_id <= extent.last_entry:
             return None
         start, end = extent.first_page, extent.first_page + extent.pages
-        at = bisect_right(self.pages, entry_id, start, end, key=_first_entry)
-        return self.pages[at - 1] if at > start else None
+        at = bisect_right(self._first_entries, entry_id, start, end)
+        return self._page(at - 1) if at > start else None
+
+    def pages_of(self, ledger_id: int) -> list[PageRow]:
+        extent = self.extent_of(ledger_id)
+        if extent is None:
+            return []
+        return [self._page(extent.first_page + number) for number in range(extent.pages)]
 
     def extent_of(self, ledger_id: int) -> Extent | None:
-        at = bisect_right(self.extents, ledger_id, key=_ledger_id) - 1
-        found = self.extents[at] if at >= 0 else None
-        return found if found and found.ledger_id == ledger_id else None
+        at = bisect_left(self._ledger_ids, ledger_id)
+        if at == len(self._ledger_ids) or self._ledger_ids[at] != ledger_id:
+            return None
+        return Extent(*_EXTENT.unpack_from(self._data, at * _EXTENT.size))
 
-    @property
-    def memory_bytes(self) -> int:
-        return 400 * len(self.extents) + 200 * len(self.pages) + 4 * len(self.records)
-
-
-def _first_entry(page: PageRow) -> int:
-    return page.first_entry
-
-
-def _ledger_id(extent: Extent) -> int:
-    return extent.ledger_id
+    def _page(self, at: int) -> PageRow:
+        return PageRow(*_PAGE_ROW.unpack_from(self._data, self._pages_at + at * _PAGE_ROW.size))
 
 
 def pack_page(file_id: bytes, position: int, ledger_id: int, columns: Columns) -> bytes:
@@ -148,6 +154,21 @@ def find_in_page(data: bytes, row: PageRow, entry_id: int) -> Place | None:
     return Place(columns[count + at], columns[2 * count + at])
 
 
+def run_in_page(data: bytes, row: PageRow, entry_id: int, count_max: int) -> list[Place]:
+    """Of the entry and those that follow it without a gap, in a page that has been checked."""
+    columns = memoryview(data)[_PAGE.size :].cast("I")
+    count, delta = row.entries, entry_id - row.first_entry
+    start = bisect_left(columns, delta, 0, count)
+    end = run_end(columns[:count], delta, start, count_max)
+    return list(
+        map(
+            Place,
+            columns[count + start : count + end],
+            columns[2 * count + start : 2 * count + end],
+        )
+    )
+
+
 class FooterBuilder:
     """Packs a footer ledger by ledger, so that nobody needs all pages at once."""
 
@@ -160,23 +181,24 @@ class FooterBuilder:
 
     def add_ledger(
         self, ledger_id: int, columns: Columns, last_add_confirmed: int, entry_bytes: int
-    ) -> list[bytes]:
-        """Ledgers come in ascending order."""
-        packed: list[bytes] = []
+    ) -> Iterator[bytes]:
+        """Its pages, one by one: others may have their turn in between.
+
+        Ledgers come in ascending order.
+        """
         first_page = len(self._pages)
         for page in _cut_pages(columns):
             data = pack_page(self._file_id, self.position, ledger_id, page)
             self._pages.append(PageRow(page.entry_ids[0], self.position, len(page.entry_ids)))
-            packed.append(data)
             self.position += len(data)
+            yield data
         entry_ids = columns.entry_ids
         self.extents.append(
             Extent(
                 *(ledger_id, entry_ids[0], entry_ids[-1], len(entry_ids), entry_bytes),
-                *(last_add_confirmed, first_page, len(packed)),
+                *(last_add_confirmed, first_page, len(self._pages) - first_page),
             )
         )
-        return packed
 
     def finish(self, record_positions: Sequence[int]) -> bytes:
         tables = b"".join(
@@ -264,12 +286,4 @@ def unpack_tables(data: bytes, file_id: bytes, position: int, trailer: Trailer) 
         or _extend(seed_of(file_id, position), data) != trailer.tables_crc
     ):
         raise TornRecord("an entry log's tables are damaged", position=position)
-    extents_end = trailer.extents * _EXTENT.size
-    pages_end = extents_end + trailer.pages * _PAGE_ROW.size
-    records = array("I")
-    records.frombytes(data[pages_end:])
-    return Tables(
-        tuple(map(Extent._make, _EXTENT.iter_unpack(data[:extents_end]))),
-        tuple(map(PageRow._make, _PAGE_ROW.iter_unpack(data[extents_end:pages_end]))),
-        records,
-    )
+    return Tables(data, trailer)

@@ -35,6 +35,18 @@ class Columns(NamedTuple):
     lengths: IntArray
 
 
+def run_end(entry_ids: Sequence[int], entry_id: int, start: int, count_max: int) -> int:
+    """Where the run of consecutive ids ends that begins with `entry_id` at `start`, if it does."""
+    end = min(start + count_max, len(entry_ids))
+    if start >= end or entry_ids[start] != entry_id:
+        return start
+    if entry_ids[end - 1] - entry_id == end - 1 - start:  # Ascending ids: none can be missing.
+        return end
+    return bisect_left(
+        range(end), 1, start, end, key=lambda at: entry_ids[at] - at != entry_id - start
+    )
+
+
 class LedgerRows:
     __slots__ = ("columns", "entry_bytes", "last_add_confirmed", "strays")
 
@@ -76,6 +88,13 @@ class LedgerRows:
         if at == len(entry_ids) or entry_ids[at] != entry_id:
             return None
         return Place(positions[at], lengths[at])
+
+    def run_from(self, entry_id: int, count_max: int) -> list[Place]:
+        """Of the entry and those that follow it without a gap; strays are left to `find`."""
+        entry_ids, positions, lengths = self.columns
+        start = bisect_left(entry_ids, entry_id)
+        end = run_end(entry_ids, entry_id, start, count_max)
+        return list(map(Place, positions[start:end], lengths[start:end]))
 
     @property
     def last_entry(self) -> int:

@@ -54,6 +54,18 @@ def align(position: int) -> int:
     return -(-position // SECTOR) * SECTOR
 
 
+def is_blank(contents: bytes, start: int) -> bool:
+    """Whether nothing was ever written from there on."""
+    step = len(_BLANK)
+    return all(
+        contents[at : at + step] == _BLANK[: len(contents) - at]
+        for at in range(start, len(contents), step)
+    )
+
+
+_BLANK: Final = bytes(256 * 1024)
+
+
 class Purpose(IntEnum):
     JOURNAL = 1  # Also after it was adopted as an entry log.
     LOG = 2

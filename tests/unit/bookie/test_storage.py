@@ -227,6 +227,36 @@ def test_version_3_and_version_2_share_a_journal_and_come_back() -> None:
     tell(story)
 
 
+@pytest.mark.parametrize("where", ["memory", "logs"])
+def test_a_run_is_what_reading_one_by_one_gives(where: str) -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        ids = [*range(40), *range(50, 60), *range(61, 90), 2**40]
+        for at in range(0, len(ids), 7):
+            await add(
+                storage,
+                *((each, n) for n in ids[at : at + 7] for each in (7, 8)),
+                payload=bytes(300),
+            )
+        await add(storage, (7, 45))  # Late: it stands by itself.
+        if where == "logs":
+            await fill(storage, range(1), entries=130, size=1000)
+            await settle(storage)
+            assert not storage._journal.active.memtable.find(7, 89)
+        everything = {n: await storage.read(7, n) for n in (*ids, 45)}
+        for first in everything:
+            for count_max, bytes_max in ((1, 0), (5, 10**6), (1000, 10**6), (1000, 2000)):
+                run = await storage.read_run(7, first, count_max, bytes_max)
+                assert 1 <= len(run) <= count_max
+                assert run == [everything[n] for n in range(first, first + len(run))]
+                assert len(run) == 1 or sum(map(len, run)) <= bytes_max
+        assert len(await storage.read_run(7, 0, 1000, 10**6)) == 40
+        assert len(await storage.read_run(7, 0, 1000, 2000)) == 5
+        with pytest.raises(NoSuchEntry):
+            await storage.read_run(7, 60, 10, 10**6)
+
+    tell(story)
+
+
 def test_a_deferred_sync_is_answered_early_and_made_durable_by_force() -> None:
     async def story(storage: Storage, node: Node) -> None:
         packer = v3_adds.V3AddPacker(KEY, digest_of(7), iter(range(9)), is_sync_deferred=True)

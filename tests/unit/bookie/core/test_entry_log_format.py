@@ -61,7 +61,7 @@ def test_a_footer_finds_what_the_memtable_finds(seed: int) -> None:
     file = packed(table, [1024, 2048])
     tables = load(file)
     assert tables.records == array("I", [1024, 2048])
-    assert [extent.ledger_id for extent in tables.extents] == [0, 5, 2**63 - 1]
+    assert tables.extents == 3
     for ledger_id, rows in table.by_ledger():
         columns = rows.sorted_columns()
         extent = tables.extent_of(ledger_id)
@@ -70,7 +70,7 @@ def test_a_footer_finds_what_the_memtable_finds(seed: int) -> None:
         assert extent.entries == len(columns.entry_ids)
         assert extent.last_add_confirmed == rows.last_add_confirmed
         listed: list[int] = []
-        for row in tables.pages[extent.first_page : extent.first_page + extent.pages]:
+        for row in tables.pages_of(ledger_id):
             page = unpack_page(file[row.position : row.position + row.size], row)
             assert len(page.entry_ids) <= PAGE_ROWS_MAX
             listed += page.entry_ids
