@@ -289,14 +289,20 @@ def search(task: tuple[str, int, frozenset[str]]) -> Found:
 
 def show(name: str, from_seed: int, say: Say) -> Tally:
     """Finds one mutant, cuts its case down and tells the story of what is left."""
-    mutant = by_name(name)
+    tally = Tally("mutants")
+    try:
+        mutant = by_name(name)
+    except KeyError as unknown:
+        say(str(unknown.args[0]))
+        tally.failed += 1
+        return tally
     say(f"planted bug: {mutant.what}")
     scene = ToyScene(mutant.parts)
     failure = find_failure(scene, range(from_seed, from_seed + mutant.seeds_max))
-    tally = Tally("mutants")
     if failure is None:
-        tally.failed += 1
-        say(f"not found in {mutant.seeds_max:,} seeds")
+        say(f"not found in {mutant.seeds_max:,} seeds" + ", as is right" * mutant.is_equivalent)
+        tally.passed += mutant.is_equivalent
+        tally.failed += not mutant.is_equivalent
         return tally
     seed, report = failure
     case = scene.case(seed)

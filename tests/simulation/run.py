@@ -44,7 +44,12 @@ def simulate(seeds: Sequence[int], world: str, progress: Progress, say: Say | No
     """A seed passes if every rule held and the run was worth something; a weak one is skipped."""
     say = say or _say
     tally = Tally("seeds")
-    scene(world)  # A name that there is not should fail here, not in another process.
+    try:
+        scene(world)
+    except KeyError as unknown:
+        say(str(unknown.args[0]))
+        tally.failed += 1
+        return tally
     weak: Counter[str] = Counter()
     overlapped: Counter[str] = Counter()
     callbacks, cpu_s, failed = 0, 0.0, 0

@@ -55,9 +55,12 @@ def test_results_of_parallel_work_keep_the_order_of_the_tasks() -> None:
     assert list(parallel(square, range(50))) == [number * number for number in range(50)]
 
 
-def test_an_unknown_world_is_refused() -> None:
-    with pytest.raises(KeyError):
-        scene("moon")
+def test_unknown_names_are_told_what_there_is() -> None:
+    said: list[str] = []
+    assert not simulate(range(5), "moon", lambda _done, _total: None, said.append).holds
+    assert not show("moon", 0, said.append).holds
+    assert "there are: toy" in said[0]
+    assert "hasty-negative" in said[1]
 
 
 def test_a_planted_bug_falls_to_fresh_seeds() -> None:
