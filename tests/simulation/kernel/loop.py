@@ -98,7 +98,7 @@ class Call(asyncio.TimerHandle):
 
     if TYPE_CHECKING:  # asyncio has these slots, typeshed not all of them.
         _callback: Callable[..., object] | None  # None: cancelled.
-        _args: tuple[Any, ...] | None  # type: ignore[assignment]
+        _args: tuple[Any, ...] | None  # type: ignore[assignment]  # None: cancelled.
         _context: Context
         _loop: "VirtualLoop"
         _when: float
@@ -398,7 +398,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         address = Address(host or "", port or 0)
         return await self.network.connect(self.lane().host, protocol_factory, address)
 
-    async def create_server(  # type: ignore[override]
+    async def create_server(  # type: ignore[override]  # Likewise.
         self,
         protocol_factory: ProtocolFactory,
         host: str | None = None,
@@ -411,13 +411,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         address = Address(host or "", port or 0)
         return self.network.listen(self.lane().host, protocol_factory, address)
 
-    async def create_unix_connection(  # type: ignore[override]
+    async def create_unix_connection(  # type: ignore[override]  # Likewise.
         self, protocol_factory: ProtocolFactory, path: str, *, ssl: None = None, **_hints: Any
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
         _refuse_tls(ssl)
         return await self.network.connect(self.lane().host, protocol_factory, Address(path, 0))
 
-    async def create_unix_server(  # type: ignore[override]
+    async def create_unix_server(  # type: ignore[override]  # Likewise.
         self, protocol_factory: ProtocolFactory, path: str, *, ssl: None = None, **_hints: Any
     ) -> "SimulatedServer":
         _refuse_tls(ssl)
@@ -490,10 +490,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def get_exception_handler(self) -> None:
         return None
 
-    def run_in_executor(self, *_arguments: Any) -> "asyncio.Future[Any]":  # type: ignore[override]
+    def run_in_executor(self, *_arguments: Any) -> "asyncio.Future[Any]":  # type: ignore[override]  # Refused, whatever it is given.
         raise self._forbid("run_in_executor")
 
-    def call_soon_threadsafe(self, *_arguments: Any, context: Context | None = None) -> Call:  # type: ignore[override]
+    def call_soon_threadsafe(self, *_arguments: Any, context: Context | None = None) -> Call:  # type: ignore[override]  # Likewise.
         raise self._forbid("call_soon_threadsafe")
 
     def _forbid(self, what: str) -> ForbiddenCall:

@@ -41,7 +41,7 @@ from rollbook.proto.metastore.core.service import Batch, Kept, Service
 from rollbook.proto.metastore.core.tree import Row, Tree
 from rollbook.proto.metastore.host import Host
 from rollbook.proto.ports import Address, SessionId, Transport
-from tests.simulation.kernel.network import Endpoint
+from tests.simulation.kernel.connection import Endpoint
 
 if TYPE_CHECKING:  # The world stands on this.
     from tests.simulation.kernel.world import Node, World

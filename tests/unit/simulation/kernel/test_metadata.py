@@ -107,7 +107,11 @@ def test_the_contract_of_all_stores(test: Any, arguments: dict[str, Any]) -> Non
 
 def in_world(story: Callable[[World, Node, Node], Awaitable[None]], seed: int = 1) -> None:
     world = World(seed)
-    world.run(story(world, world.node("a"), world.node("b")))  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        await story(world, world.node("a"), world.node("b"))
+
+    world.run(scenario())
 
 
 def test_a_follower_lags_until_sync() -> None:

@@ -11,7 +11,7 @@ from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Address, Transport
 from rollbook.proto.runtime.network import SocketTransport
 from tests.simulation.kernel import Node, World
-from tests.simulation.kernel.network import HIGH_WATER_BYTES, WINDOW_BYTES
+from tests.simulation.kernel.connection import HIGH_WATER_BYTES, WINDOW_BYTES
 
 PORT = 3181
 
