@@ -12,7 +12,8 @@
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -118,38 +119,27 @@ def _pids_that_hold_a_flock() -> set[int]:
 
 
 def run_kills(folder: Path, kills: int, seed: int, report: Report, *, flaw: str = "") -> Outcome:
-    with family() as children:
-        servers = Servers(folder, children, flaw)
-        rig = Rig(servers.url, children, seed)
-        servers.create_store()
-        servers.fill_up()
-        rig.start_clients()
-        for number in range(1, kills + 1):
-            rig.let_work()
+    with _at_work(folder, seed, flaw) as (servers, rig, _):
+
+        def kill(number: int) -> None:
             if number % _SLEEP_EVERY == 0:
                 rig.let_one_sleep(SESSION_TIMEOUT_S / 4)
+            if number == kills:
+                servers.stall_owner(rig, 1.2 * SESSION_TIMEOUT_S)
+                rig.let_work()
             servers.kill_owner(rig)
             rig.let_recover()
             servers.fill_up()
-            _report_progress(report, number, kills, "owners killed", rig)
-        rig.let_work()
-        servers.stall_owner(rig, 1.2 * SESSION_TIMEOUT_S)
-        rig.let_work()
-        return rig.finish(kills)
+
+        return _repeat(kill, kills, "owners killed", rig, report)
 
 
 def run_power_cuts(
     disk: ForgetfulDisk, cuts: int, seed: int, report: Report, *, flaw: str = ""
 ) -> Outcome:
-    with family() as children:
-        servers = Servers(disk.path, children, flaw)
-        rig = Rig(servers.url, children, seed)
-        servers.create_store()
-        servers.fill_up()
-        rig.start_clients()
-        for number in range(1, cuts + 1):
-            disk.slow_sync(rig.chance.choice(_SYNC_DELAYS_S))
-            rig.let_work()
+    with _at_work(disk.path, seed, flaw) as (servers, rig, children):
+
+        def cut(number: int) -> None:
             everybody = number % 2 == 0
             if rig.chance.random() < _KILL_FIRST:
                 servers.kill_owner(rig)
@@ -163,10 +153,9 @@ def run_power_cuts(
             if everybody:
                 rig.start_clients()
             rig.let_recover()
-            _report_progress(report, number, cuts, "power cuts", rig)
-        disk.slow_sync(0)
-        rig.let_work()
-        return rig.finish(cuts)
+            disk.slow_sync(0 if number == cuts else rig.chance.choice(_SYNC_DELAYS_S))
+
+        return _repeat(cut, cuts, "power cuts", rig, report)
 
 
 def run_failed_syncs(
@@ -177,14 +166,9 @@ def run_failed_syncs(
     After a failed fsync the kernel holds pages that it takes for clean and that the disk never got.
     What the next owner reads there, and builds on, is gone with the power.
     """
-    with family() as children:
-        servers = Servers(disk.path, children, flaw)
-        rig = Rig(servers.url, children, seed)
-        servers.create_store()
-        servers.fill_up()
-        rig.start_clients()
-        for number in range(1, failures + 1):
-            rig.let_work()
+    with _at_work(disk.path, seed, flaw) as (servers, rig, children):
+
+        def fail(_number: int) -> None:
             servers.fail_sync_of_owner(disk, rig)
             rig.let_recover()
             servers.fill_up()
@@ -194,15 +178,36 @@ def run_failed_syncs(
             children.forget_ended()
             servers.fill_up()
             rig.let_recover()
-            _report_progress(report, number, failures, "failed fsyncs", rig)
+
+        return _repeat(fail, failures, "failed fsyncs", rig, report)
+
+
+@contextmanager
+def _at_work(folder: Path, seed: int, flaw: str) -> Iterator[tuple[Servers, Rig, Family]]:
+    """A new store, its servers and its clients."""
+    with family() as children:
+        servers = Servers(folder, children, flaw)
+        rig = Rig(servers.url, children, seed)
+        servers.create_store()
+        servers.fill_up()
+        rig.start_clients()
+        yield servers, rig, children
+
+
+def _repeat(
+    crash: Callable[[int], None], times: int, what: str, rig: Rig, report: Report
+) -> Outcome:
+    """Ends early when a promise is seen to be broken."""
+    number = 0
+    while number < times and not rig.judge.violations:
         rig.let_work()
-        return rig.finish(failures)
-
-
-def _report_progress(report: Report, number: int, total: int, what: str, rig: Rig) -> None:
-    if number % _REPORT_EVERY == 0 or number == total:
-        acknowledged = rig.judge.outcomes["acknowledged"]
-        report(f"{number:,} of {total:,} {what}, {acknowledged:,} operations acknowledged")
+        number += 1
+        crash(number)
+        if number % _REPORT_EVERY == 0 or number == times:
+            acknowledged = rig.judge.outcomes["acknowledged"]
+            report(f"{number:,} of {times:,} {what}, {acknowledged:,} operations acknowledged")
+    rig.let_work()
+    return rig.finish(number)
 
 
 def crash_it(kills: int, power_cuts: int, seed: int, report: Report) -> CrashResult:

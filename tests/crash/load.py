@@ -54,12 +54,15 @@ _CHECK_LIVE_S: Final = 0.1
 
 
 async def prepare(store: MetadataStore) -> None:
-    """What every load expects to find."""
-    for folder in FOLDERS:
-        await store.create(folder)
+    """What every load expects to find; what is there already is fine."""
+    nodes = dict.fromkeys(FOLDERS, b"")
     for name in COUNTER_NAMES:
-        await store.create(f"{COUNTERS}/{name}", b"0 -")
-        await store.create(f"{LOG}/{name}")
+        nodes |= {f"{COUNTERS}/{name}": b"0 -", f"{LOG}/{name}": b""}
+    for path, value in nodes.items():
+        try:
+            await store.create(path, value)
+        except NodeExists:
+            pass
 
 
 def say(*line: object) -> None:

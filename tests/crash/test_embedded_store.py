@@ -1,16 +1,21 @@
 """Dying owners of the embedded store, in small; `python -m tests crash` is the long form."""
 
+import asyncio
+import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.crash.embedded_store import run_failed_syncs, run_kills, run_power_cuts
 from tests.crash.flaws import FOUND_BY_FAILED_SYNCS, FOUND_BY_KILLS, FOUND_BY_POWER_CUTS
-from tests.crash.rig import Outcome
+from tests.crash.load import FOLDERS
+from tests.crash.rig import Outcome, read_tree
 from tests.support import forgetful
 from tests.support.forgetful import ForgetfulDisk
-from tests.support.processes import ChildFailed
+from tests.support.processes import ChildFailed, family
 
 
 @pytest.fixture
@@ -43,6 +48,28 @@ def test_failed_fsyncs_lose_no_promise(disk: ForgetfulDisk) -> None:
     crashes = run_failed_syncs(disk, 3, 1, silent)
     assert not crashes.violations
     assert disk.statistics()["syncs_failed"] >= 3
+
+
+def test_a_store_is_created_whole_or_not_at_all(disk: ForgetfulDisk) -> None:
+    """Whenever the power goes, the next attempt succeeds, and its success outlives a power cut."""
+    chance = random.Random(1)
+    disk.slow_sync(0.004)  # So that there are moments in between.
+    for number in range(4):
+        url = f"sqlite://{disk.path}/{number}.db"
+        for _ in range(2):
+            with family() as children:
+                children.start_module("tests.crash.server", url, "create")
+                time.sleep(chance.uniform(0.2, 0.7))
+            disk.forget(keep=chance.random(), seed=number)
+        with family() as children:
+            assert children.start_module("tests.crash.server", url, "create").wait() == 0
+        disk.forget()
+        assert set(FOLDERS) < asyncio.run(everything_in(url)).keys()
+
+
+async def everything_in(url: str) -> dict[str, tuple[str, int]]:
+    async with await open_metadata_store(url, serve=True) as store:
+        return await read_tree(store, FOLDERS)
 
 
 @pytest.mark.parametrize("flaw", [flaw.__name__ for flaw in FOUND_BY_KILLS])
