@@ -19,8 +19,11 @@ from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metastore.embedded_owner import Owner
 from tests.support.cutting_proxy import CuttingProxy, Dialect
 
-OPERATION_TIMEOUT_S: Final = 5.0
-SESSION_TIMEOUT_S: Final = 1.0  # The least that a ZooKeeper for tests grants.
+OPERATION_TIMEOUT_S: Final = 20.0
+SESSION_TIMEOUT_S: Final = 10.0  # No accidents on a busy machine.
+SHORT_SESSION_S: Final = (
+    1.0  # For those that shall end: the least that a ZooKeeper for tests grants.
+)
 DEADLINE_S: Final = 15.0  # For what must come; nothing takes nearly as long.
 
 

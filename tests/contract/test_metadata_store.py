@@ -32,7 +32,14 @@ from rollbook.proto.ports import (
     Set,
     WatchEvent,
 )
-from tests.contract.stores import DEADLINE_S, Site, next_event, until_gone, until_state
+from tests.contract.stores import (
+    DEADLINE_S,
+    SHORT_SESSION_S,
+    Site,
+    next_event,
+    until_gone,
+    until_state,
+)
 
 EPHEMERAL = CreateMode.EPHEMERAL
 SEQUENTIAL = CreateMode.PERSISTENT_SEQUENTIAL
@@ -261,7 +268,7 @@ async def test_an_ephemeral_node_names_its_session(site: Site) -> None:
 
 
 async def test_close_ends_the_session_at_once(site: Site) -> None:
-    mine, other = await site.open(session_timeout_s=30), await site.open()
+    mine, other = await site.open(), await site.open()
     await mine.create("/parent")
     await mine.create("/parent/e1", b"", EPHEMERAL)
     await mine.create("/e2", b"", EPHEMERAL)
@@ -285,7 +292,7 @@ async def ends(stream: object) -> None:
 
 
 async def test_a_silent_session_expires_and_a_new_one_follows(site: Site) -> None:
-    mine, other = await site.open(), await site.open()
+    mine, other = await site.open(session_timeout_s=SHORT_SESSION_S), await site.open()
     states = mine.session_events()
     first = await until_state(states, SessionState.CONNECTED)
     assert first.session == mine.session
@@ -302,7 +309,7 @@ async def test_a_silent_session_expires_and_a_new_one_follows(site: Site) -> Non
 
 
 async def test_a_session_that_comes_back_in_time_keeps_its_nodes(site: Site) -> None:
-    mine, other = await site.open(session_timeout_s=10), await site.open()
+    mine, other = await site.open(), await site.open()
     states, session = mine.session_events(), mine.session
     await mine.create("/e", b"", EPHEMERAL)
     await site.suspend(mine)
@@ -315,7 +322,8 @@ async def test_a_session_that_comes_back_in_time_keeps_its_nodes(site: Site) -> 
 
 async def test_an_idle_session_stays(site: Site) -> None:
     """Twice its time-out, kept alive by heartbeats alone; another session is the clock."""
-    idle, doomed, other = await site.open(), await site.open(), await site.open()
+    idle = await site.open(session_timeout_s=SHORT_SESSION_S)
+    doomed, other = await site.open(session_timeout_s=SHORT_SESSION_S), await site.open()
     session = idle.session
     await idle.create("/idle", b"", EPHEMERAL)
     for round_number in range(2):
@@ -456,7 +464,7 @@ async def test_a_watch_outlives_its_connection_and_misses_nothing(
     site: Site, recursive: bool
 ) -> None:
     """MS5: what came to pass in between is a RESYNC."""
-    writer, reader = await site.open(), await site.open(session_timeout_s=10)
+    writer, reader = await site.open(), await site.open()
     states = reader.session_events()
     watch = await reader.watch("/a", recursive=recursive)
     await site.suspend(reader)
@@ -470,7 +478,7 @@ async def test_a_watch_outlives_its_connection_and_misses_nothing(
 
 
 async def test_a_watch_outlives_its_session(site: Site) -> None:
-    writer, reader = await site.open(), await site.open()
+    writer, reader = await site.open(), await site.open(session_timeout_s=SHORT_SESSION_S)
     states = reader.session_events()
     watch = await reader.watch("/a")
     await reader.create("/e", b"", EPHEMERAL)
@@ -488,7 +496,7 @@ async def test_a_watch_outlives_its_session(site: Site) -> None:
 
 
 async def test_the_outcome_of_a_write_that_was_cut_off_is_unknown(site: Site) -> None:
-    mine = await site.open(session_timeout_s=10, operation_timeout_s=600)
+    mine = await site.open(operation_timeout_s=600)
     other = await site.open()
     session = mine.session
     async with asyncio.timeout(DEADLINE_S):  # Known when the connection breaks, not by waiting.
@@ -505,7 +513,7 @@ async def test_the_outcome_of_a_write_that_was_cut_off_is_unknown(site: Site) ->
 
 
 async def test_a_transaction_that_was_cut_off_is_applied_whole_or_not_at_all(site: Site) -> None:
-    mine = await site.open(session_timeout_s=10)
+    mine = await site.open()
     await site.lose_next_answer(mine)
     with pytest.raises(ConnectionLost):
         await mine.transaction([Create("/a"), Create("/a/b"), Create("/a/c")])
@@ -517,7 +525,7 @@ async def test_a_transaction_that_was_cut_off_is_applied_whole_or_not_at_all(sit
 
 
 async def test_a_request_waits_for_the_connection(site: Site) -> None:
-    mine = await site.open(session_timeout_s=10)
+    mine = await site.open()
     states = mine.session_events()
     await site.suspend(mine)
     await until_state(states, SessionState.SUSPENDED)
@@ -527,7 +535,7 @@ async def test_a_request_waits_for_the_connection(site: Site) -> None:
 
 
 async def test_a_request_that_was_never_sent_did_nothing(site: Site) -> None:
-    mine, other = await site.open(operation_timeout_s=0.3, session_timeout_s=10), await site.open()
+    mine, other = await site.open(operation_timeout_s=0.3), await site.open()
     states = mine.session_events()
     await site.suspend(mine)
     await until_state(states, SessionState.SUSPENDED)
@@ -540,7 +548,7 @@ async def test_a_request_that_was_never_sent_did_nothing(site: Site) -> None:
 
 
 async def test_what_waited_for_a_session_that_is_over_is_not_sent(site: Site) -> None:
-    mine, other = await site.open(operation_timeout_s=DEADLINE_S), await site.open()
+    mine, other = await site.open(session_timeout_s=SHORT_SESSION_S), await site.open()
     states = mine.session_events()
     await mine.create("/e", b"", EPHEMERAL)
     await site.suspend(mine)
@@ -568,7 +576,7 @@ async def test_a_cancelled_call_leaves_the_client_usable(site: Site) -> None:
 
 
 async def test_a_call_cancelled_while_it_waits_is_never_sent(site: Site) -> None:
-    mine, other = await site.open(session_timeout_s=10), await site.open()
+    mine, other = await site.open(), await site.open()
     states = mine.session_events()
     await site.suspend(mine)
     await until_state(states, SessionState.SUSPENDED)
