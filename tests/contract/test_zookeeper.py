@@ -49,9 +49,11 @@ SESSION_TIMEOUT_S = 2.0
 IMPATIENT_S = 1.0  # The timeout of operations that are to run into it.
 
 
-def make(tree: ZooKeeperTree, address: str = "") -> ZooKeeperStore:
+def make(
+    tree: ZooKeeperTree, address: str = "", session_timeout_s: float = SESSION_TIMEOUT_S
+) -> ZooKeeperStore:
     return ZooKeeperStore(
-        address or tree.server.address, chroot=tree.chroot, session_timeout_s=SESSION_TIMEOUT_S
+        address or tree.server.address, chroot=tree.chroot, session_timeout_s=session_timeout_s
     )
 
 
@@ -242,8 +244,14 @@ async def test_a_new_session_goes_on_where_the_last_one_was(store: ZooKeeperStor
 
 
 async def test_a_request_given_up_before_it_was_sent_is_not_sent(
-    store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch
+    zookeeper: ZooKeeperTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store = make(zookeeper, session_timeout_s=10)  # It has to live through two impatient calls.
+    async with await store.open():
+        await _give_up(store, monkeypatch)
+
+
+async def _give_up(store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch) -> None:
     await store.create("/a")
     held, released = threading.Event(), threading.Event()
     handler = store._link._handler

@@ -7,7 +7,8 @@ in the order in which it learnt it. Added to kazoo 2.11, which has none of it:
 - A request knows whether it has left this process. One that has not can be taken back.
 - A request belongs to the session its caller believed in: under a later one it is refused.
 - A server that is silent for as long as kazoo waits for a heartbeat is given up even while
-  requests are sent to it: kazoo takes its own requests for heartbeats.
+  requests are sent to it: kazoo takes its own requests for heartbeats. (If it was us who were
+  stopped for so long, the session may be over just the same.)
 - What TLS has decrypted is read at once: kazoo waits for more to come over the wire.
 - An error code from a later ZooKeeper fails one request: kazoo's thread would end.
 - A new session sees what the one before it saw: kazoo forgets where it was when a session
