@@ -356,6 +356,7 @@ def test_synchronous_files_need_no_fsync(disk: ForgetfulDisk) -> None:
         descriptor = os.open(disk.path / name, os.O_WRONLY | os.O_CREAT | flag)
         os.write(descriptor, b"synced as it is written")
         os.close(descriptor)
+    assert disk.statistics()["syncs"] == 2
     disk.forget()
     assert (disk.path / "d").read_bytes() == b"synced as it is written"
     assert (disk.path / "s").read_bytes() == b"synced as it is written"

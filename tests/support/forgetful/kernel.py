@@ -4,10 +4,11 @@ A request is `fuse_in_header` (40 bytes: length, opcode, unique, node, uid, gid,
 a body by opcode; a reply is `fuse_out_header` (16 bytes: length, negative errno, unique) and a
 body. Structures are those of <linux/fuse.h>. Nodes are the volume's inode numbers.
 
-Writes come through at once (no FUSE_WRITEBACK_CACHE), so the kernel holds nothing that is dirty
-except pages written through a shared mapping; those it hands over before each fsync. Clean pages,
-names and attributes it may cache for ever, because nobody else changes them; a power cut makes a
-new mount, and with the old one goes everything that was cached, locked or open.
+Writes come through at once (no FUSE_WRITEBACK_CACHE), those to a file opened with O_SYNC or O_DSYNC
+with an fsync behind each. So the kernel holds nothing that is dirty except pages written through a
+shared mapping; those it hands over before each fsync. Clean pages, names and attributes it may
+cache for ever, because nobody else changes them; a power cut makes a new mount, and with the old
+one goes everything that was cached, locked or open.
 """
 
 import ctypes
@@ -320,11 +321,9 @@ class Connection:
         return self._volume.read(self._inode(request.node), position, size)
 
     def _write(self, request: Request) -> Reply:
-        _, position, size, _, _, flags, _ = _WRITE.unpack_from(request.body)
-        inode = self._inode(request.node)
-        self._volume.write(inode, position, request.body[_WRITE.size : _WRITE.size + size])
-        if flags & os.O_DSYNC:  # A part of O_SYNC, too.
-            self._volume.sync(inode)
+        _, position, size, *_ = _WRITE.unpack_from(request.body)
+        data = request.body[_WRITE.size : _WRITE.size + size]
+        self._volume.write(self._inode(request.node), position, data)
         return struct.pack("<II", size, 0)
 
     def _fallocate(self, request: Request) -> Reply:
