@@ -19,7 +19,7 @@ from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType
-from tests.contract.stores import DEADLINE_S, SESSION_TIMEOUT_S, Site
+from tests.contract.stores import DEADLINE_S, SHORT_SESSION_S, Site
 
 B = [BookieId(f"b{number}:3181") for number in range(4)]
 ROOT = "/ledgers"
@@ -98,11 +98,11 @@ async def test_ids_never_come_back(site: Site) -> None:
 async def test_a_bookie_is_seen_to_come_back_after_its_session(site: Site) -> None:
     """RG1, RG2: its session runs out while it is cut off; its own node is not in its way."""
     _, _ = await open_ledgers(site)
-    store, eyes = await site.open(), await site.open()
+    store, eyes = await site.open(session_timeout_s=SHORT_SESSION_S), await site.open()
     watcher = BookieWatcher(eyes, ROOT)
     await watcher.start()
     info = describe_bookie(Address("b0", 3181))
-    registration = BookieRegistration(store, ROOT, B[0], info, SESSION_TIMEOUT_S)
+    registration = BookieRegistration(store, ROOT, B[0], info, SHORT_SESSION_S)
     await registration.register(Standing.WRITABLE)
     await until(watcher, lambda live: live.writable.get(B[0]) == info)
     await registration.register(Standing.READ_ONLY)
@@ -125,13 +125,12 @@ async def test_a_bookie_is_seen_to_come_back_after_its_session(site: Site) -> No
 async def test_a_restarted_bookie_waits_for_its_earlier_self(site: Site) -> None:
     """RG2: the process died without a farewell, and its session still stands for a while."""
     await open_ledgers(site)
-    earlier, store = await site.open(), await site.open()
+    earlier = await site.open(session_timeout_s=SHORT_SESSION_S)
+    store = await site.open(session_timeout_s=SHORT_SESSION_S)
     info = describe_bookie(Address("b0", 3181))
-    await BookieRegistration(earlier, ROOT, B[0], info, SESSION_TIMEOUT_S).register(
-        Standing.WRITABLE
-    )
+    await BookieRegistration(earlier, ROOT, B[0], info, SHORT_SESSION_S).register(Standing.WRITABLE)
     await site.suspend(earlier)
-    later = BookieRegistration(store, ROOT, B[0], info, SESSION_TIMEOUT_S)
+    later = BookieRegistration(store, ROOT, B[0], info, SHORT_SESSION_S)
     await later.register(Standing.WRITABLE)
     node = await store.get(f"{ROOT}/available/{B[0]}")
     assert node is not None
