@@ -21,8 +21,8 @@ _END_TIMEOUT_S: Final = 10
 HOW_TO_ENABLE: Final = "Linux with /dev/fuse, and root or `fusermount3` (apt-get install fuse3)"
 
 
-class CannotMount(Exception):
-    """This machine does not let us mount."""
+class DiskFailed(Exception):
+    """The process behind a forgetful mount refused, or is gone."""
 
 
 def why_not() -> str | None:
@@ -125,10 +125,10 @@ class ForgetfulDisk:
         assert self._server.stdout
         line = self._server.stdout.readline()
         if not line:
-            raise CannotMount(f"the file system's process ended with {self._server.wait()}")
+            raise DiskFailed(f"the file system's process ended with {self._server.wait()}")
         reply = json.loads(line)
         if "error" in reply:
-            raise CannotMount(reply["error"])
+            raise DiskFailed(reply["error"])
         return reply["ok"]
 
 
