@@ -29,9 +29,8 @@ from tests.simulation.worlds.toy.wire import (
     Stream,
 )
 
-FOLDER: Final = "/bookie"
-JOURNAL: Final = "/bookie/journal"
-_NEW_JOURNAL: Final = "/bookie/journal.new"
+JOURNAL: Final = "/journal"
+_NEW_JOURNAL: Final = "/journal.new"
 _FIELDS: Final = struct.Struct(">Biii")
 _CRC: Final = struct.Struct(">I")
 _RECORD_SIZE: Final = _FIELDS.size + _CRC.size
@@ -137,19 +136,24 @@ class Bookie:
         self._end += len(records)
 
     async def _replay(self) -> None:
-        await self._disk.make_directory(FOLDER)
-        await self._disk.sync_directory("/")
-        kept = b""
-        if await self._disk.stat(JOURNAL) is not None:
-            old = await self._disk.open(JOURNAL, OpenMode.READ)
-            kept = self._load(await old.read_at(0, await old.size()))
-            await old.close()
-        if await self._disk.stat(_NEW_JOURNAL) is not None:
+        kept = self._load(await self._read_journal())
+        try:
+            self._journal = await self._disk.open(_NEW_JOURNAL, OpenMode.CREATE)
+        except FileExistsError:  # Of a process that died here.
             await self._disk.unlink(_NEW_JOURNAL)
-        self._journal = await self._disk.open(_NEW_JOURNAL, OpenMode.CREATE)
+            self._journal = await self._disk.open(_NEW_JOURNAL, OpenMode.CREATE)
         await self._make_durable(kept)
         await self._disk.rename(_NEW_JOURNAL, JOURNAL)
-        await self._disk.sync_directory(FOLDER)
+        await self._disk.sync_directory("/")
+
+    async def _read_journal(self) -> bytes:
+        try:
+            old = await self._disk.open(JOURNAL, OpenMode.READ)
+        except FileNotFoundError:
+            return b""
+        journal = await old.read_at(0, await old.size())
+        await old.close()
+        return journal
 
     def _load(self, journal: bytes) -> bytes:
         """Applies the good records and returns them."""
