@@ -36,40 +36,47 @@ class SystemFile:
         self._turn = asyncio.Lock()  # Fair: first come, first served.
 
     async def size(self) -> int:
-        return os.fstat(self._descriptor).st_size
+        return os.fstat(self._open_descriptor()).st_size
 
     async def read_at(self, position: int, length: int) -> bytes:
-        return _read_fully(self._descriptor, position, length)
+        return _read_fully(self._open_descriptor(), position, length)
 
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
         async with self._turn:
-            _write_fully(self._descriptor, position, buffers)
+            _write_fully(self._open_descriptor(), position, buffers)
 
     async def sync(self) -> None:
         async with self._turn:
-            await self._in_thread(lambda: os.fdatasync(self._descriptor))
+            await self._in_thread(lambda: os.fdatasync(self._open_descriptor()))
 
     async def write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
         def work() -> None:
-            _write_fully(self._descriptor, position, buffers)
-            os.fdatasync(self._descriptor)
+            _write_fully(self._open_descriptor(), position, buffers)
+            os.fdatasync(self._open_descriptor())
 
         async with self._turn:
             await self._in_thread(work)
 
     async def truncate(self, size: int) -> None:
         async with self._turn:
-            os.ftruncate(self._descriptor, size)
+            os.ftruncate(self._open_descriptor(), size)
 
     async def allocate(self, position: int, length: int) -> None:
         async with self._turn:
-            await self._in_thread(lambda: os.posix_fallocate(self._descriptor, position, length))
+            await self._in_thread(
+                lambda: os.posix_fallocate(self._open_descriptor(), position, length)
+            )
 
     async def close(self) -> None:
         async with self._turn:
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
                 os.close(descriptor)
+
+    def _open_descriptor(self) -> int:
+        if self._descriptor < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._descriptor
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Waits for the thread even when cancelled: the descriptor must outlive the system call."""

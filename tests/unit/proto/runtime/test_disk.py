@@ -122,3 +122,11 @@ async def test_a_lock_keeps_other_processes_out_and_dies_with_its_holder(
     lock = await disk.lock(path)
     await lock.release()
     await lock.release()
+
+
+async def test_a_closed_file_says_so(disk: SystemDisk, tmp_path: Path) -> None:
+    file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
+    await file.close()
+    for operation in (file.size(), file.read_at(0, 1), file.write_at(0, [b"x"]), file.sync()):
+        with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+            await operation
