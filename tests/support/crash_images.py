@@ -218,7 +218,7 @@ class Life:
         storage = await Storage.open(node.disk, CONFIG, node.clock, node.randomness)
         storage.start()
         waiting: list[asyncio.Future[Any]] = []
-        for _ in range(self._chance.randint(4, 25)):
+        for _ in range(self._chance.randint(4, 20)):
             action = self._chance.choices(
                 (self._add, self._fence, self._write_lac, self._delete, self._rest),
                 (30, 2, 3, 0.7, 5),
@@ -243,7 +243,7 @@ class Life:
 
     async def _add(self, storage: Storage) -> asyncio.Future[Any] | None:
         chance = self._chance
-        count = chance.choice((1, 1, 2, 6, 20))
+        count = chance.choice((1, 1, 2, 5, 14))
         is_recovery = chance.random() < 0.2
         pack_v3 = chance.random() < 0.3
         frames: list[bytes] = []

@@ -3,14 +3,12 @@
 import asyncio
 import errno
 import logging
-import random
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 import structlog
 
-from rollbook.bookie import catalog as catalog_module
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.storage import Admission, Storage
 from rollbook.proto.errors import (
@@ -32,8 +30,7 @@ from rollbook.proto.wire import v2_adds, v3_adds
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from tests.simulation.kernel import Node, World
-from tests.simulation.kernel.filesystem import FileSystem, Operation
-from tests.support.crash_images import StepDisk, StoppedClock, step
+from tests.simulation.kernel.filesystem import Operation
 
 KEY, OTHER_KEY = ledger_key(b"secret"), ledger_key(b"other")
 CONFIG = StorageConfig(
@@ -577,140 +574,3 @@ def test_another_stores_disk_is_noticed() -> None:
             await open_storage(node)
 
     tell(story)
-
-
-# --- Rot --------------------------------------------------------------------------------------
-
-
-class Idle:
-    """A small store at rest: entry logs of both kinds, a journal, fences, LACs."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: DigestType) -> None:
-        monkeypatch.setattr(catalog_module, "_STEP_BYTES", 4096)
-        self.config = StorageConfig("/s/journal", ("/s/ledgers",), journal_file_bytes=16 * 1024)
-        self.entries: dict[tuple[int, int], bytes] = {}
-        self._kind = kind
-        world = tell(self._story, config=self.config)
-        self.system: FileSystem = world.nodes["b1"].disk.system
-
-    async def _story(self, storage: Storage, _: Node) -> None:
-        for entry_id in range(14):
-            await self._add(storage, [(1, entry_id)], 1000)
-        for entry_id in range(6):
-            await self._add(storage, [(each, entry_id) for each in range(2, 12)], 180)
-        await storage.fence(3, KEY)
-        await storage.write_lac(4, KEY, 5, b"packet")
-        await settle(storage)
-        await self._add(storage, [(1, 14)], 500)
-        await self._add(storage, [(20, 0), (21, 0), (20, 1)], 60)
-        await storage.fence(5, KEY)
-        await storage.fence(30, KEY)
-        await storage.write_lac(6, KEY, 5, b"packet")
-
-    async def _add(self, storage: Storage, ids: list[tuple[int, int]], size: int) -> None:
-        frames = []
-        for ledger_id, entry_id in ids:
-            digest, payload = digest_of(ledger_id, self._kind), bytes([ledger_id]) * size
-            packer = v2_adds.V2AddPacker(KEY, digest)
-            frames.append(packer.pack(EntryId(entry_id), NO_ENTRY, 0, payload))
-            self.entries[ledger_id, entry_id] = digest.pack_entry(
-                EntryId(entry_id), NO_ENTRY, 0, payload
-            )
-        found, _ = v2_adds.take_adds(b"".join(frames), 0, FRAME_BYTES_MAX)
-        assert found
-        done = storage.add(found).done
-        assert done
-        await done
-
-    def flipped(self, path: str, position: int, bits: int) -> FileSystem:
-        system = self.system.after_power_cut(lambda count: count - 1)
-        number = system.find(path)
-        assert number is not None
-        system.files[number].contents[position] ^= bits
-        return system
-
-    def judge(self, system: FileSystem) -> int:
-        """How many entries are UNKNOWN; checkpoints, and judges again."""
-        storage = step(
-            Storage.open(StepDisk(system), self.config, StoppedClock(), random.Random(1))
-        )
-        unknown = self._judge(storage)
-        while step(storage.checkpoint()):
-            pass
-        assert self._judge(storage) == unknown
-        return unknown
-
-    def _judge(self, storage: Storage) -> int:
-        unknown = 0
-        for (ledger_id, entry_id), body in self.entries.items():
-            try:
-                assert step(storage.read(ledger_id, entry_id)) == body
-            except EntryStateUnknown:
-                unknown += 1
-        for ledger_id in (3, 5, 30):
-            assert storage.is_fenced(ledger_id)
-        for ledger_id in (4, 6):
-            try:
-                assert storage.lac_packet(ledger_id) == b"packet"
-            except EntryStateUnknown:
-                unknown += 1
-        with pytest.raises(
-            (NoSuchEntry, NoSuchLedger)
-        ):  # The flip did not touch what is not there.
-            step(storage.read(999, 0))
-        with pytest.raises(NoSuchEntry):
-            step(storage.read(2, 100))
-        return unknown
-
-
-@pytest.mark.parametrize("kind", [DigestType.CRC32C, DigestType.HMAC])
-def test_a_flipped_byte_anywhere_never_makes_a_wrong_answer(
-    kind: DigestType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """B1, B2, B3: entries whose own digest vouches for them survive their record."""
-    store = Idle(monkeypatch, kind)
-    assert store.judge(store.system.after_power_cut(lambda count: count - 1)) == 0
-    chance, flips, unknown_most = random.Random(1), 0, 0
-    for folder in ("/s/journal", "/s/ledgers"):
-        for name in store.system.list_directory(folder):
-            path = f"{folder}/{name}"
-            number = store.system.find(path)
-            assert number is not None
-            contents = store.system.files[number].contents
-            # Zeros that nothing reads are many and alike.
-            for position in range(chance.randrange(STRIDE), len(contents.rstrip(b"\0")), STRIDE):
-                unknown = store.judge(store.flipped(path, position, 1 << chance.randrange(8)))
-                unknown_most = max(unknown, unknown_most)
-                flips += 1
-    assert flips > 300
-    assert unknown_most <= (1 if kind is DigestType.CRC32C else 60)
-
-
-STRIDE = 97  # The whole store, byte by byte, is the long run's.
-
-
-def test_a_stale_or_lost_sector_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1, B2: a write that the disk confirmed and never made."""
-    store = Idle(monkeypatch, DigestType.HMAC)
-    for folder in ("/s/journal", "/s/ledgers"):
-        for name in store.system.list_directory(folder):
-            number = store.system.find(f"{folder}/{name}")
-            assert number is not None
-            size = len(store.system.files[number].contents.rstrip(b"\0"))
-            for sector in range(0, size, 512 * 3):
-                system = store.system.after_power_cut(lambda count: count - 1)
-                contents = system.files[number].contents
-                end = min(sector + 512, len(contents))
-                contents[sector:end] = bytes(end - sector)
-                try:
-                    opened = Storage.open(
-                        StepDisk(system), store.config, StoppedClock(), random.Random(1)
-                    )
-                    storage = step(opened)
-                except DataLost:
-                    continue
-                for (ledger_id, entry_id), body in store.entries.items():
-                    try:
-                        assert step(storage.read(ledger_id, entry_id)) == body
-                    except EntryStateUnknown:
-                        pass

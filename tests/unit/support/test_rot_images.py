@@ -1,0 +1,86 @@
+"""Rot anywhere in a store at rest, and proof that the flips find what they look for."""
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import structlog
+
+from rollbook.bookie import catalog, record_file
+from rollbook.bookie.core import replay as replay_module
+from rollbook.bookie.core.doubt import Doubts
+from rollbook.bookie.core.records import RecordReader
+from rollbook.proto.errors import DataLost
+from rollbook.proto.wire.digest import DigestType
+from tests.support.rot_images import StoreAtRest, open_at_rest, run
+
+
+@pytest.fixture(autouse=True)
+def _quiet_and_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(catalog, "_STEP_BYTES", 4096)
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.parametrize("kind", [DigestType.CRC32C, DigestType.HMAC])
+def test_a_flipped_byte_anywhere_never_makes_a_wrong_answer(kind: DigestType) -> None:
+    """B1, B2, B3: and entries whose own digest vouches for them survive their record."""
+    store = StoreAtRest(kind)
+    assert store.judge(store.copy()) == 0
+    result = run(kind, stride=101, seed=1)
+    assert not result.failures
+    assert result.passed > 300
+
+
+@pytest.mark.parametrize("size", [512, 4096])
+def test_a_lost_sector_or_page_is_noticed(size: int) -> None:
+    """B1, B2: zeros where something was durable; it may cost a lot, but nothing is made up."""
+    store = StoreAtRest(DigestType.HMAC)
+    for path, position in [place for place in store.places() if place[1] % (3 * size) == 0]:
+        try:
+            storage = open_at_rest(store.damaged(path, position, bytes(size)))
+        except DataLost:
+            continue
+        store.judge_answers(storage)
+
+
+def test_what_one_sector_was_before_is_noticed() -> None:
+    """B1, B2: a sector with the contents of another one of the same file."""
+    store, chance = StoreAtRest(DigestType.HMAC), random.Random(1)
+    places = [place for place in store.places() if place[1] % 512 == 0]
+    for path, position in places:
+        number = store.system.find(path)
+        assert number is not None
+        contents = store.system.files[number].contents
+        other = chance.randrange(len(contents) // 512) * 512
+        try:
+            image = store.damaged(path, position, bytes(contents[other : other + 512]))
+            storage = open_at_rest(image)
+        except DataLost:
+            continue
+        store.judge_answers(storage)
+
+
+Break = Callable[[pytest.MonkeyPatch], None]
+BREAKS: dict[str, Break] = {
+    "bodies are not verified": lambda m: m.setattr(
+        RecordReader, "body", lambda self, record: self.damaged_body(record)
+    ),
+    "doubt is forgotten": lambda m: m.setattr(Doubts, "about", lambda *_: False),
+    "all is proof": lambda m: m.setattr(record_file, "proves_itself", lambda *_: True),
+    "fences in damaged records are forgotten": lambda m: m.setattr(
+        replay_module, "is_of_control", lambda _: False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_broken_storage_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BREAKS[name](monkeypatch)
+    for seed in range(40):
+        if run(DigestType.HMAC, stride=101, seed=seed).failures:
+            return
+    pytest.fail("nothing was noticed")
