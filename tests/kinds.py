@@ -42,12 +42,12 @@ def everything(arguments: argparse.Namespace) -> Tally:
     """Every kind that stands; `--thorough` is what must hold before a change lands."""
     first = f"--from={arguments.seed}"
     sizes = {
-        "contract": ["--sequences=2000" if arguments.thorough else "--sequences=100", first],
+        "contract": ["--sequences=1000" if arguments.thorough else "--sequences=100", first],
         "simulate": ["--seeds=2000" if arguments.thorough else "--seeds=500", first],
         "determinism": ["--seeds=60", first],
         "mutants": [first],
         "crash": [
-            *(("--kills=200", "--cuts=50") if arguments.thorough else ("--kills=10", "--cuts=5")),
+            *(("--kills=100", "--cuts=25") if arguments.thorough else ("--kills=10", "--cuts=5")),
             first,
         ],
         "fuzz": ["--runs=200000" if arguments.thorough else "--runs=50000", first],
