@@ -16,7 +16,16 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.metastore import client
 from rollbook.proto.metastore.client import Receiver, StoreClient
-from rollbook.proto.metastore.core.messages import Answer, Ask, FromClient, Hello, Sync, Welcome
+from rollbook.proto.metastore.core.messages import (
+    Answer,
+    Ask,
+    FromClient,
+    Hello,
+    StartWatch,
+    StopWatch,
+    Sync,
+    Welcome,
+)
 from rollbook.proto.ports import NO_SESSION, SessionState
 
 TIMEOUT_S = 0.3
@@ -108,6 +117,35 @@ async def test_a_call_without_an_answer_ends_at_its_deadline() -> None:
         await store.create("/a")
     await store.close()
     assert script.closed
+
+
+async def test_a_watch_whose_start_is_in_doubt_is_stopped() -> None:
+    script = Script()
+    store = await client_of(script, session_timeout_s=60, operation_timeout_s=0.1).open()
+    script.answers = False
+    with pytest.raises(ConnectionLost):
+        await store.watch("/a")
+    start, stop = (ask.question for ask in script.asked)
+    assert isinstance(start, StartWatch)
+    assert stop == StopWatch(start.watch_id)
+    assert store._watches == {}
+    await store.close()
+
+
+async def test_an_attempt_that_takes_long_is_waited_for() -> None:
+    """The store's file is large, and we are the one who reads it."""
+    script = Script()
+    loop = asyncio.get_running_loop()
+    reading = loop.create_future()
+
+    async def read_first(receiver: Receiver, timeout_s: float) -> Script:
+        await reading
+        return await Script.connect(script, receiver, timeout_s)
+
+    script.connect = read_first  # type: ignore[method-assign]  # Slower.
+    loop.call_later(0.2, reading.set_result, None)
+    async with await client_of(script).open(timeout_s=0.05) as store:
+        assert store.session == 7
 
 
 async def test_too_many_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

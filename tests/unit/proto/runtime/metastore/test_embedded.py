@@ -604,3 +604,76 @@ def transport_of(store: MetadataStore) -> asyncio.Transport:
     transport = store._line.channel._transport  # type: ignore[attr-defined]  # Of the socket.
     assert isinstance(transport, asyncio.Transport)
     return transport
+
+
+async def test_connections_are_bounded(
+    house: House, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_owner, "CONNECTIONS_MAX", 3)  # The owner's own one counts.
+    await house.open(create=True)
+    clients = [await house.open(serve=False) for _ in range(2)]
+    with pytest.raises(MetadataUnavailable):
+        await house.open(serve=False, operation_timeout_s=0.2)
+    await clients[0].close()
+    await house.open(serve=False)
+
+
+async def test_a_connection_that_says_no_hello_ends(
+    house: House, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_owner, "HELLO_TIMEOUT_S", 0.1)
+    await house.open(create=True)
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.setblocking(False)
+        stranger.connect(f"{path}.sock")
+        async with asyncio.timeout(10):
+            assert await loop.sock_recv(stranger, 100) == b""
+
+
+async def test_a_socket_that_cannot_be_made_leaves_the_lock_free(house: House, path: str) -> None:
+    os.mkdir(f"{path}.sock")
+    with pytest.raises(BadConfig, match="cannot listen"):
+        await house.open(create=True)
+    os.rmdir(f"{path}.sock")
+    await house.open()
+
+
+async def test_an_owner_that_talks_nonsense_is_left(path: str) -> None:
+    """Whatever listens there; the client tries again, and says why it cannot."""
+
+    class Nonsense(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(b"SSH-2.0-OpenSSH_9.2 and so on")
+
+    Path(path).write_bytes(b"")
+    server = await asyncio.get_running_loop().create_unix_server(Nonsense, f"{path}.sock")
+    with pytest.raises(MetadataUnavailable, match="frame"):
+        await open_metadata_store(f"sqlite://{path}", operation_timeout_s=0.3)
+    server.close()
+
+
+async def test_a_socket_that_may_not_be_used(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(path).write_bytes(b"")
+    os.symlink(f"{path}.sock", f"{path}.sock")  # Goes round in circles, also for root.
+    with pytest.raises(BadConfig, match="cannot use"):
+        await open_metadata_store(f"sqlite://{path}")
+
+
+async def test_another_store_in_the_same_place_is_another_store(house: House, path: str) -> None:
+    """Its numbers mean something else, even where they are the same."""
+    owner, client = await house.open(create=True), await house.open(serve=False)
+    states, watch = client.session_events(), await client.watch("/")
+    session = client.session
+    await client.create("/e", b"", CreateMode.EPHEMERAL)
+    assert await next_event(watch) == WatchEvent(EventKind.CHILDREN, "/")
+    await owner.close()
+    await until_state(states, SessionState.SUSPENDED)
+    os.unlink(path)
+    other = await house.open(create=True)
+    await house.open(serve=False)  # A session of the same number, if numbers were all.
+    assert (await until_state(states, SessionState.EXPIRED)).session == session
+    await until_state(states, SessionState.CONNECTED)
+    assert await next_event(watch) == WatchEvent(EventKind.RESYNC, "/")
+    assert await client.children("/") == await other.children("/") == []
