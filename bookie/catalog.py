@@ -267,6 +267,7 @@ class CatalogFiles:
             if body:
                 await new.reserve(len(body))
                 await new.append_unsynced(body)
+                await asyncio.sleep(0)  # Others have adds to answer.
         await new.sync()
         for directory in dict.fromkeys(self._directories):
             await self._disk.sync_directory(directory)

@@ -127,7 +127,11 @@ class Checkpointer:
         size = await _write_footer(records.file, builder, _indexed(file), records.records)
         await records.file.truncate(size)
         await records.file.sync()
-        await self._disk.link(file.path, path)
+        try:
+            await self._disk.link(file.path, path)
+        except OSError as error:  # Some file systems have no second names.
+            logger.warning("journal_file_not_linked", number=file.number, reason=str(error))
+            return await self._rewrite(file, directory, path)
         await self._disk.sync_directory(self._config.ledger_dirs[directory])
         logger.info("journal_file_adopted", number=file.number, bytes=size)
         return NewLog(Log(file.number, directory, size), builder.extents, records)

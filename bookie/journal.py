@@ -78,13 +78,15 @@ class Journal:
         randomness: Randomness,
         catalog: CatalogFiles,
         cache: Cache,
+        on_written: Callable[[JournalFile, Write], None],
+        on_filled: Callable[[JournalFile], None],
     ) -> None:
         self.active: JournalFile  # From `open` on.
         self.queued_bytes = 0
         self.is_full = False  # No room for another file: what is left is for fences and recovery.
         self.failure: BaseException | None = None
-        self.on_written: Callable[[JournalFile, Write], None]  # Both are set by the storage.
-        self.on_filled: Callable[[JournalFile], None]
+        self._on_written = on_written
+        self._on_filled = on_filled
         self._disk = disk
         self._config = config
         self._randomness = randomness
@@ -151,7 +153,7 @@ class Journal:
             self._spare.cancel()
             await asyncio.gather(self._spare, return_exceptions=True)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Lets `run` finish what is waiting and end."""
         self._is_closing = True
         self._has_work.set()
@@ -186,7 +188,7 @@ class Journal:
                 self._has_unsynced = True
             else:
                 await self._write(write)
-            self.on_written(self.active, write)
+            self._on_written(self.active, write)
             self._has_unsaid = True
         elif self._has_unsynced:
             await self._sync()
@@ -241,7 +243,7 @@ class Journal:
         await self.fill()
         self.active = self._begin(spare, file.packer.next_sequence)
         self._spare = asyncio.create_task(self._prepare(self.active.number + 1))
-        self.on_filled(file)
+        self._on_filled(file)
 
     async def fill(self) -> None:
         """Ends the active file."""

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
-from rollbook.bookie.boot import find_store, log_path, make_store
+from rollbook.bookie.boot import Found, find_store, log_path, make_store
 from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
@@ -61,20 +61,30 @@ class Admission(NamedTuple):
 
 class Storage:
     def __init__(
-        self, disk: Disk, config: StorageConfig, clock: Clock, randomness: Randomness
+        self,
+        disk: Disk,
+        config: StorageConfig,
+        clock: Clock,
+        randomness: Randomness,
+        found: Found,
+        cache: Cache,
+        locks: Sequence[DiskLock],
     ) -> None:
-        self._disk = disk
         self._config = config
         self._clock = clock
-        self._randomness = randomness
-        self._cache = Cache(ByteCache(config.cache_bytes))
-        self._locks: list[DiskLock] = []
+        self._catalog_files = found.catalog
+        self._catalog = found.catalog.catalog
+        self._locks = locks
+        self._filled = found.files  # Oldest first.
+        self._has_filled = asyncio.Event()
+        self._moves = 0  # How often entries moved from one file to another.
         self._ledgers: dict[int, Ledger] = {}
         self._fences: dict[int, asyncio.Future[None]] = {}  # On their way to the disk.
         self._unsaved: dict[int, None] = {}  # Ledgers whose facts the catalog does not have.
-        self._filled: list[JournalFile] = []  # Oldest first.
-        self._has_filled = asyncio.Event()
-        self._moves = 0  # How often entries moved from one file to another.
+        parts = (disk, config, randomness, found.catalog, cache)
+        self._logs = EntryLogs(disk, found.catalog.store_id, self._path_of_log, cache)
+        self._checkpointer = Checkpointer(*parts)
+        self._journal = Journal(*parts, self._on_written, self._on_filled)
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- Life ---------------------------------------------------------------------------------
@@ -99,33 +109,24 @@ class Storage:
         Raises `BadConfig` if there is no store, `DataLost` if files are missing that were durable,
         `DirectoryInUse`, `WrongCluster`, `OSError`.
         """
-        storage = cls(disk, config, clock, randomness)
+        cache = Cache(ByteCache(config.cache_bytes))
+        locks: list[DiskLock] = []
         try:
-            await storage._open(accepts_loss)
+            for directory in (config.journal_dir, *config.ledger_dirs):
+                if await disk.stat(directory) is not None:
+                    lock = await disk.lock(f"{directory}/lock")
+                    locks.append(lock)  # One by one: what is held must be let go of below.
+            found = await find_store(disk, config, randomness, cache, accepts_loss=accepts_loss)
+            storage = cls(disk, config, clock, randomness, found, cache, locks)
+            await storage._journal.open(found.spare, found.next_journal, found.next_sequence)
         except BaseException:
-            await storage._release()
+            for lock in locks:
+                await lock.release()
             raise
-        return storage
-
-    async def _open(self, accepts_loss: bool) -> None:
-        for directory in (self._config.journal_dir, *self._config.ledger_dirs):
-            if await self._disk.stat(directory) is not None:
-                self._locks.append(await self._disk.lock(f"{directory}/lock"))
-        found = await find_store(
-            *(self._disk, self._config, self._randomness, self._cache), accepts_loss=accepts_loss
-        )
-        self._catalog_files = found.catalog
-        self._catalog = found.catalog.catalog
-        self._filled = found.files
-        self._logs = EntryLogs(self._disk, found.catalog.store_id, self._path_of_log, self._cache)
         for ledger_id, facts in found.facts.items():
-            self._ledgers[ledger_id] = self._make_ledger(ledger_id, facts)
-            self._unsaved[ledger_id] = None
-        parts = (self._disk, self._config, self._randomness, self._catalog_files, self._cache)
-        self._checkpointer = Checkpointer(*parts)
-        self._journal = Journal(*parts)
-        self._journal.on_written, self._journal.on_filled = self._on_written, self._on_filled
-        await self._journal.open(found.spare, found.next_journal, found.next_sequence)
+            storage._ledgers[ledger_id] = storage._make_ledger(ledger_id, facts)
+            storage._unsaved[ledger_id] = None
+        return storage
 
     def start(self) -> None:
         self._tasks = [
@@ -134,31 +135,31 @@ class Storage:
         ]
 
     async def failed(self) -> BaseException:
-        """Returns what made it impossible to go on: then the process has to end."""
-        while True:
-            for task in self._tasks:
-                if task.done() and not task.cancelled() and (error := task.exception()):
-                    return error
-            await _first_done(self._tasks)
+        """Returns what makes it impossible to go on: then the process has to end."""
+        failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+        def on_done(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if error and not failure.done():
+                failure.set_result(error)
+
+        for task in self._tasks:
+            task.add_done_callback(on_done)
+        return await failure
 
     async def close(self) -> None:
         """Makes durable what waits, and ends."""
-        await self._journal.close()
-        for number, task in enumerate(self._tasks):
-            if number:
+        self._journal.close()
+        for task in self._tasks:
+            if task is not self._tasks[0]:
                 task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        await self._release()
-
-    async def _release(self) -> None:
-        if hasattr(self, "_journal") and hasattr(self._journal, "active"):
-            for file in (*self._filled, self._journal.active):
-                await file.records.retire()
-            await self._logs.close()
-            await self._catalog_files.close()
+        for file in (*self._filled, self._journal.active):
+            await file.records.retire()
+        await self._logs.close()
+        await self._catalog_files.close()
         for lock in self._locks:
             await lock.release()
-        self._locks.clear()
 
     def _path_of_log(self, number: int) -> str:
         log = self._catalog.logs[number]
@@ -330,7 +331,7 @@ class Storage:
 
     def peek(self, ledger_id: int, entry_id: int) -> bytes | None:
         """The entry if memory has it; None says nothing."""
-        ledger = self._ledgers.get(ledger_id)
+        ledger = self._ledgers.get(ledger_id) or self._known_ledger(ledger_id)
         if ledger is None or ledger.is_deleted:
             return None
         for file in self._files():
@@ -510,15 +511,3 @@ class Storage:
                 logger.error("checkpoint_failed", reason=str(error), waiting=len(self._filled))
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RETRY_S[1])
-
-
-async def _first_done(tasks: Sequence[asyncio.Task[None]]) -> None:
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def on_done(_: asyncio.Task[None]) -> None:
-        if not done.done():
-            done.set_result(None)
-
-    for task in tasks:
-        task.add_done_callback(on_done)
-    await done
