@@ -89,9 +89,11 @@ def test_children_die_with_their_test(children: Family) -> None:
     test = python(
         children,
         "import sys; from tests.support.processes import family\n"
-        "with family() as f: print(f.start('sleep', '100').pid, flush=True); input()",
+        "with family() as f:\n"
+        "    child = f.start('sh', '-c', 'echo up; exec sleep 100')\n"
+        "    print(child.line(), child.pid, flush=True); input()",
     )
-    pid = int(test.line())
+    pid = int(test.line().removeprefix("up "))
     os.kill(test.pid, signal.SIGKILL)
     deadline = time.monotonic() + SHORT_S
     while state_of(pid) not in ("gone", "Z"):
