@@ -14,7 +14,8 @@ SESSION_TIMEOUT_S = 10.0  # Its restart may take half of that on a busy machine.
 def test_clients_of_a_dying_zookeeper_are_told_the_truth() -> None:
     """What was acknowledged is there, what was refused did not happen, no event was missed.
 
-    Whether a session outlives its restart is ZooKeeper's own decision: now and then it ends one.
+    Sessions are left out: whoever reaches a ZooKeeper that is still starting may be told at once
+    that a session of 10 s, silent for 2, is over.
     """
     with running_or_skipped() as server, family() as children:
         if not isinstance(server, LocalZooKeeper):
