@@ -15,7 +15,7 @@ from rollbook.bookie.core.adoption import Shape
 from rollbook.bookie.core.control import Control, Operation, is_of_control, unpack_controls
 from rollbook.bookie.core.memtable import IntArray, Memtable
 from rollbook.bookie.core.records import Kind, Record, RecordReader, Rot, Row, Scan
-from rollbook.bookie.core.salvage import proves_itself, take_frames
+from rollbook.bookie.core.salvage import find_entries, take_frames
 from rollbook.proto.errors import TornRecord
 
 _LENGTH: Final = struct.Struct("<I")
@@ -101,15 +101,15 @@ def _replay_rot(result: Replayed, reader: RecordReader, rot: Rot) -> None:
     if rot.record is None or rot.record.kind is not Kind.FRAMES:
         return
     body_start, body = rot.record.body_start, reader.damaged_body(rot.record)
-    for adds in take_frames(body):
-        for group in adds.groups:
-            for entry_id, lac, start, end in zip(
-                group.entry_ids, group.lacs, group.starts, group.ends, strict=True
-            ):
-                if proves_itself(body[start:end], group.ledger_id, entry_id):
-                    result.memtable.add_group(
-                        group.ledger_id, lac, [entry_id], [body_start + start], [end - start]
-                    )
+    ledger_ids = dict.fromkeys(row.ledger_id for row in rot.rows)
+    for entry in find_entries(body, ledger_ids, result.keys):
+        result.memtable.add_group(
+            entry.ledger_id,
+            entry.last_add_confirmed,
+            [entry.entry_id],
+            [body_start + entry.start],
+            [entry.end - entry.start],
+        )
     at = 0
     while at < len(result.records) and result.records[at] < rot.record.position:
         at += 1

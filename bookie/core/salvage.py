@@ -6,8 +6,8 @@ as a false one of our own. Digests with a key, and none, prove nothing here.
 
 import struct
 import zlib
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 import google_crc32c
 
@@ -18,6 +18,10 @@ from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES
 _IDS: Final = struct.Struct(">qq")
 _CRC32C: Final = struct.Struct(">I")
 _CRC32: Final = struct.Struct(">Q")
+_ID: Final = struct.Struct(">q")
+_LENGTH: Final = struct.Struct(">I")
+_V2_HEAD_BYTES: Final = 28
+_HEAD_BYTES: Final = (_V2_HEAD_BYTES, *range(36, 112))  # From a frame's start to its entry.
 _FRAME_BYTES_MAX: Final = 2**31  # Whatever the limit was when it was accepted.
 
 
@@ -36,6 +40,66 @@ def proves_itself(entry: bytes, ledger_id: int, entry_id: int) -> bool:
             if entry[ENTRY_HEADER_BYTES:payload_at] == digest.pack(value):
                 return True
     return False
+
+
+class Salvaged(NamedTuple):
+    ledger_id: int
+    entry_id: int
+    last_add_confirmed: int
+    start: int
+    end: int
+    ledger_key: bytes
+
+
+def find_entries(
+    body: bytes, ledger_ids: Iterable[int], keys: Mapping[int, bytes]
+) -> list[Salvaged]:
+    """The entries of these ledgers in a damaged FRAMES body that prove themselves.
+
+    Frames are looked for by the ledger id in front of each entry, not one behind the other: the
+    damage may be in the length of one. So what looks like a frame may lie in the payload of a
+    damaged one, put there by the writer of another ledger; but he does not know this one's key.
+    Only frames with the known key count, or else with the one key that all of the ledger's show.
+    """
+    places = sorted(at for ledger_id in ledger_ids for at in _find_all(body, _ID.pack(ledger_id)))
+    found: list[Salvaged] = []
+    for at in places:
+        if (not found or at >= found[-1].end) and (entry := _entry_at(body, at)):
+            found.append(entry)
+    shown: dict[int, dict[bytes, None]] = {}
+    for entry in found:
+        shown.setdefault(entry.ledger_id, {})[entry.ledger_key] = None
+    trusted = {each: next(iter(of)) for each, of in shown.items() if len(of) == 1} | dict(keys)
+    return [entry for entry in found if trusted.get(entry.ledger_id) == entry.ledger_key]
+
+
+def _find_all(body: bytes, pattern: bytes) -> Iterator[int]:
+    at = body.find(pattern)
+    while at >= 0:
+        yield at
+        at = body.find(pattern, at + 1)
+
+
+def _entry_at(body: bytes, at: int) -> Salvaged | None:
+    for head_bytes in _HEAD_BYTES:
+        start = at - head_bytes
+        if start < 0:
+            break
+        size = _LENGTH.size + _LENGTH.unpack_from(body, start)[0]
+        frame = body[start : start + size]
+        if len(frame) < size:
+            continue
+        take = v2_adds.take_adds if head_bytes == _V2_HEAD_BYTES else v3_adds.take_adds
+        adds, _ = take(frame, 0, _FRAME_BYTES_MAX)
+        if adds:
+            group = adds.groups[0]
+            entry = frame[group.starts[0] : group.ends[0]]
+            if proves_itself(entry, group.ledger_id, group.entry_ids[0]):
+                return Salvaged(
+                    *(group.ledger_id, group.entry_ids[0], group.lacs[0]),
+                    *(start + group.starts[0], start + group.ends[0], group.ledger_key),
+                )
+    return None
 
 
 def take_frames(body: bytes) -> Iterator[Adds]:

@@ -19,11 +19,15 @@ import asyncio
 import copy
 import errno
 import itertools
+import logging
 import os
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
+
+import structlog
 
 from rollbook.bookie import catalog as catalog_module
 from rollbook.bookie.config import StorageConfig
@@ -606,12 +610,25 @@ def _after(system: FileSystem, operation: Operation) -> FileSystem:
     return system
 
 
+@contextmanager
+def small_and_quiet() -> Iterator[None]:
+    """Images are copied: small files make many of them. And each would log its recovery."""
+    step_bytes, catalog_module._STEP_BYTES = catalog_module._STEP_BYTES, 4096
+    configuration = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**configuration)
+        catalog_module._STEP_BYTES = step_bytes
+
+
 def run(images_min: int, seed: int, report: Callable[[int, int], None]) -> CrashImages:
     """Traces from `seed` on, until so many images have been judged."""
     result = CrashImages("images")
-    catalog_module._STEP_BYTES = 4096  # Images are copied: small files make many of them.
-    while result.passed + result.failed < images_min and len(result.failures) <= _FAILURES_MAX:
-        crash_everywhere(seed, result)
-        seed += 1
-        report(min(images_min, result.passed + result.failed), images_min)
+    with small_and_quiet():
+        while result.passed + result.failed < images_min and len(result.failures) <= _FAILURES_MAX:
+            crash_everywhere(seed, result)
+            seed += 1
+            report(min(images_min, result.passed + result.failed), images_min)
     return result

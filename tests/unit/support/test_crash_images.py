@@ -1,13 +1,11 @@
 """The crash images: no promise is broken by the storage as it is, and by each broken one some are."""
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import structlog
 
-from rollbook.bookie import boot, catalog
+from rollbook.bookie import boot
 from rollbook.bookie.boot import _Boot
 from rollbook.bookie.catalog import CatalogFiles, _Generation
 from rollbook.bookie.checkpoint import Checkpointer
@@ -15,16 +13,13 @@ from rollbook.bookie.core import records
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.journal import Journal, JournalFile
 from rollbook.bookie.storage import Storage
-from tests.support.crash_images import CrashImages, crash_everywhere, record
+from tests.support.crash_images import CrashImages, crash_everywhere, record, small_and_quiet
 
 
 @pytest.fixture(autouse=True)
-def _quiet_and_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(catalog, "_STEP_BYTES", 4096)
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(**before)
+def _small_and_quiet() -> Iterator[None]:
+    with small_and_quiet():
+        yield
 
 
 @pytest.mark.parametrize("seed", range(1, 4))

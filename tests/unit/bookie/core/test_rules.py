@@ -19,10 +19,10 @@ from rollbook.bookie.core.records import (
     scan,
     unpack_rows,
 )
-from rollbook.bookie.core.salvage import proves_itself, take_frames
+from rollbook.bookie.core.salvage import find_entries, proves_itself, take_frames
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
-from rollbook.proto.wire import v2_adds
+from rollbook.proto.wire import v2_adds, v3_adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 
 KEY = ledger_key(b"secret")
@@ -151,6 +151,45 @@ def test_only_a_crc_that_holds_is_proof(kind: DigestType, payload: bytes) -> Non
         damaged[position] ^= 8
         assert not proves_itself(bytes(damaged), 7, 3)
     assert not proves_itself(b"", 7, 3)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_damage_in_one_frame_costs_no_other_entry(version: int) -> None:
+    """B1: wherever it is, in a length, a key, an id, a payload."""
+    frames, ids = [], [(7, 0), (2**62, 5), (7, 1), (8, 0)]
+    txn_ids = iter(range(2**40, 2**41))
+    for ledger_id, entry_id in ids:
+        digest = LedgerDigest(DigestType.CRC32C, b"", LedgerId(ledger_id))
+        packer = (
+            v2_adds.V2AddPacker(KEY, digest)
+            if version == 2
+            else v3_adds.V3AddPacker(KEY, digest, txn_ids, is_recovery=True, is_high_priority=True)
+        )
+        frames.append(packer.pack(EntryId(entry_id), NO_ENTRY, 0, b"p" * 40))
+    body = b"".join(frames)
+    for position in range(len(body)):
+        damaged = bytearray(body)
+        damaged[position] ^= 0x11
+        found = [each[:2] for each in find_entries(bytes(damaged), (7, 8, 2**62), {7: KEY})]
+        at = 0
+        for pair, frame in zip(ids, frames, strict=True):
+            if not at <= position < at + len(frame):
+                assert pair in found
+            at += len(frame)
+    assert [each[:2] for each in find_entries(body, (7,), {})] == [(7, 0), (7, 1)]
+
+
+def test_a_frame_in_anothers_payload_is_not_salvaged() -> None:
+    """B1: its writer does not know the key."""
+    digest, other = (LedgerDigest(DigestType.CRC32C, b"", LedgerId(each)) for each in (7, 8))
+    forged = v2_adds.V2AddPacker(b"guess" * 4, digest).pack(EntryId(5), NO_ENTRY, 0, b"forged")
+    own = v2_adds.V2AddPacker(KEY, digest).pack(EntryId(0), NO_ENTRY, 0, b"own")
+    carrier = v2_adds.V2AddPacker(KEY, other).pack(EntryId(0), NO_ENTRY, 0, forged)
+    damaged = bytearray(carrier + own)
+    assert [each[:2] for each in find_entries(bytes(damaged), (7, 8), {})] == [(8, 0), (7, 0)]
+    damaged[60] ^= 1  # The carrier no longer covers what it carries.
+    assert [each[:2] for each in find_entries(bytes(damaged), (7, 8), {7: KEY})] == [(7, 0)]
+    assert find_entries(bytes(damaged), (7, 8), {}) == []
 
 
 # --- The cache --------------------------------------------------------------------------------
