@@ -17,7 +17,7 @@ LATER: Final = {
     "interop": "unmodified Java clients and servers",
     "chaos": "real clusters under kills, pauses and partitions",
 }
-BENCHES: Final = {"codec": "tests.bench.codec", "simulator": "tests.bench.simulator"}
+BENCHES: Final = {name: f"tests.bench.{name}" for name in ("codec", "metastore", "simulator")}
 SMOKE_SEEDS: Final = 100
 
 
@@ -80,7 +80,7 @@ def _steps(commands: dict[str, list[str]]) -> Tally:
             print(done.stdout)
         verdict = "ok" if done.returncode == 0 else "FAILED"
         last = lines[-1] if lines else ""
-        print(f"{name:<10}{verdict:<8}{seconds:6.1f} s  {last}", flush=True)
+        print(f"{name:<12}{verdict:<8}{seconds:6.1f} s  {last}", flush=True)
     tally.skipped = clean(tally.skipped)
     return tally
 
@@ -182,13 +182,29 @@ def mutants(arguments: argparse.Namespace) -> Tally:
 
 def crash(arguments: argparse.Namespace) -> Tally:
     if arguments.images is not None:
-        print("crash: crash images come with the bookie's files; --kills and --cuts stand")
-        sys.exit(2)
+        return _crash_images(arguments)
     tally = _pytest("tests/crash")
     if not tally.failed:
         module = importlib.import_module("tests.crash")
         _add(tally, module.run(arguments.kills, arguments.cuts, arguments.seed, _say))
         tally.unit = "tests+crashes"
+    return tally
+
+
+def _crash_images(arguments: argparse.Namespace) -> Tally:
+    """Power cuts of a bookie's storage, and flips of every byte of one at rest."""
+    crashes = importlib.import_module("tests.support.crash_images")
+    rot = importlib.import_module("tests.support.rot_images")
+    tally = Tally("images+flips")
+    images = crashes.run(arguments.images, arguments.seed, _progress("images"))
+    flips = [
+        rot.run(kind, len(rot.KINDS), arguments.seed + first, _progress(f"flips, {kind.name}"))
+        for first, kind in enumerate(rot.KINDS)  # Each begins one byte later: all are flipped.
+    ]
+    for each in (images, *flips):
+        _add(tally, each)
+        for failure in each.failures:
+            _say(failure)
     return tally
 
 
