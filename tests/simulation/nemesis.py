@@ -91,20 +91,23 @@ class Nemesis:
             case Kind.FAR_APART, names:
                 return self._slow([network.link(a, b) for a, b in permutations(names, 2)], seconds)
             case Kind.TAIL_LATENCY, (a, b):
-                return self._set(network.link(a, b), tail_odds=_TAIL_ODDS, tail_s=(0.0, seconds))
+                return self._set([network.link(a, b)], tail_odds=_TAIL_ODDS, tail_s=(0.0, seconds))
+            case Kind.JITTER, names:
+                links = [network.link(a, b) for a, b in permutations(names, 2)]
+                return self._set(links, tail_odds=_TAIL_ODDS, tail_s=(0.0, seconds))
             case Kind.SLOW_DISK, _:
-                return self._set(nodes[0].disk, sync_s=(seconds / 2, seconds))
+                return self._set([nodes[0].disk], sync_s=(seconds / 2, seconds))
             case Kind.HUNG_DISK, _:
                 nodes[0].disk.hang()
                 return nodes[0].disk.unhang
             case Kind.SYNC_ERROR, _:
-                return self._set_all([node.disk for node in nodes], sync_error_odds=1.0)
+                return self._set([node.disk for node in nodes], sync_error_odds=1.0)
             case Kind.WRITE_ERROR, _:
-                return self._set_all([node.disk for node in nodes], write_error_odds=1.0)
+                return self._set([node.disk for node in nodes], write_error_odds=1.0)
             case Kind.READ_ERROR, _:
-                return self._set_all([node.disk for node in nodes], read_error_odds=1.0)
+                return self._set([node.disk for node in nodes], read_error_odds=1.0)
             case Kind.DISK_FULL, _:
-                return self._set(nodes[0].disk, capacity_bytes=0)
+                return self._set([nodes[0].disk], capacity_bytes=0)
             case Kind.ROT, _:
                 for _ in range(fault.amount):
                     self._in_some_file(nodes[0], SimulatedDisk.rot)
@@ -120,14 +123,14 @@ class Nemesis:
             case Kind.METADATA_EXPIRY, _:
                 metadata.expire(nodes[0])
             case Kind.METADATA_LAG, _:
-                return self._set(metadata, lag_s=(0.0, seconds))
+                return self._set([metadata], lag_s=(0.0, seconds))
             case _:
                 raise ValueError(f"no way to inflict {fault}")
         return None
 
     def _slow(self, links: Sequence[Link], seconds: float) -> Undo:
         least, most = self._healthy_value(links[0], "delay_s")  # The same on all healthy links.
-        return self._set_all(links, delay_s=(least + seconds, most + seconds))
+        return self._set(links, delay_s=(least + seconds, most + seconds))
 
     def _in_some_file(self, node: Node, damage: Callable[[SimulatedDisk, str], int]) -> None:
         """The first that has what can be damaged, in random order."""
@@ -137,21 +140,21 @@ class Nemesis:
             if damage(node.disk, path) >= 0:
                 return
 
-    def _set(self, subject: object, **values: object) -> Undo:
+    def _set(self, subjects: Sequence[object], **values: object) -> Undo:
         """Faults may overlap: each one's end brings back what was there before all of them."""
-        for name, value in values.items():
-            self._healthy_value(subject, name)
-            setattr(subject, name, value)
+        before = [
+            (subject, name, self._healthy_value(subject, name))
+            for subject in subjects
+            for name in values
+        ]
+        for subject, name, _ in before:
+            setattr(subject, name, values[name])
 
         def restore() -> None:
-            for name in values:
-                setattr(subject, name, self._healthy_value(subject, name))
+            for subject, name, healthy in before:
+                setattr(subject, name, healthy)
 
         return restore
-
-    def _set_all(self, subjects: Sequence[object], **values: object) -> Undo:
-        undos = [self._set(subject, **values) for subject in subjects]
-        return lambda: [undo() for undo in undos]
 
     def _healthy_value(self, subject: object, name: str) -> Any:
         key = (id(subject), name)

@@ -32,6 +32,7 @@ class Kind(StrEnum):
     STALL = "stall"  # from, to: the receiver does not read.
     SLOW_LINK = "slow link"  # from, to; µs added to each delivery.
     FAR_APART = "far apart"  # nodes; µs added to each delivery between any two of them.
+    JITTER = "jitter"  # nodes; tail latency between any two of them.
     TAIL_LATENCY = "tail latency"  # from, to; at most so many µs added to one delivery in five.
     SLOW_DISK = "slow disk"  # node; µs that each sync takes.
     HUNG_DISK = "hung disk"  # node: no sync ends.
@@ -68,7 +69,7 @@ class Fault:
 
 _DIRECTED: Final = (Kind.CUT_ONE_WAY, Kind.STALL, Kind.SLOW_LINK, Kind.TAIL_LATENCY)
 _IN_US: Final = (
-    *(Kind.SLOW_LINK, Kind.FAR_APART, Kind.TAIL_LATENCY, Kind.SLOW_DISK),
+    *(Kind.SLOW_LINK, Kind.FAR_APART, Kind.JITTER, Kind.TAIL_LATENCY, Kind.SLOW_DISK),
     *(Kind.CLOCK_JUMP, Kind.METADATA_LAG),
 )
 

@@ -40,6 +40,7 @@ LASTING: list[tuple[Kind, tuple[str, ...], int, Callable[[World], bool]]] = [
     (Kind.STALL, ("a", "b"), 0, lambda w: w.network.link("a", "b").is_stalled),
     (Kind.SLOW_LINK, ("a", "b"), 5000, lambda w: w.network.link("a", "b").delay_s[0] > 0.005),
     (Kind.FAR_APART, ("a", "b"), 5000, lambda w: w.network.link("b", "a").delay_s[0] > 0.005),
+    (Kind.JITTER, ("a", "b"), 5000, lambda w: w.network.link("b", "a").tail_s[1] == 0.005),
     (Kind.TAIL_LATENCY, ("a", "b"), 5000, lambda w: w.network.link("a", "b").tail_s[1] == 0.005),
     (Kind.SLOW_DISK, ("a",), 70_000, lambda w: w.nodes["a"].disk.sync_s[1] == 0.07),
     (Kind.SYNC_ERROR, ("a", "b"), 0, lambda w: w.nodes["b"].disk.sync_error_odds == 1.0),

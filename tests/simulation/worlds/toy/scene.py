@@ -271,6 +271,7 @@ RECIPES: Final = (
     Recipe(Kind.RESET, _PAIRS, times=(1, 40)),
     # Steps that take their time leave room for something to go wrong between them.
     Recipe(Kind.FAR_APART, (_ALL,), times=(1, 1), amount=(MS, 40 * MS), from_start=True),
+    Recipe(Kind.JITTER, (_ALL,), times=(1, 1), amount=(5 * MS, 300 * MS), from_start=True),
     Recipe(Kind.SLOW_LINK, _ADDS, times=(1, 3), amount=(20 * MS, 500 * MS), from_start=True),
     Recipe(Kind.SLOW_LINK, _BOTH_WAYS, times=(1, 8), amount=(MS, 500 * MS), from_start=True),
     Recipe(Kind.TAIL_LATENCY, _BOTH_WAYS, times=(1, 8), amount=(MS, 1500 * MS), from_start=True),

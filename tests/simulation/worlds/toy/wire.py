@@ -27,6 +27,7 @@ NAMES: Final = {
 }
 
 PORT: Final = 3181
+CONNECTIONS: Final = 2
 CONNECT_TIMEOUT_S: Final = 0.3
 _FRAME: Final = struct.Struct(">IBiii")
 
@@ -136,15 +137,20 @@ class Link:
 
 
 class Links:
-    """One client's connections, one to each bookie."""
+    """One client's connections: a small pool to each bookie, as clients under load have it.
+
+    So not even questions to one bookie arrive in the order in which they were asked.
+    """
 
     def __init__(self, transport: Transport, bookies: tuple[BookieId, ...]) -> None:
-        self._links = {bookie: Link(transport, bookie) for bookie in bookies}
+        self._pools = {
+            bookie: [Link(transport, bookie) for _ in range(CONNECTIONS)] for bookie in bookies
+        }
 
     def ask(
         self, bookie: BookieId, kind: int, entry: int, lac: int, body: int, on_answer: OnAnswer
     ) -> None:
-        self._links[bookie].ask(kind, entry, lac, body, on_answer)
+        self._pools[bookie][entry % CONNECTIONS].ask(kind, entry, lac, body, on_answer)
 
     async def hear(
         self,
@@ -180,5 +186,6 @@ class Links:
         return dict(answers)  # A copy: later answers must not change what was decided.
 
     def close(self) -> None:
-        for link in self._links.values():
-            link.close()
+        for pool in self._pools.values():
+            for link in pool:
+                link.close()
