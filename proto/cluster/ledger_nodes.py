@@ -27,6 +27,8 @@ from rollbook.proto.errors import (
     NoSuchCluster,
     NoSuchLedger,
     NoSuchNode,
+    OutcomeUnknown,
+    Unavailable,
 )
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.ledger_metadata import pack_ledger_metadata, unpack_ledger_metadata
@@ -158,6 +160,8 @@ class LedgerNodes:
                 await delete_surely(self._store, parent)
             except (NodeNotEmpty, NoSuchNode):
                 return
+            except (Unavailable, OutcomeUnknown):
+                return  # The ledger is gone, whatever becomes of them; empty ones harm nobody.
             parent = parent.rpartition("/")[0]
 
 

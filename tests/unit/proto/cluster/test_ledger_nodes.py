@@ -266,6 +266,19 @@ async def test_a_delete_takes_empty_parents_along(ledgers: LedgerNodes, store: F
     assert await store.children(ROOT) == []
 
 
+@pytest.mark.parametrize(
+    "trouble", [(Fate.NOT_SENT,), (Fate.REQUEST_LOST, Fate.NOT_SENT), (Fate.REQUEST_LOST,) * 9]
+)
+async def test_a_deleted_ledger_is_not_said_to_be_there_when_its_parents_stay(
+    ledgers: LedgerNodes, store: FaultyStore, trouble: tuple[Fate, ...]
+) -> None:
+    await ledgers.create(ledger(1))
+    store.fates.extend((Fate.OK, *trouble))
+    await ledgers.delete(LedgerId(1))
+    with pytest.raises(NoSuchLedger):
+        await ledgers.read(LedgerId(1))
+
+
 async def test_a_delete_says_what_it_found(ledgers: LedgerNodes) -> None:
     await ledgers.create(ledger(1))
     with pytest.raises(MetadataConflict):
