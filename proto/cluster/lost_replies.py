@@ -119,15 +119,19 @@ async def delete_surely(
     version: int | None = ANY_VERSION,
     is_ours: IsOurs = lambda _: True,
 ) -> None:
-    """Raises `NoSuchNode` if it was gone before, `MetadataConflict`, `NodeNotEmpty`."""
+    """Raises `NoSuchNode` if it was gone before, `MetadataConflict`, `NodeNotEmpty`.
+
+    Before it is asked for again `is_ours` looks at what is there: a session that ended may have
+    taken the node along.
+    """
     lost = False
     for attempt in range(ATTEMPTS):
         await _pause(attempt)
         try:
-            if lost:
+            if attempt:
                 node = await _look(store, path)
                 if node is None or not is_ours(node):
-                    return
+                    raise NoSuchNode(path=path)
             await store.delete(path, version)
             return
         except NoSuchNode:

@@ -176,6 +176,23 @@ async def test_a_stranger_that_comes_meanwhile_is_left_alone(
     assert await standing(rival) == [WRITABLE, READ_ONLY]
 
 
+async def test_leaving_after_the_session_expired_spares_who_came_meanwhile(
+    registration: BookieRegistration, store: FaultyStore, rival: MetadataStore
+) -> None:
+    """RG2: our node went with our session, and what has its name now is another's."""
+    await registration.register(Standing.WRITABLE)
+    store.writes = 0
+
+    async def rival_takes_over() -> None:
+        await rival.delete(WRITABLE)
+        await rival.create(WRITABLE, b"", CreateMode.EPHEMERAL)
+
+    store.before_write[1] = [rival_takes_over]
+    store.fates.append(Fate.EXPIRED)
+    await registration.withdraw()
+    assert await standing(rival) == [WRITABLE]
+
+
 async def enter_read_only(rival: MetadataStore) -> None:
     await rival.create(f"{ROOT}/available/readonly")
     await rival.create(READ_ONLY, b"", CreateMode.EPHEMERAL)
