@@ -33,15 +33,19 @@ class CookieNodes:
         return StoredCookie(unpack_cookie(node.value), node.stat.version) if node else None
 
     async def create(self, cookie: Cookie) -> StoredCookie:
-        """Raises `NodeExists` if the bookie has one.
+        """Raises `NodeExists` if the bookie has one, be it equal: a second bookie of this name.
 
-        Its bytes alone tell whose it is: a bookie that stops here and starts again goes by them,
-        too, since the same cookie lies in its directories by then.
+        After a lost reply its bytes alone tell whose it is: a bookie that stops here and starts
+        again goes by them, too, since the same cookie lies in its directories by then.
         """
         data = pack_cookie(cookie)
         await ensure_node(self._store, self._folder)
         await create_surely(
-            self._store, self._path(cookie.bookie_id), data, lambda node: node.value == data
+            self._store,
+            self._path(cookie.bookie_id),
+            data,
+            lambda node: node.value == data,
+            only_if_lost=True,
         )
         return StoredCookie(cookie, 0)
 

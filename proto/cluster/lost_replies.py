@@ -44,9 +44,13 @@ async def create_surely(
     value: bytes,
     is_ours: IsOurs,
     mode: CreateMode = CreateMode.PERSISTENT,
+    *,
+    only_if_lost: bool = False,
 ) -> None:
     """Raises `NodeExists` if the node is another's, and `NoSuchNode` if it has no parent.
 
+    `only_if_lost`: others may write what `is_ours` goes by, so it has a say only after a reply was
+    lost; else a node that exists is another's.
     An ephemeral node is asked for in one session only: `SessionExpired` if that is over.
     """
     lost = False
@@ -56,6 +60,8 @@ async def create_surely(
             await store.create(path, value, mode)
             return
         except NodeExists:
+            if only_if_lost and not lost:
+                raise
             node = await _look(store, path)
             if node is None:  # Gone again.
                 continue

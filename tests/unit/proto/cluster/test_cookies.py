@@ -58,6 +58,15 @@ async def test_another_bookies_cookie_stays(cookies: CookieNodes, rival: Metadat
         await cookies.create(COOKIE)
 
 
+async def test_a_second_bookie_of_one_name_gets_no_cookie_even_with_equal_directories(
+    cookies: CookieNodes, rival: MetadataStore
+) -> None:
+    """On another machine: were it let in, its empty disks would deny what the first one stored."""
+    await CookieNodes(rival, ROOT).create(COOKIE)
+    with pytest.raises(NodeExists):
+        await cookies.create(COOKIE)
+
+
 async def test_strangers_among_the_cookies_are_left_out(
     cookies: CookieNodes, rival: MetadataStore
 ) -> None:
