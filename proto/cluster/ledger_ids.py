@@ -13,6 +13,7 @@ are, the next one is made; all but the newest three are removed.
 A drawn id is a proposal: creating the ledger's node decides.
 """
 
+import re
 from typing import Final
 
 from rollbook.proto.cluster.lost_replies import (
@@ -36,6 +37,8 @@ from rollbook.proto.ids import LedgerId
 from rollbook.proto.ports import CreateMode, MetadataStore
 
 _NUMBERS: Final = 2**31 - 1  # A counter's numbers below this are used; behind it, it wraps.
+_HIGH: Final = re.compile(rf"{HIGH_PREFIX}([0-9]{{10}})")
+_HIGH_MAX: Final = 2**31 - 1  # Ids have 63 bits; a name beyond is a stranger's.
 _HIGH_KEPT: Final = 3
 
 
@@ -114,5 +117,5 @@ class LedgerIds:
 
 
 def _high_numbers(names: list[str]) -> list[int]:
-    digits = [name.removeprefix(HIGH_PREFIX) for name in names if name.startswith(HIGH_PREFIX)]
-    return sorted(int(each) for each in digits if each.isascii() and each.isdecimal())
+    numbers = [int(match[1]) for match in map(_HIGH.fullmatch, names) if match]
+    return sorted(number for number in numbers if number <= _HIGH_MAX)

@@ -105,6 +105,16 @@ async def test_each_counter_of_long_ids_is_followed_by_the_next(counters: Counte
     assert await counters.children(long) == kept
 
 
+@pytest.mark.parametrize("name", ["HOB-7", "HOB-00000000007", "HOB-9999999999", "HOB-2147483648"])
+async def test_a_name_that_is_no_counters_keeps_nobody_from_drawing(
+    counters: Counters, name: str
+) -> None:
+    await counters.create(f"{ROOT}/idgen-long")
+    await counters.create(f"{ROOT}/idgen-long/{name}")
+    async with asyncio.timeout(1.0):
+        assert await LedgerIds(counters, ROOT).draw() == 1 << 32
+
+
 async def test_a_counter_in_use_is_not_removed(counters: Counters, rival: MetadataStore) -> None:
     long = f"{ROOT}/idgen-long"
     await counters.create(long)
