@@ -28,6 +28,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats import paths
 from rollbook.proto.formats.layout import (
     Layout,
+    is_instance_id,
     pack_instance_id,
     pack_layout,
     unpack_instance_id,
@@ -58,6 +59,7 @@ async def initialise(
     cluster = Cluster(root, layout, _draw_instance_id(randomness))
     assert layout.takes_new_ledgers
     assert cluster.instance_id is not None
+    await _refuse_inside_another(store, root)
     if parent := root.rpartition("/")[0]:
         await ensure_path(store, parent)
     root_exists = await _refuse_what_exists(store, cluster)
@@ -96,7 +98,8 @@ async def open_cluster(
     `instance_id` and `layout` are what the caller knows of it: from a directory that belongs to it,
     from its configuration. Raises `NoSuchCluster`, `WrongCluster`, `BadConfig`, `BadMetadata`.
     """
-    if await read_surely(store, root) is None:
+    # Every cluster has this folder, and whoever makes one makes it not later than the rest.
+    if await read_surely(store, f"{root}/{paths.AVAILABLE}") is None:
         raise NoSuchCluster(path=root, next_step="rollbook cluster init --metadata URL")
     layout_node = await read_surely(store, f"{root}/{paths.LAYOUT}", fresh=False)
     id_node = await read_surely(store, f"{root}/{paths.INSTANCE_ID}", fresh=False)
@@ -143,6 +146,21 @@ async def _check_own_root(store: MetadataStore, cluster: Cluster) -> bool:
             found=node.value.decode("ascii", "replace"),
         )
     return True
+
+
+async def _refuse_inside_another(store: MetadataStore, root: str) -> None:
+    """Neither below a ledgers root, where BookKeeper's tools look, nor in trees like our own."""
+    place = root
+    while place:
+        node = await read_surely(store, place)
+        is_taken = node is not None and is_instance_id(node.value)
+        if place != root and await read_surely(store, f"{place}/{paths.LAYOUT}") is not None:
+            is_taken = True
+        if is_taken:
+            raise ClusterExists(
+                "it would lie within another cluster", path=place, next_step="take another root"
+            )
+        place = place.rpartition("/")[0]
 
 
 async def _refuse_what_exists(store: MetadataStore, cluster: Cluster) -> bool:

@@ -55,6 +55,10 @@ def unpack_layout(data: bytes) -> Layout:
     return layout
 
 
+def is_instance_id(data: bytes) -> bool:
+    return _UUID.fullmatch(data.decode("ascii", "replace")) is not None
+
+
 def pack_instance_id(instance_id: str) -> bytes:
     assert _UUID.fullmatch(instance_id)
     return instance_id.encode()

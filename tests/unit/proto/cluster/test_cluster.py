@@ -118,6 +118,42 @@ async def test_remains_of_our_own_trees_are_not_taken_over(store: FaultyStore) -
     assert caught.value.ids["path"] == "/prod/rollbook"
 
 
+@pytest.mark.parametrize("root", ["/rollbook", "/rollbook/x", "/ledgers/cookies", "/ledgers/a/b"])
+async def test_a_root_inside_another_cluster_is_refused(store: FaultyStore, root: str) -> None:
+    await make(store, "/ledgers")
+    store.writes = 0
+    with pytest.raises(ClusterExists, match="within another cluster"):
+        await make(store, root, seed=2)
+    assert store.writes == 0
+
+
+async def test_a_node_that_is_no_cluster_is_not_taken_for_one(store: FaultyStore) -> None:
+    await make(store)
+    for path in ("/prod", "/prod/rollbook"):
+        with pytest.raises(NoSuchCluster):
+            await open_cluster(store, path)
+
+
+async def test_a_cluster_made_while_it_is_opened_has_its_own_layout(
+    store: FaultyStore, rival: MetadataStore
+) -> None:
+    """Whatever is read while the cluster is made: never another layout than it gets."""
+    for read in range(1, 9):
+        root = f"/c{read}/ledgers"
+        await rival.create(f"/c{read}")
+        await rival.create(root)
+
+        async def rival_makes(root: str = root, seed: int = read) -> None:
+            await initialise(rival, root, random.Random(seed), Layout.LONG_HIERARCHICAL)
+
+        store.reads = 0
+        store.before_read = {read: [rival_makes]}
+        try:
+            assert (await open_cluster(store, root)).layout is Layout.LONG_HIERARCHICAL
+        except NoSuchCluster:
+            pass  # Looked too early.
+
+
 async def test_where_there_is_no_cluster(store: FaultyStore) -> None:
     with pytest.raises(NoSuchCluster):
         await open_cluster(store, ROOT)
@@ -125,6 +161,7 @@ async def test_where_there_is_no_cluster(store: FaultyStore) -> None:
 
 async def test_an_old_cluster_lacks_what_was_not_invented(store: FaultyStore) -> None:
     await store.create("/bk")
+    await store.create("/bk/available")
     cluster = await open_cluster(store, "/bk")
     assert (cluster.layout, cluster.instance_id) == (Layout.HIERARCHICAL, None)
     await ensure_own_root(store, cluster)
@@ -137,6 +174,7 @@ async def test_a_cluster_of_java_gets_our_trees_beside_it(
 ) -> None:
     for path, value in (
         ("/ledgers", b""),
+        ("/ledgers/available", b""),
         ("/ledgers/LAYOUT", pack_layout(Layout.LONG_HIERARCHICAL)),
         ("/ledgers/INSTANCEID", golden.INSTANCE_ID),
     ):
