@@ -3,7 +3,9 @@
 import asyncio
 import errno
 import logging
+import random
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,8 @@ from rollbook.proto.errors import (
     WrongCluster,
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.wire import v2_adds, v3_adds
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
@@ -574,3 +578,39 @@ def test_another_stores_disk_is_noticed() -> None:
             await open_storage(node)
 
     tell(story)
+
+
+# --- The machine ------------------------------------------------------------------------------
+
+
+async def test_it_lives_on_a_real_disk_as_well(tmp_path: Path) -> None:
+    """Both kinds of entry logs, a restart, and a process that is gone without a word."""
+    config = StorageConfig(
+        f"{tmp_path}/journal", (f"{tmp_path}/l1", f"{tmp_path}/l2"), journal_file_bytes=128 * 1024
+    )
+    disk, clock, randomness = SystemDisk(), SystemClock(), random.Random(1)
+    await Storage.make(disk, config, randomness)
+    for life in range(3):
+        storage = await Storage.open(disk, config, clock, randomness)
+        storage.start()
+        first = 150 * life
+        for entry_id in range(first, first + 150):
+            await add(storage, (7, entry_id), payload=bytes(1000))
+        for entry_id in range(first, first + 30):
+            await add(storage, *((each, entry_id) for each in range(100, 140)), payload=bytes(200))
+        await storage.fence(1000 + life, KEY)
+        for each in (7, 100, 139):
+            for entry_id in range(0, first, 10):
+                if each == 7 or entry_id % 150 < 30:
+                    size = 1000 if each == 7 else 200
+                    assert await storage.read(each, entry_id) == entry(each, entry_id, bytes(size))
+        assert all(storage.is_fenced(1000 + earlier) for earlier in range(life + 1))
+        if life == 1:  # As a killed process leaves it: the journal is read again.
+            for task in storage._tasks:
+                task.cancel()
+            await asyncio.gather(*storage._tasks, return_exceptions=True)
+            for lock in storage._locks:
+                await lock.release()
+        else:
+            await storage.close()
+    disk.close()
