@@ -90,6 +90,11 @@ def main() -> None:
         # The reader has seen enough (`| head`). Python would complain again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        # Such as a full disk below our output; stores raise errors of their own.
+        click.echo(f"error: {error}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
     except errors.RollbookError as error:
         _explain(error)
         sys.exit(exit_code(error))

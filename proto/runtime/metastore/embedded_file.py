@@ -99,7 +99,10 @@ class StoreFile:
 
     def _open(self, new_id: str | None) -> Kept:
         if new_id is not None and not os.path.exists(self._path):
-            _create(self._path, new_id)
+            try:
+                _create(self._path, new_id)
+            except sqlite3.Error as error:  # A full disk, as a rule.
+                raise MetadataUnavailable(f"cannot make {self._path}: {error}") from error
         try:
             return self._load()
         except sqlite3.DatabaseError as error:

@@ -85,6 +85,21 @@ async def test_what_goes_wrong_has_a_line_and_a_code(tmp_path: Path) -> None:
         assert hint in errors, errors
 
 
+async def test_a_full_disk_has_a_line_and_a_code(tmp_path: Path) -> None:
+    """The store is not made; or the answer cannot be written, though the cluster is made."""
+    command = f"{sys.executable} -m rollbook.api.cli.main cluster init --metadata"
+    for script, expected in (
+        (f"ulimit -f 8; {command} sqlite://{tmp_path}/never.db", 5),
+        (f"{command} sqlite://{tmp_path}/made.db > /dev/full", 1),
+    ):
+        process = await asyncio.create_subprocess_shell(script, stderr=asyncio.subprocess.PIPE)
+        _, errors = await process.communicate()
+        assert process.returncode == expected, errors.decode()
+        assert errors.startswith(b"error: "), errors.decode()
+        assert len(errors.splitlines()) <= 2
+    assert not (tmp_path / "never.db").exists()
+
+
 async def test_every_help_ends_with_examples() -> None:
     for command in ((), ("init",), ("info",)):
         code, output, _ = await run(*command, "--help")
