@@ -1,6 +1,7 @@
 """structlog, set up once per process: events as JSON lines for machines, or coloured for people."""
 
 import logging
+import os
 import sys
 from typing import Any, Final, TextIO
 
@@ -18,8 +19,12 @@ def configure_logs(
 ) -> None:
     """Call before the first logger is used; later calls replace the settings."""
     assert level in LEVELS
+    stream = stream or sys.stderr
+    colours = stream.isatty() and not os.environ.get("NO_COLOR")
     render: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+        structlog.processors.JSONRenderer()
+        if as_json
+        else structlog.dev.ConsoleRenderer(colors=colours)
     )
     structlog.configure(
         processors=[
@@ -32,7 +37,7 @@ def configure_logs(
             render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(stream or sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=False,
     )
 

@@ -3,6 +3,7 @@
 import io
 import json
 
+import pytest
 import structlog
 
 from rollbook.proto.runtime.logs import configure_logs
@@ -28,6 +29,24 @@ def test_an_event_is_one_json_line_without_secrets() -> None:
         "by": "b1",
         "password": "***",
     }
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "no_color", "is_coloured"),
+    [(True, "", True), (True, "1", False), (False, "", False)],
+)
+def test_colours_are_for_terminals_that_want_them(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, no_color: str, is_coloured: bool
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    configure_logs(as_json=False, stream=stream)
+    try:
+        structlog.get_logger().info("ledger_fenced")
+    finally:
+        structlog.reset_defaults()
+    assert ("\x1b[" in stream.getvalue()) is is_coloured
 
 
 def test_metrics_of_two_nodes_do_not_meet() -> None:
