@@ -296,11 +296,12 @@ def take_read_replies(
 
 
 def _unpack_bodies(buffer: bytes, position: int, end: int) -> Iterator[memoryview]:
+    """None without a whole header: a view is fifty times the size of an entry that is no entry."""
     view = memoryview(buffer)
     while position < end:
         (size,) = _unpack(_ENTRY_SIZE, buffer, position, end)
         position += _ENTRY_SIZE.size
-        if not 0 <= size <= end - position:
+        if not ENTRY_HEADER_BYTES <= size <= end - position:
             raise BadFrame(f"a batch holds an entry of {size} bytes in {end - position}")
         yield view[position : position + size]
         position += size

@@ -1,6 +1,7 @@
 import itertools
 import random
 import struct
+import tracemalloc
 
 import pytest
 
@@ -80,7 +81,7 @@ V2_REPLIES: list[Reply] = [
     ReadReply(None, LEDGER, NO_ENTRY, b""),
     ReadReply(NoSuchEntry, LEDGER, E5),
     BatchReadReply(None, LEDGER, E5, 42),
-    BatchReadReply(None, LEDGER, E5, -42, (b"", b"body", b"another")),
+    BatchReadReply(None, LEDGER, E5, -42, (bytes(32), b"entry".ljust(33))),
     BatchReadReply(NoSuchEntry, LEDGER, E5, 42),
     AuthReply("plugin", b"\x00\xff"),
 ]
@@ -267,8 +268,10 @@ def test_unknown_codes_prove_nothing() -> None:
         b"\x02\x07\x00\x00" + bytes(27),
         b"\x02\x07\x00\x00"
         + bytes(28)
-        + b"\x00\x00\x00\x05abcd",  # An entry longer than its reply.
-        b"\x02\x07\x00\x00" + bytes(28) + b"\xff\xff\xff\xffabcd",
+        + b"\x00\x00\x00\x29"
+        + bytes(40),  # An entry longer than its reply.
+        b"\x02\x07\x00\x00" + bytes(28) + b"\x00\x00\x00\x1f" + bytes(31),  # No whole header.
+        b"\x02\x07\x00\x00" + bytes(28) + b"\xff\xff\xff\xff" + bytes(40),
         b"\x02\x05\x00\x00" + bytes(20),
         bytes.fromhex("0a0608031002180110e707aa060608001007"),  # Status 999.
         bytes.fromhex("0a0608031002180110e707aa0607 08e70710071805"),
@@ -315,3 +318,23 @@ def test_the_frame_limit_holds_for_replies() -> None:
         ReplyDecoder(len(v2_frame) - 1).feed(v2_frame)
     with pytest.raises(BadFrame):
         ReplyDecoder().feed(struct.pack(">I", FRAME_BYTES_MAX - 3))
+
+
+@pytest.mark.parametrize("size", [0, 1, 32])
+def test_a_batch_of_tiny_entries_does_not_swell_its_reader(size: int) -> None:
+    """W1: an object for each four bytes of a frame would come to fifty frames."""
+    limit = 256 * 1024
+    entry = struct.pack(">i", size) + bytes(size)
+    head = struct.pack(">Iiqqq", 0x02070000, 0, 7, 5, 42)
+    frame = pack_frame(head + entry * ((limit - 36) // len(entry)))
+    tracemalloc.start()
+    try:
+        if size < 32:
+            with pytest.raises(BadFrame):
+                ReplyDecoder(limit).feed(frame)
+        else:
+            assert len(ReplyDecoder(limit).feed(frame)) == 1
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * limit
