@@ -7,10 +7,8 @@ The package name is ours: it never travels, and it keeps these types apart from 
 same names in the process-wide descriptor pool.
 """
 
-from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -143,28 +141,6 @@ class BKPacketHeader(_message.Message):
 Global___BKPacketHeader: _TypeAlias = BKPacketHeader  # noqa: Y015
 
 @_typing.final
-class ContextPair(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    KEY_FIELD_NUMBER: _builtins.int
-    VALUE_FIELD_NUMBER: _builtins.int
-    key: _builtins.str
-    value: _builtins.str
-    def __init__(
-        self,
-        *,
-        key: _builtins.str | None = ...,
-        value: _builtins.str | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ContextPair: _TypeAlias = ContextPair  # noqa: Y015
-
-@_typing.final
 class Request(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -178,7 +154,6 @@ class Request(_message.Message):
     STARTTLSREQUEST_FIELD_NUMBER: _builtins.int
     FORCELEDGERREQUEST_FIELD_NUMBER: _builtins.int
     GETLISTOFENTRIESOFLEDGERREQUEST_FIELD_NUMBER: _builtins.int
-    REQUESTCONTEXT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___BKPacketHeader: ...
     @_builtins.property
@@ -199,8 +174,6 @@ class Request(_message.Message):
     def forceLedgerRequest(self) -> Global___ForceLedgerRequest: ...
     @_builtins.property
     def getListOfEntriesOfLedgerRequest(self) -> Global___GetListOfEntriesOfLedgerRequest: ...
-    @_builtins.property
-    def requestContext(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContextPair]: ...
     def __init__(
         self,
         *,
@@ -214,11 +187,10 @@ class Request(_message.Message):
         startTLSRequest: Global___StartTLSRequest | None = ...,
         forceLedgerRequest: Global___ForceLedgerRequest | None = ...,
         getListOfEntriesOfLedgerRequest: Global___GetListOfEntriesOfLedgerRequest | None = ...,
-        requestContext: _abc.Iterable[Global___ContextPair] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "forceLedgerRequest", b"forceLedgerRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "startTLSRequest", b"startTLSRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "forceLedgerRequest", b"forceLedgerRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "requestContext", b"requestContext", "startTLSRequest", b"startTLSRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "forceLedgerRequest", b"forceLedgerRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "startTLSRequest", b"startTLSRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,6 +35,7 @@ from tests.unit.proto.wire.streams import KEY, LEDGER, PASSWORD, flatten, packer
 
 E0, E1 = EntryId(0), EntryId(1)
 DIGEST = LedgerDigest(DigestType.CRC32C, PASSWORD, LEDGER)
+LOGGING_CONTEXT = b"\xc2\x0c\x06\x0a\x01k\x12\x01v"
 
 
 def _add(version: int, entry_id: int = 0, kind: int = 0, payload: bytes = b"hello") -> bytes:
@@ -196,9 +197,14 @@ def _unusual_add() -> bytes:
         )
     )
     header = b"\x18\x05" + b"\x10\x02" + b"\x08\x03"
-    context = b"\xc2\x0c\x06\x0a\x01k\x12\x01v"
     return pack_frame(
-        b"\x0a" + bytes([len(header)]) + header + context + b"\xaa\x06" + bytes([len(own)]) + own
+        b"\x0a"
+        + bytes([len(header)])
+        + header
+        + LOGGING_CONTEXT
+        + b"\xaa\x06"
+        + bytes([len(own)])
+        + own
     )
 
 
@@ -239,9 +245,8 @@ def test_v3_adds_are_heard_as_protobuf_reads_them(seed: int) -> None:
             add.writeFlags = chance.choice((0, 1, 2, 3, -1))
         if chance.random() < 0.4:
             add.flag = pb.AddRequest.RECOVERY_ADD
-        if chance.random() < 0.2:
-            request.requestContext.add(key="k", value="v")
-        (adds,) = _heard_in([pack_frame(request.SerializeToString())])
+        context = LOGGING_CONTEXT if chance.random() < 0.2 else b""
+        (adds,) = _heard_in([pack_frame(request.SerializeToString() + context)])
         assert isinstance(adds, Adds)
         (heard,) = flatten([adds])
         assert not isinstance(heard, Call | Refused)
@@ -460,6 +465,12 @@ def test_a_frame_in_small_pieces_costs_little_more_than_itself() -> None:
     assert peak < 2.5 * limit  # What grows holds its old bytes for a moment.
     with_all = decoder.feed(pieces[-1])
     assert len(with_all) == 1
+
+
+def test_no_frame_of_v3_can_make_thousands_of_messages() -> None:
+    """W1: logging contexts of three bytes each, as messages, took twenty times their frame."""
+    for message in pb.DESCRIPTOR.message_types_by_name.values():
+        assert [field.name for field in message.fields if field.is_repeated] == []
 
 
 def test_a_refusal_names_the_ids_of_every_request() -> None:
