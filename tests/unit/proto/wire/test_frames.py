@@ -3,7 +3,7 @@ import random
 import pytest
 
 from rollbook.proto.errors import BadFrame
-from rollbook.proto.wire.frames import FrameDecoder, pack_frame
+from rollbook.proto.wire.frames import FrameBuffer, FrameDecoder, pack_frame
 from rollbook.proto.wire.varint import message_pattern, pack_varint, unpack_varint
 
 
@@ -25,6 +25,17 @@ def test_an_empty_frame_and_one_over_the_limit_are_refused() -> None:
     for stream in (pack_frame(b""), pack_frame(bytes(11)), pack_frame(b"ok") + b"\xff\xff\xff\xff"):
         with pytest.raises(BadFrame):
             FrameDecoder(14).feed(stream)
+
+
+def test_pieces_of_a_long_frame_are_not_joined_again_and_again() -> None:
+    """W1: else a frame that comes byte by byte would be copied as often as it has bytes."""
+    frame, frames = pack_frame(bytes(1000)), FrameBuffer()
+    for at in range(len(frame) - 1):
+        buffer = frames.join(frame[at : at + 1])
+        assert len(buffer) <= 4
+        assert frames.frame_end(buffer, 0) == -1
+        frames.keep(buffer, 0)
+    assert frames.join(frame[-1:]) == frame
 
 
 def test_varints() -> None:

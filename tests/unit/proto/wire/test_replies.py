@@ -224,6 +224,21 @@ def test_v2_requests_can_be_refused(request_: Request) -> None:
     assert ReplyDecoder().feed(call.refuse(LedgerFenced)) == [answer]
 
 
+def test_a_refused_batch_read_names_its_request() -> None:
+    refusal = refusal_of(BatchRead(LEDGER, E5, 42, 2, 3), LedgerFenced)
+    assert refusal == BatchReadReply(LedgerFenced, LEDGER, E5, 42)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_authentication_is_answered_in_version_2_whoever_asks(version: int) -> None:
+    assert v2.Origin(version).pack(AuthReply("plugin", b""))[4:8] == b"\x02\x03\x00\x00"
+
+
+def test_a_refused_v3_authentication_is_no_success() -> None:
+    body = bytes.fromhex("0a06080310051801 10f603 b20605 0a017012 00".replace(" ", ""))
+    assert ReplyDecoder().feed(pack_frame(body)) == [Answer(1, Refusal(Unauthorized))]
+
+
 def test_v2_has_no_words_to_refuse_authentication() -> None:
     (call,) = RequestDecoder().feed(v2.pack_request(Auth("plugin", b"")))
     assert isinstance(call, Call)
