@@ -159,6 +159,9 @@ class LocalZooKeeper(ZooKeeperServer):
     def pause(self) -> None:
         """It keeps its connections and its port and answers nothing, like a hung machine."""
         os.kill(self.pid, signal.SIGSTOP)
+        deadline_s = time.monotonic() + 5
+        while not _is_stopped(self.pid) and time.monotonic() < deadline_s:
+            time.sleep(0.001)  # Its threads stop one by one, and one alone may still answer.
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -350,3 +353,12 @@ def _client(server: ZooKeeperServer) -> Iterator[KazooClient]:
     finally:
         client.stop()
         client.close()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Every thread of it; where there is no /proc, nobody knows."""
+    try:
+        tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # A thread that ends just now.
+        return False
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in tasks)
