@@ -1,7 +1,7 @@
 """Runs seeds of a world on all cores and says what came of it."""
 
-import json
 import gc
+import json
 import multiprocessing
 import os
 import sys
