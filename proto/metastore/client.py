@@ -128,6 +128,7 @@ class StoreClient:
         self._closed = False
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._runner: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     async def open(self, timeout_s: float | None = None) -> Self:
         """Returns when there is a session; or raises what stands in the way, closed again."""
@@ -206,9 +207,13 @@ class StoreClient:
         await self._call(Sync())
 
     async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        """It goes on when the caller is cancelled: a store half closed would keep its file."""
+        if self._closing is None:
+            self._closed = True
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         try:
             if self._session != NO_SESSION:
                 async with asyncio.timeout(min(CLOSE_TIMEOUT_S, self._operation_timeout_s)):
