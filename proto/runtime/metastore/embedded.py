@@ -49,7 +49,7 @@ class EmbeddedConnector:
         create: bool = False,
         on_fatal: Fatal = end_process,
     ) -> None:
-        self._path = path
+        self._path = os.path.realpath(path)  # One store, one lock, by whatever name.
         self._clock = clock
         self._randomness = randomness
         self._role = role

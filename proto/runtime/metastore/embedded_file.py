@@ -14,6 +14,7 @@ refused, never repaired (MS7): no node is better than a wrong one.
 """
 
 import asyncio
+import ctypes
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -67,6 +68,7 @@ class StoreFile:
         self._checksums: dict[str | SessionId, int] = {}  # By what the row is kept under.
         self._sum = 0
         self._database: sqlite3.Connection
+        self._found: dict[str, tuple[int, int]] = {}  # Which files they are, by path.
 
     @classmethod
     async def open(cls, path: str, new_id: str | None) -> tuple[Self, Kept]:
@@ -106,7 +108,8 @@ class StoreFile:
         try:
             return self._load()
         except sqlite3.DatabaseError as error:
-            kind = error.sqlite_errorcode & 0xFF
+            # Without a code it is Python's own: text that is none.
+            kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
             if kind == sqlite3.SQLITE_BUSY:
                 raise DirectoryInUse(f"another program has {self._path} open") from error
             if kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
@@ -115,6 +118,7 @@ class StoreFile:
 
     def _load(self) -> Kept:
         self._database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
+        _NEVER_CLOSED_IN_CHILDREN[id(self._database)] = self._database
         ask = self._database.execute
         ask("PRAGMA locking_mode = EXCLUSIVE")
         if ask("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
@@ -133,6 +137,8 @@ class StoreFile:
             raise _damaged(self._path, "rows are missing or out of date")
         ask("PRAGMA journal_mode = WAL")  # Only now: what is refused stays as it is.
         ask("PRAGMA synchronous = FULL")
+        ask("SELECT * FROM store").fetchall()  # Now there is a log.
+        self._found = {path: _identity(path) for path in (self._path, f"{self._path}-wal")}
         return Kept(store, last_txn, rows, timeouts_ms)
 
     def _checked(self, table: str) -> Iterator[tuple[Any, ...]]:
@@ -158,6 +164,9 @@ class StoreFile:
             run("DELETE FROM sessions WHERE id = ?", (over,))
         run("UPDATE store SET last_txn = ?, checksums = ?", (batch.last_txn, self._sum))
         run("COMMIT")
+        for path, known in self._found.items():  # SQLite writes on to a file that has no name.
+            if _identity(path) != known:
+                raise MetadataUnavailable(f"{path} was removed or replaced")
 
     def _count(self, key: str | SessionId, checksum: int) -> int:
         self._sum += checksum - self._checksums.pop(key, 0)
@@ -168,6 +177,7 @@ class StoreFile:
     def _close(self) -> None:
         if hasattr(self, "_database"):
             self._database.close()
+            _NEVER_CLOSED_IN_CHILDREN.pop(id(self._database), None)
 
 
 def _create(path: str, store: str) -> None:
@@ -220,6 +230,11 @@ def _write_again(path: str) -> None:
     _sync(os.path.dirname(path))
 
 
+def _identity(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
 def _sync(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -239,3 +254,15 @@ def _damaged(path: str, what: str) -> BadMetadata:
         f"the metadata store {path} is damaged: {what}",
         next_step="restore it from a backup; nothing was changed",
     )
+
+
+_NEVER_CLOSED_IN_CHILDREN: Final[dict[int, sqlite3.Connection]] = {}
+"""A forked child that closed one, if only as it ends, would remove the log its parent writes."""
+
+
+def _keep_open_in_child() -> None:
+    for database in _NEVER_CLOSED_IN_CHILDREN.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))  # Even the interpreter's end counts.
+
+
+os.register_at_fork(after_in_child=_keep_open_in_child)

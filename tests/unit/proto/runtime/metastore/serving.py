@@ -2,7 +2,8 @@
 
 Says `ready`, then does as it is told by lines: `owner?` answers yes or no, `create PATH` makes an
 ephemeral node and answers `made` or the name of the error, `fork` starts a child that does nothing and
-outlives it, and answers with its number. `full`: files beyond 2 MiB cannot be written.
+outlives it, and answers with its number; `fork and end` waits for one that ends at once. `full`:
+files beyond 2 MiB cannot be written.
 """
 
 import asyncio
@@ -50,6 +51,11 @@ async def main(path: str, *how: str) -> None:
             case ["fork"]:
                 if (child := os.fork()) == 0:
                     signal.pause()
+                say(str(child))
+            case ["fork", "and", "end"]:
+                if (child := os.fork()) == 0:
+                    sys.exit()
+                os.waitpid(child, 0)
                 say(str(child))
 
 

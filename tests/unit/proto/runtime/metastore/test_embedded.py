@@ -8,6 +8,7 @@ import signal
 import socket
 import sqlite3
 import stat
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from rollbook.proto.errors import (
     RollbookError,
     UnsupportedVersion,
 )
-from rollbook.proto.metastore.client import StoreClient
+from rollbook.proto.metastore.client import CLOSE_TIMEOUT_S, StoreClient
 from rollbook.proto.metastore.core.service import Batch
 from rollbook.proto.ports import (
     CreateMode,
@@ -36,6 +37,7 @@ from rollbook.proto.ports import (
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import embedded_owner, open_metadata_store
 from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
+from rollbook.proto.runtime.metastore.embedded_file import StoreFile
 from rollbook.proto.runtime.metastore.embedded_owner import EXIT_STORE_FAILED, Owner
 from tests.contract.stores import next_event, until_gone, until_state
 from tests.support import processes
@@ -167,6 +169,19 @@ async def test_a_path_too_long_for_a_socket_address(tmp_path: Path) -> None:
     await house.close()
 
 
+async def test_a_link_to_a_store_is_the_store(house: House, path: str, tmp_path: Path) -> None:
+    store = await house.open(create=True)
+    link = tmp_path / "link" / "metadata.db"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    other = House(str(link))
+    guest = await other.open()
+    await guest.create("/a")
+    assert await store.children("/") == ["a"]
+    await other.close()
+    assert [entry.name for entry in link.parent.iterdir()] == ["metadata.db"]
+
+
 async def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(BadConfig):
@@ -231,6 +246,14 @@ async def test_rows_changed_by_others(house: House, path: str, sql: str) -> None
     await fill(house)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute(sql)
+    await assert_refused(house, BadMetadata, "damaged")
+
+
+async def test_a_path_that_is_no_text_any_more(house: House, path: str) -> None:
+    """MS7"""
+    await fill(house)
+    damaged = Path(path).read_bytes().replace(b"/ledgers", b"/l\xffdgers")
+    Path(path).write_bytes(damaged)
     await assert_refused(house, BadMetadata, "damaged")
 
 
@@ -427,6 +450,20 @@ async def test_a_forked_child_inherits_no_lock(house: House, path: str, children
         os.kill(orphan, signal.SIGKILL)
 
 
+async def test_a_forked_child_that_ends_takes_no_acknowledged_write_along(
+    house: House, path: str, children: Family
+) -> None:
+    owner = children.start_module(SERVING, path, "create")
+    assert owner.line() == "ready"
+    owner.say("fork and end")
+    owner.line()
+    owner.say("create /a")
+    assert owner.line() == "made"
+    owner.kill()
+    store = await house.open()
+    assert await store.children("/") == ["a"]
+
+
 async def test_a_failed_commit_ends_the_process_and_is_never_answered(
     house: House, path: str, children: Family
 ) -> None:
@@ -468,6 +505,17 @@ async def test_a_failed_commit_is_fatal_at_once(path: str) -> None:
     await store.close()
 
 
+@pytest.mark.parametrize("gone", ["", "-wal"])
+async def test_nothing_is_acknowledged_once_the_file_is_gone(
+    path: str, children: Family, gone: str
+) -> None:
+    owner = children.start_module(SERVING, path, "create")
+    assert owner.line() == "ready"
+    os.rename(f"{path}{gone}", f"{path}.moved")
+    owner.say("create /a")
+    assert owner.wait() == EXIT_STORE_FAILED
+
+
 async def test_taking_is_refused_while_another_has_it(path: str) -> None:
     """MS2"""
     first = await Owner.take(path, SystemClock(), random.Random(0), create=True)
@@ -500,6 +548,29 @@ async def test_an_owner_leaves_under_load(house: House) -> None:
     stop.set()
     await asyncio.gather(*tasks)
     assert set(acknowledged) <= {f"/{name}" for name in await heir.children("/")}
+
+
+async def test_a_close_that_is_cut_off_still_leaves_the_store(
+    house: House, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await house.open(create=True)
+    disk = threading.Event()
+    keep = StoreFile._keep
+
+    def keep_late(file: StoreFile, batch: Batch) -> None:
+        disk.wait()
+        keep(file, batch)
+
+    monkeypatch.setattr(StoreFile, "_keep", keep_late)
+    writing = asyncio.create_task(store.create("/a"))
+    await asyncio.sleep(0.01)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S + 0.2):
+            await store.close()
+    disk.set()
+    await store.close()
+    await asyncio.gather(writing, return_exceptions=True)
+    assert await (await house.open()).children("/") == ["a"]
 
 
 # --- Strangers on the socket --------------------------------------------------------------------
