@@ -17,6 +17,9 @@ from rollbook.proto.metastore.core.ops import ROOT, parent_of
 from rollbook.proto.metastore.core.service import Batch, Kept, Service
 from rollbook.proto.runtime.metastore import embedded_file
 from rollbook.proto.runtime.metastore.embedded_file import StoreFile
+from tests.crash.judge import LOG
+
+_BETWEEN_COMMITS_S: Final = 0.03
 
 
 def _patch(owner: Any, name: str, new: Any) -> None:
@@ -45,12 +48,17 @@ def answers_first() -> None:
 
 
 def tears_transactions() -> None:
-    """Each node is written in a commit of its own."""
+    """Each node is written in a commit of its own.
+
+    Between a counter's and that of its log it takes its time: so it needs no luck to be killed there.
+    """
     keep = StoreFile.keep
 
     async def keep_one_by_one(file: StoreFile, batch: Batch) -> None:
         await keep(file, replace(batch, rows={}))
         for path, row in batch.rows.items():
+            if path.startswith(LOG):
+                await asyncio.sleep(_BETWEEN_COMMITS_S)
             await keep(file, replace(batch, rows={path: row}, timeouts_ms={}))
 
     _patch(StoreFile, "keep", keep_one_by_one)

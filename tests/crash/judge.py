@@ -11,7 +11,8 @@ end it compares what the store holds with what it promised:
   `LOG/COUNTER/N` in one transaction, so the log tells who made which step: it has no gap, ends
   where the counter stands, holds every acknowledged step and no refused one, and agrees with every
   value that anybody ever saw. What was seen and never was is thus found, too.
-- *Numbers* are sequential nodes, deleted sooner or later: no name is given twice.
+- *Numbers* are sequential nodes, deleted sooner or later: no name is given twice, and the next one
+  is never taken.
 
 Lines are JSON arrays:
     ["try", OP, KIND, …]     create PATH VALUE · set PATH VALUE VERSION · delete PATH VERSION ·
@@ -87,6 +88,8 @@ class Judge:
 
     def _on_refusal(self, client: str, attempt: list[Any], reason: str) -> None:
         match attempt:
+            case ["number", prefix, _] if reason == "NodeExists":
+                self.violations.append(f"{client}: the next name of {prefix} was taken already")
             case ["number", _, token] | ["step", _, _, token]:
                 self._refused_tokens.add(token)
             case [_, path, *_]:

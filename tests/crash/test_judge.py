@@ -91,6 +91,9 @@ def test_a_number_that_was_given_twice_is_found() -> None:
     assert verdict(store, *two, *one)  # Numbers only grow.
     assert verdict({**store, "/numbers/n-3": ("z", 0)}, *one, *two)  # Nobody asked for it.
 
+    taken: list[Line] = [["try", 4, "number", "/numbers/n-", "z"], ["refused", 4, "NodeExists"]]
+    assert verdict(store, *one, *two, *taken)
+
 
 def test_counters_and_their_logs_must_agree() -> None:
     steps: list[Line] = [["try", n, "step", "c", n, f"t{n}"] for n in (1, 2)]
