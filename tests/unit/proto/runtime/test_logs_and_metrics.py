@@ -2,12 +2,15 @@
 
 import io
 import json
+from dataclasses import dataclass
 
 import pytest
 import structlog
+from prometheus_client.parser import text_string_to_metric_families
 
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metrics import Metrics
+from rollbook.proto.stats import Gauge, Histogram, counter, counters, gauge, latency
 
 
 def test_an_event_is_one_json_line_without_secrets() -> None:
@@ -49,14 +52,46 @@ def test_colours_are_for_terminals_that_want_them(
     assert ("\x1b[" in stream.getvalue()) is is_coloured
 
 
-def test_metrics_of_two_nodes_do_not_meet() -> None:
-    first, second = Metrics(), Metrics()
-    first.counter("adds", "Entries added.").inc(3)
-    second.counter("adds", "Entries added.").inc()
-    first.latency("add_seconds", "Time of an add.", ("op",)).labels("add").observe(0.003)
-    first.gauge("queue_bytes", "Bytes waiting.").set(12)
-    text = first.exposition().decode()
-    assert "rollbook_adds_total 3.0" in text
-    assert 'rollbook_add_seconds_bucket{le="0.005",op="add"} 1.0' in text
-    assert "rollbook_queue_bytes 12.0" in text
-    assert "rollbook_adds_total 1.0" in second.exposition().decode()
+@dataclass
+class Stats:
+    adds: int = counter("adds_total", "Entries added.")
+    refusals: dict[str, int] = counters("refusals_total", "Refused, by reason.", "reason")
+    add_latency: Histogram = latency("add_seconds", "Time of an add.")
+    queue_bytes: Gauge = gauge("queue_bytes", "Bytes waiting.")
+
+
+def shown(stats: Stats) -> str:
+    metrics = Metrics()
+    metrics.add("bookie", stats)
+    return b"".join(metrics.exposition()).decode()
+
+
+def test_metrics_are_read_when_they_are_asked_for() -> None:
+    first, second = Stats(), Stats()
+    first.adds += 3
+    second.adds += 1
+    first.refusals["FENCED"] = 2
+    first.queue_bytes = lambda: 12
+    first.add_latency.observe(3_000_000, 5)
+    text = shown(first)
+    assert "rollbook_bookie_adds_total 3.0" in text
+    assert 'rollbook_bookie_refusals_total{reason="FENCED"} 2.0' in text
+    assert 'rollbook_bookie_add_seconds_bucket{le="0.0025"} 0.0' in text
+    assert 'rollbook_bookie_add_seconds_bucket{le="0.005"} 5.0' in text
+    assert 'rollbook_bookie_add_seconds_bucket{le="+Inf"} 5.0' in text
+    assert "rollbook_bookie_add_seconds_sum 0.015" in text
+    assert "rollbook_bookie_queue_bytes 12.0" in text
+    assert "rollbook_bookie_adds_total 1.0" in shown(second)
+
+
+def test_the_exposition_is_what_scrapers_read() -> None:
+    stats = Stats()
+    stats.add_latency.observe(1)
+    metrics = Metrics()
+    metrics.add("bookie", stats)
+    metrics.add_process()
+    text = b"".join(metrics.exposition()).decode()
+    families = {family.name: family.type for family in text_string_to_metric_families(text)}
+    assert families["rollbook_bookie_adds"] == "counter"
+    assert families["rollbook_bookie_add_seconds"] == "histogram"
+    assert families["process_resident_memory_bytes"] == "gauge"

@@ -1,0 +1,142 @@
+"""What one bookie has done since it started: the table of its metrics.
+
+Whoever does something counts it here, at once for a chunk, a write or a batch and never for an
+entry. What stands somewhere anyway (a queue's bytes, the disk's space) is not counted but asked for,
+by a function that its owner puts here. Names get `rollbook_bookie_` in front.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.proto.stats import (
+    Gauge,
+    Gauges,
+    Histogram,
+    counter,
+    counters,
+    gauge,
+    gauges,
+    latencies,
+    latency,
+    sizes,
+    told_counter,
+)
+
+REQUESTS: Final = (
+    *("add", "read", "batch_read", "long_poll", "fence", "read_lac", "write_lac", "force"),
+    *("list_entries", "info", "other"),
+)
+
+
+@dataclass(slots=True)
+class Stats:
+    # --- Server -------------------------------------------------------------------------------
+    requests: dict[str, Histogram] = latencies(
+        "request_seconds", "From the arrival of a request to its answer.", "request", REQUESTS
+    )
+    refusals: dict[str, int] = counters(
+        "refusals_total", "Requests that were answered with an error, by its reason.", "reason"
+    )
+    received_bytes: int = counter("received_bytes_total", "Bytes that came from clients.")
+    sent_bytes: int = counter("sent_bytes_total", "Bytes that went to clients.")
+    chunk_entries: Histogram = sizes(
+        "chunk_entries", "Adds that were parsed, judged and handed on at a time."
+    )
+    connections: Gauge = gauge("connections", "Clients that are connected.")
+    connections_accepted: int = counter("connections_accepted_total", "Clients that connected.")
+    connections_closed: dict[str, int] = counters(
+        "connections_closed_total",
+        "Connections that the bookie closed or did not take, by reason.",
+        "reason",
+    )
+    buffered_bytes: Gauge = gauge(
+        "buffered_bytes", "Requests and answers that are held in memory for clients."
+    )
+    # --- Journal ------------------------------------------------------------------------------
+    journal_writes: Histogram = latency(
+        "journal_sync_seconds", "One write to the journal, until it is durable."
+    )
+    journal_write_bytes: Histogram = sizes(
+        "journal_write_bytes", "Size of one write to the journal."
+    )
+    journal_write_entries: Histogram = sizes(
+        "journal_write_entries", "Entries that one write to the journal brought."
+    )
+    journal_queue_bytes: Gauge = gauge(
+        "journal_queue_bytes", "Accepted, and not yet durable in the journal."
+    )
+    journal_rolls: int = counter("journal_rolls_total", "Journal files that were filled.")
+    journal_files_waiting: Gauge = gauge(
+        "journal_files_waiting", "Filled journal files that no entry log was made of yet."
+    )
+    # --- Checkpoint ---------------------------------------------------------------------------
+    checkpoints: dict[str, int] = counters(
+        "checkpoints_total", "Filled journal files that were adopted, rewritten or empty.", "how"
+    )
+    checkpoint_latency: Histogram = latency(
+        "checkpoint_seconds", "One checkpoint, from its first write to the mark."
+    )
+    checkpoint_failures: int = counter(
+        "checkpoint_failures_total", "Attempts at a checkpoint that the disk refused."
+    )
+    # --- What is stored -----------------------------------------------------------------------
+    entries_added: int = counter("entries_added_total", "Entries that became durable.")
+    entry_bytes_added: int = counter("entry_added_bytes_total", "Bytes of those entries.")
+    ledgers: Gauge = gauge("ledgers", "Ledgers that the catalog knows.")
+    entry_logs: Gauge = gauge("entry_logs", "Entry logs.")
+    entry_log_bytes: Gauge = gauge("entry_log_bytes", "Bytes of all entry logs.")
+    memtable_bytes: Gauge = gauge("memtable_bytes", "Memory of the index of the journal's files.")
+    doubtful_ledgers: Gauge = gauge(
+        "doubtful_ledgers", "Ledgers with entries that may have been lost; their answer is UNKNOWN."
+    )
+    doubts_everything: Gauge = gauge(
+        "doubts_everything", "1 if anything may have been lost; else 0."
+    )
+    damages_met: int = counter("damages_met_total", "Damaged records that readers ran into.")
+    # --- Cache --------------------------------------------------------------------------------
+    cache_hits: Gauge = told_counter("cache_hits_total", "Records that were found in the cache.")
+    cache_misses: Gauge = told_counter("cache_misses_total", "Records that had to be read.")
+    cache_bytes: Gauge = gauge("cache_bytes", "Records in the cache.")
+    # --- Space --------------------------------------------------------------------------------
+    disk_free_bytes: Gauges = gauges("disk_free_bytes", "Free space, by directory.", "directory")
+    disk_total_bytes: Gauges = gauges("disk_total_bytes", "Size of the disk.", "directory")
+    read_only: Gauge = gauge("read_only", "1 while new entries are refused; else 0.")
+    gc_runs: dict[str, int] = counters(
+        "gc_runs_total", "Scans for deleted ledgers, by how they ended.", "outcome"
+    )
+    gc_latency: Histogram = latency("gc_seconds", "One scan for deleted ledgers.")
+    gc_ledgers: int = counter("gc_ledgers_total", "Ledgers that were given up as deleted.")
+    gc_logs: int = counter("gc_logs_total", "Entry logs that held nothing any more and went.")
+    gc_freed_bytes: int = counter("gc_freed_bytes_total", "Their bytes.")
+    compactions: dict[str, int] = counters(
+        "compactions_total", "Entry logs that were rewritten, minor or major.", "kind"
+    )
+    compaction_read_bytes: int = counter(
+        "compaction_read_bytes_total", "Bytes of logs that were rewritten."
+    )
+    compaction_written_bytes: int = counter(
+        "compaction_written_bytes_total", "Bytes of the logs made of them."
+    )
+    compaction_failures: int = counter("compaction_failures_total", "Compactions that failed.")
+    scrub_runs: int = counter("scrub_runs_total", "Times that everything was read and verified.")
+    scrub_bytes: int = counter("scrub_read_bytes_total", "Bytes that were read and verified.")
+    scrub_damages: int = counter("scrub_damages_total", "Damaged places that were found.")
+    # --- Membership ---------------------------------------------------------------------------
+    registered: Gauge = gauge("registered", "1 while the bookie is registered; else 0.")
+    sessions_lost: int = counter("sessions_lost_total", "Metadata sessions that expired.")
+
+    # --- Facts that touch several -------------------------------------------------------------
+
+    def on_entries(self, entries: int, entry_bytes: int) -> None:
+        """One write made them durable."""
+        if entries:
+            self.journal_write_entries.observe(entries)
+            self.entries_added += entries
+            self.entry_bytes_added += entry_bytes
+
+    def on_checkpoint(self, how: str, elapsed_ns: int) -> None:
+        self.checkpoints[how] = self.checkpoints.get(how, 0) + 1
+        self.checkpoint_latency.observe(elapsed_ns)
+
+    def on_refusals(self, reason: str, times: int = 1) -> None:
+        self.refusals[reason] = self.refusals.get(reason, 0) + times

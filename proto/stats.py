@@ -1,0 +1,157 @@
+"""Counting without a library: what a component did and how long it took, for whoever asks.
+
+A component has a dataclass of such fields, handed to its parts, and adds to them a chunk at a time:
+
+    @dataclass
+    class Stats:
+        adds: int = counter("adds_total", "Entries added.")
+        syncs: Histogram = latency("sync_seconds", "One sync of the journal.")
+        queue_bytes: Gauge = gauge("queue_bytes", "Bytes that wait for the journal.")
+
+    stats.adds += len(chunk)
+    stats.syncs.observe(clock.monotonic_ns() - started_ns)
+    stats.queue_bytes = lambda: journal.queued_bytes
+
+The dataclass is the only table of its metrics: `proto/runtime/metrics.py` shows it to Prometheus.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from itertools import accumulate
+from typing import Any, Final, TypeAlias
+
+_METRIC: Final = "metric"
+_NS_PER_S: Final = 1_000_000_000
+# From a read that memory answers to a deadline that passed; factors of 2 and 2.5 between.
+LATENCY_BOUNDS_NS: Final = (
+    *(digit * 10**power for power in range(3, 9) for digit in (10, 25, 50)),
+    10 * _NS_PER_S,
+)
+SIZE_BOUNDS: Final = tuple(4**power for power in range(14))  # 1 to 64 Mi.
+
+
+class Histogram:
+    """How often a value fell between which bounds. `observe` takes a fraction of a microsecond."""
+
+    __slots__ = ("bounds", "counts", "per_unit", "total")
+
+    def __init__(self, bounds: Sequence[int], per_unit: int = 1) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # The last one: above all bounds.
+        self.total = 0
+        self.per_unit = per_unit  # What is counted in nanoseconds is shown in seconds.
+
+    def observe(self, value: int, times: int = 1) -> None:
+        """`times` things that all took, or all were, this much."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def quantile(self, share: float) -> float | None:
+        """An estimate, in units: exact to within its bucket. None if nothing was observed."""
+        if not self.count:
+            return None
+        wanted = share * self.count
+        reached = list(accumulate(self.counts))
+        at = bisect_left(reached, wanted)
+        if at == len(self.bounds):
+            return self.bounds[-1] / self.per_unit
+        low = self.bounds[at - 1] if at else 0
+        part = 1 - (reached[at] - wanted) / max(1, self.counts[at])
+        return (low + part * (self.bounds[at] - low)) / self.per_unit
+
+
+class Kind(Enum):
+    COUNTER = "counter"  # Only grows; its name ends in _total.
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A name ends in its unit: _seconds, _bytes, _total."""
+
+    name: str
+    kind: Kind
+    help: str
+    label: str = ""  # Its name, if there is one value for each of several things.
+
+
+Gauge: TypeAlias = Callable[[], float]
+Gauges: TypeAlias = Callable[[], Mapping[str, float]]
+Value: TypeAlias = float | Histogram | Mapping[str, float] | Mapping[str, Histogram]
+
+
+def _field(metric: Metric, make: Callable[[], object]) -> Any:
+    return field(default_factory=make, metadata={_METRIC: metric})
+
+
+def counter(name: str, help_text: str) -> Any:
+    assert name.endswith("_total"), name
+    return field(default=0, metadata={_METRIC: Metric(name, Kind.COUNTER, help_text)})
+
+
+def counters(name: str, help_text: str, label: str) -> Any:
+    """One for each value of the label: there must be few of those, and none from outside."""
+    assert name.endswith("_total"), name
+    return _field(Metric(name, Kind.COUNTER, help_text, label), dict)
+
+
+def gauge(name: str, help_text: str) -> Any:
+    return _field(Metric(name, Kind.GAUGE, help_text), lambda: _nothing)
+
+
+def told_counter(name: str, help_text: str) -> Any:
+    """Somebody counts it already: a function like a gauge's."""
+    assert name.endswith("_total"), name
+    return _field(Metric(name, Kind.COUNTER, help_text), lambda: _nothing)
+
+
+def gauges(name: str, help_text: str, label: str) -> Any:
+    return _field(Metric(name, Kind.GAUGE, help_text, label), lambda: _nothings)
+
+
+def sizes(name: str, help_text: str, bounds: Sequence[int] = SIZE_BOUNDS) -> Any:
+    return _field(Metric(name, Kind.HISTOGRAM, help_text), lambda: Histogram(bounds))
+
+
+def latency(name: str, help_text: str) -> Any:
+    """Of nanoseconds."""
+    assert name.endswith("_seconds"), name
+    return _field(Metric(name, Kind.HISTOGRAM, help_text), new_latency)
+
+
+def latencies(name: str, help_text: str, label: str, values: Sequence[str]) -> Any:
+    assert name.endswith("_seconds"), name
+    metric = Metric(name, Kind.HISTOGRAM, help_text, label)
+    return _field(metric, lambda: {value: new_latency() for value in values})
+
+
+def new_latency() -> Histogram:
+    return Histogram(LATENCY_BOUNDS_NS, _NS_PER_S)
+
+
+def _nothing() -> float:
+    return 0
+
+
+def _nothings() -> Mapping[str, float]:
+    return {}
+
+
+def metrics_of(stats: object) -> Iterator[Metric]:
+    """Of a dataclass of such fields, or of an instance."""
+    for each in fields(stats):  # type: ignore[arg-type]  # Any dataclass: it has no type of its own.
+        yield each.metadata[_METRIC]
+
+
+def read(stats: object) -> Iterator[tuple[Metric, Value]]:
+    """What they say now."""
+    for each in fields(stats):  # type: ignore[arg-type]  # As above.
+        value = getattr(stats, each.name)
+        yield each.metadata[_METRIC], value() if callable(value) else value
