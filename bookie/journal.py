@@ -33,8 +33,9 @@ from rollbook.bookie.core.records import (
     Row,
 )
 from rollbook.bookie.record_file import Cache, RecordFile
+from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BookieFailed
-from rollbook.proto.ports import Disk, OpenMode, Randomness
+from rollbook.proto.ports import Clock, Disk, OpenMode, Randomness
 
 logger = structlog.get_logger()
 
@@ -78,6 +79,8 @@ class Journal:
         randomness: Randomness,
         catalog: CatalogFiles,
         cache: Cache,
+        clock: Clock,
+        stats: Stats,
         on_written: Callable[[JournalFile, Write], None],
         on_filled: Callable[[JournalFile], None],
     ) -> None:
@@ -92,6 +95,8 @@ class Journal:
         self._randomness = randomness
         self._catalog = catalog
         self._cache = cache
+        self._clock = clock
+        self._stats = stats
         self._waiting: deque[Waiting] = deque()
         self._writing: list[Waiting] = []
         self._has_work = asyncio.Event()
@@ -217,7 +222,10 @@ class Journal:
         return batch, size
 
     async def _write(self, write: Write) -> None:
+        started_ns = self._clock.monotonic_ns()
         await self.active.records.file.write_and_sync(write.position, write.buffers)
+        self._stats.journal_writes.observe(self._clock.monotonic_ns() - started_ns)
+        self._stats.journal_write_bytes.observe(write.end - write.position)
         self.active.packer.on_synced(write)
         self._has_unsynced = False
 
@@ -243,6 +251,7 @@ class Journal:
         await self.fill()
         self.active = self._begin(spare, file.packer.next_sequence)
         self._spare = asyncio.create_task(self._prepare(self.active.number + 1))
+        self._stats.journal_rolls += 1
         self._on_filled(file)
 
     async def fill(self) -> None:

@@ -29,6 +29,7 @@ from rollbook.bookie.core.salvage import take_frames
 from rollbook.bookie.entry_log import EntryLogs
 from rollbook.bookie.journal import Journal, JournalFile
 from rollbook.bookie.record_file import Cache
+from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import (
     BookieReadOnly,
     EntryStateUnknown,
@@ -69,7 +70,9 @@ class Storage:
         found: Found,
         cache: Cache,
         locks: Sequence[DiskLock],
+        stats: Stats,
     ) -> None:
+        self.stats = stats
         self._config = config
         self._clock = clock
         self._catalog_files = found.catalog
@@ -84,8 +87,9 @@ class Storage:
         parts = (disk, config, randomness, found.catalog, cache)
         self._logs = EntryLogs(disk, found.catalog.store_id, self._path_of_log, cache)
         self._checkpointer = Checkpointer(*parts)
-        self._journal = Journal(*parts, self._on_written, self._on_filled)
+        self._journal = Journal(*parts, clock, stats, self._on_written, self._on_filled)
         self._tasks: list[asyncio.Task[None]] = []
+        self._show_gauges(cache)
 
     # --- Life ---------------------------------------------------------------------------------
 
@@ -103,6 +107,7 @@ class Storage:
         randomness: Randomness,
         *,
         accepts_loss: bool = False,
+        stats: Stats | None = None,
     ) -> "Storage":
         """Everything that was ever acknowledged can be read when it returns; `start` is next.
 
@@ -117,7 +122,8 @@ class Storage:
                     lock = await disk.lock(f"{directory}/lock")
                     locks.append(lock)  # One by one: what is held must be let go of below.
             found = await find_store(disk, config, randomness, cache, accepts_loss=accepts_loss)
-            storage = cls(disk, config, clock, randomness, found, cache, locks)
+            stats = stats or Stats()
+            storage = cls(disk, config, clock, randomness, found, cache, locks, stats)
             await storage._journal.open(found.spare, found.next_journal, found.next_sequence)
         except BaseException:
             for lock in locks:
@@ -161,6 +167,22 @@ class Storage:
         for lock in self._locks:
             await lock.release()
 
+    def _show_gauges(self, cache: Cache) -> None:
+        """What is asked for by a scrape, and not counted."""
+        stats, catalog = self.stats, self._catalog
+        stats.journal_queue_bytes = lambda: self._journal.queued_bytes
+        stats.journal_files_waiting = lambda: len(self._filled)
+        stats.memtable_bytes = lambda: sum(file.memtable.memory_bytes for file in self._files())
+        stats.cache_hits = lambda: cache.bodies.hits
+        stats.cache_misses = lambda: cache.bodies.misses
+        stats.cache_bytes = lambda: cache.bodies.bytes
+        stats.ledgers = lambda: len(catalog.facts)
+        stats.entry_logs = lambda: len(catalog.logs)
+        stats.entry_log_bytes = lambda: sum(log.file_bytes for log in catalog.logs.values())
+        stats.doubtful_ledgers = lambda: catalog.doubts.ledgers
+        stats.doubts_everything = lambda: catalog.doubts.everything
+        stats.read_only = lambda: self.is_read_only
+
     def _path_of_log(self, number: int) -> str:
         log = self._catalog.logs[number]
         return log_path(self._config.ledger_dirs[log.directory], number)
@@ -201,6 +223,7 @@ class Storage:
 
     def _on_written(self, file: JournalFile, write: Write) -> None:
         """It is durable, or somebody wanted no more than that it is written."""
+        entries, entry_bytes = 0, 0
         for record in write.records:
             for control in record.controls:
                 self._on_control(control)
@@ -208,16 +231,20 @@ class Storage:
                 continue
             file.records.on_written(record.position, record.body, write.end)
             file.shape.on_record(len(record.body), record.ledgers)
+            bytes_before = file.memtable.entry_bytes
             for placed in record.adds:
                 for group, positions, lengths in index_of(placed):
                     lac = group.last_add_confirmed
                     file.memtable.add_group(
                         group.ledger_id, lac, group.entry_ids, positions, lengths
                     )
+                    entries += len(group.entry_ids)
                     ledger = self._ledger(group.ledger_id)
                     ledger.on_durable_lac(lac)
                     if ledger.facts.ledger_key is None:
                         self._set_facts(ledger, ledger.facts.with_key(group.ledger_key))
+            entry_bytes += file.memtable.entry_bytes - bytes_before
+        self.stats.on_entries(entries, entry_bytes)
 
     def _on_control(self, control: Control) -> None:
         ledger = self._ledger(control.ledger_id)
@@ -390,6 +417,7 @@ class Storage:
                     return await file.records.read(ledger_id, entry_id, place)
                 except _DAMAGE as error:
                     damage = error
+                    self.stats.damages_met += 1
         for number in self._catalog.holding(ledger_id, entry_id):
             try:
                 async with self._logs.use(number) as log:
@@ -397,6 +425,7 @@ class Storage:
                         return found
             except _DAMAGE as error:
                 damage = error
+                self.stats.damages_met += 1
         if damage or self._catalog.doubts.about(ledger_id, entry_id):
             raise EntryStateUnknown(ledger_id=ledger_id, entry_id=entry_id) from damage
         raise self._absence(ledger_id)(ledger_id=ledger_id, entry_id=entry_id)
@@ -481,6 +510,7 @@ class Storage:
         file = self._filled[0]
         saved = {ledger_id: self._ledgers[ledger_id].facts for ledger_id in self._unsaved}
         facts = [changes.pack_ledger(ledger_id, known) for ledger_id, known in saved.items()]
+        started_ns = self._clock.monotonic_ns()
         records = await self._checkpointer.checkpoint(file, facts)
         # From here to the end of the block without an `await`: readers find it in one place.
         del self._filled[0]
@@ -493,6 +523,8 @@ class Storage:
         if records is not file.records:
             await file.records.retire()
         await self._checkpointer.forget(file)
+        how = "adopted" if records is file.records else "rewritten" if records else "empty"
+        self.stats.on_checkpoint(how, self._clock.monotonic_ns() - started_ns)
         return True
 
     def _on_filled(self, file: JournalFile) -> None:
@@ -508,6 +540,7 @@ class Storage:
                     await self._has_filled.wait()
                 pause_s = _RETRY_S[0]
             except OSError as error:
+                self.stats.checkpoint_failures += 1
                 logger.error("checkpoint_failed", reason=str(error), waiting=len(self._filled))
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RETRY_S[1])

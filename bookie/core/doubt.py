@@ -60,6 +60,11 @@ class Doubts:
         ranges = self._ranges.get(ledger_id)
         return bool(ranges and ranges[-1].last_entry > entry_id)
 
+    @property
+    def ledgers(self) -> int:
+        """How many have doubts of their own."""
+        return len(self._ranges)
+
     def of(self, ledger_id: int) -> tuple[Range, ...]:
         return tuple(self._ranges.get(ledger_id, ()))
 
