@@ -155,6 +155,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.network: Network  # The world puts it there.
         self._is_going = False
         self._is_closed = False
+        self._is_dismantled = False
 
     # --- Lanes --------------------------------------------------------------------------------
 
@@ -441,6 +442,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         task = asyncio.Task(coro, loop=self, name=name, context=context)
         lane = self.lane() if context is None else context.get(LANE, self.outside)
         lane.remember(task)
+        if self._is_dismantled:  # Made by what ends with a coroutine; it never runs.
+            coro.close()
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # Known to asyncio.
         return task
 
     def finish_generator(self, generator: Any) -> None:
@@ -452,6 +456,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """After the run: ends every coroutine, so that none of them ends later, at a moment chosen
         by the garbage collector.
         """
+        self._is_dismantled = True
         for lane in self.lanes:
             lane.bury()
             for task in lane.buried:

@@ -232,6 +232,10 @@ def _leave_things_behind(ran: list[str]) -> None:
             await asyncio.get_running_loop().create_future()
         finally:
             ran.append(node.name)
+            held.append(asyncio.get_running_loop().create_task(farewell()))
+
+    async def farewell() -> None:
+        ran.append("farewell")
 
     async def scenario() -> None:
         world.node("server").start(serve)
