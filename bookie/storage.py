@@ -12,12 +12,12 @@ Everything runs on one event loop; what changes together changes without an `awa
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
-from rollbook.bookie.boot import Found, find_store, log_path, make_store
+from rollbook.bookie.boot import Found, find_store, lock_directories, log_path, make_store
 from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
@@ -41,7 +41,7 @@ from rollbook.proto.errors import (
     WrongCluster,
 )
 from rollbook.proto.ids import NO_ENTRY
-from rollbook.proto.ports import Clock, Disk, DiskLock, Randomness
+from rollbook.proto.ports import Clock, Disk, DiskLock, DiskSpace, Randomness
 from rollbook.proto.wire.adds import AddGroup, Adds
 from rollbook.proto.wire.messages import Failure
 
@@ -73,6 +73,10 @@ class Storage:
         stats: Stats,
     ) -> None:
         self.stats = stats
+        # Of ledgers whose LAC somebody awaits: called, and quick to return, when it rose or the ledger
+        # was deleted. What is read right behind a call may be older; in the next turn of the loop it is not.
+        self.lac_watchers: dict[int, Callable[[int], None]] = {}
+        self._disk = disk
         self._config = config
         self._clock = clock
         self._catalog_files = found.catalog
@@ -94,9 +98,14 @@ class Storage:
     # --- Life ---------------------------------------------------------------------------------
 
     @staticmethod
-    async def make(disk: Disk, config: StorageConfig, randomness: Randomness) -> None:
-        """An empty store. Raises `BadConfig` if there is one."""
-        await make_store(disk, config, randomness)
+    async def make(
+        disk: Disk, config: StorageConfig, randomness: Randomness, *, doubted: Iterable[int] = ()
+    ) -> None:
+        """An empty store. Raises `BadConfig` if there is one.
+
+        Of the `doubted` ledgers it answers UNKNOWN from the start, never ABSENT.
+        """
+        await make_store(disk, config, randomness, doubted)
 
     @classmethod
     async def open(
@@ -107,20 +116,20 @@ class Storage:
         randomness: Randomness,
         *,
         accepts_loss: bool = False,
+        locks: Sequence[DiskLock] | None = None,
         stats: Stats | None = None,
     ) -> "Storage":
         """Everything that was ever acknowledged can be read when it returns; `start` is next.
+
+        `locks` are what `lock_directories` gave, if the caller has them; they go with the store.
 
         Raises `BadConfig` if there is no store, `DataLost` if files are missing that were durable,
         `DirectoryInUse`, `WrongCluster`, `OSError`.
         """
         cache = Cache(ByteCache(config.cache_bytes))
-        locks: list[DiskLock] = []
+        if locks is None:
+            locks = await lock_directories(disk, config)
         try:
-            for directory in (config.journal_dir, *config.ledger_dirs):
-                if await disk.stat(directory) is not None:
-                    lock = await disk.lock(f"{directory}/lock")
-                    locks.append(lock)  # One by one: what is held must be let go of below.
             found = await find_store(disk, config, randomness, cache, accepts_loss=accepts_loss)
             stats = stats or Stats()
             storage = cls(disk, config, clock, randomness, found, cache, locks, stats)
@@ -240,7 +249,8 @@ class Storage:
                     )
                     entries += len(group.entry_ids)
                     ledger = self._ledger(group.ledger_id)
-                    ledger.on_durable_lac(lac)
+                    if ledger.on_durable_lac(lac) and self.lac_watchers:
+                        self._tell_lac_watcher(group.ledger_id)
                     if ledger.facts.ledger_key is None:
                         self._set_facts(ledger, ledger.facts.with_key(group.ledger_key))
             entry_bytes += file.memtable.entry_bytes - bytes_before
@@ -249,11 +259,16 @@ class Storage:
     def _on_control(self, control: Control) -> None:
         ledger = self._ledger(control.ledger_id)
         self._set_facts(ledger, control.applied_to(ledger.facts))
-        if control.operation is Operation.LAC:
-            ledger.on_durable_lac(control.number)
+        if control.operation is Operation.LAC and ledger.on_durable_lac(control.number):
+            self._tell_lac_watcher(control.ledger_id)
         if control.operation is Operation.DELETE:
             for file in self._files():
                 file.memtable.drop(control.ledger_id)
+            self._tell_lac_watcher(control.ledger_id)
+
+    def _tell_lac_watcher(self, ledger_id: int) -> None:
+        if on_risen := self.lac_watchers.get(ledger_id):
+            on_risen(ledger_id)
 
     def _set_facts(self, ledger: Ledger, facts: LedgerFacts) -> None:
         if facts is not ledger.facts:
@@ -314,6 +329,17 @@ class Storage:
         ledger.fence_is_wanted = True
         wall_ms = self._clock.wall_us() // 1000
         await self._journal.append(Control(Operation.DELETE, ledger_id, ledger.shown_key, wall_ms))
+
+    async def space(self) -> DiskSpace:
+        """Of all ledger directories; a disk that several of them share counts once."""
+        disks: dict[int, DiskSpace] = {}
+        for directory in self._config.ledger_dirs:
+            if stat := await self._disk.stat(directory):
+                disks[stat.device] = await self._disk.space(directory)
+        return DiskSpace(
+            sum(disk.total_bytes for disk in disks.values()),
+            sum(disk.free_bytes for disk in disks.values()),
+        )
 
     async def force(self) -> None:
         """Everything that was acknowledged before is durable when it returns."""
