@@ -9,6 +9,7 @@ Whatever the journal holds goes to memory again. A file without an END gets one 
 is written, so that its torn tail stays cut (B3). Dying in here and starting again is harmless.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import structlog
@@ -35,7 +36,7 @@ from rollbook.bookie.entry_log import open_record_file
 from rollbook.bookie.journal import JournalFile, journal_path
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import BadConfig, DataLost, TornRecord, WrongCluster
-from rollbook.proto.ports import Disk, File, OpenMode, Randomness
+from rollbook.proto.ports import Disk, DiskLock, File, OpenMode, Randomness
 
 logger = structlog.get_logger()
 
@@ -63,11 +64,33 @@ class Found:
     spare: RecordFile | None = None  # The last file, if it was made ready and never written to.
 
 
-async def make_store(disk: Disk, config: StorageConfig, randomness: Randomness) -> None:
-    """An empty store in new or empty directories; again, if that was cut short."""
+async def make_directories(disk: Disk, config: StorageConfig) -> None:
+    """Durably."""
     for directory in (config.journal_dir, *config.ledger_dirs):
         await disk.make_directory(directory)
         await _sync_ancestors(disk, directory)
+
+
+async def lock_directories(disk: Disk, config: StorageConfig) -> list[DiskLock]:
+    """Those that are there. Raises `DirectoryInUse`."""
+    locks: list[DiskLock] = []
+    try:
+        for directory in (config.journal_dir, *config.ledger_dirs):
+            if await disk.stat(directory) is not None:
+                lock = await disk.lock(f"{directory}/lock")
+                locks.append(lock)  # One by one: what is held must be let go of below.
+    except BaseException:
+        for lock in locks:
+            await lock.release()
+        raise
+    return locks
+
+
+async def make_store(
+    disk: Disk, config: StorageConfig, randomness: Randomness, doubted: Iterable[int] = ()
+) -> None:
+    """An empty store in new or empty directories; again, if that was cut short."""
+    await make_directories(disk, config)
     for directory, suffix in _places(config):
         if await _numbers(disk, directory, suffix):
             raise BadConfig("there is a store in this directory", path=directory)
@@ -76,7 +99,7 @@ async def make_store(disk: Disk, config: StorageConfig, randomness: Randomness) 
     if found:
         await found.close()
         raise BadConfig("there is a store in this directory", path=directories[0])
-    await (await CatalogFiles.create(disk, directories, randomness)).close()
+    await (await CatalogFiles.create(disk, directories, randomness, doubted)).close()
 
 
 async def find_store(

@@ -6,7 +6,7 @@ it was asked for. Boot writes a new generation unless both copies are whole and 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import structlog
 
@@ -27,6 +27,7 @@ from rollbook.bookie.core.records import (
     unpack_file_header,
 )
 from rollbook.proto.errors import BookieFailed, DataLost
+from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 from rollbook.proto.ports import Disk, File, OpenMode, Randomness
 
 logger = structlog.get_logger()
@@ -122,10 +123,16 @@ class CatalogFiles:
 
     @classmethod
     async def create(
-        cls, disk: Disk, directories: tuple[str, str], randomness: Randomness
+        cls,
+        disk: Disk,
+        directories: tuple[str, str],
+        randomness: Randomness,
+        doubted: Iterable[int] = (),
     ) -> "CatalogFiles":
-        """For a store that has never been."""
+        """For a store that has never been. All of each of the `doubted` ledgers is in doubt."""
         files = cls(disk, directories, randomness.randbytes(ID_BYTES), randomness)
+        for ledger_id in doubted:
+            files.catalog.doubts.add(ledger_id, NO_ENTRY, LEDGER_ID_MAX)
         for generation in await files._generations():  # Of a creation that was cut short.
             await files._remove(generation)
         await files._begin_anew()
