@@ -183,17 +183,11 @@ class _Boot:
             what = "is missing" if stat is None else f"has {stat.size} of {log.file_bytes} bytes"
         else:
             path, what = f"log {log.number}", "lies in a ledger directory that is not configured"
-        catalog = self._catalog.catalog
-        lost = [
-            (ledger_id, held)
-            for ledger_id in catalog.ledger_ids
-            for held in catalog.held(ledger_id)
-            if held.log == log.number
-        ]
-        ids = sorted(ledger_id for ledger_id, _ in lost)
-        self._refuse(
-            f"an entry log {what}", path=path, ledgers=len(ids), first=ids[0], last=ids[-1]
-        )
+        lost = list(self._catalog.catalog.held_in(log.number))
+        if lost:  # Else it was about to go.
+            ids = [ledger_id for ledger_id, _ in lost]
+            ends = {"ledgers": len(ids), "first": min(ids), "last": max(ids)}
+            self._refuse(f"an entry log {what}", path=path, **ends)
         doubts = [
             changes.pack_doubt(each, held.first_entry, held.last_entry) for each, held in lost
         ]

@@ -122,7 +122,7 @@ class Checkpointer:
             return await self._rewrite(file, directory, path)
         await self._disk.sync_directory(self._config.ledger_dirs[directory])
         logger.info("journal_file_adopted", number=file.number, bytes=size)
-        return NewLog(Log(file.number, directory, size), builder.extents, records)
+        return NewLog(Log(file.number, directory, size, age=file.number), builder.extents, records)
 
     # --- Rewriting ----------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Checkpointer:
         records = RecordFile(target, header, self._cache)
         records.records, records.end = writer.records, footer_at
         logger.info("journal_file_rewritten", number=file.number, bytes=size)
-        new = NewLog(Log(file.number, directory, size), builder.extents, records)
+        new = NewLog(Log(file.number, directory, size, age=file.number), builder.extents, records)
         new.doubts = doubts
         return new
 

@@ -9,42 +9,55 @@ ledgers with it, and its journal file becomes superfluous, in one step (B5).
     LEDGER      i64 ledger · u8 flags (1 fenced, 2 has a packet, 4 deleted) · u8 key bytes + 1 · key ·
                 i64 LAC of the packet · u16 packet bytes · packet · i64 wall ms of the deletion
     FORGET      i64 ledger              nothing is known of it any more
-    LOG         u64 number · u16 directory · u64 file bytes · u32 extents · the extents
+    LOG         u64 number · u16 directory · u64 file bytes · u64 age · u32 extents · the extents
+    EXTENTS     u64 number · u32 extents · the extents       more of a log, in a new generation
     UNLOG       u64 number              its file may go
     MARK        u64 journal file · u64 first sequence in it     earlier ones are not needed
     OPENED      u64 journal file        it exists and may have records
     LOST        u64 journal file        it was given up: do not ask for it again
     DOUBT       i64 ledger · i64 first entry · i64 last entry
-    TRUST       i64 ledger
+    TRUST       i64 ledger · i64 first entry · i64 last entry    these are here again
+    SCRUBBED    u64 number              logs up to this one have been verified, in this round
     DOUBT_ALL
     COMPLETE                            ends what a new generation begins with
 
 A generation begins with all that is known; the older one counts until both copies of the new one are
 durable. Marks never go back (B5).
+
+A deleted ledger has no extents and no doubts, whatever the order in which the catalog hears of them:
+its entries are nobody's any more, and a log that holds no others is *empty*. Of two logs that hold
+the same entry the *younger* one's counts. A log made of a journal file is as old as its number says;
+one that compaction made of others is as old as the youngest of them.
 """
 
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import Final, NamedTuple
+from itertools import islice
+from operator import attrgetter
+from typing import Final, NamedTuple, TypeVar
 
 from rollbook.bookie.core.doubt import Doubts
 from rollbook.bookie.core.entry_log_format import Extent
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.memtable import IntArray
 from rollbook.proto.errors import TornRecord
-from rollbook.proto.ids import NO_ENTRY
+from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
+
+T = TypeVar("T")
 
 _KIND: Final = struct.Struct("<B")
 _LEDGER: Final = struct.Struct("<BqBB")
 _LEDGER_REST: Final = struct.Struct("<qHq")
 _ID: Final = struct.Struct("<BQ")
-_LOG: Final = struct.Struct("<BQHQI")
+_LOG: Final = struct.Struct("<BQHQQI")
+_EXTENTS: Final = struct.Struct("<BQI")
 _MARK: Final = struct.Struct("<BQQ")
 _DOUBT: Final = struct.Struct("<Bqqq")
 _EXTENT: Final = struct.Struct("<qqqQQqII")
-_LEDGERS_PER_RECORD: Final = 4096
+_PER_RECORD: Final = 4096  # Ledgers, or extents, in a new generation.
+_SHARED_MAX: Final = 4096
 
 
 class Change(IntEnum):
@@ -59,6 +72,8 @@ class Change(IntEnum):
     DOUBT_ALL = 9
     COMPLETE = 10
     LOST = 11
+    EXTENTS = 12
+    SCRUBBED = 13
 
 
 _FENCED, _HAS_PACKET, _DELETED = 1, 2, 4
@@ -75,6 +90,15 @@ class Log(NamedTuple):
     number: int
     directory: int  # Which of the ledger directories has it.
     file_bytes: int
+    age: int
+
+
+class Use(NamedTuple):
+    """What of a log is still wanted."""
+
+    ledgers: int
+    entries: int
+    entry_bytes: int
 
 
 class Held(NamedTuple):
@@ -110,9 +134,18 @@ def pack_forget(ledger_id: int) -> bytes:
     return _ID.pack(Change.FORGET, ledger_id)
 
 
-def pack_log(log: Log, extents: list[Extent]) -> bytes:
-    head = _LOG.pack(Change.LOG, log.number, log.directory, log.file_bytes, len(extents))
-    return head + b"".join([_EXTENT.pack(*extent) for extent in extents])
+def pack_log(log: Log, extents: Sequence[Extent]) -> bytes:
+    number, directory, file_bytes, age = log
+    head = _LOG.pack(Change.LOG, number, directory, file_bytes, age, len(extents))
+    return head + _pack_extents(extents)
+
+
+def _pack_more(number: int, extents: Sequence[Extent]) -> bytes:
+    return _EXTENTS.pack(Change.EXTENTS, number, len(extents)) + _pack_extents(extents)
+
+
+def _pack_extents(extents: Sequence[Extent]) -> bytes:
+    return b"".join([_EXTENT.pack(*extent) for extent in extents])
 
 
 def pack_unlog(number: int) -> bytes:
@@ -135,8 +168,12 @@ def pack_doubt(ledger_id: int, first_entry: int, last_entry: int) -> bytes:
     return _DOUBT.pack(Change.DOUBT, ledger_id, first_entry, last_entry)
 
 
-def pack_trust(ledger_id: int) -> bytes:
-    return _ID.pack(Change.TRUST, ledger_id)
+def pack_trust(ledger_id: int, first_entry: int, last_entry: int) -> bytes:
+    return _DOUBT.pack(Change.TRUST, ledger_id, first_entry, last_entry)
+
+
+def pack_scrubbed(number: int) -> bytes:
+    return _ID.pack(Change.SCRUBBED, number)
 
 
 DOUBT_ALL: Final = _KIND.pack(Change.DOUBT_ALL)
@@ -154,10 +191,14 @@ class Catalog:
         self.mark = Mark(1, 1)
         self.opened = 0  # The highest journal file that may have records.
         self.lost: dict[int, None] = {}  # Journal files behind the mark that are not there.
+        self.scrubbed = 0
         self.is_complete = False
         # Of each ledger, the fields of `Held` one after the other: an object for each would be
         # ten times the size, and stores have millions.
         self._held: dict[int, IntArray] = {}
+        self._ledgers_of: dict[int, IntArray] = {}  # By log; some may be gone from it meanwhile.
+        self._use: dict[int, IntArray] = {}  # By log, the fields of `Use`.
+        self._shared: dict[LedgerFacts, LedgerFacts] = {}  # Most ledgers' are equal to others'.
 
     def held(self, ledger_id: int) -> Iterator[Held]:
         """Newest log first."""
@@ -176,6 +217,20 @@ class Catalog:
             if fields[at + 1] <= entry_id <= fields[at + 2]
         ]
 
+    def held_in(self, number: int) -> Iterator[tuple[int, Held]]:
+        """All that one log holds, by ledger."""
+        for ledger_id in self._ledgers_of[number]:
+            for held in self.held(ledger_id):
+                if held.log == number:
+                    yield ledger_id, held
+
+    def use_of(self, number: int) -> Use:
+        return Use(*self._use[number])
+
+    def is_deleted(self, ledger_id: int) -> bool:
+        facts = self.facts.get(ledger_id)
+        return facts is not None and facts.deleted_ms is not None
+
     def last_add_confirmed(self, ledger_id: int) -> int:
         fields = self._held.get(ledger_id)
         return max(fields[5::_HELD]) if fields else NO_ENTRY
@@ -193,7 +248,7 @@ class Catalog:
             at = 0
             while at < len(body):
                 at += self._apply_one(body, at)
-        except (struct.error, ValueError) as error:
+        except (struct.error, ValueError, KeyError) as error:
             raise TornRecord(f"the catalog cannot be read: {error}") from error
 
     def _apply_one(self, body: bytes, at: int) -> int:
@@ -204,9 +259,17 @@ class Catalog:
                 return self._apply_ledger(body, at)
             case Change.LOG:
                 return self._apply_log(body, at)
+            case Change.EXTENTS:
+                _, number, count = _EXTENTS.unpack_from(body, at)
+                return self._apply_extents(body, at, at + _EXTENTS.size, number, count)
             case Change.DOUBT:
-                _, *doubt = _DOUBT.unpack_from(body, at)
-                self.doubts.add(*doubt)
+                _, ledger_id, first, last = _DOUBT.unpack_from(body, at)
+                if not self.is_deleted(ledger_id):
+                    self.doubts.add(ledger_id, first, last)
+                return _DOUBT.size
+            case Change.TRUST:
+                _, ledger_id, first, last = _DOUBT.unpack_from(body, at)
+                self.doubts.remove(ledger_id, first, last)
                 return _DOUBT.size
             case Change.MARK:
                 _, journal, first_sequence = _MARK.unpack_from(body, at)
@@ -224,14 +287,15 @@ class Catalog:
         match kind:
             case Change.FORGET:
                 self.facts.pop(number, None)
+                self._give_up(number)
             case Change.UNLOG:
                 self._remove_log(number)
             case Change.OPENED:
                 self.opened = max(self.opened, number)
             case Change.LOST:
                 self.lost[number] = None
-            case Change.TRUST:
-                self.doubts.clear(number)
+            case Change.SCRUBBED:
+                self.scrubbed = number
         return _ID.size
 
     def _apply_ledger(self, body: bytes, start: int) -> int:
@@ -242,62 +306,110 @@ class Catalog:
         lac, packet_size, deleted_ms = _LEDGER_REST.unpack_from(body, at)
         at += _LEDGER_REST.size
         packet = body[at : at + packet_size]
-        self.facts[ledger_id] = LedgerFacts(
+        facts = LedgerFacts(
             key,
             bool(flags & _FENCED),
             packet if flags & _HAS_PACKET else None,
             lac,
             deleted_ms if flags & _DELETED else None,
         )
+        self.facts[ledger_id] = self._share(facts)
+        if facts.deleted_ms is not None:
+            self._give_up(ledger_id)
         return int(at) - start + len(packet)
 
+    def _share(self, facts: LedgerFacts) -> LedgerFacts:
+        if facts.lac_packet is not None or facts.deleted_ms is not None:
+            return facts
+        if len(self._shared) >= _SHARED_MAX:
+            self._shared.clear()
+        return self._shared.setdefault(facts, facts)
+
     def _apply_log(self, body: bytes, start: int) -> int:
-        _, number, directory, file_bytes, extents = _LOG.unpack_from(body, start)
-        at = start + _LOG.size
-        end = at + extents * _EXTENT.size
+        _, number, directory, file_bytes, age, count = _LOG.unpack_from(body, start)
+        self.logs[number] = Log(number, directory, file_bytes, age)
+        self._ledgers_of[number] = array("q")
+        self._use[number] = array("q", Use(0, 0, 0))
+        return self._apply_extents(body, start, start + _LOG.size, number, count)
+
+    def _apply_extents(self, body: bytes, start: int, at: int, number: int, count: int) -> int:
+        end = at + count * _EXTENT.size
         if end > len(body):
             raise ValueError("a log's extents are cut short")
-        self.logs[number] = Log(number, directory, file_bytes)
-        for extent in map(Extent._make, _EXTENT.iter_unpack(body[at:end])):
-            fields = self._held.setdefault(extent.ledger_id, array("q"))
-            fields.extend((number, *extent[1:6]))
-        return int(end) - start
+        use, ledger_ids = self._use[number], self._ledgers_of[number]
+        for ledger_id, *held, _, _ in _EXTENT.iter_unpack(body[at:end]):
+            if self.is_deleted(ledger_id):
+                continue
+            self._insert(ledger_id, array("q", (number, *held)))
+            ledger_ids.append(ledger_id)
+            use[0] += 1
+            use[1] += held[2]
+            use[2] += held[3]
+        return end - start
+
+    def _insert(self, ledger_id: int, fields: IntArray) -> None:
+        """Behind those that are older."""
+        known = self._held.get(ledger_id)
+        if known is None:
+            self._held[ledger_id] = fields
+            return
+        at, age = len(known), self.logs[fields[0]].age
+        while at and self.logs[known[at - _HELD]].age > age:
+            at -= _HELD
+        if at == len(known):
+            known.extend(fields)
+        else:
+            known[at:at] = fields
 
     def _remove_log(self, number: int) -> None:
-        self.logs.pop(number, None)
-        for ledger_id in list(self._held):
-            kept = [held for held in self.held(ledger_id) if held.log != number]
+        if self.logs.pop(number, None) is None:
+            return
+        for ledger_id in self._ledgers_of.pop(number):
+            fields = self._held.get(ledger_id, ())
+            kept = array("q")
+            for at in range(0, len(fields), _HELD):
+                if fields[at] != number:
+                    kept.extend(fields[at : at + _HELD])
             if kept:
-                self._held[ledger_id] = array("q", [n for held in reversed(kept) for n in held])
+                self._held[ledger_id] = kept
             else:
-                del self._held[ledger_id]
+                self._held.pop(ledger_id, None)
+        del self._use[number]
+
+    def _give_up(self, ledger_id: int) -> None:
+        """Its entries are nobody's any more."""
+        for held in self.held(ledger_id):
+            use = self._use[held.log]
+            use[0] -= 1
+            use[1] -= held.entries
+            use[2] -= held.entry_bytes
+        self._held.pop(ledger_id, None)
+        self.doubts.remove(ledger_id, NO_ENTRY, LEDGER_ID_MAX)
 
     # --- A new generation ---------------------------------------------------------------------
 
     def pack_all(self) -> Iterator[bytes]:
-        """Bodies of records that, applied to an empty catalog, give this one."""
-        yield pack_mark(self.mark) + pack_opened(self.opened)
-        yield b"".join(
-            [
-                *(pack_doubt(ledger_id, *doubt) for ledger_id, doubt in self.doubts),
-                *([DOUBT_ALL] if self.doubts.everything else []),
-                *map(pack_lost, self.lost),
-            ]
-        )
-        batch: list[bytes] = []
-        for ledger_id, facts in self.facts.items():
-            batch.append(pack_ledger(ledger_id, facts))
-            if len(batch) == _LEDGERS_PER_RECORD:
-                yield b"".join(batch)
-                batch.clear()
-        yield b"".join(batch)
-        extents: dict[int, list[Extent]] = {number: [] for number in self.logs}
-        for ledger_id in sorted(self._held):
-            for held in self.held(ledger_id):
-                extents[held.log].append(Extent(ledger_id, *held[1:], 0, 0))
-        for number, log in self.logs.items():  # In order of age: `held` goes by it.
-            yield pack_log(log, extents[number])
+        """Bodies of records that, applied to an empty catalog, give this one. It must not change
+        meanwhile."""
+        yield pack_mark(self.mark) + pack_opened(self.opened) + pack_scrubbed(self.scrubbed)
+        yield b"".join([DOUBT_ALL] * self.doubts.everything + [*map(pack_lost, self.lost)])
+        for batch in _batches(self.doubts):
+            yield b"".join([pack_doubt(ledger_id, *doubt) for ledger_id, doubt in batch])
+        for facts in _batches(self.facts.items()):
+            yield b"".join([pack_ledger(*each) for each in facts])
+        for log in sorted(self.logs.values(), key=attrgetter("age")):
+            yield pack_log(log, ())
+            for extents in _batches(self.held_in(log.number)):
+                yield _pack_more(
+                    log.number, [Extent(each, *held[1:], 0, 0) for each, held in extents]
+                )
         yield COMPLETE
 
 
 _HELD: Final = len(Held._fields)
+
+
+def _batches(things: Iterable[T]) -> Iterator[list[T]]:
+    iterator = iter(things)
+    while batch := list(islice(iterator, _PER_RECORD)):
+        yield batch

@@ -41,8 +41,19 @@ class Doubts:
         ]
         return True
 
-    def clear(self, ledger_id: int) -> None:
-        self._ranges.pop(ledger_id, None)
+    def remove(self, ledger_id: int, first_entry: int, last_entry: int) -> None:
+        """What is left of a range that held some of these is kept."""
+        ranges = self._ranges.pop(ledger_id, None)
+        if ranges is None:
+            return
+        kept: list[Range] = []
+        for first, last in ranges:
+            if first < first_entry:
+                kept.append(Range(first, min(last, first_entry - 1)))
+            if last > last_entry:
+                kept.append(Range(max(first, last_entry + 1), last))
+        if kept:
+            self._ranges[ledger_id] = kept
 
     def about(self, ledger_id: int, entry_id: int) -> bool:
         if self.everything:

@@ -163,8 +163,10 @@ class Memtable:
             self.entry_bytes -= rows.entry_bytes
 
     def by_ledger(self) -> Iterator[tuple[int, LedgerRows]]:
+        """Ascending. Ledgers may be dropped meanwhile."""
         for ledger_id in sorted(self.ledgers):
-            yield ledger_id, self.ledgers[ledger_id]
+            if rows := self.ledgers.get(ledger_id):
+                yield ledger_id, rows
 
     @property
     def memory_bytes(self) -> int:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from rollbook.bookie.core import catalog as changes
-from rollbook.bookie.core.catalog import Catalog, Log, Mark
+from rollbook.bookie.core.catalog import Catalog, Log, Mark, Use
 from rollbook.bookie.core.entry_log_format import Extent
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.proto.errors import TornRecord
@@ -28,7 +28,10 @@ def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
         ledgers = sorted(chance.sample((0, 1, 2, 2**63 - 1), chance.randint(1, 4)))
         first = chance.randrange(100)
         extents = [Extent(each, first, first + 9, 10, 400, first - 1, 0, 1) for each in ledgers]
-        return changes.pack_log(Log(number, number % 2, 2**31), extents)
+        age = chance.choice(
+            (number, chance.randint(1, number))
+        )  # Made of others: not the youngest.
+        return changes.pack_log(Log(number, number % 2, 2**31, age), extents)
     if kind == 5 and known.logs:
         return changes.pack_unlog(chance.choice(list(known.logs)))
     if kind == 6:
@@ -36,16 +39,23 @@ def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
             ledger_id, *sorted((chance.randint(-1, 50), chance.randint(0, 50)))
         )
     if kind == 7:
-        return changes.pack_forget(ledger_id) + changes.pack_trust(ledger_id)
+        return changes.pack_forget(ledger_id) + changes.pack_trust(2, 3, 20)
     mark = Mark(known.mark.journal + chance.randint(0, 1), known.mark.first_sequence + 5)
-    return changes.pack_mark(mark) + changes.pack_opened(number) + changes.pack_lost(number + 1)
+    return b"".join(
+        (
+            *(changes.pack_mark(mark), changes.pack_opened(number), changes.pack_lost(number + 1)),
+            changes.pack_scrubbed(number),
+        )
+    )
 
 
 def state(catalog: Catalog) -> object:
     return (
         *(catalog.facts, catalog.logs, catalog.mark, catalog.opened, catalog.lost),
         *(catalog.doubts.everything, sorted(catalog.doubts)),
+        catalog.scrubbed,
         {ledger_id: list(catalog.held(ledger_id)) for ledger_id in catalog.ledger_ids},
+        {number: (catalog.use_of(number), set(catalog.held_in(number))) for number in catalog.logs},
     )
 
 
@@ -70,7 +80,7 @@ def test_extents_are_found_newest_first() -> None:
     catalog = Catalog()
     for number, (first, last) in enumerate([(0, 9), (5, 20), (30, 40)], 1):
         extent = Extent(7, first, last, last - first + 1, 99, last - 1, 0, 1)
-        catalog.apply(changes.pack_log(Log(number, 0, 100), [extent]))
+        catalog.apply(changes.pack_log(Log(number, 0, 100, number), [extent]))
     assert catalog.holding(7, 7) == [2, 1]
     assert catalog.holding(7, 25) == []
     assert catalog.holding(8, 0) == []
@@ -78,6 +88,55 @@ def test_extents_are_found_newest_first() -> None:
     assert catalog.last_add_confirmed(8) == NO_ENTRY
     catalog.apply(changes.pack_unlog(2))
     assert catalog.holding(7, 7) == [1]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_what_a_log_is_still_wanted_for_is_what_ledgers_hold_of_it(seed: int) -> None:
+    """B5: and a deleted ledger has no part in it, whichever came first."""
+    chance = random.Random(seed)
+    catalog = Catalog()
+    for number in range(1, chance.randint(2, 40)):
+        catalog.apply(a_change(chance, catalog, number))
+        uses = dict.fromkeys(catalog.logs, Use(0, 0, 0))
+        for ledger_id in dict.fromkeys(catalog.ledger_ids):
+            held = list(catalog.held(ledger_id))
+            assert not (held and catalog.is_deleted(ledger_id))
+            assert not (catalog.is_deleted(ledger_id) and catalog.doubts.of(ledger_id))
+            ages = [catalog.logs[each.log].age for each in held]
+            assert ages == sorted(ages, reverse=True)
+            for each in held:
+                ledgers, entries, entry_bytes = uses[each.log]
+                uses[each.log] = Use(
+                    ledgers + 1, entries + each.entries, entry_bytes + each.entry_bytes
+                )
+                assert (ledger_id, each) in catalog.held_in(each.log)
+        assert {number: catalog.use_of(number) for number in catalog.logs} == uses
+
+
+def test_a_log_made_of_others_does_not_hide_what_is_younger() -> None:
+    catalog = Catalog()
+    extent = Extent(7, 0, 9, 10, 99, 8, 0, 1)
+    for number in (1, 2, 3):
+        catalog.apply(changes.pack_log(Log(number, 0, 100, number), [extent]))
+    merged = changes.pack_log(Log(1000, 0, 100, age=2), [extent])
+    catalog.apply(merged + changes.pack_unlog(1) + changes.pack_unlog(2))
+    assert catalog.holding(7, 5) == [3, 1000]
+
+
+def test_many_ledgers_take_several_records_of_a_new_generation() -> None:
+    """Others have their turn in between."""
+    catalog = Catalog()
+    extents = [Extent(each, 0, 9, 10, 99, 8, 0, 1) for each in range(10_000)]
+    catalog.apply(changes.pack_log(Log(1, 0, 100, 1), extents))
+    for each in range(10_000):
+        catalog.apply(changes.pack_ledger(each, LedgerFacts(b"key", lac_of_packet=each % 2 - 1)))
+    bodies = list(catalog.pack_all())
+    assert max(map(len, bodies)) < 300_000
+    again = Catalog()
+    for body in bodies:
+        again.apply(body)
+    assert state(again) == state(catalog)
+    assert again.facts[3] is again.facts[5]  # Equal ones are kept once.
 
 
 def test_a_mark_never_goes_back() -> None:

@@ -51,9 +51,17 @@ def test_doubts_are_the_union_of_their_ranges(seed: int) -> None:
             assert doubts.beyond(ledger_id, entry_id) == any(each > entry_id for each in ours)
         ranges = doubts.of(ledger_id)
         assert all(a.last_entry + 1 < b.first_entry for a, b in pairwise(ranges))
-    doubts.clear(1)
+    for _ in range(chance.randint(1, 4)):
+        first = chance.randint(-1, 30)
+        last = first + chance.randint(0, 9)
+        doubts.remove(1, first, last)
+        model -= {(1, entry_id) for entry_id in range(first, last + 1)}
+    for entry_id in range(-1, 40):
+        assert doubts.about(1, entry_id) == ((1, entry_id) in model)
+    doubts.remove(1, -1, 2**63 - 1)
     assert not doubts.of(1)
     assert not doubts.about(1, 5)
+    assert doubts.of(2) or not any(each == 2 for each, _ in model)
 
 
 def test_doubt_about_everything_is_about_ledgers_nobody_named() -> None:
