@@ -345,6 +345,11 @@ class Storage:
         """Everything that was acknowledged before is durable when it returns."""
         await self._journal.sync()
 
+    def knows(self, ledger_id: int) -> bool:
+        """Somebody spoke of it here, and it was not deleted."""
+        ledger = self._known_ledger(ledger_id)
+        return ledger is not None and not ledger.is_deleted
+
     def is_fenced(self, ledger_id: int) -> bool:
         """Durably."""
         ledger = self._known_ledger(ledger_id)
