@@ -130,3 +130,29 @@ async def test_a_closed_file_says_so(disk: SystemDisk, tmp_path: Path) -> None:
     for operation in (file.size(), file.read_at(0, 1), file.write_at(0, [b"x"]), file.sync()):
         with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
             await operation
+
+
+async def test_what_a_thread_met_is_raised_where_it_was_asked_for(
+    disk: SystemDisk, tmp_path: Path
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        await disk.sync_directory(str(tmp_path / "nowhere"))
+    with (tmp_path / "f").open("wb"):
+        pass
+    reader = await disk.open(str(tmp_path / "f"), OpenMode.READ)
+    given_up = asyncio.ensure_future(reader.write_and_sync(0, [b"x"]))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):  # Not the error: nobody waits for it any more.
+        await given_up
+    await reader.close()
+
+
+async def test_more_files_sync_at_once_than_there_are_threads(
+    disk: SystemDisk, tmp_path: Path
+) -> None:
+    files = [await disk.open(str(tmp_path / f"{n}"), OpenMode.CREATE) for n in range(20)]
+    await asyncio.gather(*(file.write_and_sync(0, [b"%d" % n]) for n, file in enumerate(files)))
+    assert [await file.read_at(0, 9) for file in files] == [b"%d" % n for n in range(20)]
+    for file in files:
+        await file.close()
