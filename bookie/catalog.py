@@ -6,7 +6,7 @@ it was asked for. Boot writes a new generation unless both copies are whole and 
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
@@ -144,21 +144,35 @@ class CatalogFiles:
     ) -> "CatalogFiles | None":
         """None if there is none, or none that was ever completed: then nothing was ever acked."""
         files = cls(disk, directories, b"", randomness)
-        generations = await files._generations()
-        for generation in reversed(generations):
-            copies = await files._read(generation)
+        copies = await files._find()
+        if copies is None:
+            return None
+        generation = files._current.number
+        await files._sync(generation)
+        for other in await files._generations():
+            if other != generation:
+                await files._remove(other)
+        await files._go_on(copies)
+        return files
+
+    @classmethod
+    async def look(
+        cls, disk: Disk, directories: tuple[str, str], randomness: Randomness
+    ) -> "CatalogFiles | None":
+        """Like `load`, but changes nothing: for reading only."""
+        files = cls(disk, directories, b"", randomness)
+        return None if await files._find() is None else files
+
+    async def _find(self) -> list[_Copy | None] | None:
+        """The newest that was completed."""
+        for generation in reversed(await self._generations()):
+            copies = await self._read(generation)
             catalog = _merge(copies)
-            if not catalog.is_complete:
-                continue
-            files.catalog = catalog
-            files.store_id = next(copy.header.store_id for copy in copies if copy)
-            await files._sync(generation)
-            for other in generations:
-                if other != generation:
-                    await files._remove(other)
-            files._current = _Generation(generation)
-            await files._go_on(copies)
-            return files
+            if catalog.is_complete:
+                self.catalog = catalog
+                self.store_id = next(copy.header.store_id for copy in copies if copy)
+                self._current = _Generation(generation)
+                return copies
         return None
 
     async def _generations(self) -> list[int]:
@@ -221,6 +235,9 @@ class CatalogFiles:
     # --- Changing -----------------------------------------------------------------------------
 
     async def commit(self, changes: Sequence[bytes]) -> None:
+        await self.commit_latest(lambda: changes)
+
+    async def commit_latest(self, make: Callable[[], Sequence[bytes]]) -> None:
         """All of it, or nothing.
 
         Raises `OSError` if nothing was done because the disk is full, `BookieFailed` if nobody
