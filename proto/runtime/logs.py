@@ -13,6 +13,8 @@ _SECRET_NAMES: Final = frozenset(
     ("password", "token", "secret", "key", "master_key", "mac_key", "authorization", "credential")
 )
 
+_now: Final = {"level": "info"}
+
 
 def configure_logs(
     *, level: str = "info", as_json: bool = True, stream: TextIO | None = None
@@ -36,10 +38,22 @@ def configure_logs(
             structlog.processors.format_exc_info,
             render,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
         logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=False,
     )
+    set_level(level)
+
+
+def level_now() -> str:
+    return _now["level"]
+
+
+def set_level(level: str) -> None:
+    """From now on, for every logger that is asked for; the other settings stay."""
+    assert level in LEVELS
+    _now["level"] = level
+    number = logging.getLevelName(level.upper())
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
 
 
 def _redact(

@@ -1,0 +1,152 @@
+"""Errors as HTTP says them: RFC 9457 problems, made from the one table in `proto/errors.py`.
+
+type       urn:rollbook:problem:REASON     stable, like `reason`
+title      what the class of error means
+status     the HTTP status
+detail     what happened this time
+reason     what programs match: the same word in gRPC, in Python and here
+outcome    applied, not_applied or unknown: whether a change took effect
+retryable  whether the same request may succeed later
+next_step  what to do now, if there is something to do
+ids        to which ledger, path, … it happened
+fields     what is wrong with which part of the request, if it could not be read
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from rollbook.proto.errors import (
+    EntryTooLarge,
+    Invalid,
+    InvalidRequest,
+    Missing,
+    Overloaded,
+    RollbookError,
+    Unauthorized,
+)
+
+logger = structlog.get_logger()
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+# What the framework says by a number only.
+_BY_STATUS: Final[dict[int, type[RollbookError]]] = {
+    401: Unauthorized,
+    403: Unauthorized,
+    404: Missing,
+    413: EntryTooLarge,
+    503: Overloaded,
+}
+
+
+class Problem(BaseModel):
+    """RFC 9457."""
+
+    type: str = Field(examples=["urn:rollbook:problem:LEDGER_NOT_FOUND"])
+    title: str = Field(examples=["There is no such ledger."])
+    status: int = Field(examples=[404])
+    detail: str = Field(examples=["There is no such ledger."])
+    reason: str = Field(examples=["LEDGER_NOT_FOUND"])
+    outcome: str = Field(examples=["not_applied"])
+    retryable: bool = Field(examples=[False])
+    next_step: str | None = Field(None, examples=[None])
+    ids: dict[str, Any] | None = Field(None, examples=[{"ledger_id": 7}])
+    fields: list[dict[str, str]] | None = Field(None, examples=[None])
+
+
+def problem_of(
+    error: RollbookError,
+    *,
+    status: int | None = None,
+    fields: Sequence[Mapping[str, str]] | None = None,
+) -> dict[str, Any]:
+    """As JSON; what is empty is left out."""
+    title = (type(error).__doc__ or "").partition("\n")[0]
+    code = type(error).code
+    found = {
+        "type": f"urn:rollbook:problem:{code.reason}",
+        "title": title,
+        "status": status or code.http,
+        "detail": error.message or title,
+        "reason": code.reason,
+        "outcome": error.outcome.value,
+        "retryable": error.retryable,
+        "next_step": error.next_step or None,
+        "ids": error.ids or None,
+        "fields": fields,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def response_of(
+    error: RollbookError,
+    *,
+    status: int | None = None,
+    fields: Sequence[Mapping[str, str]] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    problem = problem_of(error, status=status, fields=fields)
+    return JSONResponse(
+        problem, problem["status"], headers=dict(headers or {}), media_type=MEDIA_TYPE
+    )
+
+
+def describe_problems(*errors: type[RollbookError]) -> dict[int | str, dict[str, Any]]:
+    """For OpenAPI: which of them an operation may answer with."""
+    reasons: dict[int, list[str]] = {}
+    for error in errors:
+        reasons.setdefault(error.code.http, []).append(error.code.reason)
+    schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    return {
+        status: {"description": ", ".join(named), "content": {MEDIA_TYPE: schema}}
+        for status, named in reasons.items()
+    }
+
+
+def add_problems(app: FastAPI) -> None:
+    """Every way in which a request can fail ends in a problem."""
+    app.add_exception_handler(RollbookError, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_bad_request)
+    app.add_exception_handler(Exception, _on_surprise)
+
+
+async def _on_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RollbookError)
+    return response_of(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    status = error.status_code
+    kind = _BY_STATUS.get(status, InvalidRequest if status < 500 else RollbookError)
+    where = {"method": request.method, "path": request.url.path}
+    return response_of(
+        kind(str(error.detail).lower(), **where), status=status, headers=error.headers
+    )
+
+
+async def _on_bad_request(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    fields = [
+        {"field": ".".join(map(str, each["loc"])), "problem": str(each["msg"])}
+        for each in error.errors()
+    ]
+    return response_of(InvalidRequest("the request cannot be read"), fields=fields[:20])
+
+
+async def _on_surprise(request: Request, error: Exception) -> JSONResponse:
+    """What nobody expected is told to the log and not to the client."""
+    logger.error("http_request_failed", path=request.url.path, exc_info=error)
+    return response_of(RollbookError("something unexpected happened; the log says what"))
+
+
+ANYWHERE: Final = (Invalid, Unauthorized)
+"""What every operation may answer."""

@@ -1,0 +1,323 @@
+"""HTTP on the loop of the server that it belongs to: uvicorn's protocol, within bounds.
+
+uvicorn's own server is left out: it takes over the signals of the process, and ends it when it
+cannot listen. What stays is owned: `close` ends the listener, the connections and the requests.
+
+Nobody gets much without having shown the token:
+
+    connections    `_CONNECTIONS_MAX`; whoever comes then is hung up on
+    a request      its head, its body and a deadline for both, the answer included
+    off loopback   only with TLS and a token, unless told otherwise
+    on loopback    without a token, only under a loopback name: a page in a browser on this machine
+                   could otherwise speak to it through a name of its own (DNS rebinding)
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from rollbook.api.rest.problems import response_of
+from rollbook.proto.errors import (
+    BadConfig,
+    EntryTooLarge,
+    InvalidRequest,
+    RollbookError,
+    Unauthorized,
+)
+from rollbook.proto.ports import Address
+
+_CONNECTIONS_MAX: Final = 64
+_HEAD_BYTES_MAX: Final = 16 * 1024
+_BODY_BYTES_MAX: Final = 64 * 1024
+_EXCHANGE_S: Final = (
+    30.0  # From a connection's start, or its last answer, to the next answer taken.
+)
+_BODY_S: Final = 10.0
+_HANDSHAKE_S: Final = 5.0
+_KEEP_ALIVE_S: Final = 5
+_BACKLOG: Final = 32
+_TOKEN_BYTES: Final = (16, 4096)
+_LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "::1"))
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    address: Address
+    token_file: str | None = None  # Its first line is what clients show as `Bearer`.
+    certificate_file: str | None = None
+    key_file: str | None = None
+    insecure: bool = False  # Off loopback without TLS and a token: for networks that are trusted.
+
+    def __post_init__(self) -> None:
+        if bool(self.certificate_file) != bool(self.key_file):
+            raise BadConfig("TLS needs both a certificate and its key")
+        if self.insecure or is_loopback(self.address.host):
+            return
+        if not self.certificate_file or not self.token_file:
+            raise BadConfig(
+                f"HTTP on {self.address} would be open to the network",
+                next_step="Give it TLS and a token, listen on 127.0.0.1, or say --insecure.",
+            )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class HttpServer:
+    """One that listens; `start` makes it."""
+
+    def __init__(self, server: asyncio.Server, state: ServerState, address: Address) -> None:
+        self.address = address  # With the real port, if 0 was asked for.
+        self._server = server
+        self._state = state
+
+    @classmethod
+    async def start(
+        cls, app: FastAPI, config: HttpConfig, open_paths: Collection[str]
+    ) -> "HttpServer":
+        """`open_paths` are answered without a token. Raises `BadConfig`."""
+        token = read_token(config.token_file) if config.token_file else None
+        hosts = _LOOPBACK_NAMES if token is None and not config.insecure else None
+        tls = _tls_context(config)
+        settings = uvicorn.Config(
+            Guard(app, token, hosts, frozenset(open_paths)),
+            interface="asgi3",
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
+        )
+        settings.load()
+        loop, state = asyncio.get_running_loop(), ServerState()
+        listening = _listen(config.address)
+        try:
+            server = await loop.create_server(
+                lambda: _Connection(settings, state, {}, loop),
+                sock=listening,
+                ssl=tls,
+                ssl_handshake_timeout=_HANDSHAKE_S if tls else None,
+                backlog=_BACKLOG,
+            )
+        except BaseException:
+            listening.close()
+            raise
+        host, port = listening.getsockname()[:2]
+        return cls(server, state, Address(host, port))
+
+    async def close(self, deadline_s: float = 2.0) -> None:
+        """Requests under way may end within the deadline."""
+        self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        tasks = list(self._state.tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=deadline_s)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # Lets them hear of it.
+
+
+class _Connection(H11Protocol):
+    """uvicorn's, with a bound on how many there are and on how long one exchange takes."""
+
+    _watchdog: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn's.
+        is_too_many = len(self.connections) >= _CONNECTIONS_MAX
+        super().connection_made(transport)
+        if is_too_many:
+            transport.abort()
+        else:
+            self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():  # Else the answer has to be taken before the deadline.
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._watchdog:
+            self._watchdog.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self._watchdog:
+            self._watchdog.cancel()
+        self._watchdog = self.loop.call_later(_EXCHANGE_S, self.transport.abort)
+
+
+class Guard:
+    """Lets through what is allowed, with its whole body at hand."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: str | None,
+        hosts: frozenset[str] | None,
+        open_paths: frozenset[str],
+    ) -> None:
+        self._app = app
+        self._token = token
+        self._hosts = hosts
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"
+        headers = Headers(scope=scope)
+        try:
+            self._check_host(headers)
+            if scope["path"] not in self._open_paths:
+                self._check_token(headers)
+            body = await _read_body(headers, receive)
+        except _Refused as refused:
+            await _refuse(refused, scope, receive, send)
+            return
+        is_told = False
+
+        async def receive_at_once() -> Message:
+            nonlocal is_told
+            if is_told:
+                return await receive()
+            is_told = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, receive_at_once, send)
+
+    def _check_host(self, headers: Headers) -> None:
+        if self._hosts is None:
+            return
+        host = headers.get("host", "")
+        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        if name.strip("[]").lower() not in self._hosts:
+            advice = "Use http://127.0.0.1, or give the server a token."
+            raise _Refused(
+                421, InvalidRequest("only loopback names are served here", next_step=advice)
+            )
+
+    def _check_token(self, headers: Headers) -> None:
+        if self._token is None:
+            return
+        scheme, _, shown = headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(shown.strip().encode(), self._token.encode())
+        if scheme.lower() != "bearer" or not is_right:
+            raise _Refused(401, Unauthorized("show the token: Authorization: Bearer …"))
+
+
+class _Refused(Exception):
+    """Before the application saw it."""
+
+    def __init__(self, status: int, error: RollbookError) -> None:
+        super().__init__(status)
+        self.status = status
+        self.error = error
+
+
+async def _refuse(refused: _Refused, scope: Scope, receive: Receive, send: Send) -> None:
+    headers = {"connection": "close"}  # Whatever is left of the request is not waited for.
+    if refused.status == 401:
+        headers["www-authenticate"] = 'Bearer realm="rollbook"'
+    response = response_of(refused.error, status=refused.status, headers=headers)
+    await response(scope, receive, send)
+
+
+async def _read_body(headers: Headers, receive: Receive) -> bytes:
+    too_large = _Refused(413, EntryTooLarge(f"a body may have {_BODY_BYTES_MAX} bytes"))
+    if (
+        int(headers.get("content-length", "0")) > _BODY_BYTES_MAX
+    ):  # h11 has seen that it is a number.
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_S):
+            while True:
+                message = await receive()
+                body += message.get("body", b"")
+                if len(body) > _BODY_BYTES_MAX:
+                    raise too_large
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError:
+        late = InvalidRequest(f"the body did not arrive within {_BODY_S:g} s")
+        raise _Refused(408, late) from None
+
+
+def read_token(path: str) -> str:
+    """Raises `BadConfig`, too if others than its owner may read the file."""
+    try:
+        with open(path, encoding="ascii") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            token = file.readline(_TOKEN_BYTES[1] + 1).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadConfig(f"cannot read the token: {error}", path=path) from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise BadConfig("others may read the token", path=path, next_step=f"chmod 600 {path}")
+    if not _TOKEN_BYTES[0] <= len(token) <= _TOKEN_BYTES[1]:
+        raise BadConfig(
+            f"a token has {_TOKEN_BYTES[0]} to {_TOKEN_BYTES[1]} characters",
+            path=path,
+            next_step=f"openssl rand -hex 32 > {path}",
+        )
+    return token
+
+
+def _tls_context(config: HttpConfig) -> ssl.SSLContext | None:
+    if not config.certificate_file:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(config.certificate_file, config.key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise BadConfig(
+            f"cannot use the certificate: {error}", path=config.certificate_file
+        ) from error
+    return context
+
+
+def _listen(address: Address) -> socket.socket:
+    try:
+        found: list[Any] = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listening = socket.socket(found[0][0], socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(found[0][4])
+        except BaseException:
+            listening.close()
+            raise
+    except OSError as error:
+        raise BadConfig(
+            f"cannot listen on {address}: {error}",
+            next_step="Stop what has this port, or choose another address.",
+        ) from error
+    return listening
