@@ -39,6 +39,10 @@ class FrameBuffer:
         self._held = bytearray()
         self._needed = 0
 
+    @property
+    def held_bytes(self) -> int:
+        return len(self._held)
+
     def join(self, chunk: bytes) -> bytes:
         """The bytes from the next frame on; empty while that frame is known to be incomplete."""
         if not self._held:

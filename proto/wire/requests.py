@@ -33,6 +33,11 @@ class RequestDecoder:
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frames = FrameBuffer(frame_bytes_max)
 
+    @property
+    def begun_bytes(self) -> int:
+        """Of a request whose rest has not come yet."""
+        return self._frames.held_bytes
+
     def feed(self, chunk: bytes) -> list[Heard]:
         frames = self._frames
         buffer, position = frames.join(chunk), 0
