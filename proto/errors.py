@@ -397,6 +397,12 @@ class WrongCluster(Invalid):
     code = Code("WRONG_CLUSTER", "FAILED_PRECONDITION", 409)
 
 
+class WrongBookie(Invalid):
+    """These directories are not this bookie's, or not all of them, or not of its latest life."""
+
+    code = Code("WRONG_BOOKIE", "FAILED_PRECONDITION", 409)
+
+
 # --- From the wire ----------------------------------------------------------------------------
 
 OK: Final = 0  # In both of BookKeeper's protocols.

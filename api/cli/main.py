@@ -31,6 +31,7 @@ _EXIT_CODES: Final[tuple[tuple[type[errors.RollbookError], int], ...]] = (
     (errors.Missing, 3),
     (errors.Superseded, 4),
     (errors.WrongCluster, 4),
+    (errors.WrongBookie, 4),
     (errors.Unavailable, 5),
     (errors.OutcomeUnknown, 5),
     (errors.Corrupt, 7),

@@ -1,7 +1,13 @@
-"""Which bookies belong to the cluster, and with which directories: their cookies' nodes."""
+"""Which bookies belong to the cluster, and with which directories.
+
+`CookieNodes` are the cookies alone, as BookKeeper's tools see them. Bookies of ours go through
+`MemberNodes`: the cookie, and the incarnation in our own tree. The two change in one transaction,
+and the incarnation, drawn at random, tells whose write it was when a reply is lost (LR1).
+"""
 
 from dataclasses import dataclass
 
+from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
 from rollbook.proto.cluster.lost_replies import (
     children_surely,
     create_surely,
@@ -9,12 +15,14 @@ from rollbook.proto.cluster.lost_replies import (
     ensure_node,
     read_surely,
     set_surely,
+    transact_surely,
 )
-from rollbook.proto.errors import InvalidRequest, NoSuchNode
+from rollbook.proto.errors import BadMetadata, InvalidRequest, NoSuchNode
+from rollbook.proto.formats.bookie_record import pack_bookie_record, unpack_bookie_record
 from rollbook.proto.formats.cookie import Cookie, pack_cookie, unpack_cookie
-from rollbook.proto.formats.paths import COOKIES
+from rollbook.proto.formats.paths import COOKIES, OWN_BOOKIES
 from rollbook.proto.ids import BookieId, parse_bookie_id
-from rollbook.proto.ports import ANY_VERSION, MetadataStore
+from rollbook.proto.ports import ANY_VERSION, Create, MetadataStore, Node, Op, Set
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +43,7 @@ class CookieNodes:
     async def create(self, cookie: Cookie) -> StoredCookie:
         """Raises `NodeExists` if the bookie has one, be it equal: a second bookie of this name.
 
-        After a lost reply its bytes alone tell whose it is: a bookie that stops here and starts
-        again goes by them, too, since the same cookie lies in its directories by then.
+        After a lost reply its bytes alone tell whose it is.
         """
         data = pack_cookie(cookie)
         await ensure_node(self._store, self._folder)
@@ -69,6 +76,71 @@ class CookieNodes:
 
     def _path(self, bookie_id: BookieId) -> str:
         return f"{self._folder}/{bookie_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What the metadata store says of one bookie."""
+
+    cookie_node: Node | None
+    record_node: Node | None
+
+    @property
+    def cookie(self) -> Cookie | None:
+        """None if there is none, or none that can be read."""
+        try:
+            return unpack_cookie(self.cookie_node.value) if self.cookie_node else None
+        except BadMetadata:
+            return None
+
+    @property
+    def incarnation(self) -> str | None:
+        """Raises `BadMetadata`, `UnsupportedVersion`: it is ours alone, and nobody guesses."""
+        return unpack_bookie_record(self.record_node.value) if self.record_node else None
+
+
+class MemberNodes:
+    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._cookies = cluster.path(COOKIES)
+        self._records = f"{cluster.own_root}/{OWN_BOOKIES}"
+
+    async def read(self, bookie_id: BookieId) -> Member:
+        return Member(
+            await read_surely(self._store, f"{self._cookies}/{bookie_id}"),
+            await read_surely(self._store, f"{self._records}/{bookie_id}"),
+        )
+
+    async def write(self, found: Member, cookie: Cookie, incarnation: str) -> None:
+        """Both nodes, from exactly what was found.
+
+        Raises `NodeExists`, `MetadataConflict` or `NoSuchNode` if they are not so any more.
+        """
+        await ensure_own_root(self._store, self._cluster)
+        for folder in (self._cookies, self._records):
+            await ensure_node(self._store, folder)
+        record_path = f"{self._records}/{cookie.bookie_id}"
+        record = pack_bookie_record(incarnation)
+        cookie_path = f"{self._cookies}/{cookie.bookie_id}"
+        ops: tuple[Op, ...] = (
+            _change(record_path, record, found.record_node),
+            _change(cookie_path, pack_cookie(cookie), found.cookie_node),
+        )
+
+        async def was_made() -> bool:
+            """Nobody else writes an incarnation of ours, and whoever does has our directories."""
+            node = await read_surely(self._store, record_path)
+            if node is None or node.value != record:
+                return False
+            version = found.record_node.stat.version if found.record_node else -1
+            return node.stat.version == version + 1
+
+        await transact_surely(self._store, ops, was_made)
+
+
+def _change(path: str, value: bytes, found: Node | None) -> Op:
+    return Set(path, value, found.stat.version) if found else Create(path, value)
 
 
 def _as_bookie_id(name: str) -> BookieId | None:

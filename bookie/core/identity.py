@@ -1,0 +1,371 @@
+"""Who a bookie is, and whether its directories and the metadata store say the same.
+
+A bookie that comes back without what it acknowledged, and answers "no such entry", makes others
+drop entries that were safe. So it serves only if every directory that it acknowledged into is there,
+and is of its latest life (B7). That is written down three times:
+
+    VERSION          in each directory, the stamp: cookie, incarnation, place, state
+    cookies/ID       in BookKeeper's tree: the cookie alone, in BookKeeper's format
+    bookies/ID       in our own tree: the incarnation
+
+The incarnation is random, and drawn anew whenever a bookie begins without entries; an id that was
+used before thus is told from a new one even where its cookie was removed. A stamp is JOINING until
+both nodes name its incarnation; nothing is served before it is MEMBER. So what is JOINING, and
+known to neither node, was never served and may be thrown away.
+
+    5                                  a cookie, as in its node
+    bookieHost: "bk-1"
+    …
+    # rollbook incarnation 4e0c…       comments, to whoever reads the text as a cookie
+    # rollbook place ledger 2
+    # rollbook state member
+    # rollbook crc32c 8a1b2c3d         of all bytes before this line
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+from rollbook.proto.errors import BadMetadata
+from rollbook.proto.formats.cookie import Cookie, pack_cookie, unpack_cookie
+from rollbook.proto.ids import BookieId
+from rollbook.proto.metadata import LedgerMetadata, LedgerState
+
+STAMP: Final = "VERSION"
+STAMP_BYTES_MAX: Final = 1024 * 1024
+
+INIT: Final = "rollbook bookie init"
+FORMAT: Final = "rollbook bookie format"
+REJOIN: Final = "rollbook bookie rejoin"
+WRITE_OFF: Final = "rollbook bookie write-off"
+
+_LINES: Final = re.compile(
+    rb"# rollbook incarnation ([0-9a-f]{32})\n"
+    rb"# rollbook place (journal|ledger) ([0-9]{1,4})\n"
+    rb"# rollbook state (joining|formatting|member)\n\Z"
+)
+_SUM: Final = re.compile(rb"# rollbook crc32c ([0-9a-f]{8})\n\Z")
+# What may lie in a directory that holds nothing: of its file system, and of ours before the stamp.
+_NOTHING: Final = frozenset(("lost+found", "lock", f"{STAMP}.new"))
+_STORED: Final = re.compile(r"[0-9]{16}\.(journal|log)(\.[a-z]+)?|catalog-[0-9]{10}\.[ab]")
+
+
+# --- The stamp --------------------------------------------------------------------------------
+
+
+class State(Enum):
+    JOINING = "joining"
+    FORMATTING = "formatting"  # Likewise, under an id that was used before.
+    MEMBER = "member"
+
+
+class Place(NamedTuple):
+    """Which of a bookie's directories one is: entry logs are known by the number of theirs."""
+
+    kind: str  # `journal` or `ledger`.
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    cookie: Cookie
+    incarnation: str
+    place: Place
+    state: State
+
+
+def pack_stamp(stamp: Stamp) -> bytes:
+    text = pack_cookie(stamp.cookie) + (
+        f"# rollbook incarnation {stamp.incarnation}\n"
+        f"# rollbook place {stamp.place}\n"
+        f"# rollbook state {stamp.state.value}\n"
+    ).encode("ascii")
+    return text + f"# rollbook crc32c {google_crc32c.value(text):08x}\n".encode("ascii")
+
+
+def unpack_stamp(data: bytes) -> Stamp:
+    """Raises `BadMetadata` if a single byte is not as it was written."""
+    checksum = _SUM.search(data)
+    if checksum is None or google_crc32c.value(data[: checksum.start()]) != int(checksum[1], 16):
+        raise BadMetadata(f"{STAMP} is damaged")
+    lines = _LINES.search(data[: checksum.start()])
+    if lines is None:
+        raise BadMetadata(f"{STAMP} is not one of ours")
+    incarnation, kind, number, state = (part.decode("ascii") for part in lines.groups())
+    cookie = unpack_cookie(data[: lines.start()])
+    return Stamp(cookie, incarnation, Place(kind, int(number)), State(state))
+
+
+# --- What was found ---------------------------------------------------------------------------
+
+
+class Condition(Enum):
+    EMPTY = "empty"  # Or not there at all.
+    STAMPED = "stamped"
+    DAMAGED = "damaged"
+    UNSTAMPED = "unstamped"  # It holds a store's files and says nothing of whose they are.
+    FOREIGN = "foreign"  # It holds something else.
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    path: str
+    place: Place
+    condition: Condition
+    stamp: Stamp | None = None
+
+
+def condition_of(names: Sequence[str]) -> Condition:
+    """Of a directory without a stamp, by what lies in it."""
+    names = [name for name in names if name not in _NOTHING]
+    if not names:
+        return Condition.EMPTY
+    return Condition.UNSTAMPED if all(map(is_of_a_store, names)) else Condition.FOREIGN
+
+
+def is_of_a_store(name: str) -> bool:
+    return _STORED.fullmatch(name) is not None
+
+
+def places_of(cookie: Cookie) -> Iterator[tuple[Place, str]]:
+    yield from ((Place("journal", n), path) for n, path in enumerate(cookie.journal_dirs))
+    yield from ((Place("ledger", n), path) for n, path in enumerate(cookie.ledger_dirs))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    directories: tuple[Directory, ...]
+    cookie: Cookie | None  # Of the node; None if there is none, or none that can be read.
+    has_cookie: bool
+    incarnation: str | None  # Of our own node.
+
+    @property
+    def stamps(self) -> list[Stamp]:
+        return [each.stamp for each in self.directories if each.stamp]
+
+    @property
+    def was_used(self) -> bool:
+        """Somebody lived under this id."""
+        return self.has_cookie or self.incarnation is not None
+
+
+# --- What it comes to -------------------------------------------------------------------------
+
+
+class Standing(Enum):
+    NEW = "new"  # Nothing anywhere, or nothing that was ever served: to be made.
+    JOINED = "joined"  # Both nodes are there: its stamps are to become MEMBER.
+    MEMBER = "member"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    what: str
+    remedy: str
+    path: str = ""
+    is_wrong_cluster: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    standing: Standing
+    incarnation: str = ""
+    problems: tuple[Problem, ...] = ()
+
+
+def diagnose(found: Found, wanted: Cookie) -> Diagnosis:
+    """Whether a bookie with this cookie may serve from what was found."""
+    problems = tuple(_problems(found, wanted))
+    if problems:
+        return Diagnosis(Standing.REFUSED, "", problems)
+    stamps = found.stamps
+    if all(stamp.state is State.JOINING for stamp in stamps) and not found.was_used:
+        return Diagnosis(Standing.NEW)
+    incarnation = stamps[0].incarnation
+    if all(stamp.state is State.MEMBER for stamp in stamps):
+        return Diagnosis(Standing.MEMBER, incarnation)
+    return Diagnosis(Standing.JOINED, incarnation)
+
+
+def _problems(found: Found, wanted: Cookie) -> Iterator[Problem]:
+    """The most telling ones first; each names the one thing to do about it."""
+    strangers = [problem for problem, _ in _strangers(found, wanted)]
+    if strangers:
+        yield from strangers
+        return
+    stamps = found.stamps
+    if not found.was_used and all(stamp.state is State.JOINING for stamp in stamps):
+        return
+    if not stamps:
+        yield Problem(
+            f"the cluster knows a bookie {wanted.bookie_id}, but all its directories are empty",
+            f"mount its disks; if they are gone for good: {FORMAT}",
+            wanted.ledger_dirs[0],
+        )
+        return
+    if len({stamp.incarnation for stamp in stamps}) > 1 or _is_cut_short(found):
+        if any(stamp.state is State.FORMATTING for stamp in stamps):
+            yield Problem(f"`{FORMAT}` was cut short", f"{FORMAT}, once more")
+        elif all(stamp.state is State.JOINING for stamp in stamps):
+            yield Problem(
+                f"the cluster knows another bookie {wanted.bookie_id}",
+                f"give this one an id of its own; if the other is gone for good: {FORMAT}",
+            )
+        else:
+            yield Problem(
+                "the directories are of different lives of this bookie",
+                f"mount those that belong together; if they are gone for good: {FORMAT}",
+            )
+        return
+    if found.incarnation not in (None, stamps[0].incarnation):
+        yield Problem(
+            "the bookie was formatted since these directories were its own",
+            f"mount the newer ones; if they are gone for good: {FORMAT}",
+            found.directories[0].path,
+        )
+        return
+    yield from _lost_directories(found, wanted)
+    yield from _disagreements(found, wanted)
+
+
+def _is_cut_short(found: Found) -> bool:
+    """Stamps that wait for nodes which another life has, or which are gone."""
+    return found.incarnation != found.stamps[0].incarnation and any(
+        stamp.state is not State.MEMBER for stamp in found.stamps
+    )
+
+
+def _strangers(found: Found, wanted: Cookie) -> Iterator[tuple[Problem, Directory]]:
+    """Directories that do not say that they are this bookie's, at their place."""
+    for each in found.directories:
+        if problem := _strangeness(each, wanted):
+            yield problem, each
+
+
+def _strangeness(each: Directory, wanted: Cookie) -> Problem | None:
+    match each.condition:
+        case Condition.FOREIGN:
+            return Problem("it holds files that are no bookie's", "name an empty one", each.path)
+        case Condition.UNSTAMPED:
+            return Problem(f"its {STAMP} is missing", REJOIN, each.path)
+        case Condition.DAMAGED:
+            return Problem(f"its {STAMP} is damaged", REJOIN, each.path)
+    if each.stamp is None:
+        return None
+    theirs = each.stamp.cookie
+    if theirs.bookie_id != wanted.bookie_id:
+        return Problem(
+            f"it belongs to bookie {theirs.bookie_id}, not to {wanted.bookie_id}",
+            f"name another directory, or start it with --bookie-id {theirs.bookie_id}",
+            each.path,
+        )
+    if theirs.instance_id not in (None, wanted.instance_id):
+        return Problem(
+            f"it belongs to cluster {theirs.instance_id}, "
+            f"this is {wanted.instance_id or 'one without an id'}",
+            "check the metadata URL",
+            each.path,
+            is_wrong_cluster=True,
+        )
+    if each.stamp.place != each.place:
+        return Problem(
+            f"it is this bookie's directory `{each.stamp.place}`, and named as `{each.place}`",
+            "name the directories in the order in which the bookie got them",
+            each.path,
+        )
+    return None
+
+
+def _lost_directories(found: Found, wanted: Cookie) -> Iterator[Problem]:
+    for each in found.directories:
+        if _is_lost(each, found):
+            yield Problem(
+                f"the bookie's directory `{each.place}` is empty or not there",
+                f"mount its disk; if that is gone for good: {WRITE_OFF}",
+                each.path,
+            )
+        elif each.condition is Condition.EMPTY:
+            yield Problem("it is new to this bookie", REJOIN, each.path)
+    known = _ledger_dirs_known(found.stamps)
+    if len(wanted.ledger_dirs) < known:
+        yield Problem(
+            f"the bookie has {known} ledger directories, and {len(wanted.ledger_dirs)} are named",
+            "name all of them, in the order in which the bookie got them",
+        )
+
+
+def _is_lost(each: Directory, found: Found) -> bool:
+    """It is empty and should not be."""
+    is_new = each.place.kind == "ledger" and each.place.number >= _ledger_dirs_known(found.stamps)
+    return each.condition is Condition.EMPTY and not is_new
+
+
+def _ledger_dirs_known(stamps: Sequence[Stamp]) -> int:
+    return max(len(stamp.cookie.ledger_dirs) for stamp in stamps)
+
+
+def _disagreements(found: Found, wanted: Cookie) -> Iterator[Problem]:
+    if not found.has_cookie or found.incarnation is None:
+        yield Problem(
+            f"the cluster knows no bookie {wanted.bookie_id}: it was taken out",
+            f"to bring it back with all that it holds: {REJOIN}",
+        )
+    elif found.cookie != wanted:
+        yield Problem("its cookie in the metadata store names other directories", REJOIN)
+    for each in found.directories:
+        if each.stamp and each.stamp.cookie != wanted:
+            yield Problem("the directory had another path", REJOIN, each.path)
+
+
+# --- What may be mended -----------------------------------------------------------------------
+
+
+def why_not_to_erase(found: Found, wanted: Cookie) -> Problem | None:
+    """Of directories that are to be formatted: they may hold another bookie's entries."""
+    for problem, directory in _strangers(found, wanted):
+        if directory.condition not in (Condition.UNSTAMPED, Condition.DAMAGED):
+            return problem
+    return None
+
+
+def can_rejoin(found: Found, wanted: Cookie) -> bool:
+    """Whether all that its latest life needs is there, whatever is written about it elsewhere."""
+    stamps = found.stamps
+    if not _are_of_one_life(found, wanted) or any(
+        _is_lost(each, found) for each in found.directories
+    ):
+        return False
+    return len(wanted.ledger_dirs) >= _ledger_dirs_known(stamps)
+
+
+def can_write_off(found: Found, wanted: Cookie) -> bool:
+    """Whether what is there is of its latest life, and would do if the rest is gone for good."""
+    return _are_of_one_life(found, wanted) and found.incarnation is not None
+
+
+def _are_of_one_life(found: Found, wanted: Cookie) -> bool:
+    stamps = found.stamps
+    return (
+        why_not_to_erase(found, wanted) is None
+        and len({stamp.incarnation for stamp in stamps}) == 1
+        and found.incarnation in (None, stamps[0].incarnation)
+        and not _is_cut_short(found)
+    )
+
+
+def may_have_held(metadata: LedgerMetadata, bookie_id: BookieId) -> bool:
+    """Entries that somebody may yet ask for to find the ledger's end.
+
+    Where a ledger ends is known once it is closed: nobody counts a negative answer against it then.
+    """
+    return metadata.state is not LedgerState.CLOSED and any(
+        bookie_id in fragment.ensemble for fragment in metadata.fragments
+    )

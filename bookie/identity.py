@@ -1,0 +1,355 @@
+"""A bookie's identity on its disks and in the metadata store: looked at, made, mended.
+
+Everything is done under the locks of the directories, in an order in which a crash between any two
+steps leaves what the next attempt takes up (`core/identity.py`):
+
+    join      stamps JOINING · an empty store · both nodes · stamps MEMBER
+    format    stamps FORMATTING · files removed · a store that doubts · both nodes · stamps MEMBER
+    rejoin    stamps MEMBER with the cookie as it is now · both nodes
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from rollbook.bookie.boot import lock_directories, make_directories
+from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.core.identity import (
+    STAMP,
+    STAMP_BYTES_MAX,
+    Condition,
+    Diagnosis,
+    Directory,
+    Found,
+    Place,
+    Problem,
+    Stamp,
+    Standing,
+    State,
+    can_rejoin,
+    can_write_off,
+    condition_of,
+    diagnose,
+    is_of_a_store,
+    may_have_held,
+    pack_stamp,
+    places_of,
+    unpack_stamp,
+    why_not_to_erase,
+)
+from rollbook.bookie.storage import Storage
+from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.cluster.cookies import Member, MemberNodes
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.cluster.lost_replies import read_surely
+from rollbook.proto.errors import (
+    BadMetadata,
+    NodeExists,
+    NoSuchLedger,
+    UnsupportedVersion,
+    WrongBookie,
+    WrongCluster,
+)
+from rollbook.proto.formats import paths
+from rollbook.proto.formats.cookie import Cookie
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.ports import Clock, Disk, DiskLock, MetadataStore, OpenMode, Randomness
+
+logger = structlog.get_logger()
+
+OnProgress = Callable[[int], None]
+
+_INCARNATION_BYTES: Final = 16
+_READS_AT_ONCE: Final = 64  # Of ledger metadata.
+_LOOK_AGAIN_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Formatted:
+    """What a bookie began with."""
+
+    incarnation: str
+    ledgers: int  # As many there are in the cluster,
+    doubted: int  # and of these it may have held before, and answers UNKNOWN of.
+
+
+class Identity:
+    """One bookie's, as its configuration wants it to be."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        config: StorageConfig,
+        randomness: Randomness,
+        store: MetadataStore,
+        cluster: Cluster,
+        bookie_id: BookieId,
+    ) -> None:
+        self.bookie_id = bookie_id
+        self.cookie = Cookie(
+            bookie_id, (config.journal_dir,), config.ledger_dirs, (), cluster.instance_id
+        )
+        self.incarnation = ""  # Once `establish` has returned.
+        self._disk = disk
+        self._config = config
+        self._randomness = randomness
+        self._store = store
+        self._cluster = cluster
+        self._nodes = MemberNodes(store, cluster)
+
+    # --- What the commands do -----------------------------------------------------------------
+
+    async def diagnose(self) -> Diagnosis:
+        """Touches nothing."""
+        found, _ = await self._look()
+        return diagnose(found, self.cookie)
+
+    async def establish(self) -> list[DiskLock]:
+        """Makes a bookie that is new, and lets one that was there pass; its directories, locked.
+
+        Raises `WrongBookie` or `WrongCluster`, with the one thing to do about it, and
+        `DirectoryInUse`.
+        """
+        await self._require_fit()  # Before a directory is made where a disk is not mounted.
+        locks = await self._lock()
+        try:
+            await self._establish()
+        except BaseException:
+            await _release(locks)
+            raise
+        return locks
+
+    async def _require_fit(self) -> None:
+        diagnosis = await self.diagnose()
+        if diagnosis.standing is Standing.REFUSED:
+            raise _refusal(diagnosis.problems)
+
+    async def _establish(self) -> None:
+        found, member = await self._look()
+        diagnosis = diagnose(found, self.cookie)
+        match diagnosis.standing:
+            case Standing.REFUSED:
+                raise _refusal(diagnosis.problems)
+            case Standing.NEW:
+                incarnation = self._draw_incarnation()
+                await self._begin(incarnation, State.JOINING, member, ())
+                logger.info("bookie_made", bookie=self.bookie_id, incarnation=incarnation)
+            case _:
+                incarnation = diagnosis.incarnation
+        if diagnosis.standing is Standing.JOINED:
+            await self._stamp_all(incarnation, State.MEMBER)
+        self.incarnation = incarnation
+
+    async def format(
+        self, patience_s: float, on_progress: OnProgress = lambda _: None
+    ) -> Formatted:
+        """Erases the directories and begins a new life under an id that may have been used before.
+
+        What the earlier life may have held in ledgers that are not closed is UNKNOWN to the new one.
+        `patience_s`: so long an earlier process may take to be gone.
+        """
+        locks = await self._lock()
+        try:
+            await self._require_gone(patience_s)
+            found, member = await self._look()
+            if problem := why_not_to_erase(found, self.cookie):
+                raise _refusal([problem])
+            incarnation = self._draw_incarnation()
+            # From here on no directory passes for one of the earlier life's.
+            await self._stamp_all(incarnation, State.FORMATTING)
+            ledgers, doubted = await self._ledgers_in_doubt(on_progress)
+            await self._begin(incarnation, State.FORMATTING, member, doubted)
+        finally:
+            await _release(locks)
+        logger.warning("bookie_formatted", bookie=self.bookie_id, incarnation=incarnation)
+        return Formatted(incarnation, ledgers, len(doubted))
+
+    async def rejoin(self) -> str:
+        """Writes anew what says whose the directories are, if they are this bookie's beyond doubt.
+
+        For a cookie that was removed, directories that moved, were added, or lost their stamp.
+        Returns the incarnation. Raises like `establish`.
+        """
+        locks = await self._lock()
+        try:
+            found, member = await self._look()
+            if not can_rejoin(found, self.cookie):
+                raise _refusal(diagnose(found, self.cookie).problems)
+            incarnation = found.stamps[0].incarnation
+            await self._stamp_all(incarnation, State.MEMBER)
+            await self._nodes.write(member, self.cookie, incarnation)
+        finally:
+            await _release(locks)
+        logger.info("bookie_rejoined", bookie=self.bookie_id, incarnation=incarnation)
+        return incarnation
+
+    async def write_off(self, clock: Clock, on_progress: OnProgress = lambda _: None) -> Formatted:
+        """Goes on without what is gone: a directory, a journal file, an entry log.
+
+        What it held is UNKNOWN from then on, and ledgers whose fence may be lost are fenced. Raises
+        like `establish`; `DataLost`, `BadConfig` if what is left is not enough for a store.
+        """
+        locks = await self._lock()
+        try:
+            found, member = await self._look()
+            if not can_write_off(found, self.cookie):
+                raise _refusal(diagnose(found, self.cookie).problems)
+            incarnation = found.stamps[0].incarnation
+            ledgers, doubted = await self._ledgers_in_doubt(on_progress)
+        except BaseException:
+            await _release(locks)
+            raise
+        storage = await Storage.open(
+            *(self._disk, self._config, clock, self._randomness), accepts_loss=True, locks=locks
+        )
+        try:
+            await storage.distrust(doubted)
+            await self._stamp_all(incarnation, State.MEMBER)
+            await self._nodes.write(member, self.cookie, incarnation)
+        finally:
+            await storage.close()
+        logger.warning("loss_written_off", bookie=self.bookie_id, ledgers=len(doubted))
+        return Formatted(incarnation, ledgers, len(doubted))
+
+    async def _begin(
+        self, incarnation: str, state: State, member: Member, doubted: Sequence[int]
+    ) -> None:
+        """From directories of which nothing is needed to a member that holds nothing."""
+        await self._stamp_all(incarnation, state)
+        await self._remove_files()
+        await Storage.make(self._disk, self._config, self._randomness, doubted=doubted)
+        try:
+            await self._nodes.write(member, self.cookie, incarnation)
+        except NodeExists:
+            raise WrongBookie(
+                "another bookie of this name joins the cluster right now",
+                bookie=self.bookie_id,
+                next_step="give this one an id of its own",
+            ) from None
+        await self._stamp_all(incarnation, State.MEMBER)
+
+    # --- The directories ----------------------------------------------------------------------
+
+    async def _lock(self) -> list[DiskLock]:
+        await make_directories(self._disk, self._config)
+        return await lock_directories(self._disk, self._config)
+
+    async def _look(self) -> tuple[Found, Member]:
+        member = await self._nodes.read(self.bookie_id)
+        directories = [await self._look_at(place, path) for place, path in places_of(self.cookie)]
+        found = Found(
+            tuple(directories),
+            member.cookie,
+            member.cookie_node is not None,
+            member.incarnation,
+        )
+        return found, member
+
+    async def _look_at(self, place: Place, path: str) -> Directory:
+        if await self._disk.stat(path) is None:
+            return Directory(path, place, Condition.EMPTY)
+        if await self._disk.stat(f"{path}/{STAMP}") is None:
+            names = await self._disk.list_directory(path)
+            return Directory(path, place, condition_of(names))
+        file = await self._disk.open(f"{path}/{STAMP}", OpenMode.READ)
+        try:
+            data = await file.read_at(0, STAMP_BYTES_MAX)
+        finally:
+            await file.close()
+        try:
+            return Directory(path, place, Condition.STAMPED, unpack_stamp(data))
+        except BadMetadata:
+            return Directory(path, place, Condition.DAMAGED)
+
+    async def _stamp_all(self, incarnation: str, state: State) -> None:
+        for place, path in places_of(self.cookie):
+            stamp = Stamp(self.cookie, incarnation, place, state)
+            await self._replace(path, STAMP, pack_stamp(stamp))
+
+    async def _replace(self, directory: str, name: str, data: bytes) -> None:
+        new, final = f"{directory}/{name}.new", f"{directory}/{name}"
+        if await self._disk.stat(new) is not None:
+            await self._disk.unlink(new)  # Of an attempt that was cut short.
+        file = await self._disk.open(new, OpenMode.CREATE)
+        try:
+            await file.write_and_sync(0, [data])
+        finally:
+            await file.close()
+        await self._disk.rename(new, final)
+        await self._disk.sync_directory(directory)
+
+    async def _remove_files(self) -> None:
+        """Of a life that is over, or never was one."""
+        for _, path in places_of(self.cookie):
+            for name in await self._disk.list_directory(path):
+                if is_of_a_store(name):
+                    await self._disk.unlink(f"{path}/{name}")
+            await self._disk.sync_directory(path)
+
+    # --- The cluster --------------------------------------------------------------------------
+
+    async def _require_gone(self, patience_s: float) -> None:
+        """No process is registered under the id, not even the last session of a dead one."""
+        looks = int(patience_s / _LOOK_AGAIN_S) + 1
+        for look in range(looks):
+            if look:
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            for folder in (paths.AVAILABLE, paths.READ_ONLY):
+                path = f"{self._cluster.path(folder)}/{self.bookie_id}"
+                if await read_surely(self._store, path) is not None:
+                    break
+            else:
+                return
+        raise NodeExists(
+            "a process is registered under this bookie id",
+            bookie=self.bookie_id,
+            next_step="stop it first",
+        )
+
+    async def _ledgers_in_doubt(self, on_progress: OnProgress) -> tuple[int, list[int]]:
+        """How many ledgers there are, and which of them an earlier life may have held."""
+        nodes = LedgerNodes(self._store, self._cluster.root, self._cluster.layout)
+        doubted: list[int] = []
+        seen = 0
+        batch: list[LedgerId] = []
+
+        async def judge() -> None:
+            found = await asyncio.gather(*(self._is_in_doubt(nodes, each) for each in batch))
+            doubted.extend(each for each, is_so in zip(batch, found, strict=True) if is_so)
+            batch.clear()
+
+        async for ledger_id in nodes.ids():
+            batch.append(ledger_id)
+            if len(batch) == _READS_AT_ONCE:
+                await judge()
+                on_progress(seen)
+            seen += 1
+        await judge()
+        return seen, doubted
+
+    async def _is_in_doubt(self, nodes: LedgerNodes, ledger_id: LedgerId) -> bool:
+        try:
+            stored = await nodes.read(ledger_id)
+        except NoSuchLedger:
+            return False
+        except (BadMetadata, UnsupportedVersion):
+            return True  # Nobody can say whose it is.
+        return may_have_held(stored.metadata, self.bookie_id)
+
+    def _draw_incarnation(self) -> str:
+        return self._randomness.randbytes(_INCARNATION_BYTES).hex()
+
+
+def _refusal(problems: Sequence[Problem]) -> WrongBookie | WrongCluster:
+    problem = problems[0]
+    kind = WrongCluster if problem.is_wrong_cluster else WrongBookie
+    ids = {"path": problem.path} if problem.path else {}
+    return kind(problem.what, next_step=problem.remedy, **ids)
+
+
+async def _release(locks: Sequence[DiskLock]) -> None:
+    for lock in locks:
+        await lock.release()
