@@ -4,6 +4,10 @@ Reads and writes go straight to the system: they mean the page cache and take mi
 waits for the device (`sync`, `write_and_sync`) runs on the disk's own threads, so that the event
 loop goes on; what changes one file still takes effect in the order of the calls, since each
 change waits for the file's previous one. Reads wait for nobody.
+
+Where the device is quick, a small `write_and_sync` waits for it on the spot: the way to a thread and
+back costs as much as the sync itself. Not while anything else is under way there, and not until
+a slow sync is forgotten.
 """
 
 import asyncio
@@ -11,6 +15,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Thread
@@ -19,6 +24,9 @@ from typing import Final
 from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import Buffer, DiskSpace, FileStat, OpenMode
 
+_ON_THE_SPOT_S: Final = 0.0005  # So long may a sync hold the loop: as long as a chunk of adds does.
+_ON_THE_SPOT_BYTES: Final = 64 * 1024
+_SLOWNESS_KEPT: Final = 0.9  # Of what is expected, at each sync: 10 ms are forgotten after 30.
 _SYNC_THREADS: Final = 4  # One per file that syncs at the same time: journal, entry logs, ledgers.
 _BUFFERS_PER_WRITE: Final = min(1024, os.sysconf("SC_IOV_MAX"))
 _FLAGS: Final = {
@@ -71,22 +79,37 @@ class _Job:
             self._ended.set_result(None)
 
 
-class _Threads:
-    """A bare queue and a few threads: half of what a hop through an executor costs, in time as in
-    CPU, and it is half of what a lone add costs beyond its sync."""
+class _Device:
+    """Where to wait for it.
 
-    def __init__(self, count: int) -> None:
+    The threads have a bare queue: that is half of what a hop through an executor costs.
+    """
+
+    def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._under_way = 0
+        self._expected_s = 1.0  # How long a sync may take: the slowest one, gradually forgotten.
         self._threads = [
-            Thread(target=self._work, name=f"disk-{number}", daemon=True) for number in range(count)
+            Thread(target=self._work, name=f"disk-{number}", daemon=True)
+            for number in range(_SYNC_THREADS)
         ]
         for thread in self._threads:
             thread.start()
 
-    async def run(self, work: Callable[[], None]) -> None:
-        job = _Job(work)
-        self._jobs.put(job)
-        await job.wait()
+    async def run(self, work: Callable[[], None], *, is_small: bool = False) -> None:
+        started = time.perf_counter()
+        if is_small and not self._under_way and self._expected_s < _ON_THE_SPOT_S:
+            work()
+        else:
+            job = _Job(work)
+            self._under_way += 1
+            self._jobs.put(job)
+            try:
+                await job.wait()
+            finally:
+                self._under_way -= 1
+        took_s = time.perf_counter() - started
+        self._expected_s = max(took_s, self._expected_s * _SLOWNESS_KEPT)
 
     def close(self) -> None:
         """Returns when everything that was asked for is done."""
@@ -101,9 +124,9 @@ class _Threads:
 
 
 class SystemFile:
-    def __init__(self, descriptor: int, threads: _Threads) -> None:
+    def __init__(self, descriptor: int, device: _Device) -> None:
         self._descriptor = descriptor
-        self._threads = threads
+        self._device = device
         self._turn = asyncio.Lock()  # Fair: first come, first served.
 
     async def size(self) -> int:
@@ -118,15 +141,16 @@ class SystemFile:
 
     async def sync(self) -> None:
         async with self._turn:
-            await self._threads.run(lambda: os.fdatasync(self._open_descriptor()))
+            await self._device.run(lambda: os.fdatasync(self._open_descriptor()))
 
     async def write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
         def work() -> None:
             _write_fully(self._open_descriptor(), position, buffers)
             os.fdatasync(self._open_descriptor())
 
+        is_small = sum(map(len, buffers)) <= _ON_THE_SPOT_BYTES
         async with self._turn:
-            await self._threads.run(work)
+            await self._device.run(work, is_small=is_small)
 
     async def truncate(self, size: int) -> None:
         async with self._turn:
@@ -134,7 +158,7 @@ class SystemFile:
 
     async def allocate(self, position: int, length: int) -> None:
         async with self._turn:
-            await self._threads.run(
+            await self._device.run(
                 lambda: os.posix_fallocate(self._open_descriptor(), position, length)
             )
 
@@ -162,11 +186,11 @@ class SystemLock:
 
 class SystemDisk:
     def __init__(self) -> None:
-        self._threads = _Threads(_SYNC_THREADS)
+        self._device = _Device()
 
     async def open(self, path: str, mode: OpenMode) -> SystemFile:
         # Python opens with O_CLOEXEC: a child never inherits a descriptor.
-        return SystemFile(os.open(path, _FLAGS[mode], 0o600), self._threads)
+        return SystemFile(os.open(path, _FLAGS[mode], 0o600), self._device)
 
     async def stat(self, path: str) -> FileStat | None:
         try:
@@ -198,7 +222,7 @@ class SystemDisk:
             finally:
                 os.close(descriptor)
 
-        await self._threads.run(work)
+        await self._device.run(work)
 
     async def space(self, path: str) -> DiskSpace:
         found = os.statvfs(path)
@@ -218,7 +242,7 @@ class SystemDisk:
         return SystemLock(descriptor)
 
     def close(self) -> None:
-        self._threads.close()
+        self._device.close()
 
 
 def _read_fully(descriptor: int, position: int, length: int) -> bytes:

@@ -2,9 +2,11 @@
 
 import asyncio
 import errno
+import math
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,8 +17,11 @@ from rollbook.proto.ports import OpenMode
 from rollbook.proto.runtime.disk import SystemDisk
 
 
-@pytest.fixture
-async def disk() -> AsyncIterator[SystemDisk]:
+@pytest.fixture(params=[0.0, math.inf], ids=["in-threads", "on-the-spot"])
+async def disk(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[SystemDisk]:
+    monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", request.param)
     disk = SystemDisk()
     yield disk
     disk.close()
@@ -140,7 +145,7 @@ async def test_what_a_thread_met_is_raised_where_it_was_asked_for(
     with (tmp_path / "f").open("wb"):
         pass
     reader = await disk.open(str(tmp_path / "f"), OpenMode.READ)
-    given_up = asyncio.ensure_future(reader.write_and_sync(0, [b"x"]))
+    given_up = asyncio.ensure_future(reader.write_and_sync(0, [b"x" * 1_000_000]))
     await asyncio.sleep(0)
     given_up.cancel()
     with pytest.raises(asyncio.CancelledError):  # Not the error: nobody waits for it any more.
@@ -156,3 +161,35 @@ async def test_more_files_sync_at_once_than_there_are_threads(
     assert [await file.read_at(0, 9) for file in files] == [b"%d" % n for n in range(20)]
     for file in files:
         await file.close()
+
+
+async def test_small_syncs_are_waited_for_on_the_spot_only_where_they_are_quick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a large one never is; so that the loop goes on while a device takes its time."""
+    monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 1000.0)
+    disk, threads = SystemDisk(), []
+    real_sync = os.fdatasync
+
+    def sync(descriptor: int) -> None:
+        threads.append(threading.current_thread().name)
+        real_sync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
+    await file.write_and_sync(0, [b"x"])
+    assert threads.pop() == threading.main_thread().name
+    await file.write_and_sync(0, [b"x" * 100_000])
+    assert threads.pop() != threading.main_thread().name
+    others = asyncio.ensure_future(file.sync())
+    await asyncio.sleep(0)
+    other_file = await disk.open(str(tmp_path / "g"), OpenMode.CREATE)
+    await other_file.write_and_sync(0, [b"x"])  # A sync is under way: this one would wait for it.
+    await others
+    assert threading.main_thread().name not in threads
+    monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 1e-9)
+    await file.write_and_sync(0, [b"x"])
+    assert threads.pop() != threading.main_thread().name
+    await file.close()
+    await other_file.close()
+    disk.close()
