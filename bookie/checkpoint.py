@@ -12,7 +12,7 @@ tried again. Only when the catalog cannot be written the bookie has to stop.
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 
 import structlog
 
@@ -63,23 +63,35 @@ class Checkpointer:
         self._catalog = catalog
         self._cache = cache
 
-    async def checkpoint(self, file: JournalFile, facts: Sequence[bytes]) -> RecordFile | None:
+    async def checkpoint(
+        self, file: JournalFile, facts: Callable[[], list[bytes]]
+    ) -> RecordFile | None:
         """What now has the entries of the file: itself, another one, or nothing if it has none.
 
-        `facts` are packed changes that were durable in the journal when this was called. Raises
-        `OSError` if nothing has changed: it can be tried again.
+        `facts` gives packed changes that are durable in the journal. Raises `OSError` if nothing
+        has changed: it can be tried again.
         """
         new = await self._make_log(file)
-        doubts = [*file.doubts, *(new.doubts if new else ())]
-        await self._catalog.commit(
-            [
-                *facts,
-                *(changes.pack_doubt(*doubt) for doubt in doubts),
-                *([changes.pack_log(new.log, new.extents)] if new else []),
-                changes.pack_mark(Mark(file.number + 1, file.packer.next_sequence)),
-            ]
-        )
+        news: list[bytes] = []
+        if new:
+            for part in changes.pack_log(new.log, new.extents):
+                news.append(part)
+                await asyncio.sleep(0)  # Others have adds to answer.
+        news += self._settle_doubts(file)  # What rot took of these very entries comes behind it.
+        for doubt in (*file.doubts, *(new.doubts if new else ())):
+            news.append(changes.pack_doubt(*doubt))
+        news.append(changes.pack_mark(Mark(file.number + 1, file.packer.next_sequence)))
+        await self._catalog.commit_latest(lambda: [*facts(), *news])
         return new.records if new else None
+
+    def _settle_doubts(self, file: JournalFile) -> Iterator[bytes]:
+        """Entries that may have been lost, and were added again."""
+        doubts = self._catalog.catalog.doubts
+        for ledger_id in file.memtable.ledgers if doubts else ():
+            if doubts.of(ledger_id):
+                entry_ids = file.memtable.ledgers[ledger_id].sorted_columns().entry_ids
+                for run in doubts.settled_by(ledger_id, entry_ids):
+                    yield changes.pack_trust(ledger_id, *run)
 
     async def forget(self, file: JournalFile) -> None:
         """The journal file's name; boot does it if this fails."""

@@ -66,6 +66,7 @@ class EntryLog:
         self.number = number
         self.records = records
         self.users = 0
+        self.is_gone = False  # Removed; its last user closes it.
         self._pages = cache.bodies
         self._serial = next(cache.serials) << 32
         self._tables: Tables | None = None
@@ -181,6 +182,7 @@ class EntryLogs:
     def __init__(
         self, disk: Disk, store_id: bytes, path_of: Callable[[int], str], cache: Cache
     ) -> None:
+        """`path_of` raises `FileNotFoundError` if there is no such log (any more)."""
         self._disk = disk
         self._store_id = store_id
         self._path_of = path_of
@@ -197,6 +199,8 @@ class EntryLogs:
             yield log
         finally:
             log.users -= 1
+            if log.is_gone and not log.users:
+                await log.records.retire()
             await self._close_some()
 
     def put(self, number: int, records: RecordFile) -> EntryLog:
@@ -210,11 +214,25 @@ class EntryLogs:
         if other := self._open.pop(number, None):  # Somebody was faster while we waited.
             await file.close()
             return other
+        try:
+            self._path_of(number)
+        except OSError:  # Removed meanwhile; kept open, it would keep its space.
+            await file.close()
+            raise
         return self.put(number, RecordFile(file, header, self._cache))
 
+    async def remove(self, number: int) -> None:
+        """Its file is about to go. Who reads it right now may finish."""
+        if log := self._open.pop(number, None):
+            log.is_gone = True
+            if not log.users:
+                await log.records.retire()
+
     async def _close_some(self) -> None:
-        unused = [log for log in self._open.values() if not log.users]
-        for log in unused[: max(0, len(self._open) - _OPEN_MAX)]:
+        while len(self._open) > _OPEN_MAX:
+            log = next((log for log in self._open.values() if not log.users), None)
+            if log is None:
+                break
             del self._open[log.number]
             await log.records.retire()
 

@@ -40,6 +40,7 @@ from rollbook.proto.ports import Clock, Disk, OpenMode, Randomness
 logger = structlog.get_logger()
 
 _WRITE_BYTES_MAX: Final = 2 * 1024 * 1024  # Larger ones help no disk and delay the first in line.
+_FENCE_BYTES: Final = 1024 * 1024
 _SPARE_RETRY_S: Final = 1.0
 
 
@@ -122,6 +123,12 @@ class Journal:
         Fails with `BookieFailed`: then nobody knows. Whoever gives up waiting changes nothing.
         """
         return self._enqueue(item, is_sync_deferred, size_of(item))
+
+    def has_room_for(self, size: int) -> bool:
+        """If no other file can be had, what is left of this one: the end of it is for fences."""
+        kept = min(_FENCE_BYTES, self._config.journal_file_bytes // 8)
+        end = self.active.end + self.queued_bytes + size + kept
+        return not self.is_full or end <= self._config.journal_file_bytes
 
     def sync(self) -> asyncio.Future[None]:
         """Done when everything that was appended before is durable."""
@@ -241,7 +248,7 @@ class Journal:
         file = self.active
         is_empty = file.end == FILE_HEADER_BYTES
         if file.end + size + 2 * SECTOR <= self._config.journal_file_bytes and (
-            file.memtable.memory_bytes < self._config.index_bytes_max
+            self.is_full or file.memtable.memory_bytes < self._config.index_bytes_max
         ):
             return
         if is_empty:

@@ -12,19 +12,22 @@ Everything runs on one event loop; what changes together changes without an `awa
 """
 
 import asyncio
+from array import array
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
 from rollbook.bookie.boot import Found, find_store, lock_directories, log_path, make_store
-from rollbook.bookie.checkpoint import Checkpointer
+from rollbook.bookie.checkpoint import Checkpointer, NewLog
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.control import Control, Operation
 from rollbook.bookie.core.fencing import Ledger, LedgerFacts
 from rollbook.bookie.core.group_commit import Frames, Write, index_of
+from rollbook.bookie.core.memtable import IntArray
 from rollbook.bookie.core.salvage import take_frames
 from rollbook.bookie.entry_log import EntryLogs
 from rollbook.bookie.journal import Journal, JournalFile
@@ -50,6 +53,9 @@ logger = structlog.get_logger()
 T = TypeVar("T")
 
 _RETRY_S: Final = (0.1, 10.0)  # First and longest pause between attempts at a checkpoint.
+_FACTS_PER_RECORD: Final = 4096
+_IDS_PER_STEP: Final = 4096
+_LEDGERS_MAX: Final = 65_536  # In memory as objects; more only while their facts are unsaved.
 _DAMAGE: Final = (TornRecord, WrongCluster, OSError)
 
 
@@ -76,16 +82,17 @@ class Storage:
         # Of ledgers whose LAC somebody awaits: called, and quick to return, when it rose or the ledger
         # was deleted. What is read right behind a call may be older; in the next turn of the loop it is not.
         self.lac_watchers: dict[int, Callable[[int], None]] = {}
+        self.refuses_adds = False  # But for those that recover or are urgent.
         self._disk = disk
         self._config = config
         self._clock = clock
         self._catalog_files = found.catalog
-        self._catalog = found.catalog.catalog
+        self.catalog = found.catalog.catalog  # To look at.
         self._locks = locks
         self._filled = found.files  # Oldest first.
         self._has_filled = asyncio.Event()
         self._moves = 0  # How often entries moved from one file to another.
-        self._ledgers: dict[int, Ledger] = {}
+        self._ledgers: dict[int, Ledger] = {}  # Those that were spoken of lately, and busy ones.
         self._fences: dict[int, asyncio.Future[None]] = {}  # On their way to the disk.
         self._unsaved: dict[int, None] = {}  # Ledgers whose facts the catalog does not have.
         parts = (disk, config, randomness, found.catalog, cache)
@@ -178,7 +185,7 @@ class Storage:
 
     def _show_gauges(self, cache: Cache) -> None:
         """What is asked for by a scrape, and not counted."""
-        stats, catalog = self.stats, self._catalog
+        stats, catalog = self.stats, self.catalog
         stats.journal_queue_bytes = lambda: self._journal.queued_bytes
         stats.journal_files_waiting = lambda: len(self._filled)
         stats.memtable_bytes = lambda: sum(file.memtable.memory_bytes for file in self._files())
@@ -193,7 +200,9 @@ class Storage:
         stats.read_only = lambda: self.is_read_only
 
     def _path_of_log(self, number: int) -> str:
-        log = self._catalog.logs[number]
+        log = self.catalog.logs.get(number)
+        if log is None:
+            raise FileNotFoundError(f"entry log {number} was removed")
         return log_path(self._config.ledger_dirs[log.directory], number)
 
     # --- Adding -------------------------------------------------------------------------------
@@ -208,11 +217,12 @@ class Storage:
 
     def _refusal_of(self, group: AddGroup, adds: Adds) -> Failure:
         is_urgent = group.is_recovery or group.is_high_priority
-        if self.is_read_only and not is_urgent:
+        size = adds.end - adds.start
+        if self.is_read_only and not (is_urgent and self._journal.has_room_for(size)):
             return BookieReadOnly
         # What recovers or is urgent has as much again: it must not starve behind the others.
         bytes_max = self._config.queued_bytes_max << is_urgent
-        if self._journal.queued_bytes + adds.end - adds.start > bytes_max:
+        if self._journal.queued_bytes + size > bytes_max:
             return Overloaded
         ledger = self._ledger(group.ledger_id)
         refusal = ledger.refusal_of_add(group.ledger_key, is_recovery=group.is_recovery)
@@ -313,7 +323,7 @@ class Storage:
 
     def lac_packet(self, ledger_id: int) -> bytes | None:
         """The explicit LAC as its writer packed it. Raises `EntryStateUnknown`."""
-        if self._catalog.doubts.about(ledger_id, NO_ENTRY):
+        if self.catalog.doubts.about(ledger_id, NO_ENTRY):
             raise EntryStateUnknown(ledger_id=ledger_id)
         ledger = self._known_ledger(ledger_id)
         return ledger.facts.lac_packet if ledger else None
@@ -323,12 +333,15 @@ class Storage:
         ledger = self._known_ledger(ledger_id)
         return ledger.last_add_confirmed if ledger else NO_ENTRY
 
-    async def delete(self, ledger_id: int) -> None:
-        """Its entries are gone, and late adds are refused from the call on; durable on return."""
-        ledger = self._ledger(ledger_id)
-        ledger.fence_is_wanted = True
+    async def delete(self, *ledger_ids: int) -> None:
+        """Their entries are gone, and late adds are refused from the call on; durable on return."""
         wall_ms = self._clock.wall_us() // 1000
-        await self._journal.append(Control(Operation.DELETE, ledger_id, ledger.shown_key, wall_ms))
+        for ledger_id in ledger_ids:
+            ledger = self._ledger(ledger_id)
+            ledger.fence_is_wanted = ledger.deletion_is_wanted = True
+            key = ledger.shown_key
+            deletion = self._journal.append(Control(Operation.DELETE, ledger_id, key, wall_ms))
+        await deletion
 
     async def space(self) -> DiskSpace:
         """Of all ledger directories; a disk that several of them share counts once."""
@@ -360,7 +373,7 @@ class Storage:
         ledger = self._ledgers.get(ledger_id)
         if ledger is not None:
             return ledger
-        facts = self._catalog.facts.get(ledger_id)
+        facts = self.catalog.facts.get(ledger_id)
         if facts is None and not self._has_entries(ledger_id):
             return None
         return self._ledger(ledger_id)
@@ -368,21 +381,30 @@ class Storage:
     def _ledger(self, ledger_id: int) -> Ledger:
         ledger = self._ledgers.get(ledger_id)
         if ledger is None:
-            facts = self._catalog.facts.get(ledger_id) or LedgerFacts()
+            facts = self.catalog.facts.get(ledger_id) or LedgerFacts()
+            self._make_room_for_ledgers()
             ledger = self._ledgers[ledger_id] = self._make_ledger(ledger_id, facts)
         return ledger
 
+    def _make_room_for_ledgers(self) -> None:
+        """Lets go of one or two that can be made again from what is durable."""
+        for _ in range(2 if len(self._ledgers) >= _LEDGERS_MAX else 0):
+            ledger_id, ledger = next(iter(self._ledgers.items()))
+            del self._ledgers[ledger_id]
+            if ledger_id in self._unsaved or not ledger.is_settled:
+                self._ledgers[ledger_id] = ledger  # Last in line.
+
     def _make_ledger(self, ledger_id: int, facts: LedgerFacts) -> Ledger:
         ledger = Ledger(ledger_id, facts)
-        ledger.on_durable_lac(self._catalog.last_add_confirmed(ledger_id))
-        for file in self._filled:
+        ledger.on_durable_lac(self.catalog.last_add_confirmed(ledger_id))
+        for file in self._files():
             if rows := file.memtable.ledgers.get(ledger_id):
                 ledger.on_durable_lac(rows.last_add_confirmed)
         return ledger
 
     def _has_entries(self, ledger_id: int) -> bool:
         return any(ledger_id in file.memtable.ledgers for file in self._files()) or any(
-            True for _ in self._catalog.held(ledger_id)
+            True for _ in self.catalog.held(ledger_id)
         )
 
     # --- Reading ------------------------------------------------------------------------------
@@ -432,11 +454,11 @@ class Storage:
     async def _settled(self, question: Callable[[], Awaitable[T]]) -> T:
         """Asks again if entries moved to another file meanwhile: no answer but an entry counts then."""
         while True:
-            moves = self._moves
+            moves = self._moves, self.catalog.removals
             try:
                 return await question()
             except (NoSuchLedger, NoSuchEntry, EntryStateUnknown):
-                if moves == self._moves:
+                if moves == (self._moves, self.catalog.removals):
                     raise
 
     async def _read(self, ledger_id: int, entry_id: int) -> bytes:
@@ -449,7 +471,7 @@ class Storage:
                 except _DAMAGE as error:
                     damage = error
                     self.stats.damages_met += 1
-        for number in self._catalog.holding(ledger_id, entry_id):
+        for number in self.catalog.holding(ledger_id, entry_id):
             try:
                 async with self._logs.use(number) as log:
                     if (found := await log.read(ledger_id, entry_id)) is not None:
@@ -457,7 +479,7 @@ class Storage:
             except _DAMAGE as error:
                 damage = error
                 self.stats.damages_met += 1
-        if damage or self._catalog.doubts.about(ledger_id, entry_id):
+        if damage or self.catalog.doubts.about(ledger_id, entry_id):
             raise EntryStateUnknown(ledger_id=ledger_id, entry_id=entry_id) from damage
         raise self._absence(ledger_id)(ledger_id=ledger_id, entry_id=entry_id)
 
@@ -475,7 +497,7 @@ class Storage:
                     places = [place]
                 if places:
                     return await file.records.read_run(places, bytes_max)
-            for number in self._catalog.holding(ledger_id, entry_id):
+            for number in self.catalog.holding(ledger_id, entry_id):
                 async with self._logs.use(number) as log:
                     if found := await log.read_run(ledger_id, entry_id, count_max, bytes_max):
                         return found
@@ -488,10 +510,10 @@ class Storage:
         last = max(
             [
                 *(file.memtable.last_entry(ledger_id) for file in self._files()),
-                *(held.last_entry for held in self._catalog.held(ledger_id)),
+                *(held.last_entry for held in self.catalog.held(ledger_id)),
             ]
         )
-        if self._catalog.doubts.beyond(ledger_id, last):
+        if self.catalog.doubts.beyond(ledger_id, last):
             raise EntryStateUnknown(ledger_id=ledger_id)
         if last == NO_ENTRY:
             raise self._absence(ledger_id)(ledger_id=ledger_id)
@@ -503,13 +525,13 @@ class Storage:
         for file in self._files():
             if rows := file.memtable.ledgers.get(ledger_id):
                 found.update(dict.fromkeys(rows.sorted_columns().entry_ids))
-        for held in self._catalog.held(ledger_id):
+        for held in self.catalog.held(ledger_id):
             try:
                 async with self._logs.use(held.log) as log:
                     found.update(dict.fromkeys(await log.entry_ids(ledger_id)))
             except _DAMAGE as error:
                 raise EntryStateUnknown(ledger_id=ledger_id) from error
-        if not found and (self._catalog.doubts.everything or self._catalog.doubts.of(ledger_id)):
+        if not found and (self.catalog.doubts.everything or self.catalog.doubts.of(ledger_id)):
             raise EntryStateUnknown(ledger_id=ledger_id)
         if not found and self._known_ledger(ledger_id) is None:
             raise NoSuchLedger(ledger_id=ledger_id)
@@ -527,28 +549,81 @@ class Storage:
         """With entries that no entry log has yet, newest first."""
         return [self._journal.active, *reversed(self._filled)]
 
+    # --- Space --------------------------------------------------------------------------------
+
+    async def ledger_ids(self) -> IntArray:
+        """All that anything is known of and that are not deleted, ascending."""
+        found: list[int] = []
+        for known in (self.catalog.facts, self.catalog.held_ledgers, self._unsaved):
+            for number, ledger_id in enumerate(list(known)):
+                if number % _IDS_PER_STEP == 0:
+                    await asyncio.sleep(0)  # Others have adds to answer.
+                if not self._is_deleted(ledger_id):
+                    found.append(ledger_id)
+        return array("q", sorted(dict.fromkeys(found)))
+
+    def _is_deleted(self, ledger_id: int) -> bool:
+        ledger = self._ledgers.get(ledger_id)
+        return ledger.is_deleted if ledger else self.catalog.is_deleted(ledger_id)
+
+    async def forget(self, *ledger_ids: int) -> None:
+        """Deleted ones: nothing is known of them any more. Raises `OSError`."""
+        deleted = [each for each in ledger_ids if self._is_deleted(each)]
+        await self._catalog_files.commit([changes.pack_forget(each) for each in deleted])
+        for ledger_id in deleted:
+            self._ledgers.pop(ledger_id, None)
+            self._unsaved.pop(ledger_id, None)
+
+    async def replace_logs(self, numbers: Sequence[int], new: NewLog | None = None) -> None:
+        """Whatever is still wanted of these logs is in the new one, or in doubt: they go (B5).
+
+        Raises `OSError` if nothing has changed.
+        """
+        parts: list[bytes] = []
+        if new:
+            for part in changes.pack_log(new.log, new.extents):
+                parts.append(part)
+                await asyncio.sleep(0)  # Others have adds to answer.
+            parts += [changes.pack_doubt(*doubt) for doubt in new.doubts]
+        paths = [self._path_of_log(number) for number in numbers]
+        parts += map(changes.pack_unlog, numbers)
+        await self._catalog_files.commit(parts)
+        if new:
+            self._logs.put(new.log.number, new.records)
+        for number, path in zip(numbers, paths, strict=True):
+            await self._logs.remove(number)
+            try:
+                await self._disk.unlink(path)
+            except OSError as error:  # Boot does it.
+                logger.warning("entry_log_not_removed", path=path, reason=str(error))
+
     # --- Checkpoints --------------------------------------------------------------------------
 
     @property
     def is_read_only(self) -> bool:
-        """The disk is full, or checkpoints do not keep up or fail."""
-        return self._journal.is_full or len(self._filled) > self._config.waiting_files_max
+        """Space is short, or checkpoints do not keep up or fail, or somebody wants it so."""
+        return (
+            self.refuses_adds
+            or self._journal.is_full
+            or len(self._filled) > self._config.waiting_files_max
+        )
 
     async def checkpoint(self) -> bool:
         """The oldest filled file; False if there is none. Raises `OSError` if it can be tried again."""
         if not self._filled:
             return False
         file = self._filled[0]
-        saved = {ledger_id: self._ledgers[ledger_id].facts for ledger_id in self._unsaved}
-        facts = [changes.pack_ledger(ledger_id, known) for ledger_id, known in saved.items()]
         started_ns = self._clock.monotonic_ns()
-        records = await self._checkpointer.checkpoint(file, facts)
+        while len(self._unsaved) > _FACTS_PER_RECORD:
+            await self.save_facts(list(islice(self._unsaved, _FACTS_PER_RECORD)))
+        saved: dict[int, LedgerFacts] = {}
+        records = await self._checkpointer.checkpoint(
+            file, lambda: self._pack_facts(self._unsaved, saved)
+        )
         # From here to the end of the block without an `await`: readers find it in one place.
         del self._filled[0]
         self._moves += 1
-        for ledger_id, known in saved.items():
-            if self._ledgers[ledger_id].facts is known:
-                del self._unsaved[ledger_id]
+        self._on_saved(saved)
         if records:
             self._logs.put(file.number, records)
         if records is not file.records:
@@ -557,6 +632,22 @@ class Storage:
         how = "adopted" if records is file.records else "rewritten" if records else "empty"
         self.stats.on_checkpoint(how, self._clock.monotonic_ns() - started_ns)
         return True
+
+    async def save_facts(self, ledger_ids: Sequence[int]) -> None:
+        """The catalog learns what the journal knows of these ledgers. Raises `OSError`."""
+        saved: dict[int, LedgerFacts] = {}
+        await self._catalog_files.commit_latest(lambda: self._pack_facts(ledger_ids, saved))
+        self._on_saved(saved)
+
+    def _pack_facts(self, ledger_ids: Iterable[int], saved: dict[int, LedgerFacts]) -> list[bytes]:
+        saved |= {each: self._ledgers[each].facts for each in ledger_ids if each in self._unsaved}
+        return [changes.pack_ledger(*each) for each in saved.items()]
+
+    def _on_saved(self, saved: dict[int, LedgerFacts]) -> None:
+        for ledger_id, facts in saved.items():
+            ledger = self._ledgers.get(ledger_id)
+            if ledger and ledger.facts is facts:
+                self._unsaved.pop(ledger_id, None)
 
     def _on_filled(self, file: JournalFile) -> None:
         self._filled.append(file)

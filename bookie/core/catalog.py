@@ -9,8 +9,8 @@ ledgers with it, and its journal file becomes superfluous, in one step (B5).
     LEDGER      i64 ledger · u8 flags (1 fenced, 2 has a packet, 4 deleted) · u8 key bytes + 1 · key ·
                 i64 LAC of the packet · u16 packet bytes · packet · i64 wall ms of the deletion
     FORGET      i64 ledger              nothing is known of it any more
-    LOG         u64 number · u16 directory · u64 file bytes · u64 age · u32 extents · the extents
-    EXTENTS     u64 number · u32 extents · the extents       more of a log, in a new generation
+    LOG         u64 number · u16 directory · u64 file bytes · u64 age
+    EXTENTS     u64 log · u32 extents · the extents          behind their LOG
     UNLOG       u64 number              its file may go
     MARK        u64 journal file · u64 first sequence in it     earlier ones are not needed
     OPENED      u64 journal file        it exists and may have records
@@ -32,7 +32,7 @@ one that compaction made of others is as old as the youngest of them.
 
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from enum import IntEnum
 from itertools import islice
 from operator import attrgetter
@@ -51,12 +51,14 @@ _KIND: Final = struct.Struct("<B")
 _LEDGER: Final = struct.Struct("<BqBB")
 _LEDGER_REST: Final = struct.Struct("<qHq")
 _ID: Final = struct.Struct("<BQ")
-_LOG: Final = struct.Struct("<BQHQQI")
+_LOG: Final = struct.Struct("<BQHQQ")
 _EXTENTS: Final = struct.Struct("<BQI")
 _MARK: Final = struct.Struct("<BQQ")
 _DOUBT: Final = struct.Struct("<Bqqq")
 _EXTENT: Final = struct.Struct("<qqqQQqII")
-_PER_RECORD: Final = 4096  # Ledgers, or extents, in a new generation.
+_PER_RECORD: Final = 4096  # Ledgers in a new generation.
+_EXTENTS_MAX: Final = 1024
+_STEP_BYTES: Final = 64 * 1024  # What is applied at a time: a millisecond or two.
 _SHARED_MAX: Final = 4096
 
 
@@ -134,18 +136,12 @@ def pack_forget(ledger_id: int) -> bytes:
     return _ID.pack(Change.FORGET, ledger_id)
 
 
-def pack_log(log: Log, extents: Sequence[Extent]) -> bytes:
-    number, directory, file_bytes, age = log
-    head = _LOG.pack(Change.LOG, number, directory, file_bytes, age, len(extents))
-    return head + _pack_extents(extents)
-
-
-def _pack_more(number: int, extents: Sequence[Extent]) -> bytes:
-    return _EXTENTS.pack(Change.EXTENTS, number, len(extents)) + _pack_extents(extents)
-
-
-def _pack_extents(extents: Sequence[Extent]) -> bytes:
-    return b"".join([_EXTENT.pack(*extent) for extent in extents])
+def pack_log(log: Log, extents: Iterable[Extent]) -> Iterator[bytes]:
+    """In parts that go into one record, or into several of a new generation."""
+    yield _LOG.pack(Change.LOG, *log)
+    for batch in _batches(extents, _EXTENTS_MAX):
+        head = _EXTENTS.pack(Change.EXTENTS, log.number, len(batch))
+        yield head + b"".join([_EXTENT.pack(*extent) for extent in batch])
 
 
 def pack_unlog(number: int) -> bytes:
@@ -192,6 +188,7 @@ class Catalog:
         self.opened = 0  # The highest journal file that may have records.
         self.lost: dict[int, None] = {}  # Journal files behind the mark that are not there.
         self.scrubbed = 0
+        self.removals = 0  # Of logs: who had looked one up before has to look again.
         self.is_complete = False
         # Of each ledger, the fields of `Held` one after the other: an object for each would be
         # ten times the size, and stores have millions.
@@ -216,6 +213,11 @@ class Catalog:
             for at in range(len(fields) - _HELD, -1, -_HELD)
             if fields[at + 1] <= entry_id <= fields[at + 2]
         ]
+
+    @property
+    def held_ledgers(self) -> Collection[int]:
+        """Those with entries in logs."""
+        return self._held.keys()
 
     def held_in(self, number: int) -> Iterator[tuple[int, Held]]:
         """All that one log holds, by ledger."""
@@ -244,9 +246,17 @@ class Catalog:
 
     def apply(self, body: bytes) -> None:
         """One record's changes. Raises `TornRecord` on what nobody packed."""
+        for _ in self.applying(body):
+            pass
+
+    def applying(self, body: bytes) -> Iterator[None]:
+        """`apply`, a part at a time. Readers may look on, other changes have to wait."""
         try:
-            at = 0
+            at = step_end = 0
             while at < len(body):
+                if at > step_end:
+                    yield
+                    step_end = at + _STEP_BYTES
                 at += self._apply_one(body, at)
         except (struct.error, ValueError, KeyError) as error:
             raise TornRecord(f"the catalog cannot be read: {error}") from error
@@ -260,8 +270,7 @@ class Catalog:
             case Change.LOG:
                 return self._apply_log(body, at)
             case Change.EXTENTS:
-                _, number, count = _EXTENTS.unpack_from(body, at)
-                return self._apply_extents(body, at, at + _EXTENTS.size, number, count)
+                return self._apply_extents(body, at)
             case Change.DOUBT:
                 _, ledger_id, first, last = _DOUBT.unpack_from(body, at)
                 if not self.is_deleted(ledger_id):
@@ -326,13 +335,15 @@ class Catalog:
         return self._shared.setdefault(facts, facts)
 
     def _apply_log(self, body: bytes, start: int) -> int:
-        _, number, directory, file_bytes, age, count = _LOG.unpack_from(body, start)
-        self.logs[number] = Log(number, directory, file_bytes, age)
+        _, number, *rest = _LOG.unpack_from(body, start)
+        self.logs[number] = Log(number, *rest)
         self._ledgers_of[number] = array("q")
         self._use[number] = array("q", Use(0, 0, 0))
-        return self._apply_extents(body, start, start + _LOG.size, number, count)
+        return _LOG.size
 
-    def _apply_extents(self, body: bytes, start: int, at: int, number: int, count: int) -> int:
+    def _apply_extents(self, body: bytes, start: int) -> int:
+        _, number, count = _EXTENTS.unpack_from(body, start)
+        at = start + _EXTENTS.size
         end = at + count * _EXTENT.size
         if end > len(body):
             raise ValueError("a log's extents are cut short")
@@ -345,7 +356,7 @@ class Catalog:
             use[0] += 1
             use[1] += held[2]
             use[2] += held[3]
-        return end - start
+        return int(end) - start
 
     def _insert(self, ledger_id: int, fields: IntArray) -> None:
         """Behind those that are older."""
@@ -364,6 +375,7 @@ class Catalog:
     def _remove_log(self, number: int) -> None:
         if self.logs.pop(number, None) is None:
             return
+        self.removals += 1
         for ledger_id in self._ledgers_of.pop(number):
             fields = self._held.get(ledger_id, ())
             kept = array("q")
@@ -393,23 +405,20 @@ class Catalog:
         meanwhile."""
         yield pack_mark(self.mark) + pack_opened(self.opened) + pack_scrubbed(self.scrubbed)
         yield b"".join([DOUBT_ALL] * self.doubts.everything + [*map(pack_lost, self.lost)])
-        for batch in _batches(self.doubts):
+        for batch in _batches(self.doubts, _PER_RECORD):
             yield b"".join([pack_doubt(ledger_id, *doubt) for ledger_id, doubt in batch])
-        for facts in _batches(self.facts.items()):
+        for facts in _batches(self.facts.items(), _PER_RECORD):
             yield b"".join([pack_ledger(*each) for each in facts])
         for log in sorted(self.logs.values(), key=attrgetter("age")):
-            yield pack_log(log, ())
-            for extents in _batches(self.held_in(log.number)):
-                yield _pack_more(
-                    log.number, [Extent(each, *held[1:], 0, 0) for each, held in extents]
-                )
+            held = self.held_in(log.number)
+            yield from pack_log(log, (Extent(each, *of[1:], 0, 0) for each, of in held))
         yield COMPLETE
 
 
 _HELD: Final = len(Held._fields)
 
 
-def _batches(things: Iterable[T]) -> Iterator[list[T]]:
+def _batches(things: Iterable[T], size: int) -> Iterator[list[T]]:
     iterator = iter(things)
-    while batch := list(islice(iterator, _PER_RECORD)):
+    while batch := list(islice(iterator, size)):
         yield batch

@@ -1,14 +1,16 @@
 """What this bookie may have lost, so that its silence proves nothing (B1).
 
 Doubt is kept by ledger, as ranges of entries, or about everything once nobody can say whose the lost
-bytes were; entry -1 of a ledger stands for its explicit LAC. It only turns ABSENT into UNKNOWN: an entry that is found and sound is answered. It goes
-when the entries have been brought back from other copies, or are given up by name.
+bytes were; entry -1 of a ledger stands for its explicit LAC. It only turns ABSENT into UNKNOWN: an
+entry that is found and sound is answered. It goes when the entries have been brought back from other
+copies, or are given up by name.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from rollbook.bookie.core.memtable import run_end
 from rollbook.proto.ids import LEDGER_ID_MAX
 
 
@@ -78,6 +80,15 @@ class Doubts:
 
     def of(self, ledger_id: int) -> tuple[Range, ...]:
         return tuple(self._ranges.get(ledger_id, ()))
+
+    def settled_by(self, ledger_id: int, entry_ids: Sequence[int]) -> Iterator[Range]:
+        """Which of these (ascending) were in doubt, as runs: they are here, so nobody need ask."""
+        for first, last in self._ranges.get(ledger_id, ()):
+            start, end = bisect_left(entry_ids, first), bisect_right(entry_ids, last)
+            while start < end:
+                run = run_end(entry_ids, entry_ids[start], start, end - start)
+                yield Range(entry_ids[start], entry_ids[run - 1])
+                start = run
 
     def __iter__(self) -> Iterator[tuple[int, Range]]:
         for ledger_id, ranges in self._ranges.items():

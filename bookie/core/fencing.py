@@ -49,13 +49,17 @@ class LedgerFacts:
 class Ledger:
     """One ledger, as it is now: facts, and what is on its way to becoming one."""
 
-    __slots__ = ("facts", "fence_is_wanted", "last_add_confirmed", "ledger_id", "shown_key")
+    __slots__ = (
+        *("deletion_is_wanted", "facts", "fence_is_wanted", "last_add_confirmed", "ledger_id"),
+        "shown_key",
+    )
 
     def __init__(self, ledger_id: int, facts: LedgerFacts) -> None:
         self.ledger_id = ledger_id
         self.facts = facts
         self.shown_key = facts.ledger_key  # The first one shown, durable or not yet.
         self.fence_is_wanted = facts.is_fenced
+        self.deletion_is_wanted = self.is_deleted
         self.last_add_confirmed: int = facts.lac_of_packet  # The highest that is durable here.
 
     @property
@@ -65,7 +69,7 @@ class Ledger:
     def refusal_of_add(self, ledger_key: bytes, *, is_recovery: bool) -> Failure:
         if self.shown_key is not None and ledger_key != self.shown_key:
             return Unauthorized
-        if self.is_deleted or (self.fence_is_wanted and not is_recovery):
+        if self.deletion_is_wanted or (self.fence_is_wanted and not is_recovery):
             return LedgerFenced
         return None
 
@@ -76,6 +80,15 @@ class Ledger:
         if self.shown_key is not None and ledger_key != self.shown_key:
             return Unauthorized
         return None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its facts say it all."""
+        return (
+            self.shown_key == self.facts.ledger_key
+            and self.fence_is_wanted == self.facts.is_fenced
+            and self.deletion_is_wanted == self.is_deleted
+        )
 
     def show_key(self, ledger_key: bytes) -> None:
         if self.shown_key is None:

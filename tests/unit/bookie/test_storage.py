@@ -389,7 +389,7 @@ def test_everything_is_read_from_entry_logs_of_both_kinds(
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, ledgers, entries=entries, size=size)
         await settle(storage)
-        assert len(storage._catalog.logs) > 2
+        assert len(storage.catalog.logs) > 2
         expected = {(e, n): entry(e, n, bytes(size)) for e in ledgers for n in range(entries)}
         for again in (storage, None):
             if again is None:
@@ -426,7 +426,7 @@ def test_a_failed_checkpoint_pins_the_mark_and_ends_in_read_only() -> None:
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(1), entries=60, size=1000)
         await settle(storage)
-        mark = storage._catalog.mark
+        mark = storage.catalog.mark
         node.disk.capacity_bytes = node.disk.system.used_bytes
         entry_id = 60
         while not storage.is_read_only:
@@ -445,7 +445,7 @@ def test_a_failed_checkpoint_pins_the_mark_and_ends_in_read_only() -> None:
         assert not storage.is_read_only
         await add(storage, *((1, n) for n in range(40)), payload=bytes(1000))
         await settle(storage)
-        assert storage._catalog.mark > mark
+        assert storage.catalog.mark > mark
 
     tell(story)
 

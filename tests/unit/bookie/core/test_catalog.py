@@ -12,6 +12,10 @@ from rollbook.proto.errors import TornRecord
 from rollbook.proto.ids import NO_ENTRY
 
 
+def pack_log(log: Log, extents: list[Extent]) -> bytes:
+    return b"".join(changes.pack_log(log, extents))
+
+
 def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
     ledger_id = chance.choice((0, 1, 2, 2**63 - 1))
     kind = chance.randrange(9)
@@ -31,7 +35,7 @@ def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
         age = chance.choice(
             (number, chance.randint(1, number))
         )  # Made of others: not the youngest.
-        return changes.pack_log(Log(number, number % 2, 2**31, age), extents)
+        return pack_log(Log(number, number % 2, 2**31, age), extents)
     if kind == 5 and known.logs:
         return changes.pack_unlog(chance.choice(list(known.logs)))
     if kind == 6:
@@ -80,7 +84,7 @@ def test_extents_are_found_newest_first() -> None:
     catalog = Catalog()
     for number, (first, last) in enumerate([(0, 9), (5, 20), (30, 40)], 1):
         extent = Extent(7, first, last, last - first + 1, 99, last - 1, 0, 1)
-        catalog.apply(changes.pack_log(Log(number, 0, 100, number), [extent]))
+        catalog.apply(pack_log(Log(number, 0, 100, number), [extent]))
     assert catalog.holding(7, 7) == [2, 1]
     assert catalog.holding(7, 25) == []
     assert catalog.holding(8, 0) == []
@@ -117,8 +121,8 @@ def test_a_log_made_of_others_does_not_hide_what_is_younger() -> None:
     catalog = Catalog()
     extent = Extent(7, 0, 9, 10, 99, 8, 0, 1)
     for number in (1, 2, 3):
-        catalog.apply(changes.pack_log(Log(number, 0, 100, number), [extent]))
-    merged = changes.pack_log(Log(1000, 0, 100, age=2), [extent])
+        catalog.apply(pack_log(Log(number, 0, 100, number), [extent]))
+    merged = pack_log(Log(1000, 0, 100, age=2), [extent])
     catalog.apply(merged + changes.pack_unlog(1) + changes.pack_unlog(2))
     assert catalog.holding(7, 5) == [3, 1000]
 
@@ -127,7 +131,7 @@ def test_many_ledgers_take_several_records_of_a_new_generation() -> None:
     """Others have their turn in between."""
     catalog = Catalog()
     extents = [Extent(each, 0, 9, 10, 99, 8, 0, 1) for each in range(10_000)]
-    catalog.apply(changes.pack_log(Log(1, 0, 100, 1), extents))
+    catalog.apply(pack_log(Log(1, 0, 100, 1), extents))
     for each in range(10_000):
         catalog.apply(changes.pack_ledger(each, LedgerFacts(b"key", lac_of_packet=each % 2 - 1)))
     bodies = list(catalog.pack_all())
