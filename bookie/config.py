@@ -1,11 +1,38 @@
-"""What an operator may set about a bookie's storage."""
+"""What an operator may set about a bookie: who and where it is, its storage, how it serves."""
 
 from dataclasses import dataclass
 
 from rollbook.bookie.core.entry_log_format import FILE_BYTES_MAX
 from rollbook.proto.errors import BadConfig
+from rollbook.proto.wire.frames import FRAME_BYTES_MAX
 
 MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BookieConfig:
+    metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
+    bookie_id: str = ""  # For ever. By default the advertised host:port, so that must stay, too.
+    listen: str = "127.0.0.1:3181"  # Port 0 takes a free one.
+    advertised: str = ""  # host or host:port where clients find it; by default where it listens.
+    tls_listen: str = ""  # Where it speaks TLS; empty: nowhere.
+    tls_certificate: str = ""  # A file, with its chain.
+    tls_key: str = ""  # A file; empty: it is in the certificate's.
+    tls_authorities: str = ""  # A file; clients must show a certificate that these have signed.
+    http: str = ""  # Where operators ask it over HTTP; empty: nowhere.
+    http_token_file: str = ""  # Who shows this token may do so.
+    insecure: bool = False  # Lets it listen off loopback without TLS or token.
+    read_only: bool = False  # It takes no new entries, whatever its disks say.
+    session_timeout_s: float = 10.0  # Shorter: gone sooner when it dies, and by mere pauses, too.
+    drain_s: float = 2.0  # So long clients may take to get their last answers when it stops.
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.session_timeout_s <= 600:
+            raise BadConfig("session_timeout_s must be 0.5 to 600")
+        if not 0 <= self.drain_s <= 60:
+            raise BadConfig("drain_s must be 0 to 60")
+        if self.tls_listen and not self.tls_certificate:
+            raise BadConfig("tls_listen needs tls_certificate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +61,25 @@ class StorageConfig:
         ):
             if getattr(self, name) <= 0:
                 raise BadConfig(f"{name} must be above zero")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    frame_bytes_max: int = FRAME_BYTES_MAX  # The largest request; equal in the whole cluster.
+    connections_max: int = 10_000  # Each is a file descriptor; further ones are hung up on.
+    held_bytes_max: int = 32 * MIB  # Requests and answers of all connections, beyond the floor.
+    connection_bytes_max: int = 8 * MIB  # Of one connection. Above, its socket is not read.
+    connection_bytes_floor: int = 16 * 1024  # What each may have, however much the others hold.
+    reads_max: int = 64  # From disk, at once; as many again for what is urgent.
+    connection_reads_max: int = 16  # Of one connection.
+    long_polls_max: int = 10_000  # Parked; above, "busy" is the answer.
+    long_poll_s_max: float = 60.0  # However long they want to wait.
+    frame_timeout_s: float = 10.0  # For the rest of a request that has begun.
+    unread_timeout_s: float = 30.0  # For a client to take some of what waits for it.
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise BadConfig(f"{name} must be above zero")
+        if self.connection_bytes_max < self.frame_bytes_max:
+            raise BadConfig("connection_bytes_max must be at least frame_bytes_max")

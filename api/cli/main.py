@@ -23,6 +23,7 @@ INTERRUPTED: Final = 130
 # Name -> module that exports `group` (or a command of that name), and the line for the overview.
 _COMMANDS: Final = {
     "demo": ("rollbook.api.cli.demo", "Watch it keep its promises: ends by itself in seconds"),
+    "server": ("rollbook.api.cli.server", "Run a bookie"),
     "cluster": ("rollbook.api.cli.cluster", "Initialise and inspect a cluster"),
 }
 

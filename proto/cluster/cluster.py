@@ -123,6 +123,17 @@ async def open_cluster(
     return cluster
 
 
+async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
+    """Writes down what was taken for granted, as BookKeeper does: from now on it stays so."""
+    path = cluster.path(paths.LAYOUT)
+    if await read_surely(store, path, fresh=False) is None:
+        layout = pack_layout(cluster.layout)
+        try:
+            await create_surely(store, path, layout, lambda node: node.value == layout)
+        except NodeExists:
+            raise BadConfig("another layout was written down just now", path=path) from None
+
+
 async def ensure_own_root(store: MetadataStore, cluster: Cluster) -> None:
     """Our own trees have a place, in a cluster that BookKeeper made, too."""
     if not await _check_own_root(store, cluster):

@@ -1,0 +1,225 @@
+"""A whole bookie, put together on ports: whoever has the ports can run it, the simulator too.
+
+    open       identity · storage, replayed · server: its port answers · space: work in the background
+    register   others can see it (never before its port answers)
+    failed     what makes it impossible to go on: a journal that cannot be trusted, a lost id
+    close      out of sight first · its clients get their last answers · the storage
+
+A bookie that cannot go on stops serving with its process, not before: nothing false can be answered
+meanwhile, since a poisoned journal acknowledges nothing (B6) and a lost id has fenced nobody.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Protocol
+
+import structlog
+
+from rollbook.bookie.config import BookieConfig, ServerConfig, StorageConfig
+from rollbook.bookie.identity import Identity
+from rollbook.bookie.membership import Membership
+from rollbook.bookie.server import BookieServer
+from rollbook.bookie.stats import Stats
+from rollbook.bookie.storage import Storage
+from rollbook.proto.addresses import is_wildcard, parse_address
+from rollbook.proto.cluster.cluster import Cluster, ensure_layout, open_cluster
+from rollbook.proto.cluster.registration import BookieRegistration, Standing
+from rollbook.proto.errors import BadConfig, DataLost
+from rollbook.proto.formats.layout import Layout
+from rollbook.proto.formats.service_info import describe_bookie
+from rollbook.proto.ids import BookieId, parse_bookie_id
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.ports import (
+    Address,
+    Clock,
+    Disk,
+    Listener,
+    MetadataStore,
+    Randomness,
+    Transport,
+)
+
+logger = structlog.get_logger()
+
+DEFAULT_PORT: Final = 3181
+WRITE_OFF_STEP: Final = "Bring the file back; if it is gone for good: rollbook bookie write-off"
+_END_SESSION_S: Final = 3.0
+
+
+class Machine(Protocol):
+    """What a bookie runs on."""
+
+    @property
+    def disk(self) -> Disk: ...
+    @property
+    def transport(self) -> Transport: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def randomness(self) -> Randomness: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that an operator may set, by section."""
+
+    bookie: BookieConfig
+    storage: StorageConfig
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+class State(Enum):
+    STARTING = "starting"
+    SERVING = "serving"
+    CLOSING = "closing"
+
+
+def addresses_of(config: BookieConfig) -> tuple[Address, Address, BookieId]:
+    """Where it listens, where others find it, and its id. Raises `BadConfig`, `InvalidRequest`."""
+    listen = parse_address(
+        config.listen, "listen", default_host="127.0.0.1", default_port=DEFAULT_PORT
+    )
+    advertised = listen
+    if config.advertised:
+        advertised = parse_address(config.advertised, "advertised", default_port=listen.port)
+    if is_wildcard(advertised.host):
+        raise BadConfig(
+            f"nobody can connect to {advertised}", next_step="say --advertised HOST:PORT"
+        )
+    if not advertised.port and not config.bookie_id:
+        raise BadConfig(
+            "a bookie whose port changes needs an id of its own", next_step="say --bookie-id ID"
+        )
+    return listen, advertised, parse_bookie_id(config.bookie_id or str(advertised))
+
+
+class Bookie:
+    def __init__(
+        self, machine: Machine, store: MetadataStore, settings: Settings, cluster: Cluster
+    ) -> None:
+        listen, advertised, bookie_id = addresses_of(settings.bookie)
+        self.bookie_id = bookie_id
+        self.config = settings
+        self.cluster = cluster
+        self.stats = Stats()
+        self.state = State.STARTING
+        self.identity = Identity(
+            machine.disk, settings.storage, machine.randomness, store, cluster, bookie_id
+        )
+        self.storage: Storage
+        self.server: BookieServer
+        self.membership: Membership | None = None  # Once it registers.
+        self._machine = machine
+        self._store = store
+        self._listen = listen
+        self._advertised = advertised
+        self._listener: Listener
+        self._set_read_only = settings.bookie.read_only
+        self._closers: list[Callable[[], Awaitable[None]]] = []  # Of what was opened, first first.
+
+    @classmethod
+    async def open(cls, machine: Machine, store: MetadataStore, settings: Settings) -> "Bookie":
+        """Its port answers when it returns. The store goes with it, also if it raises.
+
+        Raises `WrongBookie`, `WrongCluster`, `NoSuchCluster`, `DataLost`, `DirectoryInUse`,
+        `BadConfig`, each with what to do about it; `OSError`.
+        """
+        try:
+            url = MetadataUrl.parse(settings.bookie.metadata)
+            hint = Layout(url.layout.value) if url.layout else None
+            cluster = await open_cluster(store, url.ledgers_root, layout=hint)
+            await ensure_layout(store, cluster)
+            bookie = cls(machine, store, settings, cluster)
+        except BaseException:
+            await store.close()
+            raise
+        try:
+            await bookie._open()
+        except BaseException:
+            await bookie.close()
+            raise
+        return bookie
+
+    async def _open(self) -> None:
+        machine, settings = self._machine, self.config
+        locks = await self.identity.establish()
+        try:
+            self.storage = await Storage.open(
+                *(machine.disk, settings.storage, machine.clock, machine.randomness),
+                locks=locks,
+                stats=self.stats,
+            )
+        except DataLost as error:
+            error.next_step = WRITE_OFF_STEP
+            raise
+        self.storage.start()
+        self._closers.append(self.storage.close)
+        self.server = BookieServer(
+            self.storage, settings.server, machine.transport, machine.clock, self.stats
+        )
+        self._closers.append(lambda: self.server.drain(settings.bookie.drain_s))
+        self._listener = await self.server.listen(self._listen)
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, with the real port."""
+        return self._listener.address
+
+    @property
+    def advertised(self) -> Address:
+        return Address(self._advertised.host, self._advertised.port or self.address.port)
+
+    async def register(self, http: Address | None = None) -> None:
+        """Returns when others can see it, however long an earlier session of its id takes to end.
+
+        Raises `NodeExists` if another process has the id and stays.
+        """
+        info = describe_bookie(self.advertised, incarnation=self.identity.incarnation, http=http)
+        registration = BookieRegistration(
+            *(self._store, self.cluster.root, self.bookie_id, info),
+            self.config.bookie.session_timeout_s,
+        )
+        self.membership = Membership(registration, self._standing)
+        await self.membership.join()
+        self.state = State.SERVING
+
+    @property
+    def _standing(self) -> Standing:
+        is_read_only = self._set_read_only or self.storage.is_read_only
+        return Standing.READ_ONLY if is_read_only else Standing.WRITABLE
+
+    async def failed(self) -> BaseException:
+        """Returns what makes it impossible to go on: then the process has to end."""
+        loop = asyncio.get_running_loop()
+        failure: asyncio.Future[BaseException] = loop.create_future()
+
+        async def watch(failed: Awaitable[BaseException]) -> None:
+            error = await failed
+            if not failure.done():
+                failure.set_result(error)
+
+        watching = [loop.create_task(watch(self.storage.failed()))]
+        if self.membership:
+            watching.append(loop.create_task(watch(self.membership.failed())))
+        try:
+            return await failure
+        finally:
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Seconds at most; nothing that was acknowledged depends on it."""
+        self.state = State.CLOSING
+        if self.membership:
+            await self.membership.close()
+        try:
+            async with asyncio.timeout(_END_SESSION_S):
+                await self._store.close()  # And with the session, its registration.
+        except TimeoutError:
+            logger.warning("metadata_session_left_to_expire", bookie=self.bookie_id)
+        finally:
+            while self._closers:
+                await self._closers.pop()()

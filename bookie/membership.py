@@ -1,0 +1,85 @@
+"""How the cluster sees this bookie: among the writable or the read-only ones, as long as it serves.
+
+Whoever runs the bookie says what is wanted; here it is made so, and made so again after a lost
+session, a store in trouble or a pause. Only one thing ends it: another process under the same id.
+"""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from rollbook.proto.cluster.registration import BookieRegistration, Standing
+from rollbook.proto.errors import OutcomeUnknown, SessionExpired, Unavailable
+
+logger = structlog.get_logger()
+
+_RETRY_PAUSE_S: Final = 0.5
+
+
+class Membership:
+    def __init__(self, registration: BookieRegistration, standing: Standing) -> None:
+        self._registration = registration
+        self._wanted = standing
+        self._standing: Standing | None = None
+        self._has_news = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def standing(self) -> Standing | None:
+        """As others were made to see it last; None before the first time."""
+        return self._standing
+
+    def want(self, standing: Standing) -> None:
+        if standing is not self._wanted:
+            self._wanted = standing
+            self._has_news.set()
+
+    async def join(self) -> None:
+        """Returns when others can see the bookie, however long that takes.
+
+        Raises `NodeExists` if another process has the id and stays.
+        """
+        await self._register()
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._follow()),
+            loop.create_task(self._registration.keep()),
+        ]
+
+    async def failed(self) -> BaseException:
+        """`NodeExists`: another process has the id, and stays. Then this one has to end."""
+        failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+        def on_done(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if error and not failure.done():
+                failure.set_result(error)
+
+        for task in self._tasks:
+            task.add_done_callback(on_done)
+        return await failure
+
+    async def close(self) -> None:
+        """Changes nothing any more. The registration goes with the session."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        while True:
+            await self._has_news.wait()
+            await self._register()
+
+    async def _register(self) -> None:
+        while True:
+            self._has_news.clear()
+            wanted = self._wanted
+            try:
+                await self._registration.register(wanted)
+            except (Unavailable, OutcomeUnknown, SessionExpired) as error:
+                logger.warning("bookie_not_registered", reason=error.code.reason)
+                await asyncio.sleep(_RETRY_PAUSE_S)
+            else:
+                self._standing = wanted
+                return

@@ -1,0 +1,46 @@
+"""Addresses as people write them: `host`, `host:port`, `[::1]:port`, `:port`."""
+
+import ipaddress
+import re
+from typing import Final
+
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.ports import Address
+
+_ADDRESS: Final = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]*))(?::(?P<port>[0-9]{1,5}))?", re.ASCII
+)
+_PORT_MAX: Final = 65535
+
+
+def parse_address(
+    text: str, what: str, *, default_host: str = "", default_port: int = -1
+) -> Address:
+    """Raises `BadConfig` if it is none, or lacks what has no default. Port 0 means a free one."""
+    match = _ADDRESS.fullmatch(text.strip())
+    host = ((match["v6"] or match["host"]) if match else "") or default_host
+    port = int(match["port"] or default_port) if match else -1
+    if not host or not 0 <= port <= _PORT_MAX:
+        raise BadConfig(
+            f"{what} is {text!r}, which is no host:port",
+            next_step="write for example 127.0.0.1:3181 or [::1]:3181",
+        )
+    return Address(host, port)
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine can reach it."""
+    if host == "localhost" or host.startswith("/"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_wildcard(host: str) -> bool:
+    """All addresses of this machine: nobody can be told to connect there."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
