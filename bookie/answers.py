@@ -1,0 +1,244 @@
+"""What a bookie answers to each request but adds.
+
+    at once   from memory, while the chunk that brought the request is being worked through
+    in time   whatever may have to wait for the disk
+
+Both give a reply in any case: errors of the storage become the reply that names them. A fence is
+durable before anything is said about it, good or bad (B4); of what is in doubt nothing is said but
+that it is (B1).
+"""
+
+import struct
+from collections.abc import Awaitable
+from typing import Final, TypeVar
+
+import structlog
+
+from rollbook.bookie.storage import Storage
+from rollbook.proto.errors import (
+    BookieFailed,
+    EntryStateUnknown,
+    InvalidRequest,
+    NoSuchEntry,
+    NoSuchLedger,
+    RollbookError,
+    Unauthorized,
+)
+from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.wire.digest import LEDGER_KEY_BYTES, DigestType
+from rollbook.proto.wire.entry_list import EntryList
+from rollbook.proto.wire.messages import (
+    AUTH_DISABLED_PLUGIN,
+    Auth,
+    AuthReply,
+    BatchRead,
+    BatchReadReply,
+    BookieInfoReply,
+    Failure,
+    ForceLedger,
+    ForceLedgerReply,
+    GetBookieInfo,
+    ListEntries,
+    ListEntriesReply,
+    Read,
+    ReadLac,
+    ReadLacReply,
+    ReadReply,
+    Reply,
+    Request,
+    StartTls,
+    StartTlsReply,
+    Unknown,
+    WriteLac,
+    WriteLacReply,
+    refusal_of,
+)
+
+logger = structlog.get_logger()
+
+T = TypeVar("T")
+
+# Of a batch as Java counts it: length, header and request id, and a size before each entry.
+_BATCH_HEAD_BYTES: Final = 36
+_BATCH_ENTRY_HEAD_BYTES: Final = 4
+_BATCH_ENTRIES_MAX: Final = 64 * 1024
+
+_lac_ids_at: Final = struct.Struct(">qq").unpack_from
+_LAC_PACKET_SIZES: Final = frozenset(16 + kind.size for kind in DigestType)
+
+
+class Answers:
+    def __init__(self, storage: Storage, frame_bytes_max: int) -> None:
+        self._storage = storage
+        self._batch_bytes_max = frame_bytes_max
+
+    def at_once(self, request: Request) -> Reply | None:
+        """None: it takes time."""
+        if type(request) is Read:
+            if request.fence or request.previous_lac is not None or request.entry_id < 0:
+                return None if _is_sound(request) else refusal_of(request, InvalidRequest)
+            body = self._storage.peek(request.ledger_id, request.entry_id)
+            return None if body is None else self.found(request, body)
+        match request:
+            case Auth():
+                return AuthReply(AUTH_DISABLED_PLUGIN, b"")
+            case StartTls():
+                return StartTlsReply(InvalidRequest)
+            case Unknown():
+                return refusal_of(request, InvalidRequest)
+        return None
+
+    async def in_time(self, request: Request, news_ms: int | None = None) -> Reply:
+        """`news_ms`: it is a long poll, and that is when its wait came to a good end."""
+        try:
+            if isinstance(request, Read) and request.piggyback and not request.fence:
+                return await self._piggyback(request, news_ms)
+            return await self._answer(request)
+        except RollbookError as error:
+            return refusal_of(request, said(error))
+        except OSError as error:
+            logger.error("request_failed", request=type(request).__name__, reason=str(error))
+            return refusal_of(request, BookieFailed)
+
+    def found(self, read: Read, body: bytes) -> ReadReply:
+        # A fence's answer names no LAC: whoever recovers finds it out by itself.
+        lac = None if read.fence else EntryId(self._storage.last_add_confirmed(read.ledger_id))
+        return ReadReply(None, read.ledger_id, read.entry_id, body, lac)
+
+    def _answer(self, request: Request) -> Awaitable[Reply]:
+        match request:
+            case Read():
+                return self._read(request)
+            case BatchRead():
+                return self._batch_read(request)
+            case WriteLac():
+                return self._write_lac(request)
+            case ReadLac():
+                return self._read_lac(request)
+            case ForceLedger():
+                return self._force(request)
+            case ListEntries():
+                return self._list(request)
+            case GetBookieInfo():
+                return self._info(request)
+        raise AssertionError(f"{type(request).__name__} is answered at once")
+
+    async def _read(self, read: Read) -> Reply:
+        if read.fence:
+            await self._fence(read.ledger_id, read.ledger_key)
+        if read.entry_id == NO_ENTRY:
+            body = await self._storage.read_last(read.ledger_id)
+        else:
+            body = await self._storage.read(read.ledger_id, read.entry_id)
+        return self.found(read, body)
+
+    async def _piggyback(self, read: Read, news_ms: int | None) -> Reply:
+        """The end of a long poll: the entry behind the LAC that the client knows, or the LAC alone."""
+        assert read.previous_lac is not None
+        ledger_id, entry_id = read.ledger_id, EntryId(read.previous_lac + 1)
+        if not self._storage.knows(ledger_id):
+            await self._storage.read(ledger_id, entry_id)  # Raises: absent, or in doubt.
+        lac = EntryId(self._storage.last_add_confirmed(ledger_id))
+        if lac >= entry_id:
+            try:
+                body = await self._storage.read(ledger_id, entry_id)
+                return ReadReply(None, ledger_id, entry_id, body, lac, news_ms)
+            except (NoSuchEntry, EntryStateUnknown):
+                pass  # Others have it; what is new is told all the same.
+        return ReadReply(None, ledger_id, NO_ENTRY, None, lac, news_ms)
+
+    async def _fence(self, ledger_id: LedgerId, ledger_key: bytes | None) -> None:
+        if ledger_key is None or len(ledger_key) != LEDGER_KEY_BYTES:
+            raise Unauthorized("a fence needs the ledger's key", ledger_id=ledger_id)
+        if ledger_id < 0:
+            raise InvalidRequest("a ledger's id is not negative", ledger_id=ledger_id)
+        await self._storage.fence(ledger_id, ledger_key)
+
+    async def _batch_read(self, batch: BatchRead) -> Reply:
+        """Counts bytes as Java does, so that no client gets more than it made room for."""
+        if batch.fence:
+            await self._fence(batch.ledger_id, batch.ledger_key)
+        room = min(batch.bytes_max, self._batch_bytes_max) - _BATCH_HEAD_BYTES
+        count = batch.count_max if batch.count_max > 0 else _BATCH_ENTRIES_MAX
+        first = await self._storage.read(batch.ledger_id, batch.first_entry)
+        bodies = [first]
+        room -= len(first) + _BATCH_ENTRY_HEAD_BYTES
+        # More than fits if entries are alike is not asked for: what is asked for has a cost.
+        alike = max(0, room) // (len(first) + _BATCH_ENTRY_HEAD_BYTES)
+        count = min(count, 2 + 2 * alike, _BATCH_ENTRIES_MAX)
+        if count > 1 and room > _BATCH_ENTRY_HEAD_BYTES:
+            try:
+                more = await self._storage.read_run(
+                    batch.ledger_id, EntryId(batch.first_entry + 1), count - 1, room
+                )
+            except RollbookError:
+                more = []  # Whoever asks for that entry by itself is told.
+            for body in more:
+                room -= len(body) + _BATCH_ENTRY_HEAD_BYTES
+                if room < 0:
+                    break
+                bodies.append(body)
+        return BatchReadReply(
+            None, batch.ledger_id, batch.first_entry, batch.request_id, tuple(bodies)
+        )
+
+    async def _write_lac(self, lac: WriteLac) -> Reply:
+        if len(lac.ledger_key) != LEDGER_KEY_BYTES:
+            raise Unauthorized("an explicit LAC needs the ledger's key", ledger_id=lac.ledger_id)
+        if (
+            lac.ledger_id < 0
+            or lac.last_add_confirmed < NO_ENTRY
+            or len(lac.packet) not in _LAC_PACKET_SIZES
+            or _lac_ids_at(lac.packet) != (lac.ledger_id, lac.last_add_confirmed)
+        ):
+            raise InvalidRequest("that is no LAC packet", ledger_id=lac.ledger_id)
+        await self._storage.write_lac(
+            lac.ledger_id, lac.ledger_key, lac.last_add_confirmed, lac.packet
+        )
+        return WriteLacReply(None, lac.ledger_id)
+
+    async def _read_lac(self, read: ReadLac) -> Reply:
+        """What there is of the two; that one of them failed outweighs that the other is absent."""
+        packet: bytes | None = None
+        last_entry: bytes | None = None
+        failure: Failure = None
+        try:
+            packet = self._storage.lac_packet(read.ledger_id)
+        except RollbookError as error:
+            failure = said(error)
+        try:
+            last_entry = await self._storage.read_last(read.ledger_id)
+        except (NoSuchEntry, NoSuchLedger):
+            pass
+        except RollbookError as error:
+            failure = said(error)
+        if failure is None and packet is None and last_entry is None:
+            failure = NoSuchEntry
+        return ReadLacReply(failure, read.ledger_id, packet, last_entry)
+
+    async def _force(self, force: ForceLedger) -> Reply:
+        await self._storage.force()
+        return ForceLedgerReply(None, force.ledger_id)
+
+    async def _list(self, request: ListEntries) -> Reply:
+        entry_ids = await self._storage.entry_ids(request.ledger_id)
+        return ListEntriesReply(None, request.ledger_id, EntryList.of(map(EntryId, entry_ids)))
+
+    async def _info(self, request: GetBookieInfo) -> Reply:
+        space = await self._storage.space()
+        return BookieInfoReply(
+            None,
+            space.total_bytes if request.total_bytes else None,
+            space.free_bytes if request.free_bytes else None,
+        )
+
+
+def _is_sound(read: Read) -> bool:
+    """What brings an entry along says from where on, and does not ask for one of its choice."""
+    return not read.piggyback or (read.previous_lac is not None and read.entry_id == NO_ENTRY)
+
+
+def said(error: RollbookError) -> type[RollbookError]:
+    """As a bookie says it: what has no code on the wire is a failure of the bookie."""
+    kind = type(error)
+    return kind if kind.code.v2 is not None and kind.code.v3 is not None else BookieFailed

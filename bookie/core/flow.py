@@ -1,0 +1,125 @@
+"""How much a bookie holds for its clients, and whom it stops listening to.
+
+Held are requests that were heard and not answered, the beginning of one that is still coming, reads
+that are being made, and answers that a client has not taken. Every connection may hold `floor` bytes.
+What it holds beyond is lent by one pool that all share, up to a ceiling of its own. A connection that
+may take no more is not read from, and nothing is made for it, until there is room again.
+
+Two exceptions keep this from standing still. One connection that is in the middle of a request is
+favoured: it may finish, whatever the pool says, since half a request is of no use to anybody. And
+when the pool is overdrawn by answers that nobody takes, somebody has to be cut off (`is_overdrawn`).
+"""
+
+from collections.abc import Callable
+
+
+class Pool:
+    def __init__(self, *, bytes_max: int, floor: int, ceiling: int) -> None:
+        self.bytes_max = bytes_max
+        self.floor = floor
+        self.ceiling = ceiling
+        self.held = 0
+        self.lent = 0  # Of what is held: beyond the floors.
+        self.has_news = False  # Somebody of `waiting` may go on.
+        self.waiting: dict[Account, None] = {}
+        self._was_exhausted = False
+        self._favoured: Account | None = None
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.lent >= self.bytes_max
+
+    @property
+    def is_roomy(self) -> bool:
+        return self.lent <= self.bytes_max - self.bytes_max // 8
+
+    @property
+    def is_overdrawn(self) -> bool:
+        return self.lent >= self.bytes_max + self.bytes_max // 4
+
+    def lend(self, size: int) -> None:
+        self.lent += size
+        self._was_exhausted |= self.is_exhausted
+
+    def take_back(self, size: int) -> None:
+        self.lent -= size
+        if self._was_exhausted and self.is_roomy:
+            self._was_exhausted = False
+            self.has_news = True
+
+    def favours(self, account: "Account") -> bool:
+        if self._favoured is None and account.begun:
+            self._favoured = account
+        return self._favoured is account
+
+    def favour_no_more(self, account: "Account") -> None:
+        if self._favoured is account:
+            self._favoured = None
+            self.has_news = True
+
+    def take_ready(self) -> "list[Account]":
+        """Those that may go on, in the order in which they began to wait."""
+        self.has_news = False
+        ready = [account for account in self.waiting if account.may_resume()]
+        for account in ready:
+            del self.waiting[account]
+        return ready
+
+
+class Account:
+    """Of one connection."""
+
+    __slots__ = ("begun", "held", "on_room", "pool", "unread")
+
+    def __init__(self, pool: Pool, on_room: Callable[[], None]) -> None:
+        self.pool = pool
+        self.on_room = on_room
+        self.held = 0
+        self.begun = 0  # Of these: of a request that is still coming,
+        self.unread = 0  # and of answers that the client has not taken.
+
+    def may_take(self) -> bool:
+        if self.held < self.pool.floor:
+            return True
+        if self.held >= self.pool.ceiling:
+            return False
+        return not self.pool.is_exhausted or self.pool.favours(self)
+
+    def may_resume(self) -> bool:
+        """Later than it may take: stopping and going on at every turn costs more than it brings."""
+        if self.held <= self.pool.floor // 2:
+            return True
+        if self.held > self.pool.ceiling // 2:
+            return False
+        return self.pool.is_roomy or self.pool.favours(self)
+
+    def take(self, size: int) -> None:
+        before = self.held
+        self.held = before + size
+        self.pool.held += size
+        if self.held > self.pool.floor:
+            self.pool.lend(self.held - max(before, self.pool.floor))
+
+    def give(self, size: int) -> None:
+        before = self.held
+        self.held = before - size
+        assert self.held >= 0, "given back more than was taken"
+        self.pool.held -= size
+        if before > self.pool.floor:
+            self.pool.take_back(before - max(self.held, self.pool.floor))
+
+    def set_begun(self, size: int) -> None:
+        self._change(size - self.begun)
+        self.begun = size
+        if not size:
+            self.pool.favour_no_more(self)
+
+    def set_unread(self, size: int) -> None:
+        self._change(size - self.unread)
+        self.unread = size
+
+    def _change(self, size: int) -> None:
+        if size > 0:
+            self.take(size)
+        elif size:
+            self.give(-size)

@@ -1,0 +1,398 @@
+"""One connection: chunks of requests in, replies out.
+
+A chunk is parsed at once. Its adds go to the journal as one and are answered as one when they are
+durable; reads that memory can answer are answered in the same pass and written together; all others
+wait in a queue for a lane. There is no task, future or log line for a frame.
+
+What is held for the client is counted (`core/flow.py`): a connection that may take no more is not
+read from, and nothing is made for it. Bytes that are no message close the connection; there is no
+answer to them.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, cast
+
+import structlog
+
+from rollbook.bookie.answers import Answers
+from rollbook.bookie.config import ServerConfig
+from rollbook.bookie.core.deadlines import Deadlines
+from rollbook.bookie.core.flow import Account, Pool
+from rollbook.bookie.lanes import Asked, Lane, Queue
+from rollbook.bookie.long_polls import LongPolls, Parked
+from rollbook.bookie.stats import Stats
+from rollbook.bookie.storage import Storage
+from rollbook.proto.errors import BadFrame, BookieFailed, Overloaded
+from rollbook.proto.ports import Clock
+from rollbook.proto.wire.adds import AddGroup, Adds
+from rollbook.proto.wire.messages import (
+    AuthReply,
+    BatchRead,
+    Call,
+    ForceLedger,
+    GetBookieInfo,
+    ListEntries,
+    Read,
+    ReadLac,
+    Reply,
+    Request,
+    WriteLac,
+)
+from rollbook.proto.wire.requests import Refused, RequestDecoder
+
+logger = structlog.get_logger()
+
+# Chunks stay small until a client has shown that it adds: as objects, requests to read take many
+# times their bytes, and whoever reads nothing leaves a chunk of them waiting.
+_CHUNK_BYTES_MIN: Final = 4 * 1024
+CHUNK_BYTES_MAX: Final = 256 * 1024
+_FLUSH_BYTES: Final = 32 * 1024  # What is written at a time, unless one answer is larger.
+_CALL_BYTES: Final = 512  # About what a waiting call takes,
+_READ_BYTES: Final = 64 * 1024  # and what one takes that is being answered from disk.
+
+_KINDS: Final[dict[type[Request], str]] = {
+    BatchRead: "batch_read",
+    WriteLac: "write_lac",
+    ReadLac: "read_lac",
+    ForceLedger: "force",
+    ListEntries: "list_entries",
+    GetBookieInfo: "info",
+}
+
+
+def _kind_of(request: Request) -> str:
+    if isinstance(request, Read):
+        if request.fence:
+            return "fence"
+        return "read" if request.previous_lac is None else "long_poll"
+    return _KINDS.get(type(request), "other")
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all connections of a server have in common."""
+
+    storage: Storage
+    config: ServerConfig
+    clock: Clock
+    stats: Stats
+    answers: Answers
+    polls: LongPolls
+    pool: Pool
+    ordinary: Lane
+    urgent: Lane
+    buffer: memoryview  # Everybody receives into it, and empties it at once.
+    unfinished: "Deadlines[Connection]"  # In the middle of a request.
+    clogged: "Deadlines[Connection]"  # Not taking their answers.
+    connections: "dict[Connection, None]"
+    on_gone: Callable[[], None]
+    look_after: Callable[[], None]  # Deadlines are running, or the pool has news.
+
+
+class _Accepted(NamedTuple):
+    """Adds of one chunk, on their way to the disk."""
+
+    done: asyncio.Future[None]
+    groups: Sequence[AddGroup]
+    entries: int
+    size: int
+    heard_ns: int
+
+
+class Connection(asyncio.BufferedProtocol):
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        config = shared.config
+        self._decoder = RequestDecoder(config.frame_bytes_max)
+        self._account = Account(shared.pool, self._balance)
+        self._adds: deque[_Accepted] = deque()
+        queue = (self._serve, self._balance, self._may_make, config.connection_reads_max)
+        self._ordinary, self._urgent = Queue(*queue), Queue(*queue)
+        self._parked: dict[Parked, Asked] = {}
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._chunk_bytes = _CHUNK_BYTES_MIN
+        self._is_paused = False  # Not read from.
+        self._is_clogged = False  # It does not take what is written.
+        self._is_leaving = False  # Answers what it has heard, and ends.
+        self._is_gone = False
+        self._transport: asyncio.Transport  # From `connection_made` on.
+
+    # --- Life ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        shared = self._shared
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=shared.config.connection_bytes_floor)
+        shared.stats.connections_accepted += 1
+        shared.connections[self] = None
+        if len(shared.connections) > shared.config.connections_max:
+            self.hang_up("too_many")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """What is in the journal or being read ends by itself, and its reply is dropped."""
+        shared, account = self._shared, self._account
+        self._is_gone = self._is_paused = True
+        for parked in list(self._parked):
+            shared.polls.forget(parked)
+        self._parked.clear()
+        for queue in (self._ordinary, self._urgent):
+            account.give(_CALL_BYTES * len(queue.asked))
+            queue.asked.clear()
+        self._out.clear()
+        account.set_begun(0)
+        account.set_unread(0)
+        shared.pool.waiting.pop(account, None)
+        shared.unfinished.stop(self)
+        shared.clogged.stop(self)
+        del shared.connections[self]
+        shared.on_gone()
+        if shared.pool.has_news:
+            shared.look_after()
+
+    def eof_received(self) -> bool:
+        """The client has nothing more to ask and may still wait for answers."""
+        self.leave()
+        return not self._is_gone and self._transport.can_write_eof()
+
+    def leave(self) -> None:
+        """Ends when what was heard has been answered."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            for parked in list(self._parked):
+                self._shared.polls.forget(parked)
+                parked.wake(None)
+            self._balance()
+
+    def hang_up(self, reason: str, **details: object) -> None:
+        if self._is_gone:
+            return
+        closed = self._shared.stats.connections_closed
+        closed[reason] = closed.get(reason, 0) + 1
+        peer = self._transport.get_extra_info("peername")
+        logger.info("connection_closed", reason=reason, peer=peer, **details)
+        self._is_leaving = True
+        if self._is_clogged:
+            self._transport.abort()
+        else:
+            self._flush()
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # --- Requests -----------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._shared.buffer[: self._chunk_bytes]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        shared = self._shared
+        chunk = bytes(shared.buffer[:nbytes])
+        shared.stats.received_bytes += nbytes
+        if self._is_leaving:
+            return
+        try:
+            heard = self._decoder.feed(chunk)
+        except BadFrame as error:
+            self.hang_up("bad_frame", detail=str(error))
+            return
+        now_ns = shared.clock.monotonic_ns()
+        answered = 0
+        asks = False
+        for item in heard:
+            if isinstance(item, Adds):
+                self._on_adds(item, now_ns)
+            elif isinstance(item, Refused):
+                self._send(item.reply)
+            else:
+                asks = True
+                answered += self._on_call(item, now_ns)
+        if answered:
+            elapsed_ns = shared.clock.monotonic_ns() - now_ns
+            shared.stats.requests["read"].observe(elapsed_ns, answered)
+        if asks:
+            self._chunk_bytes = _CHUNK_BYTES_MIN
+        elif nbytes == self._chunk_bytes < CHUNK_BYTES_MAX:
+            self._chunk_bytes *= 2
+        self._on_begun(self._decoder.begun_bytes, is_new=bool(heard), now_ns=now_ns)
+        self._flush()
+        self._balance()
+
+    def _on_begun(self, size: int, *, is_new: bool, now_ns: int) -> None:
+        """So much of the next request has come with the chunk, or nothing."""
+        account, unfinished = self._account, self._shared.unfinished
+        if not size:
+            if account.begun:
+                account.set_begun(0)
+                unfinished.stop(self)
+            return
+        if is_new or not account.begun:
+            unfinished.start(self, now_ns)
+            self._shared.look_after()
+        account.set_begun(size)
+
+    def _on_adds(self, adds: Adds, now_ns: int) -> None:
+        shared = self._shared
+        admission = shared.storage.add(adds)
+        groups = adds.groups
+        if any(admission.refusals):
+            for group, refusal in zip(groups, admission.refusals, strict=True):
+                if refusal:
+                    shared.stats.on_refusals(refusal.code.reason, len(group.entry_ids))
+                    self._send(group.pack_replies(refusal))
+            groups = [g for g, r in zip(groups, admission.refusals, strict=True) if not r]
+        if admission.done is None:
+            return
+        size, count = adds.end - adds.start, sum([len(group.entry_ids) for group in groups])
+        shared.stats.chunk_entries.observe(count)
+        self._account.take(size)
+        self._adds.append(_Accepted(admission.done, groups, count, size, now_ns))
+        admission.done.add_done_callback(self._on_added)
+
+    def _on_added(self, _: asyncio.Future[None]) -> None:
+        """Answers all that is durable: the journal goes in order, and one sync ends many waits."""
+        shared, adds = self._shared, self._adds
+        now_ns = shared.clock.monotonic_ns()
+        while adds and adds[0].done.done():
+            accepted = adds.popleft()
+            error = BookieFailed if accepted.done.exception() else None
+            for group in accepted.groups:
+                self._send(group.pack_replies(error))
+            self._account.give(accepted.size)
+            if error:
+                shared.stats.on_refusals(error.code.reason, accepted.entries)
+            shared.stats.requests["add"].observe(now_ns - accepted.heard_ns, accepted.entries)
+        self._flush()
+        self._balance()
+
+    def _on_call(self, call: Call, now_ns: int) -> int:
+        """How many reads that has answered."""
+        shared, request = self._shared, call.request
+        if not self._is_clogged and (reply := shared.answers.at_once(request)) is not None:
+            self._send(call.answer(reply))
+            return type(request) is Read
+        asked = Asked(call, now_ns)
+        if isinstance(request, Read) and request.previous_lac is not None and not request.fence:
+            try:
+                parked = shared.polls.park(request, self._on_woken)
+            except Overloaded:
+                shared.stats.on_refusals(Overloaded.code.reason)
+                self._send(call.refuse(Overloaded))
+                return 0
+            if parked is not None:
+                self._parked[parked] = asked
+                return 0
+        self._enqueue(asked)
+        return 0
+
+    def _on_woken(self, parked: Parked, news_ms: int | None) -> None:
+        if (asked := self._parked.pop(parked, None)) is not None:
+            self._enqueue(asked._replace(news_ms=news_ms))
+
+    # --- Requests that take time ----------------------------------------------------------------
+
+    def _enqueue(self, asked: Asked) -> None:
+        request = asked.call.request
+        is_urgent = asked.call.is_high_priority or (
+            isinstance(request, Read | BatchRead) and request.fence
+        )
+        queue = self._urgent if is_urgent else self._ordinary
+        queue.asked.append(asked)
+        self._account.take(_CALL_BYTES)
+        (self._shared.urgent if is_urgent else self._shared.ordinary).offer(queue)
+
+    def _may_make(self) -> bool:
+        return not self._is_clogged and self._account.may_take()
+
+    async def _serve(self, asked: Asked) -> None:
+        answers, call = self._shared.answers, asked.call
+        self._account.give(_CALL_BYTES)
+        reply = answers.at_once(call.request)
+        if reply is None:
+            self._account.take(_READ_BYTES)
+            try:
+                reply = await answers.in_time(call.request, asked.news_ms)
+            finally:
+                self._account.give(_READ_BYTES)
+        self._count(asked, reply)
+        if not self._is_gone:
+            self._send(call.answer(reply))
+            self._flush()
+
+    def _count(self, asked: Asked, reply: Reply) -> None:
+        stats = self._shared.stats
+        elapsed_ns = self._shared.clock.monotonic_ns() - asked.heard_ns
+        stats.requests[_kind_of(asked.call.request)].observe(elapsed_ns)
+        if not isinstance(reply, AuthReply) and reply.error:
+            stats.on_refusals(reply.error.code.reason)
+
+    # --- Replies --------------------------------------------------------------------------------
+
+    def _send(self, frame: bytes) -> None:
+        if not frame:
+            self.hang_up("no_words")  # The protocol has none for that reply.
+            return
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        if self._out_bytes >= _FLUSH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        out = self._out
+        if not out or self._is_gone:
+            return
+        self._shared.stats.sent_bytes += self._out_bytes
+        self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        out.clear()
+        self._out_bytes = 0
+        unread = self._transport.get_write_buffer_size()
+        if unread != self._account.unread:
+            self._account.set_unread(unread)
+
+    def pause_writing(self) -> None:
+        self._is_clogged = True
+        self._shared.clogged.start(self, self._shared.clock.monotonic_ns())
+        self._shared.look_after()
+
+    def resume_writing(self) -> None:
+        self._is_clogged = False
+        self._shared.clogged.stop(self)
+        if not self._is_gone:
+            self._account.set_unread(self._transport.get_write_buffer_size())
+            self._balance()
+
+    @property
+    def _is_idle(self) -> bool:
+        queues = (self._ordinary, self._urgent)
+        return not self._adds and not self._parked and all(queue.is_idle for queue in queues)
+
+    # --- Flow -----------------------------------------------------------------------------------
+
+    def _balance(self) -> None:
+        """Reads on, or stops reading, as what is held has changed."""
+        shared, account = self._shared, self._account
+        if self._is_gone:
+            return
+        if self._is_paused:
+            if not self._is_clogged and not self._is_leaving and account.may_resume():
+                self._is_paused = False
+                shared.pool.waiting.pop(account, None)
+                if account.begun:
+                    shared.unfinished.start(self, shared.clock.monotonic_ns())
+                self._transport.resume_reading()
+        elif self._is_clogged or self._is_leaving or not account.may_take():
+            self._is_paused = True
+            shared.pool.waiting[account] = None
+            shared.unfinished.stop(self)  # That it does not go on is not its fault.
+            self._transport.pause_reading()
+        shared.ordinary.offer(self._ordinary)
+        shared.urgent.offer(self._urgent)
+        if self._is_leaving and self._is_idle:
+            self._flush()
+            self._transport.close()
+        if shared.pool.has_news:
+            shared.look_after()

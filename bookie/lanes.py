@@ -1,0 +1,98 @@
+"""Calls that have to wait for the disk: a bounded number at a time, connections in turn.
+
+There is no task for a connection and none for a call: a lane hires tasks while there is something to
+do, up to its bound. What is urgent has a lane of its own, so that a recovery does not stand behind
+other people's reads.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+from rollbook.proto.wire.messages import Call
+
+_CALLS_IN_A_ROW_MAX: Final = 64  # Answers from memory never let go of the loop by themselves.
+
+
+class Asked(NamedTuple):
+    call: Call
+    heard_ns: int
+    news_ms: int | None = None  # A long poll got them then, by the wall clock.
+
+
+class Queue:
+    """What one connection has asked for and a lane has not begun."""
+
+    __slots__ = ("_at_once_max", "_may_begin", "asked", "on_served", "running", "serve")
+
+    def __init__(
+        self,
+        serve: Callable[[Asked], Awaitable[None]],
+        on_served: Callable[[], None],
+        may_begin: Callable[[], bool],
+        at_once_max: int,
+    ) -> None:
+        self.serve = serve
+        self.on_served = on_served
+        self.asked: deque[Asked] = deque()
+        self.running = 0
+        self._may_begin = may_begin
+        self._at_once_max = at_once_max
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.asked) and self.running < self._at_once_max and self._may_begin()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.asked and not self.running
+
+
+class Lane:
+    def __init__(self, tasks_max: int, on_crash: Callable[[BaseException], None]) -> None:
+        self._tasks_max = tasks_max
+        self._on_crash = on_crash
+        self._ready: dict[Queue, None] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def offer(self, queue: Queue) -> None:
+        """There may be something to do in it now."""
+        if queue.is_ready:
+            self._ready[queue] = None
+            if len(self._tasks) < self._tasks_max:
+                task = asyncio.get_running_loop().create_task(self._work())
+                self._tasks[task] = None
+                task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()):
+            self._on_crash(error)
+
+    async def close(self) -> None:
+        self._ready.clear()
+        for task in list(self._tasks):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _work(self) -> None:
+        in_a_row = 0
+        while self._ready:
+            queue = next(iter(self._ready))
+            del self._ready[queue]
+            if not queue.is_ready:
+                continue
+            asked = queue.asked.popleft()
+            queue.running += 1
+            if queue.is_ready:
+                self._ready[queue] = None  # Behind the others.
+            try:
+                await queue.serve(asked)
+            finally:
+                queue.running -= 1
+            queue.on_served()
+            in_a_row += 1
+            if in_a_row == _CALLS_IN_A_ROW_MAX:
+                in_a_row = 0
+                await asyncio.sleep(0)

@@ -1,0 +1,99 @@
+"""Reads that wait for news: parked until the ledger's LAC rises, the ledger goes, or time is up.
+
+A parked poll is an object and a timer, no task. Whatever ends the wait, the read is then answered
+like one that did not have to wait.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from rollbook.bookie.storage import Storage
+from rollbook.proto.errors import Overloaded
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.ports import Clock
+from rollbook.proto.wire.messages import Read
+
+Resume = Callable[["Parked", int | None], None]
+"""Called once, with the wall time in milliseconds if there is news."""
+
+
+class Parked:
+    __slots__ = ("_resume", "ledger_id", "previous_lac", "timer")
+
+    timer: asyncio.TimerHandle
+
+    def __init__(self, ledger_id: LedgerId, previous_lac: EntryId, resume: Resume) -> None:
+        self.ledger_id = ledger_id
+        self.previous_lac = previous_lac
+        self._resume = resume
+
+    def wake(self, news_ms: int | None) -> None:
+        self._resume(self, news_ms)
+
+
+class LongPolls:
+    def __init__(
+        self, storage: Storage, clock: Clock, *, parked_max: int, wait_s_max: float
+    ) -> None:
+        self.count = 0
+        self._storage = storage
+        self._clock = clock
+        self._parked_max = parked_max
+        self._wait_s_max = wait_s_max
+        self._of_ledger: dict[int, dict[Parked, None]] = {}
+        self._is_closing = False
+
+    def park(self, read: Read, resume: Resume) -> Parked | None:
+        """None if there is nothing to wait for. Raises `Overloaded`."""
+        if (
+            self._is_closing
+            or read.previous_lac is None
+            or not read.timeout_ms
+            or read.timeout_ms < 0
+            or not self._storage.knows(read.ledger_id)
+            or self._storage.last_add_confirmed(read.ledger_id) > read.previous_lac
+        ):
+            return None
+        if self.count >= self._parked_max:
+            raise Overloaded("too many long polls", ledger_id=read.ledger_id)
+        parked = Parked(read.ledger_id, read.previous_lac, resume)
+        wait_s = min(read.timeout_ms / 1000, self._wait_s_max)
+        parked.timer = asyncio.get_running_loop().call_later(wait_s, self._end, parked, None)
+        others = self._of_ledger.setdefault(read.ledger_id, {})
+        others[parked] = None
+        self.count += 1
+        self._storage.lac_watchers[read.ledger_id] = self._on_risen
+        return parked
+
+    def forget(self, parked: Parked) -> None:
+        """Nobody waits for it any more."""
+        others = self._of_ledger.get(parked.ledger_id, {})
+        if parked not in others:
+            return  # It was woken a moment ago.
+        parked.timer.cancel()
+        del others[parked]
+        self.count -= 1
+        if not others:
+            del self._of_ledger[parked.ledger_id]
+            self._storage.lac_watchers.pop(parked.ledger_id, None)
+
+    def close(self) -> None:
+        """Ends every wait, as if time were up."""
+        self._is_closing = True
+        for parked in [each for others in self._of_ledger.values() for each in others]:
+            self._end(parked, None)
+
+    def _on_risen(self, ledger_id: int) -> None:
+        """In the middle of a write that is being taken up: what it brought is read a turn later."""
+        news_ms = self._clock.wall_us() // 1000
+        lac = self._storage.last_add_confirmed(ledger_id)
+        is_gone = not self._storage.knows(ledger_id)
+        loop = asyncio.get_running_loop()
+        for parked in list(self._of_ledger.get(ledger_id, ())):
+            if is_gone or lac > parked.previous_lac:
+                self.forget(parked)
+                loop.call_soon(parked.wake, news_ms)
+
+    def _end(self, parked: Parked, news_ms: int | None) -> None:
+        self.forget(parked)
+        parked.wake(news_ms)

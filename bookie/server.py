@@ -1,0 +1,165 @@
+"""Serves BookKeeper's protocols, versions 2 and 3, on any number of ports.
+
+Everything runs on the caller's event loop: connections are protocols, what has to wait for the disk
+runs in two lanes of tasks, and one timer looks after those who keep us waiting. Once the storage has
+failed nothing is acknowledged any more and every connection is closed.
+"""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from rollbook.bookie.answers import Answers
+from rollbook.bookie.config import ServerConfig
+from rollbook.bookie.core.deadlines import Deadlines
+from rollbook.bookie.core.flow import Pool
+from rollbook.bookie.handler import CHUNK_BYTES_MAX, Connection, Shared
+from rollbook.bookie.lanes import Lane
+from rollbook.bookie.long_polls import LongPolls
+from rollbook.bookie.stats import Stats
+from rollbook.bookie.storage import Storage
+from rollbook.proto.ports import Address, Clock, Listener, Transport
+
+logger = structlog.get_logger()
+
+_LOOK_S: Final = 0.5  # How late a deadline may be noticed.
+
+
+class BookieServer:
+    def __init__(
+        self,
+        storage: Storage,
+        config: ServerConfig,
+        transport: Transport,
+        clock: Clock,
+        stats: Stats,
+    ) -> None:
+        self._transport = transport
+        self._listeners: dict[Listener, None] = {}
+        self._connections: dict[Connection, None] = {}
+        self._all_gone: asyncio.Future[None] | None = None  # Somebody waits for it.
+        self._watching: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_resuming = False
+        self._failure: BaseException | None = None
+        pool = Pool(
+            bytes_max=config.held_bytes_max,
+            floor=config.connection_bytes_floor,
+            ceiling=config.connection_bytes_max,
+        )
+        self._shared = Shared(
+            storage=storage,
+            config=config,
+            clock=clock,
+            stats=stats,
+            answers=Answers(storage, config.frame_bytes_max),
+            polls=LongPolls(
+                storage,
+                clock,
+                parked_max=config.long_polls_max,
+                wait_s_max=config.long_poll_s_max,
+            ),
+            pool=pool,
+            ordinary=Lane(config.reads_max, self._on_crash),
+            urgent=Lane(config.reads_max, self._on_crash),
+            buffer=memoryview(bytearray(CHUNK_BYTES_MAX)),
+            unfinished=Deadlines(int(config.frame_timeout_s * 1e9)),
+            clogged=Deadlines(int(config.unread_timeout_s * 1e9)),
+            connections=self._connections,
+            on_gone=self._on_gone,
+            look_after=self._look_after,
+        )
+        stats.connections = lambda: len(self._connections)
+        stats.buffered_bytes = lambda: pool.held
+
+    async def listen(self, address: Address, transport: Transport | None = None) -> Listener:
+        """Serves there from now on; `transport` brings other settings, such as TLS, along.
+
+        Raises `BadConfig` if the address cannot be had.
+        """
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch_storage())
+        chosen = transport or self._transport
+        listener = await chosen.listen(lambda: Connection(self._shared), address)
+        self._listeners[listener] = None
+        return listener
+
+    async def drain(self, deadline_s: float) -> None:
+        """Takes no more requests, answers those it has, and ends; at the deadline in any case."""
+        await self._stop_listening()
+        for connection in list(self._connections):
+            connection.leave()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._until_all_are_gone()
+        except TimeoutError:
+            logger.warning("connections_cut_off", connections=len(self._connections))
+        await self._close()
+
+    # --- Ends ---------------------------------------------------------------------------------
+
+    async def _stop_listening(self) -> None:
+        for listener in list(self._listeners):
+            await listener.close()
+        self._listeners.clear()
+
+    async def _until_all_are_gone(self) -> None:
+        while self._connections:
+            self._all_gone = asyncio.get_running_loop().create_future()
+            await self._all_gone
+
+    def _on_gone(self) -> None:
+        if not self._connections and self._all_gone and not self._all_gone.done():
+            self._all_gone.set_result(None)
+
+    async def _close(self) -> None:
+        self._abort_all()
+        self._shared.polls.close()
+        await self._shared.urgent.close()
+        await self._shared.ordinary.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+
+    def _abort_all(self) -> None:
+        for connection in list(self._connections):
+            connection.abort()
+
+    async def _watch_storage(self) -> None:
+        await self._shared.storage.failed()
+        await self._stop_listening()
+        self._abort_all()
+
+    def _on_crash(self, error: BaseException) -> None:
+        """A bug: one request goes without an answer, so its connection must not live on."""
+        logger.error("request_crashed", exc_info=error)
+
+    # --- Deadlines and room ---------------------------------------------------------------------
+
+    def _look_after(self) -> None:
+        loop, shared = asyncio.get_running_loop(), self._shared
+        if shared.pool.has_news and not self._is_resuming:
+            self._is_resuming = True
+            loop.call_soon(self._resume)
+        if self._timer is None and (len(shared.unfinished) or len(shared.clogged)):
+            self._timer = loop.call_later(_LOOK_S, self._look)
+
+    def _resume(self) -> None:
+        self._is_resuming = False
+        for account in self._shared.pool.take_ready():
+            account.on_room()
+
+    def _look(self) -> None:
+        shared = self._shared
+        self._timer = None
+        now_ns = shared.clock.monotonic_ns()
+        for connection in shared.unfinished.take_late(now_ns):
+            connection.hang_up("unfinished_request")
+        for connection in shared.clogged.take_late(now_ns):
+            connection.hang_up("unread_answers")
+        if shared.pool.is_overdrawn and (slowest := shared.clogged.first()):
+            slowest.hang_up("unread_answers")
+        self._look_after()

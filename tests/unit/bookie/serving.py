@@ -1,0 +1,121 @@
+"""A bookie's server in the simulator, and clients to tell stories with."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rollbook.bookie.config import ServerConfig, StorageConfig
+from rollbook.bookie.server import BookieServer
+from rollbook.bookie.storage import Storage
+from rollbook.proto.ports import Address
+from tests.simulation.kernel import Node, World
+from tests.support.bookie_client import BookieClient
+
+STORAGE = StorageConfig(
+    "/store/journal", ("/store/ledgers",), journal_file_bytes=1024 * 1024, idle_after_ms=20
+)
+SERVER = ServerConfig()
+PORT = 3181
+PATIENCE_S = 100.0  # Of virtual time.
+
+
+@dataclass
+class Scene:
+    """What a story plays with."""
+
+    world: World
+    node: Node  # The bookie's machine,
+    client_node: Node  # and the one of all clients.
+    storage: Storage
+    server: BookieServer
+
+    async def connect(self, version: int = 3) -> BookieClient:
+        client = BookieClient(version)
+        await self.client_node.transport.connect(lambda: client, Address("b1", PORT), 10.0)
+        return client
+
+    async def raw(self) -> "Raw":
+        raw = Raw()
+        await self.client_node.transport.connect(lambda: raw, Address("b1", PORT), 10.0)
+        return raw
+
+
+class Raw(asyncio.Protocol):
+    """Bytes out, bytes in."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.is_closed = False
+        self.transport: asyncio.Transport
+        self._news = asyncio.Event()
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        self._news.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_closed = True
+        self._news.set()
+
+    def send(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not is_so():
+                self._news.clear()
+                await self._news.wait()
+
+    async def receive(self, size: int) -> bytes:
+        await self.until(lambda: len(self.received) >= size or self.is_closed)
+        taken, self.received = self.received[:size], self.received[size:]
+        return taken
+
+    async def closed(self) -> None:
+        await self.until(lambda: self.is_closed)
+
+
+Story = Callable[[Scene], Awaitable[None]]
+
+
+def tell(
+    story: Story,
+    seed: int = 1,
+    config: ServerConfig = SERVER,
+    storage_config: StorageConfig = STORAGE,
+) -> World:
+    """With a new store and a server that are there for as long as the story lasts."""
+    world = World(seed)
+    node, client_node = world.node("b1"), world.node("client")
+    serving: asyncio.Queue[tuple[Storage, BookieServer]] = asyncio.Queue()
+    is_told = asyncio.Event()
+
+    async def serve(node: Node) -> None:
+        await Storage.make(node.disk, storage_config, node.randomness)
+        storage = await Storage.open(node.disk, storage_config, node.clock, node.randomness)
+        storage.start()
+        server = BookieServer(storage, config, node.transport, node.clock, storage.stats)
+        await server.listen(Address("b1", PORT))
+        serving.put_nowait((storage, server))
+        await is_told.wait()
+        await server.drain(5.0)
+        await storage.close()
+
+    async def play(client_node: Node) -> None:
+        storage, server = await serving.get()
+        await story(Scene(world, node, client_node, storage, server))
+        is_told.set()
+
+    async def scenario() -> None:
+        server = node.start(serve)
+        player = client_node.start(play)
+        await asyncio.wait((server.result, player.result), return_when=asyncio.FIRST_COMPLETED)
+        await (server.result if server.result.done() else player.result)
+        await server.result
+
+    world.run(scenario())
+    return world
