@@ -235,10 +235,11 @@ class CatalogFiles:
     # --- Changing -----------------------------------------------------------------------------
 
     async def commit(self, changes: Sequence[bytes]) -> None:
+        """All of it, or nothing. Raises like `commit_latest`."""
         await self.commit_latest(lambda: changes)
 
     async def commit_latest(self, make: Callable[[], Sequence[bytes]]) -> None:
-        """All of it, or nothing.
+        """What `make` gives when its turn has come: nothing is committed in between.
 
         Raises `OSError` if nothing was done because the disk is full, `BookieFailed` if nobody
         knows what was done: then this process must end. Cancelling it leaves it unknown, too.
@@ -246,7 +247,9 @@ class CatalogFiles:
         async with self._turn:
             if self._failure:
                 raise BookieFailed("the catalog could not be written") from self._failure
-            body = b"".join(changes)
+            body = b"".join(make())
+            if not body:
+                return
             await self._current.reserve(len(body))
             try:
                 await self._current.append(body)
@@ -255,7 +258,8 @@ class CatalogFiles:
                 if isinstance(error, OSError):
                     raise BookieFailed("the catalog could not be written") from error
                 raise
-            self.catalog.apply(body)
+            for _ in self.catalog.applying(body):
+                await asyncio.sleep(0)  # Others have adds to answer.
             if self._current.is_due:
                 await self._begin_anew()
 
@@ -278,7 +282,10 @@ class CatalogFiles:
         self.catalog.is_complete = True
         await former.close()
         if former.number:
-            await self._remove(former.number)
+            try:
+                await self._remove(former.number)
+            except OSError as error:  # It is the older one: boot removes it, and takes the newer.
+                logger.warning("catalog_not_removed", number=former.number, reason=str(error))
 
     async def _write(self, new: _Generation) -> None:
         for path in self._paths(new.number):
