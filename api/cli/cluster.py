@@ -1,13 +1,13 @@
 """`rollbook cluster`: make a cluster, and look at one."""
 
 import asyncio
-import json
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 import click
 
+from rollbook.api.cli.output import examples, output_option, show_facts, show_rows
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import Cluster, initialise, open_cluster
 from rollbook.proto.cluster.cookies import CookieNodes
@@ -34,22 +34,10 @@ metadata_option: Final = click.option(
     show_envvar=True,
     help="Where the metadata lies: zk://host,host/ledgers or sqlite:///path.",
 )
-output_option: Final = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="For people, or for programs.",
-)
-
-
-def _examples(*lines: str) -> str:
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 @click.group(
-    epilog=_examples(
+    epilog=examples(
         "rollbook cluster init --metadata sqlite:///var/lib/rollbook/metadata.db",
         "rollbook cluster init --metadata zk://zk1,zk2,zk3/ledgers",
         "rollbook cluster info --metadata zk://zk1,zk2,zk3/ledgers -o json",
@@ -61,7 +49,7 @@ def group() -> None:
 
 
 @group.command(
-    epilog=_examples(
+    epilog=examples(
         "rollbook cluster init --metadata sqlite:///var/lib/rollbook/metadata.db",
         "rollbook cluster init --metadata zk://zk1,zk2,zk3/ledgers",
         "rollbook cluster init --metadata zk://zk1/prod/ledgers --layout longhierarchical",
@@ -90,11 +78,11 @@ def init(url: str, layout: str | None, output: str) -> None:
 
     cluster = asyncio.run(_with_store(place, make, create=True))
     facts = _facts(place, cluster)
-    click.echo(_as_json(facts) if output == "json" else _as_lines(facts))
+    show_facts(facts, output)
 
 
 @group.command(
-    epilog=_examples(
+    epilog=examples(
         "rollbook cluster info --metadata zk://zk1,zk2,zk3/ledgers",
         "rollbook cluster info --metadata sqlite:///var/lib/rollbook/metadata.db",
         "rollbook cluster info --metadata zk://zk1/ledgers -o json | jq '.bookies[].id'",
@@ -118,12 +106,12 @@ def info(url: str, output: str) -> None:
     facts = _facts(place, cluster)
     if not has_own_trees:
         facts["own_root"] = None
-    if output == "json":
-        click.echo(_as_json({**facts, "bookies": bookies}))
+    if output != "table":
+        show_facts({**facts, "bookies": bookies}, output)
         return
-    click.echo(_as_lines(facts))
+    show_facts(facts, output)
     click.echo("")
-    click.echo(_as_table(["id", "state", "address", "incarnation"], bookies))
+    show_rows(("id", "state", "address", "incarnation"), bookies, output)
 
 
 # --- The metadata store -----------------------------------------------------------------------
@@ -191,26 +179,3 @@ def _facts(url: MetadataUrl, cluster: Cluster) -> dict[str, Any]:
         "layout": cluster.layout.value,
         "own_root": cluster.own_root,
     }
-
-
-def _as_json(facts: Mapping[str, Any]) -> str:
-    return json.dumps(facts, indent=2)
-
-
-def _as_lines(facts: Mapping[str, Any]) -> str:
-    width = max(map(len, facts))
-    return "\n".join(f"{name:{width}}  {_shown(value)}" for name, value in facts.items())
-
-
-def _as_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    cells = [[column.upper() for column in columns]]
-    cells += [[_shown(row[column]) for column in columns] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    )
-
-
-def _shown(value: object) -> str:
-    return "-" if value is None else str(value)

@@ -81,8 +81,8 @@ class Tables:
         self._pages_at = trailer.extents * _EXTENT.size
         records_at = self._pages_at + trailer.pages * _PAGE_ROW.size
         self.records.frombytes(data[records_at:])
-        self._ledger_ids = array("q")
-        self._ledger_ids.extend(row[0] for row in _EXTENT.iter_unpack(data[: self._pages_at]))
+        self.ledger_ids = array("q")
+        self.ledger_ids.extend(row[0] for row in _EXTENT.iter_unpack(data[: self._pages_at]))
         self._first_entries = array("q")
         self._first_entries.extend(
             row[0] for row in _PAGE_ROW.iter_unpack(data[self._pages_at : records_at])
@@ -104,8 +104,8 @@ class Tables:
         return [self._page(extent.first_page + number) for number in range(extent.pages)]
 
     def extent_of(self, ledger_id: int) -> Extent | None:
-        at = bisect_left(self._ledger_ids, ledger_id)
-        if at == len(self._ledger_ids) or self._ledger_ids[at] != ledger_id:
+        at = bisect_left(self.ledger_ids, ledger_id)
+        if at == len(self.ledger_ids) or self.ledger_ids[at] != ledger_id:
             return None
         return Extent(*_EXTENT.unpack_from(self._data, at * _EXTENT.size))
 

@@ -14,7 +14,10 @@ MAY_IMPORT = {
     "api": {"proto", "ledger", "logservice", "recovery"},
 }
 # They build processes out of any package; the bookie's admin pages get their bookie handed in.
-COMPOSITION_ROOTS = {"api/cli/server.py", "api/cli/dev.py"}
+COMPOSITION_ROOTS = {
+    *("api/cli/server.py", "api/cli/dev.py"),
+    *("api/cli/bookie.py", "api/cli/bookie_inspect.py"),  # What lies in the directories of one.
+}
 # What a core may use besides `rollbook.proto` values: nothing that touches the machine.
 PURE = {
     *("abc", "array", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses", "enum"),

@@ -1,0 +1,113 @@
+"""Asks a bookie's admin pages, and raises what they answer as the error it is."""
+
+import http.client
+import json
+import ssl
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+from rollbook.proto.errors import (
+    BadConfig,
+    BookieUnreachable,
+    ConnectionLost,
+    RollbookError,
+    every_error,
+)
+
+_TIMEOUT_S: Final = 30.0
+_ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AdminClient:
+    url: str  # `http://host:port`, or `host:port`.
+    token_file: str | None = None
+    ca_file: str | None = None
+
+    def get(self, path: str, **query: Any) -> Any:
+        wanted = {name: value for name, value in query.items() if value is not None}
+        return self._ask("GET", f"{path}?{urlencode(wanted)}" if wanted else path)
+
+    def put(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        return self._ask("PUT", path, body)
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        connection = self._connection()
+        headers = {"accept": "application/json", "content-type": "application/json"}
+        if self.token_file:
+            headers["authorization"] = f"Bearer {self._token()}"
+        try:
+            connection.connect()
+        except OSError as error:
+            raise BookieUnreachable(
+                f"nobody answers at {self.url}: {error}",
+                next_step="Was the bookie started with --http? Then say the same address here.",
+            ) from error
+        try:
+            connection.request(
+                method, path, json.dumps(body) if body is not None else None, headers
+            )
+            response = connection.getresponse()
+            answer = response.read(_ANSWER_BYTES_MAX)
+        except (OSError, http.client.HTTPException) as error:
+            raise ConnectionLost(f"{self.url} hung up: {error}") from error
+        finally:
+            connection.close()
+        return _answer_of(response.status, response.getheader("content-type", ""), answer)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url if "://" in self.url else f"http://{self.url}")
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if parts.scheme not in ("http", "https") or host is None:
+            raise BadConfig(f"{self.url} is no address", next_step="Write http://127.0.0.1:8001.")
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(host, port or 8001, timeout=_TIMEOUT_S)
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except OSError as error:
+            raise BadConfig(f"cannot read the certificates in {self.ca_file}: {error}") from error
+        return http.client.HTTPSConnection(host, port or 8001, timeout=_TIMEOUT_S, context=context)
+
+    def _token(self) -> str:
+        assert self.token_file
+        try:
+            with open(self.token_file, encoding="ascii") as file:
+                return file.readline().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadConfig(f"cannot read the token: {error}") from error
+
+
+def _answer_of(status: int, media_type: str, answer: bytes) -> Any:
+    if not media_type.startswith(("application/json", "application/problem+json")):
+        text = answer[:200].decode(errors="replace")
+        if status < 400:
+            return text
+        raise RollbookError(f"the answer was {status}: {text}", next_step="Is this a bookie?")
+    try:
+        found = json.loads(answer)
+    except ValueError as error:
+        raise RollbookError(f"the answer is no JSON: {error}") from error
+    if status < 400:
+        return found
+    raise error_of(found)
+
+
+def error_of(problem: Any) -> RollbookError:
+    """By its reason, so that it is what it would be in one process."""
+    if not isinstance(problem, dict):
+        return RollbookError("the answer makes no sense")
+    reason, fields = problem.get("reason"), problem.get("fields") or []
+    kind = next((each for each in every_error() if each.code.reason == reason), RollbookError)
+    what = str(problem.get("detail", ""))
+    if fields:
+        what += ": " + "; ".join(f"{each['field']}: {each['problem']}" for each in fields)
+    ids = problem.get("ids")
+    return kind(
+        what,
+        next_step=problem.get("next_step") or "",
+        **(ids if isinstance(ids, dict) else {}),
+    )

@@ -1,0 +1,494 @@
+"""`rollbook bookie info|ledgers|ledger|journal|entrylog|mark|verify` look at a bookie,
+`gc|compact|scrub|readonly` tell a running one what to do.
+
+A running bookie is asked over HTTP (`--http`); the files of a stopped one are read where they are
+(`--journal-dir`, `--ledger-dir`), and never changed. Files can be looked at while the bookie runs,
+too, as a moment's picture; only `verify` wants it stopped, since files that come and go under it
+would look like damage.
+"""
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from rollbook.api.cli.output import examples, output_option, show_facts, show_rows
+from rollbook.proto.errors import BadConfig, DataLost, NoSuchLedger
+
+if TYPE_CHECKING:  # Loaded when a command needs them: `--help` is quick.
+    from rollbook.api.cli.admin_client import AdminClient
+    from rollbook.bookie.inspection import StoreFiles
+
+T = TypeVar("T")
+
+_HTTP: Final = "http://127.0.0.1:8001"
+_PAGE: Final = 500
+_POLL_S: Final = 0.2
+_API: Final = "/api/v1/bookie"
+_LEDGER_COLUMNS: Final = (
+    *("ledger_id", "entries", "first_entry", "last_entry", "entry_bytes"),
+    *("last_add_confirmed", "is_fenced", "is_deleted", "is_doubtful"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The bookie that is meant: a running one, or its files."""
+
+    http: str | None
+    token_file: str | None
+    ca_file: str | None
+    journal_dir: str | None
+    ledger_dirs: tuple[str, ...]
+
+    @property
+    def is_files(self) -> bool:
+        return self.http is None and bool(self.journal_dir or self.ledger_dirs)
+
+    def client(self) -> "AdminClient":
+        from rollbook.api.cli.admin_client import AdminClient
+
+        return AdminClient(self.http or _HTTP, self.token_file, self.ca_file)
+
+    def read(self, use: Callable[["StoreFiles"], Awaitable[T]]) -> T:
+        """Something of its files."""
+        from rollbook.bookie.config import StorageConfig
+        from rollbook.bookie.inspection import StoreFiles
+        from rollbook.proto.runtime.disk import SystemDisk
+
+        if not self.journal_dir or not self.ledger_dirs:
+            raise BadConfig(
+                "the files of a bookie are in a journal directory and in ledger directories",
+                next_step="Give --journal-dir and --ledger-dir, each as the bookie has it.",
+            )
+        journal_dir, ledger_dirs = self.journal_dir, self.ledger_dirs
+
+        async def look() -> T:
+            disk = SystemDisk()
+            try:
+                config = StorageConfig(journal_dir, ledger_dirs)
+                return await use(await StoreFiles.open(disk, config, random.SystemRandom()))
+            finally:
+                disk.close()
+
+        return asyncio.run(look())
+
+
+_http_options: Final = (
+    click.option(
+        "--http",
+        metavar="URL",
+        envvar="ROLLBOOK_HTTP",
+        show_envvar=True,
+        help=f"Where the bookie's admin pages are.  [default: {_HTTP}]",
+    ),
+    click.option(
+        "--token-file",
+        metavar="FILE",
+        envvar="ROLLBOOK_TOKEN_FILE",
+        show_envvar=True,
+        help="What its first line has is shown as the token.",
+    ),
+    click.option("--ca-file", metavar="FILE", help="Certificates to trust, for https."),
+)
+_file_options: Final = (
+    click.option(
+        "--journal-dir",
+        metavar="DIR",
+        envvar="ROLLBOOK_JOURNAL_DIR",
+        show_envvar=True,
+        help="Read the files instead: the journal's,",
+    ),
+    click.option(
+        "--ledger-dir",
+        "ledger_dirs",
+        metavar="DIR",
+        multiple=True,
+        envvar="ROLLBOOK_LEDGER_DIR",
+        show_envvar=True,
+        help="and the ledgers', in the bookie's order.",
+    ),
+)
+
+Command = Callable[..., None]
+
+
+def _takes(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Adds the options and hands them on as one `Where`."""
+
+    def decorate(command: Command) -> Command:
+        def run(
+            http: str | None = None,
+            token_file: str | None = None,
+            ca_file: str | None = None,
+            journal_dir: str | None = None,
+            ledger_dirs: tuple[str, ...] = (),
+            **rest: Any,
+        ) -> None:
+            command(Where(http, token_file, ca_file, journal_dir, ledger_dirs), **rest)
+
+        run.__doc__, run.__name__ = command.__doc__, command.__name__
+        run.__dict__.update(command.__dict__)  # The options that click has collected so far.
+        found: Command = run
+        for option in reversed(options):
+            found = option(found)
+        return found
+
+    return decorate
+
+
+_live: Final = _takes(*_http_options)
+_files: Final = _takes(*_file_options)
+_either: Final = _takes(*_http_options, *_file_options)
+
+commands: Final[dict[str, click.Command]] = {}
+
+
+def _command(*lines: str) -> Callable[[Command], click.Command]:
+    """With its three examples."""
+
+    def decorate(function: Command) -> click.Command:
+        name = function.__name__.strip("_")
+        command = click.command(
+            name, epilog=examples(*(f"rollbook bookie {line}" for line in lines))
+        )(function)
+        commands[name] = command
+        return command
+
+    return decorate
+
+
+# --- Looking ----------------------------------------------------------------------------------
+
+
+@_command(
+    "info",
+    "info --http http://10.0.0.7:8001 --token-file token -o json",
+    "info --journal-dir /data/journal --ledger-dir /data/ledgers",
+)
+@output_option
+@_either
+def _info(where: Where, output: str) -> None:
+    """Show one bookie at a glance."""
+    if not where.is_files:
+        show_facts(where.client().get(f"{_API}/status"), output)
+        return
+
+    async def look(store: "StoreFiles") -> dict[str, Any]:
+        journals, logs = await store.journal_files(), store.logs()
+        doubts = store.catalog.doubts
+        return {
+            **store.mark(),
+            "journal_files": len(journals),
+            "journal_bytes": sum(each["bytes"] or 0 for each in journals),
+            "entry_logs": len(logs),
+            "entry_log_bytes": sum(each["bytes"] for each in logs),
+            "ledgers": len(store.catalog.facts),
+            "doubtful_ledgers": doubts.ledgers,
+            "doubts_everything": doubts.everything,
+        }
+
+    show_facts(where.read(look), output)
+
+
+@_command(
+    "ledgers",
+    "ledgers --after 1000 --limit 50",
+    "ledgers --journal-dir /data/journal --ledger-dir /data/ledgers -o ndjson | jq .ledger_id",
+)
+@click.option("--after", type=click.IntRange(-1), default=-1, help="Only ids above this one.")
+@click.option("--limit", type=click.IntRange(1), help="No more than so many.")
+@output_option
+@_either
+def _ledgers(where: Where, after: int, limit: int | None, output: str) -> None:
+    """List the ledgers of which this bookie has something."""
+    if where.is_files:
+        rows = iter(where.read(lambda store: _ledgers_in(store, after, limit)))
+    else:
+        rows = _ledgers_of(where.client(), after, limit)
+    show_rows(_LEDGER_COLUMNS, rows, output)
+
+
+def _ledgers_of(client: "AdminClient", after: int, limit: int | None) -> Iterator[dict[str, Any]]:
+    next_after: int | None = after
+    left = limit if limit is not None else sys.maxsize
+    while next_after is not None and left > 0:
+        page = client.get(f"{_API}/ledgers", after=next_after, limit=min(_PAGE, left))
+        yield from page["ledgers"]
+        left -= len(page["ledgers"])
+        next_after = page["next_after"]
+
+
+async def _ledgers_in(store: "StoreFiles", after: int, limit: int | None) -> list[dict[str, Any]]:
+    views = await store.ledgers()
+    ids = sorted({each for each in views.known_ids() if each > after})
+    return [views.summary(each) for each in ids[:limit]]
+
+
+@_command(
+    "ledger 7",
+    "ledger 7 -o json | jq '.places[].file'",
+    "ledger 7 --journal-dir /data/journal --ledger-dir /data/ledgers",
+)
+@click.argument("ledger_id", type=click.IntRange(0))
+@output_option
+@_either
+def _ledger(where: Where, ledger_id: int, output: str) -> None:
+    """Show what this bookie has of one ledger, and where."""
+    if where.is_files:
+        facts = where.read(lambda store: _ledger_in(store, ledger_id))
+    else:
+        facts = where.client().get(f"{_API}/ledgers/{ledger_id}")
+    if output != "table":
+        show_facts(facts, output)
+        return
+    places = facts.pop("places")
+    facts["doubts"] = [f"{each['first_entry']}-{each['last_entry']}" for each in facts["doubts"]]
+    show_facts(facts, output)
+    click.echo("")
+    show_rows(("file", "first_entry", "last_entry", "entries", "entry_bytes"), places, output)
+
+
+async def _ledger_in(store: "StoreFiles", ledger_id: int) -> dict[str, Any]:
+    views = await store.ledgers()
+    if ledger_id not in views:
+        raise NoSuchLedger(ledger_id=ledger_id)
+    return views.details(ledger_id)
+
+
+@_command(
+    "journal --journal-dir /data/journal --ledger-dir /data/ledgers",
+    "journal 12 --journal-dir /data/journal --ledger-dir /data/ledgers",
+    "journal 12 --journal-dir /data/journal --ledger-dir /data/ledgers -o ndjson | tail -1",
+)
+@click.argument("number", type=click.IntRange(1), required=False)
+@output_option
+@_files
+def _journal(where: Where, number: int | None, output: str) -> None:
+    """List the journal's files, or the records of one of them."""
+    if number is None:
+        files = where.read(lambda store: store.journal_files())
+        show_rows(("journal", "bytes", "use", "path"), files, output)
+        return
+    _show_records(where.read(lambda store: _all(store.journal_records(number))), output)
+
+
+@_command(
+    "entrylog --journal-dir /data/journal --ledger-dir /data/ledgers",
+    "entrylog 5 --journal-dir /data/journal --ledger-dir /data/ledgers",
+    "entrylog 5 --records --journal-dir /data/journal --ledger-dir /data/ledgers -o ndjson",
+)
+@click.argument("number", type=click.IntRange(1), required=False)
+@click.option("--records", is_flag=True, help="Its records, instead of its ledgers.")
+@output_option
+@_files
+def _entrylog(where: Where, number: int | None, records: bool, output: str) -> None:
+    """List the entry logs, or the ledgers in one of them; `live` is the share still wanted."""
+    if number is None:
+
+        async def logs(store: "StoreFiles") -> list[dict[str, Any]]:
+            return store.logs()
+
+        columns = ("log", "bytes", "ledgers", "entries", "entry_bytes", "live", "path")
+        show_rows(columns, where.read(logs), output)
+        return
+    if records:
+        _show_records(where.read(lambda store: _all(store.log_records(number))), output)
+        return
+
+    async def extents(store: "StoreFiles") -> list[dict[str, Any]]:
+        return store.extents(number)
+
+    show_rows(_LEDGER_COLUMNS[:6], where.read(extents), output)
+
+
+def _show_records(records: list[dict[str, Any]], output: str) -> None:
+    if output == "table":
+        for each in records:
+            ledgers = each["ledgers"] or []
+            each["ledgers"] = [f"{ledger}:{first}-{last}" for ledger, first, last in ledgers[:4]]
+            each["ledgers"] += ["…"] * (len(ledgers) > 4)
+    columns = ("position", "sequence", "kind", "last_synced", "body_bytes", "is_sound", "ledgers")
+    show_rows(columns, records, output)
+
+
+async def _all(found: AsyncIterator[T]) -> list[T]:
+    return [each async for each in found]
+
+
+@_command(
+    "mark",
+    "mark -o json",
+    "mark --journal-dir /data/journal --ledger-dir /data/ledgers",
+)
+@output_option
+@_either
+def _mark(where: Where, output: str) -> None:
+    """Show where replay would start: everything before is in entry logs."""
+
+    async def mark(store: "StoreFiles") -> dict[str, Any]:
+        return store.mark()
+
+    facts = where.read(mark) if where.is_files else where.client().get(f"{_API}/last_log_mark")
+    show_facts(facts, output)
+
+
+@_command(
+    "verify --journal-dir /data/journal --ledger-dir /data/ledgers",
+    "verify --journal-dir /data/journal --ledger-dir /data/ledgers -o json",
+    "verify --journal-dir /data/journal --ledger-dir /data/a --ledger-dir /data/b || echo damaged",
+)
+@output_option
+@_files
+def _verify(where: Where, output: str) -> None:
+    """Read every byte of a stopped bookie's files, and tell what is damaged.
+
+    Nothing is changed. Ends with 7 if anything is not as it was written; whatever that is, a
+    bookie that runs answers UNKNOWN for it and nothing false.
+    """
+
+    async def verify(store: "StoreFiles") -> dict[str, Any]:
+        locks = await store.lock()
+        try:
+            with ExitStack() as stack:
+                bar = stack.enter_context(_bar("verifying", await store.size()))
+                async for state in store.verify():
+                    bar.update(state.bytes - bar.pos)
+        finally:
+            for lock in locks:
+                await lock.release()
+        return asdict(state)
+
+    found = where.read(verify)
+    findings = found["findings"]
+    if output == "table":
+        found["findings"] = len(findings)
+        show_facts(found, output)
+        if findings:
+            click.echo("")
+            show_rows(("file", "position", "what", "ledgers"), findings, output)
+    else:
+        show_facts(found, output)
+    if findings:
+        raise DataLost(
+            f"{len(findings)} places are damaged",
+            next_step="Start the bookie and heal it from other copies: rollbook recovery heal.",
+        )
+
+
+# --- Telling ----------------------------------------------------------------------------------
+
+_no_wait: Final = click.option("--no-wait", is_flag=True, help="Only start it.")
+_status: Final = click.option("--status", is_flag=True, help="Only show how it stands.")
+
+
+@_command("gc", "gc --no-wait", "gc --status -o json")
+@_no_wait
+@_status
+@output_option
+@_live
+def _gc(where: Where, no_wait: bool, status: bool, output: str) -> None:
+    """Look for deleted ledgers now, and free what they had.
+
+    A ledger goes when the metadata store has said twice, some time apart, that it is gone.
+    """
+    client = where.client()
+    if status:
+        show_facts({**client.get(f"{_API}/gc"), **client.get(f"{_API}/gc_details")[0]}, output)
+        return
+    _follow(client, client.put(f"{_API}/gc"), no_wait, output)
+
+
+@_command("compact --minor", "compact --major --no-wait", "compact --suspend")
+@click.option("--major", "what", flag_value="major", help="Logs with less than 80 % in use.")
+@click.option("--minor", "what", flag_value="minor", help="Logs with less than 20 % in use.")
+@click.option("--suspend", "what", flag_value="suspend", help="None any more, until --resume.")
+@click.option("--resume", "what", flag_value="resume", help="As configured, again.")
+@click.option("--status", "what", flag_value="status", help="Only show how it stands.")
+@_no_wait
+@output_option
+@_live
+def _compact(where: Where, what: str | None, no_wait: bool, output: str) -> None:
+    """Rewrite entry logs of which little is in use, or suspend that."""
+    client = where.client()
+    match what:
+        case "major":
+            answer = client.put(f"{_API}/gc", {"forceMajor": True})
+            _follow(client, answer, no_wait, output)
+        case "minor":
+            answer = client.put(f"{_API}/gc", {"forceMinor": True})
+            _follow(client, answer, no_wait, output)
+        case "suspend":
+            body = {"suspendMajor": True, "suspendMinor": True}
+            show_facts(client.put(f"{_API}/gc/suspend_compaction", body), output)
+        case "resume":
+            body = {"resumeMajor": True, "resumeMinor": True}
+            show_facts(client.put(f"{_API}/gc/resume_compaction", body), output)
+        case "status":
+            facts = client.get(f"{_API}/gc_details")[0]
+            show_facts({**facts, **client.get(f"{_API}/gc/suspend_compaction")}, output)
+        case _:
+            raise click.UsageError("say --major, --minor, --suspend, --resume or --status")
+
+
+@_command("scrub", "scrub --no-wait", "scrub --status -o json")
+@_no_wait
+@_status
+@output_option
+@_live
+def _scrub(where: Where, no_wait: bool, status: bool, output: str) -> None:
+    """Read and verify everything that a running bookie has."""
+    client = where.client()
+    if status:
+        show_facts(client.get(f"{_API}/scrub"), output)
+        return
+    _follow(client, client.put(f"{_API}/scrub"), no_wait, output)
+
+
+@_command("readonly", "readonly on", "readonly off --http 127.0.0.1:8002")
+@click.argument("wanted", type=click.Choice(["on", "off"]), required=False)
+@output_option
+@_live
+def _readonly(where: Where, wanted: str | None, output: str) -> None:
+    """Show whether the bookie takes new entries, or change it."""
+    client, path = where.client(), f"{_API}/state/readonly"
+    if wanted is None:
+        show_facts(client.get(path), output)
+    else:
+        show_facts(client.put(path, {"readOnly": wanted == "on"}), output)
+
+
+def _follow(client: "AdminClient", started: Any, no_wait: bool, output: str) -> None:
+    """Until it ends; its problem is raised as the error it was there."""
+    operation = started
+    is_shown = sys.stderr.isatty() and not no_wait
+    while operation["state"] == "running" and not no_wait:
+        time.sleep(_POLL_S)
+        operation = client.get(f"{_API}/operations/{operation['id']}")
+        if is_shown:
+            passed_s = time.time() - operation["started_ms"] / 1000
+            click.echo(f"\r{operation['id']} … {passed_s:.0f} s", nl=False, err=True)
+    if is_shown:
+        click.echo("", err=True)
+    if operation["state"] == "failed":
+        from rollbook.api.cli.admin_client import error_of
+
+        raise error_of(operation["problem"])
+    facts = {name: operation[name] for name in ("id", "state", "started_ms", "ended_ms")}
+    if output == "table":
+        show_facts({**facts, **(operation["result"] or {})}, output)
+    else:
+        show_facts(operation, output)
+
+
+def _bar(label: str, length: int) -> Any:
+    """On a terminal only, and never among the answer."""
+    return click.progressbar(
+        length=max(1, length), label=label, file=sys.stderr, hidden=not sys.stderr.isatty()
+    )

@@ -1,0 +1,409 @@
+"""A bookie's files, looked at and never changed: what `rollbook bookie` shows of a store.
+
+Files are read as boot reads them, with the same readers; nothing is cut, completed or removed, no
+matter what is found. While the bookie runs its files may be looked at, too, and are a moment's
+picture: entry logs never change, the journal grows.
+"""
+
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from rollbook.bookie.boot import catalog_directories, log_path
+from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.core.catalog import Catalog, Log
+from rollbook.bookie.core.entry_log_format import (
+    TRAILER_BYTES,
+    PageRow,
+    check_page,
+    unpack_page,
+    unpack_tables,
+    unpack_trailer,
+)
+from rollbook.bookie.core.fencing import LedgerFacts
+from rollbook.bookie.core.memtable import Memtable
+from rollbook.bookie.core.records import (
+    FILE_HEADER_BYTES,
+    FileHeader,
+    Kind,
+    Record,
+    RecordReader,
+    Rot,
+    Scan,
+    is_blank,
+    scan,
+    unpack_file_header,
+)
+from rollbook.bookie.core.replay import Replayed, replay
+from rollbook.bookie.journal import journal_path
+from rollbook.bookie.views import LedgerViews, View
+from rollbook.proto.errors import BadConfig, Missing, TornRecord
+from rollbook.proto.ports import Disk, DiskLock, OpenMode, Randomness
+
+_ALL_DURABLE: Final = 2**62
+_NEEDED: Final = ("filled", "last", "missing")
+_FIRST_BYTES: Final = 64 * 1024
+_ENTRY_HEAD: Final = 16  # Ledger and entry id, which every entry begins with.
+_LOOKS: Final = 3  # A store that is in use may replace its catalog meanwhile.
+_MAKE_ONE: Final = "Name the directories of a bookie, as `rollbook bookie init` was given them."
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it was written."""
+
+    file: str
+    position: int
+    what: str
+    ledgers: tuple[int, ...] | None = None  # None: nobody can say whose.
+
+
+@dataclass(slots=True)
+class Verified:
+    """How far it has come."""
+
+    files: int = 0
+    bytes: int = 0
+    records: int = 0
+    entries: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+
+class StoreFiles:
+    def __init__(self, disk: Disk, config: StorageConfig, found: CatalogFiles) -> None:
+        self.catalog: Catalog = found.catalog
+        self._store_id = found.store_id
+        self._disk = disk
+        self._config = config
+
+    @classmethod
+    async def open(cls, disk: Disk, config: StorageConfig, randomness: Randomness) -> "StoreFiles":
+        """Raises `BadConfig` if there is no store, `DataLost` if its catalog cannot be read."""
+        for directory in (config.journal_dir, *config.ledger_dirs):
+            if await disk.stat(directory) is None:
+                raise BadConfig("there is no store here", path=directory, next_step=_MAKE_ONE)
+        for look in range(_LOOKS):
+            try:
+                found = await CatalogFiles.look(disk, catalog_directories(config), randomness)
+            except FileNotFoundError:
+                if look == _LOOKS - 1:
+                    raise
+                continue
+            if found:
+                return cls(disk, config, found)
+            break
+        raise BadConfig("there is no store here", path=config.ledger_dirs[0], next_step=_MAKE_ONE)
+
+    async def lock(self) -> list[DiskLock]:
+        """Keeps a bookie from starting, for as long as it must not change anything.
+
+        Raises `DirectoryInUse` if one is running. Only files that are there are locked.
+        """
+        locks: list[DiskLock] = []
+        try:
+            for directory in (self._config.journal_dir, *self._config.ledger_dirs):
+                if await self._disk.stat(f"{directory}/lock") is not None:
+                    lock = await self._disk.lock(f"{directory}/lock")
+                    locks.append(lock)  # One by one: what is held must be let go of below.
+        except BaseException:
+            for lock in locks:
+                await lock.release()
+            raise
+        return locks
+
+    # --- Journal ------------------------------------------------------------------------------
+
+    async def journal_files(self) -> list[View]:
+        """By name and size, oldest first."""
+        numbers = await self._numbers(self._config.journal_dir, ".journal")
+        needed = range(self.catalog.mark.journal, self.catalog.opened + 1)
+        known = sorted({*numbers, *needed} - set(self.catalog.lost))
+        return [await self._journal_view(number) for number in known]
+
+    async def _journal_view(self, number: int) -> View:
+        path = journal_path(self._config.journal_dir, number)
+        stat = await self._disk.stat(path)
+        if number < self.catalog.mark.journal:
+            use = "superfluous"  # An entry log was made of it.
+        elif number > self.catalog.opened:
+            use = "half made"
+        elif stat is None:
+            use = "missing"
+        else:
+            use = "last" if number == self.catalog.opened else "filled"
+        return {"journal": number, "bytes": stat.size if stat else None, "use": use, "path": path}
+
+    async def journal_records(self, number: int) -> AsyncIterator[View]:
+        """All that can be found, sound or not. Raises `Missing`, `TornRecord`."""
+        path = journal_path(self._config.journal_dir, number)
+        async for view in self._records(path):
+            yield view
+
+    async def _records(self, path: str) -> AsyncIterator[View]:
+        contents, header = await self._read(path)
+        reader = RecordReader(contents, header.file_id)
+        position, sequence = FILE_HEADER_BYTES, 0
+        while record := reader.next_after(position, sequence):
+            yield _record_view(reader, record)
+            position, sequence = record.end, record.sequence + 1
+            if record.kind is Kind.END:
+                return
+
+    async def replayed(self) -> AsyncIterator[tuple[str, Replayed]]:
+        """What boot would find in the journal, file by file, oldest first."""
+        first_sequence = self.catalog.mark.first_sequence
+        for view in await self.journal_files():
+            if view["use"] not in _NEEDED or view["bytes"] is None:
+                continue
+            contents, header = await self._read(view["path"])
+            reader = RecordReader(contents, header.file_id)
+            found = scan(reader, first_sequence=first_sequence)
+            first_sequence = found.next_sequence
+            yield view["path"].rpartition("/")[2], replay(reader, found)
+
+    async def ledgers(self) -> LedgerViews:
+        """Reads all of the journal."""
+        files: list[tuple[str, Memtable]] = []
+        facts: dict[int, LedgerFacts] = {}
+        async for name, replayed in self.replayed():
+            files.insert(0, (name, replayed.memtable))
+            self._learn(replayed, facts)
+        return LedgerViews(self.catalog, files, facts)
+
+    def _learn(self, replayed: Replayed, facts: dict[int, LedgerFacts]) -> None:
+        def before(ledger_id: int) -> LedgerFacts:
+            return facts.get(ledger_id) or self.catalog.facts.get(ledger_id) or LedgerFacts()
+
+        for ledger_id, key in replayed.keys.items():
+            facts[ledger_id] = before(ledger_id).with_key(key)
+        for ledger_id in replayed.fenced_by_damage:
+            facts[ledger_id] = before(ledger_id).with_fence()
+        for control in replayed.controls:
+            facts[control.ledger_id] = control.applied_to(before(control.ledger_id))
+
+    # --- Entry logs ---------------------------------------------------------------------------
+
+    def logs(self) -> list[View]:
+        return [self._log_view(log) for log in self.catalog.logs.values()]
+
+    def _log_view(self, log: Log) -> View:
+        use = self.catalog.use_of(log.number)
+        return {
+            "log": log.number,
+            "bytes": log.file_bytes,
+            "ledgers": use.ledgers,
+            "entries": use.entries,
+            "entry_bytes": use.entry_bytes,
+            "live": round(min(1.0, use.entry_bytes / max(1, log.file_bytes)), 3),
+            "path": self._path_of(log),
+        }
+
+    def extents(self, number: int) -> list[View]:
+        """What is still wanted of it, by ledger. Raises `Missing`."""
+        self._log(number)
+        return [
+            {
+                "ledger_id": ledger_id,
+                "first_entry": held.first_entry,
+                "last_entry": held.last_entry,
+                "entries": held.entries,
+                "entry_bytes": held.entry_bytes,
+                "last_add_confirmed": held.last_add_confirmed,
+            }
+            for ledger_id, held in sorted(self.catalog.held_in(number))
+        ]
+
+    async def log_records(self, number: int) -> AsyncIterator[View]:
+        """Raises `Missing`, `TornRecord`."""
+        async for view in self._records(self._path_of(self._log(number))):
+            yield view
+
+    def _log(self, number: int) -> Log:
+        if log := self.catalog.logs.get(number):
+            return log
+        raise Missing("there is no such entry log", log=number)
+
+    def _path_of(self, log: Log) -> str:
+        return log_path(self._config.ledger_dirs[log.directory], log.number)
+
+    def mark(self) -> View:
+        mark = self.catalog.mark
+        return {
+            "journal": mark.journal,
+            "first_sequence": mark.first_sequence,
+            "last_journal": self.catalog.opened,
+            "given_up": list(self.catalog.lost),
+        }
+
+    # --- Everything ---------------------------------------------------------------------------
+
+    async def size(self) -> int:
+        """Bytes that `verify` reads."""
+        journals = [view["bytes"] or 0 for view in await self.journal_files()]
+        return sum(journals) + sum(log.file_bytes for log in self.catalog.logs.values())
+
+    async def verify(self) -> AsyncIterator[Verified]:
+        """Reads every byte and tells what is not as it was written; the same object each time."""
+        state = Verified()
+        first_sequence = self.catalog.mark.first_sequence
+        for log in self.catalog.logs.values():
+            await self._verify_log(log, state)
+            yield state
+        journals = [view for view in await self.journal_files() if view["use"] in _NEEDED]
+        for at, view in enumerate(journals):
+            path = view["path"]
+            if view["use"] == "missing":
+                state.findings.append(Finding(path, 0, "the file is missing"))
+            else:
+                proof = await self._durable_through(journals[at + 1 :])
+                first_sequence = await self._verify_journal(path, first_sequence, proof, state)
+            yield state
+        for number in self.catalog.lost:
+            path = journal_path(self._config.journal_dir, number)
+            state.findings.append(Finding(path, 0, "the file was given up earlier"))
+        yield state
+
+    async def _verify_journal(
+        self, path: str, first_sequence: int, durable_through: int, state: Verified
+    ) -> int:
+        """Returns the sequence that the next file begins with."""
+        try:
+            contents, header = await self._read(path)
+        except TornRecord as error:
+            state.findings.append(Finding(path, 0, error.message))
+            return first_sequence
+        reader = RecordReader(contents, header.file_id)
+        found = scan(reader, first_sequence=first_sequence, durable_through=durable_through)
+        self._count(path, contents, found, state)
+        entries = replay(reader, found).memtable
+        state.entries += sum(len(rows.columns.entry_ids) for rows in entries.ledgers.values())
+        return found.next_sequence
+
+    async def _verify_log(self, log: Log, state: Verified) -> None:
+        path = self._path_of(log)
+        stat = await self._disk.stat(path)
+        if stat is None or stat.size != log.file_bytes:
+            ledgers = tuple(ledger_id for ledger_id, _ in self.catalog.held_in(log.number))
+            what = f"{stat.size} of {log.file_bytes} bytes are there" if stat else "it is missing"
+            state.findings.append(Finding(path, 0, what, ledgers))
+            return
+        try:
+            contents, header = await self._read(path)
+        except TornRecord as error:
+            state.findings.append(Finding(path, 0, error.message))
+            return
+        reader = RecordReader(contents, header.file_id)
+        first = reader.next_after(FILE_HEADER_BYTES, 0)
+        if first is None:
+            state.findings.append(Finding(path, FILE_HEADER_BYTES, "there is no record in it"))
+            return
+        found = scan(reader, first_sequence=first.sequence, durable_through=_ALL_DURABLE)
+        self._count(path, contents, found, state)
+        try:
+            self._verify_index(path, contents, header, found, state)
+        except TornRecord as error:
+            at = int(error.ids.get("position", len(contents) - TRAILER_BYTES))
+            state.findings.append(Finding(path, at, error.message, ()))
+
+    async def _durable_through(self, later: list[View]) -> int:
+        """A file is durable as a whole before another one gets records."""
+        for view in later:
+            if view["bytes"] is None:
+                continue
+            file = await self._disk.open(view["path"], OpenMode.READ)
+            try:
+                if not is_blank(await file.read_at(FILE_HEADER_BYTES, _FIRST_BYTES), 0):
+                    return _ALL_DURABLE
+            finally:
+                await file.close()
+        return 0
+
+    def _count(self, path: str, contents: bytes, found: Scan, state: Verified) -> None:
+        state.files += 1
+        state.bytes += len(contents)
+        state.records += len(found.records)
+        state.findings += [_finding_of(path, rot) for rot in found.rot]
+
+    def _verify_index(
+        self, path: str, contents: bytes, header: FileHeader, found: Scan, state: Verified
+    ) -> None:
+        """Raises `TornRecord` at the first damage of the footer."""
+        trailer_at = len(contents) - TRAILER_BYTES
+        trailer = unpack_trailer(contents[trailer_at:], header.file_id, len(contents))
+        tables_at = trailer_at - trailer.table_bytes
+        tables = unpack_tables(contents[tables_at:trailer_at], header.file_id, tables_at, trailer)
+        sound = [(record.body_start, record.body_end) for record in found.records]
+        starts = [start for start, _ in sound]
+        for ledger_id in tables.ledger_ids:
+            for row in tables.pages_of(ledger_id):
+                page = contents[row.position : row.position + row.size]
+                check_page(page, header.file_id, row, ledger_id)
+                wrong = _wrong_entries(contents, page, row, ledger_id, sound, starts)
+                state.entries += row.entries
+                for position, what in wrong:
+                    state.findings.append(Finding(path, position, what, (ledger_id,)))
+
+    # --- Files --------------------------------------------------------------------------------
+
+    async def _read(self, path: str) -> tuple[bytes, FileHeader]:
+        """Raises `Missing`, `TornRecord` if it has no header, `BadConfig` if it is another's."""
+        try:
+            file = await self._disk.open(path, OpenMode.READ)
+        except FileNotFoundError:
+            raise Missing("there is no such file", path=path) from None
+        try:
+            contents = await file.read_at(0, await file.size())
+        finally:
+            await file.close()
+        header = unpack_file_header(contents)
+        if header is None:
+            raise TornRecord("the file has no header", path=path)
+        if header.store_id != self._store_id:
+            raise BadConfig("the file belongs to another store", path=path)
+        return contents, header
+
+    async def _numbers(self, directory: str, suffix: str) -> list[int]:
+        names = await self._disk.list_directory(directory)
+        stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+        return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+def _record_view(reader: RecordReader, record: Record) -> View:
+    rows = reader.rows(record)
+    return {
+        "position": record.position,
+        "sequence": record.sequence,
+        "kind": record.kind.name.lower(),
+        "last_synced": record.last_synced,
+        "body_bytes": record.body_end - record.body_start,
+        "is_sound": reader.is_sound(record),
+        "ledgers": None if rows is None else [list(row) for row in rows],
+    }
+
+
+def _finding_of(path: str, rot: Rot) -> Finding:
+    if rot.rows is None:
+        return Finding(path, rot.position, "records cannot be read")
+    ledgers = tuple(dict.fromkeys(row.ledger_id for row in rot.rows))
+    return Finding(path, rot.position, "a record is damaged", ledgers)
+
+
+def _wrong_entries(
+    contents: bytes,
+    page: bytes,
+    row: PageRow,
+    ledger_id: int,
+    sound: list[tuple[int, int]],
+    starts: list[int],
+) -> Iterator[tuple[int, str]]:
+    """Entries that the index of a log leads to, and that are not there."""
+    ledger = ledger_id.to_bytes(8, "big", signed=True)
+    for entry_id, position, length in zip(*unpack_page(page, row), strict=True):
+        at = bisect_right(starts, position) - 1
+        if at < 0 or position + length > sound[at][1]:
+            continue  # In a record that is damaged, which has been told.
+        head = contents[position : position + _ENTRY_HEAD]
+        if head != ledger + entry_id.to_bytes(8, "big", signed=True):
+            yield position, f"the index says that entry {entry_id} is here, and it is not"
