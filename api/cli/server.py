@@ -21,16 +21,22 @@ import structlog
 
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of
 from rollbook.bookie.config import BookieConfig, ServerConfig, StorageConfig
+from rollbook.bookie.properties import parse_properties, translate
 from rollbook.proto.addresses import is_loopback
 from rollbook.proto.errors import BadConfig, BookieFailed
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Clock, Disk, MetadataStore, Randomness, Transport
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.config import PREFIX, load_config, read_config_file
+from rollbook.proto.runtime.config import (
+    PREFIX,
+    load_config,
+    read_config_file,
+    read_config_text,
+)
 from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.logs import LEVELS, configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.runtime.network import SocketTransport
+from rollbook.proto.runtime.network import SocketTransport, address_of_this_host
 
 logger = structlog.get_logger()
 
@@ -111,7 +117,13 @@ def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
 
 
 def read_bookie_config(path: str) -> dict[str, dict[str, Any]]:
-    return read_config_file(path, _SECTIONS)
+    """TOML if its name says so, else Java's properties."""
+    if path.endswith(".toml"):
+        return read_config_file(path, _SECTIONS)
+    translated = translate(parse_properties(read_config_text(path)), address_of_this_host)
+    if translated.ignored:
+        logger.info("config_keys_ignored", path=path, keys=translated.ignored)
+    return translated.tables
 
 
 def _load(

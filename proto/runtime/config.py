@@ -30,17 +30,19 @@ _TRUE: Final = frozenset(("1", "true", "yes", "on"))
 _FALSE: Final = frozenset(("0", "false", "no", "off"))
 
 
+def read_config_text(path: str) -> str:
+    """UTF-8, or else Latin-1, which takes anything."""
+    content = _read(path)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return content.decode("latin-1")
+
+
 def read_config_file(path: str, sections: Collection[str]) -> dict[str, dict[str, Any]]:
     """The file as tables; a section outside `sections` is an error."""
     try:
-        with open(path, "rb") as file:
-            content = file.read(CONFIG_BYTES_MAX + 1)
-    except OSError as error:
-        raise BadConfig(f"cannot read the configuration {path}: {error.strerror}") from error
-    if len(content) > CONFIG_BYTES_MAX:
-        raise BadConfig(f"{path} is over {CONFIG_BYTES_MAX} bytes")
-    try:
-        tables = tomllib.loads(content.decode())
+        tables = tomllib.loads(_read(path).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadConfig(f"{path} is not TOML: {error}") from error
     for name, table in tables.items():
@@ -92,6 +94,17 @@ def load_config(
     if missing:
         raise BadConfig(f"[{section}] needs {', '.join(missing)}")
     return shape(**values)
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(CONFIG_BYTES_MAX + 1)
+    except OSError as error:
+        raise BadConfig(f"cannot read the configuration {path}: {error.strerror}") from error
+    if len(content) > CONFIG_BYTES_MAX:
+        raise BadConfig(f"{path} is over {CONFIG_BYTES_MAX} bytes")
+    return content
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:

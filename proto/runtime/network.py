@@ -2,9 +2,11 @@
 
 import asyncio
 import errno
+import fcntl
 import os
 import socket
 import ssl
+import struct
 from typing import Final
 
 from rollbook.proto.errors import BadConfig, Unavailable
@@ -14,6 +16,7 @@ from rollbook.proto.ports import Address, ProtocolFactory
 # even on a connection on which nothing is asked.
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
 _BACKLOG: Final = 1024
+_SIOCGIFADDR: Final = 0x8915  # What Linux is asked for an interface's address.
 
 
 class SocketListener:
@@ -94,3 +97,29 @@ def _advice(error: OSError) -> str:
             return "this host has no such address"
         case _:
             return ""
+
+
+def address_of_this_host(interface: str | None = None, by_name: bool = False) -> str:
+    """Its first IPv4 address there, or what others call it. Raises `BadConfig`."""
+    if interface is not None:
+        return _address_of_interface(interface)
+    name = socket.gethostname()
+    if by_name:
+        return name
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise BadConfig(
+            f"this host does not know its own address: {error}",
+            next_step="say which one others should use",
+        ) from error
+
+
+def _address_of_interface(name: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        request = struct.pack("256s", name.encode()[:15])
+        try:
+            answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
+        except OSError as error:
+            raise BadConfig(f"no network interface {name!r} with an address") from error
+    return socket.inet_ntoa(answer[20:24])

@@ -1,0 +1,205 @@
+"""BookKeeper's `bk_server.conf`, read as configuration of ours.
+
+The file is one of Java's properties: lines of `key = value`, with `:` or a blank instead of `=`, with
+comments after `#` or `!`, escapes after a backslash, and a backslash at the end to go on. What a key
+means there it means here; keys without a meaning here are named once and change nothing, since a
+file that BookKeeper takes must do.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from rollbook.proto.addresses import is_loopback
+from rollbook.proto.errors import BadConfig
+
+N = TypeVar("N", int, float)
+
+_ESCAPE: Final = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
+_NAMED: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_KEY: Final = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*", re.DOTALL)
+_BLANKS: Final = " \t\f"
+
+_DEFAULT_PORT: Final = 3181
+_DEFAULT_HTTP_PORT: Final = 8080
+_DEFAULT_ROOT: Final = "/ledgers"
+_EVERYWHERE: Final = "0.0.0.0"  # noqa: S104  # As BookKeeper does; refused later unless allowed.
+_MIB: Final = 1024 * 1024
+
+
+# --- The format -------------------------------------------------------------------------------
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """As Java reads them: of a key that is given twice the last one counts."""
+    found: dict[str, str] = {}
+    for line in _logical_lines(text):
+        match = _KEY.match(line)
+        assert match  # It matches anything.
+        found[_unescape(match[1])] = _unescape(line[match.end() :])
+    return found
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    lines = iter(re.split(r"\r\n|\r|\n", text))
+    for line in lines:
+        line = line.lstrip(_BLANKS)
+        if not line or line[0] in "#!":
+            continue
+        while _goes_on(line):
+            line = line[:-1] + next(lines, "").lstrip(_BLANKS)
+        yield line
+
+
+def _goes_on(line: str) -> bool:
+    """An odd number of backslashes: an even one is as many halves, escaped."""
+    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
+
+
+def _unescape(text: str) -> str:
+    def plain(match: re.Match[str]) -> str:
+        what = match[1]
+        return chr(int(what[1:], 16)) if len(what) == 5 else _NAMED.get(what, what)
+
+    return _ESCAPE.sub(plain, text)
+
+
+# --- The keys ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    tables: dict[str, dict[str, Any]]  # As a TOML file of ours would give them.
+    ignored: tuple[str, ...]  # Keys without a meaning here.
+
+
+class _Keys:
+    """Takes each key once, and knows which were never asked for."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        # BookKeeper takes an empty value for a key that is not there.
+        self._left = {key: value.strip() for key, value in properties.items() if value.strip()}
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        return tuple(self._left)
+
+    def text(self, key: str, default: str = "") -> str:
+        return self._left.pop(key, default)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        return tuple(part.strip() for part in self.text(key).split(",") if part.strip())
+
+    def integer(self, key: str) -> int | None:
+        return self._number(key, int)
+
+    def number(self, key: str) -> float | None:
+        return self._number(key, float)
+
+    def flag(self, key: str) -> bool:
+        text = self.text(key, "false").lower()
+        if text not in _TRUE | _FALSE:
+            raise BadConfig(f"{key} is {text!r}, but should be true or false")
+        return text in _TRUE
+
+    def _number(self, key: str, kind: Callable[[str], N]) -> N | None:
+        text = self.text(key)
+        if not text:
+            return None
+        try:
+            return kind(text)
+        except ValueError:
+            raise BadConfig(f"{key} is {text!r}, but should be a number") from None
+
+
+_TRUE: Final = frozenset(("true", "yes", "on", "t", "y", "1"))
+_FALSE: Final = frozenset(("false", "no", "off", "f", "n", "0"))
+
+
+def translate(
+    properties: Mapping[str, str], address_of: Callable[[str | None, bool], str]
+) -> Translated:
+    """`address_of(interface, by_name)` is this host's, on that interface if one is named.
+
+    Raises `BadConfig` on a value that makes no sense.
+    """
+    keys = _Keys(properties)
+    tables = {
+        "bookie": {**_place(keys, address_of), **_doors(keys)},
+        "storage": _storage(keys),
+        "server": _given(frame_bytes_max=keys.integer("nettyMaxFrameSizeBytes")),
+    }
+    return Translated(tables, keys.left)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, "", ())}
+
+
+def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[str, Any]:
+    """BookKeeper listens on all interfaces unless told which, and tells others its host's address."""
+    port = keys.integer("bookiePort")
+    port = _DEFAULT_PORT if port is None else port
+    interface = keys.text("listeningInterface") or None
+    by_name = keys.flag("useHostNameAsBookieID")
+    advertised = keys.text("advertisedAddress") or address_of(interface, by_name)
+    host = address_of(interface, False) if interface else _EVERYWHERE
+    if host == _EVERYWHERE and is_loopback(advertised):
+        host = advertised  # Nobody else could find it anyway.
+    timeout_ms = keys.integer("zkTimeout")
+    return _given(
+        metadata=_metadata(keys),
+        bookie_id=keys.text("bookieId"),
+        listen=_join(host, port),
+        advertised=_join(advertised, port),
+        session_timeout_s=None if timeout_ms is None else timeout_ms / 1000,
+        read_only=keys.flag("forceReadOnlyBookie") or None,
+    )
+
+
+def _metadata(keys: _Keys) -> str:
+    """One URI, or its parts as older files have them."""
+    uri = keys.text("metadataServiceUri")
+    servers = ",".join(keys.texts("zkServers"))
+    root = keys.text("zkLedgersRootPath", _DEFAULT_ROOT)
+    if uri or not servers:
+        return uri
+    hosts, slash, chroot = servers.partition("/")
+    return f"zk://{hosts}{slash}{chroot.rstrip('/')}{root}"
+
+
+def _doors(keys: _Keys) -> dict[str, Any]:
+    http: dict[str, Any] = {}
+    host, port = keys.text("httpServerHost"), keys.integer("httpServerPort")
+    if keys.flag("httpServerEnabled"):
+        # BookKeeper's is open to everybody by default, without a word of who may ask.
+        http["http"] = _join(host or "127.0.0.1", _DEFAULT_HTTP_PORT if port is None else port)
+    if keys.text("tlsKeyStoreType").upper() != "PEM":
+        return http  # Java's own kinds of key stores stay Java's.
+    trusted = keys.text("tlsTrustStore")
+    return http | _given(
+        tls_certificate=keys.text("tlsCertificatePath"),
+        tls_key=keys.text("tlsKeyStore"),
+        tls_authorities=trusted if keys.flag("tlsClientAuthentication") else "",
+    )
+
+
+def _storage(keys: _Keys) -> dict[str, Any]:
+    journals = keys.texts("journalDirectories") or keys.texts("journalDirectory")
+    keys.text("journalDirectory")
+    if len(journals) > 1:
+        raise BadConfig(
+            "journalDirectories names several, and a bookie has one journal directory",
+            next_step="name the fastest disk's",
+        )
+    cache_mib = keys.integer("dbStorage_readAheadCacheMaxSizeMb")
+    return _given(
+        journal_dir=journals[0] if journals else None,
+        ledger_dirs=keys.texts("ledgerDirectories"),
+        cache_bytes=None if cache_mib is None else cache_mib * _MIB,
+    )
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
