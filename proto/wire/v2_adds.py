@@ -8,10 +8,10 @@ writes one ledger, nor do the 20 bytes of a reply before the entry id: they are 
 """
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import repeat
-from typing import Any, Final
+from typing import Final
 
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v2
@@ -32,9 +32,11 @@ _request_at: Final = struct.Struct(">I32sqq").unpack_from  # Length, writer, ent
 _REQUEST_BYTES: Final = 52  # What `_request_at` looks at.
 _pack_request_head: Final = struct.Struct(">II20s").pack
 _WRITER: Final = struct.Struct(">I20sq")
+_WRITERS_MAX: Final = 4096  # Of whom it is remembered what their 32 bytes say.
 
 _REPLY: Final = struct.Struct(">20sq")
 _REPLY_HEAD: Final = struct.Struct(">IIiq")
+_pack_reply: Final = struct.Struct(">IIiqq").pack  # The same in one go.
 _REPLY_BODY_BYTES: Final = _REPLY.size - LENGTH_BYTES
 
 
@@ -43,18 +45,14 @@ class _AddGroup(AddGroup):
     version: int = v2.VERSION
 
     def pack_replies(self, error: Failure = None) -> bytes:
-        head = _pack_reply_head(self.version, error, self.ledger_id)
-        return b"".join(map(_REPLY.pack, repeat(head), self.entry_ids))
+        header = v2.pack_header(self.version, v2.ADD)
+        head = (_REPLY_BODY_BYTES, header, v2.code_of(error), self.ledger_id)
+        if len(self.entry_ids) == 1:  # As a rule where a connection has many ledgers.
+            return _pack_reply(*head, self.entry_ids[0])
+        return b"".join(map(_REPLY.pack, repeat(_REPLY_HEAD.pack(*head)), self.entry_ids))
 
 
-_Append = Callable[[Any], None]
-_Opened = tuple[_AddGroup, _Append, _Append, _Append, _Append]
-"""A group and how to add to its columns: looked up once, since writers may come in turn."""
-
-
-def _pack_reply_head(version: int, error: Failure, ledger_id: LedgerId) -> bytes:
-    header = v2.pack_header(version, v2.ADD)
-    return _REPLY_HEAD.pack(_REPLY_BODY_BYTES, header, v2.code_of(error), ledger_id)
+_Fields = tuple[LedgerId, bytes, bool, bool, bool]
 
 
 def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds | None, int]:
@@ -62,7 +60,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
 
     Stops at whatever is not plainly an add: other operations, adds to be refused, cut frames.
     """
-    groups: dict[bytes, _Opened] = {}
+    groups: dict[bytes, _AddGroup] = {}
     current = b""
     first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
     while position + _REQUEST_BYTES <= size:
@@ -70,43 +68,38 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
         end = position + LENGTH_BYTES + length
         if end > size or not _BODY_BYTES_MIN <= length <= body_bytes_max or entry_id < 0:
             break
+        start = position + (LENGTH_BYTES + _ENTRY_AT)
         if writer != current:
-            opened = groups.get(writer) or _open_group(writer)
-            if opened is None:
-                break
-            groups[writer] = opened
+            if (group := groups.get(writer)) is None:
+                if (known := _unpack_writer(writer)) is None:
+                    break
+                fields, version = known
+                groups[writer] = _AddGroup(*fields, [entry_id], [lac], [start], [end], version)
+                position = end
+                continue
             current = writer
-            _, add_entry_id, add_lac, add_start, add_end = opened
+            add_entry_id, add_lac = group.entry_ids.append, group.lacs.append
+            add_start, add_end = group.starts.append, group.ends.append
         add_entry_id(entry_id)
         add_lac(lac)
-        add_start(position + (LENGTH_BYTES + _ENTRY_AT))
+        add_start(start)
         add_end(end)
         position = end
     if position == first:
         return None, position
-    return Adds(buffer, first, position, [group for group, *_ in groups.values()]), position
+    return Adds(buffer, first, position, list(groups.values())), position
 
 
-def _open_group(writer: bytes) -> _Opened | None:
+@lru_cache(_WRITERS_MAX)
+def _unpack_writer(writer: bytes) -> tuple[_Fields, int] | None:
+    """A group's fields before its columns, and its version; None if that is no add."""
     word, key, ledger_id = _WRITER.unpack(writer)
     header = v2.unpack_header(word)
     if header.operation != v2.ADD or not header.is_supported or ledger_id < 0:
         return None
-    group = _AddGroup(
-        ledger_id=ledger_id,
-        ledger_key=key,
-        is_recovery=bool(header.flags & v2.RECOVERY_ADD),
-        is_high_priority=bool(header.flags & v2.HIGH_PRIORITY),
-        is_sync_deferred=False,
-        version=header.version,
-    )
-    return (
-        group,
-        group.entry_ids.append,
-        group.lacs.append,
-        group.starts.append,
-        group.ends.append,
-    )
+    is_recovery = bool(header.flags & v2.RECOVERY_ADD)
+    is_high_priority = bool(header.flags & v2.HIGH_PRIORITY)
+    return (ledger_id, key, is_recovery, is_high_priority, False), header.version
 
 
 # --- A client's side --------------------------------------------------------------------------
