@@ -134,7 +134,7 @@ def translate(
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value not in (None, "", ())}
+    return {name: value for name, value in values.items() if value not in (None, "", [])}
 
 
 def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _storage(keys: _Keys) -> dict[str, Any]:
     cache_mib = keys.integer("dbStorage_readAheadCacheMaxSizeMb")
     return _given(
         journal_dir=journals[0] if journals else None,
-        ledger_dirs=keys.texts("ledgerDirectories"),
+        ledger_dirs=list(keys.texts("ledgerDirectories")),
         cache_bytes=None if cache_mib is None else cache_mib * _MIB,
     )
 

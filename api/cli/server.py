@@ -13,7 +13,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, TypeVar
 
 import click
@@ -100,7 +100,7 @@ def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
     """
     tables = read_bookie_config(config_file) if config_file else {}
     directories = {
-        name: tuple(map(os.path.abspath, flags.pop(name, ()) or _listed_in_environ(name)))
+        name: tuple(flags.pop(name, ()) or _listed_in_environ(name))
         for name in ("journal_dir", "ledger_dir")
     }
     if len(directories["journal_dir"]) > 1:
@@ -109,9 +109,14 @@ def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
         "journal_dir": next(iter(directories["journal_dir"]), None),
         "ledger_dirs": directories["ledger_dir"] or None,
     }
+    storage = _load(StorageConfig, "storage", tables, os.environ, storage_flags)
     return Settings(
         _load(BookieConfig, "bookie", tables, _environ_of_flags(BookieConfig), flags),
-        _load(StorageConfig, "storage", tables, os.environ, storage_flags),
+        replace(
+            storage,
+            journal_dir=os.path.abspath(storage.journal_dir),
+            ledger_dirs=tuple(map(os.path.abspath, storage.ledger_dirs)),
+        ),
         _load(ServerConfig, "server", tables, os.environ, {}),
     )
 
