@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from rollbook.bookie.core.catalog import Catalog
+from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
@@ -33,6 +34,7 @@ from rollbook.proto.ports import Disk, File, OpenMode, Randomness
 logger = structlog.get_logger()
 
 _PREFIX = "catalog-"
+_FENCED = LedgerFacts(is_fenced=True)
 _STEP_BYTES = 256 * 1024  # Space is reserved so far ahead: a full disk then fails no write.
 _ANEW_BYTES = 4 * 1024 * 1024
 _ANEW_GROWTH = 3  # A catalog this many times what it began with is begun anew.
@@ -129,10 +131,14 @@ class CatalogFiles:
         randomness: Randomness,
         doubted: Iterable[int] = (),
     ) -> "CatalogFiles":
-        """For a store that has never been. All of each of the `doubted` ledgers is in doubt."""
+        """For a store that has never been.
+
+        All of each of the `doubted` ledgers is in doubt, fenced or not included: so they are fenced.
+        """
         files = cls(disk, directories, randomness.randbytes(ID_BYTES), randomness)
         for ledger_id in doubted:
             files.catalog.doubts.add(ledger_id, NO_ENTRY, LEDGER_ID_MAX)
+            files.catalog.facts[ledger_id] = _FENCED
         for generation in await files._generations():  # Of a creation that was cut short.
             await files._remove(generation)
         await files._begin_anew()

@@ -43,7 +43,7 @@ from rollbook.proto.errors import (
     TornRecord,
     WrongCluster,
 )
-from rollbook.proto.ids import NO_ENTRY
+from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 from rollbook.proto.ports import Clock, Disk, DiskLock, DiskSpace, Randomness
 from rollbook.proto.wire.adds import AddGroup, Adds
 from rollbook.proto.wire.messages import Failure
@@ -110,7 +110,7 @@ class Storage:
     ) -> None:
         """An empty store. Raises `BadConfig` if there is one.
 
-        Of the `doubted` ledgers it answers UNKNOWN from the start, never ABSENT.
+        The `doubted` ledgers are fenced and UNKNOWN from the start, never ABSENT.
         """
         await make_store(disk, config, randomness, doubted)
 
@@ -565,6 +565,25 @@ class Storage:
     def _is_deleted(self, ledger_id: int) -> bool:
         ledger = self._ledgers.get(ledger_id)
         return ledger.is_deleted if ledger else self.catalog.is_deleted(ledger_id)
+
+    async def distrust(self, ledger_ids: Sequence[int]) -> None:
+        """Anything of these may have been lost, a fence, too: they are fenced and UNKNOWN, durably."""
+        saved: dict[int, LedgerFacts] = {}
+        for ledger_id in ledger_ids:
+            self._ledger(ledger_id).fence_is_wanted = True
+
+        def pack() -> list[bytes]:
+            for each in ledger_ids:
+                saved[each] = self._ledger(each).facts.with_fence()
+            doubts = (changes.pack_doubt(each, NO_ENTRY, LEDGER_ID_MAX) for each in ledger_ids)
+            return [*(changes.pack_ledger(*each) for each in saved.items()), *doubts]
+
+        await self._catalog_files.commit_latest(pack)
+        for each, facts in saved.items():
+            ledger = self._ledger(each)
+            self._set_facts(ledger, ledger.facts.with_fence())
+            if ledger.facts == facts:
+                self._unsaved.pop(each, None)
 
     async def forget(self, *ledger_ids: int) -> None:
         """Deleted ones: nothing is known of them any more. Raises `OSError`."""

@@ -1,0 +1,235 @@
+"""What leaves the storage, and what comes back: deletions, doubts, logs that go, idle ledgers."""
+
+import asyncio
+
+import pytest
+
+from rollbook.bookie import storage as storage_module
+from rollbook.bookie.storage import Storage
+from rollbook.proto.errors import (
+    EntryStateUnknown,
+    LedgerFenced,
+    NoSuchEntry,
+    NoSuchLedger,
+)
+from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
+from tests.simulation.kernel import Node, World
+from tests.unit.bookie.test_storage import (
+    CONFIG,
+    KEY,
+    _quiet,
+    add,
+    adds,
+    entry,
+    fill,
+    open_storage,
+    settle,
+    tell,
+)
+
+__all__ = ["_quiet"]  # The fixture.
+
+
+# --- Doubts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["made", "told"])
+def test_ledgers_that_may_have_been_lost_are_unknown_and_fenced(how: str) -> None:
+    """B1, B4: whoever was told of a fence before the loss must find it."""
+    world = World(1)
+    node = world.node("b1")
+
+    async def main(node: Node) -> None:
+        doubted = [7, 2**62]
+        first = doubted if how == "made" else []
+        await Storage.make(node.disk, CONFIG, node.randomness, doubted=first)
+        storage = await open_storage(node)
+        storage.start()
+        if how == "told":
+            await storage.distrust(doubted)
+        for again in (False, True):
+            if again:
+                node.disk.drop_caches()
+                await storage.close()
+                storage = await open_storage(node)
+                storage.start()
+            for ledger_id in doubted:
+                assert storage.is_fenced(ledger_id)
+                assert storage.add(adds((ledger_id, 0))).refusals == (LedgerFenced,)
+                for entry_id in (5, 2**40):
+                    with pytest.raises(EntryStateUnknown):
+                        await storage.read(ledger_id, entry_id)
+                with pytest.raises(EntryStateUnknown):
+                    await storage.read_last(ledger_id)
+                with pytest.raises(EntryStateUnknown):
+                    storage.lac_packet(ledger_id)
+                await add(storage, (ledger_id, 3), is_recovery=True)
+                assert await storage.read(ledger_id, 3) == entry(ledger_id, 3)
+            with pytest.raises(NoSuchLedger):
+                await storage.read(8, 0)
+        await storage.close()
+
+    async def scenario() -> None:
+        await node.start(main).result
+
+    world.run(scenario())
+
+
+def test_an_entry_that_is_added_again_is_in_doubt_no_more() -> None:
+    """B1: neither is what else of the range was brought back; the rest still is."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await storage.distrust([7])
+        await add(storage, *((7, n) for n in (0, 1, 2, 5)), is_recovery=True)
+        await fill(storage, range(8, 9), entries=80, size=1000)
+        await settle(storage)
+        assert list(storage.catalog.doubts.of(7)) == [(-1, -1), (3, 4), (6, LEDGER_ID_MAX)]
+        await storage.close()
+        again = await open_storage(node)
+        assert list(again.catalog.doubts.of(7)) == [(-1, -1), (3, 4), (6, LEDGER_ID_MAX)]
+        with pytest.raises(EntryStateUnknown):
+            await again.read(7, 3)
+
+    tell(story)
+
+
+# --- Deletions --------------------------------------------------------------------------------
+
+
+def test_a_ledger_may_be_deleted_while_it_is_checkpointed() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(40), entries=3, size=300)
+        for entry_id in range(3, 60):
+            await add(storage, *((each, entry_id) for each in range(40)), payload=bytes(300))
+            if entry_id % 7 == 0:
+                await storage.delete(*range(entry_id % 40, entry_id % 40 + 1))
+                await fill(storage, range(50, 51), entries=1, size=100)
+            if any(storage._ledgers[each].is_deleted for each in range(40)):
+                break
+        await settle(storage)
+
+    tell(story)
+
+
+def test_late_adds_are_refused_from_the_moment_a_deletion_is_asked_for() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        await add(storage, (7, 0))
+        node.disk.hang()
+        deletion = asyncio.ensure_future(storage.delete(7))
+        await asyncio.sleep(0.1)
+        for is_recovery in (False, True):
+            assert storage.add(adds((7, 1), is_recovery=is_recovery)).refusals == (LedgerFenced,)
+        assert not deletion.done()
+        assert await storage.read(7, 0) == entry(7, 0)
+        node.disk.unhang()
+        await deletion
+        with pytest.raises(NoSuchLedger):
+            await storage.read(7, 0)
+
+    tell(story)
+
+
+def test_a_deleted_ledger_leaves_the_catalog_and_in_the_end_is_forgotten() -> None:
+    """B5: a fence of it is known until then, over restarts and checkpoints."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(2), entries=100, size=1000)
+        await settle(storage)
+        assert list(await storage.ledger_ids()) == [0, 1]
+        await storage.delete(0)
+        await storage.save_facts([0])
+        assert not list(storage.catalog.held(0))
+        assert list(await storage.ledger_ids()) == [1]
+        await fill(storage, range(1, 2), entries=100, size=1000)
+        await settle(storage)
+        await storage.close()
+        storage = await open_storage(node)
+        storage.start()
+        assert storage.is_fenced(0)
+        await storage.forget(0, 1)
+        assert not storage.is_fenced(0)
+        assert 0 not in storage.catalog.facts
+        assert await storage.read(1, 5) == entry(1, 5, bytes(1000))
+        await storage.close()
+        again = await open_storage(node)
+        with pytest.raises(NoSuchLedger):
+            await again.read(0, 0)
+
+    tell(story)
+
+
+def test_facts_that_are_newer_than_a_checkpoint_are_not_overwritten_by_it() -> None:
+    """B4: the checkpoint had begun before the ledger was deleted."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await storage.write_lac(0, KEY, 3, b"packet")
+        node.disk.sync_s = (0.05, 0.05)  # The checkpoint takes its time.
+        entry_id = 0
+        while not storage._filled:
+            await add(storage, (0, entry_id), payload=bytes(1000))
+            entry_id += 1
+        await storage.delete(0)
+        await storage.save_facts([0])
+        assert storage._filled
+        await settle(storage)
+        assert storage.catalog.is_deleted(0)
+        assert not list(storage.catalog.held(0))
+
+    tell(story)
+
+
+# --- Logs -------------------------------------------------------------------------------------
+
+
+def test_a_log_that_nobody_wants_goes_and_readers_are_not_confused() -> None:
+    """B1, B5."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(1), entries=100, size=1000)
+        await fill(storage, range(1, 2), entries=100, size=1000)
+        await settle(storage)
+        await storage.delete(0)
+        await storage.save_facts([0])
+        empty = [n for n in storage.catalog.logs if not storage.catalog.use_of(n).ledgers]
+        assert empty
+        names = await node.disk.list_directory("/store/ledgers")
+        await storage.replace_logs(empty)
+        gone = {f"{number:016}.log" for number in empty}
+        assert set(await node.disk.list_directory("/store/ledgers")) == set(names) - gone
+        for entry_id in range(40):
+            assert await storage.read(1, entry_id) == entry(1, entry_id, bytes(1000))
+        await storage.close()
+        again = await open_storage(node)
+        assert await again.read(1, 20) == entry(1, 20, bytes(1000))
+
+    tell(story)
+
+
+# --- Ledgers in memory ------------------------------------------------------------------------
+
+
+def test_idle_ledgers_leave_memory_and_nothing_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B4: fences, keys and LACs are the same when they are asked for again."""
+    monkeypatch.setattr(storage_module, "_LEDGERS_MAX", 20)
+
+    async def story(storage: Storage, node: Node) -> None:
+        for ledger_id in range(200):
+            await add(storage, (ledger_id, 0), (ledger_id, 1), payload=bytes(500))
+            if ledger_id % 3 == 0:
+                await storage.fence(ledger_id, KEY)
+            if ledger_id % 5 == 0:
+                await storage.write_lac(ledger_id, KEY, 7, b"packet")
+        await settle(storage)
+        await fill(storage, range(500, 501), entries=150, size=1000)
+        await settle(storage)
+        for ledger_id in (*range(200), *reversed(range(200))):
+            assert storage.is_fenced(ledger_id) == (ledger_id % 3 == 0)
+            expected = 7 if ledger_id % 5 == 0 else NO_ENTRY
+            assert storage.last_add_confirmed(ledger_id) == expected
+            with pytest.raises(NoSuchEntry):
+                await storage.read(ledger_id, 9)
+        assert len(storage._ledgers) <= 20
+
+    tell(story)
