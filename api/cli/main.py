@@ -24,6 +24,7 @@ INTERRUPTED: Final = 130
 _COMMANDS: Final = {
     "demo": ("rollbook.api.cli.demo", "Watch it keep its promises: ends by itself in seconds"),
     "server": ("rollbook.api.cli.server", "Run a bookie"),
+    "bookie": ("rollbook.api.cli.bookie", "Make, mend and inspect a bookie"),
     "cluster": ("rollbook.api.cli.cluster", "Initialise and inspect a cluster"),
 }
 

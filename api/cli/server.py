@@ -9,176 +9,44 @@ depend on that. It ends with 74 when its storage has failed, else with the codes
 
 import asyncio
 import os
-import random
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, TypeVar
+from collections.abc import Coroutine
+from typing import Any, Final
 
 import click
 import structlog
 
+from rollbook.api.cli.bookie import (
+    RealMachine,
+    advising,
+    bookie_options,
+    load_settings,
+    open_store,
+)
+from rollbook.api.cli.output import examples
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of
-from rollbook.bookie.config import BookieConfig, ServerConfig, StorageConfig
-from rollbook.bookie.properties import parse_properties, translate
+from rollbook.bookie.config import BookieConfig
 from rollbook.proto.addresses import is_loopback
 from rollbook.proto.errors import BadConfig, BookieFailed
-from rollbook.proto.metastore.url import Backend, MetadataUrl
-from rollbook.proto.ports import Clock, Disk, MetadataStore, Randomness, Transport
-from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.config import (
-    PREFIX,
-    load_config,
-    read_config_file,
-    read_config_text,
-)
-from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.logs import LEVELS, configure_logs
-from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.runtime.network import SocketTransport, address_of_this_host
 
 logger = structlog.get_logger()
 
-C = TypeVar("C")
-F = TypeVar("F", bound=Callable[..., Any])
-
 EXIT_STORAGE_FAILED: Final = 74
 _EXIT_STUCK: Final = 1
-_SECTIONS: Final = ("bookie", "storage", "server")
 _STOP_S_MAX: Final = 20.0  # Whatever hangs then, hangs for ever.
 
 
 @click.group(
-    epilog="\b\nExamples:\n"
-    "  rollbook server bookie --metadata zk://zk1,zk2,zk3/ledgers --config bookie.toml\n"
-    "  rollbook server bookie --help"
+    epilog=examples(
+        "rollbook server bookie --config bookie.toml",
+        "rollbook server bookie --config /etc/bookkeeper/bk_server.conf",
+        "rollbook server bookie --help",
+    )
 )
 def group() -> None:
     """Run a server until it is told to stop."""
-
-
-# --- Settings ---------------------------------------------------------------------------------
-
-_OPTIONS: Final = (
-    click.option("--metadata", metavar="URL", help="zk://host,host/ledgers or sqlite:///path."),
-    click.option(
-        "--bookie-id", metavar="ID", help="For ever.  [default: the advertised HOST:PORT]"
-    ),
-    click.option(
-        "--listen",
-        metavar="HOST:PORT",
-        help="Port 0 takes a free one.  [default: 127.0.0.1:3181]",
-    ),
-    click.option(
-        "--advertised", metavar="HOST:PORT", help="Where clients find it.  [default: --listen]"
-    ),
-    click.option("--journal-dir", metavar="DIR", multiple=True, help="On a fast disk, if any is."),
-    click.option(
-        "--ledger-dir", metavar="DIR", multiple=True, help="Several times for several disks."
-    ),
-    click.option(
-        "--config",
-        "config_file",
-        metavar="FILE",
-        envvar=f"{PREFIX}CONFIG",
-        help="TOML, or a bk_server.conf of BookKeeper.",
-    ),
-)
-
-
-def bookie_options(command: F) -> F:
-    """Which bookie it is, and where its files are: what every command about one needs."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
-    """Defaults < file < environment < flags; a flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment
-    and foo_bar under [bookie] in the file. Raises `BadConfig`.
-    """
-    tables = read_bookie_config(config_file) if config_file else {}
-    directories = {
-        name: tuple(flags.pop(name, ()) or _listed_in_environ(name))
-        for name in ("journal_dir", "ledger_dir")
-    }
-    if len(directories["journal_dir"]) > 1:
-        raise BadConfig("a bookie has one journal directory")
-    storage_flags = {
-        "journal_dir": next(iter(directories["journal_dir"]), None),
-        "ledger_dirs": directories["ledger_dir"] or None,
-    }
-    storage = _load(StorageConfig, "storage", tables, os.environ, storage_flags)
-    return Settings(
-        _load(BookieConfig, "bookie", tables, _environ_of_flags(BookieConfig), flags),
-        replace(
-            storage,
-            journal_dir=os.path.abspath(storage.journal_dir),
-            ledger_dirs=tuple(map(os.path.abspath, storage.ledger_dirs)),
-        ),
-        _load(ServerConfig, "server", tables, os.environ, {}),
-    )
-
-
-def read_bookie_config(path: str) -> dict[str, dict[str, Any]]:
-    """TOML if its name says so, else Java's properties."""
-    if path.endswith(".toml"):
-        return read_config_file(path, _SECTIONS)
-    translated = translate(parse_properties(read_config_text(path)), address_of_this_host)
-    if translated.ignored:
-        logger.info("config_keys_ignored", path=path, keys=translated.ignored)
-    return translated.tables
-
-
-def _load(
-    shape: type[C],
-    section: str,
-    tables: Mapping[str, Mapping[str, Any]],
-    environ: Mapping[str, str],
-    flags: Mapping[str, Any],
-) -> C:
-    given = {name: value for name, value in flags.items() if value is not False}
-    return load_config(
-        shape, section=section, file=tables.get(section), environ=environ, flags=given
-    )
-
-
-def _environ_of_flags(shape: type[Any]) -> dict[str, str]:
-    """ROLLBOOK_LISTEN, under the name by which a section's loader looks for it."""
-    return {
-        f"{PREFIX}BOOKIE_{name.upper()}": os.environ[variable]
-        for name in (each.name for each in fields(shape))
-        if (variable := f"{PREFIX}{name.upper()}") in os.environ
-    }
-
-
-def _listed_in_environ(name: str) -> list[str]:
-    return [part for part in os.environ.get(f"{PREFIX}{name.upper()}", "").split(",") if part]
-
-
-# --- What it runs on --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RealMachine:
-    disk: Disk = field(default_factory=SystemDisk)
-    transport: Transport = field(default_factory=SocketTransport)
-    clock: Clock = field(default_factory=SystemClock)
-    randomness: Randomness = field(default_factory=random.SystemRandom)
-
-
-async def open_store(config: BookieConfig, *, serve: bool) -> MetadataStore:
-    """`serve`: on the embedded store it may be this process that serves the others."""
-    url = MetadataUrl.parse(config.metadata)
-    if url.backend is Backend.MEMORY:
-        raise BadConfig(
-            "what is in memory is gone when this process ends",
-            next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
-        )
-    return await open_metadata_store(
-        url, serve=serve, visit=not serve, session_timeout_s=config.session_timeout_s
-    )
 
 
 # --- rollbook server bookie -------------------------------------------------------------------
@@ -211,7 +79,8 @@ def bookie(log_level: str, **flags: Any) -> None:
     be complete. `rollbook bookie doctor` explains what is wrong with them.
     """
     configure_logs(level=log_level, as_json=not sys.stderr.isatty())
-    asyncio.run(_run_until_stopped(serve_bookie(load_settings(**flags))))
+    with advising(flags):
+        asyncio.run(_run_until_stopped(serve_bookie(load_settings(**flags))))
 
 
 async def serve_bookie(settings: Settings) -> None:
