@@ -25,15 +25,12 @@ from rollbook.bookie.core.records import (
     FileHeader,
     Kind,
     RecordReader,
-    Rot,
-    Scan,
-    is_blank,
-    scan,
     unpack_file_header,
 )
-from rollbook.bookie.core.replay import Replayed, replay
+from rollbook.bookie.core.replay import Replayed
 from rollbook.bookie.entry_log import open_record_file
 from rollbook.bookie.journal import JournalFile, journal_path
+from rollbook.bookie.journal_reading import ReadBack, read_back, write_again
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import BadConfig, DataLost, TornRecord, WrongCluster
 from rollbook.proto.ports import Disk, DiskLock, File, OpenMode, Randomness
@@ -242,8 +239,7 @@ class _Boot:
     async def _read_file(self, number: int, needed: range) -> None:
         path = journal_path(self._config.journal_dir, number)
         file = await self._disk.open(path, OpenMode.WRITE)
-        contents = await file.read_at(0, await file.size())
-        header = unpack_file_header(contents)
+        header = unpack_file_header(await file.read_at(0, FILE_HEADER_BYTES))
         if header is None:
             # Both of its copies were durable once: nothing in here can be told from anything else.
             self._refuse("a journal file has no header", path=path)
@@ -253,23 +249,16 @@ class _Boot:
         if header.store_id != self._catalog.store_id:
             await file.close()
             raise WrongCluster("a journal file belongs to another store", path=path)
-        is_last_and_whole = number == needed[-1] and len(contents) == header.allocated_bytes
-        if is_last_and_whole and is_blank(contents, FILE_HEADER_BYTES):
+        durable_through = await self._durable_through(range(number + 1, needed.stop))
+        found = await read_back(file, header, self.found.next_sequence, durable_through)
+        is_whole = await file.size() == header.allocated_bytes
+        if number == needed[-1] and is_whole and found.is_blank:
             self.found.spare = RecordFile(file, header, self._cache)
             return
-        reader = RecordReader(contents, header.file_id)
-        found = scan(
-            reader,
-            first_sequence=self.found.next_sequence,
-            durable_through=await self._durable_through(range(number + 1, needed.stop)),
-        )
-        if len(contents) < header.allocated_bytes and not found.is_ended:
+        if await file.size() < header.allocated_bytes and not found.is_ended:
             self._refuse("a journal file was cut short", path=path)
-            found = Scan(
-                *(found.records, (*found.rot, Rot(found.end, None)), found.end),
-                *(found.next_sequence, False),
-            )
-        await self._take_in(file, header, path, found, replay(reader, found))
+            found.replayed.doubts_everything = True
+        await self._take_in(file, header, path, found)
 
     async def _durable_through(self, later: range) -> int:
         """What the first record in a later file says; 0 if there is none."""
@@ -292,20 +281,20 @@ class _Boot:
                 await file.close()
         return 0
 
-    async def _take_in(
-        self, file: File, header: FileHeader, path: str, found: Scan, replayed: Replayed
-    ) -> None:
+    async def _take_in(self, file: File, header: FileHeader, path: str, found: ReadBack) -> None:
         packer = RecordPacker(
             header.file_id, found.end, found.next_sequence, found.next_sequence - 1
         )
-        await self._settle(file)
+        # Nothing may be built on what a power cut can still take, the claim of an END least of all.
+        await write_again(file, found.unproven_at, found.end)
         if not found.is_ended:
             end = packer.pack_empty(Kind.END)
             await file.write_and_sync(end.position, end.buffers)
             packer.on_synced(end)
         self.found.next_sequence = packer.next_sequence
-        if found.rot:
-            logger.error("journal_rotten", path=path, places=len(found.rot))
+        replayed = found.replayed
+        if found.rotten_places:
+            logger.error("journal_rotten", path=path, places=found.rotten_places)
         if replayed.doubts_everything:
             await self._catalog.commit([changes.DOUBT_ALL])
         for doubt in replayed.doubts:
@@ -317,14 +306,6 @@ class _Boot:
         journal_file.doubts = replayed.doubts
         self._learn(replayed)
         self.found.files.append(journal_file)
-
-    async def _settle(self, file: File) -> None:
-        """Makes durable what was read (B3).
-
-        A process that died, unlike a machine, leaves behind what was never synced: it can be read,
-        and lost later. Nothing may be built on it before, the claim of an END least of all.
-        """
-        await file.sync()
 
     def _learn(self, replayed: Replayed) -> None:
         for ledger_id, key in replayed.keys.items():

@@ -27,6 +27,7 @@ from rollbook.bookie.core.records import (
     scan,
     unpack_file_header,
 )
+from rollbook.bookie.journal_reading import write_again
 from rollbook.proto.errors import BookieFailed, DataLost
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 from rollbook.proto.ports import Disk, File, OpenMode, Randomness
@@ -154,7 +155,7 @@ class CatalogFiles:
         if copies is None:
             return None
         generation = files._current.number
-        await files._sync(generation)
+        await files._write_again(generation, copies)
         for other in await files._generations():
             if other != generation:
                 await files._remove(other)
@@ -209,12 +210,12 @@ class CatalogFiles:
             copies.append(_Copy(contents, header) if header else None)
         return copies
 
-    async def _sync(self, generation: int) -> None:
+    async def _write_again(self, generation: int, copies: Sequence[_Copy | None]) -> None:
         """What a process left behind that died before it synced: it is about to be built on."""
-        for path in self._paths(generation):
-            if await self._disk.stat(path):
+        for path, copy in zip(self._paths(generation), copies, strict=True):
+            if copy:
                 file = await self._disk.open(path, OpenMode.WRITE)
-                await file.sync()
+                await write_again(file, copy.found.unproven_at, copy.found.end)
                 await file.close()
         for directory in dict.fromkeys(self._directories):
             await self._disk.sync_directory(directory)

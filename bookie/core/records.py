@@ -194,6 +194,13 @@ class RecordReader:
         """The record whose head stands there whole. Says nothing about its body."""
         return self._unpack(position, _HEAD_MAGIC)
 
+    def may_start_at(self, position: int) -> bool:
+        """Whether a record's head seems to stand there, however far the record goes."""
+        return any(
+            self._slice(at, at + len(_HEAD_MAGIC)) == _HEAD_MAGIC
+            for at in (position, align(position))
+        )
+
     def body(self, record: Record) -> bytes:
         """Verified. Raises `TornRecord`."""
         found = self._slice(record.body_start, record.body_end)
@@ -279,6 +286,8 @@ class Scan:
     end: int  # Where the next record goes.
     next_sequence: int
     is_ended: bool
+    proven: int  # The last sequence that is known to have been durable.
+    unproven_at: int  # Where the first of the records lies that nothing proves durable, or `end`.
 
 
 def scan(
@@ -298,24 +307,64 @@ def scan(
     records: list[Record] = []
     rot: list[Rot] = []
     sequence = first_sequence
+    unproven_at = start if sequence > proven else -1
+
+    def found(end: int, *, is_ended: bool) -> Scan:
+        end = align(end)
+        known = tuple(records), tuple(rot), end, sequence, is_ended
+        return Scan(*known, proven, end if unproven_at < 0 else unproven_at)
+
     for record, hole_at, is_sound in pieces:
         if record.sequence != sequence:  # Records that have neither head nor tail.
             if sequence > proven:
-                return Scan(tuple(records), tuple(rot), align(hole_at), sequence, False)
+                return found(hole_at, is_ended=False)
             rot.append(Rot(hole_at, None))
+        sequence = record.sequence
+        if sequence > proven and unproven_at < 0:
+            unproven_at = record.position
         if not is_sound:
-            if record.sequence > proven:
-                return Scan(
-                    tuple(records), tuple(rot), align(record.position), record.sequence, False
-                )
+            if sequence > proven:
+                return found(record.position, is_ended=False)
             rows = reader.rows(record)
             rot.append(Rot(record.position, None if rows is None else tuple(rows), record))
         elif record.kind not in (Kind.IDLE, Kind.END):
             records.append(record)
-        sequence = record.sequence + 1
+        sequence += 1
     if not is_ended and sequence <= durable_through:  # It stops before what is known to be in it.
         rot.append(Rot(position, None))
-    return Scan(tuple(records), tuple(rot), align(position), sequence, is_ended)
+    return found(position, is_ended=is_ended)
+
+
+class Run(NamedTuple):
+    """Sound records, one behind the other."""
+
+    records: list[tuple[Record, bytes]]  # With their bodies.
+    end: int
+    next_sequence: int
+    is_ended: bool
+
+
+def sound_run(reader: RecordReader, position: int, sequence: int) -> Run:
+    """As far as the reader's bytes go; what `scan` finds there, too, and at less cost."""
+    records: list[tuple[Record, bytes]] = []
+    while record := _record_at(reader, position, sequence):
+        try:
+            body = reader.body(record)
+        except TornRecord:
+            break
+        records.append((record, body))
+        position, sequence = record.end, sequence + 1
+        if record.kind is Kind.END:
+            return Run(records, position, sequence, True)
+    return Run(records, position, sequence, False)
+
+
+def _record_at(reader: RecordReader, position: int, sequence: int) -> Record | None:
+    for at in (position, align(position)):  # The next write began on the next sector.
+        record = reader.at(at)
+        if record and record.sequence == sequence:
+            return record
+    return None
 
 
 class _Piece(NamedTuple):

@@ -36,20 +36,28 @@ class Replayed:
 
 def replay(reader: RecordReader, found: Scan) -> Replayed:
     result = Replayed()
+    replay_scan(result, reader, found)
+    return result
+
+
+def replay_scan(result: Replayed, reader: RecordReader, found: Scan) -> None:
     for record in found.records:
-        body = reader.body(record)
-        if record.kind is Kind.FRAMES:
-            _replay_frames(result, record, body)
-        elif record.kind is Kind.ENTRIES:
-            _replay_entries(result, record, body)
-        elif record.kind is Kind.CONTROL:
-            for control in unpack_controls(body):
-                result.controls.append(control)
-                if control.operation is Operation.DELETE:
-                    result.memtable.drop(control.ledger_id)
+        replay_record(result, record, reader.body(record))
     for rot in found.rot:
         _replay_rot(result, reader, rot)
-    return result
+
+
+def replay_record(result: Replayed, record: Record, body: bytes) -> None:
+    """The next one, and sound."""
+    if record.kind is Kind.FRAMES:
+        _replay_frames(result, record, body)
+    elif record.kind is Kind.ENTRIES:
+        _replay_entries(result, record, body)
+    elif record.kind is Kind.CONTROL:
+        for control in unpack_controls(body):
+            result.controls.append(control)
+            if control.operation is Operation.DELETE:
+                result.memtable.drop(control.ledger_id)
 
 
 def _replay_frames(result: Replayed, record: Record, body: bytes) -> None:

@@ -1,0 +1,104 @@
+"""A journal file read back after a stop, a window at a time.
+
+Nearly all of a file are sound records, one behind the other, and then nothing; they are replayed as
+they come, in windows that stay in the processor's cache: a file read whole costs more in fresh pages
+of memory than in bytes. Only from the first place on that is neither sound nor blank the rest is
+taken together, since what it is depends on what comes behind (`scan`).
+"""
+
+from array import array
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.bookie.core.records import (
+    FILE_HEADER_BYTES,
+    FileHeader,
+    RecordReader,
+    align,
+    is_blank,
+    scan,
+    sound_run,
+)
+from rollbook.bookie.core.replay import Replayed, replay_record, replay_scan
+from rollbook.proto.ports import File
+
+_WINDOW_BYTES: Final = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBack:
+    replayed: Replayed
+    rotten_places: int
+    end: int  # Where the next record goes.
+    next_sequence: int
+    is_ended: bool
+    unproven_at: int  # From there to `end` nothing proves that it is durable.
+    is_blank: bool  # Nothing was ever written to it.
+
+
+async def read_back(
+    file: File, header: FileHeader, first_sequence: int, durable_through: int
+) -> ReadBack:
+    size, position, sequence = await file.size(), FILE_HEADER_BYTES, first_sequence
+    replayed, starts, last_synced = Replayed(), array("Q"), 0
+    is_ended, window = False, _WINDOW_BYTES
+    while not is_ended and position < size:
+        reader = RecordReader(await file.read_at(position, window), header.file_id, position)
+        run = sound_run(reader, position, sequence)
+        for record, body in run.records:
+            starts.append(record.position)
+            last_synced = record.last_synced
+            replay_record(replayed, record, body)
+        if run.records:
+            position, sequence, is_ended = run.end, run.next_sequence, run.is_ended
+            window = _WINDOW_BYTES
+        elif position + window < size and reader.may_start_at(position):
+            window *= 2  # Perhaps it goes beyond this one.
+        else:
+            break
+
+    def unproven_at(proven: int) -> int:
+        place = max(0, proven + 1 - first_sequence)
+        return starts[place] if place < len(starts) else align(position)
+
+    if is_ended or await _is_blank(file, position, size):
+        proven = max(last_synced, durable_through)
+        if is_ended or sequence > durable_through:
+            return ReadBack(
+                *(replayed, 0, align(position), sequence, is_ended, unproven_at(proven)),
+                is_blank=not starts and not is_ended,
+            )
+    rest = RecordReader(await file.read_at(position, size - position), header.file_id, position)
+    found = scan(
+        rest,
+        start=position,
+        first_sequence=sequence,
+        durable_through=max(last_synced, durable_through),
+    )
+    replay_scan(replayed, rest, found)
+    return ReadBack(
+        *(replayed, len(found.rot), found.end, found.next_sequence, found.is_ended),
+        found.unproven_at if found.proven >= sequence else unproven_at(found.proven),
+        is_blank=False,
+    )
+
+
+async def _is_blank(file: File, start: int, end: int) -> bool:
+    for at in range(start, end, _WINDOW_BYTES):
+        if not is_blank(await file.read_at(at, _WINDOW_BYTES), 0):
+            return False
+    return True
+
+
+async def write_again(file: File, start: int, end: int) -> None:
+    """Makes durable what was read there and may not be (B3): every byte is written as it is, then synced.
+
+    A process that died, unlike a machine, leaves behind what was never synced: it can be read, and
+    lost later. A sync alone would do where nobody synced yet. But after one that failed the system
+    takes the pages for clean, and another one passes over them.
+    """
+    start = 0 if start <= FILE_HEADER_BYTES else start  # The header is as old as what follows it.
+    for at in range(start, end, _WINDOW_BYTES):
+        contents = await file.read_at(at, min(_WINDOW_BYTES, end - at))
+        await file.write_at(at, [contents])
+    await file.sync()
