@@ -7,7 +7,8 @@ import os
 import socket
 import ssl
 import struct
-from typing import Final
+from asyncio.trsock import TransportSocket
+from typing import Any, Final
 
 from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Address, ProtocolFactory
@@ -16,6 +17,8 @@ from rollbook.proto.ports import Address, ProtocolFactory
 # even on a connection on which nothing is asked.
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
 _BACKLOG: Final = 1024
+_HANDSHAKE_S_MAX: Final = 10.0  # Under TLS. Who takes longer is hung up on,
+_SHUTDOWN_S_MAX: Final = 5.0  # and who does not say goodbye is left without.
 _SIOCGIFADDR: Final = 0x8915  # What Linux is asked for an interface's address.
 
 
@@ -44,20 +47,29 @@ class SocketTransport:
 
     async def listen(self, factory: ProtocolFactory, address: Address) -> SocketListener:
         loop = asyncio.get_running_loop()
+        tls: dict[str, Any] = {}
+        if self._server_tls is not None:
+            tls = {
+                "ssl": self._server_tls,
+                "ssl_handshake_timeout": _HANDSHAKE_S_MAX,
+                "ssl_shutdown_timeout": _SHUTDOWN_S_MAX,
+            }
         try:
             if address.is_unix:
                 server = await loop.create_unix_server(
-                    factory, address.host, backlog=_BACKLOG, ssl=self._server_tls
+                    factory, address.host, backlog=_BACKLOG, **tls
                 )
                 os.chmod(address.host, 0o600)
                 return SocketListener(server, address)
             server = await loop.create_server(
-                factory, address.host, address.port, backlog=_BACKLOG, ssl=self._server_tls
+                factory, address.host, address.port, backlog=_BACKLOG, **tls
             )
         except OSError as error:
             raise BadConfig(
                 f"cannot listen on {address}: {error}", next_step=_advice(error)
             ) from error
+        for listening in server.sockets:
+            _keep_alive(listening)  # What it accepts inherits that.
         host, port = server.sockets[0].getsockname()[:2]
         return SocketListener(server, Address(host, port))
 
@@ -80,7 +92,7 @@ class SocketTransport:
         return transport, protocol
 
 
-def _keep_alive(connection: socket.socket) -> None:
+def _keep_alive(connection: socket.socket | TransportSocket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
         if (option := getattr(socket, name, None)) is not None:  # Not everywhere.

@@ -50,10 +50,21 @@ async def test_bytes_go_there_and_back(kind: str, tmp_path: Path) -> None:
 
 async def test_a_vanished_peer_is_noticed_without_traffic() -> None:
     network = SocketTransport()
-    listener = await network.listen(Echo, Address("127.0.0.1", 0))
-    transport, _ = await network.connect(Collector, listener.address, timeout_s=5)
-    connection = transport.get_extra_info("socket")
-    assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    accepted: list[Echo] = []
+
+    def accept() -> Echo:
+        accepted.append(Echo())
+        return accepted[-1]
+
+    listener = await network.listen(accept, Address("127.0.0.1", 0))
+    transport, protocol = await network.connect(Collector, listener.address, timeout_s=5)
+    transport.write(b"ping")
+    assert isinstance(protocol, Collector)
+    await protocol.received.get()
+    for end in (transport, accepted[0].transport):
+        connection = end.get_extra_info("socket")
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
     transport.close()
     await listener.close()
 

@@ -1,0 +1,115 @@
+"""Certificates: who we are, and whose peers we believe. TLS 1.2 and later.
+
+A server asks its clients for a certificate iff it is told which authorities sign those. Files are
+looked at with each handshake, so a renewed certificate, or an authority that is trusted no more, counts
+from the next connection on; what is there halfway is left alone until it can be read. No session is
+resumed: a resumed one would be let in by what was true when it began.
+"""
+
+import os
+import ssl
+from dataclasses import dataclass
+
+import structlog
+
+from rollbook.proto.errors import BadConfig
+
+logger = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """In PEM."""
+
+    certificate: str  # With the chain up to the authority.
+    key: str = ""  # Empty: it is in the certificate's file. Not encrypted.
+    authorities: str = ""  # Who has to have signed a peer's certificate.
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(filter(None, (self.certificate, self.key, self.authorities))))
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """For `SocketTransport(server_tls=…)`. Raises `BadConfig` if the files are no good."""
+    return _Reloading(files).context
+
+
+def client_context(
+    authorities: str, *, certificate: str = "", key: str = "", checks_name: bool = True
+) -> ssl.SSLContext:
+    """Raises `BadConfig`. Without `checks_name` whoever the authorities signed is believed."""
+    context = _new_context(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = checks_name
+    try:
+        context.load_verify_locations(authorities)
+        if certificate:
+            context.load_cert_chain(certificate, key or None, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise _unusable((authorities, certificate, key), error) from error
+    return context
+
+
+class _Reloading:
+    """A context that stands for the newest one that could be read."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._seen = self._look()
+        self.context = self._current = _load(files)
+        self.context.sni_callback = self._on_handshake
+
+    def _on_handshake(
+        self, connection: ssl.SSLObject, _name: str | None, _outer: ssl.SSLContext
+    ) -> None:
+        if (seen := self._look()) != self._seen:
+            self._seen = seen
+            try:
+                self._current = _load(self._files)
+                logger.info("certificates_reloaded", certificate=self._files.certificate)
+            except BadConfig as error:
+                logger.warning("certificates_not_reloaded", reason=str(error))
+        connection.context = self._current
+
+    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(map(_stamp, self._files.all))
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def _load(files: TlsFiles) -> ssl.SSLContext:
+    context = _new_context(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    try:
+        context.load_cert_chain(files.certificate, files.key or None, password=_no_password)
+        if files.authorities:
+            context.load_verify_locations(files.authorities)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError.
+        raise _unusable(files.all, error) from error
+    return context
+
+
+def _new_context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _no_password() -> str:
+    """Else OpenSSL would ask at the terminal."""
+    raise ValueError("the key is encrypted")
+
+
+def _unusable(files: tuple[str, ...], error: Exception) -> BadConfig:
+    return BadConfig(
+        f"cannot use {', '.join(filter(None, files))}: {error}",
+        next_step="They have to be PEM files that this user may read; the key has to be in the clear.",
+    )
