@@ -50,6 +50,7 @@ logger = structlog.get_logger()
 _CHUNK_BYTES_MIN: Final = 4 * 1024
 CHUNK_BYTES_MAX: Final = 256 * 1024
 _FLUSH_BYTES: Final = 32 * 1024  # What is written at a time, unless one answer is larger.
+_PROGRESS_BYTES: Final = 64 * 1024  # That much more of a request gives it time again.
 _CALL_BYTES: Final = 512  # About what a waiting call takes,
 _READ_BYTES: Final = 64 * 1024  # and what one takes that is being answered from disk.
 
@@ -119,6 +120,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_clogged = False  # It does not take what is written.
         self._is_leaving = False  # Answers what it has heard, and ends.
         self._is_gone = False
+        self._begun_when_timed = 0  # Of the begun request: what there was when its time began.
+        self._unread_when_timed = 0  # Of what waits to be taken, likewise.
         self._transport: asyncio.Transport  # From `connection_made` on.
 
     # --- Life ---------------------------------------------------------------------------------
@@ -184,6 +187,10 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         self._transport.abort()
 
+    @property
+    def held_bytes(self) -> int:
+        return self._account.held
+
     # --- Requests -----------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -230,7 +237,9 @@ class Connection(asyncio.BufferedProtocol):
                 account.set_begun(0)
                 unfinished.stop(self)
             return
-        if is_new or not account.begun:
+        progress = size if is_new or not account.begun else size - self._begun_when_timed
+        if progress == size or progress >= _PROGRESS_BYTES:
+            self._begun_when_timed = size
             unfinished.start(self, now_ns)
             self._shared.look_after()
         account.set_begun(size)
@@ -306,7 +315,8 @@ class Connection(asyncio.BufferedProtocol):
         (self._shared.urgent if is_urgent else self._shared.ordinary).offer(queue)
 
     def _may_make(self) -> bool:
-        return not self._is_clogged and self._account.may_take()
+        account = self._account
+        return not self._is_clogged and not account.pool.is_overdrawn and account.may_take()
 
     async def _serve(self, asked: Asked) -> None:
         answers, call = self._shared.answers, asked.call
@@ -316,12 +326,14 @@ class Connection(asyncio.BufferedProtocol):
             self._account.take(_READ_BYTES)
             try:
                 reply = await answers.in_time(call.request, asked.news_ms)
+            except Exception:  # A bug. Rather no connection than a request without an answer.
+                self.hang_up("crashed")
+                raise
             finally:
                 self._account.give(_READ_BYTES)
         self._count(asked, reply)
-        if not self._is_gone:
-            self._send(call.answer(reply))
-            self._flush()
+        self._send(call.answer(reply))
+        self._flush()
 
     def _count(self, asked: Asked, reply: Reply) -> None:
         stats = self._shared.stats
@@ -333,6 +345,8 @@ class Connection(asyncio.BufferedProtocol):
     # --- Replies --------------------------------------------------------------------------------
 
     def _send(self, frame: bytes) -> None:
+        if self._is_gone:
+            return
         if not frame:
             self.hang_up("no_words")  # The protocol has none for that reply.
             return
@@ -342,19 +356,31 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
 
     def _flush(self) -> None:
-        out = self._out
-        if not out or self._is_gone:
+        out, transport = self._out, self._transport
+        if not out:
             return
-        self._shared.stats.sent_bytes += self._out_bytes
-        self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if not transport.is_closing():
+            self._shared.stats.sent_bytes += self._out_bytes
+            transport.write(out[0] if len(out) == 1 else b"".join(out))
         out.clear()
         self._out_bytes = 0
-        unread = self._transport.get_write_buffer_size()
+        unread = transport.get_write_buffer_size()
         if unread != self._account.unread:
             self._account.set_unread(unread)
 
     def pause_writing(self) -> None:
         self._is_clogged = True
+        self._give_time_to_take()
+
+    def has_taken_some(self) -> bool:
+        """Of its answers, since it was given time for that; then it is given time again."""
+        if self._is_gone or self._transport.get_write_buffer_size() >= self._unread_when_timed:
+            return False
+        self._give_time_to_take()
+        return True
+
+    def _give_time_to_take(self) -> None:
+        self._unread_when_timed = self._transport.get_write_buffer_size()
         self._shared.clogged.start(self, self._shared.clock.monotonic_ns())
         self._shared.look_after()
 
@@ -378,7 +404,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_gone:
             return
         if self._is_paused:
-            if not self._is_clogged and not self._is_leaving and account.may_resume():
+            if self._is_clogged or self._is_leaving or not account.may_resume():
+                shared.pool.waiting[account] = None
+            else:
                 self._is_paused = False
                 shared.pool.waiting.pop(account, None)
                 if account.begun:
@@ -391,6 +419,8 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         shared.ordinary.offer(self._ordinary)
         shared.urgent.offer(self._urgent)
+        if shared.pool.is_overdrawn and (self._ordinary.asked or self._urgent.asked):
+            shared.pool.waiting[account] = None
         if self._is_leaving and self._is_idle:
             self._flush()
             self._transport.close()

@@ -24,17 +24,17 @@ class Asked(NamedTuple):
 class Queue:
     """What one connection has asked for and a lane has not begun."""
 
-    __slots__ = ("_at_once_max", "_may_begin", "asked", "on_served", "running", "serve")
+    __slots__ = ("_at_once_max", "_may_begin", "asked", "on_change", "running", "serve")
 
     def __init__(
         self,
         serve: Callable[[Asked], Awaitable[None]],
-        on_served: Callable[[], None],
+        on_change: Callable[[], None],  # Perhaps to offer the queue again.
         may_begin: Callable[[], bool],
         at_once_max: int,
     ) -> None:
         self.serve = serve
-        self.on_served = on_served
+        self.on_change = on_change
         self.asked: deque[Asked] = deque()
         self.running = 0
         self._may_begin = may_begin
@@ -81,7 +81,8 @@ class Lane:
         while self._ready:
             queue = next(iter(self._ready))
             del self._ready[queue]
-            if not queue.is_ready:
+            if not queue.is_ready:  # No more, as it was when it was offered.
+                queue.on_change()
                 continue
             asked = queue.asked.popleft()
             queue.running += 1
@@ -91,7 +92,7 @@ class Lane:
                 await queue.serve(asked)
             finally:
                 queue.running -= 1
-            queue.on_served()
+            queue.on_change()
             in_a_row += 1
             if in_a_row == _CALLS_IN_A_ROW_MAX:
                 in_a_row = 0

@@ -159,7 +159,16 @@ class BookieServer:
         for connection in shared.unfinished.take_late(now_ns):
             connection.hang_up("unfinished_request")
         for connection in shared.clogged.take_late(now_ns):
-            connection.hang_up("unread_answers")
-        if shared.pool.is_overdrawn and (slowest := shared.clogged.first()):
-            slowest.hang_up("unread_answers")
+            if not connection.has_taken_some():
+                connection.hang_up("unread_answers")
+        if shared.pool.is_overdrawn:
+            self._cut_off_the_slowest()
         self._look_after()
+
+    def _cut_off_the_slowest(self) -> None:
+        excess = self._shared.pool.lent - self._shared.pool.bytes_max
+        for connection in list(self._shared.clogged):
+            if excess <= 0:
+                break
+            excess -= connection.held_bytes
+            connection.hang_up("unread_answers")

@@ -1,5 +1,6 @@
 """Who has to be done by when, if all have equally long: in the order of starting."""
 
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +32,6 @@ class Deadlines(Generic[T]):
             del self._ends_ns[who]
         return late
 
-    def first(self) -> T | None:
-        """Who has been waited for longest."""
-        return next(iter(self._ends_ns), None)
+    def __iter__(self) -> Iterator[T]:
+        """Who has been waited for longest comes first."""
+        return iter(self._ends_ns)
