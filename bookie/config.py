@@ -7,6 +7,7 @@ from rollbook.proto.errors import BadConfig
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX
 
 MIB = 1024 * 1024
+_USAGE_MAX = 0.999  # Beyond, there is no room for what makes room.
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,49 @@ class StorageConfig:
         ):
             if getattr(self, name) <= 0:
                 raise BadConfig(f"{name} must be above zero")
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceConfig:
+    """What becomes of deleted ledgers, sparse logs, rot and full disks."""
+
+    gc_interval_s: float = 600.0  # Between two scans of the metadata; a deletion takes two of them.
+    gc_quarantine_s: float = 3600.0  # Longer: more time to notice a mistake, space comes back later.
+    gc_brake_share: float = 0.5  # Of all ledgers; if more are gone at once, an operator is asked.
+    deleted_kept_s: float = 7 * 86_400.0  # So long a late add cannot bring a deleted ledger back.
+    minor_compaction_threshold: float = 0.2  # Logs less full than this are rewritten; 0: never.
+    minor_compaction_interval_s: float = 3600.0  # 0: never.
+    major_compaction_threshold: float = 0.8  # Higher: less waste, more rewriting.
+    major_compaction_interval_s: float = 86_400.0
+    compaction_bytes_per_s: int = 16 * MIB  # Higher: space comes back sooner, adds wait longer.
+    scrub_bytes_per_s: int = 4 * MIB  # Higher: rot is found sooner, readers have less of the disk.
+    scrub_interval_s: float = 86_400.0  # At least so long from one round's start to the next one's.
+    disk_usage_threshold: float = 0.95  # Of a disk; above, it takes no entries.
+    disk_usage_warn_threshold: float = 0.90
+    disk_usage_low_water: float = 0.93  # Down to this, a full one takes entries again.
+    disk_check_interval_s: float = 10.0  # At most; a disk that is nearly full is looked at sooner.
+    reserve_bytes: int = 32 * MIB  # In each ledger directory, given up when its disk is full; 0: none.
+
+    def __post_init__(self) -> None:
+        for name in (
+            *("gc_interval_s", "gc_brake_share", "deleted_kept_s", "compaction_bytes_per_s"),
+            *("scrub_bytes_per_s", "scrub_interval_s", "disk_check_interval_s"),
+        ):
+            if getattr(self, name) <= 0:
+                raise BadConfig(f"{name} must be above zero")
+        for name in ("gc_quarantine_s", "reserve_bytes"):
+            if getattr(self, name) < 0:
+                raise BadConfig(f"{name} must not be below zero")
+        for name in ("minor_compaction_threshold", "major_compaction_threshold"):
+            if getattr(self, name) >= 1:
+                raise BadConfig(f"{name} must be below 1: no log is fuller than full")
+        full, low_water = self.disk_usage_threshold, self.disk_usage_low_water
+        if not 0 < full <= _USAGE_MAX:
+            raise BadConfig(f"disk_usage_threshold must be above 0 and at most {_USAGE_MAX}")
+        if not 0 < self.disk_usage_warn_threshold <= full:
+            raise BadConfig("disk_usage_warn_threshold must not be above disk_usage_threshold")
+        if not 0 < low_water <= full:
+            raise BadConfig("disk_usage_low_water must not be above disk_usage_threshold")
 
 
 @dataclass(frozen=True, slots=True)

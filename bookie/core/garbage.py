@@ -1,0 +1,86 @@
+"""When a ledger that metadata no longer names may be deleted here.
+
+Only if (S: nothing else is proof)
+- it was absent from two scans of the metadata that both began after it was known here, the second
+  begun at least `interval` after the first had ended, and from every scan in between and since;
+- and then for `quarantine` more: time for whoever deleted, or lost, or moved metadata by mistake;
+- and not more than a share of all ledgers are gone at once: that is how a wrong or emptied metadata
+  store looks. Then nothing is deleted until there are fewer, or an operator says so.
+
+A scan that could not be finished says nothing. All this is in memory: after a restart it begins anew.
+"""
+
+from array import array
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.bookie.core.memtable import IntArray
+
+_BRAKE_LEDGERS_MIN: Final = 100  # Fewer are never many.
+_NOT_AGREED: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    garbage: IntArray  # Ascending.
+    is_braked: bool
+
+
+class Suspects:
+    """Ledgers that are here and were not in metadata, ascending: three columns, 24 bytes each."""
+
+    def __init__(self, interval_ns: int, quarantine_ns: int, brake_share: float) -> None:
+        self.ledgers = 0  # How many were compared in the last scan.
+        self._interval_ns = interval_ns
+        self._quarantine_ns = quarantine_ns
+        self._brake_share = brake_share
+        self._ids = array("q")
+        self._first_ended_ns = array("q")  # The first of the scans it was absent from.
+        self._agreed_ns = array("q")  # When a second one, late enough, had ended.
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def agreed(self) -> int:
+        return sum(agreed_ns != _NOT_AGREED for agreed_ns in self._agreed_ns)
+
+    def on_scan(self, began_ns: int, ended_ns: int, absent: IntArray, ledgers: int) -> None:
+        """A complete one: `absent` (ascending) of so many `ledgers` that were here before it."""
+        ids, firsts, agreeds = array("q"), array("q"), array("q")
+        at, count = 0, len(self._ids)
+        for ledger_id in absent:
+            while at < count and self._ids[at] < ledger_id:
+                at += 1  # It is back.
+            ids.append(ledger_id)
+            if at == count or self._ids[at] != ledger_id:
+                firsts.append(ended_ns)
+                agreeds.append(_NOT_AGREED)
+                continue
+            agreed_ns = self._agreed_ns[at]
+            if (
+                agreed_ns == _NOT_AGREED
+                and began_ns - self._first_ended_ns[at] >= self._interval_ns
+            ):
+                agreed_ns = ended_ns
+            firsts.append(self._first_ended_ns[at])
+            agreeds.append(agreed_ns)
+        self._ids, self._first_ended_ns, self._agreed_ns = ids, firsts, agreeds
+        self.ledgers = ledgers
+
+    def judge(self, now_ns: int, *, force: bool) -> Verdict:
+        """`force` is an operator's: it passes brake and quarantine, not the second scan."""
+        agreed = self.agreed
+        is_many = agreed > max(_BRAKE_LEDGERS_MIN, self._brake_share * self.ledgers)
+        if is_many and not force:
+            return Verdict(array("q"), is_braked=True)
+        due_ns = now_ns if force else now_ns - self._quarantine_ns
+        garbage = array(
+            "q",
+            [
+                ledger_id
+                for ledger_id, agreed_ns in zip(self._ids, self._agreed_ns, strict=True)
+                if agreed_ns != _NOT_AGREED and agreed_ns <= due_ns
+            ],
+        )
+        return Verdict(garbage, is_braked=False)

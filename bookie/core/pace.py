@@ -1,0 +1,21 @@
+"""Bytes a second for work in the background: small steps, evenly, so that nobody waits behind it.
+
+What was not used is not saved up beyond `_AHEAD_S`, so a pause is not followed by a burst.
+"""
+
+from typing import Final
+
+_AHEAD_S: Final = 0.05
+
+
+class Pace:
+    def __init__(self, bytes_per_s: float) -> None:
+        assert bytes_per_s > 0
+        self.bytes_per_s = bytes_per_s
+        self._free_ns = 0  # When everything that was spent has been earned.
+
+    def spend(self, size: int, now_ns: int) -> float:
+        """Seconds to wait before going on."""
+        cost_ns = int(size / self.bytes_per_s * 1e9)
+        self._free_ns = max(self._free_ns, now_ns - int(_AHEAD_S * 1e9)) + cost_ns
+        return max(0, self._free_ns - now_ns) / 1e9
