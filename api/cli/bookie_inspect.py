@@ -91,7 +91,7 @@ _http_options: Final = (
     click.option(
         "--token-file",
         metavar="FILE",
-        envvar="ROLLBOOK_TOKEN_FILE",
+        envvar="ROLLBOOK_HTTP_TOKEN_FILE",
         show_envvar=True,
         help="What its first line has is shown as the token.",
     ),

@@ -9,7 +9,7 @@ The bookie is handed in as a `BookieAdmin`; nothing is decided here.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Protocol
 
@@ -20,12 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from rollbook import __version__
-from rollbook.api.rest.problems import Problem, add_problems, describe_problems, problem_of
+from rollbook.api.rest.problems import add_problems, describe_problems, problem_of
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import (
     InvalidRequest,
     Missing,
     NoSuchLedger,
+    OutcomeUnknown,
     RollbookError,
     Unavailable,
 )
@@ -68,15 +69,15 @@ class BookieAdmin(Protocol):
     async def set_read_only(self, wanted: bool) -> None:
         """Raises `RollbookError` if it cannot be had."""
 
-    async def space(self) -> list[Facts]: ...
+    async def space(self) -> Sequence[Facts]: ...
 
     async def check_sanity(self) -> Facts: ...
 
     def mark(self) -> Facts: ...
 
-    async def files(self) -> Mapping[str, list[str]]: ...
+    async def files(self) -> Mapping[str, Sequence[str]]: ...
 
-    async def ledgers(self, after: int, limit: int) -> list[Facts]:
+    async def ledgers(self, after: int, limit: int) -> Sequence[Facts]:
         """Ascending."""
 
     async def ledger(self, ledger_id: int) -> Facts:
@@ -330,6 +331,9 @@ class RunningOperations:
     async def _run(self, operation: Operation, work: Callable[[], Awaitable[Facts]]) -> None:
         try:
             operation.result = dict(await work())
+        except asyncio.CancelledError:
+            operation.problem = problem_of(OutcomeUnknown("the server was stopped meanwhile"))
+            raise
         except RollbookError as error:
             operation.problem = problem_of(error)
         except Exception as error:
@@ -395,8 +399,8 @@ def make_app(admin: BookieAdmin, operations: RunningOperations) -> FastAPI:
         version=__version__,
         docs_url=None,  # They would fetch their scripts from elsewhere.
         redoc_url=None,
+        redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        responses={"default": {"model": Problem, "description": "A problem (RFC 9457)."}},
     )
     add_problems(app)
     app.include_router(_probes(admin))

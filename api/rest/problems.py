@@ -24,7 +24,6 @@ from starlette.exceptions import HTTPException
 
 from rollbook.proto.errors import (
     EntryTooLarge,
-    Invalid,
     InvalidRequest,
     Missing,
     Overloaded,
@@ -111,11 +110,37 @@ def describe_problems(*errors: type[RollbookError]) -> dict[int | str, dict[str,
 
 
 def add_problems(app: FastAPI) -> None:
-    """Every way in which a request can fail ends in a problem."""
+    """Every way in which a request can fail ends in a problem, and OpenAPI says so."""
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            _tell_of_problems(described())
+        assert app.openapi_schema
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # As FastAPI's documentation has it.
     app.add_exception_handler(RollbookError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_bad_request)
     app.add_exception_handler(Exception, _on_surprise)
+
+
+def _tell_of_problems(document: dict[str, Any]) -> None:
+    """Instead of the framework's own answer to what it cannot read."""
+    schemas = document["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas["Problem"] = Problem.model_json_schema()
+    problem = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            responses = operation["responses"]
+            responses.pop("422", None)
+            responses["default"] = {
+                "description": "A problem (RFC 9457).",
+                "content": {MEDIA_TYPE: problem},
+            }
 
 
 async def _on_error(_: Request, error: Exception) -> JSONResponse:
@@ -146,7 +171,3 @@ async def _on_surprise(request: Request, error: Exception) -> JSONResponse:
     """What nobody expected is told to the log and not to the client."""
     logger.error("http_request_failed", path=request.url.path, exc_info=error)
     return response_of(RollbookError("something unexpected happened; the log says what"))
-
-
-ANYWHERE: Final = (Invalid, Unauthorized)
-"""What every operation may answer."""

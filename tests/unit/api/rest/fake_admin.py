@@ -1,0 +1,163 @@
+"""A bookie's admin without a bookie, for tests of what stands before it."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollbook.api.rest.bookie import Facts
+from rollbook.bookie.stats import Stats
+from rollbook.proto.errors import BookieReadOnly, NoSuchLedger
+
+SUMMARY = {
+    "ledger_id": 7,
+    "entries": 10,
+    "first_entry": 0,
+    "last_entry": 9,
+    "entry_bytes": 1_000,
+    "last_add_confirmed": 8,
+    "is_fenced": True,
+    "is_deleted": False,
+    "is_doubtful": False,
+}
+
+
+class FakeAdmin:
+    def __init__(self) -> None:
+        self.stats = Stats()
+        self.failed_with: str | None = None
+        self.not_ready: str | None = None
+        self.is_read_only = False
+        self.disk_is_full = False
+        self.suspensions = {"is_major_gc_suspended": False, "is_minor_gc_suspended": False}
+        self.done: list[str] = []
+        self.may_finish = asyncio.Event()
+        self.raises: Exception | None = None
+
+    def status(self) -> Facts:
+        return {
+            "bookie_id": "bk-1",
+            "address": "127.0.0.1:3181",
+            "version": "1",
+            "incarnation": "c0ffee",
+            "instance_id": "i",
+            "state": "writable",
+            "uptime_s": 1.5,
+            "ledgers": 1,
+            "doubtful_ledgers": 0,
+            "doubts_everything": False,
+            "entry_logs": 0,
+            "entry_log_bytes": 0,
+            "journal_files_waiting": 0,
+            "journal_queue_bytes": 0,
+            "connections": 0,
+            "entries_added": 0,
+            "latencies_ms": {},
+            "refusals": {},
+            "cache_hit_ratio": None,
+        }
+
+    def settings(self) -> Facts:
+        return {"storage": {"journal_dir": "/journal"}}
+
+    def state(self) -> Facts:
+        return {
+            "running": self.failed_with is None,
+            "read_only": self.is_read_only,
+            "shutting_down": False,
+            "available_for_high_priority_writes": True,
+        }
+
+    def failure(self) -> str | None:
+        return self.failed_with
+
+    def why_not_ready(self) -> str | None:
+        return self.not_ready
+
+    async def set_read_only(self, wanted: bool) -> None:
+        if self.disk_is_full and not wanted:
+            raise BookieReadOnly("the disk is full", next_step="Make room.")
+        self.is_read_only = wanted
+
+    async def space(self) -> Sequence[Facts]:
+        disks = (("/journal", "journal", 5), ("/a", "ledger", 1), ("/b", "ledger", 1))
+        return [
+            {"path": path, "kind": kind, "free_bytes": free, "total_bytes": 100}
+            for path, kind, free in disks
+        ]
+
+    async def check_sanity(self) -> Facts:
+        return {"passed": self.failed_with is None, "read_only": self.is_read_only}
+
+    def mark(self) -> Facts:
+        return {
+            "journal": 2,
+            "first_sequence": 9,
+            "active_journal": 3,
+            "active_position": 1024,
+        }
+
+    async def files(self) -> Mapping[str, list[str]]:
+        return {"journal": ["2.journal"], "entrylog": ["1.log"], "index": ["catalog-1.a"]}
+
+    async def ledgers(self, after: int, limit: int) -> Sequence[Facts]:
+        known = [{**SUMMARY, "ledger_id": each} for each in (7, 8, 9)]
+        return [each for each in known if int(str(each["ledger_id"])) > after][:limit]
+
+    async def ledger(self, ledger_id: int) -> Facts:
+        if self.raises:
+            raise self.raises
+        if ledger_id != 7:
+            raise NoSuchLedger(ledger_id=ledger_id)
+        place = {"file": "1.log", "first_entry": 0, "last_entry": 9, "entries": 10}
+        return {
+            **SUMMARY,
+            "has_key": True,
+            "explicit_lac": None,
+            "places": [{**place, "entry_bytes": 1_000}],
+            "doubts": [{"first_entry": 3, "last_entry": 4}],
+        }
+
+    def garbage(self) -> Facts:
+        return {
+            "force_compacting": False,
+            "major_compacting": False,
+            "minor_compacting": False,
+            "last_major_compaction_time": 0,
+            "last_minor_compaction_time": 5,
+            "major_compaction_counter": 0,
+            "minor_compaction_counter": 1,
+        }
+
+    async def collect_garbage(self) -> Facts:
+        return await self._do("gc", {"ledgers": 3})
+
+    async def compact(self, *, major: bool) -> Facts:
+        return await self._do("major" if major else "minor", {"logs": 1})
+
+    async def _do(self, what: str, result: dict[str, Any]) -> Facts:
+        self.done.append(what)
+        await self.may_finish.wait()
+        if self.raises:
+            raise self.raises
+        return result
+
+    def suspended(self) -> Facts:
+        return self.suspensions
+
+    def suspend_compaction(self, *, major: bool, minor: bool) -> None:
+        self._suspend(True, major, minor)
+
+    def resume_compaction(self, *, major: bool, minor: bool) -> None:
+        self._suspend(False, major, minor)
+
+    def _suspend(self, wanted: bool, major: bool, minor: bool) -> None:
+        if major:
+            self.suspensions["is_major_gc_suspended"] = wanted
+        if minor:
+            self.suspensions["is_minor_gc_suspended"] = wanted
+
+    def scrub_state(self) -> Facts:
+        return {"runs": 2, "damages": 0}
+
+    async def scrub(self) -> Facts:
+        return await self._do("scrub", {"bytes": 100})

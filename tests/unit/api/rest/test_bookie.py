@@ -1,0 +1,368 @@
+"""The admin pages of a bookie: every route, and what else may come of it."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rollbook.api.rest.bookie import (
+    OPEN_PATHS,
+    AdminServer,
+    LogLevel,
+    RunningOperations,
+    make_app,
+)
+from rollbook.api.rest.server import HttpConfig
+from rollbook.bookie.stats import Stats
+from rollbook.proto.errors import BookieFailed
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.logs import LEVELS
+from rollbook.proto.stats import Kind, metrics_of
+from tests.unit.api.rest.fake_admin import SUMMARY, FakeAdmin
+from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client
+
+API = "/api/v1/bookie"
+
+
+@pytest.fixture
+async def admin() -> FakeAdmin:
+    return FakeAdmin()
+
+
+@pytest.fixture
+async def client(admin: FakeAdmin) -> AsyncIterator[Client]:
+    server = await AdminServer.start(admin, HttpConfig(Address("127.0.0.1", 0)))
+    yield Client(server.address)
+    await server.close()
+
+
+async def until_ended(client: Client, started: Answer) -> dict[str, Any]:
+    assert started.status == 202
+    path = started.headers["location"]
+    assert path == f"{API}/operations/{started.json['id']}"
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            operation: dict[str, Any] = (await client.get(path)).json
+            if operation["state"] != "running":
+                return operation
+            await asyncio.sleep(0.01)
+
+
+# --- Probes -----------------------------------------------------------------------------------
+
+
+async def test_probes_tell_a_working_bookie_from_one_to_restart(
+    admin: FakeAdmin, client: Client
+) -> None:
+    probes = ("/heartbeat", "/health", "/ready", f"{API}/is_ready")
+    assert [(await client.get(path)).status for path in probes] == [200, 200, 200, 200]
+    assert (await client.get("/heartbeat")).body == b"OK\n"
+
+    admin.not_ready = "it is not registered"
+    answers = [await client.get(path) for path in probes]
+    assert [answer.status for answer in answers] == [200, 200, 503, 503]
+    assert answers[2].reason == "UNAVAILABLE"
+    assert answers[2].json["detail"] == "it is not registered"
+
+    admin.failed_with = "the journal has stopped"
+    answers = [await client.get(path) for path in probes]
+    assert [answer.status for answer in answers] == [200, 503, 503, 503]
+    assert answers[1].json["next_step"] == "Restart the bookie."
+
+
+async def test_metrics_are_exactly_the_table(admin: FakeAdmin, client: Client) -> None:
+    admin.stats.refusals["LEDGER_FENCED"] = 2
+    answer = await client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = text_string_to_metric_families(answer.body.decode())
+    shown = {
+        (family.name.removeprefix("rollbook_bookie_"), family.type)
+        for family in families
+        if family.name.startswith("rollbook_")
+    }
+    told = {(metric.name.removesuffix("_total"), metric.kind.value) for metric in metrics_of(Stats)}
+    assert shown == told
+    assert b'rollbook_bookie_refusals_total{reason="LEDGER_FENCED"} 2.0' in answer.body
+    assert b"process_resident_memory_bytes" in answer.body
+
+
+def test_metrics_are_named_after_their_units() -> None:
+    names = [metric.name for metric in metrics_of(Stats)]
+    assert len(names) == len(set(names))
+    for metric in metrics_of(Stats):
+        assert re.fullmatch(r"[a-z][a-z_]*", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER), metric.name
+        assert metric.help.endswith("."), metric.name
+        assert "latency" not in metric.name, metric.name
+
+
+def test_metrics_are_in_the_design() -> None:
+    design = (Path(__file__).parents[4] / "bookie" / "DESIGN.md").read_text()
+    table = set(re.findall(r"^\| `(\w+?)(?:\{\w+\})?` \|", design, re.MULTILINE))
+    assert {metric.name for metric in metrics_of(Stats)} <= table
+
+
+# --- Looking ----------------------------------------------------------------------------------
+
+
+async def test_what_bookkeeper_answers_is_answered_under_its_names(
+    admin: FakeAdmin, client: Client
+) -> None:
+    async def ask(path: str) -> Any:
+        answer = await client.get(f"{API}/{path}")
+        assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+        return answer.json
+
+    assert await ask("state") == {
+        "running": True,
+        "readOnly": False,
+        "shuttingDown": False,
+        "availableForHighPriorityWrites": True,
+    }
+    assert await ask("info") == {"freeSpace": 1, "totalSpace": 100}  # Two directories, one disk.
+    assert await ask("sanity") == {"passed": True, "readOnly": False}
+    assert await ask("gc") == {"is_in_force_gc": False}
+    assert await ask("gc_details") == [
+        {
+            "forceCompacting": False,
+            "majorCompacting": False,
+            "minorCompacting": False,
+            "lastMajorCompactionTime": 0,
+            "lastMinorCompactionTime": 5,
+            "majorCompactionCounter": 0,
+            "minorCompactionCounter": 1,
+        }
+    ]
+    assert (await ask("last_log_mark"))["journal"] == 2
+    assert await ask("list_disk_file?file_type=entrylog") == {"entrylog": ["1.log"]}
+    assert set(await ask("list_disk_file")) == {"journal", "entrylog", "index"}
+    settings = await client.get("/api/v1/config/server_config")
+    assert settings.json == {"storage": {"journal_dir": "/journal"}}
+
+
+async def test_one_look_tells_how_a_bookie_is(client: Client) -> None:
+    status = (await client.get(f"{API}/status")).json
+    assert (status["bookie_id"], status["state"]) == ("bk-1", "writable")
+    assert [each["path"] for each in status["directories"]] == ["/journal", "/a", "/b"]
+
+
+async def test_ledgers_come_in_pages(client: Client) -> None:
+    page = (await client.get(f"{API}/ledgers?limit=2")).json
+    assert [each["ledger_id"] for each in page["ledgers"]] == [7, 8]
+    assert page["ledgers"][0] == SUMMARY
+    page = (await client.get(f"{API}/ledgers?limit=2&after={page['next_after']}")).json
+    assert [each["ledger_id"] for each in page["ledgers"]] == [9]
+    assert page["next_after"] is None
+    for query in ("limit=0", "limit=1001", "limit=x", "after=-2", "after=9223372036854775808"):
+        answer = await client.get(f"{API}/ledgers?{query}")
+        assert (answer.status, answer.reason) == (400, "INVALID")
+        assert answer.json["fields"][0]["field"] == f"query.{query.partition('=')[0]}"
+
+
+async def test_a_ledger_is_told_or_missing(admin: FakeAdmin, client: Client) -> None:
+    ledger = (await client.get(f"{API}/ledgers/7")).json
+    assert ledger["places"][0]["file"] == "1.log"
+    assert ledger["doubts"] == [{"first_entry": 3, "last_entry": 4}]
+    missing = await client.get(f"{API}/ledgers/8")
+    assert (missing.status, missing.reason) == (404, "LEDGER_NOT_FOUND")
+    assert missing.json["ids"] == {"ledger_id": 8}
+    assert missing.json["outcome"] == "not_applied"
+    assert (await client.get(f"{API}/ledgers/-1")).reason == "INVALID"
+    assert (await client.get(f"{API}/ledgers/seven")).reason == "INVALID"
+
+
+async def test_a_surprise_tells_the_client_nothing(
+    admin: FakeAdmin, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin.raises = RuntimeError("the password is canary")
+    answer = await client.get(f"{API}/ledgers/7")
+    assert (answer.status, answer.reason) == (500, "INTERNAL")
+    assert b"canary" not in answer.body
+    assert "http_request_failed" in capsys.readouterr().out
+    assert (await client.get("/health")).status == 200
+
+
+# --- Changing ---------------------------------------------------------------------------------
+
+
+async def test_a_bookie_is_made_read_only_and_back(admin: FakeAdmin, client: Client) -> None:
+    path = f"{API}/state/readonly"
+    assert (await client.get(path)).json == {"readOnly": False}
+    assert (await client.put(path, {"readOnly": True})).json == {"readOnly": True}
+    assert (await client.get(f"{API}/state")).json["readOnly"] is True
+    assert (await client.put(path, {"readOnly": False})).json == {"readOnly": False}
+
+    admin.is_read_only = admin.disk_is_full = True
+    refused = await client.put(path, {"readOnly": False})
+    assert (refused.status, refused.reason) == (503, "BOOKIE_READ_ONLY")
+    assert refused.json["next_step"] == "Make room."
+
+    bodies: list[Any] = [{}, {"readOnly": "perhaps"}, {"readOnly": True, "x": 1}, [], "x", 1]
+    for body in bodies:
+        assert (await client.put(path, body)).reason == "INVALID"
+    for bad in (b"", b"{", b"\xff", b"[" * 60_000):
+        assert (await client.put(path, bad)).reason == "INVALID"
+    answer = await client.put(path, {"readOnly": True}, **{"content-type": "text/plain"})
+    assert answer.reason == "INVALID"  # A page in a browser may send that without being asked.
+
+
+async def test_what_is_triggered_has_an_id_to_ask_after(admin: FakeAdmin, client: Client) -> None:
+    cases: list[tuple[str, Any, str, dict[str, int]]] = [
+        ("gc", None, "gc", {"ledgers": 3}),
+        ("gc", {}, "gc", {"ledgers": 3}),
+        ("gc", {"forceMajor": True}, "major", {"logs": 1}),
+        ("gc", {"forceMajor": True, "forceMinor": True}, "major", {"logs": 1}),
+        ("gc", {"forceMinor": True}, "minor", {"logs": 1}),
+        ("scrub", None, "scrub", {"bytes": 100}),
+    ]
+    admin.may_finish.set()
+    for path, body, done, result in cases:
+        ended = await until_ended(client, await client.put(f"{API}/{path}", body))
+        assert (ended["state"], ended["result"]) == ("done", result)
+        assert ended["started_ms"] <= ended["ended_ms"]
+        assert admin.done.pop() == done
+    listed = (await client.get(f"{API}/operations")).json["operations"]
+    assert [each["kind"] for each in listed] == [
+        *("scrub", "minor-compaction", "major-compaction", "major-compaction", "gc", "gc"),
+    ]
+    unknown = await client.get(f"{API}/operations/gc-77")
+    assert (unknown.status, unknown.reason) == (404, "NOT_FOUND")
+
+
+async def test_a_second_trigger_joins_the_first(admin: FakeAdmin, client: Client) -> None:
+    first, second = [await client.put(f"{API}/gc") for _ in range(2)]
+    assert first.json["id"] == second.json["id"]
+    assert (await client.get(f"{API}/gc")).json == {"is_in_force_gc": True}
+    admin.may_finish.set()
+    assert (await until_ended(client, first))["state"] == "done"
+    assert (await client.get(f"{API}/gc")).json == {"is_in_force_gc": False}
+    assert admin.done == ["gc"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(BookieFailed("x"), "BOOKIE_FAILED"), (KeyError("canary"), "INTERNAL")]
+)
+async def test_an_operation_that_fails_says_why(
+    admin: FakeAdmin, client: Client, error: Exception, reason: str
+) -> None:
+    admin.may_finish.set()
+    admin.raises = error
+    ended = await until_ended(client, await client.put(f"{API}/scrub"))
+    assert (ended["state"], ended["result"]) == ("failed", None)
+    assert ended["problem"]["reason"] == reason
+    assert "canary" not in str(ended)
+
+
+async def test_operations_end_with_their_server(admin: FakeAdmin) -> None:
+    operations = RunningOperations()
+    operations.start("gc", admin.collect_garbage)
+    await asyncio.sleep(0)
+    await operations.close()
+    (operation,) = operations.newest_first()
+    assert operation.ended_ms is not None
+    assert operation.describe()["state"] == "failed"
+
+
+async def test_operations_are_remembered_within_bounds(admin: FakeAdmin) -> None:
+    admin.may_finish.set()
+    operations = RunningOperations()
+    for _ in range(250):
+        operations.start("gc", admin.collect_garbage)
+        while operations.is_running("gc"):
+            await asyncio.sleep(0)
+    known = operations.newest_first()
+    assert (len(known), known[0].id, known[-1].id) == (100, "gc-250", "gc-151")
+
+
+async def test_compaction_is_suspended_and_resumed(client: Client) -> None:
+    suspend, resume = f"{API}/gc/suspend_compaction", f"{API}/gc/resume_compaction"
+    assert (await client.put(suspend, {"suspendMajor": True})).json == {
+        "isMajorGcSuspended": True,
+        "isMinorGcSuspended": False,
+    }
+    assert (await client.put(suspend, {"suspendMinor": True})).json["isMinorGcSuspended"] is True
+    resumed = await client.put(resume, {"resumeMajor": True, "resumeMinor": True})
+    assert resumed.json == (await client.get(suspend)).json
+    assert resumed.json == {"isMajorGcSuspended": False, "isMinorGcSuspended": False}
+    for path in (suspend, resume):
+        for body in ({}, {"x": True}, None):
+            assert (await client.put(path, body)).reason == "INVALID"
+
+
+async def test_the_log_level_is_changed(client: Client) -> None:
+    before = (await client.get("/api/v1/log_level")).json
+    try:
+        for level in LEVELS:
+            assert (await client.put("/api/v1/log_level", {"level": level})).status == 200
+            assert (await client.get("/api/v1/log_level")).json == {"level": level}
+        assert (await client.put("/api/v1/log_level", {"level": "loud"})).reason == "INVALID"
+    finally:
+        await client.put("/api/v1/log_level", before)
+    assert LogLevel.model_json_schema()["properties"]["level"]["enum"] == list(LEVELS)
+
+
+# --- OpenAPI ----------------------------------------------------------------------------------
+
+
+def openapi() -> dict[str, Any]:
+    return make_app(FakeAdmin(), RunningOperations()).openapi()
+
+
+def operations_of(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [
+        (path, method, operation)
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    ]
+
+
+def test_every_operation_has_an_id_and_tells_its_problems() -> None:
+    found = operations_of(openapi())
+    ids = [operation["operationId"] for _, _, operation in found]
+    assert len(ids) == len(set(ids)) == len(found) > 25
+    for path, method, operation in found:
+        assert re.fullmatch(r"[a-z_]+", operation["operationId"])
+        problem = operation["responses"]["default"]["content"]["application/problem+json"]
+        assert problem["schema"] == {"$ref": "#/components/schemas/Problem"}
+        assert "422" not in operation["responses"], (path, method)
+
+
+def test_whatever_openapi_refers_to_is_there_and_has_an_example() -> None:
+    document = openapi()
+    schemas = document["components"]["schemas"]
+    referred = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
+    assert referred == set(schemas)
+    for name, schema in schemas.items():
+        for field, value in schema["properties"].items():
+            assert "examples" in value or "$ref" in str(value), f"{name}.{field}"
+
+
+async def test_every_route_is_served_as_openapi_says(client: Client) -> None:
+    """And with every method that it does not name: refused, with the list of those that it does."""
+    document = (await client.get("/openapi.json")).json
+    assert document == openapi()
+    values = {"ledger_id": "7", "operation_id": "gc-1"}
+    for path, operations in document["paths"].items():
+        real = re.sub(r"\{(\w+)\}", lambda found: values[found[1]], path)
+        for method in ("GET", "PUT", "POST", "DELETE", "PATCH"):
+            if method.lower() in operations:
+                continue
+            answer = await client.ask(method, real)
+            assert (answer.status, answer.reason) == (405, "INVALID"), (method, path)
+            assert {each.lower() for each in answer.headers["allow"].split(", ")} <= set(operations)
+        if "get" in operations and path != f"{API}/operations/{{operation_id}}":
+            assert (await client.get(real)).status == 200, path
+
+
+async def test_unknown_paths_are_problems(client: Client) -> None:
+    for path in ("/", "/docs", "/redoc", f"{API}/ledgers/7/", f"{API}/nope", "/metrics/x", "/%00"):
+        answer = await client.get(path)
+        assert (answer.status, answer.reason) == (404, "NOT_FOUND"), path
+
+
+def test_open_paths_exist() -> None:
+    assert set(OPEN_PATHS) <= set(openapi()["paths"])

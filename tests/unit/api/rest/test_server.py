@@ -1,0 +1,308 @@
+"""HTTP from strangers: nobody gets much, and nobody gets in without the token."""
+
+import asyncio
+import os
+import random
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rollbook.api.rest import server as module
+from rollbook.api.rest.bookie import AdminServer
+from rollbook.api.rest.server import HttpConfig, is_loopback, read_token
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.ports import Address
+from tests.unit.api.rest.fake_admin import FakeAdmin
+from tests.unit.api.rest.http_client import DEADLINE_S, Client, parse
+
+LOOPBACK = Address("127.0.0.1", 0)
+TOKEN = "0123456789abcdef-canary"
+STATE = "/api/v1/bookie/state"
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> str:
+    path = tmp_path / "token"
+    path.write_text(f"{TOKEN}\nand no more\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+@pytest.fixture
+async def client(token_file: str) -> AsyncIterator[Client]:
+    server = await AdminServer.start(FakeAdmin(), HttpConfig(LOOPBACK, token_file=token_file))
+    yield Client(server.address)
+    await server.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("tls")
+    paths = f"{folder}/certificate.pem", f"{folder}/key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2", "-subj", "/CN=bookie"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-out", paths[0], "-keyout", paths[1]),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return paths
+
+
+# --- Where it may listen ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "bookie.example"])
+def test_off_loopback_tls_and_a_token_are_needed(host: str) -> None:
+    address = Address(host, 8001)
+    for given in ((None, None, None), ("t", None, None), (None, "c", "k")):
+        with pytest.raises(BadConfig, match="open to the network"):
+            HttpConfig(address, *given)
+    HttpConfig(address, token_file="t", certificate_file="c", key_file="k")
+    HttpConfig(address, insecure=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
+def test_loopback_is_free(host: str) -> None:
+    assert is_loopback(host)
+    HttpConfig(Address(host, 8001))
+
+
+def test_half_of_tls_is_refused() -> None:
+    with pytest.raises(BadConfig, match="both"):
+        HttpConfig(LOOPBACK, certificate_file="c")
+
+
+async def test_a_taken_port_is_told() -> None:
+    server = await AdminServer.start(FakeAdmin(), HttpConfig(LOOPBACK))
+    try:
+        with pytest.raises(BadConfig, match="cannot listen"):
+            await AdminServer.start(FakeAdmin(), HttpConfig(server.address))
+    finally:
+        await server.close()
+    again = await AdminServer.start(FakeAdmin(), HttpConfig(server.address))
+    await again.close()
+
+
+def test_a_token_is_read_from_a_private_file(token_file: str, tmp_path: Path) -> None:
+    assert read_token(token_file) == TOKEN
+    os.chmod(token_file, 0o640)
+    with pytest.raises(BadConfig, match="others may read"):
+        read_token(token_file)
+    with pytest.raises(BadConfig, match="cannot read"):
+        read_token(str(tmp_path / "none"))
+    for content in (b"short\n", b"\n", b"", b"x" * 5_000, b"\xff" * 20):
+        path = tmp_path / "bad"
+        path.write_bytes(content)
+        path.chmod(0o600)
+        with pytest.raises(BadConfig) as caught:
+            read_token(str(path))
+        assert (
+            content.decode(errors="replace").strip() not in str(caught.value) or not content.strip()
+        )
+
+
+# --- Who may ask ------------------------------------------------------------------------------
+
+
+async def test_the_token_opens_and_nothing_else_does(client: Client) -> None:
+    wrong: tuple[dict[str, str], ...] = (
+        *({}, {"authorization": "Bearer"}, {"authorization": "Bearer "}),
+        *({"authorization": f"Bearer {TOKEN}x"}, {"authorization": f"Bearer {TOKEN[:-1]}"}),
+        *({"authorization": f"Basic {TOKEN}"}, {"authorization": TOKEN}),
+        *({"authorization": f"Bearer {TOKEN.upper()}"}, {"cookie": f"token={TOKEN}"}),
+        {"authorization": "Bearer \xfc"},
+    )
+    for headers in wrong:
+        for path in (STATE, "/metrics", "/openapi.json", "/nope"):
+            answer = await client.get(path, **headers)
+            assert (answer.status, answer.reason) == (401, "UNAUTHORIZED"), headers
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+            assert TOKEN.encode() not in answer.body
+    right = {"authorization": f"bearer {TOKEN}"}
+    assert (await client.get(STATE, **right)).status == 200
+    assert (await client.get("/nope", **right)).status == 404
+    assert (await client.get(f"{STATE}?token={TOKEN}")).status == 401
+
+
+async def test_probes_need_no_token(client: Client) -> None:
+    for path in ("/heartbeat", "/health", "/ready", "/api/v1/bookie/is_ready"):
+        assert (await client.get(path)).status == 200
+
+
+async def test_without_a_token_only_loopback_names_are_served() -> None:
+    """A page that had its own name point here could read and change things else."""
+    server = await AdminServer.start(FakeAdmin(), HttpConfig(LOOPBACK))
+    client, port = Client(server.address), server.address.port
+    try:
+        for host in ("127.0.0.1", f"127.0.0.1:{port}", "localhost", f"LOCALHOST:{port}", "[::1]:1"):
+            assert (await client.get(STATE, host=host)).status == 200, host
+        for host in ("evil.example", "127.0.0.1.evil.example", "10.0.0.1", "", "localhost@evil"):
+            answer = await client.get(STATE, host=host)
+            assert (answer.status, answer.reason) == (421, "INVALID"), host
+    finally:
+        await server.close()
+
+
+async def test_over_tls(certificate: tuple[str, str], token_file: str) -> None:
+    config = HttpConfig(LOOPBACK, token_file, *certificate)
+    server = await AdminServer.start(FakeAdmin(), config)
+    try:
+        tls = ssl.create_default_context(cafile=certificate[0])
+        client = Client(server.address, {"authorization": f"Bearer {TOKEN}"}, tls)
+        assert (await client.get(STATE)).status == 200
+        plain = await Client(server.address).say(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"200" not in plain
+    finally:
+        await server.close()
+    with pytest.raises(BadConfig, match="cannot use the certificate"):
+        await AdminServer.start(
+            FakeAdmin(), HttpConfig(LOOPBACK, token_file, token_file, token_file)
+        )
+
+
+# --- How much they may ask --------------------------------------------------------------------
+
+
+async def test_large_bodies_are_refused_unread(client: Client) -> None:
+    right = {"authorization": f"Bearer {TOKEN}"}
+    path = "/api/v1/bookie/state/readonly"
+    fits = b'{"readOnly": true}'.ljust(64 * 1024)
+    assert (await client.put(path, fits, **right)).status == 200
+    answer = await client.put(path, fits + b" ", **right)
+    assert (answer.status, answer.reason) == (413, "TOO_LARGE")
+    told = await client.put(path, b"{}", **{**right, "content-length": "10000000000"})
+    assert told.status == 413
+    head = f"PUT {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\n"
+    chunk = b"10000\r\n" + bytes(65_536) + b"\r\n"
+    chunked = await client.say(f"{head}transfer-encoding: chunked\r\n\r\n".encode() + 3 * chunk)
+    assert not chunked or parse(chunked).status == 413  # The system may drop it with the rest.
+
+
+async def test_a_body_is_not_read_before_the_token_is_shown(client: Client) -> None:
+    answer = await client.put("/api/v1/bookie/gc", b"", **{"content-length": "60000"})
+    assert answer.status == 401
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 10_000,
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01" + bytes(512),
+        b"\r\n" * 20_000,
+        b"GET / HTTP/9.9\r\nhost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"PUT / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+    ],
+)
+async def test_what_is_no_request_is_hung_up_on(
+    client: Client, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_EXCHANGE_S", 1.0)
+    answer = await client.say(data)
+    assert not answer or answer.split(b" ")[1][:1] == b"4", answer
+    assert (await client.get("/health")).status == 200
+
+
+async def test_noise_changes_nothing(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_EXCHANGE_S", 0.2)
+    chance = random.Random(8001)
+    good = f"PUT {STATE}/readonly HTTP/1.1\r\nhost: x\r\nauthorization: Bearer y\r\n\r\n".encode()
+
+    def noise() -> bytes:
+        found = bytearray(good)
+        for _ in range(chance.randrange(1, 6)):
+            found[chance.randrange(len(found))] = chance.randrange(256)
+        return bytes(found[: chance.randrange(len(found) + 1)])
+
+    for _ in range(10):
+        said = [noise() for _ in range(30)]
+        for data, answer in zip(said, await asyncio.gather(*map(client.say, said)), strict=True):
+            assert not answer or answer.split(b" ")[1][:1] == b"4", data
+    assert (await client.get("/health")).status == 200
+
+
+async def test_whoever_takes_too_long_is_hung_up_on(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_EXCHANGE_S", 0.3)
+    slow = [
+        b"",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n",
+        b"PUT /heartbeat HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{",
+    ]
+    assert await asyncio.gather(*map(client.say, slow)) == [b"", b"", b""]
+    monkeypatch.setattr(module, "_EXCHANGE_S", DEADLINE_S)
+    monkeypatch.setattr(module, "_BODY_S", 0.1)
+    answer = parse(await client.say(slow[2]))
+    assert (answer.status, answer.reason) == (408, "INVALID")
+
+
+async def test_whoever_does_not_read_is_hung_up_on(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many requests at once, and not one answer taken."""
+    monkeypatch.setattr(module, "_EXCHANGE_S", 1.0)
+    ask = f"GET /metrics HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\n\r\n".encode()
+    _, writer = await asyncio.open_connection(client.address.host, client.address.port, limit=1_024)
+    writer.write(ask * 2_000)
+    async with asyncio.timeout(DEADLINE_S):
+        try:
+            while True:
+                writer.write(ask)
+                await writer.drain()
+                await asyncio.sleep(0.05)
+        except ConnectionError:
+            pass
+    writer.close()
+    assert (await client.get("/health")).status == 200
+
+
+async def test_connections_are_bounded(client: Client) -> None:
+    place = client.address.host, client.address.port
+    held = [await asyncio.open_connection(*place) for _ in range(module._CONNECTIONS_MAX)]
+    reader, writer = held[-1]
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert b"200 OK" in await reader.readline()  # All of them are served,
+    assert await client.say(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n") == b""  # and no other.
+    for _, writer in held:
+        writer.close()
+    async with asyncio.timeout(DEADLINE_S):
+        while not (
+            await client.say(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        ):
+            await asyncio.sleep(0.01)
+
+
+async def test_one_connection_serves_several_requests(client: Client) -> None:
+    one = b"GET /heartbeat HTTP/1.1\r\nhost: x\r\n\r\n"
+    last = one.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    assert (await client.say(one + one + last)).count(b"200 OK") == 3
+
+
+async def test_a_server_ends_with_connections_open(token_file: str) -> None:
+    server = await AdminServer.start(FakeAdmin(), HttpConfig(LOOPBACK, token_file=token_file))
+    held = [
+        await asyncio.open_connection(server.address.host, server.address.port) for _ in range(3)
+    ]
+    held[1][1].write(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+    held[2][1].write(b"PUT /heartbeat HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+    await asyncio.sleep(0)
+    async with asyncio.timeout(DEADLINE_S):
+        await server.close()
+        for reader, writer in held:
+            try:
+                await reader.read()
+            except ConnectionError:
+                pass
+            writer.close()
