@@ -1,0 +1,204 @@
+"""A cluster that Java and Rollbook share: one ZooKeeper, and bookies of either make.
+
+Both makes are started with the same `bk_server.conf`, whose keys are Apache's. What a process says
+is in the folder that it lives in.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from kazoo.client import KazooClient
+
+from tests.interop import toolchain
+from tests.interop.puppet import Puppet
+from tests.support.processes import REPOSITORY, Child, Family, family
+from tests.support.zookeeper import ZooKeeperTree, free_port
+
+PATIENCE_S: Final = 90.0  # For whatever has to happen, on a busy machine.
+SESSION_TIMEOUT_MS: Final = 4_000
+_JVM_STOPPED: Final = 128 + signal.SIGTERM  # However well it went.
+_POLL_S: Final = 0.02
+_ROLLBOOK: Final = (sys.executable, "-m", "rollbook.api.cli.main")
+_LOGGED: Final = ("sh", "-c", 'exec "$@" >>"$0" 2>&1')  # Then the log's path, then the command.
+
+
+class Make(Enum):
+    ROLLBOOK = "rollbook"
+    JAVA = "java"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A bookie as clients see it."""
+
+    is_read_only: bool
+    session: int
+
+
+class Bookie:
+    """One bookie through all its lives, known as `host:port`."""
+
+    def __init__(self, cluster: "Cluster", make: Make, folder: Path) -> None:
+        self._cluster = cluster
+        self._make = make
+        self._folder = folder
+        self._port = free_port()
+        self._life: Child | None = None
+        self._last_standing: Standing | None = None  # What was left of the life before this one.
+        self.bookie_id = f"127.0.0.1:{self._port}"
+        self.config_path = folder / "bk_server.conf"
+        self.log_path = folder / "log"
+
+    @property
+    def is_running(self) -> bool:
+        return self._life is not None and self._life.is_running
+
+    @property
+    def standing(self) -> Standing | None:
+        """None while clients do not see it; the one of a killed life is seen for a while."""
+        return self._cluster.standing(self.bookie_id)
+
+    def start(self, *, read_only: bool = False) -> None:
+        """Serves, as far as clients can see, when it returns."""
+        self.begin(read_only=read_only)
+        self.wait_serving(read_only=read_only)
+
+    def begin(self, *, read_only: bool = False) -> None:
+        assert not self.is_running
+        self._last_standing = self.standing
+        self._folder.mkdir(exist_ok=True)
+        self.config_path.write_text(self._config(read_only))
+        if self._make is Make.ROLLBOOK:
+            command = [*_ROLLBOOK, "server", "bookie", "--config", str(self.config_path)]
+        else:
+            main = "org.apache.bookkeeper.server.Main"
+            command = toolchain.command(main, "--conf", self.config_path)
+        self._life = self._cluster.children.start(*_LOGGED, self.log_path, *command)
+
+    def wait_serving(self, *, read_only: bool = False) -> None:
+        def serves() -> bool:
+            assert self.is_running, self.log_path.read_text()
+            standing = self.standing
+            return (
+                standing is not None
+                and standing != self._last_standing
+                and standing.is_read_only == read_only
+            )
+
+        self._cluster.wait_until(serves, f"{self.bookie_id} serves")
+
+    def kill(self) -> None:
+        """SIGKILL. Its registration lives until its session runs out."""
+        assert self._life is not None
+        self._life.kill()
+
+    def stop(self) -> None:
+        """In good order, as SIGTERM asks for."""
+        assert self._life is not None
+        self._life.terminate()
+        assert self._life.wait(PATIENCE_S) == (0 if self._make is Make.ROLLBOOK else _JVM_STOPPED)
+
+    def wait_gone(self) -> None:
+        """Until clients no longer see it."""
+        self._cluster.wait_until(lambda: self.standing is None, f"{self.bookie_id} is gone")
+
+    def _config(self, read_only: bool) -> str:
+        settings = {
+            "bookiePort": self._port,
+            "advertisedAddress": "127.0.0.1",
+            "allowLoopback": "true",
+            "metadataServiceUri": self._cluster.metadata,
+            "zkTimeout": SESSION_TIMEOUT_MS,
+            "journalDirectories": self._folder / "journal",
+            "ledgerDirectories": self._folder / "ledgers",
+            "diskUsageThreshold": "0.99",
+            "diskUsageWarnThreshold": "0.98",
+            "forceReadOnlyBookie": str(read_only).lower(),
+            "httpServerEnabled": "false",
+        }
+        return "".join(f"{key}={value}\n" for key, value in settings.items())
+
+
+class Cluster:
+    """Its metadata are below one node of ZooKeeper's, its processes end with it."""
+
+    def __init__(self, tree: ZooKeeperTree, children: Family, folder: Path) -> None:
+        self._root = f"{tree.chroot}/ledgers"
+        self._folder = folder
+        self._zookeeper = KazooClient(tree.server.address)
+        self._zookeeper.start(PATIENCE_S)
+        self.children = children
+        self.metadata = f"zk+hierarchical://{tree.server.address}{self._root}"
+        self.bookies: list[Bookie] = []
+
+    def initialise(self) -> None:
+        subprocess.run(
+            [*_ROLLBOOK, "cluster", "init", "--metadata", self.metadata],
+            cwd=REPOSITORY,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+
+    @property
+    def instance_id(self) -> str:
+        value, _ = self._zookeeper.get(f"{self._root}/INSTANCEID")
+        return str(value, "ascii")
+
+    def add_bookie(self, make: Make) -> Bookie:
+        """One that was not started yet."""
+        bookie = Bookie(self, make, self._folder / f"bookie-{len(self.bookies) + 1}")
+        self.bookies.append(bookie)
+        return bookie
+
+    def bookie(self, bookie_id: str) -> Bookie:
+        return next(bookie for bookie in self.bookies if bookie.bookie_id == bookie_id)
+
+    def puppet(self) -> Puppet:
+        """The Java client."""
+        log_path = self._folder / "puppet.log"
+        return Puppet(
+            self.children.start(
+                *("sh", "-c", 'exec "$@" 2>>"$0"', log_path), *toolchain.command("Puppet")
+            )
+        )
+
+    def standing(self, bookie_id: str) -> Standing | None:
+        for folder in ("available", "available/readonly"):
+            stat = self._zookeeper.exists(f"{self._root}/{folder}/{bookie_id}")
+            if stat:
+                return Standing(folder.endswith("readonly"), stat.ephemeralOwner)
+        return None
+
+    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline_s, f"not within {PATIENCE_S} s: {what}"
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        self._zookeeper.stop()
+        self._zookeeper.close()
+
+
+@contextmanager
+def running(tree: ZooKeeperTree, folder: Path, makes: list[Make]) -> Iterator[Cluster]:
+    """Made, with its bookies serving."""
+    with family() as children:
+        cluster = Cluster(tree, children, folder)
+        try:
+            cluster.initialise()
+            for make in makes:
+                cluster.add_bookie(make).begin()
+            for bookie in cluster.bookies:
+                bookie.wait_serving()
+            yield cluster
+        finally:
+            cluster.close()

@@ -1,0 +1,80 @@
+"""One cluster for all tests here; `--bookies java` makes it one of Java bookies, for reference."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.interop import toolchain
+from tests.interop.cluster import Cluster, Make, running
+from tests.interop.puppet import Client, Protocol, Puppet
+from tests.support.zookeeper import ZooKeeperServer, tree, zookeeper_server
+from tests.tally import missing_piece
+
+__all__ = ["zookeeper_server"]
+
+BOOKIES = 3
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--bookies", choices=[make.value for make in Make], default=Make.ROLLBOOK.value
+    )
+
+
+@pytest.fixture(scope="session")
+def make(request: pytest.FixtureRequest) -> Make:
+    return Make(request.config.getoption("--bookies", Make.ROLLBOOK.value))
+
+
+@pytest.fixture(scope="session")
+def java() -> None:
+    """What asks for it is skipped, or fails where it is required, without the Java pieces."""
+    try:
+        toolchain.ensure_built()
+    except toolchain.NoJava as error:
+        pytest.skip(missing_piece(toolchain.PIECE, str(error), toolchain.HOW_TO_ENABLE))
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    java: None,
+    make: Make,
+    zookeeper_server: ZooKeeperServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    with tree(zookeeper_server) as own, running(own, folder, [make] * BOOKIES) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def puppet(cluster: Cluster) -> Puppet:
+    return cluster.puppet()
+
+
+@pytest.fixture(scope="session")
+def clients(cluster: Cluster, puppet: Puppet) -> dict[Protocol, Client]:
+    return {protocol: puppet.connect(cluster.metadata, protocol) for protocol in Protocol}
+
+
+@pytest.fixture(params=list(Protocol), ids=lambda protocol: str(protocol.value))
+def protocol(request: pytest.FixtureRequest) -> Protocol:
+    """A test that asks for it, or for a `client`, runs with both."""
+    return Protocol(request.param)
+
+
+@pytest.fixture
+def client(protocol: Protocol, clients: dict[Protocol, Client]) -> Client:
+    return clients[protocol]
+
+
+@pytest.fixture
+def v2(clients: dict[Protocol, Client]) -> Client:
+    """For batches: Java's client asks for them over the older protocol only."""
+    return clients[Protocol.V2]
+
+
+@pytest.fixture
+def v3(clients: dict[Protocol, Client]) -> Client:
+    """For what Java's client does over the newer protocol only."""
+    return clients[Protocol.V3]

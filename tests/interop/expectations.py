@@ -1,0 +1,31 @@
+"""Words that tests share: what is written, what a reader gets for it, and who is refused."""
+
+import random
+from typing import Final
+
+import pytest
+
+from tests.interop.puppet import Entry, JavaError, Shape
+
+ALL: Final = Shape(3, 3, 2)
+STRIPED: Final = Shape(3, 2, 2)
+
+
+def payloads(count: int, size: int) -> list[bytes]:
+    chance = random.Random(size)
+    return [chance.randbytes(size) for _ in range(count)]
+
+
+def entries(written: list[bytes]) -> list[Entry]:
+    """What a reader gets."""
+    found = []
+    length = 0
+    for entry_id, payload in enumerate(written):
+        length += len(payload)
+        found.append(Entry(entry_id, length, payload))
+    return found
+
+
+def refused(name: str) -> pytest.RaisesExc[JavaError]:
+    """Around a call that the client must answer with an exception of that name."""
+    return pytest.raises(JavaError, check=lambda error: error.name == name)

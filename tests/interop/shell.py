@@ -1,0 +1,25 @@
+"""`bookkeeper shell`, one JVM a command, as an operator runs it."""
+
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from tests.interop import toolchain
+
+_TIMEOUT_S: Final = 60
+
+
+def run(config: Path, *arguments: str) -> str:
+    """What it said, in its output and its log; `arguments[0]` is the command. It must exit 0."""
+    main_class = "org.apache.bookkeeper.bookie.BookieShell"
+    done = subprocess.run(
+        toolchain.command(main_class, "-conf", config, *arguments, log_level="info"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout

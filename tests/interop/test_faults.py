@@ -1,0 +1,131 @@
+"""What the Java client does when bookies die, come back, or refuse to be written."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.interop.cluster import Bookie, Cluster
+from tests.interop.expectations import ALL, entries, payloads, refused
+from tests.interop.puppet import Client, Protocol, Puppet, Shape
+
+PAIR = Shape(2, 2, 2)  # Of three bookies: one is left to take over.
+
+
+@pytest.fixture(autouse=True)
+def whole(cluster: Cluster) -> Iterator[None]:
+    """Whatever a test did to its bookies: the next one finds them all writable."""
+    yield
+    for bookie in cluster.bookies:
+        if bookie.is_running and bookie.standing and bookie.standing.is_read_only:
+            bookie.stop()
+    down = [bookie for bookie in cluster.bookies if not bookie.is_running]
+    for bookie in down:
+        bookie.begin()
+    for bookie in down:
+        bookie.wait_serving()
+
+
+@pytest.fixture
+def client(cluster: Cluster, puppet: Puppet, protocol: Protocol) -> Client:
+    """A new one for each test: one that lives on may not have noticed yet who came back."""
+    return puppet.connect(cluster.metadata, protocol)
+
+
+def members(client: Client, ledger_id: int, fragment: int = -1) -> list[str]:
+    found: list[str] = client.metadata(ledger_id)["fragments"][fragment]["ensemble"]
+    return found
+
+
+def member(cluster: Cluster, client: Client, ledger_id: int) -> Bookie:
+    return cluster.bookie(members(client, ledger_id)[0])
+
+
+def test_a_killed_bookie_is_replaced_while_writing(client: Client, cluster: Cluster) -> None:
+    written = payloads(60, 200)
+    writer = client.create(PAIR)
+    writer.append(written[:30])
+    lost = member(cluster, client, writer.ledger_id)
+    lost.kill()
+    assert writer.append(written[30:]) == list(range(30, 60))
+    writer.close()
+    assert lost.bookie_id in members(client, writer.ledger_id, 0)
+    assert lost.bookie_id not in members(client, writer.ledger_id)
+    assert client.open(writer.ledger_id, recover=False).read(0, 59) == entries(written)
+
+
+def test_recovery_without_a_killed_bookie(client: Client, cluster: Cluster) -> None:
+    written = payloads(60, 200)
+    writer = client.create(PAIR)
+    writer.append(written)
+    member(cluster, client, writer.ledger_id).kill()
+    reader = client.open(writer.ledger_id, recover=True)
+    assert reader.last_confirmed == 59
+    assert reader.read(0, 59) == entries(written)
+
+
+def test_bookies_that_were_all_killed_have_what_they_acknowledged(
+    client: Client, cluster: Cluster
+) -> None:
+    """Entries, fences and keys."""
+    written = payloads(60, 200)
+    writer, fenced = client.create(ALL), client.create(Shape(3, 3, 3))
+    writer.append(written)
+    fenced.append([b"one"])
+    for bookie in cluster.bookies:
+        client.fence_one(bookie.bookie_id, fenced.ledger_id, entry=0, password="open sesame")
+    for bookie in cluster.bookies:
+        bookie.kill()
+    for bookie in cluster.bookies:
+        bookie.wait_gone()
+        bookie.begin()
+    for bookie in cluster.bookies:
+        bookie.wait_serving()
+    for bookie in cluster.bookies:
+        with refused("BKUnauthorizedAccessException"):
+            client.fence_one(bookie.bookie_id, fenced.ledger_id, entry=0, password="guessed")
+    with refused("BKLedgerFencedException"):
+        fenced.append([b"late"])
+    reader = client.open(writer.ledger_id, recover=True)
+    assert reader.last_confirmed == 59
+    assert reader.read(0, 59) == entries(written)
+
+
+def test_an_orderly_stop_is_seen_at_once(cluster: Cluster) -> None:
+    bookie = cluster.bookies[0]
+    bookie.stop()
+    assert bookie.standing is None  # Not only when its session has run out.
+
+
+def test_a_read_only_bookie_is_read_and_not_written(client: Client, cluster: Cluster) -> None:
+    written = payloads(30, 200)
+    writer = client.create(PAIR)
+    writer.append(written)
+    bookie = member(cluster, client, writer.ledger_id)
+    bookie.stop()
+    bookie.start(read_only=True)
+    assert client.bookies()["read_only"] == [bookie.bookie_id]
+    writer.append([b"more"])  # Refused by that bookie; the writer goes on with another.
+    assert bookie.bookie_id not in members(client, writer.ledger_id)
+    assert client.fence_one(
+        bookie.bookie_id, writer.ledger_id, entry=29, password="open sesame"
+    )  # That is a read, too.
+    assert bookie.bookie_id not in members(client, client.create(PAIR).ledger_id)
+    with refused("BKNotEnoughBookiesException"):
+        client.create(ALL)
+
+
+def test_a_lost_bookie_is_copied_to_others(client: Client, cluster: Cluster) -> None:
+    written = payloads(60, 200)
+    writer = client.create(PAIR)
+    writer.append(written)
+    writer.close()
+    lost = member(cluster, client, writer.ledger_id)
+    kept = members(client, writer.ledger_id)[1]
+    lost.kill()
+    lost.wait_gone()
+    client.replace_bookie(lost.bookie_id, writer.ledger_id)
+    new, other = members(client, writer.ledger_id)
+    assert other == kept
+    assert new not in (kept, lost.bookie_id)
+    cluster.bookie(kept).kill()  # The copy alone has to answer.
+    assert client.open(writer.ledger_id, recover=False).read(0, 59) == entries(written)
