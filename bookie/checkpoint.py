@@ -21,31 +21,18 @@ from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.catalog import Log, Mark
-from rollbook.bookie.core.entry_log_format import Extent, FooterBuilder
+from rollbook.bookie.core.entry_log_format import FooterBuilder
 from rollbook.bookie.core.records import (
     HEAD_BYTES,
-    ID_BYTES,
-    FileHeader,
-    Purpose,
 )
 from rollbook.bookie.core.salvage import proves_itself
 from rollbook.bookie.journal import JournalFile
 from rollbook.bookie.record_file import Cache, RecordFile
-from rollbook.bookie.sorted_log import Indexed, SortedWriter, write_footer
+from rollbook.bookie.sorted_log import Indexed, NewLog, SortedLog, SortedWriter, write_footer
 from rollbook.proto.errors import TornRecord
-from rollbook.proto.ports import Disk, OpenMode, Randomness
+from rollbook.proto.ports import Disk, Randomness
 
 logger = structlog.get_logger()
-
-
-class NewLog:
-    """A log that is durable under its name, and that nobody knows of yet."""
-
-    def __init__(self, log: Log, extents: list[Extent], records: RecordFile) -> None:
-        self.log = log
-        self.extents = extents
-        self.records = records
-        self.doubts: list[tuple[int, int, int]] = []
 
 
 class Checkpointer:
@@ -139,27 +126,16 @@ class Checkpointer:
     # --- Rewriting ----------------------------------------------------------------------------
 
     async def _rewrite(self, file: JournalFile, directory: int, path: str) -> NewLog:
-        header = FileHeader(
-            *(Purpose.LOG, file.number, self._catalog.store_id),
-            self._randomness.randbytes(ID_BYTES),
+        target = await SortedLog.create(
+            self._disk, path, file.number, self._catalog.store_id, self._randomness
         )
-        target = await self._disk.open(path, OpenMode.CREATE)
         try:
-            await target.write_at(0, [header.pack()])
-            writer = SortedWriter(target, header.file_id)
-            doubts = await self._copy(file, writer)
-            footer_at = await writer.finish()
-            builder = FooterBuilder(header.file_id, footer_at)
-            size = await write_footer(target, builder, writer.indexed(), writer.records)
-            await target.sync()
-            await self._disk.sync_directory(self._config.ledger_dirs[directory])
+            doubts = await self._copy(file, target.writer)
+            new = await target.finish(directory, file.number, self._cache)
         except BaseException:
-            await target.close()
+            await target.abandon()
             raise
-        records = RecordFile(target, header, self._cache)
-        records.records, records.end = writer.records, footer_at
-        logger.info("journal_file_rewritten", number=file.number, bytes=size)
-        new = NewLog(Log(file.number, directory, size, age=file.number), builder.extents, records)
+        logger.info("journal_file_rewritten", number=file.number, bytes=new.log.file_bytes)
         new.doubts = doubts
         return new
 
@@ -185,7 +161,6 @@ class Checkpointer:
                         continue
                 if writer.add(entry_id, entry):
                     await writer.flush()
-                    await asyncio.sleep(0)  # Others have adds to answer.
         return lost
 
     async def _body(self, records: RecordFile, at: int) -> bytes | None:

@@ -69,7 +69,9 @@ class SpaceConfig:
     """What becomes of deleted ledgers, sparse logs, rot and full disks."""
 
     gc_interval_s: float = 600.0  # Between two scans of the metadata; a deletion takes two of them.
-    gc_quarantine_s: float = 3600.0  # Longer: more time to notice a mistake, space comes back later.
+    gc_quarantine_s: float = (
+        3600.0  # Longer: more time to notice a mistake, space comes back later.
+    )
     gc_brake_share: float = 0.5  # Of all ledgers; if more are gone at once, an operator is asked.
     deleted_kept_s: float = 7 * 86_400.0  # So long a late add cannot bring a deleted ledger back.
     minor_compaction_threshold: float = 0.2  # Logs less full than this are rewritten; 0: never.
@@ -83,7 +85,9 @@ class SpaceConfig:
     disk_usage_warn_threshold: float = 0.90
     disk_usage_low_water: float = 0.93  # Down to this, a full one takes entries again.
     disk_check_interval_s: float = 10.0  # At most; a disk that is nearly full is looked at sooner.
-    reserve_bytes: int = 32 * MIB  # In each ledger directory, given up when its disk is full; 0: none.
+    reserve_bytes: int = (
+        32 * MIB
+    )  # In each ledger directory, given up when its disk is full; 0: none.
 
     def __post_init__(self) -> None:
         for name in (
@@ -98,13 +102,9 @@ class SpaceConfig:
         for name in ("minor_compaction_threshold", "major_compaction_threshold"):
             if getattr(self, name) >= 1:
                 raise BadConfig(f"{name} must be below 1: no log is fuller than full")
-        full, low_water = self.disk_usage_threshold, self.disk_usage_low_water
-        if not 0 < full <= _USAGE_MAX:
-            raise BadConfig(f"disk_usage_threshold must be above 0 and at most {_USAGE_MAX}")
-        if not 0 < self.disk_usage_warn_threshold <= full:
-            raise BadConfig("disk_usage_warn_threshold must not be above disk_usage_threshold")
-        if not 0 < low_water <= full:
-            raise BadConfig("disk_usage_low_water must not be above disk_usage_threshold")
+        for name in ("disk_usage_threshold", "disk_usage_warn_threshold", "disk_usage_low_water"):
+            if not 0 < getattr(self, name) <= _USAGE_MAX:
+                raise BadConfig(f"{name} must be above 0 and at most {_USAGE_MAX}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,22 +7,43 @@ catalog: in this order.
 import asyncio
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, TypeAlias
 
-from rollbook.bookie.core.entry_log_format import FooterBuilder
+import structlog
+
+from rollbook.bookie.core.catalog import Log
+from rollbook.bookie.core.entry_log_format import Extent, FooterBuilder
 from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.memtable import Columns, IntArray
-from rollbook.bookie.core.records import FILE_HEADER_BYTES, HEAD_BYTES, Kind, pack_rows
-from rollbook.proto.ports import File
+from rollbook.bookie.core.records import (
+    FILE_HEADER_BYTES,
+    HEAD_BYTES,
+    ID_BYTES,
+    FileHeader,
+    Kind,
+    Purpose,
+    pack_rows,
+)
+from rollbook.bookie.record_file import Cache, RecordFile
+from rollbook.proto.ports import Disk, File, OpenMode, Randomness
+
+logger = structlog.get_logger()
 
 _LENGTH: Final = struct.Struct("<I")
 _RECORD_BYTES: Final = 64 * 1024
-_SYNC_BYTES: Final = 8 * 1024 * 1024  # So much at most lies before the journal in the disk's queue.
+SYNC_BYTES: Final = 8 * 1024 * 1024
 _WRITE_BYTES: Final = 64 * 1024
 
 Indexed: TypeAlias = Iterator[tuple[int, Columns, int, int]]
 """Ledger, columns, LAC, bytes of its entries; by ledger."""
+
+Pause: TypeAlias = Callable[[int], Awaitable[None]]
+"""Called after so many bytes were written: others have adds to answer."""
+
+
+async def give_way(_written: int) -> None:
+    await asyncio.sleep(0)
 
 
 async def write_footer(
@@ -48,7 +69,9 @@ async def write_footer(
 class SortedWriter:
     """ENTRIES records, one after the other, and where the entries in them lie."""
 
-    def __init__(self, file: File, file_id: bytes) -> None:
+    def __init__(self, file: File, file_id: bytes, pause: Pause, sync_bytes: int) -> None:
+        self._pause = pause
+        self._sync_bytes = sync_bytes
         self.records = array("I")
         self._file = file
         self._packer = RecordPacker(file_id, FILE_HEADER_BYTES, 1, 0)
@@ -88,10 +111,12 @@ class SortedWriter:
         write = self._packer.pack_body(Kind.ENTRIES, b"".join(self._parts), rows)
         await self._file.write_at(write.position, write.buffers)
         self._parts, self._size, self._rows = [], 0, {}
-        self._unsynced += write.end - write.position
-        if self._unsynced >= _SYNC_BYTES:
+        size = write.end - write.position
+        self._unsynced += size
+        if self._unsynced >= self._sync_bytes:
             await self._file.sync()
             self._unsynced = 0
+        await self._pause(size)
 
     async def finish(self) -> int:
         """Returns where the footer goes."""
@@ -104,3 +129,68 @@ class SortedWriter:
         for ledger_id, columns, last_add_confirmed in self._ledgers:
             if columns.entry_ids:
                 yield ledger_id, columns, last_add_confirmed, sum(columns.lengths)
+
+
+class NewLog:
+    """A log that is durable under its name, and that nobody knows of yet."""
+
+    def __init__(self, log: Log, extents: list[Extent], records: RecordFile) -> None:
+        self.log = log
+        self.extents = extents
+        self.records = records
+        self.doubts: list[tuple[int, int, int]] = []  # What it should hold, and does not.
+
+
+class SortedLog:
+    """One that is being written: entries to `writer`, then `finish`; or else `abandon`."""
+
+    def __init__(
+        self, disk: Disk, path: str, file: File, header: FileHeader, writer: SortedWriter
+    ) -> None:
+        self.writer = writer
+        self._disk = disk
+        self._path = path
+        self._file = file
+        self._header = header
+
+    @classmethod
+    async def create(
+        cls,
+        disk: Disk,
+        path: str,
+        number: int,
+        store_id: bytes,
+        randomness: Randomness,
+        pause: Pause = give_way,
+        sync_bytes: int = SYNC_BYTES,
+    ) -> "SortedLog":
+        """`sync_bytes` at most lie before the journal in the disk's queue."""
+        if await disk.stat(path):
+            await disk.unlink(path)  # From an attempt that failed.
+        header = FileHeader(Purpose.LOG, number, store_id, randomness.randbytes(ID_BYTES))
+        file = await disk.open(path, OpenMode.CREATE)
+        try:
+            await file.write_at(0, [header.pack()])
+        except BaseException:
+            await file.close()
+            raise
+        return cls(disk, path, file, header, SortedWriter(file, header.file_id, pause, sync_bytes))
+
+    async def finish(self, directory: int, age: int, cache: Cache) -> NewLog:
+        """Durable, name and all, when it returns."""
+        writer = self.writer
+        footer_at = await writer.finish()
+        builder = FooterBuilder(self._header.file_id, footer_at)
+        size = await write_footer(self._file, builder, writer.indexed(), writer.records)
+        await self._file.sync()
+        await self._disk.sync_directory(self._path.rpartition("/")[0])
+        records = RecordFile(self._file, self._header, cache)
+        records.records, records.end = writer.records, footer_at
+        return NewLog(Log(self._header.number, directory, size, age), builder.extents, records)
+
+    async def abandon(self) -> None:
+        await self._file.close()
+        try:
+            await self._disk.unlink(self._path)
+        except OSError as error:  # Boot does it, or the next attempt.
+            logger.warning("entry_log_not_removed", path=self._path, reason=str(error))

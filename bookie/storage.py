@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, TypeVar
 import structlog
 
 from rollbook.bookie.boot import Found, find_store, lock_directories, log_path, make_store
-from rollbook.bookie.checkpoint import Checkpointer, NewLog
+from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.byte_cache import ByteCache
@@ -32,7 +32,9 @@ from rollbook.bookie.core.salvage import take_frames
 from rollbook.bookie.entry_log import EntryLogs
 from rollbook.bookie.journal import Journal, JournalFile
 from rollbook.bookie.record_file import Cache
+from rollbook.bookie.sorted_log import NewLog
 from rollbook.bookie.stats import Stats
+from rollbook.bookie.views import LedgerViews
 from rollbook.proto.errors import (
     BookieReadOnly,
     EntryStateUnknown,
@@ -548,6 +550,24 @@ class Storage:
     def _files(self) -> list[JournalFile]:
         """With entries that no entry log has yet, newest first."""
         return [self._journal.active, *reversed(self._filled)]
+
+    # --- For operators ------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What poisoned the journal: nothing is acknowledged any more."""
+        return self._journal.failure
+
+    @property
+    def end_of_journal(self) -> tuple[int, int]:
+        """The number of the file that is written to, and how far it goes."""
+        return self._journal.active.number, self._journal.active.end
+
+    def views(self) -> LedgerViews:
+        files = [(file.path.rpartition("/")[2], file.memtable) for file in self._files()]
+        return LedgerViews(
+            self.catalog, files, self._unsaved, lambda each: self._ledgers[each].facts
+        )
 
     # --- Space --------------------------------------------------------------------------------
 
