@@ -116,6 +116,7 @@ class Bookie:
         self._listen = listen
         self._advertised = advertised
         self._listener: Listener
+        self._holder = ""
         self._set_read_only = settings.bookie.read_only
         self._closers: list[Callable[[], Awaitable[None]]] = []  # Of what was opened, first first.
 
@@ -145,6 +146,7 @@ class Bookie:
     async def _open(self) -> None:
         machine, settings = self._machine, self.config
         locks = await self.identity.establish()
+        self._holder = locks[0].token
         try:
             self.storage = await Storage.open(
                 *(machine.disk, settings.storage, machine.clock, machine.randomness),
@@ -176,7 +178,12 @@ class Bookie:
 
         Raises `NodeExists` if another process has the id and stays.
         """
-        info = describe_bookie(self.advertised, incarnation=self.identity.incarnation, http=http)
+        info = describe_bookie(
+            self.advertised,
+            incarnation=self.identity.incarnation,
+            holder=self._holder,
+            http=http,
+        )
         registration = BookieRegistration(
             *(self._store, self.cluster.root, self.bookie_id, info),
             self.config.bookie.session_timeout_s,

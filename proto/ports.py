@@ -138,6 +138,12 @@ class File(Protocol):
 
 
 class DiskLock(Protocol):
+    @property
+    def token(self) -> str:
+        """Equal for all who ever hold this very lock, and for nobody else: whoever holds it knows
+        that those who held it before are dead or have let go. Empty if nobody can say.
+        """
+
     async def release(self) -> None: ...
 
 

@@ -5,6 +5,8 @@ It is registered when it is ready to serve, since clients connect as soon as the
 Between the two folders it goes through both: the new node is made before the old one is removed, so
 that nobody takes it for dead (RG1). A node that another session made belongs to an earlier process,
 whose session may still run out, or to a second one under the same id, which must not go on (RG2).
+An earlier process is known to be dead if it held the very lock that we hold now; then its node goes
+at once.
 """
 
 import asyncio
@@ -22,6 +24,7 @@ from rollbook.proto.cluster.lost_replies import (
     set_surely,
 )
 from rollbook.proto.errors import (
+    BadMetadata,
     MetadataConflict,
     MetadataUnavailable,
     NodeExists,
@@ -32,9 +35,13 @@ from rollbook.proto.errors import (
     Unavailable,
 )
 from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
-from rollbook.proto.formats.service_info import BookieServiceInfo, pack_service_info
+from rollbook.proto.formats.service_info import (
+    BookieServiceInfo,
+    pack_service_info,
+    unpack_service_info,
+)
 from rollbook.proto.ids import BookieId
-from rollbook.proto.ports import NO_SESSION, CreateMode, MetadataStore, Node, SessionState
+from rollbook.proto.ports import NO_SESSION, CreateMode, MetadataStore, Node, SessionState, Watch
 
 logger = structlog.get_logger()
 
@@ -61,6 +68,7 @@ class BookieRegistration:
         self._bookie_id = bookie_id
         self._data = pack_service_info(info)
         self._patience_s = session_timeout_s + _TICK_S
+        self._holder = info.holder
         self._standing: Standing | None = None  # As asked for last.
         self._turn = asyncio.Lock()
 
@@ -86,15 +94,51 @@ class BookieRegistration:
 
         Raises `NodeExists` if another process has taken its id meanwhile: the bookie must stop.
         """
+        has_news = asyncio.Event()
+        hearing = [self._hear_session(has_news)]
+        hearing += [self._hear_node(self._path(each), has_news) for each in Standing]
+        tasks = [asyncio.get_running_loop().create_task(each) for each in hearing]
+        for task in tasks:
+            task.add_done_callback(lambda _: has_news.set())
+        try:
+            while True:
+                await has_news.wait()
+                has_news.clear()
+                for task in tasks:
+                    if task.done():
+                        task.result()  # Not to hear any more and not to know it would be worse.
+                await self._restore()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _hear_session(self, has_news: asyncio.Event) -> None:
         async for event in self._store.session_events():
             if event.state is SessionState.CONNECTED:
-                await self._restore()
+                has_news.set()
             else:
                 logger.warning(
                     "bookie_registration_in_doubt",
                     bookie=self._bookie_id,
                     session_state=event.state.value,
                 )
+
+    async def _hear_node(self, path: str, has_news: asyncio.Event) -> None:
+        """It may be removed by others, too, and whoever comes in its place must not stay unseen."""
+        watch = await self._watch(path)
+        try:
+            async for _ in watch:
+                has_news.set()
+        finally:
+            await watch.close()
+
+    async def _watch(self, path: str) -> Watch:
+        while True:
+            try:
+                return await self._store.watch(path)
+            except (Unavailable, OutcomeUnknown, SessionExpired):
+                await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def withdraw(self) -> None:
         """Not to be seen any more, as when it shuts down."""
@@ -140,6 +184,8 @@ class BookieRegistration:
     async def _await_departure(self, path: str) -> None:
         if not await self._is_strangers(path):
             return
+        if await self._remove_dead(path):
+            return
         logger.info("waiting_for_earlier_session", bookie=self._bookie_id, path=path)
         watch = await self._store.watch(path)
         try:
@@ -148,6 +194,9 @@ class BookieRegistration:
                     if await anext(watch, None) is None:
                         raise MetadataUnavailable("the metadata store was closed", path=path)
         except TimeoutError:
+            # Time may have passed while this process stood still, and nothing was heard.
+            if not await self._is_strangers(path):
+                return
             raise NodeExists(
                 "another process is registered under this bookie id",
                 path=path,
@@ -155,6 +204,20 @@ class BookieRegistration:
             ) from None
         finally:
             await watch.close()
+
+    async def _remove_dead(self, path: str) -> bool:
+        """Whether what stands there was left by a process that is known to be dead."""
+        node = await read_surely(self._store, path)
+        if node is None or self._is_ours(node) or not self._holder:
+            return False
+        try:
+            if unpack_service_info(self._bookie_id, node.value).holder != self._holder:
+                return False
+            await delete_surely(self._store, path, node.stat.version)
+        except (BadMetadata, NoSuchNode, MetadataConflict):
+            return False
+        logger.info("dead_registration_removed", bookie=self._bookie_id, path=path)
+        return True
 
     async def _is_strangers(self, path: str) -> bool:
         node = await read_surely(self._store, path)

@@ -20,6 +20,7 @@ TLS: Final = "tls"  # An extension of the bookie's endpoint.
 
 # Properties of ours. Strangers ignore them; a bookie without them gets plain BookKeeper.
 INCARNATION: Final = "rollbook.incarnation"  # Drawn when the bookie's directories were formatted.
+HOLDER: Final = "rollbook.holder"  # Of the lock on its directories: `DiskLock.token`.
 EXTENSIONS: Final = "rollbook.extensions"  # Names of what it understands beyond BookKeeper.
 
 _PORT_MAX: Final = 65535
@@ -56,6 +57,10 @@ class BookieServiceInfo:
         return dict(self.properties).get(INCARNATION)
 
     @property
+    def holder(self) -> str | None:
+        return dict(self.properties).get(HOLDER)
+
+    @property
     def extensions(self) -> tuple[str, ...]:
         names = dict(self.properties).get(EXTENSIONS, "")
         return tuple(names.split(",")) if names else ()
@@ -65,6 +70,7 @@ def describe_bookie(
     address: Address,
     *,
     incarnation: str = "",
+    holder: str = "",
     extensions: tuple[str, ...] = (),
     http: Address | None = None,
     tls: bool = False,
@@ -79,6 +85,8 @@ def describe_bookie(
     known = dict(properties or {})
     if incarnation:
         known[INCARNATION] = incarnation
+    if holder:
+        known[HOLDER] = holder
     if extensions:
         known[EXTENSIONS] = ",".join(extensions)
     return BookieServiceInfo(tuple(endpoints), tuple(sorted(known.items())))

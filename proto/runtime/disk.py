@@ -13,6 +13,7 @@ a slow sync is forgotten.
 import asyncio
 import errno
 import fcntl
+import hashlib
 import os
 import stat
 import time
@@ -29,6 +30,7 @@ _ON_THE_SPOT_BYTES: Final = 64 * 1024
 _SLOWNESS_KEPT: Final = 0.9  # Of what is expected, at each sync: 10 ms are forgotten after 30.
 _SYNC_THREADS: Final = 4  # One per file that syncs at the same time: journal, entry logs, ledgers.
 _BUFFERS_PER_WRITE: Final = min(1024, os.sysconf("SC_IOV_MAX"))
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _FLAGS: Final = {
     OpenMode.READ: os.O_RDONLY,
     OpenMode.WRITE: os.O_RDWR,
@@ -177,11 +179,26 @@ class SystemFile:
 class SystemLock:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self.token = _token_of(descriptor)
 
     async def release(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _token_of(descriptor: int) -> str:
+    """A file lock lives in one kernel, from its boot on: a copy of the file is another lock, and so
+    is the file itself on another machine.
+    """
+    try:
+        with open(_BOOT_ID, "rb") as file:
+            boot = file.read()
+    except OSError:
+        return ""
+    found = os.fstat(descriptor)
+    name = b"%b %d %d" % (boot, found.st_dev, found.st_ino)
+    return hashlib.blake2b(name, digest_size=16).hexdigest()
 
 
 class SystemDisk:

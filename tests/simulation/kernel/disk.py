@@ -136,9 +136,10 @@ class SimulatedFile:
 
 
 class SimulatedLock:
-    def __init__(self, disk: "SimulatedDisk", path: str, lane: Lane) -> None:
+    def __init__(self, disk: "SimulatedDisk", path: str, token: str, lane: Lane) -> None:
         self._disk = disk
         self._path = path
+        self.token = token
         self.lane = lane
 
     async def release(self) -> None:
@@ -178,6 +179,8 @@ class SimulatedDisk:
         self.place = place  # Where it is mounted.
         self.chance = chance
         self.locks: dict[str, SimulatedLock] = {}
+        self.machine = ""
+        self._boots = 0  # Also of other disks in its place.
         # All that is done from here on; complete if it was set before anything, or before `wipe`.
         self.record: list[Operation] | None = None
         self.sync_s: Span = SYNC_S
@@ -266,7 +269,8 @@ class SimulatedDisk:
             )
         if self.system.find(path) is None:
             self.do("create", path)
-        lock = self.locks[path] = SimulatedLock(self, path, self._loop.lane())
+        token = f"{self.machine}/{self.device}/{self._boots}/{self.system.find(path)}"
+        lock = self.locks[path] = SimulatedLock(self, path, token, self._loop.lane())
         return lock
 
     # --- For scenarios ------------------------------------------------------------------------
@@ -322,6 +326,7 @@ class SimulatedDisk:
 
     def wipe(self) -> None:
         """Another disk in its place, empty."""
+        self._boots += 1
         self.system = FileSystem()
         self.locks.clear()
         self._open.clear()
@@ -367,6 +372,7 @@ class SimulatedDisk:
         self.system = self.system.after_power_cut(choose)
         if self.record is not None:
             self.record.append((POWER_CUT, *picks))
+        self._boots += 1
         self.locks.clear()
         self._open.clear()
         self._hung.clear()
@@ -469,15 +475,16 @@ class MachineDisk(SimulatedDisk):
         self, loop: VirtualLoop, machine: str, stream: Callable[[str], random.Random]
     ) -> None:
         super().__init__(loop, stream(f"disk:{machine}"))
-        self._machine = machine
+        self.machine = machine
         self._stream = stream
         self._mounted: list[SimulatedDisk] = []
 
     def mount(self, path: str) -> SimulatedDisk:
         """Another disk, with faults of its own, for this directory and what is below it."""
         assert self._on(path) is self, f"{path} is on a disk of its own already"
-        chance = self._stream(f"disk:{self._machine}:{path}")
+        chance = self._stream(f"disk:{self.machine}:{path}")
         disk = SimulatedDisk(self._loop, chance, device=2 + len(self._mounted), place=path)
+        disk.machine = self.machine
         self._make_durably(path)
         self._mounted.append(disk)
         return disk
