@@ -170,7 +170,7 @@ class StoreFiles:
         async for name, replayed in self.replayed():
             files.insert(0, (name, replayed.memtable))
             self._learn(replayed, facts)
-        return LedgerViews(self.catalog, files, facts)
+        return LedgerViews(self.catalog, files, facts, facts.__getitem__)
 
     def _learn(self, replayed: Replayed, facts: dict[int, LedgerFacts]) -> None:
         def before(ledger_id: int) -> LedgerFacts:

@@ -3,7 +3,7 @@
 What is here of a ledger lies in several places; a copy that was added twice is counted twice.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import islice
 from typing import Any, Final
@@ -29,15 +29,18 @@ class LedgerViews:
         self,
         catalog: Catalog,
         files: Sequence[tuple[str, Memtable]],
-        facts: dict[int, LedgerFacts],
+        newer: Collection[int],
+        newer_facts: Callable[[int], LedgerFacts],
     ) -> None:
+        """`newer`: ledgers of which more is known than the catalog has."""
         self._catalog = catalog
         self._files = files
-        self._facts = facts  # Newer than the catalog's.
+        self._newer = newer
+        self._newer_facts = newer_facts
 
     def __contains__(self, ledger_id: int) -> bool:
         return (
-            ledger_id in self._facts
+            ledger_id in self._newer
             or ledger_id in self._catalog.facts
             or any(True for _ in self._catalog.held(ledger_id))
             or any(ledger_id in memtable.ledgers for _, memtable in self._files)
@@ -102,14 +105,17 @@ class LedgerViews:
         )
 
     def _facts_of(self, ledger_id: int) -> LedgerFacts:
-        return self._facts.get(ledger_id) or self._catalog.facts.get(ledger_id) or LedgerFacts()
+        if ledger_id in self._newer:
+            return self._newer_facts(ledger_id)
+        return self._catalog.facts.get(ledger_id) or LedgerFacts()
 
     def known_ids(self) -> Iterator[int]:
-        """In no order, some more than once."""
-        yield from self._catalog.ledger_ids
-        yield from self._facts
+        """In no order, some more than once; each part as it is when its turn comes."""
+        yield from list(self._catalog.facts)
+        yield from list(self._catalog.held_ledgers)
+        yield from list(self._newer)
         for _, memtable in self._files:
-            yield from memtable.ledgers
+            yield from list(memtable.ledgers)
 
 
 def _first_of(rows: LedgerRows) -> int:
