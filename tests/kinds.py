@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from tests.tally import Tally, clean, progress_line
+from tests.tally import Tally, clean, missing_piece, progress_line
 
 LATER: Final = {
-    "interop": "unmodified Java clients and servers",
     "chaos": "real clusters under kills, pauses and partitions",
 }
 BENCHES: Final = {name: f"tests.bench.{name}" for name in ("codec", "metastore", "simulator")}
 SMOKE_SEEDS: Final = 100
+NOTHING_CHECKED: Final = 2  # The exit code of a kind that has nothing to check yet, or here.
 
 
 # --- Several kinds in one go --------------------------------------------------------------------
@@ -52,6 +52,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
         ],
         "fuzz": ["--runs=200000" if arguments.thorough else "--runs=50000", first],
     }
+    if arguments.thorough:
+        sizes["interop"] = []
     kinds = {name: ["tests", name, *size] for name, size in sizes.items()}
     style = _STYLE | {"generated": ["tests.generate", "--check"]} if arguments.thorough else {}
     return _steps(style | {"unit": ["tests", "unit"]} | kinds)
@@ -70,15 +72,19 @@ def _steps(commands: dict[str, list[str]]) -> Tally:
         )
         seconds = time.monotonic() - started
         lines = done.stdout.splitlines()
+        reasons = [
+            line.removeprefix("skipped: ") for line in lines if line.startswith("skipped: ")
+        ]
         if done.returncode == 0:
+            verdict = "ok"
             tally.passed += 1
-            tally.skipped += [
-                line.removeprefix("skipped: ") for line in lines if line.startswith("skipped: ")
-            ]
+        elif done.returncode == NOTHING_CHECKED and reasons:
+            verdict = "skipped"
         else:
+            verdict = "FAILED"
             tally.failed += 1
             print(done.stdout)
-        verdict = "ok" if done.returncode == 0 else "FAILED"
+        tally.skipped += reasons
         last = lines[-1] if lines else ""
         print(f"{name:<12}{verdict:<8}{seconds:6.1f} s  {last}", flush=True)
     tally.skipped = clean(tally.skipped)
@@ -132,6 +138,16 @@ def contract(arguments: argparse.Namespace) -> Tally:
         _add(tally, differential.run(arguments.sequences, arguments.seed, _say))
         tally.unit = "tests+histories"
     return tally
+
+
+def interop(arguments: argparse.Namespace) -> Tally:
+    toolchain = importlib.import_module("tests.interop.toolchain")
+    try:
+        toolchain.ensure_built()  # Here, where no test's time runs.
+    except toolchain.NoJava as error:
+        reason = missing_piece(toolchain.PIECE, str(error), toolchain.HOW_TO_ENABLE)
+        return Tally("tests", skipped=[reason])
+    return _pytest("tests/interop", f"--bookies={arguments.bookies}")
 
 
 # --- Kinds with runners of their own ------------------------------------------------------------
