@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from rollbook.bookie.config import BookieConfig, ServerConfig, StorageConfig
+from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.membership import Membership
 from rollbook.bookie.server import BookieServer
@@ -68,6 +68,7 @@ class Settings:
     bookie: BookieConfig
     storage: StorageConfig
     server: ServerConfig = field(default_factory=ServerConfig)
+    space: SpaceConfig = field(default_factory=SpaceConfig)
 
 
 class State(Enum):
@@ -156,6 +157,7 @@ class Bookie:
         except DataLost as error:
             error.next_step = WRITE_OFF_STEP
             raise
+        self.storage.refuses_adds = settings.bookie.read_only
         self.storage.start()
         self._closers.append(self.storage.close)
         self.server = BookieServer(

@@ -128,6 +128,7 @@ def translate(
     tables = {
         "bookie": {**_place(keys, address_of), **_doors(keys)},
         "storage": _storage(keys),
+        "space": _space(keys),
         "server": _given(frame_bytes_max=keys.integer("nettyMaxFrameSizeBytes")),
     }
     return Translated(tables, keys.left)
@@ -199,6 +200,27 @@ def _storage(keys: _Keys) -> dict[str, Any]:
         ledger_dirs=list(keys.texts("ledgerDirectories")),
         cache_bytes=None if cache_mib is None else cache_mib * _MIB,
     )
+
+
+def _space(keys: _Keys) -> dict[str, Any]:
+    """Java counts garbage collection and disk checks in ms, compaction in s; 0 or less is never."""
+    gc_ms, check_ms = keys.integer("gcWaitTime"), keys.integer("diskCheckInterval")
+    given = _given(
+        gc_interval_s=None if gc_ms is None else gc_ms / 1000,
+        disk_check_interval_s=None if check_ms is None else check_ms / 1000,
+        minor_compaction_threshold=keys.number("minorCompactionThreshold"),
+        minor_compaction_interval_s=keys.number("minorCompactionInterval"),
+        major_compaction_threshold=keys.number("majorCompactionThreshold"),
+        major_compaction_interval_s=keys.number("majorCompactionInterval"),
+        compaction_bytes_per_s=keys.integer("compactionRateByBytes"),
+        disk_usage_threshold=keys.number("diskUsageThreshold"),
+        disk_usage_warn_threshold=keys.number("diskUsageWarnThreshold"),
+        disk_usage_low_water=keys.number("diskUsageLwmThreshold"),
+    )
+    if (threshold := given.get("disk_usage_threshold")) is not None:
+        for name in ("disk_usage_warn_threshold", "disk_usage_low_water"):
+            given[name] = min(given.get(name, threshold), threshold)
+    return given
 
 
 def _join(host: str, port: int) -> str:

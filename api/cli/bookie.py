@@ -21,7 +21,7 @@ import structlog
 from rollbook.api.cli.bookie_inspect import commands
 from rollbook.api.cli.output import examples, output_option, show_facts, show_rows
 from rollbook.bookie.bookie import Settings, addresses_of
-from rollbook.bookie.config import BookieConfig, ServerConfig, StorageConfig
+from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
 from rollbook.bookie.core.identity import FORMAT, INIT, REJOIN, WRITE_OFF, Diagnosis
 from rollbook.bookie.core.identity import Standing as Judged
 from rollbook.bookie.identity import Formatted, Identity
@@ -48,7 +48,7 @@ C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-_SECTIONS: Final = ("bookie", "storage", "server")
+_SECTIONS: Final = ("bookie", "storage", "server", "space")
 
 
 @click.group(
@@ -127,6 +127,7 @@ def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
             ledger_dirs=tuple(map(os.path.abspath, storage.ledger_dirs)),
         ),
         _load(ServerConfig, "server", tables, os.environ, {}),
+        _load(SpaceConfig, "space", tables, os.environ, {}),
     )
 
 
