@@ -84,12 +84,13 @@ class Storage:
         # Of ledgers whose LAC somebody awaits: called, and quick to return, when it rose or the ledger
         # was deleted. What is read right behind a call may be older; in the next turn of the loop it is not.
         self.lac_watchers: dict[int, Callable[[int], None]] = {}
-        self.refuses_adds = False  # But for those that recover or are urgent.
+        self.refuses_adds = False  # But for those that are urgent.
         self._disk = disk
         self._config = config
         self._clock = clock
         self._catalog_files = found.catalog
         self.catalog = found.catalog.catalog  # To look at.
+        self.store_id = found.catalog.store_id
         self._locks = locks
         self._filled = found.files  # Oldest first.
         self._has_filled = asyncio.Event()
@@ -220,7 +221,8 @@ class Storage:
     def _refusal_of(self, group: AddGroup, adds: Adds) -> Failure:
         is_urgent = group.is_recovery or group.is_high_priority
         size = adds.end - adds.start
-        if self.is_read_only and not (is_urgent and self._journal.has_room_for(size)):
+        # Not for what recovers, if it is not urgent: copies can be made elsewhere.
+        if self.is_read_only and not (group.is_high_priority and self._journal.has_room_for(size)):
             return BookieReadOnly
         # What recovers or is urgent has as much again: it must not starve behind the others.
         bytes_max = self._config.queued_bytes_max << is_urgent
@@ -613,7 +615,23 @@ class Storage:
             self._ledgers.pop(ledger_id, None)
             self._unsaved.pop(ledger_id, None)
 
-    async def replace_logs(self, numbers: Sequence[int], new: NewLog | None = None) -> None:
+    def open_logs(self, cache: Cache) -> EntryLogs:
+        """For somebody who reads a lot of them and must not push everything else out of the cache."""
+        return EntryLogs(self._disk, self.store_id, self._path_of_log, cache)
+
+    async def doubt(self, doubts: Sequence[tuple[int, int, int]]) -> None:
+        """Ledgers, first and last entries that are damaged. Raises `OSError`."""
+        await self._catalog_files.commit([changes.pack_doubt(*each) for each in doubts])
+
+    async def note_scrubbed(self, number: int) -> None:
+        await self._catalog_files.commit([changes.pack_scrubbed(number)])
+
+    async def replace_logs(
+        self,
+        numbers: Sequence[int],
+        new: NewLog | None = None,
+        doubts: Sequence[tuple[int, int, int]] = (),
+    ) -> None:
         """Whatever is still wanted of these logs is in the new one, or in doubt: they go (B5).
 
         Raises `OSError` if nothing has changed.
@@ -623,8 +641,8 @@ class Storage:
             for part in changes.pack_log(new.log, new.extents):
                 parts.append(part)
                 await asyncio.sleep(0)  # Others have adds to answer.
-            parts += [changes.pack_doubt(*doubt) for doubt in new.doubts]
         paths = [self._path_of_log(number) for number in numbers]
+        parts += [changes.pack_doubt(*each) for each in doubts]
         parts += map(changes.pack_unlog, numbers)
         await self._catalog_files.commit(parts)
         if new:

@@ -437,7 +437,7 @@ def test_a_failed_checkpoint_pins_the_mark_and_ends_in_read_only() -> None:
         with pytest.raises(BookieReadOnly):
             await storage.write_lac(0, KEY, 1, b"")
         await storage.fence(0, KEY)  # Reserve is kept for this, and for recovery.
-        await add(storage, (0, entry_id), is_recovery=True)
+        await add(storage, (0, entry_id), is_recovery=True, is_high_priority=True)
         for number in range(entry_id + 1):
             await storage.read(0, number)
         node.disk.capacity_bytes = None
@@ -488,7 +488,7 @@ def test_a_failed_write_or_sync_stops_the_bookie(odds: str) -> None:
         with pytest.raises(BookieFailed):
             await fence
         setattr(node.disk, odds, 0.0)
-        late = storage.add(adds((8, 0), is_recovery=True)).done
+        late = storage.add(adds((8, 0), is_high_priority=True)).done
         assert late
         assert isinstance(late.exception(), BookieFailed)
         with pytest.raises(NoSuchEntry):
@@ -509,7 +509,7 @@ def test_overload_is_answered_busy_and_recovery_still_passes() -> None:
             entry_id += 1
         assert admission.refusals == (Overloaded,)
         assert 6 <= entry_id <= 10
-        urgent = storage.add(adds((7, entry_id), is_recovery=True))
+        urgent = storage.add(adds((7, entry_id), is_high_priority=True))
         assert urgent.refusals == (None,)
         node.disk.unhang()
         await asyncio.gather(*(done for done in (*waiting, urgent.done) if done))
