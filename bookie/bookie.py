@@ -46,6 +46,8 @@ logger = structlog.get_logger()
 DEFAULT_PORT: Final = 3181
 WRITE_OFF_STEP: Final = "Bring the file back; if it is gone for good: rollbook bookie write-off"
 _END_SESSION_S: Final = 3.0
+_LOOK_S: Final = 0.5
+_CALM_S: Final = 5.0
 
 
 class Machine(Protocol):
@@ -118,7 +120,7 @@ class Bookie:
         self._advertised = advertised
         self._listener: Listener
         self._holder = ""
-        self._set_read_only = settings.bookie.read_only
+        self._following: asyncio.Task[None] | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []  # Of what was opened, first first.
 
     @classmethod
@@ -190,14 +192,36 @@ class Bookie:
             *(self._store, self.cluster.root, self.bookie_id, info),
             self.config.bookie.session_timeout_s,
         )
+        self.stats.registered = lambda: registration.is_registered
+        self.stats.sessions_lost = lambda: registration.sessions_lost
         self.membership = Membership(registration, self._standing)
         await self.membership.join()
+        self._following = asyncio.get_running_loop().create_task(self._follow_standing())
         self.state = State.SERVING
 
     @property
+    def is_read_only(self) -> bool:
+        return self.storage.is_read_only
+
+    async def set_read_only(self, wanted: bool) -> None:
+        """By an operator; it may be so for want of space, too. Others see it a moment later."""
+        self.storage.refuses_adds = wanted
+        if self.membership:
+            self.membership.want(self._standing)
+
+    async def _follow_standing(self) -> None:
+        """Back to writable only when that seems to last: each move makes clients choose anew."""
+        assert self.membership
+        writable_s = 0.0
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            writable_s = 0.0 if self.is_read_only else writable_s + _LOOK_S
+            if not 0.0 < writable_s < _CALM_S:
+                self.membership.want(self._standing)
+
+    @property
     def _standing(self) -> Standing:
-        is_read_only = self._set_read_only or self.storage.is_read_only
-        return Standing.READ_ONLY if is_read_only else Standing.WRITABLE
+        return Standing.READ_ONLY if self.is_read_only else Standing.WRITABLE
 
     async def failed(self) -> BaseException:
         """Returns what makes it impossible to go on: then the process has to end."""
@@ -222,6 +246,9 @@ class Bookie:
     async def close(self) -> None:
         """Seconds at most; nothing that was acknowledged depends on it."""
         self.state = State.CLOSING
+        if self._following:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         if self.membership:
             await self.membership.close()
         try:

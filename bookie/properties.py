@@ -25,6 +25,7 @@ _DEFAULT_PORT: Final = 3181
 _DEFAULT_HTTP_PORT: Final = 8080
 _DEFAULT_ROOT: Final = "/ledgers"
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104  # As BookKeeper does; refused later unless allowed.
+_WARN: Final = 0.90
 _MIB: Final = 1024 * 1024
 
 
@@ -218,8 +219,9 @@ def _space(keys: _Keys) -> dict[str, Any]:
         disk_usage_low_water=keys.number("diskUsageLwmThreshold"),
     )
     if (threshold := given.get("disk_usage_threshold")) is not None:
-        for name in ("disk_usage_warn_threshold", "disk_usage_low_water"):
-            given[name] = min(given.get(name, threshold), threshold)
+        for name, default in (("warn_threshold", _WARN), ("low_water", threshold)):
+            name = f"disk_usage_{name}"
+            given[name] = min(given.get(name, default), threshold)
     return given
 
 

@@ -123,7 +123,7 @@ class Stats:
     scrub_damages: int = counter("scrub_damages_total", "Damaged places that were found.")
     # --- Membership ---------------------------------------------------------------------------
     registered: Gauge = gauge("registered", "1 while the bookie is registered; else 0.")
-    sessions_lost: int = counter("sessions_lost_total", "Metadata sessions that expired.")
+    sessions_lost: Gauge = told_counter("sessions_lost_total", "Metadata sessions that expired.")
 
     # --- Facts that touch several -------------------------------------------------------------
 

@@ -70,6 +70,8 @@ class BookieRegistration:
         self._patience_s = session_timeout_s + _TICK_S
         self._holder = info.holder
         self._standing: Standing | None = None  # As asked for last.
+        self.is_registered = False  # As far as one can know; a session may be over unheard.
+        self.sessions_lost = 0
         self._turn = asyncio.Lock()
 
     async def register(self, standing: Standing) -> None:
@@ -118,6 +120,8 @@ class BookieRegistration:
             if event.state is SessionState.CONNECTED:
                 has_news.set()
             else:
+                self.is_registered = False
+                self.sessions_lost += event.state is SessionState.EXPIRED
                 logger.warning(
                     "bookie_registration_in_doubt",
                     bookie=self._bookie_id,
@@ -144,6 +148,7 @@ class BookieRegistration:
         """Not to be seen any more, as when it shuts down."""
         async with self._turn:
             self._standing = None
+            self.is_registered = False
             for standing in Standing:
                 await self._remove(standing)
 
@@ -177,6 +182,7 @@ class BookieRegistration:
         for each in Standing:
             if each is not standing:
                 await self._remove(each)
+        self.is_registered = True
 
     async def _enter(self, path: str) -> None:
         await create_surely(self._store, path, self._data, self._is_ours, CreateMode.EPHEMERAL)
