@@ -1,16 +1,21 @@
 """A bookie's server in the simulator, and clients to tell stories with."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from rollbook.bookie.config import ServerConfig, StorageConfig
 from rollbook.bookie.server import BookieServer
 from rollbook.bookie.storage import Storage
+from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Address
+from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.digest import DigestType, LedgerDigest
+from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.v2_adds import V2AddPacker
 from tests.simulation.kernel import Node, World
-from tests.support.bookie_client import BookieClient
+from tests.support.bookie_client import KEY, PASSWORD, BookieClient
 
 STORAGE = StorageConfig(
     "/store/journal", ("/store/ledgers",), journal_file_bytes=1024 * 1024, idle_after_ms=20
@@ -79,6 +84,35 @@ class Raw(asyncio.Protocol):
         await self.until(lambda: self.is_closed)
 
 
+def digest_of(ledger_id: int) -> LedgerDigest:
+    return LedgerDigest(DigestType.CRC32C, PASSWORD, LedgerId(ledger_id))
+
+
+def entry(ledger_id: int, entry_id: int, payload: bytes = b"payload") -> bytes:
+    """By a writer that confirms each before it adds the next."""
+    lac = EntryId(max(entry_id - 1, NO_ENTRY))
+    return digest_of(ledger_id).pack_entry(EntryId(entry_id), lac, 0, payload)
+
+
+async def add_entries(
+    storage: Storage,
+    ledger_id: int,
+    entry_ids: Iterable[int],
+    payload: bytes = b"payload",
+    *,
+    is_recovery: bool = False,
+) -> None:
+    packer = V2AddPacker(KEY, digest_of(ledger_id), is_recovery=is_recovery)
+    frames = b"".join(
+        packer.pack(EntryId(entry_id), EntryId(entry_id - 1), 0, payload) for entry_id in entry_ids
+    )
+    for adds in RequestDecoder().feed(frames):
+        assert isinstance(adds, Adds)
+        admission = storage.add(adds)
+        assert admission.done, admission.refusals
+        await admission.done
+
+
 Story = Callable[[Scene], Awaitable[None]]
 
 
@@ -87,8 +121,13 @@ def tell(
     seed: int = 1,
     config: ServerConfig = SERVER,
     storage_config: StorageConfig = STORAGE,
+    *,
+    may_fail: bool = False,
 ) -> World:
-    """With a new store and a server that are there for as long as the story lasts."""
+    """With a new store and a server that are there for as long as the story lasts.
+
+    `may_fail`: the storage may, too.
+    """
     world = World(seed)
     node, client_node = world.node("b1"), world.node("client")
     serving: asyncio.Queue[tuple[Storage, BookieServer]] = asyncio.Queue()
@@ -103,7 +142,8 @@ def tell(
         serving.put_nowait((storage, server))
         await is_told.wait()
         await server.drain(5.0)
-        await storage.close()
+        if not may_fail:
+            await storage.close()
 
     async def play(client_node: Node) -> None:
         storage, server = await serving.get()
