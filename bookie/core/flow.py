@@ -89,7 +89,8 @@ class Account:
         """Later than it may take: stopping and going on at every turn costs more than it brings."""
         if self.held <= self.pool.floor // 2:
             return True
-        if self.held > self.pool.ceiling // 2:
+        # Half a request does not get less by waiting.
+        if self.held >= self.pool.ceiling or self.held - self.begun > self.pool.ceiling // 2:
             return False
         return self.pool.is_roomy or self.pool.favours(self)
 
