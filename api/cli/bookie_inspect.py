@@ -8,6 +8,7 @@ would look like damage.
 """
 
 import asyncio
+import os
 import random
 import sys
 import time
@@ -67,7 +68,8 @@ class Where:
                 "the files of a bookie are in a journal directory and in ledger directories",
                 next_step="Give --journal-dir and --ledger-dir, each as the bookie has it.",
             )
-        journal_dir, ledger_dirs = self.journal_dir, self.ledger_dirs
+        journal_dir = os.path.abspath(self.journal_dir)
+        ledger_dirs = tuple(map(os.path.abspath, self.ledger_dirs))
 
         async def look() -> T:
             disk = SystemDisk()
@@ -110,13 +112,15 @@ _file_options: Final = (
         "ledger_dirs",
         metavar="DIR",
         multiple=True,
-        envvar="ROLLBOOK_LEDGER_DIR",
-        show_envvar=True,
-        help="and the ledgers', in the bookie's order.",
+        help="and the ledgers', in the bookie's order.  [env var: ROLLBOOK_LEDGER_DIR, by commas]",
     ),
 )
 
 Command = Callable[..., None]
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
 
 
 def _takes(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -131,7 +135,8 @@ def _takes(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
             ledger_dirs: tuple[str, ...] = (),
             **rest: Any,
         ) -> None:
-            command(Where(http, token_file, ca_file, journal_dir, ledger_dirs), **rest)
+            listed = ledger_dirs or _listed(os.environ.get("ROLLBOOK_LEDGER_DIR", ""))
+            command(Where(http, token_file, ca_file, journal_dir, listed), **rest)
 
         run.__doc__, run.__name__ = command.__doc__, command.__name__
         run.__dict__.update(command.__dict__)  # The options that click has collected so far.

@@ -14,10 +14,8 @@ Nobody gets much without having shown the token:
 
 import asyncio
 import hmac
-import ipaddress
 import os
 import socket
-import ssl
 import stat
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -31,6 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from rollbook.api.rest.problems import response_of
+from rollbook.proto.addresses import is_loopback
 from rollbook.proto.errors import (
     BadConfig,
     EntryTooLarge,
@@ -39,6 +38,7 @@ from rollbook.proto.errors import (
     Unauthorized,
 )
 from rollbook.proto.ports import Address
+from rollbook.proto.runtime.tls import TlsFiles, server_context
 
 _CONNECTIONS_MAX: Final = 64
 _HEAD_BYTES_MAX: Final = 16 * 1024
@@ -58,29 +58,17 @@ _LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 class HttpConfig:
     address: Address
     token_file: str | None = None  # Its first line is what clients show as `Bearer`.
-    certificate_file: str | None = None
-    key_file: str | None = None
+    tls: TlsFiles | None = None
     insecure: bool = False  # Off loopback without TLS and a token: for networks that are trusted.
 
     def __post_init__(self) -> None:
-        if bool(self.certificate_file) != bool(self.key_file):
-            raise BadConfig("TLS needs both a certificate and its key")
         if self.insecure or is_loopback(self.address.host):
             return
-        if not self.certificate_file or not self.token_file:
+        if not self.tls or not self.token_file:
             raise BadConfig(
                 f"HTTP on {self.address} would be open to the network",
                 next_step="Give it TLS and a token, listen on 127.0.0.1, or say --insecure.",
             )
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class HttpServer:
@@ -98,7 +86,7 @@ class HttpServer:
         """`open_paths` are answered without a token. Raises `BadConfig`."""
         token = read_token(config.token_file) if config.token_file else None
         hosts = _LOOPBACK_NAMES if token is None and not config.insecure else None
-        tls = _tls_context(config)
+        tls = server_context(config.tls) if config.tls else None
         settings = uvicorn.Config(
             Guard(app, token, hosts, frozenset(open_paths)),
             interface="asgi3",
@@ -287,20 +275,6 @@ def read_token(path: str) -> str:
             next_step=f"openssl rand -hex 32 > {path}",
         )
     return token
-
-
-def _tls_context(config: HttpConfig) -> ssl.SSLContext | None:
-    if not config.certificate_file:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(config.certificate_file, config.key_file)
-    except (OSError, ssl.SSLError) as error:
-        raise BadConfig(
-            f"cannot use the certificate: {error}", path=config.certificate_file
-        ) from error
-    return context
 
 
 def _listen(address: Address) -> socket.socket:
