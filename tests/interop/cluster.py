@@ -161,6 +161,13 @@ class Cluster:
     def bookie(self, bookie_id: str) -> Bookie:
         return next(bookie for bookie in self.bookies if bookie.bookie_id == bookie_id)
 
+    def start_autorecovery(self) -> None:
+        """Java's auditor and worker, in a process of their own."""
+        log_path = self._folder / "autorecovery.log"
+        main_class = "org.apache.bookkeeper.replication.AutoRecoveryMain"
+        config = self.bookies[0].config_path
+        self.children.start(*_LOGGED, log_path, *toolchain.command(main_class, "--conf", config))
+
     def puppet(self) -> Puppet:
         """The Java client."""
         log_path = self._folder / "puppet.log"

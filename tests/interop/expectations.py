@@ -9,6 +9,7 @@ from tests.interop.puppet import Entry, JavaError, Shape
 
 ALL: Final = Shape(3, 3, 2)
 STRIPED: Final = Shape(3, 2, 2)
+PAIR: Final = Shape(2, 2, 2)  # Of three bookies: one is left to take over.
 
 
 def payloads(count: int, size: int) -> list[bytes]:

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.interop.cluster import Bookie, Cluster
-from tests.interop.expectations import ALL, entries, payloads, refused
+from tests.interop.expectations import ALL, PAIR, entries, payloads, refused
 from tests.interop.puppet import Client, Protocol, Puppet, Shape
-
-PAIR = Shape(2, 2, 2)  # Of three bookies: one is left to take over.
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """`bookkeeper shell` on our cluster: it exits 0, and says what is the case."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -19,17 +20,20 @@ def ledger(clients: dict[Protocol, Client]) -> Ledger:
     return writer
 
 
-@pytest.fixture
-def tell(cluster: Cluster) -> "Tell":
-    return Tell(cluster)
-
-
 class Tell:
-    def __init__(self, cluster: Cluster) -> None:
-        self._config = cluster.bookies[0].config_path
+    """The shell, as configured for a bookie of the cluster."""
 
-    def __call__(self, *arguments: object) -> str:
+    def __init__(self, config: Path) -> None:
+        self._config = config
+
+    def __call__(self, *arguments: str | int) -> str:
+        """What it said."""
         return shell.run(self._config, *map(str, arguments))
+
+
+@pytest.fixture
+def tell(cluster: Cluster) -> Tell:
+    return Tell(cluster.bookies[0].config_path)
 
 
 def test_listbookies(tell: Tell, cluster: Cluster) -> None:
@@ -59,13 +63,12 @@ def test_readledger(tell: Tell, ledger: Ledger) -> None:
 
 
 def test_readledger_of_one_bookie(tell: Tell, ledger: Ledger, cluster: Cluster) -> None:
-    for bookie in cluster.bookies:
-        said = tell(
-            *("readledger", "-m", "-fe", 0, "-le", 9, "-ledgerid", ledger.ledger_id),
-            *("-bookie", bookie.bookie_id),
-        )
-        numbers = [f"number {number}" for number in range(9)]  # It stops before the last it names.
-        assert re.findall(r"number \d", said) == numbers
+    said = tell(
+        *("readledger", "-m", "-fe", 0, "-le", 9, "-ledgerid", ledger.ledger_id),
+        *("-bookie", cluster.bookies[2].bookie_id),
+    )
+    numbers = [f"number {number}" for number in range(9)]  # It stops before the last it names.
+    assert re.findall(r"number \d", said) == numbers
 
 
 def test_readledger_recovers(tell: Tell, v3: Client) -> None:
@@ -102,10 +105,10 @@ def test_whatisinstanceid(tell: Tell, cluster: Cluster) -> None:
 
 
 def test_cookie_get(tell: Tell, cluster: Cluster) -> None:
-    for bookie in cluster.bookies[:1]:
-        said = tell("cookie_get", bookie.bookie_id)
-        assert f'bookieHost: "{bookie.bookie_id}"' in said
-        assert f'instanceId: "{cluster.instance_id}"' in said
+    bookie = cluster.bookies[0].bookie_id
+    said = tell("cookie_get", bookie)
+    assert f'bookieHost: "{bookie}"' in said
+    assert f'instanceId: "{cluster.instance_id}"' in said
 
 
 def test_endpointinfo(tell: Tell, cluster: Cluster) -> None:

@@ -78,7 +78,7 @@ def _build() -> None:
     shutil.rmtree(_TARGET, ignore_errors=True)
     for _ in range(_ATTEMPTS):
         done = subprocess.run(
-            ["mvn", "--batch-mode", "--quiet", "compile"],
+            ["mvn", "--batch-mode", "--quiet", "-Dstyle.color=never", "compile"],
             cwd=_PROJECT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,0 +1,84 @@
+"""Bookies of both makes in one cluster, and Java's autorecovery over them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.interop.cluster import Cluster, Make, running
+from tests.interop.expectations import PAIR, entries, payloads, refused
+from tests.interop.puppet import Client, Digest, Protocol, Shape
+from tests.support.zookeeper import ZooKeeperServer, tree
+
+EVERYWHERE = Shape(3, 3, 3)
+
+
+@pytest.fixture(scope="module")
+def mixed(
+    java: None, zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("mixed")
+    makes = [Make.ROLLBOOK, Make.ROLLBOOK, Make.JAVA]
+    with tree(zookeeper_server) as own, running(own, folder, makes) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def clients(mixed: Cluster) -> dict[Protocol, Client]:
+    puppet = mixed.puppet()
+    return {protocol: puppet.connect(mixed.metadata, protocol) for protocol in Protocol}
+
+
+@pytest.mark.parametrize("digest", Digest)
+def test_both_makes_keep_the_entries_of_one_ledger(
+    client: Client, v3: Client, mixed: Cluster, digest: Digest
+) -> None:
+    written = payloads(50, 300)
+    writer = client.create(EVERYWHERE, digest)
+    writer.append(written)
+    writer.close()
+    for bookie in mixed.bookies:
+        assert v3.entries_on(bookie.bookie_id, writer.ledger_id, 49) == list(range(50))
+    assert client.open(writer.ledger_id, digest, recover=False).read(0, 49) == entries(written)
+
+
+def test_both_makes_are_fenced_by_recovery(client: Client) -> None:
+    written = payloads(50, 300)
+    writer = client.create(Shape(3, 2, 2))
+    writer.append(written)
+    reader = client.open(writer.ledger_id, recover=True)
+    assert reader.read(0, 49) == entries(written)
+    with refused("BKLedgerFencedException"):
+        writer.append([b"late"])
+
+
+def test_javas_autorecovery_copies_from_make_to_make(v3: Client, mixed: Cluster) -> None:
+    """First one of ours is lost, then the Java one."""
+    for ledger_id in v3.ledgers():  # With two bookies left, a ledger of three would be in the way.
+        v3.delete(ledger_id)
+    ledgers = []
+    for _ in range(12):
+        writer = v3.create(PAIR)
+        writer.append(payloads(40, 100))
+        writer.close()
+        ledgers.append(writer.ledger_id)
+    mixed.start_autorecovery()
+    for lost in (mixed.bookies[0], mixed.bookies[2]):
+        lost.kill()
+        for ledger_id in ledgers:
+            mixed.wait_until(
+                lambda: lost.bookie_id not in ensemble(v3, ledger_id),  # noqa: B023
+                f"ledger {ledger_id} is copied from {lost.bookie_id}",
+            )
+        for ledger_id in ledgers:
+            for bookie in ensemble(v3, ledger_id):
+                assert v3.entries_on(bookie, ledger_id, 39) == list(range(40))
+        lost.wait_gone()
+        lost.start()
+    for ledger_id in ledgers:
+        assert v3.open(ledger_id, recover=False).read(0, 39) == entries(payloads(40, 100))
+
+
+def ensemble(client: Client, ledger_id: int) -> list[str]:
+    (fragment,) = client.metadata(ledger_id)["fragments"]
+    members: list[str] = fragment["ensemble"]
+    return members
