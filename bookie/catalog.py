@@ -115,6 +115,7 @@ class CatalogFiles:
     ) -> None:
         self.catalog = Catalog()
         self.store_id = store_id
+        self.damaged: list[str] = []  # Of its files, as they were found.
         self._disk = disk
         self._directories = directories
         self._randomness = randomness
@@ -179,6 +180,11 @@ class CatalogFiles:
                 self.catalog = catalog
                 self.store_id = next(copy.header.store_id for copy in copies if copy)
                 self._current = _Generation(generation)
+                self.damaged = [
+                    path
+                    for path, copy in zip(self._paths(generation), copies, strict=True)
+                    if copy is None or copy.found.rot
+                ]
                 return copies
         return None
 

@@ -26,6 +26,7 @@ from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.memtable import Memtable
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
+    SECTOR,
     FileHeader,
     Kind,
     Record,
@@ -57,7 +58,7 @@ class Finding:
     file: str
     position: int
     what: str
-    ledgers: tuple[int, ...] | None = None  # None: nobody can say whose.
+    ledgers: tuple[int, ...] | None = None  # Whose entries may be lost. None: nobody can say.
 
 
 @dataclass(slots=True)
@@ -74,6 +75,7 @@ class Verified:
 class StoreFiles:
     def __init__(self, disk: Disk, config: StorageConfig, found: CatalogFiles) -> None:
         self.catalog: Catalog = found.catalog
+        self._damaged_catalogs = found.damaged
         self._store_id = found.store_id
         self._disk = disk
         self._config = config
@@ -144,12 +146,8 @@ class StoreFiles:
     async def _records(self, path: str) -> AsyncIterator[View]:
         contents, header = await self._read(path)
         reader = RecordReader(contents, header.file_id)
-        position, sequence = FILE_HEADER_BYTES, 0
-        while record := reader.next_after(position, sequence):
+        for record in _walk(reader):
             yield _record_view(reader, record)
-            position, sequence = record.end, record.sequence + 1
-            if record.kind is Kind.END:
-                return
 
     async def replayed(self) -> AsyncIterator[tuple[str, Replayed]]:
         """What boot would find in the journal, file by file, oldest first."""
@@ -247,6 +245,10 @@ class StoreFiles:
     async def verify(self) -> AsyncIterator[Verified]:
         """Reads every byte and tells what is not as it was written; the same object each time."""
         state = Verified()
+        state.findings += [
+            Finding(path, 0, "a copy of the catalog is damaged", ())
+            for path in self._damaged_catalogs
+        ]
         first_sequence = self.catalog.mark.first_sequence
         for log in self.catalog.logs.values():
             await self._verify_log(log, state)
@@ -276,7 +278,7 @@ class StoreFiles:
             return first_sequence
         reader = RecordReader(contents, header.file_id)
         found = scan(reader, first_sequence=first_sequence, durable_through=durable_through)
-        self._count(path, contents, found, state)
+        self._count(path, reader, contents, found, state)
         entries = replay(reader, found).memtable
         state.entries += sum(len(rows.columns.entry_ids) for rows in entries.ledgers.values())
         return found.next_sequence
@@ -300,7 +302,7 @@ class StoreFiles:
             state.findings.append(Finding(path, FILE_HEADER_BYTES, "there is no record in it"))
             return
         found = scan(reader, first_sequence=first.sequence, durable_through=_ALL_DURABLE)
-        self._count(path, contents, found, state)
+        self._count(path, reader, contents, found, state)
         try:
             self._verify_index(path, contents, header, found, state)
         except TornRecord as error:
@@ -320,11 +322,19 @@ class StoreFiles:
                 await file.close()
         return 0
 
-    def _count(self, path: str, contents: bytes, found: Scan, state: Verified) -> None:
+    def _count(
+        self, path: str, reader: RecordReader, contents: bytes, found: Scan, state: Verified
+    ) -> None:
         state.files += 1
         state.bytes += len(contents)
         state.records += len(found.records)
         state.findings += [_finding_of(path, rot) for rot in found.rot]
+        if contents[:SECTOR] != contents[SECTOR:FILE_HEADER_BYTES]:
+            state.findings.append(Finding(path, 0, "one of the two headers is damaged", ()))
+        for record in _walk(reader, found.end):
+            if reader.is_sound(record) and not reader.is_whole(record):
+                what = "a record is damaged where the rest of it makes up for that"
+                state.findings.append(Finding(path, record.position, what, ()))
 
     def _verify_index(
         self, path: str, contents: bytes, header: FileHeader, found: Scan, state: Verified
@@ -368,6 +378,16 @@ class StoreFiles:
         names = await self._disk.list_directory(directory)
         stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
         return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+def _walk(reader: RecordReader, end: int = _ALL_DURABLE) -> Iterator[Record]:
+    """All whose head or tail can be found, up to the file's END."""
+    position, sequence = FILE_HEADER_BYTES, 0
+    while (record := reader.next_after(position, sequence)) and record.position < end:
+        yield record
+        position, sequence = record.end, record.sequence + 1
+        if record.kind is Kind.END:
+            return
 
 
 def _record_view(reader: RecordReader, record: Record) -> View:

@@ -48,8 +48,8 @@ class AdminClient:
             connection.request(
                 method, path, json.dumps(body) if body is not None else None, headers
             )
-            response = connection.getresponse()
-            answer = response.read(_ANSWER_BYTES_MAX)
+            with connection.getresponse() as response:
+                answer = response.read(_ANSWER_BYTES_MAX)
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionLost(f"{self.url} hung up: {error}") from error
         finally:

@@ -219,6 +219,16 @@ class RecordReader:
             return False
         return True
 
+    def is_whole(self, record: Record) -> bool:
+        """Whether all four parts are sound: any three of them make up for the fourth, or tell of it."""
+        tail_at = record.end - HEAD_BYTES
+        return (
+            self._unpack(record.position, _HEAD_MAGIC) == record
+            and self._unpack(tail_at, _TAIL_MAGIC) == record
+            and self.rows(record) is not None
+            and self.is_sound(record)
+        )
+
     def rows(self, record: Record) -> list[Row] | None:
         """Whose entries the body holds; None if that, too, is damaged."""
         found = self._slice(record.body_end, record.end - HEAD_BYTES)

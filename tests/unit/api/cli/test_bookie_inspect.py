@@ -1,0 +1,451 @@
+"""`rollbook bookie` looks at files and asks a running bookie: what it shows, and how it ends."""
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import random
+import shutil
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import structlog
+from click.testing import CliRunner, Result
+
+from rollbook.api.cli.bookie_inspect import commands
+from rollbook.api.rest.bookie import AdminServer
+from rollbook.api.rest.server import HttpConfig
+from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.storage import Storage
+from rollbook.proto import errors
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.disk import SystemDisk
+from tests.unit.api.rest.fake_admin import FakeAdmin
+from tests.unit.bookie.test_storage import KEY, add
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """A server in this process must not write among what a command in this process shows."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(**before)
+
+
+LOOKING = ("info", "ledgers", "ledger", "journal", "entrylog", "mark", "verify")
+TELLING = ("gc", "compact", "scrub", "readonly")
+TOKEN = "0123456789abcdef-canary"
+
+
+def run(*arguments: str, **environ: str) -> Result:
+    """One command in this process; what it raises is in `exception`."""
+    group = click.Group("bookie", commands=commands)
+    clean = {name: None for name in os.environ if name.startswith("ROLLBOOK_")}
+    return CliRunner().invoke(group, arguments, env={**clean, **environ}, standalone_mode=False)
+
+
+def shown(*arguments: str, **environ: str) -> Any:
+    found = run(*arguments, "-o", "json", **environ)
+    if found.exception:
+        raise found.exception
+    return json.loads(found.stdout)
+
+
+async def run_process(*arguments: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "rollbook.api.cli.main", "bookie", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    output, complaints = await process.communicate()
+    assert process.returncode is not None
+    assert b"Traceback" not in complaints, complaints.decode()
+    return process.returncode, output.decode(), complaints.decode()
+
+
+# --- A stopped bookie's files -----------------------------------------------------------------
+
+
+def config_of(folder: Path) -> StorageConfig:
+    return StorageConfig(
+        f"{folder}/journal", (f"{folder}/a", f"{folder}/b"), journal_file_bytes=64 * 1024
+    )
+
+
+async def _make_store(folder: Path) -> None:
+    """Ledgers 1 to 3 of 30 entries, over journals and logs; 2 is fenced, 3 deleted."""
+    disk, chance = SystemDisk(), random.Random(3)
+    await Storage.make(disk, config_of(folder), chance)
+    storage = await Storage.open(disk, config_of(folder), SystemClock(), chance)
+    storage.start()
+    for entry_id in range(30):
+        await add(storage, *[(each, entry_id) for each in (1, 2, 3)], payload=bytes(3_000))
+    await storage.fence(2, KEY)
+    await storage.delete(3)
+    while storage.stats.journal_files_waiting():
+        await asyncio.sleep(0.01)
+    await storage.close()
+    disk.close()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bookie")
+    asyncio.run(_make_store(folder))
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+def files(folder: Path) -> list[str]:
+    places = ("--journal-dir", "journal"), ("--ledger-dir", "a"), ("--ledger-dir", "b")
+    return [word for flag, name in places for word in (flag, f"{folder}/{name}")]
+
+
+def fingerprint(folder: Path) -> dict[str, tuple[str, int]]:
+    return {
+        str(path): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def unchanged(folder: Path) -> Iterator[None]:
+    before = fingerprint(folder)
+    yield
+    assert fingerprint(folder) == before
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_files_are_shown_and_never_changed(folder: Path) -> None:
+    info = shown("info", *files(folder))
+    assert (info["ledgers"], info["doubtful_ledgers"], info["doubts_everything"]) == (3, 0, False)
+    assert info["entry_logs"] >= 3
+    mark = shown("mark", *files(folder))
+    assert mark == {name: info[name] for name in mark}
+
+    journals = shown("journal", *files(folder))
+    assert [each["use"] for each in journals][-1] == "last"
+    assert all(each["journal"] >= mark["journal"] for each in journals)
+    logs = shown("entrylog", *files(folder))
+    assert len(logs) == info["entry_logs"]
+    assert sum(each["bytes"] for each in logs) == info["entry_log_bytes"]
+    assert all(Path(each["path"]).stat().st_size == each["bytes"] for each in logs)
+
+    ledgers = shown("ledgers", *files(folder))
+    assert [each["ledger_id"] for each in ledgers] == [1, 2, 3]
+    assert [each["entries"] for each in ledgers] == [30, 30, 0]
+    assert [each["is_fenced"] for each in ledgers] == [False, True, True]
+    assert [each["is_deleted"] for each in ledgers] == [False, False, True]
+    assert shown("ledgers", "--after", "1", "--limit", "1", *files(folder)) == ledgers[1:2]
+
+    ledger = shown("ledger", "1", *files(folder))
+    assert (ledger["first_entry"], ledger["last_entry"], ledger["has_key"]) == (0, 29, True)
+    assert sum(place["entries"] for place in ledger["places"]) == 30
+    known = {Path(each["path"]).name for each in (*logs, *journals)}
+    assert {place["file"] for place in ledger["places"]} <= known
+
+    assert shown("verify", *files(folder))["findings"] == []
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_records_and_extents_are_listed(folder: Path) -> None:
+    (*_, last) = [
+        each
+        for each in shown("journal", *files(folder))
+        if shown("journal", str(each["journal"]), *files(folder))
+    ]
+    records = shown("journal", str(last["journal"]), *files(folder))
+    sequences = [each["sequence"] for each in records]
+    assert sequences == list(range(sequences[0], sequences[0] + len(sequences)))
+    assert all(each["is_sound"] for each in records)
+    assert "control" in [each["kind"] for each in records]
+
+    log = shown("entrylog", *files(folder))[0]
+    extents = shown("entrylog", str(log["log"]), *files(folder))
+    assert [each["ledger_id"] for each in extents] == [1, 2, 3][: len(extents)]
+    in_log = shown("entrylog", str(log["log"]), "--records", *files(folder))
+    assert in_log[-1]["kind"] == "end"
+    held = sum(last - first + 1 for each in in_log for _, first, last in each["ledgers"] or [])
+    assert held >= sum(each["entries"] for each in extents)
+
+
+def test_every_output_holds_the_same(folder: Path) -> None:
+    for command in (["ledgers"], ["journal"], ["entrylog"], ["ledger", "1"], ["mark"], ["info"]):
+        table = run(*command, *files(folder)).stdout
+        lines = run(*command, "-o", "ndjson", *files(folder)).stdout.splitlines()
+        whole = shown(*command, *files(folder))
+        assert [json.loads(line) for line in lines] == (
+            whole if isinstance(whole, list) else [whole]
+        )
+        assert table.strip()
+        assert "{" not in table
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_directories_may_come_from_the_environment(folder: Path) -> None:
+    environ = {
+        "ROLLBOOK_JOURNAL_DIR": f"{folder}/journal",
+        "ROLLBOOK_LEDGER_DIR": f"{folder}/a,{folder}/b",
+    }
+    assert shown("mark", **environ) == shown("mark", *files(folder))
+
+
+def test_what_cannot_be_shown_is_an_error(folder: Path, tmp_path: Path) -> None:
+    cases: list[tuple[list[str], type[errors.RollbookError]]] = [
+        (["ledger", "9"], errors.NoSuchLedger),
+        (["journal", "99"], errors.Missing),
+        (["entrylog", "99"], errors.Missing),
+    ]
+    for command, error in cases:
+        assert isinstance(run(*command, *files(folder)).exception, error), command
+    nowhere = files(tmp_path / "nowhere")
+    swapped = ["--journal-dir", f"{folder}/a", "--ledger-dir", f"{folder}/journal"]
+    for places in (nowhere, swapped, files(folder)[:2], files(folder)[2:]):
+        for name in ("info", "journal", "verify"):
+            assert isinstance(run(name, *places).exception, errors.BadConfig), (name, places)
+
+
+def test_a_running_bookie_is_looked_at_and_not_verified(folder: Path) -> None:
+    async def story() -> None:
+        disk = SystemDisk()
+        storage = await Storage.open(disk, config_of(folder), SystemClock(), random.Random(1))
+        storage.start()
+        try:
+            for name in ("info", "ledgers", "journal", "entrylog", "mark"):
+                assert (await asyncio.to_thread(run, name, *files(folder))).exception is None
+            refused = await asyncio.to_thread(run, "verify", *files(folder))
+            assert isinstance(refused.exception, errors.DirectoryInUse)
+        finally:
+            await storage.close()
+            disk.close()
+
+    asyncio.run(story())
+    assert shown("verify", *files(folder))["findings"] == []
+
+
+# --- Damage -----------------------------------------------------------------------------------
+
+
+def damage(path: Path, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        (byte,) = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte ^ 0x55]))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_damaged_byte_of_an_entry_log_is_found(folder: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    logs = [Path(each["path"]) for each in shown("entrylog", *files(folder))]
+    path = chance.choice(logs)
+    record = chance.choice(shown("entrylog", str(int(path.stem)), "--records", *files(folder)))
+    size = path.stat().st_size
+    position = [
+        record["position"] + chance.randrange(44),  # Its head,
+        record["position"] + 44 + chance.randrange(max(1, record["body_bytes"])),  # its body,
+        size - 1 - chance.randrange(400),  # the tables of the footer.
+    ][seed % 3]
+    damage(path, position)
+    found = run("verify", "-o", "json", *files(folder))
+    assert isinstance(found.exception, errors.DataLost)
+    findings = json.loads(found.stdout)["findings"]
+    assert str(path) in {each["file"] for each in findings}
+
+
+def test_damage_in_the_journal_is_told_with_its_ledgers(folder: Path) -> None:
+    for each in reversed(shown("journal", *files(folder))):
+        records = shown("journal", str(each["journal"]), *files(folder))
+        if any(record["kind"] == "frames" for record in records):
+            break
+    record = next(record for record in records if record["kind"] == "frames")
+    damage(Path(each["path"]), record["position"] + 100)
+    found = run("verify", "-o", "json", *files(folder))
+    assert isinstance(found.exception, errors.DataLost)
+    (finding,) = json.loads(found.stdout)["findings"]
+    assert finding["position"] == record["position"]
+    assert finding["ledgers"] == sorted({ledger for ledger, _, _ in record["ledgers"]})
+    again = shown("journal", str(each["journal"]), *files(folder))
+    assert [each["is_sound"] for each in again].count(False) == 1
+
+
+def test_missing_and_shortened_files_are_told(folder: Path) -> None:
+    log, other = [Path(each["path"]) for each in shown("entrylog", *files(folder))][:2]
+    log.unlink()
+    with other.open("r+b") as file:
+        file.truncate(other.stat().st_size // 2)
+    journal = Path(shown("journal", *files(folder))[0]["path"])
+    journal.unlink()
+    found = run("verify", "-o", "json", *files(folder))
+    told = {each["file"]: each for each in json.loads(found.stdout)["findings"]}
+    assert {str(log), str(other), str(journal)} <= set(told)
+    assert told[str(log)]["what"] == "it is missing"
+    assert told[str(log)]["ledgers"]
+    assert shown("journal", *files(folder))[0]["use"] == "missing"
+
+
+# --- A running bookie -------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def admin() -> FakeAdmin:
+    found = FakeAdmin()
+    found.may_finish.set()
+    return found
+
+
+@pytest.fixture
+async def http(admin: FakeAdmin) -> AsyncIterator[str]:
+    server = await AdminServer.start(admin, HttpConfig(Address("127.0.0.1", 0)))
+    yield str(server.address)
+    await server.close()
+
+
+async def ask(http: str, *arguments: str) -> Any:
+    return await asyncio.to_thread(shown, *arguments, "--http", http)
+
+
+async def failure(http: str, *arguments: str) -> BaseException | None:
+    return (await asyncio.to_thread(run, *arguments, "--http", http)).exception
+
+
+async def test_a_running_bookie_is_asked(http: str) -> None:
+    assert (await ask(http, "info"))["bookie_id"] == "bk-1"
+    assert [each["ledger_id"] for each in await ask(http, "ledgers")] == [7, 8, 9]
+    assert [each["ledger_id"] for each in await ask(http, "ledgers", "--limit", "2")] == [7, 8]
+    assert (await ask(f"http://{http}", "ledger", "7"))["places"][0]["file"] == "1.log"
+    assert (await ask(http, "mark"))["journal"] == 2
+    assert isinstance(await failure(http, "ledger", "8"), errors.NoSuchLedger)
+
+
+async def test_a_running_bookie_is_told(admin: FakeAdmin, http: str) -> None:
+    assert (await ask(http, "gc"))["result"] == {"ledgers": 3}
+    assert (await ask(http, "compact", "--major"))["state"] == "done"
+    assert (await ask(http, "compact", "--minor"))["kind"] == "minor-compaction"
+    assert (await ask(http, "scrub"))["result"] == {"bytes": 100}
+    assert admin.done == ["gc", "major", "minor", "scrub"]
+    assert (await ask(http, "gc", "--status"))["is_in_force_gc"] is False
+    assert (await ask(http, "scrub", "--status")) == {"runs": 2, "damages": 0}
+    assert (await ask(http, "compact", "--suspend"))["isMajorGcSuspended"] is True
+    assert (await ask(http, "compact", "--status"))["isMinorGcSuspended"] is True
+    assert (await ask(http, "compact", "--resume"))["isMajorGcSuspended"] is False
+    assert (await ask(http, "readonly", "on")) == {"readOnly": True}
+    assert (await ask(http, "readonly")) == {"readOnly": True}
+    assert (await ask(http, "readonly", "off")) == {"readOnly": False}
+    assert isinstance(await failure(http, "compact"), click.UsageError)
+
+
+async def test_nobody_has_to_wait(admin: FakeAdmin, http: str) -> None:
+    admin.may_finish.clear()
+    started = await ask(http, "scrub", "--no-wait")
+    assert (started["state"], started["result"]) == ("running", None)
+
+
+async def test_what_fails_there_fails_here(admin: FakeAdmin, http: str) -> None:
+    admin.raises = errors.MetadataUnavailable("no answer", next_step="Wait.")
+    error = await failure(http, "gc")
+    assert isinstance(error, errors.MetadataUnavailable)
+    assert (error.message, error.next_step) == ("no answer", "Wait.")
+    admin.is_read_only = admin.disk_is_full = True
+    assert isinstance(await failure(http, "readonly", "off"), errors.BookieReadOnly)
+
+
+async def test_a_token_is_shown_and_not_told(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o600)
+    server = await AdminServer.start(
+        FakeAdmin(), HttpConfig(Address("127.0.0.1", 0), token_file=str(path))
+    )
+    try:
+        http = str(server.address)
+        assert (await ask(http, "readonly", "--token-file", str(path))) == {"readOnly": False}
+        refused = await failure(http, "readonly")
+        assert isinstance(refused, errors.Unauthorized)
+        path.write_text(f"{TOKEN}x")
+        refused = await failure(http, "readonly", "--token-file", str(path))
+        assert isinstance(refused, errors.Unauthorized)
+        assert TOKEN not in str(refused)
+        missing = await failure(http, "readonly", "--token-file", f"{path}x")
+        assert isinstance(missing, errors.BadConfig)
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"", errors.ConnectionLost),
+        (b"SSH-2.0-OpenSSH\r\n", errors.ConnectionLost),
+        (b"HTTP/1.1 500 Oops\r\n\r\nno JSON", errors.RollbookError),
+        (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{", errors.RollbookError),
+        (
+            b"HTTP/1.1 503 No\r\ncontent-type: application/problem+json\r\n\r\n[]",
+            errors.RollbookError,
+        ),
+    ],
+)
+async def test_whoever_else_answers_is_no_bookie(
+    answer: bytes, error: type[errors.RollbookError]
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    assert isinstance(await failure(f"{host}:{port}", "mark"), error)
+    server.close()
+    await server.wait_closed()
+    gone = await failure(f"{host}:{port}", "mark")
+    assert isinstance(gone, errors.BookieUnreachable)
+    assert "--http" in gone.next_step
+    for nonsense in ("ftp://x", "http://", "x:y"):
+        assert isinstance(await failure(nonsense, "mark"), errors.BadConfig)
+
+
+# --- As a process -----------------------------------------------------------------------------
+
+
+async def test_exit_codes_are_those_of_all_commands(folder: Path, http: str) -> None:
+    logs = await asyncio.to_thread(shown, "entrylog", *files(folder))
+    log = Path(logs[0]["path"])
+    cases = [
+        (["mark", *files(folder)], 0, ""),
+        (["ledger", "9", *files(folder)], 3, "[LEDGER_NOT_FOUND]"),
+        (["ledger", "8", "--http", http], 3, "[LEDGER_NOT_FOUND]"),
+        (["mark", "--http", "127.0.0.1:1"], 5, "[BOOKIE_UNREACHABLE]"),
+        (["ledger", "x"], 2, "not a valid integer"),
+        (["compact"], 2, "--major"),
+        (["verify", *files(folder)], 0, ""),
+    ]
+    for arguments, expected, complaint in cases:
+        code, _, complaints = await run_process(*arguments)
+        assert (code, complaint in complaints) == (expected, True), (arguments, complaints)
+    damage(log, 5_000)
+    code, output, complaints = await run_process("verify", *files(folder))
+    assert (code, "[DATA_LOST]" in complaints, str(log) in output) == (7, True, True)
+
+
+def test_every_command_has_its_help_and_examples() -> None:
+    assert set(commands) == {*LOOKING, *TELLING}
+    for name in commands:
+        text = run(name, "--help").stdout
+        lines = text.partition("Examples:")[2].strip().splitlines()
+        assert len(lines) == 3, name
+        assert all(line.strip().startswith(f"rollbook bookie {name}") for line in lines), name
