@@ -119,13 +119,22 @@ class Bookie:
         self._listen = listen
         self._advertised = advertised
         self._listener: Listener
+        self._tls_listener: Listener | None = None
         self._holder = ""
         self._following: asyncio.Task[None] | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []  # Of what was opened, first first.
 
     @classmethod
-    async def open(cls, machine: Machine, store: MetadataStore, settings: Settings) -> "Bookie":
-        """Its port answers when it returns. The store goes with it, also if it raises.
+    async def open(
+        cls,
+        machine: Machine,
+        store: MetadataStore,
+        settings: Settings,
+        tls: Transport | None = None,
+    ) -> "Bookie":
+        """Its ports answer when it returns. The store goes with it, also if it raises.
+
+        `tls` is how it listens at `tls_listen`.
 
         Raises `WrongBookie`, `WrongCluster`, `NoSuchCluster`, `DataLost`, `DirectoryInUse`,
         `BadConfig`, each with what to do about it; `OSError`.
@@ -140,13 +149,13 @@ class Bookie:
             await store.close()
             raise
         try:
-            await bookie._open()
+            await bookie._open(tls)
         except BaseException:
             await bookie.close()
             raise
         return bookie
 
-    async def _open(self) -> None:
+    async def _open(self, tls: Transport | None) -> None:
         machine, settings = self._machine, self.config
         locks = await self.identity.establish()
         self._holder = locks[0].token
@@ -167,6 +176,11 @@ class Bookie:
         )
         self._closers.append(lambda: self.server.drain(settings.bookie.drain_s))
         self._listener = await self.server.listen(self._listen)
+        if tls and settings.bookie.tls_listen:
+            address = parse_address(
+                settings.bookie.tls_listen, "tls_listen", default_host=self._listen.host
+            )
+            self._tls_listener = await self.server.listen(address, tls)
 
     @property
     def address(self) -> Address:
@@ -176,6 +190,13 @@ class Bookie:
     @property
     def advertised(self) -> Address:
         return Address(self._advertised.host, self._advertised.port or self.address.port)
+
+    @property
+    def tls_address(self) -> Address | None:
+        """Where others find it behind TLS."""
+        if self._tls_listener is None:
+            return None
+        return Address(self._advertised.host, self._tls_listener.address.port)
 
     async def register(self, http: Address | None = None) -> None:
         """Returns when others can see it, however long an earlier session of its id takes to end.
@@ -187,6 +208,7 @@ class Bookie:
             incarnation=self.identity.incarnation,
             holder=self._holder,
             http=http,
+            tls=self.tls_address,
         )
         registration = BookieRegistration(
             *(self._store, self.cluster.root, self.bookie_id, info),

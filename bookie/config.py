@@ -22,6 +22,7 @@ class BookieConfig:
     tls_authorities: str = ""  # A file; clients must show a certificate that these have signed.
     http: str = ""  # Where operators ask it over HTTP; empty: nowhere.
     http_token_file: str = ""  # Who shows this token may do so.
+    http_tls: bool = False  # It speaks TLS there, with the certificate above.
     insecure: bool = False  # Lets it listen off loopback without TLS or token.
     read_only: bool = False  # It takes no new entries, whatever its disks say.
     session_timeout_s: float = 10.0  # Shorter: gone sooner when it dies, and by mere pauses, too.
@@ -32,8 +33,8 @@ class BookieConfig:
             raise BadConfig("session_timeout_s must be 0.5 to 600")
         if not 0 <= self.drain_s <= 60:
             raise BadConfig("drain_s must be 0 to 60")
-        if self.tls_listen and not self.tls_certificate:
-            raise BadConfig("tls_listen needs tls_certificate")
+        if (self.tls_listen or self.http_tls) and not self.tls_certificate:
+            raise BadConfig("TLS needs tls_certificate")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import click
@@ -27,13 +28,17 @@ from rollbook.api.cli.bookie import (
 from rollbook.api.cli.output import examples
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of
 from rollbook.bookie.config import BookieConfig
-from rollbook.proto.addresses import is_loopback
+from rollbook.proto.addresses import is_loopback, parse_address
 from rollbook.proto.errors import BadConfig, BookieFailed
+from rollbook.proto.ports import Address
 from rollbook.proto.runtime.logs import LEVELS, configure_logs
+from rollbook.proto.runtime.network import SocketTransport
+from rollbook.proto.runtime.tls import TlsFiles, server_context
 
 logger = structlog.get_logger()
 
 EXIT_STORAGE_FAILED: Final = 74
+DEFAULT_HTTP_PORT: Final = 8001
 _EXIT_STUCK: Final = 1
 _STOP_S_MAX: Final = 20.0  # Whatever hangs then, hangs for ever.
 
@@ -65,6 +70,7 @@ def group() -> None:
 @bookie_options
 @click.option("--http", metavar="HOST:PORT", help="For operators.  [default: nowhere]")
 @click.option("--http-token-file", metavar="FILE", help="Who shows this token may operate.")
+@click.option("--http-tls", is_flag=True, help="Speaks TLS there, with --tls-certificate.")
 @click.option("--tls-listen", metavar="HOST:PORT", help="Speaks TLS there.")
 @click.option("--tls-certificate", metavar="FILE", help="Its certificate, with the chain.")
 @click.option("--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]")
@@ -86,27 +92,84 @@ def bookie(log_level: str, **flags: Any) -> None:
 async def serve_bookie(settings: Settings) -> None:
     """Until it is cancelled; raises what made it impossible to go on."""
     _require_safe(settings.bookie)
+    tls = (
+        SocketTransport(server_tls=server_context(_tls_files(settings.bookie)))
+        if settings.bookie.tls_listen
+        else None
+    )
     store = await open_store(settings.bookie, serve=True)
-    bookie = await Bookie.open(RealMachine(), store, settings)
+    machine = RealMachine()
+    bookie = await Bookie.open(machine, store, settings, tls)
     try:
-        await bookie.register()
-        click.echo(f"ready: bookie {bookie.bookie_id} on {bookie.address}")
-        sys.stdout.flush()
-        error = await bookie.failed()
-        logger.error("bookie_failed", bookie=bookie.bookie_id, reason=str(error))
-        raise error
+        async with _admin_pages(bookie, machine) as http:
+            await bookie.register(http)
+            click.echo(_ready_line(bookie, http))
+            sys.stdout.flush()
+            error = await bookie.failed()
+            logger.error("bookie_failed", bookie=bookie.bookie_id, reason=str(error))
+            raise error
     finally:
         await bookie.close()
 
 
+def _ready_line(bookie: Bookie, http: Address | None) -> str:
+    """For people and for scripts: its last word is where the bookie listens."""
+    pages = f" (http on {http})" if http else ""
+    return f"ready: bookie {bookie.bookie_id}{pages} on {bookie.address}"
+
+
+@asynccontextmanager
+async def _admin_pages(bookie: Bookie, machine: RealMachine) -> AsyncIterator[Address | None]:
+    """Where operators can ask; None if nowhere."""
+    config = bookie.config.bookie
+    if not config.http:
+        yield None
+        return
+    from rollbook.api.rest.bookie import AdminServer  # FastAPI: a third of a second.
+    from rollbook.api.rest.server import HttpConfig
+    from rollbook.bookie.admin import Admin
+
+    where = HttpConfig(
+        _http_address(config),
+        token_file=config.http_token_file or None,
+        tls=_tls_files(config) if config.http_tls else None,
+        insecure=config.insecure,
+    )
+    server = await AdminServer.start(Admin(bookie, machine.disk, machine.clock), where)
+    try:
+        yield server.address
+    finally:
+        await server.close()
+
+
+def _http_address(config: BookieConfig) -> Address:
+    return parse_address(
+        config.http, "http", default_host="127.0.0.1", default_port=DEFAULT_HTTP_PORT
+    )
+
+
+def _tls_files(config: BookieConfig) -> TlsFiles:
+    return TlsFiles(config.tls_certificate, config.tls_key, config.tls_authorities)
+
+
 def _require_safe(config: BookieConfig) -> None:
     """What everybody can reach must ask who is there."""
+    if config.insecure:
+        return
     listen, _, _ = addresses_of(config)
-    if not is_loopback(listen.host) and not config.insecure:
+    if not is_loopback(listen.host):
         raise BadConfig(
-            f"anybody who reaches {listen} could read, add and delete there",
-            next_step="speak TLS there (--tls-listen), or say --insecure in a network you trust",
+            f"anybody who reaches {listen} could read, add and fence there",
+            next_step="say --listen 127.0.0.1:3181 and --tls-listen HOST:PORT, "
+            "or --insecure in a network you trust",
         )
+    if config.tls_listen and not config.tls_authorities:
+        tls_listen = parse_address(config.tls_listen, "tls_listen", default_host=listen.host)
+        if not is_loopback(tls_listen.host):
+            raise BadConfig(
+                f"anybody who reaches {tls_listen} could read, add and fence there",
+                next_step="say whose clients may with --tls-authorities FILE, or --insecure",
+            )
 
 
 async def _run_until_stopped(serving: Coroutine[Any, Any, None]) -> None:

@@ -16,7 +16,7 @@ from rollbook.proto.wire.schema.data_formats_pb2 import BookieServiceInfoFormat
 
 BOOKIE_PROTOCOL: Final = "bookie-rpc"  # What clients look for; always published.
 HTTP_PROTOCOL: Final = "http"
-TLS: Final = "tls"  # An extension of the bookie's endpoint.
+TLS_PROTOCOL: Final = "rollbook-tls"  # The same behind TLS; clients of BookKeeper's overlook it.
 
 # Properties of ours. Strangers ignore them; a bookie without them gets plain BookKeeper.
 INCARNATION: Final = "rollbook.incarnation"  # Drawn when the bookie's directories were formatted.
@@ -47,8 +47,15 @@ class BookieServiceInfo:
     @property
     def address(self) -> Address | None:
         """Where to send requests; None if the bookie does not say."""
+        return self._address(BOOKIE_PROTOCOL)
+
+    @property
+    def tls_address(self) -> Address | None:
+        return self._address(TLS_PROTOCOL)
+
+    def _address(self, protocol: str) -> Address | None:
         for endpoint in self.endpoints:
-            if endpoint.protocol == BOOKIE_PROTOCOL and endpoint.port:
+            if endpoint.protocol == protocol and endpoint.port:
                 return Address(endpoint.host, endpoint.port)
         return None
 
@@ -73,13 +80,13 @@ def describe_bookie(
     holder: str = "",
     extensions: tuple[str, ...] = (),
     http: Address | None = None,
-    tls: bool = False,
+    tls: Address | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> BookieServiceInfo:
     """What one of our bookies publishes; the ids are those of a Java bookie."""
-    endpoints = [
-        Endpoint("bookie", BOOKIE_PROTOCOL, address.host, address.port, (), (TLS,) if tls else ())
-    ]
+    endpoints = [Endpoint("bookie", BOOKIE_PROTOCOL, address.host, address.port)]
+    if tls:
+        endpoints.append(Endpoint("bookie-tls", TLS_PROTOCOL, tls.host, tls.port))
     if http:
         endpoints.append(Endpoint("httpserver", HTTP_PROTOCOL, http.host, http.port))
     known = dict(properties or {})

@@ -40,9 +40,16 @@ def test_our_extensions_are_properties() -> None:
     assert (PLAIN.incarnation, PLAIN.extensions) == (None, ())
 
 
-def test_tls_is_an_extension_of_the_endpoint() -> None:
-    info = describe_bookie(ADDRESS, tls=True)
-    assert unpack_service_info(BOOKIE, pack_service_info(info)).endpoints[0].extensions == ("tls",)
+def test_tls_has_an_endpoint_of_its_own() -> None:
+    info = describe_bookie(ADDRESS, tls=Address("h", 3182))
+    assert (info.address, info.tls_address) == (ADDRESS, Address("h", 3182))
+    assert PLAIN.tls_address is None
+    assert unpack_service_info(BOOKIE, pack_service_info(info)) == info
+
+
+def test_the_holder_of_the_lock_is_told() -> None:
+    assert describe_bookie(ADDRESS, holder="c0ffee").holder == "c0ffee"
+    assert PLAIN.holder is None
 
 
 @pytest.mark.parametrize(
