@@ -9,11 +9,10 @@ The queue's bound is in bytes. It belongs to the storage, which refuses before a
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from rollbook.bookie.core.control import Control
-from rollbook.bookie.core.memtable import IntArray
 from rollbook.bookie.core.records import (
     HEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
@@ -169,24 +168,27 @@ def _rows_of(frames: list[Frames]) -> list[tuple[int, int, int]]:
     if len(groups) == 1:
         ids = groups[0].entry_ids
         return [(groups[0].ledger_id, min(ids), max(ids))]
-    rows: dict[int, tuple[int, int]] = {}
+    rows: dict[int, tuple[int, int, int]] = {}
     for group in groups:
-        ids = group.entry_ids
-        first: int = min(ids)
-        last: int = max(ids)
-        if found := rows.get(group.ledger_id):
-            first, last = min(first, found[0]), max(last, found[1])
-        rows[group.ledger_id] = (first, last)
-    return [(ledger_id, *span) for ledger_id, span in rows.items()]
+        ids, ledger_id = group.entry_ids, group.ledger_id
+        first: int = ids[0] if len(ids) == 1 else min(ids)
+        last: int = ids[0] if len(ids) == 1 else max(ids)
+        if found := rows.get(ledger_id):
+            first, last = min(first, found[1]), max(last, found[2])
+        rows[ledger_id] = (ledger_id, first, last)
+    return list(rows.values())
 
 
-def index_of(placed: PlacedFrames) -> Iterable[tuple[AddGroup, IntArray, IntArray]]:
+def index_of(placed: PlacedFrames) -> Iterable[tuple[AddGroup, Sequence[int], Sequence[int]]]:
     """Of each group: the positions of its entries in the file, and their lengths."""
     moved = placed.moved
     for group in placed.groups:
         starts = group.starts
-        yield (
-            group,
-            array("I", [moved + start for start in starts]),
-            array("I", map(int.__sub__, group.ends, starts)),
-        )
+        if len(starts) == 1:
+            yield group, (moved + starts[0],), (group.ends[0] - starts[0],)
+        else:
+            yield (
+                group,
+                array("I", [moved + start for start in starts]),
+                array("I", map(int.__sub__, group.ends, starts)),
+            )
