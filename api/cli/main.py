@@ -7,25 +7,27 @@ an exit code:
     6 denied · 7 damaged data · 8 degraded · 130 interrupted
 """
 
-import importlib
 import os
 import sys
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import click
 
 from rollbook import __version__
+from rollbook.api.cli.lazy import LazyGroup, Place
 from rollbook.proto import errors
 
 FAILED: Final = 1
 INTERRUPTED: Final = 130
 
-# Name -> module that exports `group` (or a command of that name), and the line for the overview.
-_COMMANDS: Final = {
-    "demo": ("rollbook.api.cli.demo", "Watch it keep its promises: ends by itself in seconds"),
-    "server": ("rollbook.api.cli.server", "Run a bookie"),
-    "bookie": ("rollbook.api.cli.bookie", "Make, mend and inspect a bookie"),
-    "cluster": ("rollbook.api.cli.cluster", "Initialise and inspect a cluster"),
+_GROUPS: Final = {
+    "demo": "Watch it keep its promises: ends by itself in seconds",
+    "server": "Run a bookie",
+    "bookie": "Make, mend and inspect a bookie",
+    "cluster": "Initialise and inspect a cluster",
+}
+_PLACES: Final = {
+    name: Place(f"rollbook.api.cli.{name}", "group", what) for name, what in _GROUPS.items()
 }
 
 _EXIT_CODES: Final[tuple[tuple[type[errors.RollbookError], int], ...]] = (
@@ -41,27 +43,11 @@ _EXIT_CODES: Final[tuple[tuple[type[errors.RollbookError], int], ...]] = (
 )
 
 
-class LazyGroup(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*_COMMANDS, *super().list_commands(ctx)]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return super().get_command(ctx, cmd_name)
-        module = importlib.import_module(_COMMANDS[cmd_name][0])
-        return cast(click.Command, module.group)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, what) for name, (_, what) in _COMMANDS.items()]
-        for name in super().list_commands(ctx):
-            command = super().get_command(ctx, name)
-            assert command is not None
-            rows.append((name, command.get_short_help_str()))
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    places=_PLACES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="rollbook")
 def rollbook() -> None:
     """Durable, replicated, append-only logs for people who work in Python."""

@@ -1,0 +1,40 @@
+"""Groups that know their commands by name, and import one when it is called: `--help` is quick."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import click
+
+
+class Place(NamedTuple):
+    """Where a command is, and the line for the overview."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+class LazyGroup(click.Group):
+    def __init__(self, *arguments: Any, places: Mapping[str, Place], **how: Any) -> None:
+        super().__init__(*arguments, **how)
+        self.places = places
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.places, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        place = self.places.get(cmd_name)
+        if place is None:
+            return super().get_command(ctx, cmd_name)
+        module = importlib.import_module(place.module)
+        return cast(click.Command, getattr(module, place.attribute))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, place.help) for name, place in self.places.items()]
+        for name in super().list_commands(ctx):
+            command = super().get_command(ctx, name)
+            assert command is not None
+            rows.append((name, command.get_short_help_str(limit=80)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
