@@ -7,7 +7,8 @@ import os
 import random
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Final
 
 from rollbook.proto.metastore.client import StoreClient
@@ -150,11 +151,24 @@ def _embedded_answer(frame: bytes) -> int | None:
 EMBEDDED: Final = Dialect(_embedded_request, _embedded_answer)
 
 
-class SocketSite(Site):
-    """The embedded store over its socket, each client behind a proxy of its own.
+@contextlib.contextmanager
+def proxy_of_store(path: str) -> Iterator[tuple[CuttingProxy, str]]:
+    """With the path under which a client finds it, where it looks for the owner: beside a file.
 
-    A client finds its proxy where it looks for the owner: beside a file with the store's name.
+    That is a file of its own: a link to the store would lead to the owner itself.
     """
+    with (
+        CuttingProxy(f"{path}.sock", EMBEDDED) as proxy,
+        tempfile.TemporaryDirectory(prefix="store-") as folder,
+    ):
+        seen = Path(folder) / "metadata.db"
+        seen.touch()
+        os.symlink(proxy.address, f"{seen}.sock")
+        yield proxy, str(seen)
+
+
+class SocketSite(Site):
+    """The embedded store over its socket, each client behind a proxy of its own."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -163,11 +177,7 @@ class SocketSite(Site):
         self._proxies: dict[MetadataStore, CuttingProxy] = {}
 
     async def _open(self, session_timeout_s: float, operation_timeout_s: float) -> MetadataStore:
-        proxy = self._resources.enter_context(CuttingProxy(f"{self._path}.sock", EMBEDDED))
-        folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="store-"))
-        seen = os.path.join(folder, "metadata.db")
-        os.symlink(self._path, seen)
-        os.symlink(proxy.address, f"{seen}.sock")
+        proxy, seen = self._resources.enter_context(proxy_of_store(self._path))
         client = await open_metadata_store(
             MetadataUrl(Backend.SQLITE, seen),
             session_timeout_s=session_timeout_s,

@@ -15,7 +15,7 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metastore.embedded_owner import Owner
 from rollbook.proto.runtime.metastore.zookeeper import ZooKeeperStore
-from tests.contract.stores import EMBEDDED
+from tests.contract.stores import proxy_of_store
 from tests.support.cutting_proxy import ZOOKEEPER, CuttingProxy
 from tests.support.zookeeper import ZooKeeperServer, end_session
 
@@ -142,12 +142,7 @@ class EmbeddedStage:
         self._resources.close()
 
     def _proxy(self) -> tuple[CuttingProxy, str]:
-        proxy = self._resources.enter_context(CuttingProxy(f"{self._path}.sock", EMBEDDED))
-        folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="store-"))
-        seen = os.path.join(folder, "metadata.db")
-        os.symlink(self._path, seen)
-        os.symlink(proxy.address, f"{seen}.sock")
-        return proxy, seen
+        return self._resources.enter_context(proxy_of_store(self._path))
 
 
 class ProxiedSeat(ABC):
