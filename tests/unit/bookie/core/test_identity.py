@@ -1,0 +1,332 @@
+"""Whether a bookie may serve from what is there: stamps, and every mixture of what they may say."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from rollbook.bookie.core.identity import (
+    FORMAT,
+    REJOIN,
+    STAMP,
+    WRITE_OFF,
+    Condition,
+    Directory,
+    Found,
+    Place,
+    Stamp,
+    Standing,
+    State,
+    can_rejoin,
+    can_write_off,
+    condition_of,
+    diagnose,
+    may_have_held,
+    pack_stamp,
+    places_of,
+    unpack_stamp,
+    why_not_to_erase,
+)
+from rollbook.proto.errors import BadMetadata
+from rollbook.proto.formats.cookie import Cookie, unpack_cookie
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
+from rollbook.proto.quorum import Quorum
+from rollbook.proto.wire.digest import DigestType
+
+B1, B2 = BookieId("bk-1"), BookieId("bk-2")
+CLUSTER, OTHER_CLUSTER = "c1" * 16, "c2" * 16
+NOW, BEFORE = "aa" * 16, "bb" * 16
+WANTED = Cookie(B1, ("/j",), ("/l1", "/l2"), (), CLUSTER)
+MEMBER = Stamp(WANTED, NOW, Place("journal", 0), State.MEMBER)
+
+
+def stamped(
+    *,
+    cookie: Cookie = WANTED,
+    incarnation: str = NOW,
+    state: State = State.MEMBER,
+) -> list[Directory]:
+    return [
+        Directory(path, place, Condition.STAMPED, Stamp(cookie, incarnation, place, state))
+        for place, path in places_of(WANTED)
+    ]
+
+
+def without(directories: list[Directory], number: int, condition: Condition) -> list[Directory]:
+    changed = replace(directories[number], condition=condition, stamp=None)
+    return [*directories[:number], changed, *directories[number + 1 :]]
+
+
+def found(
+    directories: list[Directory],
+    cookie: Cookie | None = WANTED,
+    incarnation: str | None = NOW,
+) -> Found:
+    return Found(tuple(directories), cookie, cookie is not None, incarnation)
+
+
+EMPTY = [Directory(path, place, Condition.EMPTY) for place, path in places_of(WANTED)]
+
+
+# --- Stamps -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_stamp_is_read_as_it_was_written(state: State) -> None:
+    stamp = replace(MEMBER, state=state, place=Place("ledger", 12))
+    assert unpack_stamp(pack_stamp(stamp)) == stamp
+
+
+def test_a_stamp_is_a_cookie_to_whoever_reads_it_as_one() -> None:
+    assert unpack_cookie(pack_stamp(MEMBER)) == WANTED
+
+
+def test_every_damaged_byte_and_every_cut_of_a_stamp_is_noticed() -> None:
+    data = pack_stamp(MEMBER)
+    for position in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << bit
+            with pytest.raises(BadMetadata):
+                unpack_stamp(bytes(damaged))
+        with pytest.raises(BadMetadata):
+            unpack_stamp(data[:position])
+    with pytest.raises(BadMetadata):
+        unpack_stamp(data + b"\n")
+
+
+def test_what_lies_in_a_directory_without_a_stamp() -> None:
+    assert condition_of([]) is Condition.EMPTY
+    assert condition_of(["lost+found", "lock", f"{STAMP}.new"]) is Condition.EMPTY
+    stored = ["0000000000000007.journal", "0000000000000003.log", "catalog-0000000001.a"]
+    assert condition_of(["lock", *stored]) is Condition.UNSTAMPED
+    assert condition_of(["lock", *stored, "notes.txt"]) is Condition.FOREIGN
+    assert condition_of(["current"]) is Condition.FOREIGN  # Of a bookie written in Java.
+
+
+# --- May it serve? ----------------------------------------------------------------------------
+
+
+def test_nothing_anywhere_is_a_new_bookie() -> None:
+    assert diagnose(found(EMPTY, None, None), WANTED).standing is Standing.NEW
+
+
+def test_all_as_it_should_be_is_a_member() -> None:
+    diagnosis = diagnose(found(stamped()), WANTED)
+    assert (diagnosis.standing, diagnosis.incarnation) == (Standing.MEMBER, NOW)
+
+
+def test_a_bookie_that_was_being_made_is_made_or_finished() -> None:
+    half = without(stamped(state=State.JOINING), 2, Condition.EMPTY)
+    assert diagnose(found(half, None, None), WANTED).standing is Standing.NEW
+    whole = stamped(state=State.JOINING)
+    assert diagnose(found(whole, None, None), WANTED).standing is Standing.NEW
+    assert diagnose(found(whole), WANTED).standing is Standing.JOINED
+    partly = [*whole[:1], *stamped()[1:]]
+    assert diagnose(found(partly), WANTED).standing is Standing.JOINED
+
+
+REFUSED = {
+    "wiped": (found(EMPTY), "all its directories are empty", FORMAT),
+    "wiped, and its cookie removed": (found(EMPTY, None), "are empty", FORMAT),
+    "one wiped": (found(without(stamped(), 1, Condition.EMPTY)), "`ledger 0` is empty", WRITE_OFF),
+    "journal wiped": (
+        found(without(stamped(), 0, Condition.EMPTY)),
+        "`journal 0` is empty",
+        WRITE_OFF,
+    ),
+    "stamp lost": (found(without(stamped(), 1, Condition.UNSTAMPED)), "is missing", REJOIN),
+    "stamp damaged": (found(without(stamped(), 2, Condition.DAMAGED)), "is damaged", REJOIN),
+    "foreign files": (
+        found(without(EMPTY, 0, Condition.FOREIGN), None, None),
+        "no bookie's",
+        "empty one",
+    ),
+    "another bookie's": (
+        found(stamped(cookie=replace(WANTED, bookie_id=B2))),
+        "belongs to bookie bk-2",
+        "--bookie-id bk-2",
+    ),
+    "another cluster's": (
+        found(stamped(cookie=replace(WANTED, instance_id=OTHER_CLUSTER))),
+        f"belongs to cluster {OTHER_CLUSTER}",
+        "metadata URL",
+    ),
+    "swapped": (
+        found(
+            [
+                stamped()[0],
+                replace(stamped()[1], stamp=stamped()[2].stamp),
+                replace(stamped()[2], stamp=stamped()[1].stamp),
+            ]
+        ),
+        "is this bookie's directory `ledger 1`",
+        "in the order",
+    ),
+    "formatted since": (found(stamped(incarnation=BEFORE)), "was formatted since", FORMAT),
+    "one of an earlier life": (
+        found([*stamped()[:2], *stamped(incarnation=BEFORE)[2:]]),
+        "different lives",
+        FORMAT,
+    ),
+    "cookie removed": (found(stamped(), None), "taken out", REJOIN),
+    "our record removed": (found(stamped(), WANTED, None), "taken out", REJOIN),
+    "both removed": (found(stamped(), None, None), "taken out", REJOIN),
+    "moved": (
+        found(stamped(cookie=replace(WANTED, journal_dirs=("/old",)))),
+        "another path",
+        REJOIN,
+    ),
+    "cookie of other directories": (
+        found(stamped(), replace(WANTED, ledger_dirs=("/l1",))),
+        "names other directories",
+        REJOIN,
+    ),
+    "format cut short": (
+        found(stamped(state=State.FORMATTING, incarnation=NOW), WANTED, BEFORE),
+        "was cut short",
+        FORMAT,
+    ),
+    "format cut short while it began": (
+        found(
+            [*stamped(state=State.FORMATTING)[:1], *stamped(incarnation=BEFORE)[1:]], WANTED, BEFORE
+        ),
+        "was cut short",
+        FORMAT,
+    ),
+    "format cut short, nodes removed": (
+        found(stamped(state=State.FORMATTING), None, None),
+        "was cut short",
+        FORMAT,
+    ),
+    "another of its name was first": (
+        found(stamped(state=State.JOINING), WANTED, BEFORE),
+        "another bookie bk-1",
+        "an id of its own",
+    ),
+    "a bookie in Java has its name": (
+        found(stamped(state=State.JOINING), WANTED, None),
+        "another bookie bk-1",
+        "an id of its own",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_named_with_what_to_do(case: str) -> None:
+    """B7."""
+    what, message, remedy = REFUSED[case]
+    diagnosis = diagnose(what, WANTED)
+    assert diagnosis.standing is Standing.REFUSED
+    assert message in diagnosis.problems[0].what
+    assert remedy in diagnosis.problems[0].remedy
+
+
+def test_fewer_directories_than_it_had_are_refused() -> None:
+    fewer = replace(WANTED, ledger_dirs=("/l1",))
+    some = [each for each in stamped() if each.path != "/l2"]
+    diagnosis = diagnose(found(some), fewer)
+    assert "has 2 ledger directories, and 1 are named" in diagnosis.problems[0].what
+    assert not can_rejoin(found(some), fewer)
+
+
+def test_one_more_directory_rejoins() -> None:
+    more = replace(WANTED, ledger_dirs=(*WANTED.ledger_dirs, "/l3"))
+    some = [*stamped(), Directory("/l3", Place("ledger", 2), Condition.EMPTY)]
+    assert "is new" in diagnose(found(some), more).problems[0].what
+    assert can_rejoin(found(some), more)
+
+
+CHOICES = (
+    Directory("", Place("", 0), Condition.EMPTY),
+    Directory("", Place("", 0), Condition.DAMAGED),
+    Directory("", Place("", 0), Condition.UNSTAMPED),
+    *(
+        Directory("", Place("", 0), Condition.STAMPED, Stamp(WANTED, life, Place("", 0), state))
+        for life in (NOW, BEFORE)
+        for state in State
+    ),
+)
+
+
+def test_no_mixture_serves_without_all_that_its_latest_life_had() -> None:
+    """B7: exhaustively, for three directories and all that the nodes may say."""
+    served = 0
+    for row in product(CHOICES, repeat=3):
+        directories = [
+            replace(
+                choice,
+                path=path,
+                place=place,
+                stamp=choice.stamp and replace(choice.stamp, place=place),
+            )
+            for choice, (place, path) in zip(row, places_of(WANTED), strict=True)
+        ]
+        for cookie, incarnation in product((None, WANTED), (None, NOW, BEFORE)):
+            what = found(directories, cookie, incarnation)
+            diagnosis = diagnose(what, WANTED)
+            lives = {stamp.incarnation for stamp in what.stamps}
+            states = {stamp.state for stamp in what.stamps}
+            match diagnosis.standing:
+                case Standing.MEMBER | Standing.JOINED:
+                    served += 1
+                    assert len(what.stamps) == 3
+                    assert lives == {incarnation} == {diagnosis.incarnation}
+                    assert cookie == WANTED
+                    assert (diagnosis.standing is Standing.MEMBER) == (states == {State.MEMBER})
+                case Standing.NEW:
+                    assert not what.was_used
+                    assert states <= {State.JOINING}
+                    assert {each.condition for each in directories} <= {
+                        Condition.EMPTY,
+                        Condition.STAMPED,
+                    }
+                case Standing.REFUSED:
+                    assert diagnosis.problems
+                    assert all(problem.remedy for problem in diagnosis.problems)
+            if can_rejoin(what, WANTED):
+                assert len(lives) == 1
+                assert lives <= {incarnation or NOW, incarnation or BEFORE}
+                assert Condition.EMPTY not in {each.condition for each in directories}
+                assert incarnation is not None or states == {State.MEMBER}
+            if can_write_off(what, WANTED):
+                assert lives == {incarnation}
+    assert served == 2 * 3**3  # Each state of each directory, of either life.
+
+
+# --- What may be mended -----------------------------------------------------------------------
+
+
+def test_another_bookies_directories_are_never_erased() -> None:
+    for cookie in (replace(WANTED, bookie_id=B2), replace(WANTED, instance_id=OTHER_CLUSTER)):
+        assert why_not_to_erase(found(stamped(cookie=cookie)), WANTED)
+    assert why_not_to_erase(found(without(stamped(), 1, Condition.FOREIGN)), WANTED)
+    for condition in (Condition.EMPTY, Condition.DAMAGED, Condition.UNSTAMPED):
+        assert why_not_to_erase(found(without(stamped(), 1, condition)), WANTED) is None
+    assert why_not_to_erase(found(stamped(incarnation=BEFORE)), WANTED) is None
+
+
+@pytest.mark.parametrize("state", LedgerState)
+def test_which_ledgers_a_formatted_bookie_may_have_held(state: LedgerState) -> None:
+    """B7: those whose end somebody may yet have to find, in any of their fragments."""
+
+    def ledger(*ensembles: tuple[BookieId, ...]) -> LedgerMetadata:
+        fragments = [Fragment(EntryId(10 * n), each) for n, each in enumerate(ensembles)]
+        last = EntryId(99) if state is LedgerState.CLOSED else None
+        return LedgerMetadata(
+            LedgerId(7),
+            Quorum(1, 1, 1),
+            tuple(fragments),
+            digest_type=DigestType.CRC32C,
+            password=b"",
+            created_ms=0,
+            state=state,
+            last_entry=last,
+            length=1 if last is not None else None,
+        )
+
+    is_open = state is not LedgerState.CLOSED
+    assert may_have_held(ledger((B1,)), B1) == is_open
+    assert may_have_held(ledger((B1,), (B2,)), B1) == is_open
+    assert not may_have_held(ledger((B2,)), B1)

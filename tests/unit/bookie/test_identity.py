@@ -1,0 +1,514 @@
+"""Identity on disks and in the metadata store, cut off at every step of what changes it."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.core.identity import FORMAT, REJOIN, STAMP, WRITE_OFF, Standing
+from rollbook.bookie.identity import Identity
+from rollbook.bookie.storage import Storage
+from rollbook.proto.cluster.cluster import initialise, open_cluster
+from rollbook.proto.cluster.cookies import CookieNodes, MemberNodes
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.errors import (
+    DirectoryInUse,
+    EntryStateUnknown,
+    LedgerFenced,
+    NodeExists,
+    NoSuchLedger,
+    RollbookError,
+    WrongBookie,
+    WrongCluster,
+)
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import Fragment, LedgerMetadata
+from rollbook.proto.ports import CreateMode, Disk, MetadataStore
+from rollbook.proto.quorum import Quorum
+from rollbook.proto.wire.digest import DigestType
+from tests.simulation.kernel import Node, World
+from tests.unit.bookie.serving import add_entries
+
+ROOT = "/ledgers"
+BK1, BK2 = BookieId("bk-1"), BookieId("bk-2")
+STORAGE = StorageConfig("/j", ("/l1", "/l2"), journal_file_bytes=64 * 1024, idle_after_ms=20)
+DIRECTORIES = ("/j", "/l1", "/l2")
+OPEN, CLOSED, NOT_OURS = LedgerId(1), LedgerId(2), LedgerId(3)
+
+Work = Callable[[Node, Identity], Awaitable[Any]]
+OnStep = Callable[[str], Awaitable[None]]
+
+
+class Stepping:
+    """A port, of which each call begins with a step and ends with one."""
+
+    def __init__(self, target: Any, on_step: OnStep) -> None:
+        self._target = target
+        self._on_step = on_step
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        async def call(*arguments: Any, **options: Any) -> Any:
+            await self._on_step(name)
+            result = await found(*arguments, **options)
+            await self._on_step(name)
+            return Stepping(result, self._on_step) if name == "open" else result
+
+        return call
+
+
+class Village:
+    """A cluster, and the machine of one bookie."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.world = World(seed)
+        self.node = self.world.node("b1")
+        self.steps = 0
+        self.cut_at: int | None = None
+        self.cut: Callable[[], None] = self.node.kill
+
+    def run(self, story: Callable[["Village"], Awaitable[None]]) -> None:
+        async def scenario() -> None:
+            self.store = await self.world.node("eyes").metadata()
+            self.cluster = await initialise(self.store, ROOT, self.world.random("cluster"))
+            await story(self)
+            self.node.kill()
+            await self.store.close()
+
+        self.world.run(scenario())
+
+    async def live(
+        self,
+        work: Work,
+        bookie_id: BookieId = BK1,
+        config: StorageConfig = STORAGE,
+        node: Node | None = None,
+    ) -> Any:
+        """A process that does this; None if it was cut off."""
+        self.steps = 0
+
+        async def main(node: Node) -> Any:
+            store = await node.metadata()
+            disk = cast(Disk, Stepping(node.disk, self._on_step))
+            stepping = cast(MetadataStore, Stepping(store, self._on_step))
+            cluster = await open_cluster(store, ROOT)
+            identity = Identity(disk, config, node.randomness, stepping, cluster, bookie_id)
+            try:
+                return await work(node, identity)
+            finally:
+                await store.close()
+
+        process = (node or self.node).start(main)
+        try:
+            return await process.result
+        except asyncio.CancelledError:
+            assert self.cut_at is not None
+            return None
+
+    async def _on_step(self, _name: str) -> None:
+        self.steps += 1
+        if self.steps == self.cut_at:
+            self.cut()
+            await asyncio.get_running_loop().create_future()
+
+    async def make_ledger(self, ledger_id: LedgerId, bookie: BookieId, *, closed: bool) -> None:
+        metadata = LedgerMetadata(
+            ledger_id,
+            Quorum(1, 1, 1),
+            (Fragment(EntryId(0), (bookie,)),),
+            digest_type=DigestType.CRC32C,
+            password=b"",
+            created_ms=0,
+            creation_token=1,
+        )
+        nodes = LedgerNodes(self.store, ROOT, self.cluster.layout)
+        stored = await nodes.create(metadata)
+        if closed:
+            await nodes.update(stored, metadata.with_close(EntryId(9), 70))
+
+
+async def establish(_node: Node, identity: Identity) -> str:
+    for lock in await identity.establish():
+        await lock.release()
+    return identity.incarnation
+
+
+async def format_(_node: Node, identity: Identity) -> str:
+    return (await identity.format(0.0)).incarnation
+
+
+async def rejoin(_node: Node, identity: Identity) -> str:
+    return await identity.rejoin()
+
+
+async def write_off(node: Node, identity: Identity) -> str:
+    return (await identity.write_off(node.clock)).incarnation
+
+
+async def look(_node: Node, identity: Identity) -> Any:
+    return await identity.diagnose()
+
+
+def storing(use: Callable[[Storage], Awaitable[Any]]) -> Work:
+    """What it says once it is established and its storage is open."""
+
+    async def work(node: Node, identity: Identity) -> Any:
+        locks = await identity.establish()
+        storage = await Storage.open(node.disk, STORAGE, node.clock, node.randomness, locks=locks)
+        storage.start()
+        try:
+            return await use(storage)
+        finally:
+            await storage.close()
+
+    return work
+
+
+async def fill(storage: Storage) -> None:
+    for ledger_id in (OPEN, CLOSED):
+        await add_entries(storage, ledger_id, range(10))
+
+
+async def answers(storage: Storage) -> list[type[RollbookError] | int]:
+    """For the first entry of each ledger: its size, or why not."""
+    found: list[type[RollbookError] | int] = []
+    for ledger_id in (OPEN, CLOSED, NOT_OURS):
+        try:
+            found.append(len(await storage.read(ledger_id, 0)))
+        except RollbookError as error:
+            found.append(type(error))
+    return found
+
+
+async def make_three_ledgers(village: Village) -> None:
+    await village.make_ledger(OPEN, BK1, closed=False)
+    await village.make_ledger(CLOSED, BK1, closed=True)
+    await village.make_ledger(NOT_OURS, BK2, closed=False)
+
+
+async def remove(node: Node, directory: str) -> None:
+    """As a disk that is gone, with an empty one in its place."""
+    for name in await node.disk.list_directory(directory):
+        await node.disk.unlink(f"{directory}/{name}")
+
+
+# --- One at a time ----------------------------------------------------------------------------
+
+
+def test_a_new_bookie_is_made_and_found_again() -> None:
+    """B7."""
+
+    async def story(village: Village) -> None:
+        first = await village.live(establish)
+        assert first == await village.live(establish)
+        member = await MemberNodes(village.store, village.cluster).read(BK1)
+        assert (member.incarnation, member.cookie is not None) == (first, True)
+        assert await CookieNodes(village.store, ROOT).list() == [BK1]
+        for directory in DIRECTORIES:
+            assert village.node.disk.durable(f"{directory}/{STAMP}")
+
+    Village().run(story)
+
+
+def test_a_wiped_bookie_is_refused_until_it_is_formatted() -> None:
+    """B7: its silence would be taken for a proof."""
+
+    async def story(village: Village) -> None:
+        await make_three_ledgers(village)
+        await village.live(storing(fill))
+        village.node.disk.wipe()
+        with pytest.raises(WrongBookie) as refused:
+            await village.live(establish)
+        assert FORMAT in refused.value.next_step
+        assert village.node.disk.system.find("/j") is None  # Nothing is made where nothing fits.
+        await village.live(format_)
+        assert await village.live(storing(answers)) == [
+            EntryStateUnknown,
+            NoSuchLedger,  # Its end is known to all: nobody counts on our answer.
+            NoSuchLedger,
+        ]
+
+    Village().run(story)
+
+
+def test_a_formatted_bookie_keeps_writers_out_that_may_have_been_fenced() -> None:
+    """B4: the fence went with the disks, the promise did not."""
+
+    async def story(village: Village) -> None:
+        await make_three_ledgers(village)
+        await village.live(storing(fill))
+        await village.live(format_)
+
+        async def add(storage: Storage) -> None:
+            await add_entries(storage, OPEN, [10])
+
+        with pytest.raises(AssertionError, match=LedgerFenced.__name__):
+            await village.live(storing(add))
+
+    Village().run(story)
+
+
+def test_format_waits_for_a_process_that_is_registered() -> None:
+    async def story(village: Village) -> None:
+        await village.live(establish)
+        path = f"{ROOT}/available/{BK1}"
+        await village.store.create(path, b"", CreateMode.EPHEMERAL)
+        with pytest.raises(NodeExists):
+            await village.live(format_)
+
+        async def patiently(_node: Node, identity: Identity) -> str:
+            return (await identity.format(10.0)).incarnation
+
+        async def leave() -> None:
+            await asyncio.sleep(3)
+            await village.store.delete(path)
+
+        leaving = asyncio.get_running_loop().create_task(leave())
+        assert await village.live(patiently)
+        await leaving
+
+    Village().run(story)
+
+
+def test_two_processes_cannot_have_one_directory() -> None:
+    async def story(village: Village) -> None:
+        async def twice(node: Node, identity: Identity) -> None:
+            locks = await identity.establish()
+            with pytest.raises(DirectoryInUse):
+                await identity.establish()
+            for lock in locks:
+                await lock.release()
+
+        # Locks in the simulator are between processes of a machine; one may not take its own twice.
+        await village.live(twice)
+
+    Village().run(story)
+
+
+def test_a_second_bookie_of_one_name_is_refused() -> None:
+    """B7: on a machine of its own, with empty directories of the same names."""
+
+    async def story(village: Village) -> None:
+        await village.live(establish)
+        other = village.world.node("b2")
+        with pytest.raises(WrongBookie, match="all its directories are empty"):
+            await village.live(establish, node=other)
+
+    Village().run(story)
+
+
+def test_another_bookies_disks_are_neither_served_nor_formatted() -> None:
+    async def story(village: Village) -> None:
+        await village.live(storing(fill))
+        for work in (establish, format_, rejoin, write_off):
+            with pytest.raises(WrongBookie, match="belongs to bookie bk-1"):
+                await village.live(work, BK2)
+        assert (await village.live(storing(answers)))[0] != NoSuchLedger
+
+    Village().run(story)
+
+
+def test_another_clusters_disks_are_neither_served_nor_formatted() -> None:
+    async def story(village: Village) -> None:
+        await village.live(storing(fill))
+        await village.store.set(f"{ROOT}/INSTANCEID", b"00000000-0000-4000-8000-000000000000")
+        await village.store.delete(f"{village.cluster.own_root}/bookies/{BK1}")
+        await village.store.delete(f"{village.cluster.own_root}/bookies")
+        await village.store.delete(village.cluster.own_root)
+        for work in (establish, format_, rejoin, write_off):
+            with pytest.raises(WrongCluster):
+                await village.live(work)
+
+    Village().run(story)
+
+
+def test_a_bookie_whose_cookie_was_removed_rejoins_with_all_it_holds() -> None:
+    async def story(village: Village) -> None:
+        await village.live(storing(fill))
+        await CookieNodes(village.store, ROOT).delete(BK1)
+        with pytest.raises(WrongBookie) as refused:
+            await village.live(establish)
+        assert REJOIN in refused.value.next_step
+        await village.live(rejoin)
+        assert (await village.live(storing(answers)))[0] != NoSuchLedger
+
+    Village().run(story)
+
+
+def test_a_wiped_bookie_whose_cookie_was_removed_is_not_new() -> None:
+    """B7: BookKeeper's tools remove cookies; our record stays."""
+
+    async def story(village: Village) -> None:
+        await village.live(establish)
+        await CookieNodes(village.store, ROOT).delete(BK1)
+        village.node.disk.wipe()
+        with pytest.raises(WrongBookie) as refused:
+            await village.live(establish)
+        assert FORMAT in refused.value.next_step
+
+    Village().run(story)
+
+
+def test_directories_that_moved_rejoin() -> None:
+    async def story(village: Village) -> None:
+        first = await village.live(establish)
+        moved = replace(STORAGE, journal_dir="/elsewhere/j")
+        node = village.node
+        await node.disk.make_directory("/elsewhere")
+        await node.disk.rename("/j", "/elsewhere/j")
+        with pytest.raises(WrongBookie):
+            await village.live(establish, config=moved)
+        assert await village.live(rejoin, config=moved) == first
+        assert await village.live(establish, config=moved) == first
+
+    Village().run(story)
+
+
+def test_a_new_ledger_directory_rejoins() -> None:
+    async def story(village: Village) -> None:
+        first = await village.live(establish)
+        more = replace(STORAGE, ledger_dirs=(*STORAGE.ledger_dirs, "/l3"))
+        with pytest.raises(WrongBookie, match="new to this bookie"):
+            await village.live(establish, config=more)
+        assert await village.live(rejoin, config=more) == first
+        assert await village.live(establish, config=more) == first
+        with pytest.raises(WrongBookie, match="has 3 ledger directories"):
+            await village.live(establish)
+
+    Village().run(story)
+
+
+def test_a_lost_journal_is_written_off_and_in_doubt() -> None:
+    """B7: what it may have held is UNKNOWN, and so is whom it kept out."""
+
+    async def story(village: Village) -> None:
+        await make_three_ledgers(village)
+        await village.live(storing(fill))
+        await remove(village.node, "/j")
+        with pytest.raises(WrongBookie) as refused:
+            await village.live(establish)
+        assert WRITE_OFF in refused.value.next_step
+        with pytest.raises(WrongBookie):
+            await village.live(rejoin)
+        await village.live(write_off)
+        assert await village.live(storing(answers)) == [EntryStateUnknown] * 3
+
+        async def fences(storage: Storage) -> list[bool]:
+            return [storage.is_fenced(ledger_id) for ledger_id in (OPEN, CLOSED, NOT_OURS)]
+
+        assert await village.live(storing(fences)) == [True, False, False]
+
+    Village().run(story)
+
+
+def test_the_doctor_touches_nothing() -> None:
+    async def story(village: Village) -> None:
+        assert (await village.live(look)).standing is Standing.NEW
+        assert village.node.disk.system.find("/j") is None
+        assert await MemberNodes(village.store, village.cluster).read(BK1)
+        await village.live(establish)
+        assert (await village.live(look)).standing is Standing.MEMBER
+
+    Village().run(story)
+
+
+# --- Cut off at every step --------------------------------------------------------------------
+
+
+def cut_everywhere(story: Callable[[Village], Awaitable[bool]]) -> int:
+    """Until a step is asked for that the work does not have any more; by turns in two ways.
+
+    The story says whether it was cut off.
+    """
+    step, goes_on = 0, True
+    while goes_on:
+        step += 1
+        village = Village(step)
+        village.cut_at = step
+        village.cut = village.node.power_cut if step % 4 >= 2 else village.node.kill
+        outcome: list[bool] = []
+
+        async def told(village: Village, outcome: list[bool] = outcome) -> None:
+            outcome.append(await story(village))
+
+        village.run(told)
+        (goes_on,) = outcome
+    return step - 1
+
+
+async def refusal_of(village: Village) -> WrongBookie | None:
+    try:
+        await village.live(establish)
+    except WrongBookie as error:
+        return error
+    return None
+
+
+async def undisturbed(village: Village, work: Work) -> Any:
+    village.cut_at = None
+    return await village.live(work)
+
+
+def test_making_a_bookie_can_be_cut_off_anywhere() -> None:
+    """B7: the next start finishes it or begins again, and never asks anybody."""
+
+    async def story(village: Village) -> bool:
+        made = await village.live(establish)
+        incarnation = await undisturbed(village, establish)
+        assert made in (None, incarnation)
+        member = await MemberNodes(village.store, village.cluster).read(BK1)
+        assert member.incarnation == incarnation
+        assert await undisturbed(village, storing(answers)) == [NoSuchLedger] * 3
+        return made is None
+
+    assert cut_everywhere(story) > 100
+
+
+def test_a_format_can_be_cut_off_anywhere() -> None:
+    """B7: the earlier life is all there, or nothing serves before it is formatted again."""
+
+    async def story(village: Village) -> bool:
+        await make_three_ledgers(village)
+        cut_at, village.cut_at = village.cut_at, None
+        before = await village.live(establish)
+        await village.live(storing(fill))
+        village.cut_at = cut_at
+        formatted = await village.live(format_)
+        village.cut_at = None
+        if refusal := await refusal_of(village):
+            assert FORMAT in refusal.next_step
+            await village.live(format_)
+        incarnation = await village.live(establish)
+        found = await village.live(storing(answers))
+        if incarnation == before:
+            assert all(isinstance(answer, int) for answer in found[:2])
+        else:
+            assert found == [EntryStateUnknown, NoSuchLedger, NoSuchLedger]
+        return formatted is None
+
+    assert cut_everywhere(story) > 100
+
+
+def test_rejoining_can_be_cut_off_anywhere() -> None:
+    async def story(village: Village) -> bool:
+        cut_at, village.cut_at = village.cut_at, None
+        before = await village.live(storing(fill))
+        before = await village.live(establish)
+        await CookieNodes(village.store, ROOT).delete(BK1)
+        village.cut_at = cut_at
+        rejoined = await village.live(rejoin)
+        village.cut_at = None
+        if refusal := await refusal_of(village):
+            assert REJOIN in refusal.next_step
+            assert await village.live(rejoin) == before
+        assert isinstance((await village.live(storing(answers)))[0], int)
+        return rejoined is None
+
+    assert cut_everywhere(story) > 40
