@@ -87,6 +87,7 @@ class Shared:
     urgent: Lane
     buffer: memoryview  # Everybody receives into it, and empties it at once.
     unfinished: "Deadlines[Connection]"  # In the middle of a request.
+    kept_waiting: "Deadlines[Connection]"  # Likewise, but there is no room for the rest.
     clogged: "Deadlines[Connection]"  # Not taking their answers.
     connections: "dict[Connection, None]"
     on_gone: Callable[[], None]
@@ -149,8 +150,8 @@ class Connection(asyncio.BufferedProtocol):
         account.set_begun(0)
         account.set_unread(0)
         shared.pool.waiting.pop(account, None)
-        shared.unfinished.stop(self)
-        shared.clogged.stop(self)
+        for deadlines in (shared.unfinished, shared.kept_waiting, shared.clogged):
+            deadlines.stop(self)
         del shared.connections[self]
         shared.on_gone()
         if shared.pool.has_news:
@@ -194,7 +195,8 @@ class Connection(asyncio.BufferedProtocol):
     # --- Requests -----------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._shared.buffer[: self._chunk_bytes]
+        room = max(self._account.room, _CHUNK_BYTES_MIN)
+        return self._shared.buffer[: min(self._chunk_bytes, room)]
 
     def buffer_updated(self, nbytes: int) -> None:
         shared = self._shared
@@ -315,8 +317,11 @@ class Connection(asyncio.BufferedProtocol):
         (self._shared.urgent if is_urgent else self._shared.ordinary).offer(queue)
 
     def _may_make(self) -> bool:
-        account = self._account
-        return not self._is_clogged and not account.pool.is_overdrawn and account.may_take()
+        """One answer at a time whatever the others hold: else nothing would ever be given back."""
+        if self._is_clogged:
+            return False
+        is_first = not self._ordinary.running and not self._urgent.running
+        return is_first or not self._shared.pool.is_exhausted
 
     async def _serve(self, asked: Asked) -> None:
         answers, call = self._shared.answers, asked.call
@@ -410,17 +415,19 @@ class Connection(asyncio.BufferedProtocol):
                 self._is_paused = False
                 shared.pool.waiting.pop(account, None)
                 if account.begun:
+                    shared.kept_waiting.stop(self)
                     shared.unfinished.start(self, shared.clock.monotonic_ns())
                 self._transport.resume_reading()
         elif self._is_clogged or self._is_leaving or not account.may_take():
             self._is_paused = True
             shared.pool.waiting[account] = None
             shared.unfinished.stop(self)  # That it does not go on is not its fault.
+            if account.is_half_a_request:
+                shared.kept_waiting.start(self, shared.clock.monotonic_ns())
+                shared.look_after()
             self._transport.pause_reading()
         shared.ordinary.offer(self._ordinary)
         shared.urgent.offer(self._urgent)
-        if shared.pool.is_overdrawn and (self._ordinary.asked or self._urgent.asked):
-            shared.pool.waiting[account] = None
         if self._is_leaving and self._is_idle:
             self._flush()
             self._transport.close()

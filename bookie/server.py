@@ -65,6 +65,7 @@ class BookieServer:
             urgent=Lane(config.reads_max, self._on_crash),
             buffer=memoryview(bytearray(CHUNK_BYTES_MAX)),
             unfinished=Deadlines(int(config.frame_timeout_s * 1e9)),
+            kept_waiting=Deadlines(int(config.unread_timeout_s * 1e9)),
             clogged=Deadlines(int(config.unread_timeout_s * 1e9)),
             connections=self._connections,
             on_gone=self._on_gone,
@@ -144,7 +145,7 @@ class BookieServer:
         if shared.pool.has_news and not self._is_resuming:
             self._is_resuming = True
             loop.call_soon(self._resume)
-        if self._timer is None and (len(shared.unfinished) or len(shared.clogged)):
+        if self._timer is None and (shared.unfinished or shared.kept_waiting or shared.clogged):
             self._timer = loop.call_later(_LOOK_S, self._look)
 
     def _resume(self) -> None:
@@ -158,6 +159,8 @@ class BookieServer:
         now_ns = shared.clock.monotonic_ns()
         for connection in shared.unfinished.take_late(now_ns):
             connection.hang_up("unfinished_request")
+        for connection in shared.kept_waiting.take_late(now_ns):
+            connection.hang_up("no_room_for_request")
         for connection in shared.clogged.take_late(now_ns):
             if not connection.has_taken_some():
                 connection.hang_up("unread_answers")

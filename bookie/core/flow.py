@@ -3,11 +3,12 @@
 Held are requests that were heard and not answered, the beginning of one that is still coming, reads
 that are being made, and answers that a client has not taken. Every connection may hold `floor` bytes.
 What it holds beyond is lent by one pool that all share, up to a ceiling of its own. A connection that
-may take no more is not read from, and nothing is made for it, until there is room again.
+may take no more is not read from until there is room again.
 
-Two exceptions keep this from standing still. One connection that is in the middle of a request is
-favoured: it may finish, whatever the pool says, since half a request is of no use to anybody. And
-when the pool is overdrawn by answers that nobody takes, somebody has to be cut off (`is_overdrawn`).
+Two exceptions keep this from standing still. One connection that holds nothing but half a request is
+favoured: it may finish, whatever the pool says, since it has nothing else to give back. And one
+answer at a time is always made for a client that takes them; when the pool is overdrawn by answers
+that nobody takes, somebody has to be cut off (`is_overdrawn`).
 """
 
 from collections.abc import Callable
@@ -48,7 +49,7 @@ class Pool:
             self.has_news = True
 
     def favours(self, account: "Account") -> bool:
-        if self._favoured is None and account.begun:
+        if self._favoured is None and account.is_half_a_request:
             self._favoured = account
         return self._favoured is account
 
@@ -85,6 +86,17 @@ class Account:
             return False
         return not self.pool.is_exhausted or self.pool.favours(self)
 
+    @property
+    def is_half_a_request(self) -> bool:
+        """And nothing else: it gets no smaller by waiting."""
+        return 0 < self.begun == self.held
+
+    @property
+    def room(self) -> int:
+        """What it may take at least before it has to stop."""
+        pool, held = self.pool, self.held
+        return max(pool.floor - held, min(pool.ceiling - held, pool.bytes_max - pool.lent))
+
     def may_resume(self) -> bool:
         """Later than it may take: stopping and going on at every turn costs more than it brings."""
         if self.held <= self.pool.floor // 2:
@@ -110,9 +122,10 @@ class Account:
             self.pool.take_back(before - max(self.held, self.pool.floor))
 
     def set_begun(self, size: int) -> None:
+        is_over = size < self.begun
         self._change(size - self.begun)
         self.begun = size
-        if not size:
+        if is_over:
             self.pool.favour_no_more(self)
 
     def set_unread(self, size: int) -> None:

@@ -35,9 +35,9 @@ class Scene:
     storage: Storage
     server: BookieServer
 
-    async def connect(self, version: int = 3) -> BookieClient:
+    async def connect(self, version: int = 3, port: int = PORT) -> BookieClient:
         client = BookieClient(version)
-        await self.client_node.transport.connect(lambda: client, Address("b1", PORT), 10.0)
+        await self.client_node.transport.connect(lambda: client, Address("b1", port), 10.0)
         return client
 
     async def raw(self) -> "Raw":

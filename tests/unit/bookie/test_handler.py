@@ -1,125 +1,611 @@
 """Conversations with a bookie, over the simulator's network and disk."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from rollbook.bookie.config import ServerConfig
+from rollbook.proto.errors import (
+    ConnectionLost,
+    NoSuchEntry,
+    NoSuchLedger,
+    Overloaded,
+    Unauthorized,
+)
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.digest import ledger_key
 from rollbook.proto.wire.messages import (
-    Auth,
-    AuthReply,
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
-    ForceLedger,
-    ForceLedgerReply,
     GetBookieInfo,
     ListEntries,
     ListEntriesReply,
     Read,
-    ReadLac,
-    ReadLacReply,
     ReadReply,
     WriteLac,
-    WriteLacReply,
 )
+from tests.golden.bookkeeper import V2_FRAMES, V3_FRAMES
 from tests.support.bookie_client import KEY, BookieClient
-from tests.unit.bookie.serving import Scene, tell
+from tests.unit.bookie.serving import STORAGE, Scene, add_entries, digest_of, entry, tell
 
 L7 = LedgerId(7)
+GOLDEN_KEY = ledger_key(b"testPasswd")
+TIGHT = ServerConfig(
+    frame_bytes_max=64 * 1024,
+    held_bytes_max=64 * 1024,
+    connection_bytes_max=64 * 1024,
+    connection_bytes_floor=4 * 1024,
+)
 
 
-async def add(client: BookieClient, ledger_id: int, *entry_ids: int, lac: int = -1) -> None:
-    """Until all are acknowledged."""
-    left = len(entry_ids)
-    done = asyncio.get_running_loop().create_future()
+class Tally:
+    """Counts the answers to the adds of one client."""
 
-    def on_adds(replies: AddReplies) -> None:
-        nonlocal left
-        assert replies.error is None, replies
-        left -= len(replies.entry_ids)
-        if not left:
-            done.set_result(None)
+    def __init__(self, client: BookieClient) -> None:
+        self.acked = 0
+        self.refused: dict[str, int] = {}
+        client.on_adds = self._on_adds
 
-    client.on_adds = on_adds
+    @property
+    def answered(self) -> int:
+        return self.acked + sum(self.refused.values())
+
+    def _on_adds(self, replies: AddReplies) -> None:
+        if replies.error is None:
+            self.acked += len(replies.entry_ids)
+        else:
+            name = replies.error.__name__
+            self.refused[name] = self.refused.get(name, 0) + len(replies.entry_ids)
+
+
+async def until(is_so: object, seconds: float = 100.0) -> None:
+    assert callable(is_so)
+    async with asyncio.timeout(seconds):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+def pack(client: BookieClient, ledger_id: int, entry_ids: Sequence[int], size: int = 7) -> bytes:
     ledger = client.ledger(ledger_id)
-    client.send(b"".join(ledger.pack(entry_id, lac, b"payload") for entry_id in entry_ids))
-    await asyncio.wait_for(done, 10)
+    return b"".join(ledger.pack(entry_id, entry_id - 1, bytes(size)) for entry_id in entry_ids)
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_an_entry_is_read_as_it_was_added(version: int) -> None:
+# --- As recorded ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frames", "conversation"),
+    [
+        (
+            V2_FRAMES,
+            [
+                ("ADD request", "ADD response EOK"),
+                ("READ request, entry 0", "READ response EOK, entry 0"),
+                ("READ request, entry -1, DO_FENCING", "READ response EOK to the -1 request"),
+                ("ADD request", "ADD response EFENCED"),
+                ("ADD request, RECOVERY_ADD + HIGH_PRIORITY", "ADD response EOK"),
+            ],
+        ),
+        (
+            V3_FRAMES,
+            [
+                ("ADD request", "ADD response EOK"),
+                ("FORCE_LEDGER request", "FORCE_LEDGER response"),
+                ("WRITE_LAC request", None),
+                ("READ request, entry 0", "READ response EOK, maxLAC 0"),
+                ("READ_LAC request", "READ_LAC response, both bodies"),
+                ("START_TLS request", "START_TLS refused (EBADREQ)"),
+                ("READ fence, entry -1, 4.17 order", None),
+                ("READ fence, entry -1, 4.18 order", None),
+                ("ADD request", "ADD response EFENCED"),
+                ("ADD recovery, priority 100, 4.17 order", "ADD response EOK"),
+                ("ADD recovery, priority 100, 4.18 order", "ADD response EOK"),
+            ],
+        ),
+    ],
+)
+def test_recorded_requests_get_the_recorded_replies(
+    frames: dict[str, bytes], conversation: list[tuple[str, str | None]]
+) -> None:
     async def story(scene: Scene) -> None:
-        client = await scene.connect(version)
-        await add(client, 7, 0, 1, 2)
-        reply = await client.call(Read(L7, EntryId(1)))
-        assert isinstance(reply, ReadReply)
-        assert reply.body == scene.storage.peek(7, 1)
-        last = await client.call(Read(L7, NO_ENTRY))
-        assert isinstance(last, ReadReply)
-        assert last.entry_id == NO_ENTRY
-        assert last.body == scene.storage.peek(7, 2)
+        raw = await scene.raw()
+        for asked, answered in conversation:
+            raw.send(frames[asked])
+            if answered is not None:
+                assert await raw.receive(len(frames[answered])) == frames[answered], asked
+            else:
+                size = int.from_bytes(await raw.receive(4), "big")
+                assert await raw.receive(size)
+        assert raw.received == b""
+        assert not raw.is_closed
 
     tell(story)
 
 
-def test_each_operation_has_an_answer() -> None:
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("version", [2, 3])
+def test_entries_are_read_as_they_were_added_however_bytes_are_cut(version: int, seed: int) -> None:
     async def story(scene: Scene) -> None:
-        client = await scene.connect(3)
-        await add(client, 7, 0, 1, 2, lac=0)
-        assert await client.call(Auth("any", b"")) == AuthReply("AuthDisabledPlugin", b"")
-        assert await client.call(ForceLedger(L7)) == ForceLedgerReply(None, L7)
-        packet = client.ledger(7).digest.pack_lac(EntryId(1))
-        written = await client.call(WriteLac(L7, EntryId(1), KEY, packet))
-        assert written == WriteLacReply(None, L7)
-        lac = await client.call(ReadLac(L7))
-        assert lac == ReadLacReply(None, L7, packet, scene.storage.peek(7, 2))
-        info = await client.call(GetBookieInfo(total_bytes=True, free_bytes=True))
-        assert isinstance(info, BookieInfoReply)
-        assert info.total_bytes
-        assert info.free_bytes
+        client = await scene.connect(version)
+        tally = Tally(client)
+        client.send(pack(client, 7, range(200)))
+        await until(lambda: tally.acked == 200)
+        replies = await asyncio.gather(*(client.call(Read(L7, EntryId(e))) for e in range(200)))
+        for entry_id, reply in enumerate(replies):
+            assert isinstance(reply, ReadReply)
+            assert reply.body == digest_of(7).pack_entry(
+                EntryId(entry_id), EntryId(entry_id - 1), 0, bytes(7)
+            )
+            assert reply.last_add_confirmed == (None if version == 2 else 198)
+        last = await client.call(Read(L7, NO_ENTRY))
+        assert isinstance(last, ReadReply)
+        assert last.entry_id == NO_ENTRY  # It echoes what was asked.
+        assert last.body == scene.storage.peek(7, 199)
+
+    tell(story, seed)
+
+
+def test_what_is_no_longer_in_memory_is_read_from_disk() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        for entry_id in range(300):
+            await add_entries(scene.storage, 7, [entry_id], bytes(10_000))
+        assert scene.storage.peek(7, 0) is None
+        asked = [client.ask(Read(L7, EntryId(e))) for e in range(300)]
+        for entry_id, reply in enumerate(await asyncio.gather(*asked)):
+            assert isinstance(reply, ReadReply)
+            assert reply.body == entry(7, entry_id, bytes(10_000))
+
+    tell(story, storage_config=replace(STORAGE, cache_bytes=200_000))
+
+
+def test_space_and_entries_are_told() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0, 1, 2, 5])
         entries = await client.call(ListEntries(L7))
         assert isinstance(entries, ListEntriesReply)
         assert entries.entries
-        assert list(entries.entries.ranges()) == [(0, 2)]
-        fenced = await client.call(Read(L7, NO_ENTRY, KEY, fence=True))
-        assert isinstance(fenced, ReadReply)
-        assert fenced.body == scene.storage.peek(7, 2)
-        assert scene.storage.is_fenced(7)
+        assert list(entries.entries.ranges()) == [(0, 2), (5, 5)]
+        space = await scene.node.disk.space("/store")
+        assert await client.call(GetBookieInfo(total_bytes=True, free_bytes=False)) == (
+            BookieInfoReply(None, space.total_bytes)
+        )
+        info = await client.call(GetBookieInfo(total_bytes=True, free_bytes=True))
+        assert info == BookieInfoReply(None, space.total_bytes, space.free_bytes)
 
     tell(story)
 
 
-def test_a_long_poll_brings_the_entry_when_the_lac_rises() -> None:
-    async def story(scene: Scene) -> None:
-        reader, writer = await scene.connect(3), await scene.connect(3)
-        await add(writer, 7, 0)
-        poll = reader.ask(
-            Read(L7, NO_ENTRY, previous_lac=NO_ENTRY, timeout_ms=5000, piggyback=True)
-        )
-        await asyncio.sleep(1.0)
-        assert not poll.done()
-        await add(writer, 7, 1, lac=0)
-        reply = await poll
-        assert isinstance(reply, ReadReply)
-        assert (reply.entry_id, reply.last_add_confirmed) == (0, 0)
-        assert reply.body == scene.storage.peek(7, 0)
-        assert reply.lac_updated_ms
-        late = await reader.call(
-            Read(L7, NO_ENTRY, previous_lac=EntryId(0), timeout_ms=500, piggyback=True)
-        )
-        assert late == ReadReply(None, L7, NO_ENTRY, None, EntryId(0))
+def test_a_batch_is_counted_as_java_does() -> None:
+    """36 bytes before the first entry, 4 before each; the first comes in any case."""
 
-    tell(story)
-
-
-def test_a_batch_brings_consecutive_entries() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect(2)
-        await add(client, 7, *range(10))
-        reply = await client.call(BatchRead(L7, EntryId(2), 1, 5, 1_000_000))
-        assert isinstance(reply, BatchReadReply)
-        assert list(reply.bodies) == [scene.storage.peek(7, entry_id) for entry_id in range(2, 7)]
+        await add_entries(scene.storage, 7, range(10))
+        size = len(entry(7, 0)) + 4
+        for count, bytes_max, expected in (
+            (5, 1_000_000, 5),
+            (0, 1_000_000, 8),  # From entry 2 on there are no more.
+            (5, 36 + 3 * size, 3),
+            (5, 36 + 3 * size - 1, 2),
+            (5, 1, 1),
+            (5, -1, 1),
+            (1, 1_000_000, 1),
+        ):
+            request = BatchRead(L7, EntryId(2), 1, count, bytes_max)
+            reply = await client.call(request)
+            assert isinstance(reply, BatchReadReply)
+            bodies = [entry(7, entry_id) for entry_id in range(2, 2 + expected)]
+            assert list(reply.bodies) == bodies, request
 
     tell(story)
+
+
+def test_a_batch_ends_before_a_gap() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect(2)
+        await add_entries(scene.storage, 7, [0, 1, 3])
+        reply = await client.call(BatchRead(L7, EntryId(0), 1, 10, 10_000))
+        assert isinstance(reply, BatchReadReply)
+        assert list(reply.bodies) == [entry(7, 0), entry(7, 1)]
+        reply = await client.call(BatchRead(L7, EntryId(2), 1, 10, 10_000))
+        assert reply == BatchReadReply(NoSuchEntry, L7, EntryId(2), 1)
+
+    tell(story)
+
+
+# --- Fences -----------------------------------------------------------------------------------
+
+
+def test_no_answer_to_a_fencing_request_before_the_fence_is_durable() -> None:
+    """B4: whatever the answer will be; and from the request on no add gets in."""
+
+    async def story(scene: Scene) -> None:
+        recoverer, writer = await scene.connect(3), await scene.connect(2)
+        tally = Tally(writer)
+        writer.send(pack(writer, 7, range(3)))
+        await until(lambda: tally.acked == 3)
+        scene.node.disk.hang()
+        asked = [
+            recoverer.ask(Read(L7, NO_ENTRY, KEY, fence=True)),
+            recoverer.ask(Read(L7, EntryId(1), KEY, fence=True)),
+            recoverer.ask(Read(L7, EntryId(77), KEY, fence=True)),
+            recoverer.ask(Read(LedgerId(99), EntryId(0), KEY, fence=True)),
+        ]
+        refused = await recoverer.call(Read(L7, NO_ENTRY, ledger_key(b"other"), fence=True))
+        assert isinstance(refused, ReadReply)
+        assert refused.error is Unauthorized  # That says nothing of the fence.
+        writer.send(pack(writer, 7, [3]))
+        await asyncio.sleep(5)
+        assert not any(each.done() for each in asked)
+        assert (tally.acked, tally.refused) == (3, {"LedgerFenced": 1})
+        assert not scene.storage.is_fenced(7)
+        scene.node.disk.unhang()
+        replies = await asyncio.gather(*asked)
+        assert [(r.error, r.last_add_confirmed) for r in replies if isinstance(r, ReadReply)] == [
+            (None, None),
+            (None, None),
+            (NoSuchEntry, None),
+            (NoSuchEntry, None),
+        ]
+        assert scene.storage.is_fenced(7)
+        assert scene.storage.is_fenced(99)
+        writer.send(pack(writer, 99, [0]))
+        await until(lambda: tally.refused == {"LedgerFenced": 2})
+
+    tell(story)
+
+
+def test_a_fence_cuts_off_what_is_behind_it_on_its_own_connection() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect(3)
+        tally = Tally(client)
+        client.send(pack(client, 7, range(3)))
+        fenced = client.ask(Read(L7, NO_ENTRY, KEY, fence=True))
+        reply = await fenced
+        assert isinstance(reply, ReadReply)
+        assert reply.body == scene.storage.peek(7, 2)  # What was accepted before it is there.
+        client.send(pack(client, 7, [3]))
+        await until(lambda: tally.answered == 4)
+        assert tally.refused == {"LedgerFenced": 1}
+
+    tell(story)
+
+
+def test_what_is_urgent_does_not_stand_behind_other_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk serves ordinary reads no more, and each client has more of them than may run."""
+
+    async def story(scene: Scene) -> None:
+        clients = [await scene.connect() for _ in range(3)]
+        await add_entries(scene.storage, 7, range(20))
+        may_read = asyncio.Event()
+        read = scene.storage.read
+
+        async def slow_read(ledger_id: int, entry_id: int) -> bytes:
+            await may_read.wait()
+            return await read(ledger_id, entry_id)
+
+        monkeypatch.setattr(scene.storage, "peek", lambda ledger_id, entry_id: None)
+        monkeypatch.setattr(scene.storage, "read", slow_read)
+        slow = [client.ask(Read(L7, EntryId(e))) for client in clients for e in range(20)]
+        await asyncio.sleep(1)
+        fenced = await clients[0].call(Read(L7, NO_ENTRY, KEY, fence=True))
+        assert isinstance(fenced, ReadReply)
+        assert fenced.body == entry(7, 19)
+        urgent = await clients[1].call(Read(L7, NO_ENTRY), is_high_priority=True)
+        assert isinstance(urgent, ReadReply)
+        assert urgent.body == entry(7, 19)
+        assert not any(each.done() for each in slow)
+        may_read.set()
+        await asyncio.gather(*slow)
+
+    tell(story, config=ServerConfig(reads_max=4, connection_reads_max=2))
+
+
+# --- Long polls -------------------------------------------------------------------------------
+
+
+def poll(previous_lac: int, timeout_ms: int = 5000, entry_id: EntryId = NO_ENTRY) -> Read:
+    lac = EntryId(previous_lac)
+    return Read(L7, entry_id, previous_lac=lac, timeout_ms=timeout_ms, piggyback=True)
+
+
+def test_a_long_poll_ends_when_the_lac_rises() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        waiting = client.ask(poll(-1))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        await add_entries(scene.storage, 7, [1])
+        reply = await waiting
+        assert isinstance(reply, ReadReply)
+        assert (reply.entry_id, reply.last_add_confirmed) == (0, 0)
+        assert reply.body == entry(7, 0)
+        assert reply.lac_updated_ms is not None
+        assert abs(reply.lac_updated_ms - scene.node.clock.wall_us() // 1000) < 1000
+        assert not scene.storage.lac_watchers
+
+    tell(story)
+
+
+def test_a_long_poll_ends_by_an_explicit_lac_without_the_entry_it_does_not_have() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0, 2])
+        waiting = client.ask(poll(2))
+        packet = digest_of(7).pack_lac(EntryId(3))
+        await client.call(WriteLac(L7, EntryId(3), KEY, packet))
+        reply = await waiting
+        assert isinstance(reply, ReadReply)
+        assert reply == ReadReply(None, L7, NO_ENTRY, None, EntryId(3), reply.lac_updated_ms)
+
+    tell(story)
+
+
+def test_a_long_poll_ends_when_time_is_up_or_there_is_no_ledger() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        unknown = await client.call(poll(-1))
+        assert isinstance(unknown, ReadReply)
+        assert unknown.error is NoSuchLedger
+        await add_entries(scene.storage, 7, [0, 1])
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        at_once = await client.call(poll(-1))
+        assert isinstance(at_once, ReadReply)
+        assert at_once == ReadReply(None, L7, EntryId(0), entry(7, 0), EntryId(0))
+        for timeout_ms in (0, -5):
+            now = await client.call(poll(0, timeout_ms))
+            assert now == ReadReply(None, L7, NO_ENTRY, None, EntryId(0))
+        assert loop.time() - started < 1
+        late = await client.call(poll(0, 500))
+        assert late == ReadReply(None, L7, NO_ENTRY, None, EntryId(0))
+        assert 0.5 <= loop.time() - started < 2
+        bounded = await client.call(poll(0, 2**62), timeout_s=1000)
+        assert bounded == late
+        gone = client.ask(poll(0, 50_000))
+        await asyncio.sleep(1)
+        await scene.storage.delete(7)
+        reply = await gone
+        assert isinstance(reply, ReadReply)
+        assert reply.error is NoSuchLedger
+
+    tell(story)
+
+
+def test_a_long_poll_for_one_entry_waits_and_then_reads_it() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        waiting = client.ask(Read(L7, EntryId(1), previous_lac=NO_ENTRY, timeout_ms=5000))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        await add_entries(scene.storage, 7, [1])
+        reply = await waiting
+        assert isinstance(reply, ReadReply)
+        assert (reply.entry_id, reply.body) == (1, entry(7, 1))
+
+    tell(story)
+
+
+def test_long_polls_that_make_no_sense_are_refused() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        for read in (poll(-1, entry_id=EntryId(3)), Read(L7, NO_ENTRY, piggyback=True)):
+            reply = await client.call(read)
+            assert isinstance(reply, ReadReply)
+            assert reply.error is not None
+            assert reply.error.code.v3 == 404
+
+    tell(story)
+
+
+def test_long_polls_are_bounded_and_cost_nothing_once_their_client_is_gone() -> None:
+    """B7."""
+
+    async def story(scene: Scene) -> None:
+        leaving, staying = await scene.connect(), await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        parked = [leaving.ask(poll(0)) for _ in range(50)]
+        await asyncio.sleep(0.5)
+        refused = await staying.call(poll(0))
+        assert isinstance(refused, ReadReply)
+        assert refused.error is Overloaded
+        leaving.abort()
+        await asyncio.gather(*parked, return_exceptions=True)
+        await until(lambda: not scene.storage.lac_watchers)
+        accepted = staying.ask(poll(0, 1000))
+        await asyncio.sleep(0.5)
+        assert not accepted.done()
+        await accepted
+
+    tell(story, config=ServerConfig(long_polls_max=50))
+
+
+def test_a_thousand_readers_of_one_ledger_are_woken_by_one_add() -> None:
+    async def story(scene: Scene) -> None:
+        clients = [await scene.connect() for _ in range(20)]
+        await add_entries(scene.storage, 7, [0])
+        waiting = [client.ask(poll(-1, 50_000)) for client in clients for _ in range(50)]
+        await asyncio.sleep(1)
+        await add_entries(scene.storage, 7, [1])
+        for reply in await asyncio.gather(*waiting):
+            assert isinstance(reply, ReadReply)
+            assert reply.body == entry(7, 0)
+
+    tell(story)
+
+
+# --- Too much -----------------------------------------------------------------------------------
+
+
+def test_a_bookie_that_cannot_keep_up_stops_reading_and_loses_nothing() -> None:
+    """B7: what is not held for a client waits in its own machine, and is answered in the end."""
+
+    async def story(scene: Scene) -> None:
+        clients = [await scene.connect(version) for version in (2, 3) * 5]
+        tallies = [Tally(client) for client in clients]
+        scene.node.disk.hang()
+        for number, client in enumerate(clients):
+            client.send(pack(client, 100 + number, range(500), size=1000))
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            # The floors, the pool, and a chunk that each has read before it was stopped.
+            assert scene.storage.stats.buffered_bytes() <= 10 * 4096 + 65536 + 10 * 4096
+        assert not any(tally.answered for tally in tallies)
+        scene.node.disk.unhang()
+        await until(lambda: all(tally.acked == 500 for tally in tallies))
+        assert scene.storage.stats.buffered_bytes() == 0
+
+    tell(story, config=TIGHT, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
+
+
+def test_beyond_the_hard_limit_the_answer_is_busy_and_never_silence() -> None:
+    """B7: and what recovers a ledger still gets in."""
+
+    async def story(scene: Scene) -> None:
+        clients = [await scene.connect(version) for version in (2, 3) * 20]
+        tallies = [Tally(client) for client in clients]
+        scene.node.disk.hang()
+        for number, client in enumerate(clients):
+            client.send(pack(client, 100 + number, range(50), size=1000))
+        await asyncio.sleep(5)
+        busy = sum(tally.refused.get("Overloaded", 0) for tally in tallies)
+        assert busy
+        recoverer = await scene.connect()
+        recovered = Tally(recoverer)
+        ledger = recoverer.ledger(99)
+        recoverer.send(ledger.pack(0, -1, b"x", is_recovery=True, is_high_priority=True))
+        await asyncio.sleep(1)
+        assert not recovered.answered  # It was not refused: it waits for the disk.
+        scene.node.disk.unhang()
+        await until(lambda: all(tally.answered == 50 for tally in tallies))
+        await until(lambda: recovered.acked == 1)
+        assert all(set(tally.refused) <= {"Overloaded"} for tally in tallies)
+
+    tell(story, config=TIGHT, storage_config=replace(STORAGE, queued_bytes_max=40_000))
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_slow_reader_is_not_produced_for(is_cached: bool) -> None:
+    """B7: whether memory has what it wants, or the disk."""
+
+    async def story(scene: Scene) -> None:
+        slow, quick = await scene.connect(), await scene.connect(2)
+        for entry_id in range(200):
+            await add_entries(scene.storage, 7, [entry_id], bytes(10_000))
+        slow.pause()
+        asked = [slow.ask(Read(L7, EntryId(e))) for _ in range(10) for e in range(200)]
+        for _ in range(50):
+            await asyncio.sleep(0.1)
+            reply = await quick.call(Read(L7, EntryId(0)))
+            assert isinstance(reply, ReadReply)
+            assert reply.error is None
+            assert scene.storage.stats.buffered_bytes() < 300_000
+        assert not all(each.done() for each in asked)
+        slow.resume()
+        for number, each in enumerate(await asyncio.gather(*asked)):
+            assert isinstance(each, ReadReply)
+            assert each.body == entry(7, number % 200, bytes(10_000))
+
+    cache_bytes = 10_000_000 if is_cached else 100_000
+    config = replace(STORAGE, cache_bytes=cache_bytes, journal_file_bytes=16 * 1024 * 1024)
+    tell(story, config=replace(TIGHT, unread_timeout_s=1000), storage_config=config)
+
+
+def test_who_takes_nothing_for_long_is_cut_off_and_who_takes_a_little_is_not() -> None:
+    async def story(scene: Scene) -> None:
+        never, slowly = await scene.connect(), await scene.connect()
+        await add_entries(scene.storage, 7, [0], bytes(60_000))
+        for client in (never, slowly):
+            client.pause()
+            for _ in range(20):
+                client.ask(Read(L7, EntryId(0)))
+        for _ in range(120):
+            await asyncio.sleep(1)
+            slowly.resume()
+            await asyncio.sleep(0.001)
+            slowly.pause()
+        assert scene.storage.stats.connections() == 1
+        assert scene.storage.stats.connections_closed == {"unread_answers": 1}
+
+    tell(story)
+
+
+def test_when_memory_is_short_the_slowest_reader_goes() -> None:
+    """B7: answers that nobody takes would keep everybody waiting."""
+
+    async def story(scene: Scene) -> None:
+        readers = [await scene.connect() for _ in range(20)]
+        await add_entries(scene.storage, 7, [0], bytes(60_000))
+        for reader in readers:
+            reader.pause()
+            for _ in range(10):
+                reader.ask(Read(L7, EntryId(0)))
+        await asyncio.sleep(5)
+        assert scene.storage.stats.connections_closed["unread_answers"] >= 1
+        assert scene.storage.stats.buffered_bytes() < 300_000
+        quick = await scene.connect()
+        reply = await quick.call(Read(L7, EntryId(0)))
+        assert isinstance(reply, ReadReply)
+        assert reply.body is not None
+
+    tell(story, config=TIGHT)
+
+
+def test_half_requests_do_not_keep_each_other_waiting() -> None:
+    """More of them than memory is lent for: one after the other they get through."""
+
+    async def story(scene: Scene) -> None:
+        clients = [await scene.connect(version) for version in (2, 3) * 4]
+        tallies = [Tally(client) for client in clients]
+        frames = [pack(client, 7, [n], size=50_000) for n, client in enumerate(clients)]
+        for piece in range(10):
+            for client, frame in zip(clients, frames, strict=True):
+                client.send(frame[piece * 6000 : (piece + 1) * 6000])
+            await asyncio.sleep(0.1)
+        await until(lambda: all(tally.acked == 1 for tally in tallies))
+
+    tell(story, config=TIGHT)
+
+
+def test_connections_are_bounded() -> None:
+    async def story(scene: Scene) -> None:
+        first = [await scene.connect() for _ in range(3)]
+        late = await scene.connect()
+        with pytest.raises(ConnectionLost):
+            await late.call(Read(L7, EntryId(0)))
+        await first[0].close()
+        await asyncio.sleep(1)
+        reply = await (await scene.connect()).call(Read(L7, EntryId(0)))
+        assert isinstance(reply, ReadReply)
+        assert reply.error is NoSuchLedger
+        assert scene.storage.stats.connections_closed == {"too_many": 1}
+
+    tell(story, config=ServerConfig(connections_max=3))
+
+
+def test_writers_and_fences_meet_in_any_order() -> None:
+    """A fence that was answered lets no add through, wherever it was queued."""
+
+    async def story(scene: Scene) -> None:
+        writer, recoverer = await scene.connect(2), await scene.connect(3)
+        tally = Tally(writer)
+        writer.send(pack(writer, 7, range(100)))
+        reply = await recoverer.call(Read(L7, NO_ENTRY, KEY, fence=True))
+        assert isinstance(reply, ReadReply)
+        acked_then = tally.acked
+        last = -1 if reply.error else int.from_bytes(bytes(reply.body or b"")[8:16], "big")
+        await until(lambda: tally.answered == 100)
+        assert acked_then <= tally.acked == last + 1
+        assert tally.refused == ({"LedgerFenced": 99 - last} if last < 99 else {})
+
+    for seed in range(20):
+        tell(story, seed)

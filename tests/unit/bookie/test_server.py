@@ -1,0 +1,257 @@
+"""How a server begins and ends, and what it costs to be rude to it."""
+
+import asyncio
+
+import pytest
+
+from rollbook.bookie.config import ServerConfig
+from rollbook.proto.errors import BadConfig, ConnectionLost, Unavailable
+from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.ports import Address
+from rollbook.proto.wire.messages import Read, ReadReply
+from tests.golden.bookkeeper import V2_FRAMES, V3_FRAMES
+from tests.unit.bookie.serving import PORT, Scene, add_entries, entry, tell
+from tests.unit.bookie.test_handler import Tally, pack, poll, until
+
+L7 = LedgerId(7)
+
+
+def test_draining_answers_what_was_heard_and_takes_no_more() -> None:
+    async def story(scene: Scene) -> None:
+        writer, poller, idle = [await scene.connect() for _ in range(3)]
+        tally = Tally(writer)
+        await add_entries(scene.storage, 7, [0])
+        waiting = poller.ask(poll(0, 50_000))
+        await asyncio.sleep(0.5)
+        scene.node.disk.hang()
+        writer.send(pack(writer, 8, range(20)))
+        await asyncio.sleep(0.5)
+        draining = asyncio.ensure_future(scene.server.drain(5.0))
+        await asyncio.wait_for(idle.lost, 1)
+        reply = await asyncio.wait_for(waiting, 1)
+        assert reply == ReadReply(None, L7, NO_ENTRY, None, NO_ENTRY)
+        with pytest.raises(Unavailable):
+            await scene.connect()
+        assert not draining.done()
+        assert not writer.lost.done()
+        scene.node.disk.unhang()
+        await asyncio.wait_for(draining, 1)
+        await asyncio.wait_for(writer.lost, 1)
+        assert tally.acked == 20
+        assert not scene.storage.lac_watchers
+
+    tell(story)
+
+
+def test_draining_ends_at_its_deadline() -> None:
+    async def story(scene: Scene) -> None:
+        writer, reader = await scene.connect(), await scene.connect()
+        await add_entries(scene.storage, 7, [0], bytes(100_000))
+        reader.pause()
+        for _ in range(20):
+            reader.ask(Read(L7, EntryId(0)))
+        scene.node.disk.hang()
+        writer.send(pack(writer, 8, range(20)))
+        await asyncio.sleep(0.5)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await scene.server.drain(3.0)
+        assert 3.0 <= loop.time() - started < 3.5
+        await asyncio.wait_for(writer.lost, 1)
+        scene.node.disk.unhang()
+
+    tell(story)
+
+
+def test_after_the_storage_has_failed_nothing_is_acknowledged_and_everybody_is_hung_up_on() -> None:
+    """B6."""
+
+    async def story(scene: Scene) -> None:
+        writer, reader = await scene.connect(2), await scene.connect(3)
+        tally = Tally(writer)
+        scene.node.disk.sync_error_odds = 1.0
+        writer.send(pack(writer, 7, range(20)))
+        await asyncio.wait_for(writer.lost, 10)
+        await asyncio.wait_for(reader.lost, 10)
+        assert tally.acked == 0
+        with pytest.raises(Unavailable):
+            await scene.connect()
+
+    tell(story, may_fail=True)
+
+
+def test_an_address_that_is_taken_is_refused() -> None:
+    async def story(scene: Scene) -> None:
+        with pytest.raises(BadConfig):
+            await scene.server.listen(Address("b1", PORT))
+
+    tell(story)
+
+
+def test_it_serves_on_several_ports() -> None:
+    async def story(scene: Scene) -> None:
+        listener = await scene.server.listen(Address("b1", 0))
+        assert listener.address.port not in (0, PORT)
+        for port in (PORT, listener.address.port):
+            client = await scene.connect(port=port)
+            reply = await client.call(Read(L7, EntryId(0)))
+            assert isinstance(reply, ReadReply)
+
+    tell(story)
+
+
+# --- Rude clients -----------------------------------------------------------------------------
+
+GARBAGE = {
+    "zeros": bytes(100),
+    "an endless frame": b"\xff\xff\xff\xff",
+    "a frame that is too large": (5 * 1024 * 1024).to_bytes(4, "big") + b"\x02\x02",
+    "HTTP": b"GET / HTTP/1.1\r\nHost: bookie\r\n\r\n",
+    "a TLS hello": bytes.fromhex("16030100c8010000c40303") + bytes(200),
+    "an unknown operation in version 2": b"\x00\x00\x00\x14\x02\x63" + bytes(18),
+    "an add that is cut short": b"\x00\x00\x00\x14\x02\x01" + bytes(18),
+    "no protobuf": b"\x00\x00\x00\x10\x0a" + b"\xff" * 15,
+    "protobuf without what is required": b"\x00\x00\x00\x04\x0a\x02\x08\x03",
+    "an empty frame": bytes(4),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_bytes_that_are_no_message_close_the_connection(what: str) -> None:
+    async def story(scene: Scene) -> None:
+        other = await scene.connect()
+        raw = await scene.raw()
+        raw.send(GARBAGE[what])
+        await raw.closed()
+        assert raw.received == b""
+        assert scene.storage.stats.connections_closed == {"bad_frame": 1}
+        assert scene.storage.stats.buffered_bytes() == 0
+        reply = await other.call(Read(L7, EntryId(0)))
+        assert isinstance(reply, ReadReply)
+
+    tell(story)
+
+
+def test_what_follows_a_refused_start_tls_is_no_message() -> None:
+    """Whether it comes along or after the refusal, it is never taken for requests."""
+
+    async def story(scene: Scene) -> None:
+        hello = GARBAGE["a TLS hello"]
+        refusal = V3_FRAMES["START_TLS refused (EBADREQ)"]
+        patient = await scene.raw()
+        patient.send(V3_FRAMES["START_TLS request"])
+        assert await patient.receive(len(refusal)) == refusal
+        patient.send(hello)
+        await patient.closed()
+        hasty = await scene.raw()
+        hasty.send(V3_FRAMES["START_TLS request"] + hello)
+        await hasty.closed()
+        assert hasty.received in (b"", refusal)
+        modest = await scene.raw()
+        modest.send(V3_FRAMES["START_TLS request"] + V3_FRAMES["READ request, entry 0"])
+        assert await modest.receive(len(refusal)) == refusal
+        assert await modest.receive(4)
+        assert not modest.is_closed
+
+    tell(story)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_request_that_never_ends_is_given_up(version: int) -> None:
+    """One byte a second, and half of it at once; idle connections are nobody's business."""
+
+    async def story(scene: Scene) -> None:
+        frame = (V2_FRAMES if version == 2 else V3_FRAMES)["ADD request"]
+        idle, trickle, half, whole = [await scene.raw() for _ in range(4)]
+        half.send(frame[:-1])
+        for at in range(len(frame)):
+            if trickle.is_closed:
+                break
+            trickle.send(frame[at : at + 1])
+            whole.send(frame)
+            await asyncio.sleep(1)
+        await trickle.closed()
+        await half.closed()
+        assert not idle.is_closed
+        assert not whole.is_closed
+        assert scene.storage.stats.connections_closed == {"unfinished_request": 2}
+        assert scene.storage.stats.buffered_bytes() == 0
+
+    tell(story)
+
+
+def test_a_large_request_over_a_slow_line_is_heard_to_its_end() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        tally = Tally(client)
+        frame = pack(client, 7, [0], size=2_000_000)
+        for at in range(0, len(frame), 50_000):
+            client.send(frame[at : at + 50_000])
+            await asyncio.sleep(1)
+        await until(lambda: tally.acked == 1)
+
+    tell(story)
+
+
+def test_half_requests_that_nobody_finishes_make_room_for_others() -> None:
+    """B7: they take all that is lent, each goes on a little, and then they fall silent."""
+
+    async def story(scene: Scene) -> None:
+        rude = [await scene.raw() for _ in range(40)]
+        head = (60_000).to_bytes(4, "big") + V2_FRAMES["ADD request"][4:]
+        for each in rude:
+            each.send(head + bytes(6_000))
+        await asyncio.sleep(0.5)
+        for each in rude:
+            each.send(bytes(100))
+        await asyncio.sleep(0.5)
+        assert scene.storage.stats.buffered_bytes() < 40 * 4096 + 65536 + 40 * 4096
+        client = await scene.connect()
+        tally = Tally(client)
+        client.send(pack(client, 7, [0], size=50_000))
+        await until(lambda: tally.acked == 1, 60)
+        for each in rude:
+            await each.closed()
+        assert scene.storage.stats.buffered_bytes() == 0
+
+    config = ServerConfig(
+        frame_bytes_max=64 * 1024,
+        held_bytes_max=64 * 1024,
+        connection_bytes_max=64 * 1024,
+        connection_bytes_floor=4 * 1024,
+    )
+    tell(story, config=config)
+
+
+def test_a_client_that_has_sent_all_it_had_to_say_still_gets_its_answers() -> None:
+    async def story(scene: Scene) -> None:
+        await add_entries(scene.storage, 7, [0])
+        raw = await scene.raw()
+        raw.send(V2_FRAMES["ADD request"] * 3)
+        raw.transport.write_eof()
+        expected = V2_FRAMES["ADD response EOK"] * 3
+        assert await raw.receive(len(expected)) == expected
+        await raw.closed()
+        assert scene.storage.peek(7, 0) == entry(7, 0)
+
+    tell(story)
+
+
+def test_a_client_that_goes_leaves_nothing_behind() -> None:
+    async def story(scene: Scene) -> None:
+        await add_entries(scene.storage, 7, [0], bytes(50_000))
+        for number in range(20):
+            client = await scene.connect(2 + number % 2)
+            client.pause()
+            client.send(pack(client, 100 + number, range(50), size=500))
+            asked = [client.ask(Read(L7, EntryId(e))) for e in (0, -1, 5) * 20]
+            client.send(b"\x00\x00\x04\x00\x02\x01")
+            await asyncio.sleep(0.01 * number)
+            client.abort()
+            lost = await asyncio.gather(*asked, return_exceptions=True)
+            assert all(isinstance(each, ConnectionLost) for each in lost)
+        await asyncio.sleep(5)
+        assert scene.storage.stats.connections() == 0
+        assert scene.storage.stats.buffered_bytes() == 0
+
+    tell(story)
