@@ -561,8 +561,13 @@ def _space(admin: BookieAdmin, operations: RunningOperations) -> APIRouter:
         """Looks for deleted ledgers now; a run that is under way is joined."""
         if wanted and (wanted.force_major or wanted.force_minor):
             is_major = wanted.force_major
+
+            async def collect_and_compact() -> Facts:
+                garbage = await admin.collect_garbage()
+                return {"garbage": garbage, "compaction": await admin.compact(major=is_major)}
+
             kind = "major-compaction" if is_major else "minor-compaction"
-            return start(response, kind, lambda: admin.compact(major=is_major))
+            return start(response, kind, collect_and_compact)
         return start(response, "gc", admin.collect_garbage)
 
     @routes.get("/gc")

@@ -336,7 +336,7 @@ async def test_a_running_bookie_is_told(admin: FakeAdmin, http: str) -> None:
     assert (await ask(http, "compact", "--major"))["state"] == "done"
     assert (await ask(http, "compact", "--minor"))["kind"] == "minor-compaction"
     assert (await ask(http, "scrub"))["result"] == {"bytes": 100}
-    assert admin.done == ["gc", "major", "minor", "scrub"]
+    assert admin.done == ["gc", "gc", "major", "gc", "minor", "scrub"]
     assert (await ask(http, "gc", "--status"))["is_in_force_gc"] is False
     assert (await ask(http, "scrub", "--status")) == {"runs": 2, "damages": 0}
     assert (await ask(http, "compact", "--suspend"))["isMajorGcSuspended"] is True
