@@ -291,6 +291,8 @@ class _Boot:
             end = packer.pack_empty(Kind.END)
             await file.write_and_sync(end.position, end.buffers)
             packer.on_synced(end)
+        # What was allocated behind it is free again: a bookie may have to start on a full disk.
+        await file.truncate(packer.position)
         self.found.next_sequence = packer.next_sequence
         replayed = found.replayed
         if found.rotten_places:

@@ -41,6 +41,7 @@ logger = structlog.get_logger()
 
 _WRITE_BYTES_MAX: Final = 2 * 1024 * 1024  # Larger ones help no disk and delay the first in line.
 _FENCE_BYTES: Final = 1024 * 1024
+_FIRST_BYTES_MIN: Final = 16 * 1024
 _SPARE_RETRY_S: Final = 1.0
 
 
@@ -107,11 +108,20 @@ class Journal:
         self._has_unsaid = False  # Durable, and no record says so yet.
 
     async def open(self, spare: RecordFile | None, number: int, next_sequence: int) -> None:
-        """The first file of this process: one that was ready, or a new one.
+        """The first file of this process: one that was ready, or a new one."""
+        self.active = self._begin(spare or await self._create_first(number), next_sequence)
 
-        The one that is ready lets a bookie start whose disk is full.
-        """
-        self.active = self._begin(spare or await self._create(number), next_sequence)
+    async def _create_first(self, number: int) -> RecordFile:
+        """On a full disk a smaller one, in what boot has cut off others: fences must go on (B4)."""
+        size = self._config.journal_file_bytes
+        while True:
+            try:
+                return await self._create(number, size)
+            except OSError as error:
+                if size // 2 < _FIRST_BYTES_MIN:
+                    raise
+                logger.warning("journal_file_made_smaller", bytes=size // 2, reason=str(error))
+                size //= 2
 
     # --- For the storage ----------------------------------------------------------------------
 
@@ -126,9 +136,10 @@ class Journal:
 
     def has_room_for(self, size: int) -> bool:
         """If no other file can be had, what is left of this one: the end of it is for fences."""
-        kept = min(_FENCE_BYTES, self._config.journal_file_bytes // 8)
+        allocated = self.active.records.header.allocated_bytes
+        kept = min(_FENCE_BYTES, allocated // 8)
         end = self.active.end + self.queued_bytes + size + kept
-        return not self.is_full or end <= self._config.journal_file_bytes
+        return not self.is_full or end <= allocated
 
     def sync(self) -> asyncio.Future[None]:
         """Done when everything that was appended before is durable."""
@@ -247,7 +258,7 @@ class Journal:
     async def _make_room(self, size: int) -> None:
         file = self.active
         is_empty = file.end == FILE_HEADER_BYTES
-        if file.end + size + 2 * SECTOR <= self._config.journal_file_bytes and (
+        if file.end + size + 2 * SECTOR <= file.records.header.allocated_bytes and (
             self.is_full or file.memtable.memory_bytes < self._config.index_bytes_max
         ):
             return
@@ -279,7 +290,7 @@ class Journal:
         """While the disk is full: again and again."""
         while True:
             try:
-                spare = await self._create(number)
+                spare = await self._create(number, self._config.journal_file_bytes)
             except OSError as error:
                 if self._is_closing:
                     raise
@@ -291,11 +302,10 @@ class Journal:
                 self.is_full = False
                 return spare
 
-    async def _create(self, number: int) -> RecordFile:
+    async def _create(self, number: int, size: int) -> RecordFile:
         path = journal_path(self._config.journal_dir, number)
         if await self._disk.stat(path):
             await self._disk.unlink(path)  # Half made; only the catalog makes it count.
-        size = self._config.journal_file_bytes
         header = FileHeader(
             *(Purpose.JOURNAL, number, self._catalog.store_id),
             *(self._randomness.randbytes(ID_BYTES), size),

@@ -451,17 +451,21 @@ def test_a_failed_checkpoint_pins_the_mark_and_ends_in_read_only() -> None:
 
 
 def test_a_full_disk_does_not_keep_a_bookie_from_starting() -> None:
+    """However often: each time in what the last file had left, and its fences go on (B4)."""
+
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(1), entries=20, size=1000)
         await storage.close()
         node.disk.capacity_bytes = node.disk.system.used_bytes
-        again = await open_storage(node)
-        again.start()
-        assert await again.read(0, 19) == entry(0, 19, bytes(1000))
-        await asyncio.sleep(0.1)
-        assert again.is_read_only
-        await again.fence(0, KEY)
-        await again.close()
+        for life in range(4):
+            again = await open_storage(node)
+            again.start()
+            assert await again.read(0, 19) == entry(0, 19, bytes(1000))
+            await asyncio.sleep(0.1)
+            assert again.is_read_only
+            await again.fence(life, KEY)
+            assert all(again.is_fenced(each) for each in range(life + 1))
+            await again.close()
 
     tell(story)
 

@@ -1,0 +1,165 @@
+"""Journal files read in windows: the same as read whole, whatever has happened to them."""
+
+import random
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from rollbook.bookie import journal_reading
+from rollbook.bookie.core.group_commit import RecordPacker
+from rollbook.bookie.core.records import (
+    FILE_HEADER_BYTES,
+    SECTOR,
+    FileHeader,
+    Kind,
+    Purpose,
+    RecordReader,
+    pack_rows,
+    scan,
+)
+from rollbook.bookie.core.replay import replay
+from rollbook.bookie.journal_reading import ReadBack, read_back, write_again
+from rollbook.proto.ports import Buffer, File
+
+FILE_ID = bytes(range(16))
+HEADER = FileHeader(Purpose.JOURNAL, 7, b"store of sixteen", FILE_ID, 1 << 20)
+
+
+class MemoryFile:
+    def __init__(self, contents: bytes | bytearray) -> None:
+        self.contents = bytearray(contents)
+        self.rewritten: list[tuple[int, int]] = []
+        self.syncs = 0
+
+    async def size(self) -> int:
+        return len(self.contents)
+
+    async def read_at(self, position: int, length: int) -> bytes:
+        return bytes(self.contents[position : position + length])
+
+    async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
+        data = b"".join(buffers)
+        assert self.contents[position : position + len(data)] == data
+        self.rewritten.append((position, position + len(data)))
+
+    async def sync(self) -> None:
+        self.syncs += 1
+
+    @property
+    def file(self) -> File:
+        return cast(File, self)
+
+
+def entries(ledger_id: int, first: int, sizes: Sequence[int]) -> tuple[bytes, bytes]:
+    """An ENTRIES record's body and rows."""
+    packed = [
+        struct.pack(">qqqq", ledger_id, first + at, -1, 0) + bytes(size)
+        for at, size in enumerate(sizes)
+    ]
+    body = b"".join(struct.pack("<I", len(entry)) + entry for entry in packed)
+    return body, pack_rows([(ledger_id, first, first + len(sizes) - 1)])
+
+
+def journal(chance: random.Random, *, records: int = 12) -> tuple[bytearray, list[int]]:
+    """Some records, each a write of its own but for a few, and where each write starts."""
+    packer = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 100, 99)
+    contents, starts = bytearray(HEADER.pack()), []
+    for number in range(records):
+        size = chance.choice((0, 30, 500, 3000))
+        body, rows = entries(number % 3, 10 * number, [size] * chance.randint(1, 4))
+        written = packer.pack_body(Kind.ENTRIES, body, rows)
+        starts.append(written.position)
+        contents += b"".join(written.buffers)
+        if chance.random() < 0.8:  # Else the next one was written before this one was synced.
+            packer.on_synced(written)
+    if chance.random() < 0.5:
+        kind = chance.choice((Kind.IDLE, Kind.END))
+        contents += b"".join(packer.pack_empty(kind).buffers)
+    contents += bytes(chance.choice((0, SECTOR, 10_000)))
+    return contents, starts
+
+
+async def whole(contents: bytes, durable_through: int) -> ReadBack:
+    reader = RecordReader(contents, FILE_ID)
+    found = scan(reader, first_sequence=100, durable_through=durable_through)
+    return ReadBack(
+        *(replay(reader, found), len(found.rot), found.end, found.next_sequence, found.is_ended),
+        *(found.unproven_at, False),
+    )
+
+
+def known_of(found: ReadBack) -> tuple[object, ...]:
+    replayed = found.replayed
+    ledgers = {
+        ledger_id: rows.sorted_columns() for ledger_id, rows in replayed.memtable.ledgers.items()
+    }
+    return (
+        *(ledgers, replayed.records, replayed.doubts, replayed.doubts_everything),
+        *(found.rotten_places, found.end, found.next_sequence, found.is_ended, found.unproven_at),
+    )
+
+
+@pytest.mark.parametrize("seed", range(150))
+async def test_windows_do_not_matter(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B3: sound, torn or rotten, and wherever a window ends."""
+    chance = random.Random(seed)
+    contents, _ = journal(chance)
+    for _ in range(chance.choice((0, 0, 1, 2))):
+        contents[chance.randrange(FILE_HEADER_BYTES, len(contents))] ^= 0x40
+    if chance.random() < 0.2:
+        del contents[chance.randrange(FILE_HEADER_BYTES, len(contents)) :]
+    durable_through = chance.choice((0, 0, 105, 200))
+    expected = known_of(await whole(bytes(contents), durable_through))
+    for window in (200, 700, 5000, 1 << 20):
+        monkeypatch.setattr(journal_reading, "_WINDOW_BYTES", window)
+        found = await read_back(MemoryFile(contents).file, HEADER, 100, durable_through)
+        assert known_of(found) == expected, window
+
+
+async def test_a_file_that_was_never_written_to_is_blank() -> None:
+    for size in (FILE_HEADER_BYTES, 1 << 20):
+        contents = HEADER.pack().ljust(size, b"\0")
+        assert (await read_back(MemoryFile(contents).file, HEADER, 100, 0)).is_blank
+    contents, _ = journal(random.Random(1))
+    assert not (await read_back(MemoryFile(blank).file, HEADER, 100, 0)).is_blank
+
+
+async def test_what_nothing_proves_durable_begins_behind_the_last_claim() -> None:
+    """B3: the last write, as a rule; nothing, if an idle record or a successor vouches for it."""
+    packer = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 100, 99)
+    contents, starts = bytearray(HEADER.pack()), array("I")
+    for number in range(3):
+        written = packer.pack_body(Kind.ENTRIES, *entries(1, number, [700]))
+        packer.on_synced(written)
+        starts.append(written.position)
+        contents += b"".join(written.buffers)
+    found = await read_back(MemoryFile(contents).file, HEADER, 100, 0)
+    assert (found.unproven_at, found.end) == (starts[2], len(contents))
+    found = await read_back(MemoryFile(contents).file, HEADER, 100, 102)
+    assert found.unproven_at == found.end == len(contents)
+    contents += b"".join(packer.pack_empty(Kind.IDLE).buffers)
+    found = await read_back(MemoryFile(contents).file, HEADER, 100, 0)
+    assert (found.unproven_at, found.end) == (len(contents) - SECTOR, len(contents))
+
+
+async def test_it_is_written_again_as_it_is_and_then_synced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B3: with the header, if that is as young."""
+    monkeypatch.setattr(journal_reading, "_WINDOW_BYTES", 1000)
+    contents, starts = journal(random.Random(2))
+    file = MemoryFile(contents)
+    await write_again(file.file, starts[5], starts[9])
+    assert file.rewritten[0][0] == starts[5]
+    assert file.rewritten[-1][1] == starts[9]
+    assert all(a[1] == b[0] for a, b in zip(file.rewritten, file.rewritten[1:], strict=False))
+    assert file.syncs == 1
+    file = MemoryFile(contents)
+    await write_again(file.file, FILE_HEADER_BYTES, starts[1])
+    assert file.rewritten[0][0] == 0
+    file = MemoryFile(contents)
+    await write_again(file.file, starts[9], starts[9])
+    assert (file.rewritten, file.syncs) == ([], 1)
