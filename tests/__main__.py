@@ -78,6 +78,12 @@ def _parser() -> argparse.ArgumentParser:
     crash.add_argument("--kills", type=_count, default=40, help="owners killed under load (40)")
     crash.add_argument("--cuts", type=_count, default=10, help="power cuts under load (10)")
     crash.add_argument("--images", type=_count, help="of a bookie's files: that many instead")
+    crash.add_argument(
+        "--flips",
+        choices=("once", "all"),
+        default="once",
+        help="besides images: each byte once, or in stores of every digest, reserved ones too (once)",
+    )
     crash.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     crash.set_defaults(run=kinds.crash)
 

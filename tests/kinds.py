@@ -16,7 +16,9 @@ from tests.tally import Tally, clean, missing_piece, progress_line
 LATER: Final = {
     "chaos": "real clusters under kills, pauses and partitions",
 }
-BENCHES: Final = {name: f"tests.bench.{name}" for name in ("codec", "metastore", "simulator")}
+BENCHES: Final = {
+    name: f"tests.bench.{name}" for name in ("bookie", "codec", "metastore", "simulator")
+}
 SMOKE_SEEDS: Final = 100
 NOTHING_CHECKED: Final = 2  # The exit code of a kind that has nothing to check yet, or here.
 
@@ -55,6 +57,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
     if arguments.thorough:
         sizes["interop"] = []
     kinds = {name: ["tests", name, *size] for name, size in sizes.items()}
+    images = "--images=120000" if arguments.thorough else "--images=30000"
+    kinds["images"] = ["tests", "crash", images, first]
     style = _STYLE | {"generated": ["tests.generate", "--check"]} if arguments.thorough else {}
     return _steps(style | {"unit": ["tests", "unit"]} | kinds)
 
@@ -72,9 +76,7 @@ def _steps(commands: dict[str, list[str]]) -> Tally:
         )
         seconds = time.monotonic() - started
         lines = done.stdout.splitlines()
-        reasons = [
-            line.removeprefix("skipped: ") for line in lines if line.startswith("skipped: ")
-        ]
+        reasons = [line.removeprefix("skipped: ") for line in lines if line.startswith("skipped: ")]
         if done.returncode == 0:
             verdict = "ok"
             tally.passed += 1
@@ -193,6 +195,8 @@ def mutants(arguments: argparse.Namespace) -> Tally:
         tally: Tally = module.show(arguments.show, arguments.seed, _say)
     else:
         tally = module.run(arguments.seed, _say)
+        images = importlib.import_module("tests.crash.images.run")
+        _add(tally, images.find_flaws(arguments.seed, _say))
     return tally
 
 
@@ -209,18 +213,14 @@ def crash(arguments: argparse.Namespace) -> Tally:
 
 def _crash_images(arguments: argparse.Namespace) -> Tally:
     """Power cuts of a bookie's storage, and flips of every byte of one at rest."""
-    crashes = importlib.import_module("tests.support.crash_images")
-    rot = importlib.import_module("tests.support.rot_images")
+    module = importlib.import_module("tests.crash.images.run")
     tally = Tally("images+flips")
-    images = crashes.run(arguments.images, arguments.seed, _progress("images"))
-    flips = [
-        rot.run(kind, len(rot.KINDS), arguments.seed + first, _progress(f"flips, {kind.name}"))
-        for first, kind in enumerate(rot.KINDS)  # Each begins one byte later: all are flipped.
-    ]
-    for each in (images, *flips):
-        _add(tally, each)
-        for failure in each.failures:
-            _say(failure)
+    _add(tally, module.crash(arguments.images, arguments.seed, _progress("images"), _say))
+    everything = arguments.flips == "all"
+    _add(
+        tally,
+        module.flip_bytes(arguments.seed, _progress("flips"), _say, everything=everything),
+    )
     return tally
 
 

@@ -103,14 +103,14 @@ def parallel(work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[
         yield from map(work, tasks)
         return
     # Forked: a fresh interpreter would take as long to start as a hundred seeds take to run.
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), initializer=_settle)
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), initializer=settle)
     try:
         yield from pool.map(work, tasks)
     finally:  # Also when the caller has seen enough.
         pool.shutdown(cancel_futures=True)
 
 
-def _settle() -> None:
+def settle() -> None:
     """What is loaded by now stays: collections between runs need not look at it, a tenth of a run."""
     gc.collect()
     gc.freeze()

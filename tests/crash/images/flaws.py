@@ -1,0 +1,234 @@
+"""Ways to build the storage engine wrongly; crash images must find each, or they prove nothing.
+
+Each is planted into the product's classes for as long as `planted` lasts, and never otherwise. How
+many images may be judged until it shows is ten times what it takes on average, or more.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from unittest import mock
+
+from rollbook.bookie import boot, catalog, journal_reading
+from rollbook.bookie.catalog import CatalogFiles, _Generation
+from rollbook.bookie.checkpoint import Checkpointer
+from rollbook.bookie.core import records
+from rollbook.bookie.core.control import Control, Operation
+from rollbook.bookie.core.fencing import LedgerFacts
+from rollbook.bookie.core.group_commit import RecordPacker, Write
+from rollbook.bookie.core.records import Kind, Record, RecordReader
+from rollbook.bookie.journal import Journal, JournalFile
+from rollbook.bookie.storage import Storage
+from rollbook.proto.ports import Disk, File, OpenMode
+
+Patch = tuple[Any, str, Any]
+"""An owner, the name of an attribute of it, what is there instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    images_max: int
+    patches: tuple[Patch, ...]
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        for owner, attribute, instead in FLAWS[name].patches:
+            stack.enter_context(mock.patch.object(owner, attribute, instead))
+        yield
+
+
+async def _do_nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+# --- The journal --------------------------------------------------------------------------------
+
+
+async def _write_without_sync(self: Journal, write: Write) -> None:
+    await self.active.records.file.write_at(write.position, write.buffers)
+    self.active.packer.on_synced(write)
+
+
+_append = Journal.append
+
+
+def _answer_before_the_sync(self: Journal, item: Any, **_: Any) -> Any:
+    return _append(self, item, is_sync_deferred=True)
+
+
+def _answer_controls_before_the_sync(self: Journal, item: Any, **keywords: Any) -> Any:
+    if isinstance(item, Control):
+        keywords["is_sync_deferred"] = True
+    return _append(self, item, **keywords)
+
+
+async def _fill_without_sync(self: Journal) -> None:
+    end = self.active.packer.pack_empty(Kind.END)
+    await self.active.records.file.write_at(end.position, end.buffers)
+    self._has_unsaid = False
+
+
+_pack = RecordPacker.pack
+
+
+def _pack_as_if_synced(self: RecordPacker, items: Sequence[Any]) -> Write:
+    self.last_synced = self.next_sequence
+    return _pack(self, items)
+
+
+# --- Fences, deletions, explicit LACs -----------------------------------------------------------
+
+
+async def _fence_at_once(self: Storage, ledger_id: int, ledger_key: bytes) -> None:
+    """It is in force, and durable soon."""
+    ledger = self._ledger(ledger_id)
+    if ledger.refusal_of_control(ledger_key) is None and not ledger.facts.is_fenced:
+        ledger.show_key(ledger_key)
+        ledger.fence_is_wanted = True
+        self._journal.append(Control(Operation.FENCE, ledger_id, ledger.shown_key))
+
+
+def _forget(self: LedgerFacts, *_: Any) -> LedgerFacts:
+    return self
+
+
+def _take_any_lac(self: LedgerFacts, last_add_confirmed: int, packet: bytes) -> LedgerFacts:
+    return replace(self, lac_packet=packet, lac_of_packet=last_add_confirmed)
+
+
+# --- The checkpoint and the catalog -------------------------------------------------------------
+
+
+_checkpoint = Checkpointer.checkpoint
+
+
+async def _unlink_before_the_catalog(self: Checkpointer, file: JournalFile, facts: Any) -> Any:
+    await self._disk.unlink(file.path)
+    await self._disk.sync_directory(self._config.journal_dir)
+    return await _checkpoint(self, file, facts)
+
+
+async def _checkpoint_without_facts(self: Checkpointer, file: JournalFile, _facts: Any) -> Any:
+    return await _checkpoint(self, file, list)
+
+
+_commit_latest = CatalogFiles.commit_latest
+
+
+async def _commit_the_mark_first(self: CatalogFiles, make: Callable[[], Sequence[bytes]]) -> None:
+    news = make()
+    await _commit_latest(self, lambda: news[-1:])
+    await _commit_latest(self, lambda: news[:-1])
+
+
+async def _append_unsynced(self: _Generation, body: bytes) -> None:
+    await self.append_unsynced(body)
+
+
+class _Careless:
+    """A disk that leaves something out."""
+
+    def __init__(self, disk: Disk, *, file_syncs: bool, name_syncs: bool) -> None:
+        self._disk = disk
+        self._file_syncs = file_syncs
+        self._name_syncs = name_syncs
+
+    async def open(self, path: str, mode: OpenMode) -> File:
+        file = await self._disk.open(path, mode)
+        if not self._file_syncs:
+            file.sync = _do_nothing  # type: ignore[method-assign]  # The flaw.
+        return file
+
+    async def sync_directory(self, path: str) -> None:
+        if self._name_syncs:
+            await self._disk.sync_directory(path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+
+_make_log = Checkpointer._make_log
+
+
+async def _make_log_without_name(self: Checkpointer, file: JournalFile) -> Any:
+    careless = _Careless(self._disk, file_syncs=True, name_syncs=False)
+    with mock.patch.object(self, "_disk", careless):
+        return await _make_log(self, file)
+
+
+async def _make_log_unsynced(self: Checkpointer, file: JournalFile) -> Any:
+    careless = _Careless(self._disk, file_syncs=False, name_syncs=True)
+    with (
+        mock.patch.object(self, "_disk", careless),
+        mock.patch.object(file.records.file, "sync", _do_nothing),
+    ):
+        return await _make_log(self, file)
+
+
+# --- Boot ---------------------------------------------------------------------------------------
+
+
+def _unverified_body(self: RecordReader, record: Record) -> bytes:
+    return self.damaged_body(record)
+
+
+_read_back = journal_reading.read_back
+
+
+async def _read_back_as_rot(file: Any, header: Any, first_sequence: int, _durable: int) -> Any:
+    return await _read_back(file, header, first_sequence, 2**62)
+
+
+def _seed_of_nothing(_file_id: bytes, _position: int) -> int:
+    return 0
+
+
+FLAWS: Final = {
+    # The journal.
+    "the journal never syncs": Flaw(500, ((Journal, "_write", _write_without_sync),)),
+    "adds are answered before the sync": Flaw(500, ((Journal, "append", _answer_before_the_sync),)),
+    "a record calls itself durable": Flaw(2_000, ((RecordPacker, "pack", _pack_as_if_synced),)),
+    "a file goes on before its predecessor is synced": Flaw(
+        10_000, ((Journal, "fill", _fill_without_sync),)
+    ),
+    "checksums know neither file nor place": Flaw(
+        60_000, ((records, "seed_of", _seed_of_nothing),)
+    ),
+    # Fences, deletions, explicit LACs.
+    "fences are answered before they are durable": Flaw(
+        5_000, ((Storage, "fence", _fence_at_once),)
+    ),
+    "all controls are": Flaw(5_000, ((Journal, "append", _answer_controls_before_the_sync),)),
+    "fences are forgotten": Flaw(5_000, ((LedgerFacts, "with_fence", _forget),)),
+    "deletions are forgotten": Flaw(10_000, ((LedgerFacts, "with_deletion", _forget),)),
+    "explicit LACs go back": Flaw(60_000, ((LedgerFacts, "with_lac_packet", _take_any_lac),)),
+    # Checkpoint and catalog.
+    "the journal goes before the catalog knows": Flaw(
+        5_000, ((Checkpointer, "checkpoint", _unlink_before_the_catalog),)
+    ),
+    "the facts stay behind": Flaw(
+        10_000, ((Checkpointer, "checkpoint", _checkpoint_without_facts),)
+    ),
+    "a log is not synced": Flaw(5_000, ((Checkpointer, "_make_log", _make_log_unsynced),)),
+    "a log's name is not synced": Flaw(
+        5_000, ((Checkpointer, "_make_log", _make_log_without_name),)
+    ),
+    "a catalog record is split": Flaw(
+        5_000, ((CatalogFiles, "commit_latest", _commit_the_mark_first),)
+    ),
+    "the catalog never syncs": Flaw(2_000, ((_Generation, "append", _append_unsynced),)),
+    "a new catalog counts before it is synced": Flaw(10_000, ((_Generation, "sync", _do_nothing),)),
+    # Boot.
+    "bodies are not verified": Flaw(5_000, ((RecordReader, "body", _unverified_body),)),
+    "torn tails are taken for rot": Flaw(2_000, ((boot, "read_back", _read_back_as_rot),)),
+    "boot builds on a journal that is not synced": Flaw(
+        60_000, ((boot, "write_again", _do_nothing),)
+    ),
+    "boot builds on a catalog that is not synced": Flaw(
+        60_000, ((catalog, "write_again", _do_nothing),)
+    ),
+    "new folders are not synced": Flaw(5_000, ((boot, "_sync_ancestors", _do_nothing),)),
+}

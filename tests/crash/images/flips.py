@@ -1,0 +1,217 @@
+"""Every byte of a store at rest, flipped once: what it answers then.
+
+The store is small and has everything: entry logs of both kinds, a journal that is not checkpointed,
+fences, explicit LACs, a deletion, both copies of the catalog. It was closed, so that it knows what is
+durable. With each flip it is opened, asked for everything, checkpointed and asked again:
+
+- it opens;
+- an entry comes back as it was written, or is UNKNOWN; never otherwise, and never ABSENT;
+- what is not there is ABSENT, and what was deleted stays away;
+- fences hold, and an explicit LAC is the one that was written, or UNKNOWN;
+- only of ledgers that the flip touched, those whose entries share a record with it, anything is
+  UNKNOWN; with a CRC as their digest, of one such ledger at most.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from typing import Final
+
+from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.core.records import (
+    FILE_HEADER_BYTES,
+    Kind,
+    RecordReader,
+    align,
+    unpack_file_header,
+)
+from rollbook.bookie.storage import Storage
+from rollbook.proto.errors import EntryStateUnknown, NoSuchEntry, NoSuchLedger, RollbookError
+from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.wire import v2_adds
+from rollbook.proto.wire.digest import DigestType, LedgerDigest
+from tests.crash.images.judge import Promise, answer
+from tests.crash.images.life import FRAME_BYTES_MAX, KEY
+from tests.crash.images.step_disk import StepDisk, StoppedClock, step
+from tests.simulation.kernel import Node, World
+from tests.simulation.kernel.filesystem import FileSystem
+
+KINDS: Final = tuple(DigestType)
+CONFIG: Final = StorageConfig(
+    "/s/journal", ("/s/ledgers",), journal_file_bytes=16 * 1024, index_bytes_max=1000
+)
+_FOLDERS: Final = ("/s/journal", "/s/ledgers")
+_FENCED: Final = (3, 5, 30)
+_PACKETS: Final = (4, 6)
+_DELETED: Final = 7
+_NOBODYS: Final = ((999, 0), (2, 100))
+
+
+class StoreAtRest:
+    def __init__(self, kind: DigestType) -> None:
+        self.entries: dict[tuple[int, int], bytes] = {}
+        self.proves_itself = kind in (DigestType.CRC32C, DigestType.CRC32)
+        self._kind = kind
+        world = World(1)
+        node = world.node("b1")
+
+        async def scenario() -> None:
+            await node.start(self._live).result
+
+        world.run(scenario())
+        self.system = node.disk.system
+        self._records = {path: list(self._records_of(path)) for path in self.paths()}
+
+    async def _live(self, node: Node) -> None:
+        await Storage.make(node.disk, CONFIG, node.randomness)
+        storage = await Storage.open(node.disk, CONFIG, node.clock, node.randomness)
+        storage.start()
+        for first in (0, 5, 10):  # Becomes a log as it is.
+            await self._add(storage, [(1, entry_id) for entry_id in range(first, first + 5)], 300)
+        ids = [(each, entry_id) for entry_id in range(3) for each in range(2, 8)]
+        await self._add(storage, ids, 60)  # Is rewritten: many ledgers in one record.
+        await storage.fence(3, KEY)
+        await storage.write_lac(4, KEY, 5, b"packet")
+        await storage.delete(_DELETED)
+        await self._add(storage, [(1, 15), (20, 0), (21, 0), (22, 0)], 40)
+        await self._add(storage, [(20, 1)], 40)  # Begins the third file.
+        await asyncio.sleep(1)  # Checkpoints of the others. This one is replayed at each start:
+        await storage.fence(5, KEY)
+        await storage.fence(30, KEY)
+        await storage.write_lac(6, KEY, 5, b"packet")
+        await self._add(storage, [(20, 2), (21, 1), (20, 3)], 60)
+        await storage.close()
+        self.entries = {ids: body for ids, body in self.entries.items() if ids[0] != _DELETED}
+
+    async def _add(self, storage: Storage, ids: list[tuple[int, int]], size: int) -> None:
+        frames: list[bytes] = []
+        for ledger_id, entry_id in ids:
+            digest = LedgerDigest(self._kind, b"secret", LedgerId(ledger_id))
+            entry = (EntryId(entry_id), NO_ENTRY, 0, bytes([ledger_id]) * size)
+            frames.append(v2_adds.V2AddPacker(KEY, digest).pack(*entry))
+            self.entries[ledger_id, entry_id] = digest.pack_entry(*entry)
+        found, _ = v2_adds.take_adds(b"".join(frames), 0, FRAME_BYTES_MAX)
+        assert found
+        done = storage.add(found).done
+        assert done
+        await done
+
+    # --- Damage -------------------------------------------------------------------------------
+
+    def paths(self) -> Iterator[str]:
+        for folder in _FOLDERS:
+            for name in self.system.list_directory(folder):
+                yield f"{folder}/{name}"
+
+    def places(self) -> Iterator[tuple[str, int]]:
+        """Of every byte that was ever written."""
+        for path in self.paths():
+            for position in range(len(self._contents(path).rstrip(b"\0"))):
+                yield path, position
+
+    def blank_places(self) -> Iterator[tuple[str, int]]:
+        """Of the zeros at the end of a file, which are only reserved."""
+        for path in self.paths():
+            contents = self._contents(path)
+            for position in range(len(contents.rstrip(b"\0")), len(contents)):
+                yield path, position
+
+    def copy(self) -> FileSystem:
+        return self.system.after_power_cut(lambda count: count - 1)
+
+    def damaged(self, path: str, position: int, change: bytes) -> FileSystem:
+        """With these bytes there, as far as the file goes."""
+        system = self.copy()
+        number = system.find(path)
+        assert number is not None
+        contents = system.files[number].contents
+        end = min(position + len(change), len(contents))
+        contents[position:end] = change[: end - position]
+        return system
+
+    def flipped(self, path: str, position: int, bits: int) -> FileSystem:
+        return self.damaged(path, position, bytes([self._contents(path)[position] ^ bits]))
+
+    def touched(self, path: str, position: int) -> dict[int, None]:
+        """The ledgers of which the record there has something."""
+        for start, end, ledger_ids in self._records[path]:
+            if start <= position < end:
+                return ledger_ids
+        return {}
+
+    def _contents(self, path: str) -> bytes:
+        number = self.system.find(path)
+        assert number is not None
+        return bytes(self.system.files[number].contents)
+
+    def _records_of(self, path: str) -> Iterator[tuple[int, int, dict[int, None]]]:
+        contents = self._contents(path)
+        header = unpack_file_header(contents)
+        if header is None:
+            return
+        reader, at = RecordReader(contents, header.file_id), FILE_HEADER_BYTES
+        while record := reader.at(at) or reader.at(align(at)):
+            rows = reader.rows(record)
+            assert rows is not None
+            yield record.position, record.end, dict.fromkeys(row.ledger_id for row in rows)
+            at = record.end
+            if record.kind is Kind.END:
+                return
+
+    # --- Questions ----------------------------------------------------------------------------
+
+    def judge(self, system: FileSystem, touched: dict[int, None]) -> int:
+        """Raises `Promise`. Returns how much is UNKNOWN, the same before and after checkpoints."""
+        storage = open_at_rest(system)
+        before = self.judge_answers(storage)
+        ledger_ids = dict.fromkeys(ledger_id for ledger_id, _ in before)
+        if any(ledger_id not in touched for ledger_id in ledger_ids):
+            raise Promise(f"{before} are unknown, the damage touches {list(touched)}")
+        if self.proves_itself and len(ledger_ids) > 1:
+            raise Promise(f"{before} are unknown, most of which prove themselves")
+        for ledger_id in _FENCED:
+            if not storage.is_fenced(ledger_id):
+                raise Promise(f"ledger {ledger_id} has lost its fence")
+        for ledger_id, entry_id in _NOBODYS:
+            if answer(storage, ledger_id, entry_id) not in (NoSuchEntry, NoSuchLedger):
+                raise Promise(f"ledger {ledger_id} entry {entry_id} is not plainly absent")
+        if step(storage.checkpoint()):
+            while step(storage.checkpoint()):
+                pass
+            after = self.judge_answers(storage)
+            if before != after:
+                raise Promise(f"{before} were unknown, {after} after the checkpoint")
+        return len(before)
+
+    def judge_answers(self, storage: Storage) -> list[tuple[int, int]]:
+        """What is UNKNOWN."""
+        unknown: list[tuple[int, int]] = []
+        for (ledger_id, entry_id), body in self.entries.items():
+            found = answer(storage, ledger_id, entry_id)
+            if found is EntryStateUnknown:
+                unknown.append((ledger_id, entry_id))
+            elif found != body:
+                raise Promise(f"ledger {ledger_id} entry {entry_id}: {found!r}")
+        for ledger_id in _PACKETS:
+            try:
+                if storage.lac_packet(ledger_id) != b"packet":
+                    raise Promise(f"ledger {ledger_id} has lost its explicit LAC")
+            except EntryStateUnknown:
+                unknown.append((ledger_id, NO_ENTRY))
+        if isinstance(answer(storage, _DELETED, 0), bytes):
+            raise Promise("a ledger was deleted and is back")
+        return unknown
+
+
+def open_at_rest(system: FileSystem) -> Storage:
+    return step(Storage.open(StepDisk(system), CONFIG, StoppedClock(), random.Random(1)))
+
+
+def flip(store: StoreAtRest, path: str, position: int, chance: random.Random) -> str | None:
+    """What a flipped bit of this byte breaks, or None."""
+    image = store.flipped(path, position, 1 << chance.randrange(8))
+    try:
+        store.judge(image, store.touched(path, position))
+    except (Promise, RollbookError, OSError, AssertionError) as error:
+        return f"{path} at {position}: {type(error).__name__}: {error}"
+    return None

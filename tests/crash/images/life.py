@@ -1,0 +1,290 @@
+"""Lives of a storage, and everything that was done to its disk meanwhile.
+
+A *trace* is several lives of the real storage in the simulator: adds of many shapes, fences, explicit
+LACs and deletions from several writers, idle times, checkpoints, clean stops, kills and power cuts,
+in some seeds a full disk or syncs that fail. It has every operation on the disk in order, and what
+had been asked for and what had been answered by then.
+"""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+
+from rollbook.bookie import catalog as catalog_module
+from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.storage import Storage
+from rollbook.proto.errors import BadConfig, RollbookError
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.wire import v2_adds, v3_adds
+from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
+from tests.simulation.kernel import Node, World
+from tests.simulation.kernel.filesystem import Operation
+
+LEDGERS: Final = (1, 2, 2**62)
+KEY: Final = ledger_key(b"secret")
+FRAME_BYTES_MAX: Final = 5 * 1024 * 1024
+_LIVES_MAX: Final = 3
+_FULL_BYTES: Final = (0, 2_000, 20_000)  # What a disk that is called full has left.
+
+
+@dataclass
+class Promises:
+    """By ledger; each with the number of disk operations that had been done by then."""
+
+    sent: dict[tuple[int, int], list[tuple[int, bytes]]] = field(default_factory=dict)
+    acked: dict[tuple[int, int], int] = field(default_factory=dict)
+    fence_sent: dict[int, int] = field(default_factory=dict)
+    fence_acked: dict[int, int] = field(default_factory=dict)
+    lac_sent: list[tuple[int, int, int]] = field(default_factory=list)  # When, ledger, LAC.
+    lac_acked: list[tuple[int, int, int]] = field(default_factory=list)
+    delete_sent: dict[int, int] = field(default_factory=dict)
+    delete_acked: dict[int, int] = field(default_factory=dict)
+
+    def times(self) -> list[int]:
+        """At which anything was asked or answered, ascending."""
+        when = [time for sent in self.sent.values() for time, _ in sent]
+        when += [time for time, _, _ in (*self.lac_sent, *self.lac_acked)]
+        for by_ledger in (self.fence_sent, self.fence_acked, self.delete_sent, self.delete_acked):
+            when += by_ledger.values()
+        return sorted({*when, *self.acked.values()})
+
+
+@dataclass
+class Trace:
+    seed: int
+    config: StorageConfig
+    operations: list[Operation] = field(default_factory=list)
+    promises: Promises = field(default_factory=Promises)
+
+
+def lac_packet(ledger_id: int, lac: int) -> bytes:
+    return LedgerDigest(DigestType.CRC32C, b"secret", LedgerId(ledger_id)).pack_lac(EntryId(lac))
+
+
+def record(seed: int) -> Trace:
+    """Several lives of one store, between clean stops, kills and power cuts."""
+    world = World(seed)
+    chance = world.random("storage workload")
+    trace = Trace(seed, _draw_config(chance))
+    life = Life(trace, chance)
+    node = world.node("b1")
+
+    async def scenario() -> None:
+        node.start(life.live)
+        for _ in range(chance.randint(0, _LIVES_MAX - 1)):
+            await asyncio.sleep(chance.uniform(0.0, 0.3))
+            if chance.random() < 0.7:
+                node.power_cut()
+            node.disk.heal()
+            node.restart()
+        await asyncio.sleep(1.0)
+        node.kill()
+
+    world.run(scenario())
+    return trace
+
+
+def _draw_config(chance: random.Random) -> StorageConfig:
+    """Small files: images are copied, and there is more to see in many than in one."""
+    return StorageConfig(
+        "/bookie/journal",
+        ("/bookie/ledgers1", "/bookie/ledgers2")[: chance.choice((1, 2, 2))],
+        journal_file_bytes=16 * 1024,
+        index_bytes_max=chance.choice((80, 300, 1 << 20)),
+        cache_bytes=64 * 1024,
+        waiting_files_max=chance.choice((1, 4)),
+        idle_after_ms=chance.choice((1, 5, 5, 50)),
+    )
+
+
+@contextmanager
+def small_and_quiet() -> Iterator[None]:
+    """Catalogs grow in small steps and are begun anew often; nobody logs his recovery."""
+    before = (catalog_module._STEP_BYTES, catalog_module._ANEW_BYTES)
+    catalog_module._STEP_BYTES, catalog_module._ANEW_BYTES = 4096, 4096
+    configuration = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    try:
+        yield
+    finally:
+        structlog.configure(**configuration)
+        catalog_module._STEP_BYTES, catalog_module._ANEW_BYTES = before
+
+
+class Life:
+    """Writers of one storage; goes on with the next one after a stop."""
+
+    def __init__(self, trace: Trace, chance: random.Random) -> None:
+        self._trace = trace
+        self._promises = trace.promises
+        self._chance = chance
+        self._next: dict[int, int] = dict.fromkeys(LEDGERS, 0)
+        self._txn_ids = itertools.count(1)
+        # Few bytes make room for more images; many fill files.
+        self._sizes = chance.choice(((0, 20, 100), (0, 600, 1500), (20, 1500, 6000)))
+        self._echo_odds = chance.choice((0.0, 0.1, 0.5))
+        self._payloads: dict[tuple[int, int], bytes] = {}  # Written again, an entry says the same.
+        self._counts = chance.choice(((1, 1, 2), (1, 1, 2), (1, 2, 5)))
+        self._full_odds = chance.choice((0.0, 0.0, 0.05))
+        self._failed_sync_odds = chance.choice((0.0, 0.0, 0.03))
+
+    async def live(self, node: Node) -> None:
+        """Until it is killed, has had enough, or its disk fails."""
+        node.disk.record = self._trace.operations
+        try:
+            await Storage.make(node.disk, self._trace.config, node.randomness)
+        except BadConfig:
+            pass  # Made in an earlier life.
+        storage = await Storage.open(node.disk, self._trace.config, node.clock, node.randomness)
+        storage.start()
+        failed = asyncio.ensure_future(storage.failed())
+        at_work = asyncio.ensure_future(self._work(node, storage))
+        for task in (failed, at_work):
+            task.add_done_callback(lambda _: over.set())
+        over = asyncio.Event()
+        await over.wait()
+        if not failed.done():
+            await at_work
+            await storage.close()
+        # A process whose journal failed ends here; whoever watches over it starts it again.
+
+    async def _work(self, node: Node, storage: Storage) -> None:
+        waiting: list[asyncio.Future[Any]] = []
+        for _ in range(self._chance.choice((2, 4, 8, 16))):
+            self._trouble(node)
+            action = self._chance.choices(
+                (self._add, self._fence, self._write_lac, self._delete, self._rest),
+                (30, 2, 4, 0.7, 5),
+            )[0]
+            if done := await action(storage):
+                waiting.append(done)
+            if len(waiting) > self._chance.randint(0, 6):
+                await asyncio.gather(*waiting, return_exceptions=True)
+                waiting.clear()
+        if self._chance.random() < 0.5:
+            await asyncio.gather(*waiting, return_exceptions=True)
+        else:
+            await asyncio.sleep(3600)
+
+    def _trouble(self, node: Node) -> None:
+        if self._chance.random() < self._full_odds:
+            is_full = node.disk.capacity_bytes is not None
+            left = node.disk.system.used_bytes + self._chance.choice(_FULL_BYTES)
+            node.disk.capacity_bytes = None if is_full else left
+        if self._chance.random() < self._failed_sync_odds:
+            node.disk.fail_next_sync()
+
+    @property
+    def _now(self) -> int:
+        return len(self._trace.operations)
+
+    async def _rest(self, _storage: Storage) -> None:
+        await asyncio.sleep(self._chance.choice((0.001, 0.02, 0.2)))
+
+    # --- Adding -------------------------------------------------------------------------------
+
+    async def _add(self, storage: Storage) -> asyncio.Future[Any] | None:
+        adds, sent = self._draw_adds()
+        admission = storage.add(adds)
+        accepted: dict[int, None] = {
+            group.ledger_id: None
+            for group, refusal in zip(adds.groups, admission.refusals, strict=True)
+            if refusal is None
+        }
+        for ledger_id, entry_id, body in sent:
+            if ledger_id in accepted:
+                self._promises.sent.setdefault((ledger_id, entry_id), []).append((self._now, body))
+
+        def on_done(done: asyncio.Future[None]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                for ledger_id, entry_id, _ in sent:
+                    if ledger_id in accepted:
+                        self._promises.acked.setdefault((ledger_id, entry_id), self._now)
+
+        if admission.done:
+            admission.done.add_done_callback(on_done)
+        return admission.done
+
+    def _draw_adds(self) -> tuple[Adds, list[tuple[int, int, bytes]]]:
+        chance = self._chance
+        is_recovery = chance.random() < 0.2
+        pack_v3 = chance.random() < 0.3
+        frames: list[bytes] = []
+        sent: list[tuple[int, int, bytes]] = []
+        for _ in range(chance.choice(self._counts)):
+            ledger_id = chance.choice(LEDGERS[: chance.choice((1, 3))])
+            entry_id = self._pick_entry(ledger_id)
+            digest = LedgerDigest(chance.choice(list(DigestType)), b"secret", LedgerId(ledger_id))
+            packer = (
+                v3_adds.V3AddPacker(KEY, digest, self._txn_ids, is_recovery=is_recovery)
+                if pack_v3
+                else v2_adds.V2AddPacker(KEY, digest, is_recovery=is_recovery)
+            )
+            payload = self._payloads.setdefault((ledger_id, entry_id), self._draw_payload())
+            lac = entry_id - 1 if chance.random() < 0.7 else chance.randint(-1, entry_id - 1)
+            entry = (EntryId(entry_id), EntryId(lac), 0, payload)
+            frames.append(packer.pack(*entry))
+            sent.append((ledger_id, entry_id, digest.pack_entry(*entry)))
+        take = v3_adds.take_adds if pack_v3 else v2_adds.take_adds
+        adds, _ = take(b"".join(frames), 0, FRAME_BYTES_MAX)
+        assert adds
+        return adds, sent
+
+    def _pick_entry(self, ledger_id: int) -> int:
+        following = self._next[ledger_id]
+        if self._chance.random() < 0.1:
+            return self._chance.randint(0, following + 1)
+        self._next[ledger_id] = following + 1
+        return following
+
+    def _draw_payload(self) -> bytes:
+        if self._chance.random() < self._echo_odds:  # What is on the disk: records within a record.
+            writes = [o[3] for o in self._trace.operations[-20:] if o[0] == "write"]
+            if writes:
+                return bytes(self._chance.choice(writes)[:2000])
+        return self._chance.randbytes(self._chance.choice(self._sizes))
+
+    # --- Fences, deletions, explicit LACs -----------------------------------------------------
+
+    async def _fence(self, storage: Storage) -> asyncio.Future[Any]:
+        ledger_id = self._chance.choice(LEDGERS)
+        self._promises.fence_sent.setdefault(ledger_id, self._now)
+        return self._task(storage.fence(ledger_id, KEY), self._promises.fence_acked, ledger_id)
+
+    async def _delete(self, storage: Storage) -> asyncio.Future[Any]:
+        ledger_id = self._chance.choice(LEDGERS)
+        self._promises.delete_sent.setdefault(ledger_id, self._now)
+        return self._task(storage.delete(ledger_id), self._promises.delete_acked, ledger_id)
+
+    def _task(
+        self, coroutine: Coroutine[Any, Any, None], acked: dict[int, int], ledger_id: int
+    ) -> asyncio.Future[Any]:
+        async def work() -> None:
+            try:
+                await coroutine
+            except RollbookError:
+                return
+            acked.setdefault(ledger_id, self._now)
+
+        return asyncio.ensure_future(work())
+
+    async def _write_lac(self, storage: Storage) -> asyncio.Future[Any]:
+        ledger_id = self._chance.choice(LEDGERS[: self._chance.choice((1, 3))])
+        lac = self._chance.randint(0, 50)
+        self._promises.lac_sent.append((self._now, ledger_id, lac))
+
+        async def work() -> None:
+            try:
+                await storage.write_lac(ledger_id, KEY, lac, lac_packet(ledger_id, lac))
+            except RollbookError:
+                return
+            self._promises.lac_acked.append((self._now, ledger_id, lac))
+
+        return asyncio.ensure_future(work())

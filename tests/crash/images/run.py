@@ -1,0 +1,176 @@
+"""So many images, so many flips, on all cores; and the search for planted flaws."""
+
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+from tests.crash.images.cuts import Crashes, crash_everywhere
+from tests.crash.images.flaws import FLAWS, planted
+from tests.crash.images.flips import KINDS, StoreAtRest, flip
+from tests.crash.images.life import small_and_quiet
+from tests.simulation.run import parallel, settle
+from tests.tally import Tally
+
+Say = Callable[[str], None]
+Progress = Callable[[int, int], None]
+
+FAILURES_MAX: Final = 10
+_BLANK_STRIDE: Final = 64  # Of bytes that nobody wrote, so many-th are flipped in a short run.
+_FLIPS_PER_TASK: Final = 500
+
+
+# --- Power cuts ---------------------------------------------------------------------------------
+
+
+def crash(images_min: int, seed: int, progress: Progress, say: Say) -> Tally:
+    """Traces from `seed` on, until so many images have been judged."""
+    tally, crashes = Tally("images"), Crashes()
+    started = time.monotonic()
+    progress(0, images_min)
+    for result in _traces(seed):
+        crashes.add(result)
+        progress(min(images_min, crashes.images), images_min)
+        if crashes.images >= images_min or len(crashes.failures) >= FAILURES_MAX:
+            break
+    tally.passed, tally.failed = crashes.images, len(crashes.failures)
+    for failure in crashes.failures[:FAILURES_MAX]:
+        say(failure)
+    seconds = time.monotonic() - started
+    say(
+        f"{crashes.images:,} images of {crashes.moments:,} moments of {crashes.traces:,} traces, "
+        f"{crashes.again:,} of them of a second crash; {crashes.images / seconds:,.0f} a second"
+    )
+    return tally
+
+
+def _traces(seed: int) -> Iterator[Crashes]:
+    """What becomes of each trace, in order, from one process per core, until nobody asks."""
+    processes = os.cpu_count() or 1
+    seeds = count(seed)
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), initializer=settle)
+    waiting: list[Future[Crashes]] = []
+    try:
+        while True:
+            while len(waiting) < 3 * processes:
+                waiting.append(pool.submit(_crash_trace, next(seeds)))
+            yield waiting.pop(0).result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _crash_trace(seed: int) -> Crashes:
+    with small_and_quiet():
+        return crash_everywhere(seed)
+
+
+# --- Flips --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Some of those of one kind of store: the `first`-th, and each `stride`-th from there on."""
+
+    kind: int
+    first: int
+    stride: int
+    blank_stride: int
+    seed: int
+
+
+def flip_bytes(seed: int, progress: Progress, say: Say, *, everything: bool) -> Tally:
+    """One bit of each byte that was written, by stores with different digests in turn.
+
+    With `everything` each byte in a store of each kind, and those that are only reserved, too.
+    """
+    tally = Tally("flips")
+    tasks = _flip_tasks(seed, everything)
+    started = time.monotonic()
+    for done, (flipped, failures) in enumerate(parallel(_flip_some, tasks), 1):
+        tally.passed += flipped - len(failures)
+        tally.failed += len(failures)
+        for failure in failures:
+            say(failure)
+        progress(done, len(tasks))
+        if tally.failed >= FAILURES_MAX:
+            break
+    kinds = "each of" if everything else "one of"
+    blank = "all" if everything else f"every {_BLANK_STRIDE}th"
+    seconds = time.monotonic() - started
+    say(
+        f"{tally.passed + tally.failed:,} flips: each byte written, in {kinds} {len(KINDS)} stores "
+        f"of different digests, and {blank} of those reserved; {tally.passed / seconds:,.0f} a second"
+    )
+    return tally
+
+
+def _flip_tasks(seed: int, everything: bool) -> list[_Places]:
+    with small_and_quiet():
+        places = max(len(list(StoreAtRest(kind).places())) for kind in KINDS)
+    chunks = -(-places // _FLIPS_PER_TASK)
+    if everything:
+        return [
+            _Places(kind, first, chunks, chunks, seed)
+            for kind in range(len(KINDS))
+            for first in range(chunks)
+        ]
+    # The stores are laid out alike: what one leaves out, another one flips.
+    chunks = -(-chunks // len(KINDS)) * len(KINDS)
+    return [
+        _Places(first % len(KINDS), first, chunks, chunks * _BLANK_STRIDE, seed)
+        for first in range(chunks)
+    ]
+
+
+def _flip_some(task: _Places) -> tuple[int, list[str]]:
+    chance = random.Random(f"flips {task}")
+    with small_and_quiet():
+        store = StoreAtRest(KINDS[task.kind])
+        written = list(store.places())[task.first :: task.stride]
+        blank = list(store.blank_places())[task.first :: task.blank_stride]
+        results = [flip(store, path, position, chance) for path, position in (*written, *blank)]
+    return len(results), [result for result in results if result]
+
+
+# --- Planted flaws ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    flaw: str
+    images: int  # Judged until then.
+    what: str | None
+    cpu_s: float
+
+
+def find_flaws(seed: int, say: Say) -> Tally:
+    """Each flaw of the storage engine that was planted shows within its number of images."""
+    tally = Tally("flaws")
+    say(f"{'planted in the storage':<48}{'images':>8}{'within':>9}{'CPU s':>7}  seen as")
+    for found in parallel(find_flaw, [(name, seed) for name in FLAWS]):
+        flaw = FLAWS[found.flaw]
+        told = found.what or "MISSED"
+        say(f"{found.flaw:<48}{found.images:>8,}{flaw.images_max:>9,}{found.cpu_s:>7.1f}  {told}")
+        tally.passed += found.what is not None
+        tally.failed += found.what is None
+    return tally
+
+
+def find_flaw(task: tuple[str, int]) -> Found:
+    name, seed = task
+    flaw, images, started = FLAWS[name], 0, time.process_time()
+    what: str | None = None
+    with small_and_quiet(), planted(name):
+        for each in count(seed):
+            crashes = crash_everywhere(each, sample=6)
+            images += crashes.images
+            if crashes.failures:
+                what = crashes.failures[0]
+            if what or images >= flaw.images_max:
+                break
+    return Found(name, images, what, time.process_time() - started)
