@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.bookie.core.doubt import Doubts
+from rollbook.bookie.core.doubt import EVERYTHING, Doubts, Range
 from rollbook.bookie.core.entry_log_format import (
     TRAILER_BYTES,
     PageRow,
@@ -23,7 +23,7 @@ from rollbook.bookie.core.entry_log_format import (
     unpack_tables,
     unpack_trailer,
 )
-from rollbook.bookie.core.memtable import IntArray, Memtable, Place
+from rollbook.bookie.core.memtable import Columns, IntArray, LedgerRows, Memtable, Place
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
     FileHeader,
@@ -103,6 +103,40 @@ class EntryLog:
             raise TornRecord("an entry log is damaged", log=self.number)
         rows = self._memtable.ledgers.get(ledger_id)
         return rows.sorted_columns().entry_ids if rows else array("q")
+
+    async def all_of(self, ledger_id: int) -> tuple[Columns, tuple[Range, ...]]:
+        """Where all its entries lie, ascending, and which others may be there and cannot be found."""
+        if self._memtable is None:
+            try:
+                return await self._columns_in_footer(ledger_id), ()
+            except TornRecord as error:
+                await self._index_anew(error)
+        assert self._memtable is not None
+        rows = self._memtable.ledgers.get(ledger_id) or LedgerRows()
+        unknown = self._doubts.of(ledger_id)
+        return rows.sorted_columns(), EVERYTHING if self._doubts.everything else unknown
+
+    async def load(self) -> None:
+        """Where its records are is known when it returns."""
+        if self._tables is None and self._memtable is None:
+            try:
+                await self._load_tables()
+            except TornRecord as error:
+                await self._index_anew(error)
+
+    @property
+    def has_sound_footer(self) -> bool:
+        """As far as it was needed."""
+        return self._memtable is None
+
+    async def _columns_in_footer(self, ledger_id: int) -> Columns:
+        tables = self._tables or await self._load_tables()
+        found = Columns(array("q"), array("I"), array("I"))
+        for row in tables.pages_of(ledger_id):
+            page = unpack_page(await self._page(row, ledger_id), row)
+            for column, more in zip(found, page, strict=True):
+                column.extend(more)
+        return found
 
     async def _find(self, ledger_id: int, entry_id: int) -> Place | None:
         if self._memtable is None:

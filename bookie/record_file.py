@@ -113,6 +113,17 @@ class RecordFile:
                 pass  # Whoever wants it will see for himself.
         return self._keep(reader, self.records[at])
 
+    async def verify(self, at: int) -> int:
+        """Reads record number `at` from the disk; its size. Raises `TornRecord`."""
+        start, size = self.records[at], self._end_of(at) - self.records[at]
+        data = await self.file.read_at(start, size)
+        self._keep(RecordReader(data, self.header.file_id, start), start)
+        return size
+
+    def number_at(self, position: int) -> int:
+        """Of the record that holds what lies there."""
+        return bisect_right(self.records, position) - 1
+
     def _keep(self, reader: RecordReader, position: int) -> bytes:
         record = reader.at(position) or reader.next_after(position, 0)
         if record is None or record.position != position:

@@ -38,11 +38,11 @@ _WRITE_BYTES: Final = 64 * 1024
 Indexed: TypeAlias = Iterator[tuple[int, Columns, int, int]]
 """Ledger, columns, LAC, bytes of its entries; by ledger."""
 
-Pause: TypeAlias = Callable[[int], Awaitable[None]]
-"""Called after so many bytes were written: others have adds to answer."""
+Pause: TypeAlias = Callable[[int, int], Awaitable[None]]
+"""Called after so many bytes, of so many entries, were written: others have adds to answer."""
 
 
-async def give_way(_written: int) -> None:
+async def give_way(_written: int, _entries: int) -> None:
     await asyncio.sleep(0)
 
 
@@ -78,10 +78,15 @@ class SortedWriter:
         self._parts: list[bytes] = []
         self._size = 0
         self._unsynced = 0
+        self._entries = 0  # Since the last flush.
         self._rows: dict[int, list[int]] = {}
         self._ledger_id = -1
         self._columns = Columns(array("q"), array("I"), array("I"))
         self._ledgers: list[tuple[int, Columns, int]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.records and not self._parts
 
     def begin_ledger(self, ledger_id: int, last_add_confirmed: int) -> None:
         self._ledger_id = ledger_id
@@ -100,6 +105,7 @@ class SortedWriter:
         entry_ids.append(entry_id)
         positions.append(self._packer.position + HEAD_BYTES + self._size + _LENGTH.size)
         lengths.append(length)
+        self._entries += 1
         self._size += _LENGTH.size + length
         return self._size >= _RECORD_BYTES
 
@@ -116,7 +122,8 @@ class SortedWriter:
         if self._unsynced >= self._sync_bytes:
             await self._file.sync()
             self._unsynced = 0
-        await self._pause(size)
+        entries, self._entries = self._entries, 0
+        await self._pause(size, entries)
 
     async def finish(self) -> int:
         """Returns where the footer goes."""

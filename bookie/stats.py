@@ -138,5 +138,10 @@ class Stats:
         self.checkpoints[how] = self.checkpoints.get(how, 0) + 1
         self.checkpoint_latency.observe(elapsed_ns)
 
+    def on_compaction(self, kind: str, logs: int, bytes_before: int, bytes_after: int) -> None:
+        self.compactions[kind] = self.compactions.get(kind, 0) + logs
+        self.compaction_read_bytes += bytes_before
+        self.compaction_written_bytes += bytes_after
+
     def on_refusals(self, reason: str, times: int = 1) -> None:
         self.refusals[reason] = self.refusals.get(reason, 0) + times

@@ -91,6 +91,7 @@ class Storage:
         self._catalog_files = found.catalog
         self.catalog = found.catalog.catalog  # To look at.
         self.store_id = found.catalog.store_id
+        self.cache = cache
         self._locks = locks
         self._filled = found.files  # Oldest first.
         self._has_filled = asyncio.Event()

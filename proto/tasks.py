@@ -1,8 +1,20 @@
-"""Groups of tasks that end together, always in the same order."""
+"""Groups of tasks that end together, always in the same order; work that is not interrupted."""
 
 import asyncio
-from collections.abc import Iterator, MutableSet
-from typing import Any
+from collections.abc import Coroutine, Iterator, MutableSet
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Whoever is cancelled while he waits for it waits on: what must not be left half done."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 class TaskGroup(asyncio.TaskGroup):

@@ -56,6 +56,8 @@ _EXTENTS: Final = struct.Struct("<BQI")
 _MARK: Final = struct.Struct("<BQQ")
 _DOUBT: Final = struct.Struct("<Bqqq")
 _EXTENT: Final = struct.Struct("<qqqQQqII")
+COMPACTED: Final = 10**15  # Logs above it were made of others; no journal file gets there.
+
 _PER_RECORD: Final = 4096  # Ledgers in a new generation.
 _EXTENTS_MAX: Final = 1024
 _STEP_BYTES: Final = 64 * 1024  # What is applied at a time: a millisecond or two.

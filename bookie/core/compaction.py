@@ -10,8 +10,7 @@ that hides nothing: no entry of an older one may step in front of a repeat of it
 between by age and stays.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, NamedTuple
 
 from rollbook.bookie.core.catalog import Held, Log, Use
@@ -56,67 +55,63 @@ def candidate(log: Log, use: Use) -> Candidate:
     return Candidate(log.number, log.age, log.file_bytes, use)
 
 
-def pick_victims(candidates: Iterable[Candidate], threshold: float) -> list[Candidate]:
-    """Emptiest first. Those that hold nothing are not rewritten: they can just go."""
+def pick_victims(
+    candidates: Iterable[Candidate], threshold: float, damaged: Collection[int] = ()
+) -> list[Candidate]:
+    """Emptiest first; damaged ones in any case. Those that hold nothing can just go."""
     found = [
-        each for each in candidates if each.use.ledgers and each.fullness < min(threshold, 1.0)
+        each
+        for each in candidates
+        if each.use.ledgers and (each.fullness < threshold or each.number in damaged)
     ]
     return sorted(found, key=lambda each: (each.fullness, each.number))
 
 
-@dataclass(slots=True)
 class Batch:
     """Logs that become one."""
 
-    victims: list[Candidate]
+    def __init__(self, first: Candidate) -> None:
+        self._taken = [first]
 
     @property
     def age(self) -> int:
-        return max(each.age for each in self.victims)
+        return max(each.age for each in self._taken)
 
     @property
     def numbers(self) -> list[int]:
-        """Oldest first."""
-        return [each.number for each in sorted(self.victims, key=lambda each: each.age)]
+        return [each.number for each in self._taken]
+
+    @property
+    def sorted_bytes(self) -> int:
+        return sum(each.sorted_bytes for each in self._taken)
+
+    def has_room_for(self, other: Candidate, bytes_max: int) -> bool:
+        entries = sum(each.use.entries for each in self._taken)
+        return (
+            len(self._taken) < _VICTIMS_MAX
+            and self.sorted_bytes + other.sorted_bytes <= min(bytes_max, TARGET_BYTES)
+            and entries + other.use.entries <= TARGET_ENTRIES
+        )
+
+    def add(self, other: Candidate) -> None:
+        self._taken.append(other)
 
 
-def next_batch(
-    victims: Sequence[Candidate], hides: Callable[[Sequence[Candidate]], bool]
-) -> Batch | None:
-    """The emptiest, and as many of the next ones as fit into one log and hide nothing."""
-    if not victims:
-        return None
-    taken, size, entries = [victims[0]], victims[0].sorted_bytes, victims[0].use.entries
-    for each in victims[1:]:
-        if len(taken) == _VICTIMS_MAX:
-            break
-        fits = size + each.sorted_bytes <= TARGET_BYTES
-        if not fits or entries + each.use.entries > TARGET_ENTRIES or hides([*taken, each]):
-            continue
-        taken.append(each)
-        size += each.sorted_bytes
-        entries += each.use.entries
-    return Batch(taken)
-
-
-def hides_younger(
-    held: Iterable[Held], ages: Callable[[int], int], victims: frozenset[int]
-) -> bool:
-    """Whether these logs, made one, would hide what a younger one holds of the ledger.
+def hides_younger(held: Iterable[Held], age_of: Callable[[int], int], batch: list[int]) -> bool:
+    """Whether these logs, made one, would hide what a younger one holds of a ledger.
 
     `held` is all that there is of it.
     """
-    by_age = sorted(held, key=lambda each: ages(each.log))
-    youngest = max((n for n, each in enumerate(by_age) if each.log in victims), default=0)
+    by_age = sorted(held, key=lambda each: age_of(each.log))
+    youngest = max((at for at, each in enumerate(by_age) if each.log in batch), default=0)
     for at, older in enumerate(by_age[:youngest]):
-        if older.log not in victims:
-            continue
-        for between in by_age[at + 1 : youngest]:
-            overlaps = (
-                between.first_entry <= older.last_entry and older.first_entry <= between.last_entry
-            )
-            if between.log not in victims and overlaps:
-                return True
+        if older.log in batch and any(
+            between.log not in batch
+            and between.first_entry <= older.last_entry
+            and older.first_entry <= between.last_entry
+            for between in by_age[at + 1 : youngest]
+        ):
+            return True
     return False
 
 
@@ -136,6 +131,7 @@ class Schedule:
     """When to compact how. Major does what minor does, and more."""
 
     def __init__(self, minor: Kind, major: Kind, now_ns: int) -> None:
+        self.minor, self.major = minor, major
         self._kinds = (major, minor)
         self._last_ns = {kind.name: now_ns for kind in self._kinds}
         self._is_suspended = {kind.name: False for kind in self._kinds}
@@ -146,15 +142,18 @@ class Schedule:
     def suspend(self, name: str, is_suspended: bool) -> None:
         self._is_suspended[name] = is_suspended
 
-    def due(self, now_ns: int) -> Kind | None:
+    def due(self, now_ns: int, *, is_short: bool = False, has_damage: bool = False) -> Kind | None:
+        """Without waiting for its time: the most while space is short, the least on damage."""
         for kind in self._kinds:
+            if self._is_suspended[kind.name]:
+                continue
+            is_wanted = is_short if kind is self.major else has_damage
             age_s = (now_ns - self._last_ns[kind.name]) / 1e9
-            if kind.is_on and not self._is_suspended[kind.name] and age_s >= kind.interval_s:
+            if kind.is_on and (is_wanted or age_s >= kind.interval_s):
                 return kind
         return None
 
     def on_done(self, kind: Kind, now_ns: int) -> None:
-        major, minor = self._kinds
         self._last_ns[kind.name] = now_ns
-        if kind == major:
-            self._last_ns[minor.name] = now_ns
+        if kind == self.major:
+            self._last_ns[self.minor.name] = now_ns

@@ -8,15 +8,18 @@ copies, or are given up by name.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rollbook.bookie.core.memtable import run_end
-from rollbook.proto.ids import LEDGER_ID_MAX
+from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 
 
 class Range(NamedTuple):
     first_entry: int
     last_entry: int
+
+
+EVERYTHING: Final = (Range(NO_ENTRY, LEDGER_ID_MAX),)
 
 
 class Doubts:
@@ -65,6 +68,13 @@ class Doubts:
             return False
         at = bisect_right(ranges, Range(entry_id, LEDGER_ID_MAX))
         return at > 0 and ranges[at - 1].last_entry >= entry_id
+
+    def covers(self, ledger_id: int, first_entry: int, last_entry: int) -> bool:
+        """Whether all of these are in doubt already."""
+        return self.everything or any(
+            each.first_entry <= first_entry and last_entry <= each.last_entry
+            for each in self._ranges.get(ledger_id, ())
+        )
 
     def beyond(self, ledger_id: int, entry_id: int) -> bool:
         """Whether an entry above this one may have been lost."""

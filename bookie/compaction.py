@@ -1,0 +1,407 @@
+"""Entry logs that hold little that is still wanted are rewritten, and empty ones go.
+
+What is wanted of several logs is copied to a new one, sorted and verified as it is read; the new log
+is durable under its name before one catalog record puts it in their place (B5). Until then it is a
+leftover that boot removes, from then on they are. What turns out to be damaged is in doubt from that
+same record on (B1): never dropped, never copied as if it were sound.
+
+It goes at a pace, in steps of a record, and stops between two of them when it is suspended.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from heapq import merge
+from itertools import count, repeat
+from typing import Final, TypeAlias
+
+import structlog
+
+from rollbook.bookie.boot import log_path
+from rollbook.bookie.config import SpaceConfig, StorageConfig
+from rollbook.bookie.core.byte_cache import ByteCache
+from rollbook.bookie.core.catalog import COMPACTED, Held
+from rollbook.bookie.core.compaction import (
+    Batch,
+    Candidate,
+    Kind,
+    Schedule,
+    candidate,
+    hides_younger,
+    pick_victims,
+)
+from rollbook.bookie.core.disk_usage import DiskUsage, pick_directory
+from rollbook.bookie.core.doubt import EVERYTHING
+from rollbook.bookie.core.memtable import Place
+from rollbook.bookie.core.pace import Pace
+from rollbook.bookie.entry_log import EntryLog, EntryLogs
+from rollbook.bookie.record_file import Cache
+from rollbook.bookie.sorted_log import NewLog, SortedLog, SortedWriter
+from rollbook.bookie.storage import Storage
+from rollbook.proto.errors import TornRecord, WrongCluster
+from rollbook.proto.ids import NO_ENTRY
+from rollbook.proto.ports import Clock, Disk, Randomness
+from rollbook.proto.tasks import to_its_end
+
+logger = structlog.get_logger()
+
+_CACHE_BYTES: Final = 16 * 1024 * 1024
+_SYNC_BYTES: Final = 1024 * 1024  # So much at most lies before the journal in the disk's queue.
+_ROOM_BYTES: Final = 1024 * 1024  # Left free beside a new log.
+_ENTRY_COST_BYTES: Final = (
+    256  # What handling an entry costs, in bytes that could be copied instead.
+)
+_LEDGERS_PER_STEP: Final = 256
+_EAGERNESS: Final = 8  # While space is short: nobody adds, and everybody waits for space.
+
+
+class Stopped(Exception):
+    """Suspended or closed: what was begun is given up."""
+
+
+class Unreadable(Exception):
+    """The disk refuses to read a log, today: that is no proof that anything of it is lost."""
+
+    def __init__(self, number: int, reason: BaseException) -> None:
+        super().__init__(str(reason))
+        self.number = number
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionState:
+    running: str  # "minor", "major", or nothing.
+    minor_suspended: bool
+    major_suspended: bool
+    minor_ended_ms: int  # Wall time; 0 for never.
+    major_ended_ms: int
+    logs_rewritten: int  # Since the start.
+    logs_removed: int
+    read_bytes: int
+    written_bytes: int
+    failures: int
+
+
+class Compactor:
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        randomness: Randomness,
+        storage: Storage,
+        storage_config: StorageConfig,
+        config: SpaceConfig,
+        usage: DiskUsage,
+    ) -> None:
+        self.damaged: dict[int, None] = {}  # Logs to be rewritten whatever they hold.
+        self._disk = disk
+        self._clock = clock
+        self._randomness = randomness
+        self._storage = storage
+        self._stats = storage.stats
+        self._directories = storage_config.ledger_dirs
+        self._usage = usage
+        self._bytes_per_s = config.compaction_bytes_per_s
+        self._pace = Pace(config.compaction_bytes_per_s)
+        self.schedule = Schedule(
+            Kind("minor", config.minor_compaction_threshold, config.minor_compaction_interval_s),
+            Kind("major", config.major_compaction_threshold, config.major_compaction_interval_s),
+            clock.monotonic_ns(),
+        )
+        self._turn = asyncio.Lock()
+        self._running: Kind | None = None
+        self._is_closing = False
+        self._ended_ms = {"minor": 0, "major": 0}
+        self._logs_removed = 0
+        highest = max(storage.catalog.logs, default=0)
+        self._numbers = count(max(highest, COMPACTED) + 1)
+
+    @property
+    def state(self) -> CompactionState:
+        stats = self._stats
+        return CompactionState(
+            self._running.name if self._running else "",
+            self.schedule.is_suspended("minor"),
+            self.schedule.is_suspended("major"),
+            self._ended_ms["minor"],
+            self._ended_ms["major"],
+            sum(stats.compactions.values()),
+            self._logs_removed,
+            stats.compaction_read_bytes,
+            stats.compaction_written_bytes,
+            stats.compaction_failures,
+        )
+
+    def suspend(self, *, minor: bool = True, major: bool = True) -> None:
+        """What is going on ends within a step, and nothing begins by itself."""
+        if minor:
+            self.schedule.suspend("minor", True)
+        if major:
+            self.schedule.suspend("major", True)
+
+    def resume(self, *, minor: bool = True, major: bool = True) -> None:
+        if minor:
+            self.schedule.suspend("minor", False)
+        if major:
+            self.schedule.suspend("major", False)
+
+    async def close(self) -> None:
+        """What is going on, an operator's run, too, ends within a step."""
+        self._is_closing = True
+        async with self._turn:
+            pass
+
+    # --- Runs ---------------------------------------------------------------------------------
+
+    async def compact(self, *, major: bool) -> CompactionState:
+        """All that is worth it now, also if it never runs by itself.
+
+        Raises `OSError` if the disk has no room for it, `BookieFailed`.
+        """
+        kind = self.schedule.major if major else self.schedule.minor
+        async with self._turn:
+            self._running = kind
+            try:
+                self._check()
+                await self._remove_empty()
+                await self._rewrite_all(kind)
+            except Stopped:
+                logger.info("compaction_stopped", kind=kind.name)
+            except OSError:
+                self._stats.compaction_failures += 1
+                raise
+            else:
+                self.schedule.on_done(kind, self._clock.monotonic_ns())
+                self._ended_ms[kind.name] = self._clock.wall_us() // 1000
+            finally:
+                self._running = None
+        return self.state
+
+    async def remove_empty(self) -> None:
+        """Logs that hold nothing any more. Raises `OSError`."""
+        async with self._turn:
+            await self._remove_empty()
+
+    async def _remove_empty(self) -> None:
+        catalog = self._storage.catalog
+        empty = [number for number in catalog.logs if not catalog.use_of(number).ledgers]
+        freed = sum(catalog.logs[number].file_bytes for number in empty)
+        if not empty:
+            return
+        await to_its_end(self._storage.replace_logs(empty))
+        self._logs_removed += len(empty)
+        self._stats.gc_logs += len(empty)
+        self._stats.gc_freed_bytes += freed
+        logger.info("empty_logs_removed", logs=len(empty), bytes=freed)
+
+    async def _rewrite_all(self, kind: Kind) -> None:
+        unreadable: dict[
+            int, None
+        ] = {}  # For now: what lies in them is neither given up nor moved.
+        while batch := await self._pick(kind, unreadable):
+            self._check()
+            try:
+                await self._rewrite(kind, batch)
+            except Unreadable as error:
+                logger.error("log_not_compacted", log=error.number, reason=str(error))
+                self._stats.compaction_failures += 1
+                unreadable[error.number] = None
+
+    async def _pick(self, kind: Kind, unreadable: dict[int, None]) -> Batch | None:
+        catalog = self._storage.catalog
+        spaces = [await self._disk.space(path) for path in self._directories]
+        room = max(space.free_bytes for space in spaces) - _ROOM_BYTES
+        logs = [candidate(log, catalog.use_of(log.number)) for log in catalog.logs.values()]
+        victims = [
+            each
+            for each in pick_victims(logs, kind.threshold, self.damaged)
+            if each.number not in unreadable and each.sorted_bytes <= room
+        ]
+        if not victims:
+            return None
+        batch = Batch(victims[0])
+        for each in victims[1:]:
+            if batch.has_room_for(each, room) and not await self._hides(batch, each):
+                batch.add(each)
+        return batch
+
+    async def _hides(self, batch: Batch, other: Candidate) -> bool:
+        """Only ledgers of `other` can come to hide anything."""
+        catalog, numbers = self._storage.catalog, [*batch.numbers, other.number]
+        for done, (ledger_id, _) in enumerate(catalog.held_in(other.number)):
+            if done % _LEDGERS_PER_STEP == 0:
+                await asyncio.sleep(0)  # Others have adds to answer.
+            held = list(catalog.held(ledger_id))
+            if len(held) > 2 and hides_younger(held, lambda log: catalog.logs[log].age, numbers):
+                return True
+        return False
+
+    # --- One new log --------------------------------------------------------------------------
+
+    async def _rewrite(self, kind: Kind, batch: Batch) -> None:
+        catalog = self._storage.catalog
+        number, numbers = next(self._numbers), batch.numbers
+        bytes_before = sum(catalog.logs[each].file_bytes for each in numbers)
+        directory = await self._pick_directory(number)
+        sources = self._storage.open_logs(Cache(ByteCache(_CACHE_BYTES)))
+        target = await SortedLog.create(
+            self._disk,
+            log_path(self._directories[directory], number),
+            number,
+            self._storage.store_id,
+            self._randomness,
+            self._pause,
+            _SYNC_BYTES,
+        )
+        new: NewLog | None = None
+        try:
+            doubts = await self._copy_all(sources, numbers, target.writer)
+            if target.writer.is_empty:
+                await target.abandon()
+            else:
+                new = await target.finish(directory, batch.age, self._storage.cache)
+        except BaseException:
+            await target.abandon()
+            raise
+        finally:
+            await sources.close()
+        try:
+            await to_its_end(self._storage.replace_logs(numbers, new, doubts))
+        except OSError:
+            if number not in catalog.logs:
+                await target.abandon()
+            raise
+        bytes_after = new.log.file_bytes if new else 0
+        for each in numbers:
+            self.damaged.pop(each, None)
+        self._stats.on_compaction(kind.name, len(numbers), bytes_before, bytes_after)
+        logger.info(
+            "logs_compacted",
+            kind=kind.name,
+            logs=len(numbers),
+            bytes_before=bytes_before,
+            bytes=bytes_after,
+            doubts=len(doubts),
+        )
+
+    async def _pick_directory(self, number: int) -> int:
+        spaces = [await self._disk.space(path) for path in self._directories]
+        return pick_directory(
+            spaces, [self._usage.is_full(path) for path in self._directories], number
+        )
+
+    async def _copy_all(
+        self, sources: EntryLogs, numbers: Sequence[int], writer: SortedWriter
+    ) -> list[tuple[int, int, int]]:
+        """Returns what is wanted and damaged: ledger, first and last entry."""
+        catalog = self._storage.catalog
+        ledger_ids = array("q")
+        for number in numbers:
+            for ledger_id, _ in catalog.held_in(number):
+                ledger_ids.append(ledger_id)
+            await asyncio.sleep(0)  # Others have adds to answer.
+        doubts: list[tuple[int, int, int]] = []
+        for done, ledger_id in enumerate(dict.fromkeys(sorted(ledger_ids))):
+            if done % _LEDGERS_PER_STEP == 0:
+                await asyncio.sleep(0)
+            held = [each for each in catalog.held(ledger_id) if each.log in numbers]
+            if held:  # Else it was deleted meanwhile.
+                lost = await _LedgerCopy(sources, writer, ledger_id, held).run()
+                doubts += [(ledger_id, *each) for each in lost]
+        return doubts
+
+    async def _pause(self, written: int, entries: int) -> None:
+        self._check()
+        self._pace.bytes_per_s = self._bytes_per_s * (_EAGERNESS if self._usage.is_short else 1)
+        cost = written + _ENTRY_COST_BYTES * entries
+        await asyncio.sleep(self._pace.spend(cost, self._clock.monotonic_ns()))
+
+    def _check(self) -> None:
+        if self._is_closing or (self._running and self.schedule.is_suspended(self._running.name)):
+            raise Stopped
+
+
+class _LedgerCopy:
+    """One ledger, out of the logs that hold some of it, youngest first."""
+
+    def __init__(
+        self, sources: EntryLogs, writer: SortedWriter, ledger_id: int, held: Sequence[Held]
+    ) -> None:
+        self._sources = sources
+        self._writer = writer
+        self._ledger_id = ledger_id
+        self._held = held
+        self._lost: list[tuple[int, int]] = []
+
+    async def run(self) -> list[tuple[int, int]]:
+        """Returns what is damaged. Raises `Unreadable`."""
+        lac = max(each.last_add_confirmed for each in self._held)
+        self._writer.begin_ledger(self._ledger_id, lac)
+        async with AsyncExitStack() as stack:
+            logs: list[EntryLog] = []
+            rows: list[Iterator[_Row]] = []
+            for held in self._held:
+                log = await self._open(stack, held)
+                if log:
+                    rows.append(await self._rows_of(log, held, len(logs)))
+                    logs.append(log)
+            await self._copy(logs, merge(*rows))
+        return self._lost
+
+    async def _open(self, stack: AsyncExitStack, held: Held) -> EntryLog | None:
+        try:
+            return await stack.enter_async_context(self._sources.use(held.log))
+        except TornRecord:  # Its header is gone, and nothing in it can be told.
+            self._lost.append((held.first_entry, held.last_entry))
+            return None
+        except (OSError, WrongCluster) as error:
+            raise Unreadable(held.log, error) from error
+
+    async def _rows_of(self, log: EntryLog, held: Held, rank: int) -> "Iterator[_Row]":
+        try:
+            columns, unknown = await log.all_of(self._ledger_id)
+        except OSError as error:
+            raise Unreadable(log.number, error) from error
+        if len(columns.entry_ids) < held.entries and not unknown:
+            unknown = EVERYTHING
+        for first, last in unknown:
+            first, last = max(first, held.first_entry), min(last, held.last_entry)
+            if first <= last:
+                self._lost.append((first, last))
+        return zip(columns.entry_ids, repeat(rank), columns.positions, columns.lengths, strict=False)
+
+    async def _copy(self, logs: Sequence[EntryLog], rows: "Iterator[_Row]") -> None:
+        """Of each entry the youngest copy that is sound."""
+        copied: int = NO_ENTRY
+        sought: int = NO_ENTRY
+        for entry_id, rank, position, length in rows:
+            if entry_id == copied:
+                continue
+            if sought not in (copied, entry_id):
+                self._lost.append((sought, sought))
+            sought = entry_id
+            entry = await self._entry(logs[rank], entry_id, Place(position, length))
+            if entry is None:
+                continue
+            copied = entry_id
+            if self._writer.add(entry_id, entry):
+                await self._writer.flush()
+        if sought != copied:
+            self._lost.append((sought, sought))
+
+    async def _entry(self, log: EntryLog, entry_id: int, place: Place) -> bytes | None:
+        """None if it is damaged."""
+        records = log.records
+        if (entry := records.peek(place)) is not None:
+            return entry
+        try:
+            return await records.read(self._ledger_id, entry_id, place)
+        except TornRecord:
+            return None
+        except OSError as error:
+            raise Unreadable(log.number, error) from error
+
+
+_Row: TypeAlias = tuple[int, int, int, int]
+"""Entry, rank of its log by age, position, length."""

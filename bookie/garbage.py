@@ -1,0 +1,138 @@
+"""Ledgers that were deleted in the metadata are deleted here; in the end they are forgotten.
+
+`core/garbage.py` says when one may go, `Census` what metadata names. One that may go is asked for once
+more by itself, fenced and deleted in the journal, and then leaves the catalog: its entries are
+nobody's any more, and logs that hold no others can go. Its deletion is remembered for
+`deleted_kept_s`, so that an add that comes late does not bring it back.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from rollbook.bookie.census import Census
+from rollbook.bookie.config import SpaceConfig
+from rollbook.bookie.core.garbage import Suspects
+from rollbook.bookie.core.memtable import IntArray
+from rollbook.bookie.storage import Storage
+from rollbook.proto.errors import BookieFailed, RollbookError
+from rollbook.proto.ports import Clock
+from rollbook.proto.tasks import to_its_end
+
+logger = structlog.get_logger()
+
+_BATCH: Final = 1024  # Ledgers that go in one record.
+_FACTS_PER_STEP: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageState:
+    is_running: bool
+    outcome: str  # Of the last run: "", "done", "braked", "failed" or "off".
+    reason: str  # Why it failed.
+    ended_ms: int  # Wall time of the last run; 0 for never.
+    ledgers: int  # That were compared in the last complete scan.
+    suspects: int  # Of them metadata did not name so many,
+    agreed: int  # and of so many two scans agree: they go after the quarantine.
+    deleted: int  # Since the start.
+
+
+class Garbage:
+    """`census` is None where there is no metadata to ask: then nothing is ever deleted."""
+
+    def __init__(
+        self, storage: Storage, clock: Clock, config: SpaceConfig, census: Census | None
+    ) -> None:
+        self._storage = storage
+        self._stats = storage.stats
+        self._clock = clock
+        self._census = census
+        self._kept_ms = int(config.deleted_kept_s * 1000)
+        self._suspects = Suspects(
+            int(config.gc_interval_s * 1e9),
+            int(config.gc_quarantine_s * 1e9),
+            config.gc_brake_share,
+        )
+        self._turn = asyncio.Lock()
+        self._outcome = "" if census else "off"
+        self._reason = ""
+        self._ended_ms = 0
+        self._deleted = 0
+
+    @property
+    def state(self) -> GarbageState:
+        suspects = self._suspects
+        return GarbageState(
+            *(self._turn.locked(), self._outcome, self._reason, self._ended_ms),
+            *(suspects.ledgers, len(suspects), suspects.agreed, self._deleted),
+        )
+
+    async def collect(self, *, force: bool = False) -> GarbageState:
+        """One scan, and what follows from it and the ones before.
+
+        `force` lets go at once of all that two scans agree on, however many they are. A scan that
+        fails says so in the state. Raises `OSError` if the disk is full, `BookieFailed`.
+        """
+        async with self._turn:
+            began_ns = self._clock.monotonic_ns()
+            if self._census:
+                try:
+                    await self._collect(self._census, force=force)
+                except BookieFailed:
+                    raise
+                except RollbookError as error:
+                    self._end("failed", str(error))
+                    logger.warning("garbage_not_collected", reason=str(error))
+            await self._forget()
+            self._ended_ms = self._clock.wall_us() // 1000
+            self._stats.gc_latency.observe(self._clock.monotonic_ns() - began_ns)
+        return self.state
+
+    async def _collect(self, census: Census, *, force: bool) -> None:
+        ledger_ids = await self._storage.ledger_ids()  # First: what comes later was not asked for.
+        began_ns = self._clock.monotonic_ns()
+        absent = await census.absent_of(ledger_ids)
+        ended_ns = self._clock.monotonic_ns()
+        self._suspects.on_scan(began_ns, ended_ns, absent, len(ledger_ids))
+        verdict = self._suspects.judge(ended_ns, force=force)
+        if verdict.is_braked:
+            if self._outcome != "braked":
+                logger.error(
+                    "garbage_collection_braked",
+                    ledgers=len(ledger_ids),
+                    gone=self._suspects.agreed,
+                    next_step="check the metadata; if they were deleted: rollbook bookie gc --force",
+                )
+            self._end("braked", "many ledgers are gone at once")
+            return
+        for start in range(0, len(verdict.garbage), _BATCH):
+            batch = await census.still_absent(verdict.garbage[start : start + _BATCH])
+            if batch:
+                await to_its_end(self._delete(batch))
+        self._end("done", "")
+
+    async def _delete(self, ledger_ids: IntArray) -> None:
+        await self._storage.delete(*ledger_ids)
+        await self._storage.save_facts(ledger_ids)
+        self._deleted += len(ledger_ids)
+        self._stats.gc_ledgers += len(ledger_ids)
+        logger.info("ledgers_deleted", count=len(ledger_ids), first_ledger=ledger_ids[0])
+
+    async def _forget(self) -> None:
+        """Deletions that were long ago."""
+        before_ms = self._clock.wall_us() // 1000 - self._kept_ms
+        facts, due = self._storage.catalog.facts, list[int]()
+        for done, ledger_id in enumerate(list(facts)):
+            if done % _FACTS_PER_STEP == 0:
+                await asyncio.sleep(0)  # Others have adds to answer.
+            known = facts.get(ledger_id)
+            if known and known.deleted_ms is not None and known.deleted_ms <= before_ms:
+                due.append(ledger_id)
+        for start in range(0, len(due), _BATCH):
+            await to_its_end(self._storage.forget(*due[start : start + _BATCH]))
+
+    def _end(self, outcome: str, reason: str) -> None:
+        self._outcome, self._reason = outcome, reason
+        self._stats.gc_runs[outcome] = self._stats.gc_runs.get(outcome, 0) + 1

@@ -1,0 +1,283 @@
+"""Everything that lies in entry logs is read again and verified, round after round.
+
+What turns out to be damaged is put in doubt, durably (B1): its readers are told UNKNOWN whatever
+becomes of the log and its index; and the log is named to the compactor, which moves what is sound.
+How far a round has come is in the catalog, so a restart goes on roughly where it was.
+
+The cache has no part in it: what is verified was read from the disk, and pushes nothing out.
+"""
+
+import asyncio
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from rollbook.bookie.config import SpaceConfig
+from rollbook.bookie.core.byte_cache import ByteCache
+from rollbook.bookie.core.catalog import Held
+from rollbook.bookie.core.doubt import EVERYTHING, Range
+from rollbook.bookie.core.memtable import Place
+from rollbook.bookie.core.pace import Pace
+from rollbook.bookie.entry_log import EntryLog
+from rollbook.bookie.record_file import Cache
+from rollbook.bookie.storage import Storage
+from rollbook.proto.errors import EntryStateUnknown, TornRecord
+from rollbook.proto.ports import Clock
+from rollbook.proto.tasks import to_its_end
+
+logger = structlog.get_logger()
+
+_CACHE_BYTES: Final = 2 * 1024 * 1024
+_LEDGERS_PER_STEP: Final = 256
+_DAMAGES_TOLD_MAX: Final = 100
+
+Doubt = tuple[int, int, int]
+"""Ledger, first and last entry."""
+
+
+class Stopped(Exception):
+    """Closed: the round goes on after the next start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubState:
+    is_running: bool
+    is_suspended: bool
+    log: int  # The last one that was verified in this round; 0 at its start.
+    logs_left: int
+    rounds: int  # Since the start.
+    round_ended_ms: int  # Wall time; 0 for never.
+    read_bytes: int
+    damages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one ledger's entries here."""
+
+    ledger_id: int
+    entries: int
+    entry_bytes: int
+    damaged: tuple[tuple[int, int], ...]  # The first of them, as ranges.
+    doubts: tuple[tuple[int, int], ...]  # Entries that may have been here once.
+
+
+class Scrubber:
+    def __init__(
+        self, storage: Storage, clock: Clock, config: SpaceConfig, damaged: dict[int, None]
+    ) -> None:
+        self._storage = storage
+        self._stats = storage.stats
+        self._clock = clock
+        self._pace = Pace(config.scrub_bytes_per_s)
+        self._damaged = damaged  # Logs with damage, for whoever rewrites them.
+        self._turn = asyncio.Lock()
+        self._may_run = asyncio.Event()
+        self._may_run.set()
+        self._is_closing = False
+        self._rounds = 0
+        self._round_ended_ms = 0
+
+    @property
+    def state(self) -> ScrubState:
+        scrubbed = self._storage.catalog.scrubbed
+        return ScrubState(
+            *(self._turn.locked(), not self._may_run.is_set(), scrubbed, len(self._left())),
+            *(self._rounds, self._round_ended_ms),
+            *(self._stats.scrub_bytes, self._stats.scrub_damages),
+        )
+
+    def suspend(self) -> None:
+        self._may_run.clear()
+
+    def resume(self) -> None:
+        self._may_run.set()
+
+    async def close(self) -> None:
+        """What is going on ends within a step."""
+        self._is_closing = True
+        self._may_run.set()
+        async with self._turn:
+            pass
+
+    # --- Rounds -------------------------------------------------------------------------------
+
+    async def scrub(self) -> ScrubState:
+        """To the end of the round. Raises `OSError` if the disk cannot be read or is full."""
+        async with self._turn:
+            try:
+                while left := self._left():
+                    await self._scrub_log(left[0])
+                await to_its_end(self._storage.note_scrubbed(0))
+            except Stopped:
+                return self.state
+            self._rounds += 1
+            self._stats.scrub_runs += 1
+            self._round_ended_ms = self._clock.wall_us() // 1000
+        return self.state
+
+    def _left(self) -> list[int]:
+        catalog = self._storage.catalog
+        return sorted(number for number in catalog.logs if number > catalog.scrubbed)
+
+    async def _scrub_log(self, number: int) -> None:
+        doubts = await self._doubts_in(number)
+        news = [each for each in doubts if not self._storage.catalog.doubts.covers(*each)]
+        if doubts:
+            self._damaged[number] = None
+        if news:
+            logger.error("log_rotten", log=number, ranges=len(news), first_ledger=news[0][0])
+            self._stats.scrub_damages += len(news)
+            await to_its_end(self._storage.doubt(news))
+        await to_its_end(self._storage.note_scrubbed(number))
+
+    async def _doubts_in(self, number: int) -> list[Doubt]:
+        catalog = self._storage.catalog
+        held = list(catalog.held_in(number)) if number in catalog.logs else []
+        logs = self._storage.open_logs(Cache(ByteCache(_CACHE_BYTES)))
+        try:
+            async with logs.use(number) as log:
+                return await self._verify(log, held)
+        except TornRecord:  # Its header is gone: nothing in it can be told.
+            return [(ledger_id, each.first_entry, each.last_entry) for ledger_id, each in held]
+        except OSError as error:
+            if number not in catalog.logs:
+                return []  # Removed meanwhile.
+            if error.errno != errno.EIO:
+                raise
+            return [(ledger_id, each.first_entry, each.last_entry) for ledger_id, each in held]
+        finally:
+            await logs.close()
+
+    async def _verify(self, log: EntryLog, held: Sequence[tuple[int, Held]]) -> list[Doubt]:
+        await log.load()
+        bad = [at for at in range(len(log.records.records)) if not await self._is_sound(log, at)]
+        doubts: list[Doubt] = []
+        for done, (ledger_id, extent) in enumerate(held):
+            if done % _LEDGERS_PER_STEP == 0:
+                await self._pause(0)
+            doubts += await self._verify_ledger(log, ledger_id, extent, bad)
+        if not log.has_sound_footer:
+            self._on_bad_footer(log)
+        return doubts
+
+    async def _is_sound(self, log: EntryLog, at: int) -> bool:
+        try:
+            size = await log.records.verify(at)
+        except TornRecord:
+            return False
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+        self._stats.scrub_bytes += size
+        await self._pause(size)
+        return True
+
+    async def _verify_ledger(
+        self, log: EntryLog, ledger_id: int, extent: Held, bad: Sequence[int]
+    ) -> list[Doubt]:
+        """Its index, and the entries in records that are `bad`: some prove themselves."""
+        columns, unknown = await log.all_of(ledger_id)
+        if len(columns.entry_ids) < extent.entries and not unknown:
+            unknown = EVERYTHING
+        doubts = _within(extent, unknown, ledger_id)
+        if not bad:
+            return doubts
+        bad_ones = dict.fromkeys(bad)
+        for entry_id, *place in zip(*columns, strict=True):
+            if log.records.number_at(place[0]) in bad_ones:
+                await self._pause(place[1])
+                if not await _proves_itself(log, ledger_id, entry_id, Place(*place)):
+                    doubts.append((ledger_id, entry_id, entry_id))
+        return _joined(doubts)
+
+    def _on_bad_footer(self, log: EntryLog) -> None:
+        """No loss: the log is indexed anew whenever it is opened. Rewriting it mends that."""
+        if log.number not in self._damaged:
+            logger.warning("footer_rotten", log=log.number)
+            self._stats.scrub_damages += 1
+            self._damaged[log.number] = None
+
+    async def _pause(self, size: int) -> None:
+        await asyncio.sleep(self._pace.spend(size, self._clock.monotonic_ns()))
+        if not self._may_run.is_set():
+            await self._may_run.wait()
+        if self._is_closing:
+            raise Stopped
+
+    # --- One ledger ---------------------------------------------------------------------------
+
+    async def verify(self, ledger_id: int) -> Verdict:
+        """All of it that lies in entry logs, read from the disk now.
+
+        Raises `NoSuchLedger`, `OSError`.
+        """
+        held_by_log = list(self._storage.catalog.held(ledger_id))
+        try:
+            entries = len(await self._storage.entry_ids(ledger_id))
+        except EntryStateUnknown:
+            entries = sum(held.entries for held in held_by_log)
+        damaged: list[Doubt] = []
+        logs = self._storage.open_logs(Cache(ByteCache(_CACHE_BYTES)))
+        try:
+            for held in held_by_log:
+                try:
+                    async with logs.use(held.log) as log:
+                        damaged += await self._damaged_in(log, ledger_id, held)
+                except TornRecord:
+                    damaged.append((ledger_id, held.first_entry, held.last_entry))
+        finally:
+            await logs.close()
+        return Verdict(
+            *(ledger_id, entries, sum(held.entry_bytes for held in held_by_log)),
+            tuple((first, last) for _, first, last in _joined(damaged)[:_DAMAGES_TOLD_MAX]),
+            tuple((first, last) for first, last in self._storage.catalog.doubts.of(ledger_id)),
+        )
+
+    async def _damaged_in(self, log: EntryLog, ledger_id: int, extent: Held) -> list[Doubt]:
+        """What neither this log nor another place has sound."""
+        columns, unknown = await log.all_of(ledger_id)
+        damaged = _within(extent, unknown, ledger_id)
+        for entry_id, *place in zip(*columns, strict=True):
+            await self._pause(place[1])
+            if await _proves_itself(log, ledger_id, entry_id, Place(*place)):
+                continue
+            try:
+                await self._storage.read(ledger_id, entry_id)
+            except EntryStateUnknown:
+                damaged.append((ledger_id, entry_id, entry_id))
+        return damaged
+
+
+async def _proves_itself(log: EntryLog, ledger_id: int, entry_id: int, place: Place) -> bool:
+    try:
+        await log.records.read(ledger_id, entry_id, place)
+    except TornRecord:
+        return False
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return False
+    return True
+
+
+def _within(extent: Held, ranges: Sequence[Range], ledger_id: int) -> list[Doubt]:
+    return [
+        (ledger_id, max(first, extent.first_entry), min(last, extent.last_entry))
+        for first, last in ranges
+        if first <= extent.last_entry and extent.first_entry <= last
+    ]
+
+
+def _joined(doubts: Sequence[Doubt]) -> list[Doubt]:
+    """Of one ledger; ranges that touch are one."""
+    joined: list[Doubt] = []
+    for ledger_id, first, last in sorted(doubts):
+        if joined and joined[-1][2] + 1 >= first:
+            first, last = joined[-1][1], max(last, joined.pop()[2])
+        joined.append((ledger_id, first, last))
+    return joined

@@ -1,0 +1,152 @@
+"""Which logs are rewritten, which of them together, and when."""
+
+import random
+
+import pytest
+
+from rollbook.bookie.core.catalog import Held, Log, Use
+from rollbook.bookie.core.compaction import (
+    TARGET_BYTES,
+    Batch,
+    Candidate,
+    Kind,
+    Schedule,
+    candidate,
+    hides_younger,
+    pick_victims,
+    sorted_bytes,
+)
+from rollbook.bookie.core.pace import Pace
+
+MIB = 1024 * 1024
+S = 10**9
+
+
+def log(number: int, live_mib: float, file_mib: float = 128, entries: int = 1000) -> Candidate:
+    use = Use(1, entries, int(live_mib * MIB)) if live_mib else Use(0, 0, 0)
+    return candidate(Log(number, 0, int(file_mib * MIB), number), use)
+
+
+def test_emptiest_first_and_never_the_empty_ones() -> None:
+    logs = [log(1, 100), log(2, 10), log(3, 0), log(4, 20), log(5, 1)]
+    assert [each.number for each in pick_victims(logs, 0.2)] == [5, 2, 4]
+    assert [each.number for each in pick_victims(logs, 0.8)] == [5, 2, 4, 1]
+    assert pick_victims(logs, 0.0) == []
+    assert [each.number for each in pick_victims(logs, 0.0, damaged={1: None})] == [1]
+
+
+@pytest.mark.parametrize("entry_bytes", [0, 1, 20, 100, 1000, 10**6])
+@pytest.mark.parametrize("entries", [1, 1000, 10**6])
+def test_a_log_that_was_just_rewritten_is_full(entries: int, entry_bytes: int) -> None:
+    """Else it would be rewritten for ever: B11."""
+    use = Use(max(1, entries // 100), entries, entries * entry_bytes)
+    real = 1024 + 1100 + 120 * use.ledgers + 16.1 * entries + use.entry_bytes * 1.006
+    assert Candidate(1, 1, int(real), use).fullness > 0.95
+    assert sorted_bytes(use) < 1.3 * real + 4096
+
+
+def test_a_batch_is_bounded_in_bytes_and_by_the_room_there_is() -> None:
+    batch = Batch(log(1, 20))
+    assert batch.has_room_for(log(2, 20), TARGET_BYTES)
+    assert not batch.has_room_for(log(2, 20), 30 * MIB)
+    assert not batch.has_room_for(log(2, 240), 10**12)
+    assert not batch.has_room_for(log(2, 1, entries=3 * 10**6), TARGET_BYTES)
+    for number in range(2, 6):
+        batch.add(log(number, 1))
+    assert batch.numbers == [1, 2, 3, 4, 5]
+    assert batch.age == 5
+
+
+def held(number: int, first: int, last: int) -> Held:
+    return Held(number, first, last, last - first + 1, 100, last - 1)
+
+
+def test_what_would_hide_a_younger_repeat_stays_apart() -> None:
+    """B11: log 2 has entry 5 again, later than log 1."""
+    all_of_it = [held(3, 20, 29), held(2, 5, 5), held(1, 0, 9)]
+
+    def hides(*numbers: int) -> bool:
+        return hides_younger(all_of_it, lambda number: number, list(numbers))
+
+    assert hides(1, 3)
+    assert not hides(1, 2)
+    assert not hides(2, 3)
+    assert not hides(1, 2, 3)
+    assert not hides(1)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_logs_that_are_put_together_answer_as_before(seed: int) -> None:
+    """B11: whatever the ages, each entry is answered by the same log's copy."""
+    chance = random.Random(seed)
+    ages = dict(zip(range(5), chance.sample(range(100), 5), strict=True))
+    entries = {
+        number: frozenset(chance.sample(range(12), chance.randint(1, 12))) for number in range(5)
+    }
+    batch = chance.sample(range(5), chance.randint(1, 4))
+    all_of_it = [
+        Held(number, min(has), max(has), len(has), 100, -1) for number, has in entries.items()
+    ]
+    if hides_younger(all_of_it, ages.__getitem__, batch):
+        return
+
+    def winner(order: list[int], entry_id: int) -> int:
+        return next(number for number in order if entry_id in entries[number])
+
+    youngest_first = sorted(range(5), key=ages.__getitem__, reverse=True)
+    merged_age = max(ages[number] for number in batch)
+    inside = [number for number in youngest_first if number in batch]
+    after = sorted(
+        range(5),
+        key=lambda number: merged_age if number in batch else ages[number],
+        reverse=True,
+    )
+    after = [number for number in after if number not in batch]
+    place = sum(ages[number] > merged_age for number in after)
+    after[place:place] = inside
+    for entry_id in frozenset().union(*entries.values()):
+        assert winner(youngest_first, entry_id) == winner(after, entry_id)
+
+
+def test_minor_and_major_come_when_due_and_not_while_suspended() -> None:
+    schedule = Schedule(Kind("minor", 0.2, 10), Kind("major", 0.8, 100), 0)
+    minor, major = schedule.minor, schedule.major
+    assert schedule.due(9 * S) is None
+    assert schedule.due(10 * S) is minor
+    schedule.on_done(minor, 10 * S)
+    assert schedule.due(19 * S) is None
+    assert schedule.due(100 * S) is major
+    schedule.suspend("major", True)
+    assert schedule.due(100 * S) is minor
+    assert schedule.is_suspended("major")
+    schedule.suspend("major", False)
+    schedule.on_done(major, 100 * S)
+    assert schedule.due(101 * S) is None  # Major has done what minor would.
+    assert schedule.due(101 * S, is_short=True) is major
+    assert schedule.due(101 * S, has_damage=True) is minor
+
+
+@pytest.mark.parametrize(("threshold", "interval_s"), [(0, 10), (-1, 10), (0.2, 0), (0.2, -5)])
+def test_it_is_off_if_either_is_not_above_zero(threshold: float, interval_s: float) -> None:
+    schedule = Schedule(Kind("minor", threshold, interval_s), Kind("major", 0, 0), 0)
+    assert schedule.due(10**6 * S, is_short=True, has_damage=True) is None
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_pace_is_kept_and_nothing_is_saved_up(seed: int) -> None:
+    chance = random.Random(seed)
+    pace = Pace(1000.0)
+    now_s, spent, bursts = 0.0, 0, 0.0
+    for _ in range(200):
+        size = chance.randint(1, 100)
+        wait_s = pace.spend(size, int(now_s * S))
+        spent += size
+        now_s += wait_s
+        if chance.random() < 0.1:
+            pause_s = chance.uniform(0, 5)
+            bursts += min(pause_s, 0.05)
+            now_s += pause_s
+        assert spent <= 1000 * (now_s + 0.06)
+        if not wait_s:
+            continue
+    assert spent <= 1000 * now_s + 60
