@@ -1,0 +1,218 @@
+"""What one bookie can do: the real process on loopback, with real syncs.
+
+Adds come as fast as they are answered, over eight connections, in batches of 64 KiB, two of them
+under way on each; their answers are counted by length, and looked at when the clock has stopped. The
+generator is one process that sends bytes made beforehand: what it can do alone is in the table.
+
+CPU is that of the whole bookie process, kernel and checkpoints included. Where it goes is measured in
+runs of their own, with a stopwatch at each step (`tests/bench/load/timed.py`).
+"""
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final, NamedTuple
+
+from tests.bench import Figure, judged
+from tests.bench.load import generator
+from tests.bench.load.generator import Result
+from tests.bench.load.victim import victim
+from tests.bench.load.work import (
+    Batch,
+    add_batches,
+    batch_read_batches,
+    read_batches,
+)
+from tests.support import processes
+
+CONNECTIONS: Final = 8
+BATCH_BYTES: Final = 64 * 1024
+WINDOW: Final = 2
+_SINK: Final = "tests.bench.load.sink"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything; small ones are for tests of this benchmark."""
+
+    adds: int = 400_000  # Of 100 B; fewer in proportion of larger ones.
+    alone: int = 1_000
+    cold_bytes: int = 256 * 1024 * 1024
+    ledgers: int = 1_000  # Of the interleaved shape.
+
+
+FULL: Final = Size()
+SMALL: Final = Size(adds=4_000, alone=20, cold_bytes=2 * 1024 * 1024, ledgers=100)
+
+
+def figures(runs: int, size: Size = FULL) -> list[Figure]:
+    parts: list[Callable[[int, Size], Iterator[Figure]]] = [_adds, _alone, _reads]
+    return [found for part in parts for found in part(runs, size)]
+
+
+# --- Adds ---------------------------------------------------------------------------------------
+
+
+class Shape(NamedTuple):
+    name: str
+    payload_bytes: int
+    ledgers: int  # Of each connection.
+    version: int
+    adds_per_s: float | None
+    cpu_us: float | None
+
+    def work(self, size: Size, ledger_ids: Iterator[int]) -> list[list[Batch]]:
+        entries = max(1, size.adds * 100 // (max(100, self.payload_bytes // 3) * CONNECTIONS))
+        return [
+            add_batches(
+                list(itertools.islice(ledger_ids, self.ledgers)),
+                *(entries, self.payload_bytes, BATCH_BYTES),
+                version=self.version,
+            )
+            for _ in range(CONNECTIONS)
+        ]
+
+
+def _shapes(size: Size) -> tuple[Shape, ...]:
+    each = size.ledgers // CONNECTIONS
+    return (
+        Shape("adds of 100 B", 100, 1, 2, 250_000, 2.5),
+        Shape("adds of 1 KB", 1_000, 1, 2, 80_000, None),
+        Shape("adds of 100 B, version 3", 100, 1, 3, None, None),
+        Shape(f"adds of 100 B, {each * CONNECTIONS} ledgers in turn", 100, each, 2, None, None),
+    )
+
+
+def _adds(runs: int, size: Size) -> Iterator[Figure]:
+    for shape in _shapes(size):
+        rates: list[float] = []
+        costs_us: list[float] = []
+        ledger_ids = itertools.count(1)
+        with victim() as bookie:
+            for run in range(runs + 1):
+                work = shape.work(size, ledger_ids)
+                cpu_s = bookie.bookie.cpu_s
+                result = _run(bookie.address, work)
+                if run:  # The first one warms up.
+                    rates.append(result.entries_per_s)
+                    costs_us.append((bookie.bookie.cpu_s - cpu_s) / result.entries * 1e6)
+        yield judged(shape.name, "adds/s", shape.adds_per_s, rates)
+        yield judged(f"{shape.name}: CPU", "µs/add", shape.cpu_us, costs_us)
+    work = _shapes(size)[0].work(size, itertools.count(1))
+    yield judged("the generator alone, adds of 100 B", "adds/s", None, _into_a_sink(work, runs))
+    yield from _where_it_goes(runs, size)
+
+
+def _run(address: tuple[str, int], work: Sequence[Sequence[Batch]]) -> Result:
+    result = generator.run(address, work, window=WINDOW)
+    if result.successes != result.entries:
+        raise AssertionError(f"{result.successes} of {result.entries} were answered well")
+    return result
+
+
+def _into_a_sink(work: Sequence[Sequence[Batch]], runs: int) -> list[float]:
+    """Which answers every frame with as many bytes as a bookie."""
+    first = work[0][0]
+    sizes = [str(n // first.entries) for n in (len(first.frames), first.reply_bytes)]
+    with processes.family() as family:
+        address = "127.0.0.1", int(family.start_module(_SINK, *sizes).line())
+        return [generator.run(address, work, window=WINDOW).entries_per_s for _ in range(runs)]
+
+
+def _where_it_goes(runs: int, size: Size) -> Iterator[Figure]:
+    shape = _shapes(size)[0]
+    spent_us: dict[str, list[float]] = {}
+    ledger_ids = itertools.count(1)
+    with victim(is_timed=True) as bookie:
+        for _ in range(runs):
+            work = shape.work(size, ledger_ids)
+            cpu_s = bookie.bookie.cpu_s
+            bookie.times()
+            entries = _run(bookie.address, work).entries
+            times, cpu_s = bookie.times(), bookie.bookie.cpu_s - cpu_s
+            steps = {**times.spent_s, "the rest": cpu_s - sum(times.spent_s.values())}
+            for step, seconds in steps.items():
+                spent_us.setdefault(step, []).append(seconds / entries * 1e6)
+    for step, values in spent_us.items():
+        yield judged(f"{shape.name}: {step}", "µs/add", None, values)
+
+
+# --- One add at a time --------------------------------------------------------------------------
+
+
+def _alone(runs: int, size: Size) -> Iterator[Figure]:
+    """In turns with a bare write of the same size and its sync, on the same file system."""
+    adds_us: list[float] = []
+    syncs_us: list[float] = []
+    with victim() as bookie, ExitStack() as stack:
+        bare = stack.enter_context(_bare_journal(bookie.folder / "bare"))
+        client = stack.enter_context(socket.create_connection(bookie.address))
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for run in range(runs):
+            times = [
+                (_ask(client, batch), bare())
+                for batch in add_batches([1 + run], size.alone, 100, 1)
+            ]
+            adds_us.append(median(add_s for add_s, _ in times) * 1e6)
+            syncs_us.append(median(sync_s for _, sync_s in times) * 1e6)
+    ratios = [add_us / sync_us for add_us, sync_us in zip(adds_us, syncs_us, strict=True)]
+    yield judged("one add of 100 B alone, p50", "µs", None, adds_us)
+    yield judged("a bare write and sync of its size, p50", "µs", None, syncs_us)
+    yield judged("one add alone, by the bare write", "times", 2.0, ratios)
+
+
+@contextmanager
+def _bare_journal(path: Path) -> Iterator[Callable[[], float]]:
+    """Appends a sector to a file that was allocated like a journal's, and syncs; returns how long."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(descriptor, 0, 16 * 1024 * 1024)
+    os.fdatasync(descriptor)
+    sector = bytes(512)
+    positions = itertools.count(0, len(sector))
+
+    def write() -> float:
+        began = time.perf_counter()
+        os.pwrite(descriptor, sector, next(positions))
+        os.fdatasync(descriptor)
+        return time.perf_counter() - began
+
+    try:
+        yield write
+    finally:
+        os.close(descriptor)
+
+
+def _ask(client: socket.socket, batch: Batch) -> float:
+    began = time.perf_counter()
+    client.sendall(batch.frames)
+    missing = batch.reply_bytes
+    while missing:
+        missing -= len(client.recv(missing))
+    return time.perf_counter() - began
+
+
+# --- Reads --------------------------------------------------------------------------------------
+
+
+def _reads(runs: int, size: Size) -> Iterator[Figure]:
+    yield from _cached_reads(runs, size)
+
+
+def _cached_reads(runs: int, size: Size) -> Iterator[Figure]:
+    entries = size.adds // CONNECTIONS
+    with victim() as bookie:
+        _run(bookie.address, [add_batches([1 + n], entries, 100, BATCH_BYTES) for n in range(4)])
+        kinds = (
+            ("cached reads of 100 B, 1,000 in a BATCH_READ", batch_read_batches, 1_000, 300_000),
+            ("cached reads of 100 B, 100 single ones sent together", read_batches, 100, None),
+        )
+        for name, make, at_once, target in kinds:
+            work = [make(1 + n, entries, 100, at_once) for n in range(4)]
+            rates = [_run(bookie.address, work).entries_per_s for _ in range(runs)]
+            yield judged(name, "entries/s", target, rates)

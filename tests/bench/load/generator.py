@@ -1,0 +1,172 @@
+"""The load generator: many connections, one thread, prebuilt bytes.
+
+Each connection keeps up to `window` batches under way. Closed loop: the next one goes out when an
+answer is complete. Paced: batches are due at fixed times, whether or not answers came, and a latency
+counts from when its batch was due, so that a stall is felt by all that it delays.
+
+Nothing is parsed while the clock runs; `Result.successes` is counted from the kept answers.
+"""
+
+import select
+import socket
+import time
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from math import inf
+from statistics import quantiles
+from typing import Final
+
+from tests.bench.load.work import Batch, count_successes
+
+SILENCE_S: Final = 60.0
+_BUFFER_BYTES: Final = 1 << 20
+
+
+class Stalled(Exception):
+    """The server fell silent or hung up before it had answered everything."""
+
+
+@dataclass
+class Result:
+    entries: int
+    seconds: float
+    latencies_s: Sequence[float]  # Of batches, in the order of their completion, all connections.
+    replies: list[bytes]
+
+    @property
+    def entries_per_s(self) -> float:
+        return self.entries / self.seconds
+
+    @property
+    def successes(self) -> int:
+        return sum(map(count_successes, self.replies))
+
+    def percentile_us(self, percent: int) -> float:
+        return quantiles(self.latencies_s, n=100)[percent - 1] * 1e6
+
+
+class _Stream:
+    """One connection, and what it still has to send and to hear."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        batches: Sequence[Batch],
+        window: int,
+        first_due_s: float,
+        interval_s: float,
+    ) -> None:
+        self.connection = connection
+        self.replies: list[bytes] = []
+        self.latencies_s: array[float] = array("d")
+        self._waiting = deque(batches)
+        self._window = window
+        self._due_s = first_due_s
+        self._interval_s = interval_s
+        self._rest = memoryview(b"")  # Of the batch being sent.
+        self._under_way: deque[tuple[float, int]] = deque()  # Begun, bytes of the answer.
+        self._unclaimed_bytes = 0  # Heard of the answer that is not complete yet.
+
+    @property
+    def is_done(self) -> bool:
+        return not self._waiting and not self._under_way
+
+    @property
+    def is_blocked(self) -> bool:
+        """The server does not read what we would send."""
+        return bool(self._rest)
+
+    @property
+    def wakes_s(self) -> float:
+        """When there will be something to send, if no answer brings it about."""
+        return self._due_s if self._interval_s and self._waiting else inf
+
+    def send(self) -> None:
+        """What may go out now."""
+        while True:
+            while self._rest:
+                try:
+                    self._rest = self._rest[self.connection.send(self._rest) :]
+                except BlockingIOError:
+                    return
+            now = time.perf_counter()
+            if not self._waiting or len(self._under_way) >= self._window or self._due_s > now:
+                return
+            batch = self._waiting.popleft()
+            self._under_way.append((self._due_s or now, batch.reply_bytes))
+            self._rest = memoryview(batch.frames)
+            self._due_s += self._interval_s
+
+    def receive(self, buffer: bytearray) -> None:
+        count = self.connection.recv_into(buffer)
+        if not count:
+            raise Stalled(f"the server hung up, {len(self._under_way)} batches unanswered")
+        self.replies.append(bytes(memoryview(buffer)[:count]))
+        self._unclaimed_bytes += count
+        while self._under_way and self._unclaimed_bytes >= self._under_way[0][1]:
+            begun, reply_bytes = self._under_way.popleft()
+            self._unclaimed_bytes -= reply_bytes
+            self.latencies_s.append(time.perf_counter() - begun)
+
+
+def run(
+    address: tuple[str, int],
+    work: Sequence[Sequence[Batch]],
+    *,
+    window: int = 2**31,
+    interval_s: float = 0.0,
+) -> Result:
+    """Sends each of `work` over a connection of its own; returns when all is answered.
+
+    `interval_s` is the time between two batches of a connection, at which they take turns.
+    """
+    with ExitStack() as stack:
+        connections = [stack.enter_context(_connect(address)) for _ in work]
+        started = time.perf_counter()
+        streams = []
+        for at, (connection, batches) in enumerate(zip(connections, work, strict=True)):
+            first_due_s = started + at * interval_s / len(work) if interval_s else 0.0
+            streams.append(_Stream(connection, batches, window, first_due_s, interval_s))
+        _drive({stream.connection: stream for stream in streams})
+        seconds = time.perf_counter() - started
+    return Result(
+        sum(batch.entries for batches in work for batch in batches),
+        seconds,
+        array("d", chain.from_iterable(stream.latencies_s for stream in streams)),
+        [b"".join(stream.replies) for stream in streams],
+    )
+
+
+def _drive(unfinished: dict[socket.socket, _Stream]) -> None:
+    buffer = bytearray(_BUFFER_BYTES)
+    for stream in unfinished.values():
+        stream.send()
+    while unfinished:
+        blocked = [connection for connection, each in unfinished.items() if each.is_blocked]
+        wakes_s = min(stream.wakes_s for stream in unfinished.values())
+        patience_s = min(max(0.0, wakes_s - time.perf_counter()), SILENCE_S)
+        # Not epoll: its shortest wait is a millisecond, which is more than an add takes.
+        readable, writable, _ = select.select(list(unfinished), blocked, [], patience_s)
+        if not readable and not writable and patience_s == SILENCE_S:
+            raise Stalled(f"no answer for {SILENCE_S:g} s")
+        for connection in readable:
+            unfinished[connection].receive(buffer)
+        due = (
+            unfinished if wakes_s < inf else {**dict.fromkeys(readable), **dict.fromkeys(writable)}
+        )
+        for connection in due:
+            unfinished[connection].send()
+        for connection in readable:
+            if unfinished[connection].is_done:
+                del unfinished[connection]
+
+
+def _connect(address: tuple[str, int]) -> socket.socket:
+    connection = socket.create_connection(address, SILENCE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setblocking(False)
+    return connection

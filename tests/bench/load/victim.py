@@ -1,0 +1,106 @@
+"""A bookie to be put under load: the real process, on an embedded metadata store.
+
+Its files go to a new folder below the temporary directory: TMPDIR says on which disk.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.support import bookies, processes
+from tests.support.bookies import PATIENCE_S, RunningBookie
+
+_ROLLBOOK: Final = "rollbook.api.cli.main"
+_TIMED: Final = "tests.bench.load.timed"
+# Ledgers of a benchmark are in nobody's metadata: they must not be collected under its hands.
+_SETTINGS: Final = {
+    "ROLLBOOK_SPACE_GC_INTERVAL_S": "86400",
+    "ROLLBOOK_SPACE_SCRUB_INTERVAL_S": "86400",
+}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of a step of all adds, in seconds of CPU; and what was worst for everybody else."""
+
+    spent_s: dict[str, float]
+    loop_blocked_s_max: float
+
+
+class Victim:
+    def __init__(self, folder: Path, family: processes.Family, settings: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.bookie: RunningBookie  # From `start` on.
+        self._family = family
+        self._settings = {**_SETTINGS, **settings}
+        self._metadata_url = f"sqlite://{folder}/metadata.db"
+        self._report = folder / "times.json"
+        command = [sys.executable, "-m", _ROLLBOOK, "cluster", "init", "--metadata"]
+        subprocess.run([*command, self._metadata_url], check=True, stdout=subprocess.DEVNULL)
+
+    def start(self, *, is_timed: bool = False) -> None:
+        module = [_TIMED, str(self._report)] if is_timed else [_ROLLBOOK]
+        words = bookies.arguments(self.folder, self._metadata_url)
+        child = self._family.start_module(
+            *module, *words, "--log-level=error", environment=self._settings
+        )
+        self.bookie = RunningBookie(child)
+        self.bookie.wait_ready()
+
+    def stop(self) -> None:
+        self.bookie.terminate()
+        self.bookie.wait()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.bookie.address.host, self.bookie.address.port
+
+    def times(self) -> Times:
+        """Since it was asked for last. Of one that is timed."""
+        self._report.unlink(missing_ok=True)
+        os.kill(self.bookie.pid, signal.SIGUSR1)
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._report.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the bookie does not say where its time went")
+            time.sleep(0.01)
+        return Times(**json.loads(self._report.read_text()))
+
+    def drop_caches(self) -> None:
+        """The system's, of its journal and entry logs; its own end with its process."""
+        for path in self.files():
+            drop_from_cache(path)
+
+    def files(self) -> list[Path]:
+        return sorted(p for p in self.folder.rglob("*") if p.suffix in (".journal", ".log"))
+
+
+def drop_from_cache(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fdatasync(descriptor)  # Only clean pages go.
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def victim(settings: Mapping[str, str] = {}, *, is_timed: bool = False) -> Iterator[Victim]:
+    folder = Path(tempfile.mkdtemp(prefix="rollbook-bench-"))
+    try:
+        with processes.family() as family:
+            made = Victim(folder, family, settings)
+            made.start(is_timed=is_timed)
+            yield made
+    finally:
+        shutil.rmtree(folder)

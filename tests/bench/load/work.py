@@ -1,0 +1,139 @@
+"""What the load generator sends, built before the clock starts, and how much must come back.
+
+A batch is a piece of one connection's stream: whole frames, sent with as few system calls as it
+takes. Its answers are counted by their length, which is known beforehand; what they say is looked
+at when the clock has stopped.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.wire import v2, v2_adds, v3_adds
+from rollbook.proto.wire.adds import AddPacker, AddReplies, Adds
+from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, DigestType, LedgerDigest, ledger_key
+from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply
+from rollbook.proto.wire.replies import ReplyDecoder
+from rollbook.proto.wire.requests import RequestDecoder
+
+PASSWORD: Final = b"password"
+KEY: Final = ledger_key(PASSWORD)
+DIGEST_BYTES: Final = 4  # CRC-32C.
+
+_V2_ADD_HEAD_BYTES: Final = 28
+_V2_READ_REPLY_HEAD_BYTES: Final = 28
+_V2_BATCH_READ_REPLY_HEAD_BYTES: Final = 36
+_ENTRY_SIZE_BYTES: Final = 4
+
+
+class Batch(NamedTuple):
+    frames: bytes
+    reply_bytes: int
+    entries: int
+
+
+def entry_bytes(payload_bytes: int) -> int:
+    """Of an entry as it is stored."""
+    return ENTRY_HEADER_BYTES + DIGEST_BYTES + payload_bytes
+
+
+def digest_of(ledger_id: int) -> LedgerDigest:
+    return LedgerDigest(DigestType.CRC32C, PASSWORD, LedgerId(ledger_id))
+
+
+def add_batches(
+    ledger_ids: Sequence[int],
+    entries: int,
+    payload_bytes: int,
+    batch_bytes: int,
+    *,
+    version: int = 2,
+    first_entry: int = 0,
+) -> list[Batch]:
+    """`entries` adds of one connection, to its ledgers in turn."""
+    packers = [_packer(version, ledger_id) for ledger_id in ledger_ids]
+    payload = b"x" * payload_bytes
+    batches: list[Batch] = []
+    frames: list[bytes] = []
+    size = 0
+    for number in range(entries):
+        turn, at = divmod(number, len(packers))
+        entry_id = first_entry + turn
+        frame = packers[at].pack(
+            EntryId(entry_id), EntryId(entry_id - 1), entry_id * payload_bytes, payload
+        )
+        frames.append(frame)
+        size += len(frame)
+        if size >= batch_bytes or number == entries - 1:
+            batches.append(_add_batch(b"".join(frames), len(frames)))
+            frames, size = [], 0
+    return batches
+
+
+_txn_ids: Final[Iterator[int]] = itertools.count(60_000)  # Three bytes each in version 3.
+
+
+def _packer(version: int, ledger_id: int) -> AddPacker:
+    if version == 2:
+        return v2_adds.V2AddPacker(KEY, digest_of(ledger_id))
+    return v3_adds.V3AddPacker(KEY, digest_of(ledger_id), _txn_ids)
+
+
+def _add_batch(frames: bytes, count: int) -> Batch:
+    heard = RequestDecoder().feed(frames)
+    reply_bytes = sum(
+        len(group.pack_replies())
+        for adds in heard
+        if isinstance(adds, Adds)
+        for group in adds.groups
+    )
+    return Batch(frames, reply_bytes, count)
+
+
+def read_batches(
+    ledger_id: int, entries: int, payload_bytes: int, batch_entries: int
+) -> list[Batch]:
+    """Single reads of version 2, so many sent together."""
+    reply = _V2_READ_REPLY_HEAD_BYTES + entry_bytes(payload_bytes)
+    return [
+        Batch(
+            b"".join(
+                v2.pack_request(Read(LedgerId(ledger_id), EntryId(entry_id)))
+                for entry_id in range(start, min(start + batch_entries, entries))
+            ),
+            reply * min(batch_entries, entries - start),
+            min(batch_entries, entries - start),
+        )
+        for start in range(0, entries, batch_entries)
+    ]
+
+
+def batch_read_batches(
+    ledger_id: int, entries: int, payload_bytes: int, batch_entries: int
+) -> list[Batch]:
+    """One BATCH_READ each."""
+    each = _ENTRY_SIZE_BYTES + entry_bytes(payload_bytes)
+    return [
+        Batch(
+            v2.pack_request(
+                BatchRead(LedgerId(ledger_id), EntryId(start), start, batch_entries, 2**22)
+            ),
+            _V2_BATCH_READ_REPLY_HEAD_BYTES + each * min(batch_entries, entries - start),
+            min(batch_entries, entries - start),
+        )
+        for start in range(0, entries, batch_entries)
+    ]
+
+
+def count_successes(replies: bytes) -> int:
+    """Entries that were added or found, according to the answers of one connection."""
+    found = 0
+    for heard in ReplyDecoder().feed(replies):
+        if isinstance(heard, AddReplies):
+            found += len(heard.entry_ids) if heard.error is None else 0
+        elif isinstance(heard.reply, BatchReadReply):
+            found += len(heard.reply.bodies)
+        elif isinstance(heard.reply, ReadReply):
+            found += heard.reply.error is None
+    return found

@@ -1,0 +1,67 @@
+"""The benchmark of the bookie measures what it says: at a size that shows nothing but that."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from math import isfinite
+
+import pytest
+
+from rollbook.proto.errors import BadFrame
+from tests.bench import bookie
+from tests.bench.load import generator
+from tests.bench.load.generator import Stalled
+from tests.bench.load.work import add_batches, entry_bytes, read_batches
+from tests.support import processes
+
+
+def test_every_figure_is_measured() -> None:
+    figures = bookie.figures(1, bookie.SMALL)
+    assert len({figure.name for figure in figures}) == len(figures)
+    assert all(isfinite(figure.value) for figure in figures)
+    assert {"adds/s", "µs/add", "times", "entries/s"} <= {figure.unit for figure in figures}
+
+
+def test_batches_hold_what_is_asked_for() -> None:
+    for version in (2, 3):
+        batches = add_batches([1, 2, 3], 100, 50, 1_000, version=version)
+        assert sum(batch.entries for batch in batches) == 100
+        assert all(len(batch.frames) >= 1_000 for batch in batches[:-1])
+    reads = read_batches(1, 25, 50, 10)
+    assert [batch.entries for batch in reads] == [10, 10, 5]
+    assert reads[0].reply_bytes == 10 * (28 + entry_bytes(50))
+
+
+@pytest.fixture
+def sink() -> Iterator[tuple[str, int]]:
+    with processes.family() as family:
+        frame, reply = add_batches([1], 1, 100, 1)[0].frames, 28
+        line = family.start_module("tests.bench.load.sink", str(len(frame)), str(reply)).line()
+        yield "127.0.0.1", int(line)
+
+
+def test_generator_counts_bytes_and_never_takes_them_for_success(sink: tuple[str, int]) -> None:
+    work = [add_batches([ledger], 1_000, 100, 5_000) for ledger in range(1, 4)]
+    for interval_s in (0.0, 0.0001):
+        result = generator.run(sink, work, window=2, interval_s=interval_s)
+        assert result.entries == 3_000
+        assert len(result.latencies_s) == sum(map(len, work))
+        assert [len(replies) for replies in result.replies] == [28_000] * 3
+    with pytest.raises(BadFrame):  # Zeros are no replies.
+        assert result.successes
+
+
+def test_generator_says_when_the_server_hangs_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address: tuple[str, int] = listener.getsockname()
+
+        def hang_up() -> None:
+            connection, _ = listener.accept()
+            connection.recv(1)
+            connection.close()
+
+        server = threading.Thread(target=hang_up)
+        server.start()
+        with pytest.raises((Stalled, ConnectionResetError)):
+            generator.run(address, [add_batches([1], 10, 100, 1)], window=1)
+        server.join()
