@@ -123,8 +123,8 @@ async def test_a_file_that_was_never_written_to_is_blank() -> None:
     for size in (FILE_HEADER_BYTES, 1 << 20):
         contents = HEADER.pack().ljust(size, b"\0")
         assert (await read_back(MemoryFile(contents).file, HEADER, 100, 0)).is_blank
-    contents, _ = journal(random.Random(1))
-    assert not (await read_back(MemoryFile(blank).file, HEADER, 100, 0)).is_blank
+    written, _ = journal(random.Random(1))
+    assert not (await read_back(MemoryFile(written).file, HEADER, 100, 0)).is_blank
 
 
 async def test_what_nothing_proves_durable_begins_behind_the_last_claim() -> None:
