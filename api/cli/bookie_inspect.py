@@ -7,7 +7,6 @@ too, as a moment's picture; only `verify` wants it stopped, since files that com
 would look like damage.
 """
 
-import asyncio
 import os
 import random
 import sys
@@ -59,10 +58,14 @@ class Where:
 
     def read(self, use: Callable[["StoreFiles"], Awaitable[T]]) -> T:
         """Something of its files."""
+        import asyncio
+
         from rollbook.bookie.config import StorageConfig
         from rollbook.bookie.inspection import StoreFiles
         from rollbook.proto.runtime.disk import SystemDisk
+        from rollbook.proto.runtime.logs import configure_logs
 
+        configure_logs(level="error", as_json=False)
         if not self.journal_dir or not self.ledger_dirs:
             raise BadConfig(
                 "the files of a bookie are in a journal directory and in ledger directories",
@@ -159,7 +162,7 @@ def _command(*lines: str) -> Callable[[Command], click.Command]:
     """With its three examples."""
 
     def decorate(function: Command) -> click.Command:
-        name = function.__name__.strip("_")
+        name = function.__name__
         command = click.command(
             name, epilog=examples(*(f"rollbook bookie {line}" for line in lines))
         )(function)
@@ -179,7 +182,7 @@ def _command(*lines: str) -> Callable[[Command], click.Command]:
 )
 @output_option
 @_either
-def _info(where: Where, output: str) -> None:
+def info(where: Where, output: str) -> None:
     """Show one bookie at a glance."""
     if not where.is_files:
         show_facts(where.client().get(f"{_API}/status"), output)
@@ -211,7 +214,7 @@ def _info(where: Where, output: str) -> None:
 @click.option("--limit", type=click.IntRange(1), help="No more than so many.")
 @output_option
 @_either
-def _ledgers(where: Where, after: int, limit: int | None, output: str) -> None:
+def ledgers(where: Where, after: int, limit: int | None, output: str) -> None:
     """List the ledgers of which this bookie has something."""
     if where.is_files:
         rows = iter(where.read(lambda store: _ledgers_in(store, after, limit)))
@@ -244,7 +247,7 @@ async def _ledgers_in(store: "StoreFiles", after: int, limit: int | None) -> lis
 @click.argument("ledger_id", type=click.IntRange(0))
 @output_option
 @_either
-def _ledger(where: Where, ledger_id: int, output: str) -> None:
+def ledger(where: Where, ledger_id: int, output: str) -> None:
     """Show what this bookie has of one ledger, and where."""
     if where.is_files:
         facts = where.read(lambda store: _ledger_in(store, ledger_id))
@@ -275,7 +278,7 @@ async def _ledger_in(store: "StoreFiles", ledger_id: int) -> dict[str, Any]:
 @click.argument("number", type=click.IntRange(1), required=False)
 @output_option
 @_files
-def _journal(where: Where, number: int | None, output: str) -> None:
+def journal(where: Where, number: int | None, output: str) -> None:
     """List the journal's files, or the records of one of them."""
     if number is None:
         files = where.read(lambda store: store.journal_files())
@@ -293,7 +296,7 @@ def _journal(where: Where, number: int | None, output: str) -> None:
 @click.option("--records", is_flag=True, help="Its records, instead of its ledgers.")
 @output_option
 @_files
-def _entrylog(where: Where, number: int | None, records: bool, output: str) -> None:
+def entrylog(where: Where, number: int | None, records: bool, output: str) -> None:
     """List the entry logs, or the ledgers in one of them; `live` is the share still wanted."""
     if number is None:
 
@@ -334,7 +337,7 @@ async def _all(found: AsyncIterator[T]) -> list[T]:
 )
 @output_option
 @_either
-def _mark(where: Where, output: str) -> None:
+def mark(where: Where, output: str) -> None:
     """Show where replay would start: everything before is in entry logs."""
 
     async def mark(store: "StoreFiles") -> dict[str, Any]:
@@ -351,7 +354,7 @@ def _mark(where: Where, output: str) -> None:
 )
 @output_option
 @_files
-def _verify(where: Where, output: str) -> None:
+def verify(where: Where, output: str) -> None:
     """Read every byte of a stopped bookie's files, and tell what is damaged.
 
     Nothing is changed. Ends with 7 if anything is not as it was written; whatever that is, a
@@ -398,7 +401,7 @@ _status: Final = click.option("--status", is_flag=True, help="Only show how it s
 @_status
 @output_option
 @_live
-def _gc(where: Where, no_wait: bool, status: bool, output: str) -> None:
+def gc(where: Where, no_wait: bool, status: bool, output: str) -> None:
     """Look for deleted ledgers now, and free what they had.
 
     A ledger goes when the metadata store has said twice, some time apart, that it is gone.
@@ -419,7 +422,7 @@ def _gc(where: Where, no_wait: bool, status: bool, output: str) -> None:
 @_no_wait
 @output_option
 @_live
-def _compact(where: Where, what: str | None, no_wait: bool, output: str) -> None:
+def compact(where: Where, what: str | None, no_wait: bool, output: str) -> None:
     """Rewrite entry logs of which little is in use, or suspend that."""
     client = where.client()
     match what:
@@ -447,7 +450,7 @@ def _compact(where: Where, what: str | None, no_wait: bool, output: str) -> None
 @_status
 @output_option
 @_live
-def _scrub(where: Where, no_wait: bool, status: bool, output: str) -> None:
+def scrub(where: Where, no_wait: bool, status: bool, output: str) -> None:
     """Read and verify everything that a running bookie has."""
     client = where.client()
     if status:
@@ -460,7 +463,7 @@ def _scrub(where: Where, no_wait: bool, status: bool, output: str) -> None:
 @click.argument("wanted", type=click.Choice(["on", "off"]), required=False)
 @output_option
 @_live
-def _readonly(where: Where, wanted: str | None, output: str) -> None:
+def readonly(where: Where, wanted: str | None, output: str) -> None:
     """Show whether the bookie takes new entries, or change it."""
     client, path = where.client(), f"{_API}/state/readonly"
     if wanted is None:

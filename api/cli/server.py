@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 import structlog
 
-from rollbook.api.cli.bookie import (
+from rollbook.api.cli.bookie_identity import (
     RealMachine,
     advising,
     bookie_options,

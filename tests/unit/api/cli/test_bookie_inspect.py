@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import shutil
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,7 +18,9 @@ import pytest
 import structlog
 from click.testing import CliRunner, Result
 
+from rollbook.api.cli.bookie import group
 from rollbook.api.cli.bookie_inspect import commands
+from rollbook.api.cli.lazy import LazyGroup
 from rollbook.api.rest.bookie import AdminServer
 from rollbook.api.rest.server import HttpConfig
 from rollbook.bookie.config import StorageConfig
@@ -440,6 +443,43 @@ async def test_exit_codes_are_those_of_all_commands(folder: Path, http: str) -> 
     damage(log, 5_000)
     code, output, complaints = await run_process("verify", *files(folder))
     assert (code, "[DATA_LOST]" in complaints, str(log) in output) == (7, True, True)
+
+
+def test_the_overview_says_what_the_commands_say() -> None:
+    assert isinstance(group, LazyGroup)
+    assert {*LOOKING, *TELLING, "init", "doctor", "rejoin", "write-off", "format"} == set(
+        group.places
+    )
+    context = click.Context(group)
+    for name, place in group.places.items():
+        command = group.get_command(context, name)
+        assert command
+        assert command.name == name
+        assert command.help
+        said = " ".join(command.help.partition("\n\n")[0].split())
+        assert said.startswith(place.help.rstrip(".")), name
+
+
+def test_commands_start_quickly() -> None:
+    """None loads what it does not need: the interpreter and click take most of the time."""
+    code = (
+        "import sys, json; sys.argv = ['rollbook', 'bookie', *sys.argv[1:]]\n"
+        "from rollbook.api.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+    )
+    heavy = {"kazoo", "fastapi", "pydantic", "uvicorn", "prometheus_client", "sqlite3"}
+    cases = [
+        (["info", "--help"], {*heavy, "asyncio", "structlog", "http.client", "google_crc32c"}),
+        (["mark", "--http", "127.0.0.1:1"], {*heavy, "asyncio", "structlog", "google_crc32c"}),
+        (["mark", "--journal-dir", "/x", "--ledger-dir", "/y"], heavy),
+    ]
+    for arguments, unwanted in cases:
+        found = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, check=True
+        )
+        loaded = set(json.loads(found.stderr.splitlines()[-1]))
+        assert not loaded & unwanted, arguments
 
 
 def test_every_command_has_its_help_and_examples() -> None:
