@@ -157,10 +157,8 @@ class Identity:
             found, member = await self._look()
             if problem := why_not_to_erase(found, self.cookie):
                 raise _refusal([problem])
-            incarnation = self._draw_incarnation()
-            # From here on no directory passes for one of the earlier life's.
-            await self._stamp_all(incarnation, State.FORMATTING)
             ledgers, doubted = await self._ledgers_in_doubt(on_progress)
+            incarnation = self._draw_incarnation()
             await self._begin(incarnation, State.FORMATTING, member, doubted)
         finally:
             await _release(locks)
@@ -218,7 +216,7 @@ class Identity:
         self, incarnation: str, state: State, member: Member, doubted: Sequence[int]
     ) -> None:
         """From directories of which nothing is needed to a member that holds nothing."""
-        await self._stamp_all(incarnation, state)
+        await self._stamp_all(incarnation, state)  # None passes for an earlier life's any more.
         await self._remove_files()
         await Storage.make(self._disk, self._config, self._randomness, doubted=doubted)
         try:

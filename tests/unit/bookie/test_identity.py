@@ -466,6 +466,10 @@ def test_making_a_bookie_can_be_cut_off_anywhere() -> None:
         member = await MemberNodes(village.store, village.cluster).read(BK1)
         assert member.incarnation == incarnation
         assert await undisturbed(village, storing(answers)) == [NoSuchLedger] * 3
+        # It may have served, so even if all the world forgets it, it is not new any more.
+        await CookieNodes(village.store, ROOT).delete(BK1)
+        await village.store.delete(f"{village.cluster.own_root}/bookies/{BK1}")
+        assert await refusal_of(village)
         return made is None
 
     assert cut_everywhere(story) > 100

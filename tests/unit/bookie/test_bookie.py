@@ -1,0 +1,425 @@
+"""A whole bookie in the simulator: seen when it serves, gone when it does not, one of its name."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from rollbook.bookie.bookie import Bookie, Settings, State, addresses_of
+from rollbook.bookie.config import BookieConfig, StorageConfig
+from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.errors import (
+    BadConfig,
+    BookieReadOnly,
+    NodeExists,
+    NoSuchCluster,
+    RollbookError,
+    Unavailable,
+)
+from rollbook.proto.formats.service_info import unpack_service_info
+from rollbook.proto.ids import BookieId
+from rollbook.proto.metastore.core.ops import ROOT as TOP
+from rollbook.proto.ports import Address, CreateMode, MetadataStore
+from tests.simulation.kernel import Node, World
+from tests.support.bookie_client import BookieClient
+from tests.unit.bookie.serving import add_entries
+
+ROOT = "/ledgers"
+ID = BookieId("bk-1")
+WRITABLE, READ_ONLY = f"{ROOT}/available/{ID}", f"{ROOT}/available/readonly/{ID}"
+SESSION_S = 4.0
+PATIENCE_S = 60.0  # Of virtual time.
+SETTINGS = Settings(
+    BookieConfig(
+        metadata="memory:",
+        bookie_id=ID,
+        listen="b1:3181",
+        session_timeout_s=SESSION_S,
+    ),
+    StorageConfig("/j", ("/l",), journal_file_bytes=64 * 1024, idle_after_ms=20),
+)
+
+
+class Town:
+    """A cluster, a machine for a bookie, and somebody who watches."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.world = World(seed)
+        self.node = self.world.node("b1")
+        self.settings = SETTINGS
+        self.serving: dict[str, Bookie] = {}  # By host.
+        self.ends: dict[str, BaseException | None] = {}
+        self.eyes: MetadataStore
+
+    async def serve(self, node: Node) -> None:
+        store = await node.metadata(session_timeout_s=SESSION_S)
+        bookie = await Bookie.open(node, store, self.settings)
+        try:
+            self.serving[node.name] = bookie
+            await bookie.register()
+            self.ends[node.name] = await bookie.failed()
+        finally:
+            await bookie.close()
+
+    def tell(self, story: Callable[["Town"], Awaitable[None]]) -> None:
+        async def scenario() -> None:
+            eyes = self.world.node("eyes")
+            self.eyes = await eyes.metadata(session_timeout_s=SESSION_S)
+            await initialise(self.eyes, ROOT, self.world.random("cluster"))
+            await story(self)
+            for node in self.world.nodes.values():
+                if node.name.startswith("b"):
+                    node.kill()
+            await self.eyes.close()
+
+        self.world.run(scenario())
+
+    async def until(self, holds: Callable[[], Awaitable[bool]]) -> float:
+        """The moment it does."""
+        watch = await self.eyes.watch(TOP, recursive=True)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not await holds():
+                    await anext(watch)
+        finally:
+            await watch.close()
+        return self.world.now
+
+    async def until_seen(self, path: str = WRITABLE) -> float:
+        return await self.until(lambda: self.is_there(path))
+
+    async def until_gone(self, path: str = WRITABLE) -> float:
+        async def is_gone() -> bool:
+            return not await self.is_there(path)
+
+        return await self.until(is_gone)
+
+    async def is_there(self, path: str) -> bool:
+        return await self.eyes.get(path) is not None
+
+    async def owner(self, path: str = WRITABLE) -> int:
+        node = await self.eyes.get(path)
+        return node.stat.owner if node else 0
+
+    async def answers(self) -> bool:
+        with suppress(Unavailable):
+            client = BookieClient(3)
+            address = Address("b1", 3181)
+            transport, _ = await self.world.node("eyes").transport.connect(
+                lambda: client, address, 1.0
+            )
+            transport.close()
+            return True
+        return False
+
+
+def test_it_is_seen_once_its_port_answers_and_not_before() -> None:
+    async def story(town: Town) -> None:
+        town.node.start(town.serve)
+        was_seen_deaf = False
+
+        async def is_seen() -> bool:
+            nonlocal was_seen_deaf
+            if not await town.is_there(WRITABLE):
+                return False
+            was_seen_deaf = not await town.answers()
+            return True
+
+        await town.until(is_seen)
+        assert not was_seen_deaf
+        node = await town.eyes.get(WRITABLE)
+        assert node
+        info = unpack_service_info(ID, node.value)
+        bookie = town.serving["b1"]
+        assert info.address == bookie.advertised == Address("b1", 3181)
+        assert info.incarnation == bookie.identity.incarnation
+        assert info.holder
+
+    for seed in range(10):
+        Town(seed).tell(story)
+
+
+def test_told_to_end_it_is_out_of_sight_at_once() -> None:
+    """Before its clients are, who still get their answers."""
+
+    async def story(town: Town) -> None:
+        process = town.node.start(town.serve)
+        await town.until_seen()
+        client = BookieClient(3)
+        await town.world.node("eyes").transport.connect(lambda: client, Address("b1", 3181), 1.0)
+        started = town.world.now
+        town.node.terminate()
+        assert await town.until_gone() - started < 1.0
+        with suppress(asyncio.CancelledError):
+            await process.result
+        assert town.world.now - started < 1.0 + SETTINGS.bookie.drain_s
+        assert town.serving["b1"].state is State.CLOSING
+        assert not await town.answers()
+
+    Town().tell(story)
+
+
+def test_after_a_kill_it_is_back_at_once() -> None:
+    """It holds the lock that the dead process held: RG2 without the wait."""
+
+    async def story(town: Town) -> None:
+        town.node.start(town.serve)
+        await town.until_seen()
+        before, started = await town.owner(), town.world.now
+        town.node.restart()
+
+        async def is_back() -> bool:
+            return await town.owner() not in (0, before)
+
+        assert await town.until(is_back) - started < SESSION_S / 2
+
+    for seed in range(5):
+        Town(seed).tell(story)
+
+
+def test_after_a_power_cut_it_waits_for_its_earlier_session() -> None:
+    """RG2: nobody can say of a lock before the boot who holds it now, elsewhere."""
+
+    async def story(town: Town) -> None:
+        town.node.start(town.serve)
+        await town.until_seen()
+        before, cut = await town.owner(), town.world.now
+        town.node.power_cut()
+        town.node.restart()
+
+        async def is_back() -> bool:
+            return await town.owner() not in (0, before)
+
+        back = await town.until(is_back)
+        assert SESSION_S / 2 < back - cut < SESSION_S + 5
+        await asyncio.sleep(1)  # It learns of it a moment later than we do.
+        assert town.serving["b1"].state is State.SERVING
+
+    for seed in range(5):
+        Town(seed).tell(story)
+
+
+def test_a_copy_of_its_directories_is_refused_while_it_lives() -> None:
+    """RG2: the copy has the identity, and another lock."""
+
+    async def story(town: Town) -> None:
+        town.node.start(town.serve)
+        await town.until_seen()
+        before = await town.owner()
+        copy = town.world.node("b1-copy")
+        copy.disk.system = town.node.disk.system.after_power_cut(lambda count: count - 1)
+        town.settings = replace(SETTINGS, bookie=replace(SETTINGS.bookie, listen="b1-copy:3181"))
+        process = copy.start(town.serve)
+        with pytest.raises(NodeExists):
+            await process.result
+        assert await town.owner() == before
+
+    Town().tell(story)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_lost_session_is_followed_by_another(seed: int) -> None:
+    async def story(town: Town) -> None:
+        town.node.start(town.serve)
+        await town.until_seen()
+        await asyncio.sleep(1)  # It learns of it a moment later than we do.
+        for lost in range(1, 4):
+            before = await town.owner()
+            town.world.metadata.expire(town.node)
+
+            async def is_back(before: int = before) -> bool:
+                return await town.owner() not in (0, before)
+
+            await town.until(is_back)
+            stats = town.serving["b1"].stats
+            assert stats.sessions_lost() == lost
+        assert town.node.is_running
+
+    Town(seed).tell(story)
+
+
+@pytest.mark.parametrize("pause_s", [SESSION_S / 4, SESSION_S * 5])
+def test_after_a_pause_it_is_registered(pause_s: float) -> None:
+    async def story(town: Town) -> None:
+        town.node.start(town.serve)
+        await town.until_seen()
+        town.node.pause()
+        await asyncio.sleep(pause_s)
+        assert await town.is_there(WRITABLE) == (pause_s < SESSION_S)
+        town.node.resume()
+        await town.until_seen()
+        await asyncio.sleep(SESSION_S * 2)
+        assert await town.is_there(WRITABLE)
+        assert town.node.is_running
+
+    Town().tell(story)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_pause_while_it_waits_for_its_earlier_session_does_no_harm(seed: int) -> None:
+    """The patience may run out while nothing can be heard; what counts is how it is then."""
+
+    async def story(town: Town) -> None:
+        town.node.start(town.serve)
+        await town.until_seen()
+        town.node.power_cut()
+        town.node.restart()
+        await asyncio.sleep(0.5 + seed / 4)
+        town.node.pause()
+        await asyncio.sleep(10 * SESSION_S)
+        town.node.resume()
+        await town.until_seen()
+        assert town.node.is_running
+
+    Town(seed).tell(story)
+
+
+def test_a_registration_that_somebody_removed_comes_back() -> None:
+    async def story(town: Town) -> None:
+        town.node.start(town.serve)
+        await town.until_seen()
+        await town.eyes.delete(WRITABLE)
+        await town.until_seen()
+
+    Town().tell(story)
+
+
+def test_it_ends_when_another_process_has_its_name() -> None:
+    """RG2: while it was cut off somebody else registered under it, and stays."""
+
+    async def story(town: Town) -> None:
+        process = town.node.start(town.serve)
+        await town.until_seen()
+        town.world.network.isolate("b1")
+        await town.until_gone()
+        rival = await town.world.node("rival").metadata(session_timeout_s=SESSION_S)
+        await rival.create(WRITABLE, b"", CreateMode.EPHEMERAL)
+        town.world.network.rejoin("b1")
+        async with asyncio.timeout(PATIENCE_S):
+            await process.result
+        assert isinstance(town.ends["b1"], NodeExists)
+        assert await town.owner() == rival.session
+        await rival.close()
+
+    Town().tell(story)
+
+
+def test_it_goes_read_only_and_back() -> None:
+    """RG1: by an operator's word; in between it is seen in one place at least."""
+
+    async def story(town: Town) -> None:
+        town.node.start(town.serve)
+        await town.until_seen()
+        bookie = town.serving["b1"]
+        unseen = 0
+
+        async def look() -> None:
+            nonlocal unseen
+            watch = await town.eyes.watch(f"{ROOT}/available", recursive=True)
+            async for _ in watch:
+                there = [await town.is_there(path) for path in (WRITABLE, READ_ONLY, WRITABLE)]
+                unseen += not any(there)
+
+        looking = asyncio.get_running_loop().create_task(look())
+        for _ in range(3):
+            await bookie.set_read_only(True)
+            await town.until_seen(READ_ONLY)
+            await town.until_gone(WRITABLE)
+            with pytest.raises(AssertionError, match=BookieReadOnly.__name__):
+                await add_entries(bookie.storage, 1, [0])
+            await bookie.set_read_only(False)
+            await town.until_seen(WRITABLE)
+            await town.until_gone(READ_ONLY)
+            await add_entries(bookie.storage, 1, [0])
+        assert unseen == 0
+        looking.cancel()
+
+    Town().tell(story)
+
+
+def test_one_that_is_started_read_only_is_never_seen_writable() -> None:
+    async def story(town: Town) -> None:
+        town.settings = replace(SETTINGS, bookie=replace(SETTINGS.bookie, read_only=True))
+        town.node.start(town.serve)
+        await town.until_seen(READ_ONLY)
+        assert not await town.is_there(WRITABLE)
+        with pytest.raises(AssertionError, match=BookieReadOnly.__name__):
+            await add_entries(town.serving["b1"].storage, 1, [0])
+
+    Town().tell(story)
+
+
+def test_a_failed_journal_ends_it() -> None:
+    """B6."""
+
+    async def story(town: Town) -> None:
+        process = town.node.start(town.serve)
+        await town.until_seen()
+        town.node.disk.fail_next_sync()
+        with suppress(RollbookError):
+            await add_entries(town.serving["b1"].storage, 1, [0])
+        async with asyncio.timeout(PATIENCE_S):
+            await process.result
+        assert town.ends["b1"] is not None
+        await town.until_gone()
+
+    Town().tell(story)
+
+
+def test_without_a_cluster_it_does_not_start() -> None:
+    async def story(town: Town) -> None:
+        config = replace(SETTINGS.bookie, metadata="zk://h/elsewhere")
+        town.settings = replace(SETTINGS, bookie=config)
+        process = town.node.start(town.serve)
+        with pytest.raises(NoSuchCluster):
+            await process.result
+
+    Town().tell(story)
+
+
+def test_a_cluster_without_layout_gets_it_written_down_and_one_without_id_does_without() -> None:
+    """As old clusters are, and foreign ones."""
+
+    async def story(town: Town) -> None:
+        for name in ("LAYOUT", "INSTANCEID", "cookies", "available/readonly"):
+            await town.eyes.delete(f"{ROOT}/{name}")
+        await town.eyes.delete("/rollbook")
+        town.node.start(town.serve)
+        await town.until_seen()
+        assert await town.is_there(f"{ROOT}/LAYOUT")
+        assert not await town.is_there(f"{ROOT}/INSTANCEID")
+        assert await town.is_there(f"{ROOT}/cookies/{ID}")
+        town.node.restart()
+        await town.serving["b1"].set_read_only(True)
+
+    Town().tell(story)
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({}, ("127.0.0.1:3181", "127.0.0.1:3181", "127.0.0.1:3181")),
+        ({"listen": ":4000"}, ("127.0.0.1:4000", "127.0.0.1:4000", "127.0.0.1:4000")),
+        ({"listen": "10.0.0.5"}, ("10.0.0.5:3181", "10.0.0.5:3181", "10.0.0.5:3181")),
+        (
+            {"listen": "0.0.0.0:1", "advertised": "bk.example"},
+            ("0.0.0.0:1", "bk.example:1", "bk.example:1"),
+        ),
+        (
+            {"listen": "0.0.0.0:1", "advertised": "bk.example:7", "bookie_id": "X"},
+            ("0.0.0.0:1", "bk.example:7", "X"),
+        ),
+        ({"listen": "h:0", "bookie_id": "X"}, ("h:0", "h:0", "X")),
+    ],
+)
+def test_where_it_is_and_who(config: dict[str, str], found: tuple[str, str, str]) -> None:
+    places = addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All strings.
+    assert tuple(map(str, places)) == found
+
+
+@pytest.mark.parametrize("config", [{"listen": "0.0.0.0:1"}, {"listen": "h:0"}, {"listen": "h:x"}])
+def test_what_nobody_can_connect_to_or_know_again_is_refused(config: dict[str, str]) -> None:
+    with pytest.raises(BadConfig):
+        addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All strings.
