@@ -21,6 +21,7 @@ from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, Stor
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.membership import Membership
 from rollbook.bookie.server import BookieServer
+from rollbook.bookie.space import Space
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
 from rollbook.proto.addresses import is_wildcard, parse_address
@@ -113,6 +114,7 @@ class Bookie:
         )
         self.storage: Storage
         self.server: BookieServer
+        self.space: Space
         self.membership: Membership | None = None  # Once it registers.
         self._machine = machine
         self._store = store
@@ -168,14 +170,21 @@ class Bookie:
         except DataLost as error:
             error.next_step = WRITE_OFF_STEP
             raise
-        self.storage.refuses_adds = settings.bookie.read_only
         self.storage.start()
         self._closers.append(self.storage.close)
+        self.space = Space(
+            *(machine.disk, machine.clock, machine.randomness, self.storage, settings.storage),
+            *(settings.space, self._store, self.cluster),
+        )
+        self.space.set_read_only(settings.bookie.read_only)
+        await self.space.open()
         self.server = BookieServer(
             self.storage, settings.server, machine.transport, machine.clock, self.stats
         )
         self._closers.append(lambda: self.server.drain(settings.bookie.drain_s))
         self._listener = await self.server.listen(self._listen)
+        self._closers.append(self.space.close)
+        self.space.start()
         if tls and settings.bookie.tls_listen:
             address = parse_address(
                 settings.bookie.tls_listen, "tls_listen", default_host=self._listen.host
@@ -227,7 +236,7 @@ class Bookie:
 
     async def set_read_only(self, wanted: bool) -> None:
         """By an operator; it may be so for want of space, too. Others see it a moment later."""
-        self.storage.refuses_adds = wanted
+        self.space.set_read_only(wanted)
         if self.membership:
             self.membership.want(self._standing)
 
@@ -255,7 +264,8 @@ class Bookie:
             if not failure.done():
                 failure.set_result(error)
 
-        watching = [loop.create_task(watch(self.storage.failed()))]
+        parts = (self.storage, self.space)
+        watching = [loop.create_task(watch(part.failed())) for part in parts]
         if self.membership:
             watching.append(loop.create_task(watch(self.membership.failed())))
         try:

@@ -2,7 +2,7 @@
 
 A bookie that comes back without what it acknowledged, and answers "no such entry", makes others
 drop entries that were safe. So it serves only if every directory that it acknowledged into is there,
-and is of its latest life (B7). That is written down three times:
+and is of its latest life (B8). That is written down three times:
 
     VERSION          in each directory, the stamp: cookie, incarnation, place, state
     cookies/ID       in BookKeeper's tree: the cookie alone, in BookKeeper's format
@@ -51,7 +51,7 @@ _LINES: Final = re.compile(
 _SUM: Final = re.compile(rb"# rollbook crc32c ([0-9a-f]{8})\n\Z")
 # What may lie in a directory that holds nothing: of its file system, and of ours before the stamp.
 _NOTHING: Final = frozenset(("lost+found", "lock", f"{STAMP}.new"))
-_STORED: Final = re.compile(r"[0-9]{16}\.(journal|log)(\.[a-z]+)?|catalog-[0-9]{10}\.[ab]")
+_STORED: Final = re.compile(r"[0-9]{16}\.(journal|log)(\.[a-z]+)?|catalog-[0-9]{10}\.[ab]|reserve")
 
 
 # --- The stamp --------------------------------------------------------------------------------

@@ -357,7 +357,7 @@ def test_a_failed_journal_ends_it() -> None:
     async def story(town: Town) -> None:
         process = town.node.start(town.serve)
         await town.until_seen()
-        town.node.disk.fail_next_sync()
+        town.node.disk.sync_error_odds = 1.0
         with suppress(RollbookError):
             await add_entries(town.serving["b1"].storage, 1, [0])
         async with asyncio.timeout(PATIENCE_S):

@@ -203,7 +203,7 @@ async def remove(node: Node, directory: str) -> None:
 
 
 def test_a_new_bookie_is_made_and_found_again() -> None:
-    """B7."""
+    """B8."""
 
     async def story(village: Village) -> None:
         first = await village.live(establish)
@@ -218,7 +218,7 @@ def test_a_new_bookie_is_made_and_found_again() -> None:
 
 
 def test_a_wiped_bookie_is_refused_until_it_is_formatted() -> None:
-    """B7: its silence would be taken for a proof."""
+    """B8: its silence would be taken for a proof."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -293,7 +293,7 @@ def test_two_processes_cannot_have_one_directory() -> None:
 
 
 def test_a_second_bookie_of_one_name_is_refused() -> None:
-    """B7: on a machine of its own, with empty directories of the same names."""
+    """B8: on a machine of its own, with empty directories of the same names."""
 
     async def story(village: Village) -> None:
         await village.live(establish)
@@ -343,7 +343,7 @@ def test_a_bookie_whose_cookie_was_removed_rejoins_with_all_it_holds() -> None:
 
 
 def test_a_wiped_bookie_whose_cookie_was_removed_is_not_new() -> None:
-    """B7: BookKeeper's tools remove cookies; our record stays."""
+    """B8: BookKeeper's tools remove cookies; our record stays."""
 
     async def story(village: Village) -> None:
         await village.live(establish)
@@ -386,7 +386,7 @@ def test_a_new_ledger_directory_rejoins() -> None:
 
 
 def test_a_lost_journal_is_written_off_and_in_doubt() -> None:
-    """B7: what it may have held is UNKNOWN, and so is whom it kept out."""
+    """B8: what it may have held is UNKNOWN, and so is whom it kept out."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -412,7 +412,8 @@ def test_the_doctor_touches_nothing() -> None:
     async def story(village: Village) -> None:
         assert (await village.live(look)).standing is Standing.NEW
         assert village.node.disk.system.find("/j") is None
-        assert await MemberNodes(village.store, village.cluster).read(BK1)
+        member = await MemberNodes(village.store, village.cluster).read(BK1)
+        assert member.cookie_node is member.record_node is None
         await village.live(establish)
         assert (await village.live(look)).standing is Standing.MEMBER
 
@@ -457,7 +458,7 @@ async def undisturbed(village: Village, work: Work) -> Any:
 
 
 def test_making_a_bookie_can_be_cut_off_anywhere() -> None:
-    """B7: the next start finishes it or begins again, and never asks anybody."""
+    """B8: the next start finishes it or begins again, and never asks anybody."""
 
     async def story(village: Village) -> bool:
         made = await village.live(establish)
@@ -476,7 +477,7 @@ def test_making_a_bookie_can_be_cut_off_anywhere() -> None:
 
 
 def test_a_format_can_be_cut_off_anywhere() -> None:
-    """B7: the earlier life is all there, or nothing serves before it is formatted again."""
+    """B8: the earlier life is all there, or nothing serves before it is formatted again."""
 
     async def story(village: Village) -> bool:
         await make_three_ledgers(village)

@@ -215,7 +215,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_wrong_is_named_with_what_to_do(case: str) -> None:
-    """B7."""
+    """B8."""
     what, message, remedy = REFUSED[case]
     diagnosis = diagnose(what, WANTED)
     assert diagnosis.standing is Standing.REFUSED
@@ -251,7 +251,7 @@ CHOICES = (
 
 
 def test_no_mixture_serves_without_all_that_its_latest_life_had() -> None:
-    """B7: exhaustively, for three directories and all that the nodes may say."""
+    """B8: exhaustively, for three directories and all that the nodes may say."""
     served = 0
     for row in product(CHOICES, repeat=3):
         directories = [
@@ -309,7 +309,7 @@ def test_another_bookies_directories_are_never_erased() -> None:
 
 @pytest.mark.parametrize("state", LedgerState)
 def test_which_ledgers_a_formatted_bookie_may_have_held(state: LedgerState) -> None:
-    """B7: those whose end somebody may yet have to find, in any of their fragments."""
+    """B8: those whose end somebody may yet have to find, in any of their fragments."""
 
     def ledger(*ensembles: tuple[BookieId, ...]) -> LedgerMetadata:
         fragments = [Fragment(EntryId(10 * n), each) for n, each in enumerate(ensembles)]
