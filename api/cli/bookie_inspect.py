@@ -241,14 +241,24 @@ async def _ledgers_in(store: "StoreFiles", after: int, limit: int | None) -> lis
 
 @_command(
     "ledger 7",
-    "ledger 7 -o json | jq '.places[].file'",
+    "ledger 7 --verify -o json",
     "ledger 7 --journal-dir /data/journal --ledger-dir /data/ledgers",
 )
 @click.argument("ledger_id", type=click.IntRange(0))
+@click.option("--verify", is_flag=True, help="Read all of it, from a running bookie's disk.")
 @output_option
 @_either
-def ledger(where: Where, ledger_id: int, output: str) -> None:
+def ledger(where: Where, ledger_id: int, verify: bool, output: str) -> None:
     """Show what this bookie has of one ledger, and where."""
+    if verify:
+        if where.is_files:
+            raise click.UsageError(
+                "--verify asks a running bookie; for files: rollbook bookie verify"
+            )
+        client = where.client()
+        started = client.put(f"{_API}/ledgers/{ledger_id}/verify")
+        show_facts(_wait_for(client, started)["result"], output)
+        return
     if where.is_files:
         facts = where.read(lambda store: _ledger_in(store, ledger_id))
     else:
@@ -397,20 +407,24 @@ _status: Final = click.option("--status", is_flag=True, help="Only show how it s
 
 
 @_command("gc", "gc --no-wait", "gc --status -o json")
+@click.option("--force", is_flag=True, help="However many ledgers are gone at once.")
 @_no_wait
 @_status
 @output_option
 @_live
-def gc(where: Where, no_wait: bool, status: bool, output: str) -> None:
+def gc(where: Where, force: bool, no_wait: bool, status: bool, output: str) -> None:
     """Look for deleted ledgers now, and free what they had.
 
-    A ledger goes when the metadata store has said twice, some time apart, that it is gone.
+    A ledger goes when the metadata store has said twice, some time apart, that it is gone. If that
+    is said of very many at once nothing goes: the metadata may be lost, or another cluster's.
+    --force is for when they were deleted indeed.
     """
     client = where.client()
     if status:
-        show_facts({**client.get(f"{_API}/gc"), **client.get(f"{_API}/gc_details")[0]}, output)
+        facts = client.get(f"{_API}/space")["garbage"]
+        show_facts({**client.get(f"{_API}/gc"), **facts}, output)
         return
-    _follow(client, client.put(f"{_API}/gc"), no_wait, output)
+    _follow(client, client.put(f"{_API}/gc", {"force": force}), no_wait, output)
 
 
 @_command("compact --minor", "compact --major --no-wait", "compact --suspend")
@@ -439,24 +453,31 @@ def compact(where: Where, what: str | None, no_wait: bool, output: str) -> None:
             body = {"resumeMajor": True, "resumeMinor": True}
             show_facts(client.put(f"{_API}/gc/resume_compaction", body), output)
         case "status":
-            facts = client.get(f"{_API}/gc_details")[0]
+            facts = client.get(f"{_API}/space")["compaction"]
             show_facts({**facts, **client.get(f"{_API}/gc/suspend_compaction")}, output)
         case _:
             raise click.UsageError("say --major, --minor, --suspend, --resume or --status")
 
 
-@_command("scrub", "scrub --no-wait", "scrub --status -o json")
+@_command("scrub", "scrub --no-wait", "scrub --suspend")
+@click.option("--suspend", "what", flag_value="suspend", help="Until --resume.")
+@click.option("--resume", "what", flag_value="resume", help="Round after round, again.")
+@click.option("--status", "what", flag_value="status", help="Only show how it stands.")
 @_no_wait
-@_status
 @output_option
 @_live
-def scrub(where: Where, no_wait: bool, status: bool, output: str) -> None:
-    """Read and verify everything that a running bookie has."""
-    client = where.client()
-    if status:
-        show_facts(client.get(f"{_API}/scrub"), output)
-        return
-    _follow(client, client.put(f"{_API}/scrub"), no_wait, output)
+def scrub(where: Where, what: str | None, no_wait: bool, output: str) -> None:
+    """Read and verify everything that a running bookie has.
+
+    It does so all the time, slowly; this waits for the end of the round.
+    """
+    client, path = where.client(), f"{_API}/scrub"
+    if what == "status":
+        show_facts(client.get(path), output)
+    elif what:
+        show_facts(client.put(f"{path}/{what}"), output)
+    else:
+        _follow(client, client.put(path), no_wait, output)
 
 
 @_command("readonly", "readonly on", "readonly off --http 127.0.0.1:8002")
@@ -473,10 +494,18 @@ def readonly(where: Where, wanted: str | None, output: str) -> None:
 
 
 def _follow(client: "AdminClient", started: Any, no_wait: bool, output: str) -> None:
+    operation = started if no_wait else _wait_for(client, started)
+    if output != "table":
+        show_facts(operation, output)
+        return
+    facts = {name: operation[name] for name in ("id", "state", "started_ms", "ended_ms")}
+    show_facts({**facts, **(operation["result"] or {})}, output)
+
+
+def _wait_for(client: "AdminClient", started: Any) -> Any:
     """Until it ends; its problem is raised as the error it was there."""
-    operation = started
-    is_shown = sys.stderr.isatty() and not no_wait
-    while operation["state"] == "running" and not no_wait:
+    operation, is_shown = started, sys.stderr.isatty()
+    while operation["state"] == "running":
         time.sleep(_POLL_S)
         operation = client.get(f"{_API}/operations/{operation['id']}")
         if is_shown:
@@ -488,11 +517,7 @@ def _follow(client: "AdminClient", started: Any, no_wait: bool, output: str) -> 
         from rollbook.api.cli.admin_client import error_of
 
         raise error_of(operation["problem"])
-    facts = {name: operation[name] for name in ("id", "state", "started_ms", "ended_ms")}
-    if output == "table":
-        show_facts({**facts, **(operation["result"] or {})}, output)
-    else:
-        show_facts(operation, output)
+    return operation
 
 
 def _bar(label: str, length: int) -> Any:

@@ -27,6 +27,7 @@ from rollbook.proto.errors import (
     Missing,
     NoSuchLedger,
     OutcomeUnknown,
+    Overloaded,
     RollbookError,
     Unavailable,
 )
@@ -43,6 +44,7 @@ Facts = Mapping[str, Any]
 # Load balancers and orchestrators ask these, and show no token.
 OPEN_PATHS: Final = ("/heartbeat", "/health", "/ready", "/api/v1/bookie/is_ready")
 _OPERATIONS_KEPT: Final = 100
+_OPERATIONS_AT_ONCE: Final = 8
 _PAGE_MAX: Final = 1_000
 
 
@@ -85,7 +87,10 @@ class BookieAdmin(Protocol):
 
     def garbage(self) -> Facts: ...
 
-    async def collect_garbage(self) -> Facts: ...
+    async def collect_garbage(self, *, force: bool) -> Facts:
+        """`force`: however many ledgers are gone at once."""
+
+    def garbage_state(self) -> Facts: ...
 
     async def compact(self, *, major: bool) -> Facts: ...
 
@@ -98,6 +103,13 @@ class BookieAdmin(Protocol):
     def scrub_state(self) -> Facts: ...
 
     async def scrub(self) -> Facts: ...
+
+    def suspend_scrub(self) -> None: ...
+
+    def resume_scrub(self) -> None: ...
+
+    async def verify_ledger(self, ledger_id: int) -> Facts:
+        """Raises `NoSuchLedger`."""
 
 
 # --- What is shown ----------------------------------------------------------------------------
@@ -137,10 +149,15 @@ class Sanity(_AsBookKeeper):
 
 
 class TriggerGc(_AsBookKeeper):
-    """Which compactions are to follow; without either only what is deleted goes."""
+    """Which compactions are to follow; without either only what is deleted goes.
+
+    With `force` deleted ledgers go however many they are: else a metadata store that names hardly
+    any is taken for the wrong one.
+    """
 
     force_major: bool = Field(False, examples=[False])
     force_minor: bool = Field(False, examples=[True])
+    force: bool = Field(False, examples=[False])
 
 
 class GcState(BaseModel):
@@ -315,9 +332,11 @@ class RunningOperations:
         self._number = 0
 
     def start(self, kind: str, work: Callable[[], Awaitable[Facts]]) -> Operation:
-        """The one that runs already, if there is one of this kind."""
+        """The one that runs already, if there is one of this kind. Raises `Overloaded`."""
         if running := self._running.get(kind):
             return running[0]
+        if len(self._running) >= _OPERATIONS_AT_ONCE:
+            raise Overloaded("too many operations are running", next_step="Wait for one to end.")
         self._number += 1
         operation = Operation(f"{kind}-{self._number}", kind, _now_ms())
         self._known[operation.id] = operation
@@ -559,16 +578,17 @@ def _space(admin: BookieAdmin, operations: RunningOperations) -> APIRouter:
     @routes.put("/gc", status_code=202)
     async def trigger_gc(response: Response, wanted: TriggerGc | None = None) -> OperationState:
         """Looks for deleted ledgers now; a run that is under way is joined."""
+        force = wanted is not None and wanted.force
         if wanted and (wanted.force_major or wanted.force_minor):
             is_major = wanted.force_major
 
             async def collect_and_compact() -> Facts:
-                garbage = await admin.collect_garbage()
+                garbage = await admin.collect_garbage(force=force)
                 return {"garbage": garbage, "compaction": await admin.compact(major=is_major)}
 
             kind = "major-compaction" if is_major else "minor-compaction"
             return start(response, kind, collect_and_compact)
-        return start(response, "gc", admin.collect_garbage)
+        return start(response, "gc", lambda: admin.collect_garbage(force=force))
 
     @routes.get("/gc")
     async def get_gc() -> GcState:
@@ -599,6 +619,11 @@ def _space(admin: BookieAdmin, operations: RunningOperations) -> APIRouter:
         admin.resume_compaction(major=wanted.resume_major, minor=wanted.resume_minor)
         return Suspended.model_validate(admin.suspended())
 
+    @routes.get("/space")
+    async def get_space() -> dict[str, Any]:
+        """How garbage collection and compaction stand."""
+        return dict(admin.garbage_state())
+
     @routes.get("/scrub")
     async def get_scrub() -> dict[str, Any]:
         return dict(admin.scrub_state())
@@ -607,6 +632,24 @@ def _space(admin: BookieAdmin, operations: RunningOperations) -> APIRouter:
     async def trigger_scrub(response: Response) -> OperationState:
         """Reads and verifies everything now, within its budget of bytes."""
         return start(response, "scrub", admin.scrub)
+
+    @routes.put("/scrub/suspend")
+    async def suspend_scrub() -> dict[str, Any]:
+        """Until it is resumed, or the next start."""
+        admin.suspend_scrub()
+        return dict(admin.scrub_state())
+
+    @routes.put("/scrub/resume")
+    async def resume_scrub() -> dict[str, Any]:
+        admin.resume_scrub()
+        return dict(admin.scrub_state())
+
+    @routes.put("/ledgers/{ledger_id}/verify", status_code=202)
+    async def verify_ledger(
+        response: Response, ledger_id: Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)]
+    ) -> OperationState:
+        """Reads all that is here of one ledger, from the disk, now."""
+        return start(response, f"verify-{ledger_id}", lambda: admin.verify_ledger(ledger_id))
 
     return routes
 

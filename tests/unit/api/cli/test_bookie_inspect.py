@@ -336,12 +336,19 @@ async def test_a_running_bookie_is_asked(http: str) -> None:
 
 async def test_a_running_bookie_is_told(admin: FakeAdmin, http: str) -> None:
     assert (await ask(http, "gc"))["result"] == {"ledgers": 3}
+    assert (await ask(http, "gc", "--force"))["state"] == "done"
+    assert (await ask(http, "ledger", "7", "--verify"))["damaged"] == []
+    assert isinstance(await failure(http, "ledger", "8", "--verify"), errors.NoSuchLedger)
+    assert (await ask(http, "scrub", "--suspend"))["is_suspended"] is True
+    assert (await ask(http, "scrub", "--resume"))["is_suspended"] is False
+    assert admin.done == ["gc", "gc --force", "verify"]
+    admin.done.clear()
     assert (await ask(http, "compact", "--major"))["state"] == "done"
     assert (await ask(http, "compact", "--minor"))["kind"] == "minor-compaction"
     assert (await ask(http, "scrub"))["result"] == {"bytes": 100}
-    assert admin.done == ["gc", "gc", "major", "gc", "minor", "scrub"]
+    assert admin.done == ["gc", "major", "gc", "minor", "scrub"]
     assert (await ask(http, "gc", "--status"))["is_in_force_gc"] is False
-    assert (await ask(http, "scrub", "--status")) == {"runs": 2, "damages": 0}
+    assert (await ask(http, "scrub", "--status")) == {"runs": 2, "is_suspended": False}
     assert (await ask(http, "compact", "--suspend"))["isMajorGcSuspended"] is True
     assert (await ask(http, "compact", "--status"))["isMinorGcSuspended"] is True
     assert (await ask(http, "compact", "--resume"))["isMajorGcSuspended"] is False

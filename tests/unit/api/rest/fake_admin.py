@@ -29,6 +29,7 @@ class FakeAdmin:
         self.is_read_only = False
         self.disk_is_full = False
         self.suspensions = {"is_major_gc_suspended": False, "is_minor_gc_suspended": False}
+        self.scrub_is_suspended = False
         self.done: list[str] = []
         self.may_finish = asyncio.Event()
         self.raises: Exception | None = None
@@ -128,8 +129,11 @@ class FakeAdmin:
             "minor_compaction_counter": 1,
         }
 
-    async def collect_garbage(self) -> Facts:
-        return await self._do("gc", {"ledgers": 3})
+    def garbage_state(self) -> Facts:
+        return {"garbage": {"deleted": 3}, "compaction": {"failures": 0}}
+
+    async def collect_garbage(self, *, force: bool) -> Facts:
+        return await self._do("gc --force" if force else "gc", {"ledgers": 3})
 
     async def compact(self, *, major: bool) -> Facts:
         return await self._do("major" if major else "minor", {"logs": 1})
@@ -157,7 +161,18 @@ class FakeAdmin:
             self.suspensions["is_minor_gc_suspended"] = wanted
 
     def scrub_state(self) -> Facts:
-        return {"runs": 2, "damages": 0}
+        return {"runs": 2, "is_suspended": self.scrub_is_suspended}
+
+    def suspend_scrub(self) -> None:
+        self.scrub_is_suspended = True
+
+    def resume_scrub(self) -> None:
+        self.scrub_is_suspended = False
+
+    async def verify_ledger(self, ledger_id: int) -> Facts:
+        if ledger_id != 7:
+            raise NoSuchLedger(ledger_id=ledger_id)
+        return await self._do("verify", {"ledger_id": ledger_id, "damaged": []})
 
     async def scrub(self) -> Facts:
         return await self._do("scrub", {"bytes": 100})

@@ -18,7 +18,7 @@ from rollbook.api.rest.bookie import (
 )
 from rollbook.api.rest.server import HttpConfig
 from rollbook.bookie.stats import Stats
-from rollbook.proto.errors import BookieFailed
+from rollbook.proto.errors import BookieFailed, Overloaded
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.logs import LEVELS
 from rollbook.proto.stats import Kind, metrics_of
@@ -223,7 +223,10 @@ async def test_what_is_triggered_has_an_id_to_ask_after(admin: FakeAdmin, client
         ("gc", {"forceMajor": True}, ["gc", "major"], both),
         ("gc", {"forceMajor": True, "forceMinor": True}, ["gc", "major"], both),
         ("gc", {"forceMinor": True}, ["gc", "minor"], both),
+        ("gc", {"force": True}, ["gc --force"], gc),
+        ("gc", {"force": True, "forceMinor": True}, ["gc --force", "minor"], both),
         ("scrub", None, ["scrub"], {"bytes": 100}),
+        ("ledgers/7/verify", None, ["verify"], {"ledger_id": 7, "damaged": []}),
     ]
     admin.may_finish.set()
     for path, body, done, result in cases:
@@ -234,7 +237,8 @@ async def test_what_is_triggered_has_an_id_to_ask_after(admin: FakeAdmin, client
         admin.done.clear()
     listed = (await client.get(f"{API}/operations")).json["operations"]
     assert [each["kind"] for each in listed] == [
-        *("scrub", "minor-compaction", "major-compaction", "major-compaction", "gc", "gc"),
+        *("verify-7", "scrub", "minor-compaction", "gc"),
+        *("minor-compaction", "major-compaction", "major-compaction", "gc", "gc"),
     ]
     unknown = await client.get(f"{API}/operations/gc-77")
     assert (unknown.status, unknown.reason) == (404, "NOT_FOUND")
@@ -264,9 +268,19 @@ async def test_an_operation_that_fails_says_why(
     assert "canary" not in str(ended)
 
 
+async def test_operations_are_few_at_once(admin: FakeAdmin) -> None:
+    operations = RunningOperations()
+    for number in range(8):
+        operations.start(f"verify-{number}", admin.scrub)
+    with pytest.raises(Overloaded):
+        operations.start("verify-8", admin.scrub)
+    operations.start("verify-7", admin.scrub)  # Joins.
+    await operations.close()
+
+
 async def test_operations_end_with_their_server(admin: FakeAdmin) -> None:
     operations = RunningOperations()
-    operations.start("gc", admin.collect_garbage)
+    operations.start("gc", lambda: admin.collect_garbage(force=False))
     await asyncio.sleep(0)
     await operations.close()
     (operation,) = operations.newest_first()
@@ -278,7 +292,7 @@ async def test_operations_are_remembered_within_bounds(admin: FakeAdmin) -> None
     admin.may_finish.set()
     operations = RunningOperations()
     for _ in range(250):
-        operations.start("gc", admin.collect_garbage)
+        operations.start("gc", lambda: admin.collect_garbage(force=False))
         while operations.is_running("gc"):
             await asyncio.sleep(0)
     known = operations.newest_first()
@@ -298,6 +312,18 @@ async def test_compaction_is_suspended_and_resumed(client: Client) -> None:
     for path in (suspend, resume):
         for body in ({}, {"x": True}, None):
             assert (await client.put(path, body)).reason == "INVALID"
+
+
+async def test_scrubbing_is_suspended_and_resumed(client: Client) -> None:
+    for path, expected in (("scrub/suspend", True), ("scrub/resume", False)):
+        assert (await client.put(f"{API}/{path}")).json["is_suspended"] is expected
+        assert (await client.get(f"{API}/scrub")).json["is_suspended"] is expected
+    assert (await client.get(f"{API}/space")).json["garbage"] == {"deleted": 3}
+
+
+async def test_a_missing_ledger_cannot_be_verified(admin: FakeAdmin, client: Client) -> None:
+    ended = await until_ended(client, await client.put(f"{API}/ledgers/8/verify"))
+    assert (ended["state"], ended["problem"]["reason"]) == ("failed", "LEDGER_NOT_FOUND")
 
 
 async def test_the_log_level_is_changed(client: Client) -> None:

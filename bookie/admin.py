@@ -1,0 +1,239 @@
+"""One bookie as its operators see it and tell it what to do: plain values in, plain values out.
+
+`api/rest/bookie.py` shows it over HTTP; the names here are the names there.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Final
+
+from rollbook import __version__
+from rollbook.bookie.bookie import Bookie, State
+from rollbook.bookie.stats import Stats
+from rollbook.bookie.views import View, next_ids
+from rollbook.proto.errors import BookieFailed, BookieReadOnly, NoSuchLedger
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.ports import Clock, Disk
+from rollbook.proto.stats import Histogram
+
+_SANITY_S: Final = 5.0
+_QUANTILES: Final = (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))
+_CATALOG: Final = "catalog-"
+
+
+class Admin:
+    def __init__(self, bookie: Bookie, disk: Disk, clock: Clock) -> None:
+        self._bookie = bookie
+        self._disk = disk
+        self._clock = clock
+        self._started_ns = clock.monotonic_ns()
+
+    @property
+    def stats(self) -> Stats:
+        return self._bookie.stats
+
+    # --- How it is ----------------------------------------------------------------------------
+
+    def failure(self) -> str | None:
+        error = self._bookie.storage.failure
+        return f"the journal has stopped: {error}" if error else None
+
+    def why_not_ready(self) -> str | None:
+        state = self._bookie.state
+        if state is not State.SERVING:
+            return f"the bookie is {state.value}"
+        if not self.stats.registered():
+            return "the bookie is not registered: its metadata store does not answer"
+        return None
+
+    def state(self) -> View:
+        bookie = self._bookie
+        is_closing = bookie.state is State.CLOSING
+        works = self.failure() is None
+        return {
+            "running": works and not is_closing,
+            "read_only": self._is_read_only,
+            "shutting_down": is_closing,
+            "available_for_high_priority_writes": works and not is_closing,
+        }
+
+    @property
+    def _is_read_only(self) -> bool:
+        return self._bookie.is_read_only
+
+    async def set_read_only(self, wanted: bool) -> None:
+        await self._bookie.set_read_only(wanted)
+        if self._is_read_only and not wanted:
+            raise BookieReadOnly(
+                f"it stays read-only for now: {self._bookie.space.standing.reason}",
+                next_step="Make room; it becomes writable again by itself.",
+            )
+
+    def status(self) -> View:
+        bookie, stats = self._bookie, self.stats
+        failure, reason = self.failure(), self.why_not_ready()
+        if failure:
+            state = "failed"
+        elif reason:
+            state = bookie.state.value if bookie.state is not State.SERVING else "unregistered"
+        else:
+            state = "read-only" if self._is_read_only else "writable"
+        hits, misses = stats.cache_hits(), stats.cache_misses()
+        return {
+            "bookie_id": bookie.bookie_id,
+            "address": str(bookie.advertised),
+            "version": __version__,
+            "incarnation": bookie.identity.incarnation,
+            "instance_id": bookie.cluster.instance_id,
+            "state": state,
+            "why": failure or reason or bookie.space.standing.reason or None,
+            "uptime_s": (self._clock.monotonic_ns() - self._started_ns) / 1e9,
+            "ledgers": stats.ledgers(),
+            "doubtful_ledgers": stats.doubtful_ledgers(),
+            "doubts_everything": bool(stats.doubts_everything()),
+            "entry_logs": stats.entry_logs(),
+            "entry_log_bytes": stats.entry_log_bytes(),
+            "journal_files_waiting": stats.journal_files_waiting(),
+            "journal_queue_bytes": stats.journal_queue_bytes(),
+            "connections": stats.connections(),
+            "entries_added": stats.entries_added,
+            "latencies_ms": self._latencies(),
+            "cache_hit_ratio": round(hits / (hits + misses), 3) if hits + misses else None,
+            "refusals": dict(stats.refusals),
+        }
+
+    def _latencies(self) -> View:
+        found = {"journal_sync": self.stats.journal_writes, **self.stats.requests}
+        return {name: _quantiles(each) for name, each in found.items() if each.total}
+
+    def settings(self) -> View:
+        """Names of files are no secrets; a URL may bring some along."""
+        found = asdict(self._bookie.config)
+        url = found["bookie"]["metadata"]
+        return {**found, "bookie": {**found["bookie"], "metadata": str(MetadataUrl.parse(url))}}
+
+    async def space(self) -> Sequence[View]:
+        config = self._bookie.config.storage
+        found = [
+            ("journal", config.journal_dir),
+            *(("ledger", each) for each in config.ledger_dirs),
+        ]
+        return [{"path": path, "kind": kind, **await self._space(path)} for kind, path in found]
+
+    async def _space(self, path: str) -> dict[str, int]:
+        space = await self._disk.space(path)
+        return {"free_bytes": space.free_bytes, "total_bytes": space.total_bytes}
+
+    async def check_sanity(self) -> View:
+        """The journal gets everything that was asked of it before to the disk."""
+        try:
+            async with asyncio.timeout(_SANITY_S):
+                await self._bookie.storage.force()
+        except (TimeoutError, BookieFailed):
+            return {"passed": False, "read_only": self._is_read_only}
+        return {"passed": self.failure() is None, "read_only": self._is_read_only}
+
+    # --- What it has --------------------------------------------------------------------------
+
+    def mark(self) -> View:
+        storage = self._bookie.storage
+        mark, (active, position) = storage.catalog.mark, storage.end_of_journal
+        return {
+            "journal": mark.journal,
+            "first_sequence": mark.first_sequence,
+            "active_journal": active,
+            "active_position": position,
+        }
+
+    async def files(self) -> Mapping[str, Sequence[str]]:
+        config = self._bookie.config.storage
+        ledger_files = [
+            name for each in config.ledger_dirs for name in await self._disk.list_directory(each)
+        ]
+        journal_files = await self._disk.list_directory(config.journal_dir)
+        return {
+            "journal": [name for name in journal_files if name.endswith(".journal")],
+            "entrylog": [name for name in ledger_files if name.endswith(".log")],
+            "index": [name for name in ledger_files if name.startswith(_CATALOG)],
+        }
+
+    async def ledgers(self, after: int, limit: int) -> Sequence[View]:
+        views = self._bookie.storage.views()
+        ids: list[int] = []
+        for better in next_ids(views.known_ids(), after, limit):
+            ids = better
+            await asyncio.sleep(0)  # Others have adds to answer.
+        views = self._bookie.storage.views()  # As it is now.
+        return [views.summary(each) for each in ids]
+
+    async def ledger(self, ledger_id: int) -> View:
+        views = self._bookie.storage.views()
+        if ledger_id not in views:
+            raise NoSuchLedger(ledger_id=ledger_id)
+        return views.details(ledger_id)
+
+    # --- Space --------------------------------------------------------------------------------
+
+    def garbage(self) -> View:
+        state, done = self._bookie.space.compactor.state, self.stats.compactions
+        return {
+            "force_compacting": self._bookie.space.garbage.state.is_running,
+            "major_compacting": state.running == "major",
+            "minor_compacting": state.running == "minor",
+            "last_major_compaction_time": state.major_ended_ms,
+            "last_minor_compaction_time": state.minor_ended_ms,
+            "major_compaction_counter": done.get("major", 0),
+            "minor_compaction_counter": done.get("minor", 0),
+        }
+
+    def garbage_state(self) -> View:
+        space = self._bookie.space
+        return {
+            "garbage": asdict(space.garbage.state),
+            "compaction": asdict(space.compactor.state),
+        }
+
+    async def collect_garbage(self, *, force: bool = False) -> View:
+        """And removes what holds nothing any more. `force`: however many ledgers are gone at once."""
+        space = self._bookie.space
+        state = await space.garbage.collect(force=force)
+        await space.compactor.remove_empty()
+        return asdict(state)
+
+    async def compact(self, *, major: bool) -> View:
+        return asdict(await self._bookie.space.compactor.compact(major=major))
+
+    def suspended(self) -> View:
+        state = self._bookie.space.compactor.state
+        return {
+            "is_major_gc_suspended": state.major_suspended,
+            "is_minor_gc_suspended": state.minor_suspended,
+        }
+
+    def suspend_compaction(self, *, major: bool, minor: bool) -> None:
+        self._bookie.space.compactor.suspend(major=major, minor=minor)
+
+    def resume_compaction(self, *, major: bool, minor: bool) -> None:
+        self._bookie.space.compactor.resume(major=major, minor=minor)
+
+    def scrub_state(self) -> View:
+        return asdict(self._bookie.space.scrubber.state)
+
+    async def scrub(self) -> View:
+        return asdict(await self._bookie.space.scrubber.scrub())
+
+    def suspend_scrub(self) -> None:
+        self._bookie.space.scrubber.suspend()
+
+    def resume_scrub(self) -> None:
+        self._bookie.space.scrubber.resume()
+
+    async def verify_ledger(self, ledger_id: int) -> View:
+        """Reads all of it. Raises `NoSuchLedger`, `OSError`."""
+        return asdict(await self._bookie.space.scrubber.verify(ledger_id))
+
+
+def _quantiles(histogram: Histogram) -> dict[str, float]:
+    found = {name: histogram.quantile(share) for name, share in _QUANTILES}
+    return {name: round(value * 1_000, 3) for name, value in found.items() if value is not None}
