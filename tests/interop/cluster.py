@@ -5,7 +5,6 @@ is in the folder that it lives in.
 """
 
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,14 +18,14 @@ from kazoo.client import KazooClient
 
 from tests.interop import toolchain
 from tests.interop.puppet import Puppet
-from tests.support.processes import REPOSITORY, Child, Family, family
+from tests.support.processes import Child, Family, family
 from tests.support.zookeeper import ZooKeeperTree, free_port
 
 PATIENCE_S: Final = 90.0  # For whatever has to happen, on a busy machine.
 SESSION_TIMEOUT_MS: Final = 4_000
 _JVM_STOPPED: Final = 128 + signal.SIGTERM  # However well it went.
 _POLL_S: Final = 0.02
-_ROLLBOOK: Final = (sys.executable, "-m", "rollbook.api.cli.main")
+ROLLBOOK: Final = (sys.executable, "-m", "rollbook.api.cli.main")
 _LOGGED: Final = ("sh", "-c", 'exec "$@" >>"$0" 2>&1')  # Then the log's path, then the command.
 
 
@@ -44,18 +43,21 @@ class Standing:
 
 
 class Bookie:
-    """One bookie through all its lives, known as `host:port`."""
+    """One bookie through all its lives; known as `host:port` unless it has a name."""
 
-    def __init__(self, cluster: "Cluster", make: Make, folder: Path) -> None:
+    def __init__(self, cluster: "Cluster", make: Make, folder: Path, name: str) -> None:
         self._cluster = cluster
         self._make = make
         self._folder = folder
         self._port = free_port()
         self._life: Child | None = None
         self._last_standing: Standing | None = None  # What was left of the life before this one.
-        self.bookie_id = f"127.0.0.1:{self._port}"
+        self._name = name
+        self.bookie_id = name or f"127.0.0.1:{self._port}"
         self.config_path = folder / "bk_server.conf"
         self.log_path = folder / "log"
+        folder.mkdir()
+        self._configure(read_only=False)
 
     @property
     def is_running(self) -> bool:
@@ -74,10 +76,9 @@ class Bookie:
     def begin(self, *, read_only: bool = False) -> None:
         assert not self.is_running
         self._last_standing = self.standing
-        self._folder.mkdir(exist_ok=True)
-        self.config_path.write_text(self._config(read_only))
+        self._configure(read_only=read_only)
         if self._make is Make.ROLLBOOK:
-            command = [*_ROLLBOOK, "server", "bookie", "--config", str(self.config_path)]
+            command = [*ROLLBOOK, "server", "bookie", "--config", str(self.config_path)]
         else:
             main = "org.apache.bookkeeper.server.Main"
             command = toolchain.command(main, "--conf", self.config_path)
@@ -106,11 +107,7 @@ class Bookie:
         self._life.terminate()
         assert self._life.wait(PATIENCE_S) == (0 if self._make is Make.ROLLBOOK else _JVM_STOPPED)
 
-    def wait_gone(self) -> None:
-        """Until clients no longer see it."""
-        self._cluster.wait_until(lambda: self.standing is None, f"{self.bookie_id} is gone")
-
-    def _config(self, read_only: bool) -> str:
+    def _configure(self, *, read_only: bool) -> None:
         settings = {
             "bookiePort": self._port,
             "advertisedAddress": "127.0.0.1",
@@ -124,42 +121,44 @@ class Bookie:
             "forceReadOnlyBookie": str(read_only).lower(),
             "httpServerEnabled": "false",
         }
-        return "".join(f"{key}={value}\n" for key, value in settings.items())
+        if self._name:
+            settings["bookieId"] = self._name
+        text = "".join(f"{key}={value}\n" for key, value in settings.items())
+        self.config_path.write_text(text)
 
 
 class Cluster:
     """Its metadata are below one node of ZooKeeper's, its processes end with it."""
 
-    def __init__(self, tree: ZooKeeperTree, children: Family, folder: Path) -> None:
+    def __init__(self, tree: ZooKeeperTree, children: Family, folder: Path, layout: str) -> None:
         self._root = f"{tree.chroot}/ledgers"
         self._folder = folder
         self._zookeeper = KazooClient(tree.server.address)
         self._zookeeper.start(PATIENCE_S)
         self.children = children
-        self.metadata = f"zk+hierarchical://{tree.server.address}{self._root}"
+        self.metadata = f"zk+{layout}://{tree.server.address}{self._root}"
         self.bookies: list[Bookie] = []
-
-    def initialise(self) -> None:
-        subprocess.run(
-            [*_ROLLBOOK, "cluster", "init", "--metadata", self.metadata],
-            cwd=REPOSITORY,
-            stdout=subprocess.DEVNULL,
-            check=True,
-        )
 
     @property
     def instance_id(self) -> str:
         value, _ = self._zookeeper.get(f"{self._root}/INSTANCEID")
         return str(value, "ascii")
 
-    def add_bookie(self, make: Make) -> Bookie:
+    def add_bookie(self, make: Make, name: str = "") -> Bookie:
         """One that was not started yet."""
-        bookie = Bookie(self, make, self._folder / f"bookie-{len(self.bookies) + 1}")
+        bookie = Bookie(self, make, self._folder / f"bookie-{len(self.bookies) + 1}", name)
         self.bookies.append(bookie)
         return bookie
 
     def bookie(self, bookie_id: str) -> Bookie:
         return next(bookie for bookie in self.bookies if bookie.bookie_id == bookie_id)
+
+    def start(self) -> None:
+        """All its bookies, at once."""
+        for bookie in self.bookies:
+            bookie.begin()
+        for bookie in self.bookies:
+            bookie.wait_serving()
 
     def start_autorecovery(self) -> None:
         """Java's auditor and worker, in a process of their own."""
@@ -196,16 +195,11 @@ class Cluster:
 
 
 @contextmanager
-def running(tree: ZooKeeperTree, folder: Path, makes: list[Make]) -> Iterator[Cluster]:
-    """Made, with its bookies serving."""
+def empty(tree: ZooKeeperTree, folder: Path, layout: str = "hierarchical") -> Iterator[Cluster]:
+    """Neither made nor populated yet."""
     with family() as children:
-        cluster = Cluster(tree, children, folder)
+        cluster = Cluster(tree, children, folder, layout)
         try:
-            cluster.initialise()
-            for make in makes:
-                cluster.add_bookie(make).begin()
-            for bookie in cluster.bookies:
-                bookie.wait_serving()
             yield cluster
         finally:
             cluster.close()

@@ -1,12 +1,14 @@
 """One cluster for all tests here; `--bookies java` makes it one of Java bookies, for reference."""
 
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from tests.interop import toolchain
-from tests.interop.cluster import Cluster, Make, running
+from tests.interop.cluster import ROLLBOOK, Cluster, Make, empty
 from tests.interop.puppet import Client, Protocol, Puppet
+from tests.support.processes import REPOSITORY
 from tests.support.zookeeper import ZooKeeperServer, tree, zookeeper_server
 from tests.tally import missing_piece
 
@@ -43,7 +45,12 @@ def cluster(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("cluster")
-    with tree(zookeeper_server) as own, running(own, folder, [make] * BOOKIES) as cluster:
+    with tree(zookeeper_server) as own, empty(own, folder) as cluster:
+        command = [*ROLLBOOK, "cluster", "init", "--metadata", cluster.metadata]
+        subprocess.run(command, cwd=REPOSITORY, check=True)
+        for _ in range(BOOKIES):
+            cluster.add_bookie(make)
+        cluster.start()
         yield cluster
 
 

@@ -122,7 +122,9 @@ class Client:
         *,
         password: str = PASSWORD,
         deferred_sync: bool = False,
+        numbered: bool = False,
     ) -> "Ledger":
+        """`numbered`: the writer says which entry each payload becomes."""
         return Ledger(
             self._puppet,
             self._call(
@@ -133,6 +135,7 @@ class Client:
                 digest=digest.value,
                 password=password,
                 deferred_sync=deferred_sync,
+                numbered=numbered,
             ),
         )
 
@@ -226,6 +229,12 @@ class Ledger:
     def start_append(self, payloads: Sequence[bytes]) -> Pending:
         encoded = [base64.b64encode(payload).decode() for payload in payloads]
         return self._start("append", payloads=encoded)
+
+    def write(self, payloads: Mapping[int, bytes]) -> list[int]:
+        """By entry id, sent in that order."""
+        encoded = [base64.b64encode(payload).decode() for payload in payloads.values()]
+        found: list[int] = self._call("write", entries=list(payloads), payloads=encoded)
+        return found
 
     def force(self) -> None:
         self._call("force")

@@ -4,7 +4,7 @@ import pytest
 
 from tests.interop.cluster import Cluster
 from tests.interop.expectations import ALL, STRIPED, entries, payloads, refused
-from tests.interop.puppet import Client, Digest, Protocol, Puppet, Shape, awaited
+from tests.interop.puppet import PASSWORD, Client, Digest, Protocol, Puppet, Shape, awaited
 
 LARGEST = 5 * 1024 * 1024 - 256  # A frame is 5 MiB with its length, its headers and the entry's.
 SOON_MS = 500
@@ -91,6 +91,25 @@ def test_entries_of_any_size(client: Client, size: int) -> None:
     assert client.open(writer.ledger_id, recover=False).read(0, 2) == entries(written)
 
 
+def test_an_entry_that_is_too_large_harms_nobody_else(
+    puppet: Puppet, cluster: Cluster, protocol: Protocol
+) -> None:
+    """Each bookie closes the connection, and serves on."""
+    greedy = puppet.connect(cluster.metadata, protocol)
+    with refused("BKNotEnoughBookiesException"):
+        greedy.create(ALL).append([bytes(2 * LARGEST)])
+    assert puppet.connect(cluster.metadata, protocol).create(ALL).append([b"small"]) == [0]
+
+
+def test_entries_are_sent_in_any_order(client: Client) -> None:
+    written = payloads(30, 100)
+    writer = client.create(STRIPED, numbered=True)
+    writer.write({entry_id: written[entry_id] for entry_id in reversed(range(30))})
+    writer.close()
+    found = client.open(writer.ledger_id, recover=False).read(0, 29)
+    assert [entry.payload for entry in found] == written
+
+
 def test_a_reader_without_recovery_follows_a_writer(client: Client) -> None:
     written = payloads(10, 100)
     writer = client.create(STRIPED)
@@ -110,13 +129,14 @@ def test_a_reader_without_recovery_follows_a_writer(client: Client) -> None:
 
 # In a striped ledger not every bookie hears of every entry: one poll alone may wait in vain there.
 @pytest.mark.parametrize(("shape", "parallel"), [(ALL, False), (ALL, True), (STRIPED, True)])
+@pytest.mark.parametrize("digest", Digest)
 def test_a_long_poll_ends_with_the_entry_it_waits_for(
-    v3: Client, shape: Shape, parallel: bool
+    v3: Client, digest: Digest, shape: Shape, parallel: bool
 ) -> None:
     written = payloads(12, 100)
-    writer = v3.create(shape)
+    writer = v3.create(shape, digest)
     writer.append(written[:1])
-    reader = v3.open(writer.ledger_id, recover=False)
+    reader = v3.open(writer.ledger_id, digest, recover=False)
     for entry_id in range(10):  # Each entry confirms the one before it.
         poll = reader.start_await_entry(entry_id, LONG_MS, parallel=parallel)
         writer.append(written[entry_id + 1 : entry_id + 2])
@@ -131,6 +151,15 @@ def test_a_long_poll_runs_out(v3: Client) -> None:
     writer.append([b"one"])
     reader = v3.open(writer.ledger_id, recover=False)
     assert awaited(reader.start_await_entry(0, SOON_MS, parallel=False)) == (-1, [])
+
+
+def test_a_long_poll_over_the_older_protocol_does_not_wait(v2: Client) -> None:
+    writer = v2.create(ALL)
+    for payload in (b"one", b"two"):
+        writer.append([payload])
+    reader = v2.open(writer.ledger_id, recover=False)
+    assert awaited(reader.start_await_entry(0, LONG_MS, parallel=False)) == (0, entries([b"one"]))
+    assert awaited(reader.start_await_entry(5, LONG_MS, parallel=False)) == (0, [])
 
 
 def test_an_explicit_lac_confirms_the_last_entry(cluster: Cluster, puppet: Puppet) -> None:
@@ -193,11 +222,22 @@ def test_one_bookie_that_is_fenced_refuses_the_writer(client: Client, cluster: C
     writer = client.create(Shape(3, 3, 3))
     writer.append([b"one"])
     bookie = cluster.bookies[1].bookie_id
-    assert client.fence_one(bookie, writer.ledger_id, entry=0, password="open sesame") > 0
+    assert client.fence_one(bookie, writer.ledger_id, entry=0, password=PASSWORD) > 0
     with refused("BKLedgerFencedException"):
         writer.append([b"two"])
     with refused("BKNoSuchEntryException"):
-        client.fence_one(bookie, writer.ledger_id, entry=7, password="open sesame")
+        client.fence_one(bookie, writer.ledger_id, entry=7, password=PASSWORD)
+
+
+def test_a_fence_holds_where_nothing_was_written_yet(client: Client, cluster: Cluster) -> None:
+    writer = client.create(Shape(3, 3, 3))
+    for entry_id in (0, -1):
+        with refused("BKNoSuchEntryException"):
+            client.fence_one(
+                cluster.bookies[0].bookie_id, writer.ledger_id, entry=entry_id, password=PASSWORD
+            )
+    with refused("BKLedgerFencedException"):
+        writer.append([b"late"])
 
 
 def test_a_deleted_ledger_is_gone(client: Client) -> None:

@@ -22,13 +22,14 @@ import org.apache.bookkeeper.client.BKException;
 import org.apache.bookkeeper.client.BookKeeper;
 import org.apache.bookkeeper.client.BookKeeperAdmin;
 import org.apache.bookkeeper.client.LedgerHandle;
+import org.apache.bookkeeper.client.api.CreateBuilder;
 import org.apache.bookkeeper.client.api.DigestType;
 import org.apache.bookkeeper.client.api.LastConfirmedAndEntry;
 import org.apache.bookkeeper.client.api.LedgerEntries;
 import org.apache.bookkeeper.client.api.LedgerEntry;
 import org.apache.bookkeeper.client.api.LedgerMetadata;
 import org.apache.bookkeeper.client.api.WriteFlag;
-import org.apache.bookkeeper.client.api.WriteHandle;
+import org.apache.bookkeeper.client.api.WriteAdvHandle;
 import org.apache.bookkeeper.conf.ClientConfiguration;
 import org.apache.bookkeeper.net.BookieId;
 import org.apache.bookkeeper.proto.BookieProtocol;
@@ -68,6 +69,7 @@ public final class Puppet {
             Map.entry("delete", this::delete),
             Map.entry("metadata", this::metadata),
             Map.entry("append", this::append),
+            Map.entry("write", this::write),
             Map.entry("force", in -> handle(in).force().get()),
             Map.entry("close", in -> handle(in).closeAsync().get()),
             Map.entry("read", this::read),
@@ -151,15 +153,16 @@ public final class Puppet {
         EnumSet<WriteFlag> flags = in.get("deferred_sync").asBoolean()
                 ? EnumSet.of(WriteFlag.DEFERRED_SYNC)
                 : WriteFlag.NONE;
-        WriteHandle ledger = session(in).client.newCreateLedgerOp()
+        CreateBuilder creation = session(in).client.newCreateLedgerOp()
                 .withEnsembleSize(in.get("ensemble").asInt())
                 .withWriteQuorumSize(in.get("write").asInt())
                 .withAckQuorumSize(in.get("ack").asInt())
                 .withDigestType(DigestType.valueOf(in.get("digest").asText()))
                 .withPassword(password(in))
-                .withWriteFlags(flags)
-                .execute()
-                .get();
+                .withWriteFlags(flags);
+        Object ledger = in.get("numbered").asBoolean()
+                ? creation.makeAdv().execute().get()
+                : creation.execute().get();
         return held((LedgerHandle) ledger);
     }
 
@@ -195,8 +198,23 @@ public final class Puppet {
         LedgerHandle ledger = handle(in);
         List<CompletableFuture<Long>> sent = new ArrayList<>();
         for (JsonNode payload : in.get("payloads")) {
-            sent.add(ledger.appendAsync(Base64.getDecoder().decode(payload.asText())));
+            sent.add(ledger.appendAsync(bytes(payload)));
         }
+        return results(sent);
+    }
+
+    /** As append, but the caller says which entry each payload becomes. */
+    private Object write(JsonNode in) throws Exception {
+        WriteAdvHandle ledger = (WriteAdvHandle) handle(in);
+        List<CompletableFuture<Long>> sent = new ArrayList<>();
+        for (int i = 0; i < in.get("entries").size(); i++) {
+            long entry = in.get("entries").get(i).asLong();
+            sent.add(ledger.writeAsync(entry, bytes(in.get("payloads").get(i))));
+        }
+        return results(sent);
+    }
+
+    private static List<Long> results(List<CompletableFuture<Long>> sent) throws Exception {
         List<Long> entries = new ArrayList<>();
         for (CompletableFuture<Long> add : sent) {
             entries.add(add.get());
@@ -254,6 +272,10 @@ public final class Puppet {
                 "entry", entry.getEntryId(),
                 "length", entry.getLength(),
                 "payload", Base64.getEncoder().encodeToString(entry.getEntryBytes()));
+    }
+
+    private static byte[] bytes(JsonNode payload) {
+        return Base64.getDecoder().decode(payload.asText());
     }
 
     private static byte[] password(JsonNode in) {
