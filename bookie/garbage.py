@@ -7,6 +7,7 @@ nobody's any more, and logs that hold no others can go. Its deletion is remember
 """
 
 import asyncio
+from array import array
 from dataclasses import dataclass
 from typing import Final
 
@@ -107,10 +108,15 @@ class Garbage:
                 )
             self._end("braked", "many ledgers are gone at once")
             return
-        for start in range(0, len(verdict.garbage), _BATCH):
-            batch = await census.still_absent(verdict.garbage[start : start + _BATCH])
-            if batch:
-                await to_its_end(self._delete(batch))
+        deleted = array("q")
+        try:
+            for start in range(0, len(verdict.garbage), _BATCH):
+                batch = await census.still_absent(verdict.garbage[start : start + _BATCH])
+                if batch:
+                    await to_its_end(self._delete(batch))
+                    deleted.extend(batch)
+        finally:
+            self._suspects.on_deleted(deleted)
         self._end("done", "")
 
     async def _delete(self, ledger_ids: IntArray) -> None:

@@ -1,6 +1,6 @@
 """When a ledger that metadata no longer names may be deleted here.
 
-Only if (S: nothing else is proof)
+Only if (B10: nothing else is proof)
 - it was absent from two scans of the metadata that both began after it was known here, the second
   begun at least `interval` after the first had ended, and from every scan in between and since;
 - and then for `quarantine` more: time for whoever deleted, or lost, or moved metadata by mistake;
@@ -67,6 +67,14 @@ class Suspects:
             agreeds.append(agreed_ns)
         self._ids, self._first_ended_ns, self._agreed_ns = ids, firsts, agreeds
         self.ledgers = ledgers
+
+    def on_deleted(self, ledger_ids: IntArray) -> None:
+        """They are here no longer."""
+        gone = dict.fromkeys(ledger_ids)
+        kept = [at for at, ledger_id in enumerate(self._ids) if ledger_id not in gone]
+        self._ids = array("q", [self._ids[at] for at in kept])
+        self._first_ended_ns = array("q", [self._first_ended_ns[at] for at in kept])
+        self._agreed_ns = array("q", [self._agreed_ns[at] for at in kept])
 
     def judge(self, now_ns: int, *, force: bool) -> Verdict:
         """`force` is an operator's: it passes brake and quarantine, not the second scan."""
