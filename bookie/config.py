@@ -112,7 +112,7 @@ class SpaceConfig:
 class ServerConfig:
     frame_bytes_max: int = FRAME_BYTES_MAX  # The largest request; equal in the whole cluster.
     connections_max: int = 10_000  # Each is a file descriptor; further ones are hung up on.
-    held_bytes_max: int = 32 * MIB  # Requests and answers of all connections, beyond the floor.
+    held_bytes_max: int = 16 * MIB  # Requests and answers of all connections, beyond the floor.
     connection_bytes_max: int = 8 * MIB  # Of one connection. Above, its socket is not read.
     connection_bytes_floor: int = 16 * 1024  # What each may have, however much the others hold.
     reads_max: int = 64  # From disk, at once; as many again for what is urgent.

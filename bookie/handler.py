@@ -45,13 +45,14 @@ from rollbook.proto.wire.requests import Refused, RequestDecoder
 
 logger = structlog.get_logger()
 
-# Chunks stay small until a client has shown that it adds: as objects, requests to read take many
-# times their bytes, and whoever reads nothing leaves a chunk of them waiting.
-_CHUNK_BYTES_MIN: Final = 4 * 1024
+# Chunks stay small until a client has shown that it adds, or takes its answers: as objects, requests
+# to read take many times their bytes, and whoever takes nothing leaves a chunk of them waiting.
+_CHUNK_BYTES_MIN: Final = 2 * 1024
+_CHUNK_BYTES_OF_CALLS: Final = 16 * 1024
 CHUNK_BYTES_MAX: Final = 256 * 1024
 _FLUSH_BYTES: Final = 32 * 1024  # What is written at a time, unless one answer is larger.
 _PROGRESS_BYTES: Final = 64 * 1024  # That much more of a request gives it time again.
-_CALL_BYTES: Final = 512  # About what a waiting call takes,
+_CALL_BYTES: Final = 256  # About what a waiting call takes,
 _READ_BYTES: Final = 64 * 1024  # and what one takes that is being answered from disk.
 
 _KINDS: Final[dict[type[Request], str]] = {
@@ -223,10 +224,10 @@ class Connection(asyncio.BufferedProtocol):
         if answered:
             elapsed_ns = shared.clock.monotonic_ns() - now_ns
             shared.stats.requests["read"].observe(elapsed_ns, answered)
+        if nbytes == self._chunk_bytes and not self._is_clogged:
+            self._chunk_bytes = min(2 * nbytes, CHUNK_BYTES_MAX)
         if asks:
-            self._chunk_bytes = _CHUNK_BYTES_MIN
-        elif nbytes == self._chunk_bytes < CHUNK_BYTES_MAX:
-            self._chunk_bytes *= 2
+            self._chunk_bytes = min(self._chunk_bytes, _CHUNK_BYTES_OF_CALLS)
         self._on_begun(self._decoder.begun_bytes, is_new=bool(heard), now_ns=now_ns)
         self._flush()
         self._balance()
@@ -375,6 +376,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._is_clogged = True
+        self._chunk_bytes = _CHUNK_BYTES_MIN
         self._give_time_to_take()
 
     def has_taken_some(self) -> bool:

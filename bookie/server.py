@@ -24,6 +24,9 @@ from rollbook.proto.ports import Address, Clock, Listener, Transport
 logger = structlog.get_logger()
 
 _LOOK_S: Final = 0.5  # How late a deadline may be noticed.
+_SLOW_NS: Final = (
+    1_000_000_000  # Who has taken nothing for so long goes first when memory is short.
+)
 
 
 class BookieServer:
@@ -165,13 +168,15 @@ class BookieServer:
             if not connection.has_taken_some():
                 connection.hang_up("unread_answers")
         if shared.pool.is_overdrawn:
-            self._cut_off_the_slowest()
+            self._cut_off_the_slowest(now_ns)
         self._look_after()
 
-    def _cut_off_the_slowest(self) -> None:
-        excess = self._shared.pool.lent - self._shared.pool.bytes_max
-        for connection in list(self._shared.clogged):
+    def _cut_off_the_slowest(self, now_ns: int) -> None:
+        shared = self._shared
+        excess = shared.pool.lent - shared.pool.bytes_max
+        for connection in shared.clogged.waited_for(_SLOW_NS, now_ns):
             if excess <= 0:
                 break
-            excess -= connection.held_bytes
-            connection.hang_up("unread_answers")
+            if not connection.has_taken_some():
+                excess -= connection.held_bytes
+                connection.hang_up("unread_answers")

@@ -1,6 +1,6 @@
 """Who has to be done by when, if all have equally long: in the order of starting."""
 
-from collections.abc import Iterator
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -23,15 +23,12 @@ class Deadlines(Generic[T]):
         self._ends_ns.pop(who, None)
 
     def take_late(self, now_ns: int) -> list[T]:
-        late: list[T] = []
-        for who, end_ns in self._ends_ns.items():
-            if end_ns > now_ns:
-                break
-            late.append(who)
+        late = self.waited_for(self._allowed_ns, now_ns)
         for who in late:
             del self._ends_ns[who]
         return late
 
-    def __iter__(self) -> Iterator[T]:
-        """Who has been waited for longest comes first."""
-        return iter(self._ends_ns)
+    def waited_for(self, least_ns: int, now_ns: int) -> list[T]:
+        """So long at least; the longest first."""
+        end_ns_max = now_ns - least_ns + self._allowed_ns
+        return list(takewhile(lambda who: self._ends_ns[who] <= end_ns_max, self._ends_ns))

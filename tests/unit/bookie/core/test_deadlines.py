@@ -9,7 +9,7 @@ def test_who_is_late_comes_out_once_and_in_order() -> None:
     assert deadlines.take_late(9) == []
     assert deadlines.take_late(11) == ["a", "b"]
     assert deadlines.take_late(11) == []
-    assert list(deadlines) == ["c"]
+    assert deadlines.waited_for(0, 5) == ["c"]
 
 
 def test_to_start_again_is_to_be_last() -> None:
@@ -17,8 +17,18 @@ def test_to_start_again_is_to_be_last() -> None:
     deadlines.start("a", 0)
     deadlines.start("b", 1)
     deadlines.start("a", 2)
-    assert list(deadlines) == ["b", "a"]
+    assert deadlines.waited_for(0, 2) == ["b", "a"]
     deadlines.stop("b")
     assert len(deadlines) == 1
     assert deadlines.take_late(11) == []
     assert deadlines.take_late(12) == ["a"]
+
+
+def test_some_are_late_for_others() -> None:
+    deadlines = Deadlines[str](10)
+    deadlines.start("a", 0)
+    deadlines.start("b", 3)
+    assert deadlines.waited_for(4, 3) == []
+    assert deadlines.waited_for(4, 4) == ["a"]
+    assert deadlines.waited_for(4, 7) == ["a", "b"]
+    assert len(deadlines) == 2
