@@ -1,0 +1,169 @@
+"""Scrubbing in the simulator: rot is found, told, remembered, and what is sound moves away from it."""
+
+import asyncio
+import random
+
+import pytest
+
+from rollbook.bookie.config import SpaceConfig
+from rollbook.bookie.scrub import Scrubber
+from rollbook.bookie.storage import Storage
+from rollbook.proto.errors import EntryStateUnknown
+from tests.simulation.kernel import Node
+from tests.unit.bookie.test_compaction import compactor_of, delete
+from tests.unit.bookie.test_storage import _quiet, add, entry, fill, open_storage, settle, tell
+
+__all__ = ["_quiet"]  # The fixture.
+
+FAST = SpaceConfig(scrub_bytes_per_s=10**12)
+
+
+def scrubber_of(storage: Storage, node: Node, config: SpaceConfig = FAST) -> Scrubber:
+    return Scrubber(storage, node.clock, config, {})
+
+
+async def rot(storage: Storage, node: Node, number: int, position: int) -> None:
+    """On the disk, not in any cache."""
+    await storage._logs.close()
+    storage.cache.bodies._values.clear()
+    node.disk.rot(f"/store/ledgers/{number:016}.log", position)
+    node.disk.drop_caches()
+
+
+async def unknown_of(storage: Storage, ledgers: range, entries: int) -> list[tuple[int, int]]:
+    unknown = []
+    for ledger_id in ledgers:
+        for entry_id in range(entries):
+            try:
+                assert len(await storage.read(ledger_id, entry_id)) > 36
+            except EntryStateUnknown:
+                unknown.append((ledger_id, entry_id))
+    return unknown
+
+
+def test_a_sound_store_has_no_damage() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(20), entries=40, size=300)
+        await fill(storage, range(100, 101), entries=80, size=1000)
+        await settle(storage)
+        await delete(storage, *range(5))
+        scrubber = scrubber_of(storage, node)
+        state = await scrubber.scrub()
+        assert (state.rounds, state.damages, state.log) == (1, 0, 0)
+        assert state.read_bytes > 250_000
+        assert not scrubber._damaged
+        assert not storage.catalog.doubts
+
+    tell(story)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_damage_that_readers_would_meet_is_found(seed: int) -> None:
+    """B1, B11: and no more than that is in doubt."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        chance = random.Random(seed)
+        await fill(storage, range(20), entries=60, size=chance.choice((300, 2000)))
+        await settle(storage)
+        number = chance.choice(list(storage.catalog.logs))
+        size = storage.catalog.logs[number].file_bytes
+        place = chance.choice((chance.randrange(size), size - chance.randrange(1, 2000)))
+        await rot(storage, node, number, place)
+        scrubber = scrubber_of(storage, node)
+        state = await scrubber.scrub()
+        found = {
+            (ledger_id, entry_id)
+            for ledger_id, ranges in storage.catalog.doubts
+            for entry_id in range(ranges.first_entry, ranges.last_entry + 1)
+        }
+        unknown = await unknown_of(storage, range(20), 60)
+        assert set(unknown) <= found
+        assert len(found) <= 260
+        assert not found or scrubber._damaged == {number: None}
+        assert bool(state.damages) >= bool(found)
+        await scrubber.scrub()
+        assert scrubber.state.damages == state.damages  # Told once.
+        await storage.close()
+        again = await open_storage(node)
+        assert list(again.catalog.doubts) == list(storage.catalog.doubts)
+        again.start()
+        compactor = compactor_of(again, node)
+        compactor.damaged.update(scrubber._damaged)
+        await compactor.compact(major=False)
+        if scrubber._damaged:
+            assert number not in again.catalog.logs
+        assert set(await unknown_of(again, range(20), 60)) == set(unknown)
+        for ledger_id, entry_id in found:  # Brought back from other copies.
+            await add(again, (ledger_id, entry_id), payload=b"healed", is_recovery=True)
+        await fill(again, range(200, 201), entries=80, size=1000)
+        await settle(again)
+        assert not again.catalog.doubts
+        assert not await unknown_of(again, range(20), 60)
+        await again.close()
+
+    tell(story, seed=seed)
+
+
+def test_a_restart_goes_on_where_it_was() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(1), entries=400, size=1000)
+        await settle(storage)
+        logs = sorted(storage.catalog.logs)
+        assert len(logs) > 4
+        scrubber = scrubber_of(storage, node, SpaceConfig(scrub_bytes_per_s=64 * 1024))
+        work = asyncio.ensure_future(scrubber.scrub())
+        await asyncio.sleep(3.5)
+        await scrubber.close()
+        await work
+        assert logs[0] <= storage.catalog.scrubbed < logs[-1]
+        left = [number for number in logs if number > storage.catalog.scrubbed]
+        await storage.close()
+        storage = await open_storage(node)
+        again = scrubber_of(storage, node)
+        assert again.state.logs_left == len(left)
+        await again.scrub()
+        assert again.state.read_bytes < 70_000 * len(left)
+        assert again.state.rounds == 1
+
+    tell(story)
+
+
+def test_it_reads_no_faster_than_it_may_and_not_while_suspended() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(1), entries=200, size=1000)
+        await settle(storage)
+        scrubber = scrubber_of(storage, node, SpaceConfig(scrub_bytes_per_s=10_000))
+        began = node.clock.monotonic_ns()
+        work = asyncio.ensure_future(scrubber.scrub())
+        await asyncio.sleep(2)
+        scrubber.suspend()
+        await asyncio.sleep(2)
+        read = scrubber.state.read_bytes
+        assert scrubber.state.is_suspended
+        await asyncio.sleep(100)
+        assert scrubber.state.read_bytes <= read + 2000
+        scrubber.resume()
+        await work
+        elapsed_s = (node.clock.monotonic_ns() - began) / 1e9 - 102
+        assert elapsed_s > 0.9 * scrubber.state.read_bytes / 10_000
+
+    tell(story)
+
+
+def test_one_ledger_is_verified_on_demand() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(2), entries=40, size=1000)
+        await settle(storage)
+        await add(storage, (0, 40), (0, 41))
+        scrubber = scrubber_of(storage, node)
+        verdict = await scrubber.verify(0)
+        assert (verdict.ledger_id, verdict.entries, verdict.damaged) == (0, 42, ())
+        number = min(storage.catalog.logs)
+        contents = node.disk.contents(f"/store/ledgers/{number:016}.log") or b""
+        await rot(storage, node, number, contents.index(entry(0, 5, bytes(1000))) + 100)
+        assert (await scrubber.verify(0)).damaged == ((5, 5),)
+        assert (await scrubber.verify(1)).damaged == ()
+        assert not storage.catalog.doubts  # It only looks.
+        assert await storage.read(0, 41) == entry(0, 41)
+
+    tell(story)
