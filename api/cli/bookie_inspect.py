@@ -185,7 +185,18 @@ def _command(*lines: str) -> Callable[[Command], click.Command]:
 def info(where: Where, output: str) -> None:
     """Show one bookie at a glance."""
     if not where.is_files:
-        show_facts(where.client().get(f"{_API}/status"), output)
+        facts = where.client().get(f"{_API}/status")
+        if output != "table":
+            show_facts(facts, output)
+            return
+        directories, latencies = facts.pop("directories"), facts.pop("latencies_ms")
+        show_facts(facts, output)
+        click.echo("")
+        show_rows(("path", "kind", "free_bytes", "total_bytes"), directories, output)
+        if latencies:
+            click.echo("")
+            rows = [{"latency_ms": name, **of} for name, of in latencies.items()]
+            show_rows(("latency_ms", "p50", "p99", "p999"), rows, output)
         return
 
     async def look(store: "StoreFiles") -> dict[str, Any]:

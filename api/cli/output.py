@@ -57,7 +57,7 @@ def as_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def shown(value: object) -> str:
-    if value is None:
+    if value is None or value == "":
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"

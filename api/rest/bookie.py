@@ -8,6 +8,7 @@ The bookie is handed in as a `BookieAdmin`; nothing is decided here.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -224,7 +225,7 @@ class Status(BaseModel):
     state: str = Field(examples=["writable"])
     why: str | None = Field(None, examples=[None])
     uptime_s: float = Field(examples=[86_400.0])
-    pid: int | None = Field(None, examples=[4711])
+    pid: int = Field(examples=[4711])
     ledgers: int = Field(examples=[10_000])
     doubtful_ledgers: int = Field(examples=[0])
     doubts_everything: bool = Field(examples=[False])
@@ -485,7 +486,8 @@ def _looking(admin: BookieAdmin) -> APIRouter:
 
     @routes.get("/bookie/status")
     async def get_status() -> Status:
-        return Status.model_validate({**admin.status(), "directories": await admin.space()})
+        here = {"pid": os.getpid(), "directories": await admin.space()}
+        return Status.model_validate({**admin.status(), **here})
 
     @routes.get("/bookie/state")
     async def get_state() -> State:

@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pytest
 import structlog
@@ -10,7 +11,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metrics import Metrics
-from rollbook.proto.stats import Gauge, Histogram, counter, counters, gauge, latency
+from rollbook.proto.stats import (
+    LATENCY_BOUNDS_NS,
+    Gauge,
+    Histogram,
+    counter,
+    counters,
+    gauge,
+    latency,
+)
 
 
 def test_an_event_is_one_json_line_without_secrets() -> None:
@@ -76,22 +85,37 @@ def test_metrics_are_read_when_they_are_asked_for() -> None:
     text = shown(first)
     assert "rollbook_bookie_adds_total 3.0" in text
     assert 'rollbook_bookie_refusals_total{reason="FENCED"} 2.0' in text
-    assert 'rollbook_bookie_add_seconds_bucket{le="0.0025"} 0.0' in text
-    assert 'rollbook_bookie_add_seconds_bucket{le="0.005"} 5.0' in text
-    assert 'rollbook_bookie_add_seconds_bucket{le="+Inf"} 5.0' in text
+    assert 'rollbook_bookie_add_seconds_bucket{le="0.0025"} 0\n' in text
+    assert 'rollbook_bookie_add_seconds_bucket{le="0.005"} 5\n' in text
+    assert 'rollbook_bookie_add_seconds_bucket{le="+Inf"} 5\n' in text
     assert "rollbook_bookie_add_seconds_sum 0.015" in text
     assert "rollbook_bookie_queue_bytes 12.0" in text
     assert "rollbook_bookie_adds_total 1.0" in shown(second)
 
 
 def test_the_exposition_is_what_scrapers_read() -> None:
-    stats = Stats()
-    stats.add_latency.observe(1)
+    """Every value comes back from a reader of the format as it was counted."""
+    stats = Stats(adds=7, refusals={'with "quotes"': 1, "two\nlines \\ slash": 2})
+    for value in (1, 10_000, 10_001, 10**12):
+        stats.add_latency.observe(value, times=3)
     metrics = Metrics()
     metrics.add("bookie", stats)
     metrics.add_process()
     text = b"".join(metrics.exposition()).decode()
-    families = {family.name: family.type for family in text_string_to_metric_families(text)}
-    assert families["rollbook_bookie_adds"] == "counter"
-    assert families["rollbook_bookie_add_seconds"] == "histogram"
-    assert families["process_resident_memory_bytes"] == "gauge"
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families["process_resident_memory_bytes"].type == "gauge"
+
+    adds = families["rollbook_bookie_adds"]
+    assert (adds.type, adds.documentation) == ("counter", "Entries added.")
+    assert [(each.name, each.value) for each in adds.samples] == [("rollbook_bookie_adds_total", 7)]
+    refusals = families["rollbook_bookie_refusals"].samples
+    assert {each.labels["reason"]: each.value for each in refusals} == stats.refusals
+
+    latency = families["rollbook_bookie_add_seconds"]
+    assert latency.type == "histogram"
+    buckets = [each for each in latency.samples if each.name.endswith("_bucket")]
+    assert [each.value for each in buckets] == list(accumulate(stats.add_latency.counts))
+    bounds = [float(each.labels["le"]) for each in buckets]
+    assert bounds == [*(bound / 1e9 for bound in LATENCY_BOUNDS_NS), float("inf")]
+    rest = {each.name.rpartition("_")[2]: each.value for each in latency.samples[len(buckets) :]}
+    assert rest == {"sum": stats.add_latency.total / 1e9, "count": 12}
