@@ -106,6 +106,10 @@ class Journal:
         self._is_closing = False
         self._has_unsynced = False  # Written for somebody who did not want to wait.
         self._has_unsaid = False  # Durable, and no record says so yet.
+        self._is_silent = False  # And nothing was added for a while.
+        self._silence_timer: asyncio.TimerHandle | None = None
+        self._idle_s = config.idle_after_ms / 1000
+        self._written_s = 0.0  # When it was added to last, by the loop's clock.
 
     async def open(self, spare: RecordFile | None, number: int, next_sequence: int) -> None:
         """The first file of this process: one that was ready, or a new one."""
@@ -166,6 +170,8 @@ class Journal:
             while self._waiting or not self._is_closing:
                 if self._waiting:
                     await self._write_waiting()
+                elif self._is_silent:
+                    await self._say_what_is_durable()
                 else:
                     await self._wait_for_work()
             await self._say_what_is_durable()
@@ -173,6 +179,8 @@ class Journal:
             self._poison(error)
             raise
         finally:
+            if self._silence_timer:
+                self._silence_timer.cancel()
             self._spare.cancel()
             await asyncio.gather(self._spare, return_exceptions=True)
 
@@ -182,15 +190,25 @@ class Journal:
         self._has_work.set()
 
     async def _wait_for_work(self) -> None:
+        """Or for silence. One timer outlives many writes: to set one for each costs as much as to
+        pack a lone add."""
         self._has_work.clear()
-        try:
-            async with asyncio.timeout(self._idle_s()):
-                await self._has_work.wait()
-        except TimeoutError:
-            await self._say_what_is_durable()
+        if self._has_unsaid and self._silence_timer is None:
+            self._expect_silence(self._idle_s)
+        await self._has_work.wait()
 
-    def _idle_s(self) -> float | None:
-        return self._config.idle_after_ms / 1000 if self._has_unsaid else None
+    def _expect_silence(self, delay_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._silence_timer = loop.call_later(delay_s, self._on_silence)
+
+    def _on_silence(self) -> None:
+        self._silence_timer = None
+        missing_s = self._written_s + self._idle_s - asyncio.get_running_loop().time()
+        if missing_s > 0:
+            self._expect_silence(missing_s)
+        else:
+            self._is_silent = True
+            self._has_work.set()
 
     async def _say_what_is_durable(self) -> None:
         """The trailing record that tells rot from a torn tail: B3."""
@@ -199,6 +217,7 @@ class Journal:
                 await self._sync()
             await self._write(self.active.packer.pack_empty(Kind.IDLE))
             self._has_unsaid = False
+        self._is_silent = False
 
     async def _write_waiting(self) -> None:
         batch, size = self._take()
@@ -212,7 +231,8 @@ class Journal:
             else:
                 await self._write(write)
             self._on_written(self.active, write)
-            self._has_unsaid = True
+            self._has_unsaid, self._is_silent = True, False
+            self._written_s = asyncio.get_running_loop().time()
         elif self._has_unsynced:
             await self._sync()
         self._writing = []
