@@ -22,11 +22,12 @@ from typing import Final, NamedTuple
 from tests.bench import Figure, judged
 from tests.bench.load import generator
 from tests.bench.load.generator import Result
-from tests.bench.load.victim import victim
+from tests.bench.load.victim import Victim, victim
 from tests.bench.load.work import (
     Batch,
     add_batches,
     batch_read_batches,
+    entry_bytes,
     read_batches,
 )
 from tests.support import processes
@@ -34,6 +35,10 @@ from tests.support import processes
 CONNECTIONS: Final = 8
 BATCH_BYTES: Final = 64 * 1024
 WINDOW: Final = 2
+PACED_CONNECTIONS: Final = 16
+PACED_BATCH_BYTES: Final = 3_000  # 20 adds of 100 B.
+PACED_INTERVAL_S: Final = 0.004  # In all 80,000 adds a second: a third of what it can take.
+MIB: Final = 1024 * 1024
 _SINK: Final = "tests.bench.load.sink"
 
 
@@ -43,16 +48,20 @@ class Size:
 
     adds: int = 400_000  # Of 100 B; fewer in proportion of larger ones.
     alone: int = 1_000
-    cold_bytes: int = 256 * 1024 * 1024
-    ledgers: int = 1_000  # Of the interleaved shape.
+    cold_bytes: int = 256 * MIB
+    written_bytes: int = 128 * MIB
+    paced_adds: int = 320_000
+    ledgers: int = 1_000  # Where they are many.
 
 
 FULL: Final = Size()
-SMALL: Final = Size(adds=4_000, alone=20, cold_bytes=2 * 1024 * 1024, ledgers=100)
+SMALL: Final = Size(
+    adds=4_000, alone=20, cold_bytes=2 * MIB, written_bytes=MIB, paced_adds=3_200, ledgers=96
+)
 
 
 def figures(runs: int, size: Size = FULL) -> list[Figure]:
-    parts: list[Callable[[int, Size], Iterator[Figure]]] = [_adds, _alone, _reads]
+    parts = (_adds, _alone, _cached_reads, _cold_reads, _written, _beside_checkpoints)
     return [found for part in parts for found in part(runs, size)]
 
 
@@ -200,19 +209,124 @@ def _ask(client: socket.socket, batch: Batch) -> float:
 # --- Reads --------------------------------------------------------------------------------------
 
 
-def _reads(runs: int, size: Size) -> Iterator[Figure]:
-    yield from _cached_reads(runs, size)
-
-
 def _cached_reads(runs: int, size: Size) -> Iterator[Figure]:
-    entries = size.adds // CONNECTIONS
+    entries, ledgers = size.adds // CONNECTIONS, range(1, 5)
     with victim() as bookie:
-        _run(bookie.address, [add_batches([1 + n], entries, 100, BATCH_BYTES) for n in range(4)])
+        _run(bookie.address, [add_batches([each], entries, 100, BATCH_BYTES) for each in ledgers])
         kinds = (
             ("cached reads of 100 B, 1,000 in a BATCH_READ", batch_read_batches, 1_000, 300_000),
             ("cached reads of 100 B, 100 single ones sent together", read_batches, 100, None),
         )
         for name, make, at_once, target in kinds:
-            work = [make(1 + n, entries, 100, at_once) for n in range(4)]
+            work = [make(each, entries, 100, at_once) for each in ledgers]
             rates = [_run(bookie.address, work).entries_per_s for _ in range(runs)]
             yield judged(name, "entries/s", target, rates)
+
+
+def _cold_reads(runs: int, size: Size) -> Iterator[Figure]:
+    """One ledger from its first entry on, in turns with a plain reader of the same files.
+
+    The bookie's own cache is small here, so that nothing is left in it from the run before.
+    """
+    entries = size.cold_bytes // 1_000
+    bookie_s: list[float] = []
+    plain_s: list[float] = []
+    with victim({"ROLLBOOK_STORAGE_CACHE_BYTES": str(8 * MIB)}) as bookie:
+        _run(bookie.address, [add_batches([1], entries, 1_000, BATCH_BYTES)])
+        work = [batch_read_batches(1, entries, 1_000, 1_000)]
+        for _ in range(runs):
+            bookie.drop_caches()
+            result = _run(bookie.address, work)
+            bookie_s.append(result.seconds / (result.entries * entry_bytes(1_000)))
+            plain_s.append(_read_plainly(bookie))
+    ratios = [ours / plain for ours, plain in zip(bookie_s, plain_s, strict=True)]
+    yield judged("cold reads of 1 KB in order", "MB/s", None, [1e-6 / each for each in bookie_s])
+    yield judged("the files read by themselves", "MB/s", None, [1e-6 / each for each in plain_s])
+    yield judged("cold reads: time by that of the disk itself", "times", 1 / 0.6, ratios)
+
+
+def _read_plainly(bookie: Victim) -> float:
+    """Seconds a byte."""
+    bookie.drop_caches()
+    began, size = time.perf_counter(), 0
+    for path in bookie.files():
+        with path.open("rb", buffering=0) as file:
+            while chunk := file.read(MIB):
+                size += len(chunk)
+    return (time.perf_counter() - began) / size
+
+
+# --- Bytes on disk ------------------------------------------------------------------------------
+
+
+def _written(_runs: int, size: Size) -> Iterator[Figure]:
+    """By one run each: bytes hardly vary. Journal files are small, so that few are unfinished."""
+    each = size.ledgers // CONNECTIONS
+    shapes = (
+        ("entries of 16 KiB", 16 * 1024, 1, CONNECTIONS, 1.15),
+        ("one ledger of 1 KB entries", 1_000, 1, 1, 1.3),
+        (f"{each * CONNECTIONS} ledgers of 100 B in turn", 100, each, CONNECTIONS, None),
+    )
+    for name, payload_bytes, ledgers, connections, target in shapes:
+        entries = size.written_bytes // (entry_bytes(payload_bytes) * connections)
+        with victim({"ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(16 * MIB)}) as bookie:
+            before = bookie.bookie.written_bytes
+            ids = itertools.count(1)
+            work = [
+                add_batches(
+                    list(itertools.islice(ids, ledgers)), entries, payload_bytes, BATCH_BYTES
+                )
+                for _ in range(connections)
+            ]
+            added = _run(bookie.address, work).entries * entry_bytes(payload_bytes)
+            written = _when_quiet(lambda: bookie.bookie.written_bytes) - before
+        yield judged(f"written for {name}", "bytes/byte", target, [written / added])
+
+
+def _when_quiet(read: Callable[[], int]) -> int:
+    """When it has not changed for a while."""
+    last, now = -1, read()
+    while now != last:
+        time.sleep(0.5)
+        last, now = now, read()
+    return now
+
+
+# --- While others are at work -------------------------------------------------------------------
+
+
+def _beside_checkpoints(runs: int, size: Size) -> Iterator[Figure]:
+    """Paced adds: to a bookie whose journal files are small and one whose first never fills."""
+    each = size.ledgers // PACED_CONNECTIONS
+    p99s: dict[int, list[float]] = {16 * MIB: [], 1024 * MIB: []}
+    with ExitStack() as stack:
+        bookies = {
+            file_bytes: stack.enter_context(
+                victim({"ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(file_bytes)})
+            )
+            for file_bytes in p99s
+        }
+        for run in range(runs):
+            first = 1 + run * size.ledgers
+            work = [
+                add_batches(
+                    range(first + at * each, first + (at + 1) * each),
+                    *(size.paced_adds // PACED_CONNECTIONS, 100, PACED_BATCH_BYTES),
+                )
+                for at in range(PACED_CONNECTIONS)
+            ]
+            for file_bytes, bookie in bookies.items():
+                result = _run_paced(bookie.address, work)
+                p99s[file_bytes].append(result.percentile_us(99) / 1e3)
+    with_ms, without_ms = p99s.values()
+    ratios = [one / other for one, other in zip(with_ms, without_ms, strict=True)]
+    yield judged("adds beside checkpoints, p99", "ms", None, with_ms)
+    yield judged("adds without checkpoints, p99", "ms", None, without_ms)
+    yield judged("p99 with checkpoints by that without", "times", 2.0, ratios)
+
+
+def _run_paced(address: tuple[str, int], work: Sequence[Sequence[Batch]]) -> Result:
+    result = generator.run(address, work, interval_s=PACED_INTERVAL_S)
+    if result.successes != result.entries:
+        raise AssertionError(f"{result.successes} of {result.entries} were answered well")
+    return result
