@@ -49,7 +49,7 @@ logger = structlog.get_logger()
 
 _CACHE_BYTES: Final = 16 * 1024 * 1024
 _SYNC_BYTES: Final = 1024 * 1024  # So much at most lies before the journal in the disk's queue.
-_ROOM_BYTES: Final = 1024 * 1024  # Left free beside a new log.
+_ROOM_BYTES: Final = 64 * 1024  # Left free beside a new log.
 _ENTRY_COST_BYTES: Final = (
     256  # What handling an entry costs, in bytes that could be copied instead.
 )
