@@ -1,0 +1,375 @@
+"""`rollbook server bookie` as operators run it: real processes, on both kinds of metadata store."""
+
+import asyncio
+import json
+import os
+import resource
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from rollbook.api.cli.server import EXIT_STORAGE_FAILED
+from rollbook.proto.errors import ConnectionLost
+from rollbook.proto.formats.service_info import unpack_service_info
+from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from rollbook.proto.ports import Address, MetadataStore
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.messages import Read, ReadReply
+from tests.support import bookies, processes
+from tests.support.bookie_client import PASSWORD, connect
+from tests.support.bookies import PATIENCE_S, RunningBookie
+from tests.support.processes import ChildFailed, Family
+
+ID = BookieId("bk-1")
+LONG_SESSION = {"ROLLBOOK_SESSION_TIMEOUT_S": "600"}  # Longer than any test: nothing runs out.
+PAYLOAD = b"payload"
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def children() -> Iterator[Family]:
+    with processes.family() as family:
+        yield family
+
+
+@pytest.fixture(params=["sqlite", "zk"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of a cluster at a root of its own."""
+    if request.param == "sqlite":
+        found = f"sqlite://{tmp_path}/metadata.db"
+    else:
+        tree = request.getfixturevalue("zookeeper")
+        found = f"zk+hierarchical://{tree.server.address}{tree.chroot}/deep/root"
+    assert run("cluster", "init", "--metadata", found).returncode == 0
+    return found
+
+
+@pytest.fixture
+def local_url(tmp_path: Path) -> str:
+    found = f"sqlite://{tmp_path}/metadata.db"
+    assert run("cluster", "init", "--metadata", found).returncode == 0
+    return found
+
+
+def run(
+    *arguments: str, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "rollbook.api.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+        env={**os.environ, "NO_COLOR": "1", **(environment or {})},
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+@asynccontextmanager
+async def looking(url: str) -> AsyncIterator[tuple[MetadataStore, str]]:
+    """At the store that a bookie serves, or ZooKeeper; and the ledgers root."""
+    async with await open_metadata_store(url, visit=True) as store:
+        yield store, "/" + url.partition("://")[2].partition("/")[2] if "zk" in url else "/ledgers"
+
+
+async def is_registered(url: str, folder: str = "available") -> bool:
+    async with looking(url) as (store, root):
+        return await store.get(f"{root}/{folder}/{ID}") is not None
+
+
+async def write_and_read(address: Address, ledger_id: int) -> None:
+    async with await connect(address, version=3) as client:
+        answered: asyncio.Future[AddReplies] = asyncio.get_running_loop().create_future()
+        client.on_adds = answered.set_result
+        client.send(client.ledger(ledger_id).pack(0, NO_ENTRY, PAYLOAD))
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await answered).error is None
+    await read(address, ledger_id)
+
+
+async def read(address: Address, ledger_id: int) -> None:
+    async with await connect(address, version=3) as client:
+        reply = await client.call(Read(LedgerId(ledger_id), EntryId(0)))
+        assert isinstance(reply, ReadReply)
+        assert reply.error is None
+        assert reply.body is not None
+        assert bytes(reply.body).endswith(PAYLOAD)
+
+
+def output_of(bookie: RunningBookie) -> int:
+    """It must end by itself."""
+    with pytest.raises(ChildFailed):
+        bookie.wait_ready()
+    return bookie.wait()
+
+
+# --- Life -------------------------------------------------------------------------------------
+
+
+async def test_a_bookie_serves_and_ends_in_order(
+    url: str, tmp_path: Path, children: Family
+) -> None:
+    """SIGTERM ends its session, however long that would last; what was added is there again."""
+    for life in range(2):
+        bookie = bookies.start(children, tmp_path / "b", url, environment=LONG_SESSION)
+        address = bookie.wait_ready()
+        assert await is_registered(url)
+        if not life:
+            await write_and_read(address, 7)
+        await read(address, 7)
+        bookie.terminate()
+        assert bookie.wait() == 0
+        assert not await is_registered(url)
+
+
+async def test_a_killed_bookie_is_back_before_its_session_has_ended(
+    url: str, tmp_path: Path, children: Family
+) -> None:
+    """RG2: with the lock it holds the proof that nobody else has its name."""
+    bookie = bookies.start(children, tmp_path / "b", url, environment=LONG_SESSION)
+    await write_and_read(bookie.wait_ready(), 7)
+    for _ in range(2):
+        bookie.kill()
+        assert await is_registered(url)  # Its session does not know yet.
+        bookie = bookies.start(children, tmp_path / "b", url, environment=LONG_SESSION)
+        await read(bookie.wait_ready(), 7)
+    bookie.terminate()
+    assert bookie.wait() == 0
+    assert not await is_registered(url)
+
+
+async def test_after_a_pause_beyond_its_session_it_is_registered_again(
+    url: str, tmp_path: Path, children: Family
+) -> None:
+    """The other bookie is there to serve the embedded store while the first one stands still."""
+    host = bookies.start(children, tmp_path / "host", url, bookie_id="host")
+    host.wait_ready()
+    short = {"ROLLBOOK_SESSION_TIMEOUT_S": "1"}
+    bookie = bookies.start(children, tmp_path / "b", url, environment=short)
+    bookie.wait_ready()
+    bookie.stop()
+    async with asyncio.timeout(PATIENCE_S):
+        while await is_registered(url):
+            await asyncio.sleep(0.1)
+    bookie.resume()
+    async with asyncio.timeout(PATIENCE_S):
+        while not await is_registered(url):
+            await asyncio.sleep(0.1)
+    assert bookie.is_running
+
+
+async def test_several_bookies_live_on_one_host(url: str, tmp_path: Path, children: Family) -> None:
+    names = ["bk-1", "bk-2", "bk-3"]
+    running = [
+        bookies.start(children, tmp_path / name, url, bookie_id=name, ledger_dirs=2)
+        for name in names
+    ]
+    for number, address in enumerate(bookies.serving(running)):
+        await write_and_read(address, number)
+    shown = run("cluster", "info", "--metadata", url, "-o", "json")
+    found = json.loads(shown.stdout)["bookies"]
+    assert [(each["id"], each["state"]) for each in found] == [(n, "writable") for n in names]
+    for bookie in running:
+        bookie.terminate()
+    assert [bookie.wait() for bookie in running] == [0, 0, 0]
+
+
+async def test_a_bk_server_conf_is_all_it_takes(
+    zookeeper: object, tmp_path: Path, children: Family
+) -> None:
+    tree = zookeeper
+    server, chroot = tree.server, tree.chroot  # type: ignore[attr-defined]  # See the fixture.
+    root = f"{chroot}/x/ledgers"
+    assert run("cluster", "init", "--metadata", f"zk://{server.address}{root}").returncode == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = tmp_path / "bk_server.conf"
+    config.write_text(
+        "\n".join(
+            (
+                "# A bookie as BookKeeper has it",
+                f"bookiePort={port}",
+                "advertisedAddress = 127.0.0.1",
+                "allowLoopback: true",
+                f"metadataServiceUri=zk+hierarchical://{server.address};{server.address}\\",
+                f"    {root}",
+                f"journalDirectories={tmp_path}/journal",
+                f"ledgerDirectories={tmp_path}/ledgers1,{tmp_path}/ledgers2",
+                "diskUsageThreshold=0.999",
+                "ledgerStorageClass=org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage",
+                "zkTimeout=10000",
+                "forceReadOnlyBookie=true",
+                "",
+            )
+        )
+    )
+    command = (sys.executable, "-m", "rollbook.api.cli.main", "server", "bookie")
+    bookie = RunningBookie(children.start(*command, "--config", str(config)))
+    assert bookie.wait_ready() == Address("127.0.0.1", port)
+    async with looking(f"zk://{server.address}{root}") as (store, _):
+        name = BookieId(f"127.0.0.1:{port}")
+        node = await store.get(f"{root}/available/readonly/{name}")
+        assert node
+        assert unpack_service_info(name, node.value).address == bookie.address
+        assert await store.get(f"{root}/cookies/{name}")
+        assert await store.get(f"{root}/available/{name}") is None
+    assert (tmp_path / "ledgers2" / "VERSION").exists()
+
+
+async def test_a_failed_journal_ends_the_process_with_a_code_of_its_own(
+    local_url: str, tmp_path: Path, children: Family
+) -> None:
+    """B6."""
+    bookie = bookies.start(children, tmp_path / "b", local_url)
+    address = bookie.wait_ready()
+    resource.prlimit(bookie.pid, resource.RLIMIT_FSIZE, (MIB, resource.RLIM_INFINITY))
+    async with await connect(address, version=3) as client:
+        ledger = client.ledger(7)
+        for entry_id in range(3):
+            client.send(ledger.pack(entry_id, entry_id - 1, bytes(MIB)))
+        with suppress(ConnectionLost):
+            await client.drain()
+        await client.lost
+        assert bookie.wait() == EXIT_STORAGE_FAILED
+
+
+# --- Refusals ---------------------------------------------------------------------------------
+
+
+async def test_a_wiped_bookie_says_how_to_go_on_and_that_works(
+    local_url: str, tmp_path: Path, children: Family
+) -> None:
+    """B8."""
+    folder = tmp_path / "b"
+    bookie = bookies.start(children, folder, local_url)
+    await write_and_read(bookie.wait_ready(), 7)
+    bookie.terminate()
+    assert bookie.wait() == 0
+    shutil.rmtree(folder)
+    refused = run(*bookies.arguments(folder, local_url))
+    assert refused.returncode == 4
+    assert "WRONG_BOOKIE" in refused.stderr
+    assert not folder.exists()
+    remedy = refused.stderr.partition("if they are gone for good: ")[2].strip()
+    words = shlex.split(remedy)
+    doctor = run("bookie", "doctor", *words[3:])
+    assert doctor.returncode == 8
+    assert remedy in doctor.stdout
+    assert run(*words[1:]).returncode == 2  # It asks, and nobody is there to answer.
+    assert run(*words[1:], "--yes").returncode == 0
+    assert run("bookie", "doctor", *words[3:]).returncode == 0
+    bookies.start(children, folder, local_url).wait_ready()
+
+
+async def test_a_second_process_on_its_directories_is_refused(
+    local_url: str, tmp_path: Path, children: Family
+) -> None:
+    bookie = bookies.start(children, tmp_path / "b", local_url)
+    bookie.wait_ready()
+    second = run(*bookies.arguments(tmp_path / "b", local_url))
+    assert (second.returncode, "DIRECTORY_IN_USE" in second.stderr) == (4, True)
+    assert bookie.is_running
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--listen", "0.0.0.0:0", "--advertised", "h:1"], "--insecure"),
+        (["--listen", "0.0.0.0:0", "--insecure"], "nobody can connect to 0.0.0.0"),
+        (["--listen", "here:there"], "no host:port"),
+        (["--tls-listen", "127.0.0.1:0"], "TLS needs tls_certificate"),
+        (["--journal-dir", "/tmp/another"], "one journal directory"),
+        (["--bookie-id", "a/b"], "bookie id"),
+        (["--metadata", "memory:"], "gone when this process ends"),
+        (["--metadata", "nonsense"], "metadata URL"),
+        (["--config", "/does/not/exist.toml"], "cannot read"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_a_line(
+    local_url: str, tmp_path: Path, flags: list[str], message: str
+) -> None:
+    refused = run(*bookies.arguments(tmp_path / "b", local_url), *flags)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_port_that_is_taken_is_named(local_url: str, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        refused = run(*bookies.arguments(tmp_path / "b", local_url, listen=address))
+    assert (refused.returncode, address in refused.stderr) == (2, True)
+
+
+def test_without_a_cluster_there_is_no_bookie(tmp_path: Path) -> None:
+    refused = run(*bookies.arguments(tmp_path / "b", f"sqlite://{tmp_path}/none.db"))
+    assert refused.returncode == 3
+    assert "rollbook cluster init" in refused.stderr
+
+
+# --- Settings ---------------------------------------------------------------------------------
+
+
+async def test_flags_beat_the_environment_and_that_the_file(
+    local_url: str, tmp_path: Path, children: Family
+) -> None:
+    config = tmp_path / "bookie.toml"
+    config.write_text(
+        f"""
+[bookie]
+metadata = "{local_url}"
+bookie_id = "of-the-file"
+listen = "127.0.0.1:0"
+read_only = true
+
+[storage]
+journal_dir = "{tmp_path}/j-of-the-file"
+ledger_dirs = ["{tmp_path}/l1", "{tmp_path}/l2"]
+cache_bytes = 1048576
+"""
+    )
+    command = (sys.executable, "-m", "rollbook.api.cli.main", "server", "bookie")
+    environment = {
+        "ROLLBOOK_CONFIG": str(config),
+        "ROLLBOOK_BOOKIE_ID": "of-the-environment",
+        "ROLLBOOK_JOURNAL_DIR": f"{tmp_path}/j-of-the-environment",
+    }
+    child = children.start(*command, "--bookie-id", "of-the-flag", environment=environment)
+    assert child.line(PATIENCE_S).startswith("ready: bookie of-the-flag on 127.0.0.1:")
+    assert (tmp_path / "j-of-the-environment" / "VERSION").exists()
+    assert not (tmp_path / "j-of-the-file").exists()
+    assert (tmp_path / "l2" / "VERSION").exists()
+    async with looking(local_url) as (store, _):
+        assert await store.get("/ledgers/available/readonly/of-the-flag")
+
+
+def test_an_unknown_key_is_refused(local_url: str, tmp_path: Path) -> None:
+    config = tmp_path / "bookie.toml"
+    config.write_text("[storage]\nchache_bytes = 1\n")
+    refused = run(*bookies.arguments(tmp_path / "b", local_url), "--config", str(config))
+    assert (refused.returncode, "chache_bytes" in refused.stderr) == (2, True)
+    environment = {"ROLLBOOK_STORAGE_CHACHE_BYTES": "1"}
+    refused = run(*bookies.arguments(tmp_path / "b", local_url), environment=environment)
+    assert (refused.returncode, "CHACHE_BYTES" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["server", "server bookie", "bookie init", "bookie doctor"])
+def test_help_ends_in_examples(command: str) -> None:
+    shown = run(*command.split(), "--help")
+    assert shown.returncode == 0
+    assert "Examples:\n  rollbook" in shown.stdout.replace(
+        "  Examples:\n    rollbook", "Examples:\n  rollbook"
+    )
+    assert PASSWORD.decode() not in shown.stdout
