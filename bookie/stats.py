@@ -82,7 +82,9 @@ class Stats:
     # --- What is stored -----------------------------------------------------------------------
     entries_added: int = counter("entries_added_total", "Entries that became durable.")
     entry_bytes_added: int = counter("entry_added_bytes_total", "Bytes of those entries.")
-    ledgers: Gauge = gauge("ledgers", "Ledgers that the catalog knows.")
+    ledgers: Gauge = gauge(
+        "ledgers", "Ledgers of which something is known, deleted ones too for a while."
+    )
     entry_logs: Gauge = gauge("entry_logs", "Entry logs.")
     entry_log_bytes: Gauge = gauge("entry_log_bytes", "Bytes of all entry logs.")
     memtable_bytes: Gauge = gauge("memtable_bytes", "Memory of the index of the journal's files.")

@@ -196,7 +196,9 @@ class Storage:
         stats.cache_hits = lambda: cache.bodies.hits
         stats.cache_misses = lambda: cache.bodies.misses
         stats.cache_bytes = lambda: cache.bodies.bytes
-        stats.ledgers = lambda: len(catalog.facts)
+        stats.ledgers = lambda: (
+            len(catalog.facts) + len(self._unsaved.keys() - catalog.facts.keys())
+        )
         stats.entry_logs = lambda: len(catalog.logs)
         stats.entry_log_bytes = lambda: sum(log.file_bytes for log in catalog.logs.values())
         stats.doubtful_ledgers = lambda: catalog.doubts.ledgers
@@ -273,6 +275,8 @@ class Storage:
 
     def _on_control(self, control: Control) -> None:
         ledger = self._ledger(control.ledger_id)
+        if control.operation is Operation.FENCE and not ledger.facts.is_fenced:
+            logger.info("ledger_fenced", ledger_id=control.ledger_id)
         self._set_facts(ledger, control.applied_to(ledger.facts))
         if control.operation is Operation.LAC and ledger.on_durable_lac(control.number):
             self._tell_lac_watcher(control.ledger_id)
@@ -708,6 +712,7 @@ class Storage:
                 self._unsaved.pop(ledger_id, None)
 
     def _on_filled(self, file: JournalFile) -> None:
+        logger.info("journal_file_filled", number=file.number, bytes=file.end)
         self._filled.append(file)
         self._has_filled.set()
 
