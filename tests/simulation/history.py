@@ -64,6 +64,15 @@ class Delivery:
 
 
 @dataclass(slots=True)
+class Call:
+    """Any step of a protocol that takes time, and that faults can meet."""
+
+    step: str
+    invoked: int
+    returned: int = NEVER
+
+
+@dataclass(slots=True)
 class Disturbance:
     kind: str
     target: str
@@ -79,6 +88,7 @@ class History:
         self.reads: list[Read] = []
         self.tails: list[Tail] = []
         self.deliveries: list[Delivery] = []
+        self.calls: list[Call] = []
         self.disturbances: list[Disturbance] = []
         self._now = now
         self._times: list[float] = []
@@ -132,6 +142,16 @@ class History:
     def deliver(self, reader: str, position: int, value: Value) -> None:
         self.deliveries.append(Delivery(reader, position, value, self._event()))
 
+    # --- Other steps --------------------------------------------------------------------------
+
+    def call(self, step: str) -> Call:
+        call = Call(step, self._event())
+        self.calls.append(call)
+        return call
+
+    def on_answered(self, call: Call) -> None:
+        call.returned = self._event()
+
     # --- Faults -------------------------------------------------------------------------------
 
     def disturb(self, kind: str, target: str) -> Disturbance:
@@ -169,6 +189,18 @@ class History:
             before = bisect_right(starts, disturbance.ended)
             hit = before > 0 and last_returns[before - 1] > disturbance.began
             counts[disturbance.kind] = counts.get(disturbance.kind, 0) + hit
+        return counts
+
+    def met(self) -> dict[tuple[str, str], int]:
+        """By kind of fault and step: how many of these steps were under way while one was in force."""
+        steps = [(call.step, call.invoked, call.returned) for call in self.calls]
+        steps += [("add", append.invoked, append.returned) for append in self.appends]
+        counts: dict[tuple[str, str], int] = {}
+        for fault in self.disturbances:
+            for step, invoked, returned in steps:
+                if invoked < fault.ended and returned > fault.began:
+                    key = (fault.kind, step)
+                    counts[key] = counts.get(key, 0) + 1
         return counts
 
     def lines(self) -> Iterator[str]:

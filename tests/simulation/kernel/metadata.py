@@ -12,7 +12,7 @@ sees its own writes, and is up to date after `sync()`.
 import asyncio
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -274,6 +274,7 @@ class Commit:
     last_txn: int
     at_s: float
     rows: dict[str, Row | None]
+    ended: tuple[SessionId, ...] = ()
 
 
 class SimulatedMetadata:
@@ -285,6 +286,7 @@ class SimulatedMetadata:
         self.sessions: dict[SessionId, str] = {}  # By whom each was opened.
         self.losses: dict[str, str] = {}  # What the next request of a node loses.
         self.commits: list[Commit] = []
+        self.on_commit: Callable[[Commit], None] | None = None  # Told of each as it happens.
         self.lag_s: Span | None = None
         self.partial_listing_odds = 0.0
         self._host: Host | None = None
@@ -365,7 +367,10 @@ class SimulatedMetadata:
         service.take_batch = take_and_note  # type: ignore[method-assign]  # It has no such hook.
 
     def _note(self, batch: Batch) -> None:
-        self.commits.append(Commit(batch.last_txn, self.now(), batch.rows))
+        ended = tuple(id_ for id_, timeout_ms in batch.timeouts_ms.items() if timeout_ms is None)
+        self.commits.append(Commit(batch.last_txn, self.now(), batch.rows, ended))
+        if self.on_commit is not None:
+            self.on_commit(self.commits[-1])
         for session, timeout_ms in batch.timeouts_ms.items():
             if timeout_ms is None:
                 self._timeouts_ms.pop(session, None)

@@ -29,9 +29,10 @@ class Scene(Protocol):
 
 def scene(name: str) -> Scene:
     """Raises KeyError for a world that there is not."""
-    from tests.simulation.worlds.toy.scene import ToyScene  # It builds on what stands here.
+    from tests.simulation.worlds.bookie.scene import BookieScene  # They build on what stands here.
+    from tests.simulation.worlds.toy.scene import ToyScene
 
-    scenes: dict[str, type[Scene]] = {"toy": ToyScene}
+    scenes: dict[str, type[Scene]] = {"bookie": BookieScene, "toy": ToyScene}
     if name not in scenes:
         raise KeyError(f"no world {name!r}; there are: {', '.join(scenes)}")
     return scenes[name]()

@@ -1,0 +1,431 @@
+"""Two whole bookies, their clients and what goes wrong: chaos, healing, a power cut, the reckoning.
+
+A bookie is what `rollbook server bookie` runs, `Bookie.open` on the ports of its node: identity,
+registration, storage, server, garbage collection, compaction, scrub. Ledgers live on one bookie each as
+far as the clients are concerned, so whatever a bookie says is judged by itself.
+
+While clients do what the case tells them, its faults come and go. Then they end: within a deadline the
+bookies serve and are registered, whoever waits for an answer of a bookie that lived on has it, and
+what the bookies held for clients is given back. At last all machines lose power and come back, and
+everything that was ever written is asked for.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rollbook.bookie.bookie import Bookie, Settings
+from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
+from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.errors import (
+    DataLost,
+    Missing,
+    RollbookError,
+    TornRecord,
+    UnsupportedVersion,
+    WrongBookie,
+    WrongCluster,
+)
+from rollbook.proto.formats.layout import Layout
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import Fragment, LedgerMetadata
+from rollbook.proto.quorum import Quorum
+from rollbook.proto.wire.digest import DigestType
+from tests.simulation.checkers.bookie import BookieChecker
+from tests.simulation.history import History
+from tests.simulation.kernel.disk import SimulatedDisk
+from tests.simulation.kernel.failures import SimulationFailed
+from tests.simulation.kernel.world import Node, World
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.schedule import Case, Fault, Kind
+from tests.simulation.worlds import Report
+from tests.simulation.worlds.bookie.client import PORT, Client, Sums
+from tests.simulation.worlds.bookie.plan import (
+    BOOKIES,
+    CHAOS_US,
+    CLIENTS,
+    LEDGERS,
+    OPERATOR,
+    TWIN,
+    draw_case,
+)
+from tests.simulation.worlds.bookie.registrations import RegistrationChecker
+
+ROOT: Final = "/ledgers"
+SESSION_S: Final = 2.0
+PEACE_S: Final = CHAOS_US[0] / 1e6
+CHAOS_S: Final = CHAOS_US[1] / 1e6
+LIVENESS_S: Final = 12.0  # A session that runs out, a cut that TCP notices late, a few restarts.
+RESTART_S: Final = 0.2  # After a bookie has stopped by itself.
+AUDITOR: Final = "auditor"
+
+LIVENESS: Final = "liveness"
+START: Final = "start"
+MEMORY: Final = "memory"
+TWINS: Final = "twins"
+
+STORAGE: Final = StorageConfig(
+    "/bookie/journal",
+    ("/bookie/ledgers1", "/bookie/ledgers2"),
+    journal_file_bytes=16 * 1024,
+    index_bytes_max=4_000,
+    cache_bytes=32 * 1024,
+    queued_bytes_max=64 * 1024,
+    waiting_files_max=2,
+    idle_after_ms=50,
+)
+SERVER: Final = ServerConfig(
+    frame_bytes_max=64 * 1024,
+    held_bytes_max=256 * 1024,
+    connection_bytes_max=128 * 1024,
+    connection_bytes_floor=4 * 1024,
+    reads_max=4,
+    connection_reads_max=2,
+    long_polls_max=20,
+)
+SPACE: Final = SpaceConfig(
+    gc_interval_s=0.3,
+    gc_quarantine_s=0.2,
+    minor_compaction_interval_s=1.0,
+    major_compaction_interval_s=2.0,
+    scrub_interval_s=1.5,
+    disk_check_interval_s=0.2,
+    reserve_bytes=4096,
+)
+# What no start may end in, whatever crashed before: nothing of a disk was taken away.
+_NEVER_AT_START: Final = (DataLost, WrongBookie, WrongCluster, TornRecord, UnsupportedVersion)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What takes part. A mutant brings a broken one of something."""
+
+    plant: Callable[[], Any] | None = None
+    """A context in which the product is broken."""
+
+
+class BookieScene:
+    def __init__(self, parts: Parts | None = None) -> None:
+        self._parts = parts or Parts()
+
+    def case(self, seed: int) -> Case:
+        return draw_case(seed)
+
+    def run(self, case: Case, *, tell: bool = False) -> Report:
+        run = _Run(case, tell)
+        broke, detail = None, ""
+        try:
+            if self._parts.plant is None:
+                run.world.run(run.scenario())
+            else:
+                with self._parts.plant():
+                    run.world.run(run.scenario())
+        except SimulationFailed as failure:
+            broke = run.broke or type(failure).__name__
+            detail = str(failure)
+        digest = run.world.trace.digest()
+        return Report(broke, detail, digest, run.history, run.story, run.world.callbacks)
+
+
+class _World(World):
+    """Hears what product code logs: some of its steps show nowhere else."""
+
+    on_log: Callable[[str], None] | None = None
+
+    def log(self, event: str, /, **fields: object) -> None:
+        super().log(event, **fields)
+        if self.on_log is not None:
+            self.on_log(event)
+
+
+_LOGGED_STEPS: Final = {
+    "info journal_file_adopted": "adopt",
+    "info journal_file_rewritten": "rewrite",
+    "info catalog_begun_anew": "catalog anew",
+    "info bookie_registered": "register",
+    "info ledgers_deleted": "collect",
+    "info logs_compacted": "compact",
+}
+
+
+class _Nemesis(Nemesis):
+    """Rots where something is proven durable: what rots in a journal's last group before a crash is
+    taken for torn, as `bookie/DESIGN.md` says.
+    """
+
+    def __init__(self, run: "_Run") -> None:
+        super().__init__(run.world, run.history, run.tell if run.is_telling else None)
+        self._run = run
+
+    def _inflict(self, fault: Fault) -> Any:
+        if fault.kind in (Kind.ROT, Kind.READ_ERROR):
+            self._run.checker.on_damaged(fault.nodes[0])
+        if fault.kind is Kind.DISK_FULL:
+            node = self._world.node(fault.nodes[0])
+            return self._set([node.disk], capacity_bytes=node.disk.system.used_bytes)
+        return super()._inflict(fault)
+
+    def _in_some_file(self, node: Node, damage: Callable[[SimulatedDisk, str], int]) -> None:
+        logs = [path for path in _files(node.disk) if path.endswith(".log")]
+        if logs:
+            damage(node.disk, self._chance.choice(logs))
+
+
+def _files(disk: SimulatedDisk) -> Iterator[str]:
+    for folder in (STORAGE.journal_dir, *STORAGE.ledger_dirs):
+        if disk.system.find(folder) is not None:
+            for name in disk.system.list_directory(folder):
+                yield f"{folder}/{name}"
+
+
+class _Run:
+    def __init__(self, case: Case, is_telling: bool) -> None:
+        self.world = _World(case.seed)
+        self.world.on_log = self._on_log
+        self.history = History(lambda: self.world.now)
+        self.checker = BookieChecker(self.broken)
+        self.story: list[str] = []
+        self.broke: str | None = None
+        self.is_telling = is_telling
+        self._case = case
+        self._serving: dict[str, Bookie] = {}
+        self._is_peaceful = False
+        self._nemesis = _Nemesis(self)
+        self._sums = Sums(
+            *(self.checker, self.history, self.world.random("clients"), self.broken),
+            process_of=self._process_of,
+        )
+        self._registrations = RegistrationChecker(ROOT, self._process_of, self.broken)
+        for name in BOOKIES:
+            self._registrations.watch(name)
+
+    async def scenario(self) -> None:
+        world = self.world
+        await world.node(OPERATOR).start(self._make_cluster).result
+        world.metadata.on_commit = self._registrations.on_commit
+        for name in BOOKIES:
+            world.node(name).start(self._keep)
+        for name in CLIENTS:
+            world.at(PEACE_S - 0.05, world.node(name).start, self._work)
+        world.at(PEACE_S - 0.05, world.node(OPERATOR).start, self._operate)
+        for step in self._case.steps:
+            if step.actor == TWIN:
+                world.at(step.at_us / 1e6, self._start_twin)
+        self._nemesis.schedule(self._case.faults)
+        await asyncio.sleep(CHAOS_S - world.now)
+
+        self.tell("the chaos is over")
+        self._nemesis.heal()
+        self._is_peaceful = True
+        for name in BOOKIES:
+            self._start_again(world.node(name))
+        await self._settle()
+
+        self.tell("the whole cluster loses power")
+        for name in BOOKIES:
+            world.node(name).power_cut()
+        self._serving.clear()
+        for name in BOOKIES:
+            world.node(name).restart()
+        await self._within(LIVENESS_S, lambda: len(self._serving) == len(BOOKIES), "not all serve")
+        await world.node(AUDITOR).start(self._audit).result
+
+    async def _settle(self) -> None:
+        world = self.world
+        await self._within(LIVENESS_S, self._all_registered, "not all bookies are registered")
+        await self._within(LIVENESS_S, self._all_answered, "somebody has no answer")
+        for name in CLIENTS:
+            world.node(name).kill()
+        await self._within(LIVENESS_S, self._nothing_held, "bookies hold what nobody waits for")
+
+    def _all_registered(self) -> bool:
+        return len(self._serving) == len(BOOKIES) and all(
+            bookie.membership is not None and bookie.membership.standing is not None
+            for bookie in self._serving.values()
+        )
+
+    def _all_answered(self) -> bool:
+        """By bookies that have lived since they were asked; of others nobody need hear any more."""
+        return not any(waiting.is_due(self._process_of) for waiting in self._sums.unanswered)
+
+    def _nothing_held(self) -> bool:
+        return not any(bookie.stats.buffered_bytes() for bookie in self._serving.values())
+
+    async def _within(self, seconds: float, holds: Callable[[], bool], what: str) -> None:
+        deadline = self.world.now + seconds
+        while not holds():
+            if self.world.now > deadline:
+                for waiting in self._sums.unanswered:
+                    self.tell(f"waiting: {waiting}")
+                self.broken(LIVENESS, f"{what} within {seconds:g} s")
+            await asyncio.sleep(0.05)
+
+    def _process_of(self, name: str) -> int:
+        """The number of the one that runs there; -1 for none."""
+        node = self.world.node(name)
+        return node.process.number if node.process is not None and node.is_running else -1
+
+    # --- Telling ------------------------------------------------------------------------------
+
+    def broken(self, rule: str, text: str) -> None:
+        if self.broke is None:
+            self.broke = rule
+            self.world.fail(f"{rule}: {text}")
+
+    def tell(self, text: str) -> None:
+        if self.is_telling:
+            self.story.append(f"{self.world.now:8.4f}s {text}")
+
+    def _on_log(self, event: str) -> None:
+        if step := _LOGGED_STEPS.get(event):
+            self.history.on_answered(self.history.call(step))
+
+    # --- Bookies ------------------------------------------------------------------------------
+
+    async def _keep(self, node: Node) -> None:
+        """One life of a bookie's process."""
+        starting = self.history.call("start")
+        error: BaseException | None = None
+        bookie: Bookie | None = None
+        try:
+            store = await node.metadata(session_timeout_s=SESSION_S, operation_timeout_s=1.0)
+            bookie = await Bookie.open(node, store, _settings(node.name))
+            self.history.on_answered(starting)
+            self.tell(f"{node.name} serves")
+            self._serving[node.name] = bookie
+            error = await self._serve(bookie)
+        except (RollbookError, OSError) as failure:
+            error = failure
+        if isinstance(error, _NEVER_AT_START) and bookie is None:
+            self.broken(START, f"{node.name} does not start: {error!r}")
+        self.tell(f"{node.name} stops: {error!r}")
+        self._serving.pop(node.name, None)
+        if bookie is not None:
+            await bookie.close()
+        self.world.at(self.world.now + RESTART_S, self._start_again, node)
+
+    async def _serve(self, bookie: Bookie) -> BaseException:
+        """Registers it, and returns what ends it."""
+        watching = asyncio.ensure_future(self._watch_memory(bookie))
+        failed = asyncio.ensure_future(bookie.failed())
+        try:
+            await bookie.register()
+            failed.cancel()
+            return await bookie.failed()
+        finally:
+            watching.cancel()
+            failed.cancel()
+
+    async def _watch_memory(self, bookie: Bookie) -> None:
+        while True:
+            await asyncio.sleep(0.02)
+            connections = bookie.stats.connections()
+            bound = SERVER.held_bytes_max + connections * SERVER.connection_bytes_floor
+            slack = SERVER.frame_bytes_max * (
+                connections + 1
+            )  # One answer may be under way to each.
+            if (held := bookie.stats.buffered_bytes()) > bound + slack:
+                self.broken(MEMORY, f"{bookie.bookie_id} holds {held} bytes for {connections}")
+
+    def _start_again(self, node: Node) -> None:
+        if not node.is_running and (self._is_peaceful or node.is_up):
+            node.restart()
+
+    # --- The twin -----------------------------------------------------------------------------
+
+    def _start_twin(self) -> None:
+        self.world.node(TWIN).start(self._be_the_other)
+
+    async def _be_the_other(self, node: Node) -> None:
+        """An empty machine under the id of a bookie that exists: it must be turned away."""
+        try:
+            store = await node.metadata(session_timeout_s=SESSION_S, operation_timeout_s=1.0)
+            bookie = await Bookie.open(node, store, _settings(BOOKIES[0], host=TWIN))
+        except (RollbookError, OSError) as error:
+            self.tell(f"the twin is turned away: {error!r}")
+            return
+        self.broken(TWINS, f"{bookie.bookie_id} is served by two machines")
+
+    # --- Clients ------------------------------------------------------------------------------
+
+    async def _make_cluster(self, node: Node) -> None:
+        store = await node.metadata()
+        cluster = await initialise(store, ROOT, node.randomness)
+        ledgers = LedgerNodes(store, ROOT, cluster.layout)
+        for ledger_id in LEDGERS:
+            await ledgers.create(_metadata(ledger_id))
+        await store.close()
+
+    async def _operate(self, node: Node) -> None:
+        """Deletes what the case says; tries until it is done."""
+        for step in self._case.steps:
+            if step.actor != OPERATOR:
+                continue
+            await asyncio.sleep(max(0.0, step.at_us / 1e6 - self.world.now))
+            ledger_id = int(step.what.split()[1])
+            self.tell(f"operator: {step.what}")
+            self.checker.on_doomed(ledger_id)
+            while True:
+                try:
+                    store = await node.metadata()
+                    await LedgerNodes(store, ROOT, Layout.HIERARCHICAL).delete(LedgerId(ledger_id))
+                    await store.close()
+                    break
+                except Missing:
+                    break
+                except RollbookError:
+                    await asyncio.sleep(0.2)
+
+    async def _work(self, node: Node) -> None:
+        client = Client(node.name, node.transport, self._sums)
+        doing: dict[asyncio.Task[None], None] = {}
+        for step in self._case.steps:
+            if step.actor != node.name or step.at_us / 1e6 < self.world.now - 0.001:
+                continue  # Somebody else's, or of an earlier life.
+            await asyncio.sleep(step.at_us / 1e6 - self.world.now)
+            self.tell(f"{node.name}: {step.what}")
+            task = asyncio.ensure_future(client.do(step.what))
+            doing[task] = None
+            task.add_done_callback(lambda task: (doing.pop(task), task.result()))
+        await asyncio.Event().wait()  # Until it is killed: answers may still come.
+
+    async def _audit(self, node: Node) -> None:
+        client = Client(node.name, node.transport, self._sums)
+        for bookie in BOOKIES:
+            for ledger_id in LEDGERS:
+                deadline = self.world.now + LIVENESS_S
+                while not await client.audit(bookie, ledger_id):
+                    if self.world.now > deadline:
+                        self.broken(LIVENESS, f"{bookie} does not answer the auditor")
+                    await asyncio.sleep(0.1)
+        client.close()
+
+
+def _settings(name: str, host: str | None = None) -> Settings:
+    return Settings(
+        BookieConfig(
+            metadata=f"zk://metadata{ROOT}",
+            bookie_id=name,
+            listen=f"{host or name}:{PORT}",
+            insecure=True,
+            session_timeout_s=SESSION_S,
+            drain_s=0.5,
+        ),
+        STORAGE,
+        SERVER,
+        SPACE,
+    )
+
+
+def _metadata(ledger_id: int) -> LedgerMetadata:
+    return LedgerMetadata(
+        LedgerId(ledger_id),
+        Quorum(2, 2, 1),
+        (Fragment(EntryId(0), tuple(map(BookieId, BOOKIES))),),
+        digest_type=DigestType.CRC32C,
+        password=b"secret",
+        created_ms=0,
+        creation_token=ledger_id,
+    )
