@@ -1,0 +1,231 @@
+"""A real bookie process: asked and told over HTTP and by the command line, while it takes adds."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rollbook.proto.errors import LedgerFenced
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.ports import Address
+from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.messages import Read
+from tests.support import bookies, processes
+from tests.support.bookie_client import KEY, BookieClient, connect
+from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client
+
+API = "/api/v1/bookie"
+TOKEN = "0123456789abcdef-canary"
+LEDGERS, ENTRIES = 5, 400
+_ROLLBOOK = (sys.executable, "-m", "rollbook.api.cli.main")
+_READY = re.compile(r"ready: bookie bk-1 \(http on (\S+):(\d+)\) on (\S+):(\d+)")
+
+
+class Process:
+    """`rollbook server bookie --http`, with its log in a file."""
+
+    def __init__(self, folder: Path, children: processes.Family) -> None:
+        self.folder = folder
+        self.log = folder / "log"
+        self.token_file = folder / "token"
+        self.token_file.write_text(f"{TOKEN}\n")
+        self.token_file.chmod(0o600)
+        self._url = f"sqlite://{folder}/metadata.db"
+        self._children = children
+        self._child: processes.Child
+        init = [*_ROLLBOOK, "cluster", "init", "--metadata", self._url]
+        subprocess.run(init, check=True, capture_output=True)
+
+    async def start(self) -> None:
+        flags = ("--http", "127.0.0.1:0", "--http-token-file", str(self.token_file))
+        self._child = self._children.start(
+            *("sh", "-c", 'exec "$@" 2>> "$0"', str(self.log), *_ROLLBOOK),
+            *(*bookies.arguments(self.folder, self._url), *flags),
+            environment={"ROLLBOOK_SPACE_RESERVE_BYTES": "0"},
+        )
+        line = await asyncio.to_thread(self._child.line, bookies.PATIENCE_S)
+        ready = _READY.match(line)
+        assert ready, line
+        self.http, self.address = Address(ready[1], int(ready[2])), Address(ready[3], int(ready[4]))
+        self.client = Client(self.http, {"authorization": f"Bearer {TOKEN}"})
+
+    async def stop(self) -> int:
+        self._child.terminate()
+        return await asyncio.to_thread(self._child.wait, DEADLINE_S)
+
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    async def run(self, *arguments: str) -> Any:
+        """A command of `rollbook bookie`, as a process of its own."""
+        where = ("--http", str(self.http), "--token-file", str(self.token_file), "-o", "json")
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [*_ROLLBOOK, "bookie", *arguments, *where],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    async def samples(self) -> dict[str, float]:
+        answer = await self.client.get("/metrics")
+        families = text_string_to_metric_families(answer.body.decode())
+        return {
+            f"{each.name}{each.labels or ''}": each.value
+            for family in families
+            for each in family.samples
+        }
+
+
+@pytest.fixture
+async def bookie(tmp_path: Path) -> AsyncIterator[Process]:
+    with processes.family() as children:
+        process = Process(tmp_path, children)
+        await process.start()
+        yield process
+
+
+async def write(client: BookieClient) -> None:
+    """Ledgers 1 to `LEDGERS`, of `ENTRIES` entries of 1 KB."""
+    left, done = LEDGERS * ENTRIES, asyncio.Event()
+
+    def on_adds(replies: AddReplies) -> None:
+        nonlocal left
+        assert replies.error is None
+        left -= len(replies.entry_ids)
+        if not left:
+            done.set()
+
+    client.on_adds = on_adds
+    writers = [client.ledger(number) for number in range(1, LEDGERS + 1)]
+    for entry_id in range(ENTRIES):
+        client.send(b"".join(each.pack(entry_id, entry_id - 1, bytes(1_000)) for each in writers))
+        await client.drain()
+    async with asyncio.timeout(DEADLINE_S):
+        await done.wait()
+
+
+async def ended(client: Client, started: Answer) -> dict[str, Any]:
+    async with asyncio.timeout(2 * DEADLINE_S):
+        while True:
+            operation: dict[str, Any] = (await client.get(started.headers["location"])).json
+            if operation["state"] != "running":
+                return operation
+            await asyncio.sleep(0.05)
+
+
+async def test_a_bookie_at_work_is_asked_and_told(bookie: Process) -> None:
+    http = bookie.client
+    async with await connect(bookie.address) as client:
+        await write(client)
+        await client.call(Read(LedgerId(2), EntryId(7)))
+        await client.call(Read(LedgerId(1), EntryId(0), KEY, fence=True))
+        refusals: list[AddReplies] = []
+        client.on_adds = refusals.append
+        client.send(client.ledger(1).pack(ENTRIES, ENTRIES - 1, b"late"))
+        async with asyncio.timeout(DEADLINE_S):
+            while not refusals:
+                await asyncio.sleep(0.01)
+        assert refusals[0].error is LedgerFenced
+        samples = await bookie.samples()
+
+    # What was done was counted.
+    prefix, added = "rollbook_bookie_", LEDGERS * ENTRIES
+    assert samples[f"{prefix}entries_added_total"] == added
+    assert samples[f"{prefix}entry_added_bytes_total"] > added * 1_000
+    assert samples[f"{prefix}request_seconds_count{{'request': 'add'}}"] == added
+    assert samples[f"{prefix}request_seconds_count{{'request': 'fence'}}"] == 1
+    assert samples[f"{prefix}request_seconds_count{{'request': 'read'}}"] == 1
+    assert samples[f"{prefix}refusals_total{{'reason': 'LEDGER_FENCED'}}"] == 1
+    assert samples[f"{prefix}journal_sync_seconds_count"] >= 2
+    assert samples[f"{prefix}journal_write_entries_sum"] == added
+    assert samples[f"{prefix}received_bytes_total"] > added * 1_000
+    assert samples[f"{prefix}sent_bytes_total"] > 0
+    assert samples[f"{prefix}ledgers"] == LEDGERS
+    assert samples[f"{prefix}connections"] == 1
+    assert samples[f"{prefix}registered"] == 1
+    directory = f"{bookie.folder}/ledgers1"
+    assert samples[f"{prefix}disk_free_bytes{{'directory': '{directory}'}}"] > 0
+    assert samples["process_resident_memory_bytes"] > 1_000_000
+
+    # Every page answers, and the command line shows what the pages say.
+    document = (await http.get("/openapi.json")).json
+    values = {"ledger_id": "1", "operation_id": "scrub-1"}
+    assert (await ended(http, await http.put(f"{API}/scrub")))["state"] == "done"
+    for path, operations in document["paths"].items():
+        if "get" in operations:
+            answer = await http.get(re.sub(r"\{(\w+)\}", lambda found: values[found[1]], path))
+            assert answer.status == 200, (path, answer.body)
+    status = await bookie.run("info")
+    assert (status["state"], status["entries_added"], status["ledgers"]) == (
+        *("writable", added, LEDGERS),
+    )
+    ledgers = await bookie.run("ledgers")
+    assert [each["ledger_id"] for each in ledgers] == list(range(1, LEDGERS + 1))
+    assert {each["entries"] for each in ledgers} == {ENTRIES}
+    assert [each["is_fenced"] for each in ledgers] == [True, False, False, False, False]
+    assert (await bookie.run("ledger", "1"))["last_entry"] == ENTRIES - 1
+    assert (await bookie.run("ledger", "3", "--verify"))["damaged"] == []
+    assert (await bookie.run("gc"))["state"] == "done"
+    assert (await bookie.run("compact", "--minor"))["state"] == "done"
+    assert (await bookie.run("mark"))["active_position"] > added * 1_000
+
+
+async def test_a_read_only_bookie_serves_and_says_so(bookie: Process) -> None:
+    assert await bookie.run("readonly", "on") == {"readOnly": True}
+    assert (await bookie.client.get("/ready")).status == 200
+    status = (await bookie.client.get(f"{API}/status")).json
+    assert (status["state"], status["why"]) == ("read-only", "an operator wants it so")
+    async with await connect(bookie.address) as client:
+        replies: list[AddReplies] = []
+        client.on_adds = replies.append
+        client.send(client.ledger(1).pack(0, -1, b"x"))
+        async with asyncio.timeout(DEADLINE_S):
+            while not replies:
+                await asyncio.sleep(0.01)
+            assert replies.pop().error
+            assert await bookie.run("readonly", "off") == {"readOnly": False}
+            client.send(client.ledger(1).pack(0, -1, b"x"))
+            while not replies:
+                await asyncio.sleep(0.01)
+            assert replies.pop().error is None
+    samples = await bookie.samples()
+    assert samples["rollbook_bookie_refusals_total{'reason': 'BOOKIE_READ_ONLY'}"] == 1
+
+
+async def test_the_log_tells_a_life_and_no_secrets(bookie: Process) -> None:
+    async with await connect(bookie.address) as client:
+        await client.call(Read(LedgerId(7), EntryId(0), KEY, fence=True))
+    assert (await bookie.client.get(f"{API}/status", authorization="Bearer wrong")).status == 401
+    await bookie.run("scrub")
+    assert await bookie.stop() == 0
+    events = bookie.events()
+    names = [event["event"] for event in events]
+    for name in ("bookie_made", "bookie_registered", "ledger_fenced", "operation_ended"):
+        assert name in names
+    fenced = next(event for event in events if event["event"] == "ledger_fenced")
+    assert (fenced["ledger_id"], fenced["level"]) == (7, "info")
+    assert "error" not in {event["level"] for event in events}
+    assert TOKEN not in bookie.log.read_text()
+    assert KEY.hex() not in bookie.log.read_text()
+
+
+async def test_the_pages_end_with_the_bookie(bookie: Process) -> None:
+    """In order and soon, with connections open."""
+    held = [await asyncio.open_connection(bookie.http.host, bookie.http.port) for _ in range(3)]
+    held[1][1].write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n")
+    assert await bookie.stop() == 0
+    for _, writer in held:
+        writer.close()
+    # What was there is there again.
+    await bookie.start()
+    assert (await bookie.client.get("/ready")).status == 200
