@@ -1,7 +1,7 @@
 """A whole bookie, put together on ports: whoever has the ports can run it, the simulator too.
 
     open       identity · storage, replayed · server: its port answers · space: work in the background
-    register   others can see it (never before its port answers)
+    register   others can see it: never before its port answers (B9)
     failed     what makes it impossible to go on: a journal that cannot be trusted, a lost id
     close      out of sight first · its clients get their last answers · the storage
 

@@ -116,6 +116,8 @@ class Town:
 
 
 def test_it_is_seen_once_its_port_answers_and_not_before() -> None:
+    """B9."""
+
     async def story(town: Town) -> None:
         town.node.start(town.serve)
         was_seen_deaf = False
@@ -142,7 +144,7 @@ def test_it_is_seen_once_its_port_answers_and_not_before() -> None:
 
 
 def test_told_to_end_it_is_out_of_sight_at_once() -> None:
-    """Before its clients are, who still get their answers."""
+    """B9: before its port is closed, and its clients have got their last answers."""
 
     async def story(town: Town) -> None:
         process = town.node.start(town.serve)
