@@ -7,7 +7,7 @@ Each ends in the line `WHAT: N passed, N failed`, except `bench`, which ends in 
 import argparse
 import sys
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from tests import kinds
 from tests.tally import Tally
@@ -75,8 +75,14 @@ def _parser() -> argparse.ArgumentParser:
     mutants.set_defaults(run=kinds.mutants)
 
     crash = kind.add_parser("crash", help="SIGKILLs, power cuts and crash images")
-    crash.add_argument("--kills", type=_count, default=40, help="owners killed under load (40)")
-    crash.add_argument("--cuts", type=_count, default=10, help="power cuts under load (10)")
+    crash.add_argument(
+        "--of",
+        action="append",
+        choices=("bookie", "store"),
+        help="what dies: a bookie, or owners of the embedded store (both, one after the other)",
+    )
+    crash.add_argument("--kills", type=_count, default=40, help="of each, under load (40)")
+    crash.add_argument("--cuts", type=_count, default=10, help="power cuts of each (10)")
     crash.add_argument("--images", type=_count, help="of a bookie's files: that many instead")
     crash.add_argument(
         "--flips",

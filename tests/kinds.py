@@ -206,7 +206,8 @@ def crash(arguments: argparse.Namespace) -> Tally:
     tally = _pytest("tests/crash")
     if not tally.failed:
         module = importlib.import_module("tests.crash")
-        _add(tally, module.run(arguments.kills, arguments.cuts, arguments.seed, _say))
+        sizes = arguments.kills, arguments.cuts, arguments.seed
+        _add(tally, module.run(arguments.of or module.SUBJECTS, *sizes, _say))
         tally.unit = "tests+crashes"
     return tally
 

@@ -1,9 +1,11 @@
 """Real processes that die at any moment, and power cuts on a file system that forgets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.tally import Tally
+
+SUBJECTS = ("bookie", "store")
 
 
 @dataclass
@@ -14,8 +16,19 @@ class CrashResult(Tally):
     unknown: int = 0
 
 
-def run(kills: int, power_cuts: int, seed: int, report: Callable[[str], None]) -> CrashResult:
-    """Kills owners of the embedded store under load, then cuts the power under them."""
-    from tests.crash.embedded_store import crash_it  # Here, for children import this package, too.
+def run(
+    of: Sequence[str], kills: int, power_cuts: int, seed: int, report: Callable[[str], None]
+) -> CrashResult:
+    """Kills processes under load, then cuts the power under them: so many times each."""
+    from tests.crash import bookie, embedded_store  # Here, for children import this package, too.
 
-    return crash_it(kills, power_cuts, seed, report)
+    subjects = {"bookie": bookie.crash_it, "store": embedded_store.crash_it}
+    result = CrashResult("crashes")
+    for name in of:
+        each = subjects[name](kills, power_cuts, seed, report)
+        result.acknowledged += each.acknowledged
+        result.unknown += each.unknown
+        result.passed += each.passed
+        result.failed += each.failed
+        result.skipped += each.skipped
+    return result

@@ -119,7 +119,8 @@ class BookieClient(asyncio.Protocol):
 
     def send(self, frames: bytes) -> None:
         """Whole frames or any bytes; adds are answered to `on_adds`."""
-        self._transport.write(frames)
+        if not self._transport.is_closing():  # Else it was sent too late to arrive.
+            self._transport.write(frames)
 
     async def drain(self) -> None:
         """Until the socket takes more. Raises `ConnectionLost`."""
@@ -146,7 +147,7 @@ class BookieClient(asyncio.Protocol):
     def ask(self, request: Request, *, is_high_priority: bool = False) -> asyncio.Future[Reply]:
         """Like `call`, for many at once."""
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        if self.lost.done():
+        if self._transport.is_closing():
             reply.set_exception(ConnectionLost())
             return reply
         if self.version == v2.VERSION:

@@ -1,0 +1,251 @@
+"""A bookie dies under load, again and again; nothing it promised is lost.
+
+- *Kill*: SIGKILL; the next process takes over its files. Now and then it dies once more on the way
+  up; or stands still for a while first; or is asked to end, by SIGTERM, with everybody at work.
+- *Power cut*: the process dies, and the file system forgets what was not synced, or keeps a random
+  share of it.
+- *Failed fsync*: the bookie ends by itself with the code for that; the next one serves what it found;
+  then the power goes.
+- *Full disk*: adds are refused, fences and recoveries go on, also after a kill; when there is room
+  again, it takes adds again by itself.
+"""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rollbook.api.cli.server import EXIT_STORAGE_FAILED
+from tests.crash import CrashResult
+from tests.crash.bookie_rig import PATIENCE_S, Outcome, Rig, Subject
+from tests.support import forgetful
+from tests.support.forgetful import ForgetfulDisk, Names
+from tests.support.processes import family
+from tests.tally import missing_piece
+
+Report = Callable[[str], None]
+
+_STOP_S: Final = 0.3
+_TERMINATE_EVERY: Final = 10
+_SLEEP_EVERY: Final = 13
+_KILL_AGAIN_EVERY: Final = 5
+_START_S: Final = 0.15  # About what a start takes here; a second death comes somewhere in it.
+_SHARES_KEPT: Final = (0.0, 0.0, 0.2, 0.5, 0.9)  # Of what was not synced, at a power cut.
+_SYNC_DELAYS_S: Final = (0.0, 0.003, 0.02)  # A slow disk is more often caught in the act.
+_FAILURE_PER_CUTS: Final = 5
+_FULL_PER_CUTS: Final = 8
+_FAILED_SYNCS_MAX: Final = 40  # Not all of them can have been such as can be made again.
+_REPORT_EVERY: Final = 10
+
+Crash = Callable[[int], Awaitable[None]]
+
+
+def run_kills(folder: Path, kills: int, seed: int, report: Report, *, flaw: str = "-") -> Outcome:
+    with _subject(folder, folder, flaw) as subject:
+        rig = Rig(subject, seed)
+
+        async def kill(number: int) -> None:
+            if number % _SLEEP_EVERY == 0:
+                subject.bookie.stop()
+                await asyncio.sleep(_STOP_S)
+                subject.bookie.resume()
+                await rig.let_work(1)
+            if number % _TERMINATE_EVERY == 0:
+                await _terminate(rig)
+            else:
+                await rig.kill()
+            if number % _KILL_AGAIN_EVERY == 0:
+                _kill_on_the_way_up(rig)
+
+        return asyncio.run(_repeat(rig, kill, kills, "kills", report))
+
+
+async def _terminate(rig: Rig) -> None:
+    """SIGTERM under load: it ends by itself, in order and soon."""
+    started = time.monotonic()
+    rig.bookie.terminate()
+    await rig.load.crash()
+    status = rig.bookie.wait(PATIENCE_S)
+    if status:
+        rig.judge.violations.append(f"SIGTERM ended it with {status}")
+    rig.endings_s.append(time.monotonic() - started)
+
+
+def _kill_on_the_way_up(rig: Rig) -> None:
+    bookie = rig.subject.launch()
+    time.sleep(rig.chance.uniform(0, _START_S))
+    bookie.kill()
+
+
+def run_power_cuts(
+    disk: ForgetfulDisk, cuts: int, seed: int, report: Report, *, flaw: str = "-"
+) -> Outcome:
+    with _subject(disk.path, disk.path.parent, flaw) as subject:
+        rig = Rig(subject, seed)
+
+        async def cut(number: int) -> None:
+            chance = rig.chance
+            if (
+                number % 2 == 0
+            ):  # What the next one finds, shows and builds on must be durable, too.
+                await rig.kill()
+                await rig.start()
+                await rig.let_work(50)
+            await rig.kill()
+            disk.forget(keep=chance.choice(_SHARES_KEPT), seed=chance.randrange(1 << 30))
+            if number % _KILL_AGAIN_EVERY == 0:
+                _kill_on_the_way_up(rig)
+                disk.forget(keep=chance.choice(_SHARES_KEPT), seed=chance.randrange(1 << 30))
+            disk.slow_sync(chance.choice(_SYNC_DELAYS_S))
+
+        return asyncio.run(_repeat(rig, cut, cuts, "power cuts", report))
+
+
+def run_failed_syncs(
+    disk: ForgetfulDisk,
+    failures: int,
+    seed: int,
+    report: Report,
+    *,
+    flaw: str = "-",
+    journal_file_bytes: int = 1 << 20,
+) -> Outcome:
+    """After a failed fsync the kernel holds pages that it takes for clean and the disk never got.
+
+    The next process reads them there, and shows them to whoever asks; then the power goes. With large
+    journal files it is nearly always adds that the failed fsync was for.
+    """
+    with _subject(disk.path, disk.path.parent, flaw, journal_file_bytes) as subject:
+        rig = Rig(subject, seed)
+
+        async def fail(_number: int) -> None:
+            await _fail_a_sync(disk, rig)
+            await rig.start()
+            await rig.let_work(20)
+            await rig.kill()
+            disk.forget()
+
+        return asyncio.run(_repeat(rig, fail, failures, "failed fsyncs", report))
+
+
+async def _fail_a_sync(disk: ForgetfulDisk, rig: Rig) -> None:
+    """Until it ended by itself: a checkpoint whose sync failed is made again, and that is right."""
+    rig.judge.may_fail = True
+    enough = disk.statistics()["syncs_failed"] + _FAILED_SYNCS_MAX
+    while rig.bookie.is_running and disk.statistics()["syncs_failed"] < enough:
+        disk.fail_sync(rig.chance.randrange(1, 20))
+        await asyncio.sleep(0.1)
+    disk.fail_sync(0)
+    if rig.bookie.is_running:
+        rig.judge.violations.append("it went on though its disk failed")
+        rig.bookie.kill()
+    elif (status := rig.bookie.wait()) != EXIT_STORAGE_FAILED:
+        rig.judge.violations.append(f"a bookie whose disk failed ended with {status}")
+    await rig.load.crash()
+    rig.judge.may_fail = False
+
+
+def run_full_disks(
+    disk: ForgetfulDisk, times: int, seed: int, report: Report, *, flaw: str = "-"
+) -> Outcome:
+    with _subject(disk.path, disk.path.parent, flaw) as subject:
+        rig = Rig(subject, seed)
+
+        async def fill(number: int) -> None:
+            judge = rig.judge
+            judge.may_be_read_only = True
+            disk.limit_free(rig.chance.randrange(0, 2 << 20))
+            refused = judge.outcomes["refused for want of room"]
+            await rig.until(
+                lambda: judge.outcomes["refused for want of room"] > refused, "it to be full"
+            )
+            await rig.load.recover_one()
+            if number % 2 == 0:
+                await rig.kill()
+                await rig.start()
+                await rig.load.recover_one()
+            disk.limit_free(None)
+            acknowledged = judge.outcomes["acknowledged as usual"]
+            await rig.until(
+                lambda: judge.outcomes["acknowledged as usual"] > acknowledged, "room for adds"
+            )
+            await rig.load.rest()
+            judge.may_be_read_only = False
+            await rig.kill()
+            disk.forget()
+
+        return asyncio.run(_repeat(rig, fill, times, "full disks", report))
+
+
+async def _repeat(rig: Rig, crash: Crash, times: int, what: str, report: Report) -> Outcome:
+    """Ends early when a promise is seen to be broken."""
+    await rig.start()
+    number = 0
+    while number < times and not rig.judge.violations:
+        await rig.let_work()
+        number += 1
+        await crash(number)
+        await rig.start()
+        if number % _REPORT_EVERY == 0 or number == times:
+            acknowledged = rig.judge.outcomes["acknowledged"]
+            report(f"bookie: {number:,} of {times:,} {what}, {acknowledged:,} adds acknowledged")
+    return await rig.finish(number)
+
+
+@contextmanager
+def _subject(
+    folder: Path, native: Path, flaw: str, journal_file_bytes: int = 1 << 20
+) -> Iterator[Subject]:
+    """A new bookie, and a cluster for it that lives on and on a disk that forgets nothing."""
+    with family() as children:
+        url = f"sqlite://{native}/metadata.db"
+        command = ("rollbook.api.cli.main", "cluster", "init", "--metadata", url)
+        assert children.start_module(*command).wait(PATIENCE_S) == 0
+        children.start_module("tests.crash.server", url)  # Whoever serves it must not be killed.
+        yield Subject(
+            *(folder / "bookie", children, url), flaw=flaw, journal_file_bytes=journal_file_bytes
+        )
+
+
+def crash_it(kills: int, power_cuts: int, seed: int, report: Report) -> CrashResult:
+    """Power cuts come in two halves, one for each rule of what makes a name durable."""
+    result = CrashResult("crashes")
+    with tempfile.TemporaryDirectory(prefix="rollbook-crash-") as root:
+        if kills:
+            folder = Path(root) / "kills"
+            folder.mkdir()
+            _add(result, run_kills(folder, kills, seed, report), "kills", report)
+        if power_cuts and (why := forgetful.why_not()):
+            result.skipped.append(missing_piece("fuse", why, forgetful.HOW_TO_ENABLE))
+            return result
+        for what, names, run, times in (
+            ("power cuts", Names.EXT4, run_power_cuts, power_cuts - power_cuts // 2),
+            ("power cuts (POSIX names)", Names.POSIX, run_power_cuts, power_cuts // 2),
+            ("failed fsyncs", Names.EXT4, run_failed_syncs, -(-power_cuts // _FAILURE_PER_CUTS)),
+            ("full disks", Names.EXT4, run_full_disks, -(-power_cuts // _FULL_PER_CUTS)),
+        ):
+            if times:
+                with forgetful.mount(Path(root) / "forgetful", names) as disk:
+                    _add(result, run(disk, times, seed, report), what, report)
+    return result
+
+
+def _add(result: CrashResult, outcome: Outcome, what: str, report: Report) -> None:
+    result.acknowledged += outcome.acknowledged
+    result.unknown += outcome.unknown
+    result.failed += len(outcome.violations)
+    result.passed += outcome.crashes
+    for violation in outcome.violations[:20]:
+        report(f"BROKEN: {violation}")
+    outages_ms = sorted(1000 * seconds for seconds in outcome.outages_s)
+    if outcome.endings_s:
+        report(f"bookie: SIGTERM under load takes {max(outcome.endings_s):.1f} s (longest)")
+    report(
+        f"bookie: {outcome.crashes} {what}: {outcome.acknowledged:,} adds acknowledged, "
+        f"{outcome.unknown:,} unknown, {outcome.refused:,} refused, {len(outcome.violations)} "
+        f"promises broken; serves again after {outages_ms[len(outages_ms) // 2]:.0f} ms (median), "
+        f"{outages_ms[-1]:.0f} ms (longest)"
+    )

@@ -1,0 +1,128 @@
+"""Ways to build a bookie wrongly; crash tests must find each, or they prove nothing.
+
+Most are those that crash images have to find as well (`images/flaws.py`); the others are about
+what only a process, a kernel or a disk can do. A flaw is planted in the process that calls it, a
+bookie of a test (`bookie_server.py`), for good. Where it takes a crash at the right moment, the flaw
+makes the moment last.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+from unittest import mock
+
+from rollbook.bookie import boot, catalog, checkpoint
+from rollbook.bookie.core.catalog import Mark
+from rollbook.bookie.core.fencing import Ledger
+from rollbook.bookie.journal import Journal
+from rollbook.bookie.storage import Storage
+from rollbook.proto.ports import File
+from tests.crash.images.flaws import planted
+
+_LATER_S: Final = 3.0
+
+
+def _patch(owner: Any, name: str, new: Any) -> None:
+    mock.patch.object(owner, name, new).start()
+
+
+def answers_what_it_will_write() -> None:
+    """What waits for the disk counts as written."""
+    enqueue = Journal._enqueue
+    write_waiting = Journal._write_waiting
+
+    def answer(journal: Journal, *arguments: Any) -> asyncio.Future[None]:
+        enqueue(journal, *arguments)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    async def write_later(journal: Journal) -> None:
+        await asyncio.sleep(_LATER_S)
+        await write_waiting(journal)
+
+    _patch(Journal, "_enqueue", answer)
+    _patch(Journal, "_write_waiting", write_later)
+
+
+def keeps_fences_in_memory() -> None:
+    async def fence(storage: Storage, ledger_id: int, ledger_key: bytes) -> None:
+        ledger = storage._ledger(ledger_id)
+        if refusal := ledger.refusal_of_control(ledger_key):
+            raise refusal(ledger_id=ledger_id)
+        ledger.show_key(ledger_key)
+        ledger.fence_is_wanted = True
+
+    _patch(Storage, "fence", fence)
+
+
+def forgets_lacs() -> None:
+    """A ledger that is met again after a start has no LAC but that of new adds."""
+    _patch(Storage, "_make_ledger", lambda _storage, ledger_id, facts: Ledger(ledger_id, facts))
+
+
+def marks_too_much_as_done() -> None:
+    """The mark passes the file behind the one that was checkpointed, too."""
+
+    def too_far(journal: int, first_sequence: int) -> Mark:
+        return Mark(journal + 1, first_sequence)
+
+    _patch(checkpoint, "Mark", too_far)
+
+
+def only_syncs_what_it_read() -> None:
+    """After a failed sync the kernel thinks that there is nothing to do."""
+
+    async def sync(file: File, _start: int, _end: int) -> None:
+        await file.sync()
+
+    _patch(boot, "write_again", sync)
+    _patch(catalog, "write_again", sync)
+
+
+def takes_failed_syncs_for_good() -> None:
+    fdatasync = os.fdatasync
+
+    def try_to_sync(descriptor: int) -> None:
+        try:
+            fdatasync(descriptor)
+        except OSError:
+            pass
+
+    _patch(os, "fdatasync", try_to_sync)
+
+
+def _as_in_images(name: str) -> Callable[[], None]:
+    return partial(_plant, name)
+
+
+_PLANTED: Final = ExitStack()  # Never closed.
+
+
+def _plant(name: str) -> None:
+    _PLANTED.enter_context(planted(name))
+
+
+_IN_MEMORY: Final = (
+    *(answers_what_it_will_write, keeps_fences_in_memory, forgets_lacs, marks_too_much_as_done),
+)
+_ON_FAILURE: Final = (only_syncs_what_it_read, takes_failed_syncs_for_good)
+
+FOUND_BY_KILLS: Final = (*(flaw.__name__ for flaw in _IN_MEMORY), "the facts stay behind")
+FOUND_BY_POWER_CUTS: Final = (
+    *("the journal never syncs", "a log is not synced", "the catalog never syncs"),
+)
+FOUND_BY_LOST_NAMES: Final = (
+    "a log's name is not synced",
+)  # If a file's sync brings no name along.
+FOUND_BY_FAILED_SYNCS: Final = tuple(flaw.__name__ for flaw in _ON_FAILURE)
+FLAWS: Final[dict[str, Callable[[], None]]] = {
+    **{flaw.__name__: flaw for flaw in (*_IN_MEMORY, *_ON_FAILURE)},
+    **{
+        name: _as_in_images(name)
+        for name in ("the facts stay behind", *FOUND_BY_POWER_CUTS, *FOUND_BY_LOST_NAMES)
+    },
+}
