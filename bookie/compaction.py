@@ -185,7 +185,7 @@ class Compactor:
 
     async def _remove_empty(self) -> None:
         catalog = self._storage.catalog
-        empty = [number for number in catalog.logs if not catalog.use_of(number).ledgers]
+        empty = [log.number for log in catalog.whole_logs if not catalog.use_of(log.number).ledgers]
         freed = sum(catalog.logs[number].file_bytes for number in empty)
         if not empty:
             return
@@ -212,7 +212,7 @@ class Compactor:
         catalog = self._storage.catalog
         spaces = [await self._disk.space(path) for path in self._directories]
         room = max(space.free_bytes for space in spaces) - _ROOM_BYTES
-        logs = [candidate(log, catalog.use_of(log.number)) for log in catalog.logs.values()]
+        logs = [candidate(log, catalog.use_of(log.number)) for log in catalog.whole_logs]
         victims = [
             each
             for each in pick_victims(logs, kind.threshold, self.damaged)
@@ -369,7 +369,9 @@ class _LedgerCopy:
             first, last = max(first, held.first_entry), min(last, held.last_entry)
             if first <= last:
                 self._lost.append((first, last))
-        return zip(columns.entry_ids, repeat(rank), columns.positions, columns.lengths, strict=False)
+        return zip(
+            columns.entry_ids, repeat(rank), columns.positions, columns.lengths, strict=False
+        )
 
     async def _copy(self, logs: Sequence[EntryLog], rows: "Iterator[_Row]") -> None:
         """Of each entry the youngest copy that is sound."""

@@ -192,6 +192,7 @@ class Catalog:
         self.scrubbed = 0
         self.removals = 0  # Of logs: who had looked one up before has to look again.
         self.is_complete = False
+        self._growing: int | None = None  # A log whose ledgers are being applied.
         # Of each ledger, the fields of `Held` one after the other: an object for each would be
         # ten times the size, and stores have millions.
         self._held: dict[int, IntArray] = {}
@@ -228,6 +229,11 @@ class Catalog:
                 if held.log == number:
                     yield ledger_id, held
 
+    @property
+    def whole_logs(self) -> list[Log]:
+        """All but one of which readers see some ledgers only: it is not sparse, and not empty."""
+        return [log for log in self.logs.values() if log.number != self._growing]
+
     def use_of(self, number: int) -> Use:
         return Use(*self._use[number])
 
@@ -262,6 +268,8 @@ class Catalog:
                 at += self._apply_one(body, at)
         except (struct.error, ValueError, KeyError) as error:
             raise TornRecord(f"the catalog cannot be read: {error}") from error
+        finally:
+            self._growing = None
 
     def _apply_one(self, body: bytes, at: int) -> int:
         """Returns its size."""
@@ -341,6 +349,7 @@ class Catalog:
         self.logs[number] = Log(number, *rest)
         self._ledgers_of[number] = array("q")
         self._use[number] = array("q", Use(0, 0, 0))
+        self._growing = number
         return _LOG.size
 
     def _apply_extents(self, body: bytes, start: int) -> int:

@@ -117,6 +117,20 @@ def test_what_a_log_is_still_wanted_for_is_what_ledgers_hold_of_it(seed: int) ->
         assert {number: catalog.use_of(number) for number in catalog.logs} == uses
 
 
+def test_a_log_is_not_taken_for_empty_while_its_ledgers_are_being_applied() -> None:
+    """B5: whoever removes what is empty meanwhile would remove what was acknowledged."""
+    catalog = Catalog()
+    catalog.apply(pack_log(Log(1, 0, 1000, 1), []))
+    extents = [Extent(7, 0, 9, 10, 400, 8, 0, 1)]
+    looks = 0
+    for _ in catalog.applying(pack_log(Log(2, 0, 1000, 2), extents)):
+        looks += 1
+        assert [log.number for log in catalog.whole_logs] == [1]
+    assert looks
+    assert [log.number for log in catalog.whole_logs] == [1, 2]
+    assert catalog.use_of(2).ledgers == 1
+
+
 def test_a_log_made_of_others_does_not_hide_what_is_younger() -> None:
     catalog = Catalog()
     extent = Extent(7, 0, 9, 10, 99, 8, 0, 1)
