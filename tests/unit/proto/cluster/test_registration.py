@@ -295,3 +295,83 @@ async def test_sessions_that_end_at_once_are_no_registration(
     store.fates.extend([Fate.EXPIRED] * 6)
     with pytest.raises(MetadataUnavailable):
         await registration.register(Standing.WRITABLE)
+
+
+# --- Who holds the lock -----------------------------------------------------------------------
+
+HELD = describe_bookie(Address("b1", 3181), holder="this lock")
+
+
+def held_registration(store: MetadataStore) -> BookieRegistration:
+    return BookieRegistration(store, ROOT, BOOKIE, HELD, 0.05)
+
+
+@pytest.mark.parametrize("path", [WRITABLE, READ_ONLY])
+async def test_what_a_dead_process_left_goes_at_once(
+    store: FaultyStore, rival: MetadataStore, path: str
+) -> None:
+    """RG2: it held the very lock that we hold now."""
+    await rival.create(f"{ROOT}/available/readonly")
+    await rival.create(path, pack_service_info(HELD), CreateMode.EPHEMERAL)
+    await held_registration(store).register(Standing.WRITABLE)
+    assert await standing(rival) == [WRITABLE]
+    node = await rival.get(WRITABLE)
+    assert node is not None
+    assert node.stat.owner == store.session
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        pack_service_info(describe_bookie(Address("b1", 3181), holder="another lock")),
+        pack_service_info(INFO),  # It does not say.
+        b"",
+        b"\xff",
+    ],
+)
+async def test_what_may_live_stays(store: FaultyStore, rival: MetadataStore, theirs: bytes) -> None:
+    """RG2."""
+    await rival.create(WRITABLE, theirs, CreateMode.EPHEMERAL)
+    with pytest.raises(NodeExists):
+        await held_registration(store).register(Standing.WRITABLE)
+    node = await rival.get(WRITABLE)
+    assert node is not None
+    assert node.stat.owner == rival.session
+
+
+async def test_who_holds_no_lock_proves_nothing(store: FaultyStore, rival: MetadataStore) -> None:
+    await rival.create(WRITABLE, pack_service_info(INFO), CreateMode.EPHEMERAL)
+    with pytest.raises(NodeExists):
+        await registration_of(store, patience_s=0.05).register(Standing.WRITABLE)
+
+
+async def test_a_node_that_was_removed_comes_back(
+    registration: BookieRegistration, rival: MetadataStore
+) -> None:
+    await registration.register(Standing.WRITABLE)
+    async with kept(registration):
+        before = await rival.get(WRITABLE)
+        await rival.delete(WRITABLE)
+
+        async def is_back() -> bool:
+            node = await rival.get(WRITABLE)
+            return node is not None and node != before
+
+        await until(rival, is_back)
+
+
+async def test_it_is_known_whether_it_is_registered(
+    registration: BookieRegistration, service: MemoryService, store: FaultyStore
+) -> None:
+    assert not registration.is_registered
+    await registration.register(Standing.WRITABLE)
+    assert registration.is_registered
+    async with kept(registration):
+        await store.sync()
+        service.expire(store.session)
+        async with asyncio.timeout(DEADLINE_S):
+            while registration.sessions_lost == 0 or not registration.is_registered:
+                await asyncio.sleep(0)
+    assert registration.sessions_lost == 1
+    await registration.withdraw()
+    assert not registration.is_registered

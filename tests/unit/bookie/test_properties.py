@@ -1,0 +1,271 @@
+"""A `bk_server.conf` as operators of BookKeeper have it."""
+
+import random
+
+import pytest
+
+from rollbook.bookie.properties import parse_properties, translate
+from rollbook.proto.errors import BadConfig
+
+
+def address_of(interface: str | None, by_name: bool) -> str:
+    if interface:
+        return {"lo": "127.0.0.1", "eth0": "10.0.0.5"}[interface]
+    return "host.example" if by_name else "10.9.9.9"
+
+
+def translated(text: str) -> dict[str, dict[str, object]]:
+    return translate(parse_properties(text), address_of).tables
+
+
+# --- The format -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", {}),
+        ("a=1\nb=2\r\nc=3\rd=4", {"a": "1", "b": "2", "c": "3", "d": "4"}),
+        ("a=1\na=2", {"a": "2"}),
+        ("# a=1\n  ! b=2\n\n \t\nc=3", {"c": "3"}),
+        ("a = 1\nb : 2\nc 3\nd\t=\t4", {"a": "1", "b": "2", "c": "3", "d": "4"}),
+        ("a", {"a": ""}),
+        ("a=", {"a": ""}),
+        ("a==b", {"a": "=b"}),
+        ("a=b=c:d", {"a": "b=c:d"}),
+        ("a=1  ", {"a": "1  "}),
+        ("a=1,\\\n   2,\\\n\t3", {"a": "1,2,3"}),
+        ("a=1\\\\\nb=2", {"a": "1\\", "b": "2"}),
+        ("a=1\\\\\\\nb=2", {"a": "1\\b=2"}),
+        ("a=1\\", {"a": "1"}),
+        ("a=1\\\n# no comment", {"a": "1# no comment"}),
+        ("a\\ b=1\na\\=b=2\na\\:b=3", {"a b": "1", "a=b": "2", "a:b": "3"}),
+        ("a=C:\\\\dir\\tx", {"a": "C:\\dir\tx"}),
+        ("a=\\u00e9\\u20AC\\q", {"a": "é€q"}),
+        ("é=ü", {"é": "ü"}),
+    ],
+)
+def test_lines_are_read_as_java_reads_them(text: str, found: dict[str, str]) -> None:
+    assert parse_properties(text) == found
+
+
+def escape(text: str) -> str:
+    """As Java writes them."""
+    named = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\f": "\\f"}
+    return "".join(
+        named.get(c)
+        or (f"\\{c}" if c in "\\=: #!" else c if " " < c < "\x7f" else f"\\u{ord(c):04x}")
+        for c in text
+    )
+
+
+def test_what_java_writes_is_read_back() -> None:
+    chance = random.Random(1)
+    alphabet = "ab=:#! \\\t\n\r\fé€,"
+    for _ in range(2000):
+        wanted = {
+            "".join(chance.choices(alphabet, k=chance.randrange(1, 8))): "".join(
+                chance.choices(alphabet, k=chance.randrange(8))
+            )
+            for _ in range(chance.randrange(4))
+        }
+        text = "\n".join(f"{escape(key)}={escape(value)}" for key, value in wanted.items())
+        assert parse_properties(text) == wanted
+
+
+# --- The keys ---------------------------------------------------------------------------------
+
+# The keys of the file that BookKeeper ships, with its defaults where it has them set.
+SHIPPED = """
+bookiePort=3181
+allowMultipleDirsUnderSameDiskPartition=true
+#listeningInterface=eth0
+#advertisedAddress=
+#allowLoopback=false
+bookieDeathWatchInterval=1000
+flushInterval=10000
+allowStorageExpansion=false
+useHostNameAsBookieID=false
+useShortHostName=false
+allowEphemeralPorts=false
+enableLocalTransport=false
+disableServerSocketBind=false
+extraServerComponents=
+ignoreExtraServerComponentsStartupFailures=false
+enableBusyWait=false
+numReadWorkerThreads=8
+numAddWorkerThreads=1
+numHighPriorityWorkerThreads=8
+maxPendingReadRequestsPerThread=10000
+maxPendingAddRequestsPerThread=10000
+maxAddsInProgressLimit=0
+serverTcpNoDelay=true
+serverSockKeepalive=true
+nettyMaxFrameSizeBytes=5242880
+auditorPeriodicCheckInterval=604800
+autoRecoveryDaemonEnabled=true
+rwRereplicateBackoffMs=5000
+bookieAuthProviderFactoryClass=
+tlsProvider=OpenSSL
+tlsProviderFactoryClass=
+tlsClientAuthentication=false
+tlsKeyStoreType=PKCS12
+tlsKeyStore=
+tlsTrustStore=
+journalDirectories=/tmp/bk-txn
+journalMaxSizeMB=2048
+journalMaxBackups=5
+journalSyncData=true
+ledgerStorageClass=org.apache.bookkeeper.bookie.SortedLedgerStorage
+ledgerDirectories=/tmp/bk-data
+logSizeLimit=1073741824
+minUsableSizeForEntryLogCreation=1288490188
+minorCompactionThreshold=0.2
+minorCompactionInterval=3600
+compactionMaxOutstandingRequests=100000
+majorCompactionThreshold=0.8
+majorCompactionInterval=86400
+isThrottleByBytes=false
+compactionRateByBytes=1000000
+gcWaitTime=1000
+verifyMetadataOnGC=false
+readOnlyModeEnabled=true
+diskUsageThreshold=0.95
+diskUsageLwmThreshold=0.90
+diskCheckInterval=10000
+openFileLimit=0
+pageLimit=0
+zkLedgersRootPath=/ledgers
+metadataServiceUri=zk+hierarchical://localhost:2181/ledgers
+#zkServers=localhost:2181
+zkTimeout=10000
+zkEnableSecurity=false
+httpServerEnabled=false
+httpServerPort=8080
+httpServerClass=org.apache.bookkeeper.http.vertx.VertxHttpServer
+statsProviderClass=org.apache.bookkeeper.stats.prometheus.PrometheusMetricsProvider
+prometheusStatsHttpPort=8000
+storage.range.store.dirs=data/bookkeeper/ranges
+"""
+
+
+def test_the_file_that_bookkeeper_ships() -> None:
+    found = translate(parse_properties(SHIPPED), address_of)
+    assert found.tables == {
+        "bookie": {
+            "metadata": "zk+hierarchical://localhost:2181/ledgers",
+            "listen": "0.0.0.0:3181",
+            "advertised": "10.9.9.9:3181",
+            "session_timeout_s": 10.0,
+        },
+        "storage": {"journal_dir": "/tmp/bk-txn", "ledger_dirs": ["/tmp/bk-data"]},
+        "server": {"frame_bytes_max": 5 * 1024 * 1024},
+        "space": {
+            "gc_interval_s": 1.0,
+            "disk_check_interval_s": 10.0,
+            "minor_compaction_threshold": 0.2,
+            "minor_compaction_interval_s": 3600.0,
+            "major_compaction_threshold": 0.8,
+            "major_compaction_interval_s": 86400.0,
+            "compaction_bytes_per_s": 1_000_000,
+            "disk_usage_threshold": 0.95,
+            "disk_usage_warn_threshold": 0.90,
+            "disk_usage_low_water": 0.90,
+        },
+    }
+    assert {"journalMaxSizeMB", "ledgerStorageClass", "storage.range.store.dirs"} <= set(
+        found.ignored
+    )
+    assert "bookiePort" not in found.ignored
+    assert "extraServerComponents" not in found.ignored  # Empty: it says nothing.
+
+
+@pytest.mark.parametrize(
+    ("text", "listen", "advertised"),
+    [
+        ("", "0.0.0.0:3181", "10.9.9.9:3181"),
+        ("bookiePort=7", "0.0.0.0:7", "10.9.9.9:7"),
+        ("listeningInterface=eth0", "10.0.0.5:3181", "10.0.0.5:3181"),
+        ("listeningInterface=lo\nallowLoopback=true", "127.0.0.1:3181", "127.0.0.1:3181"),
+        ("advertisedAddress=bk.example", "0.0.0.0:3181", "bk.example:3181"),
+        ("advertisedAddress=127.0.0.1", "127.0.0.1:3181", "127.0.0.1:3181"),
+        ("advertisedAddress=::1", "[::1]:3181", "[::1]:3181"),
+        ("useHostNameAsBookieID=true", "0.0.0.0:3181", "host.example:3181"),
+        ("listeningInterface=eth0\nadvertisedAddress=x", "10.0.0.5:3181", "x:3181"),
+    ],
+)
+def test_where_it_listens_and_what_it_tells(text: str, listen: str, advertised: str) -> None:
+    bookie = translated(text)["bookie"]
+    assert (bookie["listen"], bookie["advertised"]) == (listen, advertised)
+
+
+@pytest.mark.parametrize(
+    ("text", "metadata"),
+    [
+        ("zkServers=a:1,b:2", "zk://a:1,b:2/ledgers"),
+        ("zkServers=a:1,b:2\nzkLedgersRootPath=/x/y", "zk://a:1,b:2/x/y"),
+        ("zkServers=a:1/chroot/\nzkLedgersRootPath=/x", "zk://a:1/chroot/x"),
+        ("zkServers=a:1\nmetadataServiceUri=zk+null://b;c/d", "zk+null://b;c/d"),
+    ],
+)
+def test_where_the_metadata_lies(text: str, metadata: str) -> None:
+    assert translated(text)["bookie"]["metadata"] == metadata
+
+
+def test_directories() -> None:
+    found = translated("journalDirectory=/j\nledgerDirectories=/a, /b,\\\n  /c")["storage"]
+    assert found == {"journal_dir": "/j", "ledger_dirs": ["/a", "/b", "/c"]}
+    assert translated("journalDirectory=/j\njournalDirectories=/k")["storage"] == {
+        "journal_dir": "/k"
+    }
+    with pytest.raises(BadConfig, match="one journal directory"):
+        translated("journalDirectories=/j,/k")
+
+
+def test_http_and_tls() -> None:
+    bookie = translated("httpServerEnabled=true")["bookie"]
+    assert bookie["http"] == "127.0.0.1:8080"  # Not 0.0.0.0, as there: it asks nobody who he is.
+    bookie = translated("httpServerEnabled=true\nhttpServerHost=10.0.0.5\nhttpServerPort=1")[
+        "bookie"
+    ]
+    assert bookie["http"] == "10.0.0.5:1"
+    files = (
+        "tlsCertificatePath=/c\ntlsKeyStore=/k\ntlsTrustStore=/t\ntlsClientAuthentication=true\n"
+    )
+    pem = translated(f"{files}tlsKeyStoreType=PEM")["bookie"]
+    assert (pem["tls_certificate"], pem["tls_key"], pem["tls_authorities"]) == ("/c", "/k", "/t")
+    assert "tls_certificate" not in translated(f"{files}tlsKeyStoreType=JKS")["bookie"]
+
+
+def test_a_full_disk_is_one_that_says_so() -> None:
+    assert translated("diskUsageThreshold=0.999")["space"] == {
+        "disk_usage_threshold": 0.999,
+        "disk_usage_warn_threshold": 0.90,
+        "disk_usage_low_water": 0.999,
+    }
+    low = translated("diskUsageThreshold=0.5\ndiskUsageWarnThreshold=0.9")["space"]
+    assert low["disk_usage_warn_threshold"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["bookiePort=x", "zkTimeout=1.5s", "diskUsageThreshold=much", "forceReadOnlyBookie=perhaps"],
+)
+def test_a_value_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(BadConfig, match=text.partition("=")[0]):
+        translated(text)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_file_makes_it_fail_otherwise(seed: int) -> None:
+    chance = random.Random(seed)
+    keys = [line.partition("=")[0] for line in SHIPPED.split() if "=" in line]
+    for _ in range(200):
+        lines = [
+            f"{chance.choice(keys)}{chance.choice('=: ')}{''.join(chance.choices('0.x,/ -true:', k=5))}"
+            for _ in range(4)
+        ]
+        try:
+            translated("\n".join(lines))
+        except BadConfig:
+            pass

@@ -1,0 +1,41 @@
+"""Addresses as people write them."""
+
+import pytest
+
+from rollbook.proto.addresses import is_loopback, is_wildcard, parse_address
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.ports import Address
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("h", Address("h", 7)),
+        ("h:1", Address("h", 1)),
+        (" h.example:65535 ", Address("h.example", 65535)),
+        (":1", Address("here", 1)),
+        ("h:0", Address("h", 0)),
+        ("[::1]:1", Address("::1", 1)),
+        ("[::1]", Address("::1", 7)),
+    ],
+)
+def test_what_is_left_out_has_a_default(text: str, address: Address) -> None:
+    assert parse_address(text, "listen", default_host="here", default_port=7) == address
+
+
+@pytest.mark.parametrize("text", ["", ":", "h:", "h:x", "h:65536", "::1", "a b", "h:1:2", "[x]:1"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(BadConfig, match="listen"):
+        parse_address(text, "listen")
+
+
+def test_a_port_without_a_default_has_to_be_said() -> None:
+    with pytest.raises(BadConfig):
+        parse_address("h", "listen")
+
+
+def test_who_can_reach_it() -> None:
+    assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.9.9.9", "::1", "/run/socket")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.5", "h.example", "")))
+    assert all(map(is_wildcard, ("0.0.0.0", "::")))
+    assert not any(map(is_wildcard, ("127.0.0.1", "h.example")))
