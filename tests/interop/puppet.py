@@ -42,6 +42,9 @@ class Shape:
     write: int
     ack: int
 
+    def __str__(self) -> str:
+        return f"{self.ensemble}/{self.write}/{self.ack}"
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

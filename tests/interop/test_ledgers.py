@@ -11,7 +11,7 @@ SOON_MS = 500
 LONG_MS = 30_000
 
 
-@pytest.mark.parametrize("digest", Digest)
+@pytest.mark.parametrize("digest", Digest, ids=lambda digest: str(digest.value))
 @pytest.mark.parametrize("shape", [ALL, STRIPED, Shape(1, 1, 1)], ids=str)
 def test_what_was_written_is_read(client: Client, digest: Digest, shape: Shape) -> None:
     written = payloads(50, 300)
@@ -26,7 +26,7 @@ def test_what_was_written_is_read(client: Client, digest: Digest, shape: Shape) 
         reader.read(50, 50)
 
 
-@pytest.mark.parametrize("digest", Digest)
+@pytest.mark.parametrize("digest", Digest, ids=lambda digest: str(digest.value))
 @pytest.mark.parametrize("shape", [ALL, STRIPED], ids=str)
 def test_recovery_keeps_what_was_acknowledged_and_fences_the_writer(
     client: Client, digest: Digest, shape: Shape
@@ -128,8 +128,10 @@ def test_a_reader_without_recovery_follows_a_writer(client: Client) -> None:
 
 
 # In a striped ledger not every bookie hears of every entry: one poll alone may wait in vain there.
-@pytest.mark.parametrize(("shape", "parallel"), [(ALL, False), (ALL, True), (STRIPED, True)])
-@pytest.mark.parametrize("digest", Digest)
+@pytest.mark.parametrize(
+    ("shape", "parallel"), [(ALL, False), (ALL, True), (STRIPED, True)], ids=str
+)
+@pytest.mark.parametrize("digest", Digest, ids=lambda digest: str(digest.value))
 def test_a_long_poll_ends_with_the_entry_it_waits_for(
     v3: Client, digest: Digest, shape: Shape, parallel: bool
 ) -> None:
@@ -142,8 +144,8 @@ def test_a_long_poll_ends_with_the_entry_it_waits_for(
         writer.append(written[entry_id + 1 : entry_id + 2])
         confirmed, found = awaited(poll)
         assert confirmed >= entry_id
-        assert found in ([], entries(written)[entry_id : entry_id + 1])
-        assert reader.read(entry_id, entry_id) == entries(written)[entry_id : entry_id + 1]
+        if found or shape is ALL:  # Else who answers first may not have it.
+            assert found == entries(written)[entry_id : entry_id + 1]
 
 
 def test_a_long_poll_runs_out(v3: Client) -> None:

@@ -33,7 +33,7 @@ def clients(mixed: Cluster) -> dict[Protocol, Client]:
     return {protocol: puppet.connect(mixed.metadata, protocol) for protocol in Protocol}
 
 
-@pytest.mark.parametrize("digest", Digest)
+@pytest.mark.parametrize("digest", Digest, ids=lambda digest: str(digest.value))
 def test_both_makes_keep_the_entries_of_one_ledger(
     client: Client, v3: Client, mixed: Cluster, digest: Digest
 ) -> None:
