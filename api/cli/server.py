@@ -8,7 +8,6 @@ depend on that. It ends with 74 when its storage has failed, else with the codes
 """
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine
@@ -18,6 +17,7 @@ from typing import Any, Final
 import click
 import structlog
 
+from rollbook import __version__
 from rollbook.api.cli.bookie_identity import (
     RealMachine,
     advising,
@@ -39,8 +39,7 @@ logger = structlog.get_logger()
 
 EXIT_STORAGE_FAILED: Final = 74
 DEFAULT_HTTP_PORT: Final = 8001
-_EXIT_STUCK: Final = 1
-_STOP_S_MAX: Final = 20.0  # Whatever hangs then, hangs for ever.
+_STOP_S_MAX: Final = 20  # Whatever hangs then, hangs for ever.
 
 
 @click.group(
@@ -97,19 +96,25 @@ async def serve_bookie(settings: Settings) -> None:
         if settings.bookie.tls_listen
         else None
     )
+    _, _, bookie_id = addresses_of(settings.bookie)
+    logger.info("bookie_started", bookie=bookie_id, version=__version__, pid=os.getpid())
     store = await open_store(settings.bookie, serve=True)
     machine = RealMachine()
     bookie = await Bookie.open(machine, store, settings, tls)
+    reason = "told to"
     try:
         async with _admin_pages(bookie, machine) as http:
             await bookie.register(http)
             click.echo(_ready_line(bookie, http))
             sys.stdout.flush()
+            logger.info("bookie_ready", bookie=bookie_id, address=str(bookie.address))
             error = await bookie.failed()
-            logger.error("bookie_failed", bookie=bookie.bookie_id, reason=str(error))
+            reason = str(error) or type(error).__name__
+            logger.error("bookie_failed", bookie=bookie_id, reason=reason)
             raise error
     finally:
         await bookie.close()
+        logger.info("bookie_stopped", bookie=bookie_id, reason=reason)
 
 
 def _ready_line(bookie: Bookie, http: Address | None) -> str:
@@ -175,10 +180,14 @@ def _require_safe(config: BookieConfig) -> None:
 async def _run_until_stopped(serving: Coroutine[Any, Any, None]) -> None:
     loop = asyncio.get_running_loop()
     task = loop.create_task(serving)
+    is_stopping = False
 
     def stop() -> None:
-        loop.call_later(_STOP_S_MAX, os._exit, _EXIT_STUCK)
-        task.cancel()
+        nonlocal is_stopping
+        if not is_stopping:  # Whoever says it twice must not break off the ending.
+            is_stopping = True
+            signal.alarm(_STOP_S_MAX)  # The kernel's: it goes off even if a disk hangs.
+            task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)

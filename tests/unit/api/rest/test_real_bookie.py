@@ -210,8 +210,9 @@ async def test_the_log_tells_a_life_and_no_secrets(bookie: Process) -> None:
     assert await bookie.stop() == 0
     events = bookie.events()
     names = [event["event"] for event in events]
-    for name in ("bookie_made", "bookie_registered", "ledger_fenced", "operation_ended"):
-        assert name in names
+    life = ("bookie_started", "bookie_made", "bookie_registered", "bookie_ready", "ledger_fenced")
+    told = [name for name in names if name in (*life, "operation_ended", "bookie_stopped")]
+    assert told == [*life, "operation_ended", "bookie_stopped"]
     fenced = next(event for event in events if event["event"] == "ledger_fenced")
     assert (fenced["ledger_id"], fenced["level"]) == (7, "info")
     assert "error" not in {event["level"] for event in events}
