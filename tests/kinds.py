@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -60,15 +61,35 @@ def everything(arguments: argparse.Namespace) -> Tally:
     images = "--images=120000" if arguments.thorough else "--images=30000"
     kinds["images"] = ["tests", "crash", images, first]
     style = _STYLE | {"generated": ["tests.generate", "--check"]} if arguments.thorough else {}
-    return _steps(style | {"unit": ["tests", "unit"]} | kinds)
+    every = style | {"unit": ["tests", "unit"]} | kinds
+    computing = {name: every.pop(name) for name in list(every) if name in _COMPUTING}
+    return _steps(every, computing)
 
 
-def _steps(commands: dict[str, list[str]]) -> Tally:
+# They know no time but their own, so they may take what the others leave of the processors.
+_COMPUTING: Final = (
+    *("format", "lint", "types", "generated"),
+    *("simulate", "determinism", "mutants", "images", "fuzz"),
+)
+_GIVING_WAY: Final = ("nice", "-n", "10")
+
+
+def _steps(commands: dict[str, list[str]], beside: dict[str, list[str]] | None = None) -> Tally:
+    """One after the other; and beside them, giving way to them, those of the second kind."""
     tally = Tally("kinds")
+    with ThreadPoolExecutor(1) as threads:
+        others = threads.submit(_run_in_turn, beside or {}, _GIVING_WAY, tally)
+        _run_in_turn(commands, (), tally)
+        others.result()
+    tally.skipped = clean(tally.skipped)
+    return tally
+
+
+def _run_in_turn(commands: dict[str, list[str]], prefix: Sequence[str], tally: Tally) -> None:
     for name, command in commands.items():
         started = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", *command],
+            [*prefix, sys.executable, "-m", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -77,6 +98,7 @@ def _steps(commands: dict[str, list[str]]) -> Tally:
         seconds = time.monotonic() - started
         lines = done.stdout.splitlines()
         reasons = [line.removeprefix("skipped: ") for line in lines if line.startswith("skipped: ")]
+        told = ""
         if done.returncode == 0:
             verdict = "ok"
             tally.passed += 1
@@ -85,12 +107,10 @@ def _steps(commands: dict[str, list[str]]) -> Tally:
         else:
             verdict = "FAILED"
             tally.failed += 1
-            print(done.stdout)
+            told = f"{done.stdout}\n"
         tally.skipped += reasons
         last = lines[-1] if lines else ""
-        print(f"{name:<12}{verdict:<8}{seconds:6.1f} s  {last}", flush=True)
-    tally.skipped = clean(tally.skipped)
-    return tally
+        print(f"{told}{name:<12}{verdict:<8}{seconds:6.1f} s  {last}\n", end="", flush=True)
 
 
 # --- pytest -------------------------------------------------------------------------------------
