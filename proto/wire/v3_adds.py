@@ -2,6 +2,8 @@
 
 Peers write adds in one of two orders, Java before 4.18 by field number, since then with the flag
 first. Both are matched by one regular expression, and then every length is held against the others.
+A writer's adds of one size look all the same, but for three numbers in fixed places: after two of
+them the next ones are compared with the last instead, which proves as much at half the cost.
 An add that looks different in any way, in the order of its fields or with fields that nobody knows,
 is left to protobuf and comes back here packed in the usual way. So what is stored has a known form.
 
@@ -48,6 +50,7 @@ _match_reply_head: Final = message_pattern(
 
 _length_at: Final = struct.Struct(">I").unpack_from
 _ids_at: Final = struct.Struct(">qqq").unpack_from  # Of an entry: ledger, entry, LAC.
+_IDS_BYTES: Final = 24
 _pack_length: Final = struct.Struct(">I").pack
 _HEADER_START: Final = b"\x08\x03\x10\x02\x18"  # Version 3, ADD, then the transaction id.
 
@@ -98,6 +101,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
     groups: dict[tuple[bytes, ...], _Opened] = {}
     current: tuple[bytes, ...] = ()
     current_ledger_id, high_varint, high_bits = -1, b"", 0
+    last_length = 0  # Of the one before, if it was the same writer's.
     first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
     while match := _match_request(buffer, position + LENGTH_BYTES):
         txn_id, priority, add_size, ledger, entry, key, body_size = match.groups()
@@ -125,18 +129,78 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
             if opened is None or ledger_id != opened[0].ledger_id:
                 break
             groups[writer] = opened
-            current, current_ledger_id = writer, ledger_id
-            _, add_entry_id, add_lac, add_start, add_end, add_txn_id, add_varint = opened
+            current, current_ledger_id, last_length = writer, ledger_id, 0
+            group, add_entry_id, add_lac, add_start, add_end, add_txn_id, add_varint = opened
         add_entry_id(entry_id)
         add_lac(lac)
         add_start(entry_start)
         add_end(entry_end)
         add_txn_id(txn_id)
         add_varint(entry)
-        position = end
+        if length == last_length:
+            places = match.start(1), match.start(5), entry_start, entry_end
+            end = _take_alike(buffer, position, end, group, places)
+        position, last_length = end, length
     if position == first:
         return None, position
     return Adds(buffer, first, position, [group for group, *_ in groups.values()]), position
+
+
+def _take_alike(
+    buffer: bytes, model: int, position: int, group: _AddGroup, places: tuple[int, int, int, int]
+) -> int:
+    """What lies behind the add at `model` and is like it; returns where that ends.
+
+    Alike in everything but the low bits of the transaction id and the entry id, the ids in the entry,
+    and the payload. So all that was found out about that one holds for them.
+    """
+    txn_at, varint_at, entry_start, entry_end = places
+    size = position - model
+    like = _like(
+        *(txn_at - model, varint_at - txn_at - 1, entry_start + 8 - varint_at - 1),
+        *(entry_end - entry_start - _IDS_BYTES, position - entry_end),
+    )
+    before, txn_low, between, varint_low, behind, entry_id, _, tail = like.unpack_from(
+        buffer, model
+    )
+    has_more = txn_low & 0x80, varint_low & 0x80
+    base = entry_id - varint_low
+    entry_ids: list[EntryId] = []
+    lacs: list[EntryId] = []
+    whole = (len(buffer) - position) // size * size
+    for found in like.iter_unpack(memoryview(buffer)[position : position + whole]):
+        if (
+            found[0] != before
+            or found[2] != between
+            or found[4] != behind
+            or found[7] != tail
+            or found[5] - found[3] != base
+            or (found[1] & 0x80, found[3] & 0x80) != has_more
+        ):
+            break
+        entry_ids.append(found[5])
+        lacs.append(found[6])
+    end = position + len(entry_ids) * size
+    txn_end, varint_end = (
+        txn_at + len(group.txn_ids[-1]),
+        varint_at + len(group.entry_varints[-1]),
+    )
+    moved = range(size, end - model, size)
+    group.entry_ids += entry_ids
+    group.lacs += lacs
+    group.starts += range(entry_start + size, end, size)
+    group.ends += [entry_end + by for by in moved]
+    group.txn_ids += [buffer[txn_at + by : txn_end + by] for by in moved]
+    group.entry_varints += [buffer[varint_at + by : varint_end + by] for by in moved]
+    return end
+
+
+@lru_cache(maxsize=4096)
+def _like(before: int, between: int, behind: int, payload_bytes: int, tail: int) -> struct.Struct:
+    """An add of a known shape: up to its transaction id, the low byte of that, up to its entry id's
+    varint, the low byte of that, up to and with the entry's ledger id, entry id, LAC, payload, tail.
+    """
+    return struct.Struct(f">{before}sB{between}sB{behind}sqq{payload_bytes}x{tail}s")
 
 
 @lru_cache(maxsize=8192)

@@ -64,6 +64,29 @@ def test_frames_mean_the_same_however_the_stream_is_cut(seed: int) -> None:
     assert flatten(_heard_in(pieces)) == one_by_one
 
 
+@pytest.mark.parametrize("first_entry", [3, 126, 300, 20_000])
+def test_one_add_among_its_likes_means_what_it_means_alone(first_entry: int) -> None:
+    """W2: whichever of its bytes differs from theirs, and however."""
+    frames = [_add(3, first_entry + index) for index in range(6)]
+    for at in range(4, len(frames[4])):
+        for flip in (0x01, 0x02, 0x40, 0x80, 0xFF):
+            odd = bytearray(frames[4])
+            odd[at] ^= flip
+            apart = [*frames[:4], bytes(odd), frames[5]]
+            assert _meaning([b"".join(apart)]) == _meaning(apart), (at, flip)
+
+
+def _meaning(chunks: list[bytes]) -> list[object]:
+    """What was heard, up to the frame that is none."""
+    decoder, heard = RequestDecoder(), list[Heard]()
+    try:
+        for chunk in chunks:
+            heard += decoder.feed(chunk)
+    except BadFrame:
+        return ["no frame"]
+    return [*flatten(heard)]
+
+
 def test_a_stream_of_single_bytes() -> None:
     frames = random_frames(random.Random(1), 40)
     stream = b"".join(frames)
