@@ -27,7 +27,7 @@ from rollbook.bookie.storage import Storage
 from rollbook.proto.addresses import is_wildcard, parse_address
 from rollbook.proto.cluster.cluster import Cluster, ensure_layout, open_cluster
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
-from rollbook.proto.errors import BadConfig, DataLost
+from rollbook.proto.errors import BadConfig
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.service_info import describe_bookie
 from rollbook.proto.ids import BookieId, parse_bookie_id
@@ -45,7 +45,6 @@ from rollbook.proto.ports import (
 logger = structlog.get_logger()
 
 DEFAULT_PORT: Final = 3181
-WRITE_OFF_STEP: Final = "Bring the file back; if it is gone for good: rollbook bookie write-off"
 _END_SESSION_S: Final = 3.0
 _LOOK_S: Final = 0.5
 _CALM_S: Final = 5.0
@@ -161,15 +160,11 @@ class Bookie:
         machine, settings = self._machine, self.config
         locks = await self.identity.establish()
         self._holder = locks[0].token
-        try:
-            self.storage = await Storage.open(
-                *(machine.disk, settings.storage, machine.clock, machine.randomness),
-                locks=locks,
-                stats=self.stats,
-            )
-        except DataLost as error:
-            error.next_step = WRITE_OFF_STEP
-            raise
+        self.storage = await Storage.open(
+            *(machine.disk, settings.storage, machine.clock, machine.randomness),
+            locks=locks,
+            stats=self.stats,
+        )
         self.storage.start()
         self._closers.append(self.storage.close)
         self.space = Space(
@@ -185,6 +180,12 @@ class Bookie:
         self._listener = await self.server.listen(self._listen)
         self._closers.append(self.space.close)
         self.space.start()
+        logger.info(
+            "bookie_serving",
+            bookie=self.bookie_id,
+            address=str(self.address),
+            incarnation=self.identity.incarnation,
+        )
         if tls and settings.bookie.tls_listen:
             address = parse_address(
                 settings.bookie.tls_listen, "tls_listen", default_host=self._listen.host

@@ -20,6 +20,7 @@ from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.catalog import Log
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker
+from rollbook.bookie.core.identity import FORMAT, WRITE_OFF
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
     FileHeader,
@@ -38,7 +39,7 @@ from rollbook.proto.ports import Disk, DiskLock, File, OpenMode, Randomness
 logger = structlog.get_logger()
 
 _FIRST_READ_BYTES = 64 * 1024
-_MAKE_ONE = "Mount its disks, or make one with `rollbook bookie init`."
+_MOUNT = f"Mount its disks; if they are gone for good: {FORMAT}"
 
 
 def log_path(directory: str, number: int) -> str:
@@ -110,13 +111,17 @@ async def find_store(
     """Raises `BadConfig` if there is none, `DataLost` if durable files are missing."""
     for directory in (config.journal_dir, *config.ledger_dirs):
         if await disk.stat(directory) is None:
-            raise BadConfig("there is no store here", path=directory, next_step=_MAKE_ONE)
+            raise BadConfig("there is no store here", path=directory, next_step=_MOUNT)
     catalog = await CatalogFiles.load(disk, catalog_directories(config), randomness)
     if catalog is None:
         for directory, suffix in _places(config):
             if await _numbers(disk, directory, suffix):
-                raise DataLost("the catalog of this store is missing", path=config.ledger_dirs[0])
-        raise BadConfig("there is no store here", next_step=_MAKE_ONE)
+                raise DataLost(
+                    "the catalog of this store is missing",
+                    path=config.ledger_dirs[0],
+                    next_step=f"Bring the file back; if it is gone for good: {FORMAT}",
+                )
+        raise BadConfig("there is no store here", next_step=_MOUNT)
     boot = _Boot(disk, config, cache, catalog, accepts_loss)
     await boot.look_through_logs()
     await boot.read_journal()
@@ -194,7 +199,7 @@ class _Boot:
         if not self._accepts_loss:
             raise DataLost(
                 message,
-                next_step="Bring the file back, or accept the loss and heal from other copies.",
+                next_step=f"Bring the file back; if it is gone for good: {WRITE_OFF}",
                 **ids,
             )
         logger.error("loss_accepted", what=message, **ids)

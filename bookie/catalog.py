@@ -13,6 +13,7 @@ import structlog
 from rollbook.bookie.core.catalog import Catalog
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker
+from rollbook.bookie.core.identity import FORMAT
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
     ID_BYTES,
@@ -351,6 +352,6 @@ def _merge(copies: Sequence[_Copy | None]) -> Catalog:
         raise DataLost(
             "both copies of the catalog are damaged",
             record=sequence,
-            next_step="Format the bookie anew; its ledgers are copied back from the others.",
+            next_step=f"Bring back a whole copy; if there is none: {FORMAT}",
         )
     return catalog

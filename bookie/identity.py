@@ -9,8 +9,8 @@ steps leaves what the next attempt takes up (`core/identity.py`):
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -18,8 +18,10 @@ import structlog
 from rollbook.bookie.boot import lock_directories, make_directories
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.identity import (
+    FORMAT,
     STAMP,
     STAMP_BYTES_MAX,
+    WRITE_OFF,
     Condition,
     Diagnosis,
     Directory,
@@ -40,13 +42,17 @@ from rollbook.bookie.core.identity import (
     unpack_stamp,
     why_not_to_erase,
 )
+from rollbook.bookie.inspection import StoreFiles
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.cluster.cookies import Member, MemberNodes
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.lost_replies import read_surely
 from rollbook.proto.errors import (
+    BadConfig,
     BadMetadata,
+    DataLost,
+    DirectoryInUse,
     NodeExists,
     NoSuchLedger,
     UnsupportedVersion,
@@ -103,9 +109,45 @@ class Identity:
     # --- What the commands do -----------------------------------------------------------------
 
     async def diagnose(self) -> Diagnosis:
-        """Touches nothing."""
+        """Changes nothing."""
+        diagnosis = await self._judge()
+        if diagnosis.standing not in (Standing.MEMBER, Standing.JOINED):
+            return diagnosis
+        try:
+            locks = await lock_directories(self._disk, self._config)
+        except DirectoryInUse:
+            return replace(diagnosis, is_running=True)  # And its files come and go.
+        try:
+            problems = [problem async for problem in self._missing_files()]
+        finally:
+            await _release(locks)
+        if problems:
+            return replace(diagnosis, standing=Standing.REFUSED, problems=tuple(problems))
+        return diagnosis
+
+    async def _judge(self) -> Diagnosis:
         found, _ = await self._look()
         return diagnose(found, self.cookie)
+
+    async def _missing_files(self) -> AsyncIterator[Problem]:
+        """What would keep the storage from opening."""
+        try:
+            store = await StoreFiles.open(self._disk, self._config, self._randomness)
+        except (DataLost, BadConfig) as error:
+            path = error.ids.get("path", self._config.ledger_dirs[0])
+            yield Problem(
+                str(error.message), f"bring it back; if it is gone for good: {FORMAT}", path
+            )
+            return
+        remedy = f"bring the file back; if it is gone for good: {WRITE_OFF}"
+        for journal in await store.journal_files():
+            if journal["use"] == "missing":
+                yield Problem("a journal file is missing", remedy, journal["path"])
+        for log in store.logs():
+            stat = await self._disk.stat(log["path"])
+            if log["entries"] and (stat is None or stat.size != log["bytes"]):
+                what = "is missing" if stat is None else "was cut short"
+                yield Problem(f"an entry log {what}", remedy, log["path"])
 
     async def establish(self) -> list[DiskLock]:
         """Makes a bookie that is new, and lets one that was there pass; its directories, locked.
@@ -123,7 +165,7 @@ class Identity:
         return locks
 
     async def _require_fit(self) -> None:
-        diagnosis = await self.diagnose()
+        diagnosis = await self._judge()
         if diagnosis.standing is Standing.REFUSED:
             raise _refusal(diagnosis.problems)
 

@@ -307,7 +307,8 @@ def doctor(context: click.Context, /, output: str, **flags: Any) -> None:
     if output != "table":
         show_rows(["what", "path", "remedy"], problems, output)
     elif not problems:
-        click.echo(f"bookie {bookie_id} is fine: {_JUDGED[diagnosis.standing]}")
+        running = ", and running" if diagnosis.is_running else ""
+        click.echo(f"bookie {bookie_id} is fine: {_JUDGED[diagnosis.standing]}{running}")
     for problem in problems if output == "table" else ():
         where = f" ({problem['path']})" if problem["path"] else ""
         click.echo(f"wrong: {problem['what']}{where}\n  try: {problem['remedy']}")

@@ -8,6 +8,7 @@ depend on that. It ends with 74 when its storage has failed, else with the codes
 """
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine

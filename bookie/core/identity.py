@@ -179,6 +179,7 @@ class Diagnosis:
     standing: Standing
     incarnation: str = ""
     problems: tuple[Problem, ...] = ()
+    is_running: bool = False  # Some process has its directories.
 
 
 def diagnose(found: Found, wanted: Cookie) -> Diagnosis:

@@ -16,6 +16,8 @@ from rollbook.proto.cluster.cluster import initialise, open_cluster
 from rollbook.proto.cluster.cookies import CookieNodes, MemberNodes
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.errors import (
+    BadConfig,
+    DataLost,
     DirectoryInUse,
     EntryStateUnknown,
     LedgerFenced,
@@ -416,6 +418,46 @@ def test_the_doctor_touches_nothing() -> None:
         assert member.cookie_node is member.record_node is None
         await village.live(establish)
         assert (await village.live(look)).standing is Standing.MEMBER
+
+    Village().run(story)
+
+
+@pytest.mark.parametrize(
+    ("directory", "suffix", "remedy"),
+    [("/j", ".journal", WRITE_OFF), ("/l1", "", FORMAT)],
+)
+def test_the_doctor_misses_a_file(directory: str, suffix: str, remedy: str) -> None:
+    """The same that the storage would miss, with the same advice."""
+
+    async def story(village: Village) -> None:
+        await village.live(storing(fill))
+        disk = village.node.disk
+        for name in await disk.list_directory(directory):
+            if name.endswith(suffix) and name not in (STAMP, "lock"):
+                await disk.unlink(f"{directory}/{name}")
+        for name in await disk.list_directory("/l2"):
+            if not suffix and name not in (STAMP, "lock"):  # The other copy of the catalog.
+                await disk.unlink(f"/l2/{name}")
+        diagnosis = await village.live(look)
+        assert diagnosis.standing is Standing.REFUSED
+        assert remedy in diagnosis.problems[0].remedy
+        with pytest.raises((DataLost, BadConfig)) as refused:
+            await village.live(storing(answers))
+        assert remedy in refused.value.next_step
+
+    Village().run(story)
+
+
+def test_the_doctor_sees_that_it_runs() -> None:
+    async def story(village: Village) -> None:
+        async def look_twice(node: Node, identity: Identity) -> None:
+            locks = await identity.establish()
+            assert (await identity.diagnose()).is_running
+            for lock in locks:
+                await lock.release()
+            assert not (await identity.diagnose()).is_running
+
+        await village.live(look_twice)
 
     Village().run(story)
 
