@@ -1,4 +1,4 @@
-"""How much a bookie holds for its clients, and whom it stops listening to.
+"""How much a bookie holds for its clients, and whom it stops listening to (B7).
 
 Held are requests that were heard and not answered, the beginning of one that is still coming, reads
 that are being made, and answers that a client has not taken. Every connection may hold `floor` bytes.
