@@ -72,7 +72,9 @@ class RecordPacker:
 
     def pack(self, items: Iterable[Frames | Control]) -> Write:
         """`on_synced` before the next one."""
-        start, buffers, records = self.position, list[bytes](), list[PlacedRecord]()
+        start = self.position
+        buffers: list[bytes] = []
+        records: list[PlacedRecord] = []
         frames: list[Frames] = []
         controls: list[Control] = []
         size = 0
@@ -98,13 +100,15 @@ class RecordPacker:
 
     def pack_empty(self, kind: Kind) -> Write:
         """IDLE or END: all that it says is `last_synced`."""
-        start, buffers = self.position, list[bytes]()
+        start = self.position
+        buffers: list[bytes] = []
         self._place(kind, b"", b"", buffers)
         return self._close(start, buffers, [])
 
     def pack_body(self, kind: Kind, body: bytes, rows: bytes = b"") -> Write:
         """One record."""
-        start, buffers = self.position, list[bytes]()
+        start = self.position
+        buffers: list[bytes] = []
         self._place(kind, body, rows, buffers)
         return self._close(start, buffers, [])
 
