@@ -60,13 +60,17 @@ class Lane:
         """There may be something to do in it now."""
         if queue.is_ready:
             self._ready[queue] = None
-            if len(self._tasks) < self._tasks_max:
-                task = asyncio.get_running_loop().create_task(self._work())
-                self._tasks[task] = None
-                task.add_done_callback(self._on_done)
+            self._start()
+
+    def _start(self) -> None:
+        if self._ready and len(self._tasks) < self._tasks_max:
+            task = asyncio.get_running_loop().create_task(self._work())
+            self._tasks[task] = None
+            task.add_done_callback(self._on_done)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
+        self._start()  # Somebody may have come after it had looked for the last time.
         if not task.cancelled() and (error := task.exception()):
             self._on_crash(error)
 
