@@ -180,12 +180,6 @@ class Bookie:
         self._listener = await self.server.listen(self._listen)
         self._closers.append(self.space.close)
         self.space.start()
-        logger.info(
-            "bookie_serving",
-            bookie=self.bookie_id,
-            address=str(self.address),
-            incarnation=self.identity.incarnation,
-        )
         if tls and settings.bookie.tls_listen:
             address = parse_address(
                 settings.bookie.tls_listen, "tls_listen", default_host=self._listen.host

@@ -20,7 +20,6 @@ from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.catalog import Log
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker
-from rollbook.bookie.core.identity import FORMAT, WRITE_OFF
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
     FileHeader,
@@ -28,6 +27,7 @@ from rollbook.bookie.core.records import (
     RecordReader,
     unpack_file_header,
 )
+from rollbook.bookie.core.remedies import FORMAT, WRITE_OFF
 from rollbook.bookie.core.replay import Replayed
 from rollbook.bookie.entry_log import open_record_file
 from rollbook.bookie.journal import JournalFile, journal_path

@@ -13,7 +13,6 @@ import structlog
 from rollbook.bookie.core.catalog import Catalog
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker
-from rollbook.bookie.core.identity import FORMAT
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
     ID_BYTES,
@@ -28,6 +27,7 @@ from rollbook.bookie.core.records import (
     scan,
     unpack_file_header,
 )
+from rollbook.bookie.core.remedies import FORMAT
 from rollbook.bookie.journal_reading import write_again
 from rollbook.proto.errors import BookieFailed, DataLost
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY

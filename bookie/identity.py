@@ -18,10 +18,8 @@ import structlog
 from rollbook.bookie.boot import lock_directories, make_directories
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.identity import (
-    FORMAT,
     STAMP,
     STAMP_BYTES_MAX,
-    WRITE_OFF,
     Condition,
     Diagnosis,
     Directory,
@@ -42,6 +40,7 @@ from rollbook.bookie.core.identity import (
     unpack_stamp,
     why_not_to_erase,
 )
+from rollbook.bookie.core.remedies import FORMAT, WRITE_OFF
 from rollbook.bookie.inspection import StoreFiles
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import Cluster

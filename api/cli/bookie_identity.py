@@ -19,8 +19,9 @@ import structlog
 from rollbook.api.cli.output import examples, output_option, show_facts, show_rows
 from rollbook.bookie.bookie import Settings, addresses_of
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
-from rollbook.bookie.core.identity import FORMAT, INIT, REJOIN, WRITE_OFF, Diagnosis
+from rollbook.bookie.core.identity import Diagnosis
 from rollbook.bookie.core.identity import Standing as Judged
+from rollbook.bookie.core.remedies import FORMAT, INIT, REJOIN, WRITE_OFF
 from rollbook.bookie.identity import Formatted, Identity
 from rollbook.bookie.properties import parse_properties, translate
 from rollbook.proto.cluster.cluster import open_cluster

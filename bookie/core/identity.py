@@ -30,6 +30,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
+from rollbook.bookie.core.remedies import FORMAT, REJOIN, WRITE_OFF
 from rollbook.proto.errors import BadMetadata
 from rollbook.proto.formats.cookie import Cookie, pack_cookie, unpack_cookie
 from rollbook.proto.ids import BookieId
@@ -37,11 +38,6 @@ from rollbook.proto.metadata import LedgerMetadata, LedgerState
 
 STAMP: Final = "VERSION"
 STAMP_BYTES_MAX: Final = 1024 * 1024
-
-INIT: Final = "rollbook bookie init"
-FORMAT: Final = "rollbook bookie format"
-REJOIN: Final = "rollbook bookie rejoin"
-WRITE_OFF: Final = "rollbook bookie write-off"
 
 _LINES: Final = re.compile(
     rb"# rollbook incarnation ([0-9a-f]{32})\n"

@@ -19,9 +19,10 @@ from rollbook.proto.errors import (
     Unavailable,
 )
 from rollbook.proto.formats.service_info import unpack_service_info
-from rollbook.proto.ids import BookieId
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.core.ops import ROOT as TOP
 from rollbook.proto.ports import Address, CreateMode, MetadataStore
+from rollbook.proto.wire.messages import Read
 from tests.simulation.kernel import Node, World
 from tests.support.bookie_client import BookieClient
 from tests.unit.bookie.serving import add_entries
@@ -161,6 +162,32 @@ def test_told_to_end_it_is_out_of_sight_at_once() -> None:
         assert not await town.answers()
 
     Town().tell(story)
+
+
+def test_told_to_end_it_waits_for_nobody_for_long() -> None:
+    """Neither for a metadata store that does not answer nor for clients that wait for news."""
+
+    async def story(town: Town) -> None:
+        process = town.node.start(town.serve)
+        await town.until_seen()
+        await asyncio.sleep(1)
+        await add_entries(town.serving["b1"].storage, 1, [0])
+        client = BookieClient(3)
+        eyes = town.world.node("eyes")
+        await eyes.transport.connect(lambda: client, Address("b1", 3181), 1.0)
+        news = client.ask(Read(LedgerId(1), EntryId(1), previous_lac=EntryId(5), timeout_ms=60_000))
+        await asyncio.sleep(0.1)
+        town.world.network.cut("b1", "metadata")
+        started = town.world.now
+        town.node.terminate()
+        with suppress(asyncio.CancelledError):
+            await process.result
+        assert town.world.now - started < 10
+        with suppress(RollbookError):
+            await news
+
+    for seed in range(5):
+        Town(seed).tell(story)
 
 
 def test_after_a_kill_it_is_back_at_once() -> None:

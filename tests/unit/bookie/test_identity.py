@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.core.identity import FORMAT, REJOIN, STAMP, WRITE_OFF, Standing
+from rollbook.bookie.core.identity import STAMP, Standing
+from rollbook.bookie.core.remedies import FORMAT, REJOIN, WRITE_OFF
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import initialise, open_cluster

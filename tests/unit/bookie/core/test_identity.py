@@ -6,10 +6,7 @@ from itertools import product
 import pytest
 
 from rollbook.bookie.core.identity import (
-    FORMAT,
-    REJOIN,
     STAMP,
-    WRITE_OFF,
     Condition,
     Directory,
     Found,
@@ -27,6 +24,7 @@ from rollbook.bookie.core.identity import (
     unpack_stamp,
     why_not_to_erase,
 )
+from rollbook.bookie.core.remedies import FORMAT, REJOIN, WRITE_OFF
 from rollbook.proto.errors import BadMetadata
 from rollbook.proto.formats.cookie import Cookie, unpack_cookie
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
