@@ -44,7 +44,7 @@ from rollbook.proto.errors import BadConfig, Missing, TornRecord
 from rollbook.proto.ports import Disk, DiskLock, OpenMode, Randomness
 
 _ALL_DURABLE: Final = 2**62
-_NEEDED: Final = ("filled", "last", "missing")
+_NEEDED: Final = ("needed", "spare", "missing")
 _FIRST_BYTES: Final = 64 * 1024
 _ENTRY_HEAD: Final = 16  # Ledger and entry id, which every entry begins with.
 _LOOKS: Final = 3  # A store that is in use may replace its catalog meanwhile.
@@ -134,7 +134,7 @@ class StoreFiles:
         elif stat is None:
             use = "missing"
         else:
-            use = "last" if number == self.catalog.opened else "filled"
+            use = "needed" if await self._has_records(path) else "spare"
         return {"journal": number, "bytes": stat.size if stat else None, "use": use, "path": path}
 
     async def journal_records(self, number: int) -> AsyncIterator[View]:
@@ -314,13 +314,16 @@ class StoreFiles:
         for view in later:
             if view["bytes"] is None:
                 continue
-            file = await self._disk.open(view["path"], OpenMode.READ)
-            try:
-                if not is_blank(await file.read_at(FILE_HEADER_BYTES, _FIRST_BYTES), 0):
-                    return _ALL_DURABLE
-            finally:
-                await file.close()
+            if await self._has_records(view["path"]):
+                return _ALL_DURABLE
         return 0
+
+    async def _has_records(self, path: str) -> bool:
+        file = await self._disk.open(path, OpenMode.READ)
+        try:
+            return not is_blank(await file.read_at(FILE_HEADER_BYTES, _FIRST_BYTES), 0)
+        finally:
+            await file.close()
 
     def _count(
         self, path: str, reader: RecordReader, contents: bytes, found: Scan, state: Verified

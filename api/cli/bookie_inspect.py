@@ -208,7 +208,7 @@ def info(where: Where, output: str) -> None:
             "journal_bytes": sum(each["bytes"] or 0 for each in journals),
             "entry_logs": len(logs),
             "entry_log_bytes": sum(each["bytes"] for each in logs),
-            "ledgers": len(store.catalog.facts),
+            "ledgers_in_logs": len(store.catalog.facts),
             "doubtful_ledgers": doubts.ledgers,
             "doubts_everything": doubts.everything,
         }

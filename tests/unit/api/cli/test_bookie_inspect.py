@@ -134,13 +134,17 @@ def unchanged(folder: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("unchanged")
 def test_files_are_shown_and_never_changed(folder: Path) -> None:
     info = shown("info", *files(folder))
-    assert (info["ledgers"], info["doubtful_ledgers"], info["doubts_everything"]) == (3, 0, False)
+    assert (info["ledgers_in_logs"], info["doubtful_ledgers"], info["doubts_everything"]) == (
+        3,
+        0,
+        False,
+    )
     assert info["entry_logs"] >= 3
     mark = shown("mark", *files(folder))
     assert mark == {name: info[name] for name in mark}
 
     journals = shown("journal", *files(folder))
-    assert [each["use"] for each in journals][-1] == "last"
+    assert [each["use"] for each in journals] == ["needed"] * (len(journals) - 1) + ["spare"]
     assert all(each["journal"] >= mark["journal"] for each in journals)
     logs = shown("entrylog", *files(folder))
     assert len(logs) == info["entry_logs"]
