@@ -98,6 +98,16 @@ def addresses_of(config: BookieConfig) -> tuple[Address, Address, BookieId]:
     return listen, advertised, parse_bookie_id(config.bookie_id or str(advertised))
 
 
+def tls_address_of(config: BookieConfig) -> Address | None:
+    """Where it listens behind TLS. Raises `BadConfig`."""
+    if not config.tls_listen:
+        return None
+    found = parse_address(config.tls_listen, "tls_listen", default_host="127.0.0.1")
+    if is_wildcard(found.host) and not config.advertised:
+        raise BadConfig(f"nobody can connect to {found}", next_step="say --advertised HOST")
+    return found
+
+
 class Bookie:
     def __init__(
         self, machine: Machine, store: MetadataStore, settings: Settings, cluster: Cluster
@@ -118,6 +128,7 @@ class Bookie:
         self._machine = machine
         self._store = store
         self._listen = listen
+        self._tls_listen = tls_address_of(settings.bookie)
         self._advertised = advertised
         self._listener: Listener
         self._tls_listener: Listener | None = None
@@ -180,11 +191,8 @@ class Bookie:
         self._listener = await self.server.listen(self._listen)
         self._closers.append(self.space.close)
         self.space.start()
-        if tls and settings.bookie.tls_listen:
-            address = parse_address(
-                settings.bookie.tls_listen, "tls_listen", default_host=self._listen.host
-            )
-            self._tls_listener = await self.server.listen(address, tls)
+        if tls and self._tls_listen:
+            self._tls_listener = await self.server.listen(self._tls_listen, tls)
 
     @property
     def address(self) -> Address:
@@ -200,7 +208,9 @@ class Bookie:
         """Where others find it behind TLS."""
         if self._tls_listener is None:
             return None
-        return Address(self._advertised.host, self._tls_listener.address.port)
+        is_told = self.config.bookie.advertised
+        host = (self._advertised if is_told else self._tls_listener.address).host
+        return Address(host, self._tls_listener.address.port)
 
     async def register(self, http: Address | None = None) -> None:
         """Returns when others can see it, however long an earlier session of its id takes to end.

@@ -27,7 +27,7 @@ from rollbook.api.cli.bookie_identity import (
     open_store,
 )
 from rollbook.api.cli.output import examples
-from rollbook.bookie.bookie import Bookie, Settings, addresses_of
+from rollbook.bookie.bookie import Bookie, Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig
 from rollbook.proto.addresses import is_loopback, parse_address
 from rollbook.proto.errors import BadConfig, BookieFailed
@@ -169,13 +169,12 @@ def _require_safe(config: BookieConfig) -> None:
             next_step="say --listen 127.0.0.1:3181 and --tls-listen HOST:PORT, "
             "or --insecure in a network you trust",
         )
-    if config.tls_listen and not config.tls_authorities:
-        tls_listen = parse_address(config.tls_listen, "tls_listen", default_host=listen.host)
-        if not is_loopback(tls_listen.host):
-            raise BadConfig(
-                f"anybody who reaches {tls_listen} could read, add and fence there",
-                next_step="say whose clients may with --tls-authorities FILE, or --insecure",
-            )
+    tls_listen = tls_address_of(config)
+    if tls_listen and not is_loopback(tls_listen.host) and not config.tls_authorities:
+        raise BadConfig(
+            f"anybody who reaches {tls_listen} could read, add and fence there",
+            next_step="say whose clients may with --tls-authorities FILE, or --insecure",
+        )
 
 
 async def _run_until_stopped(serving: Coroutine[Any, Any, None]) -> None:

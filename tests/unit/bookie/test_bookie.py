@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollbook.bookie.bookie import Bookie, Settings, State, addresses_of
+from rollbook.bookie.bookie import Bookie, Settings, State, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig, StorageConfig
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import (
@@ -21,7 +21,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.service_info import unpack_service_info
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.core.ops import ROOT as TOP
-from rollbook.proto.ports import Address, CreateMode, MetadataStore
+from rollbook.proto.ports import Address, CreateMode, MetadataStore, Transport
 from rollbook.proto.wire.messages import Read
 from tests.simulation.kernel import Node, World
 from tests.support.bookie_client import BookieClient
@@ -50,13 +50,14 @@ class Town:
         self.world = World(seed)
         self.node = self.world.node("b1")
         self.settings = SETTINGS
+        self.tls: Transport | None = None
         self.serving: dict[str, Bookie] = {}  # By host.
         self.ends: dict[str, BaseException | None] = {}
         self.eyes: MetadataStore
 
     async def serve(self, node: Node) -> None:
         store = await node.metadata(session_timeout_s=SESSION_S)
-        bookie = await Bookie.open(node, store, self.settings)
+        bookie = await Bookie.open(node, store, self.settings, self.tls)
         try:
             self.serving[node.name] = bookie
             await bookie.register()
@@ -446,6 +447,24 @@ def test_a_cluster_without_layout_gets_it_written_down_and_one_without_id_does_w
 def test_where_it_is_and_who(config: dict[str, str], found: tuple[str, str, str]) -> None:
     places = addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All strings.
     assert tuple(map(str, places)) == found
+
+
+def test_behind_tls_it_is_found_where_it_says() -> None:
+    assert tls_address_of(BookieConfig("memory:")) is None
+    with pytest.raises(BadConfig, match="nobody can connect"):
+        tls_address_of(BookieConfig("memory:", tls_listen="0.0.0.0:1", tls_certificate="c"))
+
+    async def story(town: Town) -> None:
+        config = replace(SETTINGS.bookie, tls_listen="b1:3182", tls_certificate="c")
+        town.settings = replace(SETTINGS, bookie=config)
+        town.tls = town.node.transport  # Any: what is behind it is the transport's affair.
+        town.node.start(town.serve)
+        await town.until_seen()
+        node = await town.eyes.get(WRITABLE)
+        assert node
+        assert unpack_service_info(ID, node.value).tls_address == Address("b1", 3182)
+
+    Town().tell(story)
 
 
 @pytest.mark.parametrize("config", [{"listen": "0.0.0.0:1"}, {"listen": "h:0"}, {"listen": "h:x"}])
