@@ -21,7 +21,7 @@ from rollbook.bookie.answers import Answers
 from rollbook.bookie.config import ServerConfig
 from rollbook.bookie.core.deadlines import Deadlines
 from rollbook.bookie.core.flow import Account, Pool
-from rollbook.bookie.lanes import Asked, Lane, Queue
+from rollbook.bookie.lanes import Asked, Lane, Queue, Turn
 from rollbook.bookie.long_polls import LongPolls, Parked
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
@@ -52,6 +52,7 @@ _CHUNK_BYTES_OF_CALLS: Final = 16 * 1024
 CHUNK_BYTES_MAX: Final = 256 * 1024
 _FLUSH_BYTES: Final = 32 * 1024  # What is written at a time, unless one answer is larger.
 _PROGRESS_BYTES: Final = 64 * 1024  # That much more of a request gives it time again.
+_CALLS_WAITING: Final = 64  # So many of one connection; beyond, it is not read from.
 _CALL_BYTES: Final = 256  # About what a waiting call takes,
 _READ_BYTES: Final = 64 * 1024  # and what one takes that is being answered from disk.
 
@@ -84,6 +85,7 @@ class Shared:
     answers: Answers
     polls: LongPolls
     pool: Pool
+    turn: Turn
     ordinary: Lane
     urgent: Lane
     buffer: memoryview  # Everybody receives into it, and empties it at once.
@@ -224,10 +226,10 @@ class Connection(asyncio.BufferedProtocol):
         if answered:
             elapsed_ns = shared.clock.monotonic_ns() - now_ns
             shared.stats.requests["read"].observe(elapsed_ns, answered)
-        if nbytes == self._chunk_bytes and not self._is_clogged:
-            self._chunk_bytes = min(2 * nbytes, CHUNK_BYTES_MAX)
-        if asks:
-            self._chunk_bytes = min(self._chunk_bytes, _CHUNK_BYTES_OF_CALLS)
+        if self._calls_waiting:
+            self._chunk_bytes = _CHUNK_BYTES_MIN
+        elif nbytes == self._chunk_bytes:
+            self._chunk_bytes = min(2 * nbytes, _CHUNK_BYTES_OF_CALLS if asks else CHUNK_BYTES_MAX)
         self._on_begun(self._decoder.begun_bytes, is_new=bool(heard), now_ns=now_ns)
         self._flush()
         self._balance()
@@ -284,9 +286,13 @@ class Connection(asyncio.BufferedProtocol):
     def _on_call(self, call: Call, now_ns: int) -> int:
         """How many reads that has answered."""
         shared, request = self._shared, call.request
-        if not self._is_clogged and (reply := shared.answers.at_once(request)) is not None:
-            self._send(call.answer(reply))
-            return type(request) is Read
+        if not self._is_clogged and not shared.turn.is_over:
+            reply = shared.answers.at_once(request)
+            if reply is not None:
+                frame = call.answer(reply)
+                shared.turn.spend(len(frame))
+                self._send(frame)
+                return type(request) is Read
         asked = Asked(call, now_ns)
         if isinstance(request, Read) and request.previous_lac is not None and not request.fence:
             try:
@@ -317,6 +323,10 @@ class Connection(asyncio.BufferedProtocol):
         self._account.take(_CALL_BYTES)
         (self._shared.urgent if is_urgent else self._shared.ordinary).offer(queue)
 
+    @property
+    def _calls_waiting(self) -> int:
+        return len(self._ordinary.asked) + len(self._urgent.asked)
+
     def _may_make(self) -> bool:
         """One answer at a time whatever the others hold: else nothing would ever be given back."""
         if self._is_clogged:
@@ -338,7 +348,9 @@ class Connection(asyncio.BufferedProtocol):
             finally:
                 self._account.give(_READ_BYTES)
         self._count(asked, reply)
-        self._send(call.answer(reply))
+        frame = call.answer(reply)
+        self._shared.turn.spend(len(frame))
+        self._send(frame)
         self._flush()
 
     def _count(self, asked: Asked, reply: Reply) -> None:
@@ -376,7 +388,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._is_clogged = True
-        self._chunk_bytes = _CHUNK_BYTES_MIN
         self._give_time_to_take()
 
     def has_taken_some(self) -> bool:
@@ -411,7 +422,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_gone:
             return
         if self._is_paused:
-            if self._is_clogged or self._is_leaving or not account.may_resume():
+            has_room = account.may_resume() and self._calls_waiting <= _CALLS_WAITING // 2
+            if self._is_clogged or self._is_leaving or not has_room:
                 shared.pool.waiting[account] = None
             else:
                 self._is_paused = False
@@ -420,7 +432,12 @@ class Connection(asyncio.BufferedProtocol):
                     shared.kept_waiting.stop(self)
                     shared.unfinished.start(self, shared.clock.monotonic_ns())
                 self._transport.resume_reading()
-        elif self._is_clogged or self._is_leaving or not account.may_take():
+        elif (
+            self._is_clogged
+            or self._is_leaving
+            or self._calls_waiting > _CALLS_WAITING
+            or not account.may_take()
+        ):
             self._is_paused = True
             shared.pool.waiting[account] = None
             shared.unfinished.stop(self)  # That it does not go on is not its fault.

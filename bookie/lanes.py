@@ -12,7 +12,31 @@ from typing import Final, NamedTuple
 
 from rollbook.proto.wire.messages import Call
 
-_CALLS_IN_A_ROW_MAX: Final = 64  # Answers from memory never let go of the loop by themselves.
+_TURN_BYTES: Final = 1024 * 1024
+_ANSWER_BYTES: Final = 256  # An answer takes its time, however small it is.
+
+
+class Turn:
+    """What was made since the loop last looked at its sockets.
+
+    Answers from memory never let go of the loop by themselves; when a turn is over, what is left waits
+    for the next one, so that everybody else is heard in between.
+    """
+
+    def __init__(self) -> None:
+        self._spent = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._spent >= _TURN_BYTES
+
+    def spend(self, size: int) -> None:
+        if not self._spent:
+            asyncio.get_running_loop().call_soon(self._begin)
+        self._spent += _ANSWER_BYTES + size
+
+    def _begin(self) -> None:
+        self._spent = 0
 
 
 class Asked(NamedTuple):
@@ -50,8 +74,11 @@ class Queue:
 
 
 class Lane:
-    def __init__(self, tasks_max: int, on_crash: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, tasks_max: int, turn: Turn, on_crash: Callable[[BaseException], None]
+    ) -> None:
         self._tasks_max = tasks_max
+        self._turn = turn
         self._on_crash = on_crash
         self._ready: dict[Queue, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -81,8 +108,10 @@ class Lane:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _work(self) -> None:
-        in_a_row = 0
         while self._ready:
+            if self._turn.is_over:
+                await asyncio.sleep(0)
+                continue
             queue = next(iter(self._ready))
             del self._ready[queue]
             if not queue.is_ready:  # No more, as it was when it was offered.
@@ -97,7 +126,3 @@ class Lane:
             finally:
                 queue.running -= 1
             queue.on_change()
-            in_a_row += 1
-            if in_a_row == _CALLS_IN_A_ROW_MAX:
-                in_a_row = 0
-                await asyncio.sleep(0)

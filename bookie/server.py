@@ -15,7 +15,7 @@ from rollbook.bookie.config import ServerConfig
 from rollbook.bookie.core.deadlines import Deadlines
 from rollbook.bookie.core.flow import Pool
 from rollbook.bookie.handler import CHUNK_BYTES_MAX, Connection, Shared
-from rollbook.bookie.lanes import Lane
+from rollbook.bookie.lanes import Lane, Turn
 from rollbook.bookie.long_polls import LongPolls
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
@@ -51,6 +51,7 @@ class BookieServer:
             floor=config.connection_bytes_floor,
             ceiling=config.connection_bytes_max,
         )
+        turn = Turn()
         self._shared = Shared(
             storage=storage,
             config=config,
@@ -64,8 +65,9 @@ class BookieServer:
                 wait_s_max=config.long_poll_s_max,
             ),
             pool=pool,
-            ordinary=Lane(config.reads_max, self._on_crash),
-            urgent=Lane(config.reads_max, self._on_crash),
+            turn=turn,
+            ordinary=Lane(config.reads_max, turn, self._on_crash),
+            urgent=Lane(config.reads_max, turn, self._on_crash),
             buffer=memoryview(bytearray(CHUNK_BYTES_MAX)),
             unfinished=Deadlines(int(config.frame_timeout_s * 1e9)),
             kept_waiting=Deadlines(int(config.unread_timeout_s * 1e9)),
