@@ -31,7 +31,7 @@ from rollbook.bookie.core.remedies import FORMAT, WRITE_OFF
 from rollbook.bookie.core.replay import Replayed
 from rollbook.bookie.entry_log import open_record_file
 from rollbook.bookie.journal import JournalFile, journal_path
-from rollbook.bookie.journal_reading import ReadBack, read_back, write_again
+from rollbook.bookie.journal_reading import ReadBack, is_blank_from, read_back, write_again
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import BadConfig, DataLost, TornRecord, WrongCluster
 from rollbook.proto.ports import Disk, DiskLock, File, OpenMode, Randomness
@@ -276,7 +276,8 @@ class _Boot:
                 contents = await file.read_at(0, _FIRST_READ_BYTES)
                 if header := unpack_file_header(contents):
                     record = RecordReader(contents, header.file_id).at(FILE_HEADER_BYTES)
-                    if record is None:  # Empty, as a rule; else its first head is damaged.
+                    # Empty, as a rule; else its first head is damaged.
+                    if record is None and not await is_blank_from(file, FILE_HEADER_BYTES):
                         contents = await file.read_at(0, await file.size())
                         reader = RecordReader(contents, header.file_id)
                         record = reader.next_after(FILE_HEADER_BYTES, 0)

@@ -61,7 +61,7 @@ async def read_back(
         place = max(0, proven + 1 - first_sequence)
         return starts[place] if place < len(starts) else align(position)
 
-    if is_ended or await _is_blank(file, position, size):
+    if is_ended or await is_blank_from(file, position):
         proven = max(last_synced, durable_through)
         if is_ended or sequence > durable_through:
             return ReadBack(
@@ -83,8 +83,9 @@ async def read_back(
     )
 
 
-async def _is_blank(file: File, start: int, end: int) -> bool:
-    for at in range(start, end, _WINDOW_BYTES):
+async def is_blank_from(file: File, start: int) -> bool:
+    """Whether nothing was ever written from there on."""
+    for at in range(start, await file.size(), _WINDOW_BYTES):
         if not is_blank(await file.read_at(at, _WINDOW_BYTES), 0):
             return False
     return True
