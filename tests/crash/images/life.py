@@ -1,8 +1,8 @@
 """Lives of a storage, and everything that was done to its disk meanwhile.
 
 A *trace* is several lives of the real storage in the simulator: adds of many shapes, fences, explicit
-LACs and deletions from several writers, idle times, checkpoints, clean stops, kills and power cuts,
-in some seeds a full disk or syncs that fail. It has every operation on the disk in order, and what
+LACs and deletions from several writers, idle times, checkpoints, compactions and scrubs beside them,
+clean stops, kills and power cuts, in some seeds a full disk or syncs that fail. It has every operation on the disk in order, and what
 had been asked for and what had been answered by then.
 """
 
@@ -17,7 +17,10 @@ from typing import Any, Final
 import structlog
 
 from rollbook.bookie import catalog as catalog_module
-from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.compaction import Compactor
+from rollbook.bookie.config import SpaceConfig, StorageConfig
+from rollbook.bookie.core.disk_usage import DiskUsage
+from rollbook.bookie.scrub import Scrubber
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.ids import EntryId, LedgerId
@@ -118,6 +121,21 @@ def small_and_quiet() -> Iterator[None]:
         catalog_module._STEP_BYTES, catalog_module._ANEW_BYTES = before
 
 
+class _Background:
+    """What makes space and looks for rot while a storage serves."""
+
+    def __init__(self, node: Node, storage: Storage, config: StorageConfig) -> None:
+        space = SpaceConfig(compaction_bytes_per_s=10**9, scrub_bytes_per_s=10**9)
+        usage = DiskUsage(config.journal_dir, config.ledger_dirs, full=1, warning=1, low_water=1)
+        machine = (node.disk, node.clock, node.randomness)
+        self.compactor = Compactor(*machine, storage, config, space, usage)
+        self.scrubber = Scrubber(storage, node.clock, space, {})
+
+    async def close(self) -> None:
+        await self.compactor.close()
+        await self.scrubber.close()
+
+
 class Life:
     """Writers of one storage; goes on with the next one after a stop."""
 
@@ -132,8 +150,13 @@ class Life:
         self._echo_odds = chance.choice((0.0, 0.1, 0.5))
         self._payloads: dict[tuple[int, int], bytes] = {}  # Written again, an entry says the same.
         self._counts = chance.choice(((1, 1, 2), (1, 1, 2), (1, 2, 5)))
+        self._acts = (2, 4, 8, 16)
         self._full_odds = chance.choice((0.0, 0.0, 0.05))
         self._failed_sync_odds = chance.choice((0.0, 0.0, 0.03))
+        self._space_odds = chance.choice((0, 0, 1, 4))  # Of deletions, compactions, scrubs.
+        if self._space_odds > 1:  # Then there should be logs.
+            self._sizes, self._counts, self._acts = (600, 1500, 6000), (1, 2, 5), (8, 16, 24)
+        self._background: _Background  # Of the life at hand.
 
     async def live(self, node: Node) -> None:
         """Until it is killed, has had enough, or its disk fails."""
@@ -144,6 +167,7 @@ class Life:
             pass  # Made in an earlier life.
         storage = await Storage.open(node.disk, self._trace.config, node.clock, node.randomness)
         storage.start()
+        self._background = _Background(node, storage, self._trace.config)
         failed = asyncio.ensure_future(storage.failed())
         at_work = asyncio.ensure_future(self._work(node, storage))
         for task in (failed, at_work):
@@ -152,16 +176,20 @@ class Life:
         await over.wait()
         if not failed.done():
             await at_work
+            await self._background.close()
             await storage.close()
         # A process whose journal failed ends here; whoever watches over it starts it again.
 
     async def _work(self, node: Node, storage: Storage) -> None:
         waiting: list[asyncio.Future[Any]] = []
-        for _ in range(self._chance.choice((2, 4, 8, 16))):
+        for _ in range(self._chance.choice(self._acts)):
             self._trouble(node)
             action = self._chance.choices(
-                (self._add, self._fence, self._write_lac, self._delete, self._rest),
-                (30, 2, 4, 0.7, 5),
+                (
+                    *(self._add, self._fence, self._write_lac, self._delete, self._rest),
+                    *(self._delete_for_good, self._compact, self._scrub),
+                ),
+                (30, 2, 4, 0.7, 5, *(of * self._space_odds for of in (0.3, 3, 0.3))),
             )[0]
             if done := await action(storage):
                 waiting.append(done)
@@ -263,13 +291,35 @@ class Life:
         self._promises.delete_sent.setdefault(ledger_id, self._now)
         return self._task(storage.delete(ledger_id), self._promises.delete_acked, ledger_id)
 
+    async def _delete_for_good(self, storage: Storage) -> asyncio.Future[Any]:
+        """As garbage collection does it."""
+        ledger_id = self._chance.choice(LEDGERS)
+        self._promises.delete_sent.setdefault(ledger_id, self._now)
+
+        async def work() -> None:
+            await storage.delete(ledger_id)
+            await storage.save_facts([ledger_id])
+
+        return self._task(work(), self._promises.delete_acked, ledger_id)
+
+    async def _compact(self, storage: Storage) -> asyncio.Future[Any]:
+        """Of any logs, full or not, while other things happen."""
+        logs = list(storage.catalog.logs)
+        chosen = self._chance.sample(logs, self._chance.randint(0, len(logs)))
+        compactor = self._background.compactor
+        compactor.damaged.update(dict.fromkeys(chosen))
+        return self._task(compactor.compact(major=self._chance.random() < 0.5), {}, 0)
+
+    async def _scrub(self, _storage: Storage) -> asyncio.Future[Any]:
+        return self._task(self._background.scrubber.scrub(), {}, 0)
+
     def _task(
-        self, coroutine: Coroutine[Any, Any, None], acked: dict[int, int], ledger_id: int
+        self, coroutine: Coroutine[Any, Any, object], acked: dict[int, int], ledger_id: int
     ) -> asyncio.Future[Any]:
         async def work() -> None:
             try:
                 await coroutine
-            except RollbookError:
+            except (RollbookError, OSError):
                 return
             acked.setdefault(ledger_id, self._now)
 
