@@ -4,6 +4,8 @@
 """
 
 import asyncio
+from array import array
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
@@ -11,13 +13,15 @@ from typing import Final
 from rollbook import __version__
 from rollbook.bookie.bookie import Bookie, State
 from rollbook.bookie.stats import Stats
-from rollbook.bookie.views import View, next_ids
+from rollbook.bookie.views import View, sorted_ids
 from rollbook.proto.errors import BookieFailed, BookieReadOnly, NoSuchLedger
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Clock, Disk
 from rollbook.proto.stats import Histogram
 
 _SANITY_S: Final = 5.0
+_LISTED_NS_MAX: Final = 60 * 1_000_000_000
+_SUMMARIES: Final = 50  # At a stretch.
 _QUANTILES: Final = (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))
 _CATALOG: Final = "catalog-"
 
@@ -28,6 +32,9 @@ class Admin:
         self._disk = disk
         self._clock = clock
         self._started_ns = clock.monotonic_ns()
+        self._listing = asyncio.Lock()
+        self._listed = array("q")  # The ledgers, ascending, as they were
+        self._listed_ns = -_LISTED_NS_MAX  # then.
 
     @property
     def stats(self) -> Stats:
@@ -159,13 +166,21 @@ class Admin:
         }
 
     async def ledgers(self, after: int, limit: int) -> Sequence[View]:
-        views = self._bookie.storage.views()
-        ids: list[int] = []
-        for better in next_ids(views.known_ids(), after, limit):
-            ids = better
-            await asyncio.sleep(0)  # Others have adds to answer.
-        views = self._bookie.storage.views()  # As it is now.
-        return [views.summary(each) for each in ids]
+        """A first page looks anew at which ledgers there are, and so does a late one."""
+        async with self._listing:
+            age_ns = self._clock.monotonic_ns() - self._listed_ns
+            if after < 0 or age_ns > _LISTED_NS_MAX:
+                self._listed = await sorted_ids(self._bookie.storage.views().known_ids())
+                self._listed_ns = self._clock.monotonic_ns()
+            listed = self._listed
+        start = bisect_right(listed, after)
+        views, found = self._bookie.storage.views(), list[View]()
+        for number, ledger_id in enumerate(listed[start : start + limit]):
+            if number % _SUMMARIES == 0:
+                await asyncio.sleep(0)  # Others have adds to answer.
+                views = self._bookie.storage.views()
+            found.append(views.summary(ledger_id))
+        return found
 
     async def ledger(self, ledger_id: int) -> View:
         views = self._bookie.storage.views()

@@ -3,19 +3,21 @@
 What is here of a ledger lies in several places; a copy that was added twice is counted twice.
 """
 
+import asyncio
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from heapq import nsmallest
-from itertools import islice
+from heapq import merge
+from itertools import groupby, islice
 from typing import Any, Final
 
 from rollbook.bookie.core.catalog import Catalog
 from rollbook.bookie.core.fencing import LedgerFacts
-from rollbook.bookie.core.memtable import LedgerRows, Memtable
+from rollbook.bookie.core.memtable import IntArray, LedgerRows, Memtable
 from rollbook.proto.ids import NO_ENTRY
 
 View = dict[str, Any]
 
-_SLICE: Final = 10_000
+_PIECE: Final = 5_000
 
 
 def log_name(number: int) -> str:
@@ -122,14 +124,15 @@ def _first_of(rows: LedgerRows) -> int:
     return min(rows.columns.entry_ids[0], *rows.strays, rows.columns.entry_ids[0])
 
 
-def next_ids(known: Iterable[int], after: int, limit: int) -> Iterator[list[int]]:
-    """The lowest ids above `after`, each once: better and better lists, the last one is right.
-
-    It goes through millions of ids; between two lists others may have their turn.
-    """
-    found: list[int] = []
-    ids = iter(known)
-    while some := list(islice(ids, _SLICE)):
-        found = nsmallest(limit, {*found, *(each for each in some if each > after)})
-        yield found
-    yield found
+async def sorted_ids(known: Iterable[int]) -> IntArray:
+    """Each once, ascending. There may be millions: others have their turn all along."""
+    ids, pieces = iter(known), list[list[int]]()
+    while piece := list(islice(ids, _PIECE)):
+        pieces.append(sorted(piece))
+        await asyncio.sleep(0)
+    merged, found, last = merge(*pieces), array("q"), None
+    while some := list(islice(merged, _PIECE)):
+        found.extend(each for each, _ in groupby(some) if each != last)
+        last = some[-1]
+        await asyncio.sleep(0)
+    return found

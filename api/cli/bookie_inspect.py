@@ -69,7 +69,7 @@ class Where:
         if not self.journal_dir or not self.ledger_dirs:
             raise BadConfig(
                 "the files of a bookie are in a journal directory and in ledger directories",
-                next_step="Give --journal-dir and --ledger-dir, each as the bookie has it.",
+                next_step="Give --journal-dir and --ledger-dir as the bookie has them, or --config.",
             )
         journal_dir = os.path.abspath(self.journal_dir)
         ledger_dirs = tuple(map(os.path.abspath, self.ledger_dirs))
@@ -102,6 +102,14 @@ _http_options: Final = (
     ),
     click.option("--ca-file", metavar="FILE", help="Certificates to trust, for https."),
 )
+_config_option: Final = click.option(
+    "--config",
+    "config_file",
+    metavar="FILE",
+    envvar="ROLLBOOK_CONFIG",
+    show_envvar=True,
+    help="The bookie's own, instead of the flags above.",
+)
 _file_options: Final = (
     click.option(
         "--journal-dir",
@@ -126,6 +134,24 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)
 
 
+def _where_in(config_file: str, where: Where) -> Where:
+    """Where a bookie of this configuration is: it is asked if it can be, else its files are read."""
+    from rollbook.api.cli.bookie_identity import read_bookie_config
+
+    tables = read_bookie_config(config_file)
+    bookie, storage = tables.get("bookie", {}), tables.get("storage", {})
+    http = bookie.get("http") or None
+    if http and bookie.get("http_tls"):
+        http = f"https://{http}"
+    return Where(
+        http,
+        where.token_file or bookie.get("http_token_file") or None,
+        where.ca_file,
+        storage.get("journal_dir"),
+        tuple(storage.get("ledger_dirs", ())),
+    )
+
+
 def _takes(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
     """Adds the options and hands them on as one `Where`."""
 
@@ -136,10 +162,14 @@ def _takes(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
             ca_file: str | None = None,
             journal_dir: str | None = None,
             ledger_dirs: tuple[str, ...] = (),
+            config_file: str | None = None,
             **rest: Any,
         ) -> None:
             listed = ledger_dirs or _listed(os.environ.get("ROLLBOOK_LEDGER_DIR", ""))
-            command(Where(http, token_file, ca_file, journal_dir, listed), **rest)
+            where = Where(http, token_file, ca_file, journal_dir, listed)
+            if config_file and not (http or journal_dir or listed):
+                where = _where_in(config_file, where)
+            command(where, **rest)
 
         run.__doc__, run.__name__ = command.__doc__, command.__name__
         run.__dict__.update(command.__dict__)  # The options that click has collected so far.
@@ -151,9 +181,9 @@ def _takes(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
     return decorate
 
 
-_live: Final = _takes(*_http_options)
-_files: Final = _takes(*_file_options)
-_either: Final = _takes(*_http_options, *_file_options)
+_live: Final = _takes(*_http_options, _config_option)
+_files: Final = _takes(*_file_options, _config_option)
+_either: Final = _takes(*_http_options, *_file_options, _config_option)
 
 commands: Final[dict[str, click.Command]] = {}
 
@@ -178,7 +208,7 @@ def _command(*lines: str) -> Callable[[Command], click.Command]:
 @_command(
     "info",
     "info --http http://10.0.0.7:8001 --token-file token -o json",
-    "info --journal-dir /data/journal --ledger-dir /data/ledgers",
+    "info --config /etc/bookkeeper/bk_server.conf",
 )
 @output_option
 @_either
@@ -370,7 +400,7 @@ def mark(where: Where, output: str) -> None:
 
 @_command(
     "verify --journal-dir /data/journal --ledger-dir /data/ledgers",
-    "verify --journal-dir /data/journal --ledger-dir /data/ledgers -o json",
+    "verify --config /etc/rollbook/bookie.toml -o json",
     "verify --journal-dir /data/journal --ledger-dir /data/a --ledger-dir /data/b || echo damaged",
 )
 @output_option

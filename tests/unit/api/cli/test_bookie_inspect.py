@@ -210,6 +210,28 @@ def test_directories_may_come_from_the_environment(folder: Path) -> None:
     assert shown("mark", **environ) == shown("mark", *files(folder))
 
 
+async def test_the_configuration_of_the_bookie_says_where_it_is(
+    folder: Path, http: str, tmp_path: Path
+) -> None:
+    stopped, running, of_java = (tmp_path / name for name in ("a.toml", "b.toml", "bk.conf"))
+    dirs = f'journal_dir = "{folder}/journal"\nledger_dirs = ["{folder}/a", "{folder}/b"]\n'
+    stopped.write_text(f"[storage]\n{dirs}")
+    running.write_text(f'[bookie]\nhttp = "{http}"\n[storage]\n{dirs}')
+    of_java.write_text(
+        f"journalDirectory={folder}/journal\nledgerDirectories={folder}/a,{folder}/b\n"
+        "metadataServiceUri=zk://127.0.0.1:1/ledgers\n"
+    )
+    mark = await asyncio.to_thread(shown, "mark", *files(folder))
+    for config in (stopped, of_java):
+        found = await asyncio.to_thread(shown, "mark", "--config", str(config))
+        assert found == mark, config
+    found = await asyncio.to_thread(shown, "mark", "--config", str(running))
+    assert found["active_journal"] == 3
+    assert await asyncio.to_thread(shown, "verify", ROLLBOOK_CONFIG=str(running))
+    missing = await asyncio.to_thread(run, "mark", "--config", f"{tmp_path}/none.toml")
+    assert isinstance(missing.exception, errors.BadConfig)
+
+
 def test_what_cannot_be_shown_is_an_error(folder: Path, tmp_path: Path) -> None:
     cases: list[tuple[list[str], type[errors.RollbookError]]] = [
         (["ledger", "9"], errors.NoSuchLedger),

@@ -44,17 +44,26 @@ class Process:
         subprocess.run(init, check=True, capture_output=True)
 
     async def start(self) -> None:
-        flags = ("--http", "127.0.0.1:0", "--http-token-file", str(self.token_file))
+        line = await self.start_with(
+            "--http", "127.0.0.1:0", "--http-token-file", str(self.token_file)
+        )
+        ready = _READY.match(line)
+        assert ready, line
+        self.http, self.address = Address(ready[1], int(ready[2])), Address(ready[3], int(ready[4]))
+        self.client = Client(self.http, {"authorization": f"Bearer {TOKEN}"})
+
+    async def start_with(self, *flags: str) -> str:
+        """Returns its ready line."""
         self._child = self._children.start(
             *("sh", "-c", 'exec "$@" 2>> "$0"', str(self.log), *_ROLLBOOK),
             *(*bookies.arguments(self.folder, self._url), *flags),
             environment={"ROLLBOOK_SPACE_RESERVE_BYTES": "0"},
         )
-        line = await asyncio.to_thread(self._child.line, bookies.PATIENCE_S)
-        ready = _READY.match(line)
-        assert ready, line
-        self.http, self.address = Address(ready[1], int(ready[2])), Address(ready[3], int(ready[4]))
-        self.client = Client(self.http, {"authorization": f"Bearer {TOKEN}"})
+        return await asyncio.to_thread(self._child.line, bookies.PATIENCE_S)
+
+    def maps(self) -> str:
+        """What libraries the process has loaded."""
+        return Path(f"/proc/{self._child.pid}/maps").read_text()
 
     async def stop(self) -> int:
         self._child.terminate()
@@ -230,3 +239,10 @@ async def test_the_pages_end_with_the_bookie(bookie: Process) -> None:
     # What was there is there again.
     await bookie.start()
     assert (await bookie.client.get("/ready")).status == 200
+
+
+async def test_a_bookie_without_pages_does_without_their_libraries(bookie: Process) -> None:
+    assert "pydantic_core" in bookie.maps()
+    assert await bookie.stop() == 0
+    assert "http" not in await bookie.start_with()
+    assert "pydantic_core" not in bookie.maps()
