@@ -114,7 +114,7 @@ class ServerConfig:
     connections_max: int = 10_000  # Each is a file descriptor; further ones are hung up on.
     held_bytes_max: int = 16 * MIB  # Requests and answers of all connections, beyond the floor.
     connection_bytes_max: int = 8 * MIB  # Of one connection. Above, its socket is not read.
-    connection_bytes_floor: int = 16 * 1024  # What each may have, however much the others hold.
+    connection_bytes_floor: int = 8 * 1024  # What each may have, however much the others hold.
     reads_max: int = 64  # From disk, at once; as many again for what is urgent.
     connection_reads_max: int = 16  # Of one connection.
     long_polls_max: int = 10_000  # Parked; above, "busy" is the answer.

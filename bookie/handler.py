@@ -11,35 +11,23 @@ answer to them.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 
 import structlog
 
-from rollbook.bookie.answers import Answers
-from rollbook.bookie.config import ServerConfig
-from rollbook.bookie.core.deadlines import Deadlines
-from rollbook.bookie.core.flow import Account, Pool
-from rollbook.bookie.lanes import Asked, Lane, Queue, Turn
-from rollbook.bookie.long_polls import LongPolls, Parked
-from rollbook.bookie.stats import Stats
-from rollbook.bookie.storage import Storage
+from rollbook.bookie.core.flow import Account
+from rollbook.bookie.lanes import Asked, Queue
+from rollbook.bookie.long_polls import Parked
+from rollbook.bookie.shared import Shared, kind_of
 from rollbook.proto.errors import BadFrame, BookieFailed, Overloaded
-from rollbook.proto.ports import Clock
 from rollbook.proto.wire.adds import AddGroup, Adds
 from rollbook.proto.wire.messages import (
     AuthReply,
     BatchRead,
     Call,
-    ForceLedger,
-    GetBookieInfo,
-    ListEntries,
     Read,
-    ReadLac,
     Reply,
-    Request,
-    WriteLac,
 )
 from rollbook.proto.wire.requests import Refused, RequestDecoder
 
@@ -55,46 +43,6 @@ _PROGRESS_BYTES: Final = 64 * 1024  # That much more of a request gives it time 
 _CALLS_WAITING: Final = 64  # So many of one connection; beyond, it is not read from.
 _CALL_BYTES: Final = 256  # About what a waiting call takes,
 _READ_BYTES: Final = 64 * 1024  # and what one takes that is being answered from disk.
-
-_KINDS: Final[dict[type[Request], str]] = {
-    BatchRead: "batch_read",
-    WriteLac: "write_lac",
-    ReadLac: "read_lac",
-    ForceLedger: "force",
-    ListEntries: "list_entries",
-    GetBookieInfo: "info",
-}
-
-
-def _kind_of(request: Request) -> str:
-    if isinstance(request, Read):
-        if request.fence:
-            return "fence"
-        return "read" if request.previous_lac is None else "long_poll"
-    return _KINDS.get(type(request), "other")
-
-
-@dataclass(slots=True)
-class Shared:
-    """What all connections of a server have in common."""
-
-    storage: Storage
-    config: ServerConfig
-    clock: Clock
-    stats: Stats
-    answers: Answers
-    polls: LongPolls
-    pool: Pool
-    turn: Turn
-    ordinary: Lane
-    urgent: Lane
-    buffer: memoryview  # Everybody receives into it, and empties it at once.
-    unfinished: "Deadlines[Connection]"  # In the middle of a request.
-    kept_waiting: "Deadlines[Connection]"  # Likewise, but there is no room for the rest.
-    clogged: "Deadlines[Connection]"  # Not taking their answers.
-    connections: "dict[Connection, None]"
-    on_gone: Callable[[], None]
-    look_after: Callable[[], None]  # Deadlines are running, or the pool has news.
 
 
 class _Accepted(NamedTuple):
@@ -177,6 +125,9 @@ class Connection(asyncio.BufferedProtocol):
     def hang_up(self, reason: str, **details: object) -> None:
         if self._is_gone:
             return
+        if self._transport.is_closing():
+            self._transport.abort()  # It had time to take its last answers.
+            return
         closed = self._shared.stats.connections_closed
         closed[reason] = closed.get(reason, 0) + 1
         peer = self._transport.get_extra_info("peername")
@@ -185,8 +136,12 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_clogged:
             self._transport.abort()
         else:
-            self._flush()
-            self._transport.close()
+            self._close()
+
+    def _close(self) -> None:
+        self._flush()
+        self._give_time_to_take()
+        self._transport.close()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -356,7 +311,7 @@ class Connection(asyncio.BufferedProtocol):
     def _count(self, asked: Asked, reply: Reply) -> None:
         stats = self._shared.stats
         elapsed_ns = self._shared.clock.monotonic_ns() - asked.heard_ns
-        stats.requests[_kind_of(asked.call.request)].observe(elapsed_ns)
+        stats.requests[kind_of(asked.call.request)].observe(elapsed_ns)
         if not isinstance(reply, AuthReply) and reply.error:
             stats.on_refusals(reply.error.code.reason)
 
@@ -447,8 +402,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         shared.ordinary.offer(self._ordinary)
         shared.urgent.offer(self._urgent)
-        if self._is_leaving and self._is_idle:
-            self._flush()
-            self._transport.close()
+        if self._is_leaving and self._is_idle and not self._transport.is_closing():
+            self._close()
         if shared.pool.has_news:
             shared.look_after()

@@ -82,6 +82,7 @@ class Lane:
         self._on_crash = on_crash
         self._ready: dict[Queue, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._is_closed = False
 
     def offer(self, queue: Queue) -> None:
         """There may be something to do in it now."""
@@ -90,7 +91,7 @@ class Lane:
             self._start()
 
     def _start(self) -> None:
-        if self._ready and len(self._tasks) < self._tasks_max:
+        if self._ready and len(self._tasks) < self._tasks_max and not self._is_closed:
             task = asyncio.get_running_loop().create_task(self._work())
             self._tasks[task] = None
             task.add_done_callback(self._on_done)
@@ -102,6 +103,7 @@ class Lane:
             self._on_crash(error)
 
     async def close(self) -> None:
+        self._is_closed = True
         self._ready.clear()
         for task in list(self._tasks):
             task.cancel()

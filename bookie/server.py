@@ -14,9 +14,10 @@ from rollbook.bookie.answers import Answers
 from rollbook.bookie.config import ServerConfig
 from rollbook.bookie.core.deadlines import Deadlines
 from rollbook.bookie.core.flow import Pool
-from rollbook.bookie.handler import CHUNK_BYTES_MAX, Connection, Shared
+from rollbook.bookie.handler import CHUNK_BYTES_MAX, Connection
 from rollbook.bookie.lanes import Lane, Turn
 from rollbook.bookie.long_polls import LongPolls
+from rollbook.bookie.shared import Shared
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
 from rollbook.proto.ports import Address, Clock, Listener, Transport

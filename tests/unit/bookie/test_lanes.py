@@ -3,7 +3,7 @@
 import asyncio
 from typing import cast
 
-from rollbook.bookie.lanes import Asked, Lane, Queue
+from rollbook.bookie.lanes import Asked, Lane, Queue, Turn
 from rollbook.proto.wire.messages import Call
 
 
@@ -11,7 +11,7 @@ async def test_who_comes_while_the_last_task_ends_is_served() -> None:
     """It has looked for more and found nothing, and still counts as one of the lane's tasks."""
     served: list[Asked] = []
     crashes: list[BaseException] = []
-    lane = Lane(1, crashes.append)
+    lane = Lane(1, Turn(), crashes.append)
 
     async def serve(asked: Asked) -> None:
         served.append(asked)
@@ -32,3 +32,73 @@ async def test_who_comes_while_the_last_task_ends_is_served() -> None:
     assert served == [first, late]
     assert not crashes
     await lane.close()
+
+
+async def test_connections_are_served_in_turn_and_each_has_its_bound() -> None:
+    served: list[str] = []
+    running = {"a": 0, "b": 0}
+    most = {"a": 0, "b": 0}
+    lane = Lane(8, Turn(), lambda error: None)
+
+    def queue_of(name: str, calls: int) -> Queue:
+        async def serve(asked: Asked) -> None:
+            running[name] += 1
+            most[name] = max(most[name], running[name])
+            await asyncio.sleep(0)
+            running[name] -= 1
+            served.append(name)
+
+        queue = Queue(serve, lambda: lane.offer(queue), lambda: True, at_once_max=2)
+        queue.asked.extend(Asked(cast(Call, None), at) for at in range(calls))
+        return queue
+
+    many, few = queue_of("a", 100), queue_of("b", 3)
+    lane.offer(many)
+    lane.offer(few)
+    async with asyncio.timeout(30):
+        while len(served) < 103:
+            await asyncio.sleep(0)
+    assert [at for at, name in enumerate(served) if name == "b"][-1] < 10
+    assert most == {"a": 2, "b": 2}
+    await lane.close()
+
+
+async def test_a_turn_ends_when_enough_was_made_and_the_next_one_begins() -> None:
+    """However much there is to answer from memory, the loop sees to others in between."""
+    turn = Turn()
+    lane = Lane(4, turn, lambda error: None)
+    served = 0
+
+    async def serve(asked: Asked) -> None:
+        nonlocal served
+        served += 1
+        turn.spend(300_000)
+
+    queue = Queue(serve, lambda: lane.offer(queue), lambda: True, at_once_max=4)
+    queue.asked.extend(Asked(cast(Call, None), at) for at in range(40))
+    lane.offer(queue)
+    counts = []
+    async with asyncio.timeout(30):
+        while served < 40:
+            counts.append(served)
+            await asyncio.sleep(0)
+    steps = [after - before for before, after in zip(counts, counts[1:], strict=False)]
+    assert max(steps) <= 8  # Four, and the end of one turn may meet the beginning of the next.
+    await lane.close()
+
+
+async def test_a_closed_lane_begins_nothing() -> None:
+    lane = Lane(4, Turn(), lambda error: None)
+    never = asyncio.Event()
+
+    async def serve(asked: Asked) -> None:
+        await never.wait()
+
+    queue = Queue(serve, lambda: lane.offer(queue), lambda: True, at_once_max=4)
+    queue.asked.extend(Asked(cast(Call, None), at) for at in range(10))
+    lane.offer(queue)
+    await asyncio.sleep(0)
+    await lane.close()
+    lane.offer(queue)
+    await asyncio.sleep(0)
+    assert queue.running == 0

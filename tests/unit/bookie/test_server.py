@@ -8,6 +8,7 @@ from rollbook.bookie.config import ServerConfig
 from rollbook.proto.errors import BadConfig, ConnectionLost, Unavailable
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Address
+from rollbook.proto.wire import v2
 from rollbook.proto.wire.messages import Read, ReadReply
 from tests.golden.bookkeeper import V2_FRAMES, V3_FRAMES
 from tests.unit.bookie.serving import PORT, Scene, add_entries, entry, tell
@@ -233,6 +234,24 @@ def test_a_client_that_has_sent_all_it_had_to_say_still_gets_its_answers() -> No
         assert await raw.receive(len(expected)) == expected
         await raw.closed()
         assert scene.storage.peek(7, 0) == entry(7, 0)
+
+    tell(story)
+
+
+def test_who_said_it_was_done_and_takes_nothing_is_left_in_the_end() -> None:
+    """What waits for it is too little to be noticed as a clogged line."""
+
+    async def story(scene: Scene) -> None:
+        await add_entries(scene.storage, 7, [0], bytes(20_200))
+        raw = await scene.raw()
+        raw.transport.pause_reading()
+        raw.send(v2.pack_request(Read(L7, EntryId(0))) * 13)
+        await asyncio.sleep(1)
+        raw.transport.write_eof()
+        await asyncio.sleep(1)
+        assert scene.storage.stats.connections() == 1
+        await asyncio.sleep(100)
+        assert scene.storage.stats.connections() == 0
 
     tell(story)
 
