@@ -101,6 +101,19 @@ class Bookie:
         assert self._life is not None
         self._life.kill()
 
+    def pause(self) -> None:
+        """SIGSTOP, until its session has run out and clients no longer see it."""
+        assert self._life is not None
+        self._last_standing = self.standing
+        self._life.stop()
+        self._cluster.wait_until(lambda: self.standing is None, f"{self.bookie_id} is gone")
+
+    def resume(self) -> None:
+        """Serves again when it returns."""
+        assert self._life is not None
+        self._life.resume()
+        self.wait_serving()
+
     def stop(self) -> None:
         """In good order, as SIGTERM asks for."""
         assert self._life is not None
@@ -135,6 +148,7 @@ class Cluster:
         self._folder = folder
         self._zookeeper = KazooClient(tree.server.address)
         self._zookeeper.start(PATIENCE_S)
+        self.server = tree.server
         self.children = children
         self.metadata = f"zk+{layout}://{tree.server.address}{self._root}"
         self.bookies: list[Bookie] = []
@@ -161,7 +175,7 @@ class Cluster:
             bookie.wait_serving()
 
     def start_autorecovery(self) -> None:
-        """Java's auditor and worker, in a process of their own."""
+        """Java's auditor and worker in a process of their own, under the first bookie's name."""
         log_path = self._folder / "autorecovery.log"
         main_class = "org.apache.bookkeeper.replication.AutoRecoveryMain"
         config = self.bookies[0].config_path

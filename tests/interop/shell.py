@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.interop import toolchain
 
-_TIMEOUT_S: Final = 60
+_TIMEOUT_S: Final = 90
 
 
 def run(config: Path, *arguments: str) -> str:

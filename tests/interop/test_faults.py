@@ -1,12 +1,15 @@
 """What the Java client does when bookies die, come back, or refuse to be written."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
+from tests.interop import shell
 from tests.interop.cluster import Bookie, Cluster
 from tests.interop.expectations import ALL, PAIR, entries, payloads, refused
 from tests.interop.puppet import PASSWORD, Client, Protocol, Puppet, Shape
+from tests.support.zookeeper import LocalZooKeeper
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +101,8 @@ def test_a_read_only_bookie_is_read_and_not_written(client: Client, cluster: Clu
     bookie.stop()
     bookie.start(read_only=True)
     assert client.bookies()["read_only"] == [bookie.bookie_id]
+    listed = shell.run(bookie.config_path, "listbookies", "-ro")
+    assert re.findall(r"BookieID:([^,]*)", listed) == [bookie.bookie_id]
     writer.append([b"more"])  # Refused by that bookie; the writer goes on with another.
     assert bookie.bookie_id not in members(client, writer.ledger_id)
     assert client.fence_one(
@@ -106,6 +111,31 @@ def test_a_read_only_bookie_is_read_and_not_written(client: Client, cluster: Clu
     assert bookie.bookie_id not in members(client, client.create(PAIR).ledger_id)
     with refused("BKNotEnoughBookiesException"):
         client.create(ALL)
+
+
+def test_a_bookie_that_was_taken_for_dead_comes_back(client: Client, cluster: Cluster) -> None:
+    writer = client.create(Shape(3, 3, 3))
+    writer.append([b"one"])
+    cluster.bookies[0].pause()
+    waiting = writer.start_append([b"two"])
+    cluster.bookies[0].resume()
+    assert waiting.result() == [1]
+    assert client.create(Shape(3, 3, 3)).append([b"one"]) == [0]
+
+
+def test_writers_go_on_while_zookeeper_is_away(client: Client, cluster: Cluster) -> None:
+    server = cluster.server
+    if not isinstance(server, LocalZooKeeper):
+        pytest.skip("zk: the server named by the environment is not ours to kill")
+    writer = client.create(Shape(3, 3, 3))
+    server.kill()
+    try:
+        for _ in range(20):
+            writer.append([b"meanwhile"])
+    finally:
+        server.start()
+    writer.close()
+    assert client.create(Shape(3, 3, 3)).append([b"one"]) == [0]
 
 
 def test_a_lost_bookie_is_copied_to_others(client: Client, cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ from tests.interop.puppet import Client, Digest, Protocol, Shape
 from tests.support.zookeeper import ZooKeeperServer, tree
 
 EVERYWHERE = Shape(3, 3, 3)
+WRITTEN = payloads(40, 100)
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +64,12 @@ def test_javas_autorecovery_copies_from_make_to_make(v3: Client, mixed: Cluster)
     ledgers = []
     for _ in range(12):
         writer = v3.create(PAIR)
-        writer.append(payloads(40, 100))
+        writer.append(WRITTEN)
         writer.close()
         ledgers.append(writer.ledger_id)
+    ours, _, theirs = mixed.bookies
     mixed.start_autorecovery()
-    for lost in (mixed.bookies[0], mixed.bookies[2]):
+    for lost in (ours, theirs):
         lost.kill()
         for ledger_id in ledgers:
             mixed.wait_until(
@@ -79,7 +81,9 @@ def test_javas_autorecovery_copies_from_make_to_make(v3: Client, mixed: Cluster)
                 assert v3.entries_on(bookie, ledger_id, 39) == list(range(40))
         lost.start()
     for ledger_id in ledgers:
-        assert v3.open(ledger_id, recover=False).read(0, 39) == entries(payloads(40, 100))
+        assert v3.open(ledger_id, recover=False).read(0, 39) == entries(WRITTEN)
+    said = shell.run(ours.config_path, "whoisauditor")
+    assert f"auditor={ours.bookie_id}" in said  # Whose name the repairer bears.
 
 
 def ensemble(client: Client, ledger_id: int) -> list[str]:
