@@ -217,6 +217,8 @@ class Bookie:
 
         Raises `NodeExists` if another process has the id and stays.
         """
+        if http and is_wildcard(http.host):
+            http = Address(self._advertised.host, http.port)
         info = describe_bookie(
             self.advertised,
             incarnation=self.identity.incarnation,

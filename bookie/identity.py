@@ -6,6 +6,7 @@ steps leaves what the next attempt takes up (`core/identity.py`):
     join      stamps JOINING · an empty store · both nodes · stamps MEMBER
     format    stamps FORMATTING · files removed · a store that doubts · both nodes · stamps MEMBER
     rejoin    stamps MEMBER with the cookie as it is now · both nodes
+    write-off stamps WRITING_OFF · the store opens without what is gone · doubts · stamps MEMBER
 """
 
 import asyncio
@@ -238,6 +239,7 @@ class Identity:
                 raise _refusal(diagnose(found, self.cookie).problems)
             incarnation = found.stamps[0].incarnation
             ledgers, doubted = await self._ledgers_in_doubt(on_progress)
+            await self._stamp_all(incarnation, State.WRITING_OFF)
         except BaseException:
             await _release(locks)
             raise
@@ -246,8 +248,8 @@ class Identity:
         )
         try:
             await storage.distrust(doubted)
-            await self._stamp_all(incarnation, State.MEMBER)
             await self._nodes.write(member, self.cookie, incarnation)
+            await self._stamp_all(incarnation, State.MEMBER)
         finally:
             await storage.close()
         logger.warning("loss_written_off", bookie=self.bookie_id, ledgers=len(doubted))

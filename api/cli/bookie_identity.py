@@ -137,9 +137,14 @@ def _load(
 
 
 def _environ_of_flags(shape: type[Any]) -> dict[str, str]:
-    """ROLLBOOK_LISTEN, under the name by which a section's loader looks for it."""
+    """ROLLBOOK_LISTEN, under the name by which a section's loader looks for it, which will do, too."""
+    section = f"{PREFIX}BOOKIE_"
     return {
-        f"{PREFIX}BOOKIE_{name.upper()}": os.environ[variable]
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(section) and name != f"{PREFIX}BOOKIE_ID"
+    } | {
+        f"{section}{name.upper()}": os.environ[variable]
         for name in (each.name for each in fields(shape))
         if (variable := f"{PREFIX}{name.upper()}") in os.environ
     }

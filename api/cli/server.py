@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import click
@@ -106,8 +106,9 @@ async def serve_bookie(settings: Settings) -> None:
     try:
         async with _admin_pages(bookie, machine) as http:
             await bookie.register(http)
-            click.echo(_ready_line(bookie, http))
-            sys.stdout.flush()
+            with suppress(OSError):  # Nobody has to listen.
+                click.echo(_ready_line(bookie, http))
+                sys.stdout.flush()
             logger.info("bookie_ready", bookie=bookie_id, address=str(bookie.address))
             error = await bookie.failed()
             reason = str(error) or type(error).__name__

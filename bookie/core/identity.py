@@ -16,7 +16,8 @@ known to neither node, was never served and may be thrown away.
     5                                  a cookie, as in its node
     bookieHost: "bk-1"
     …
-    # rollbook incarnation 4e0c…       comments, to whoever reads the text as a cookie
+    # rollbook stamp 1                 version; comments, to whoever reads the text as a cookie
+    # rollbook incarnation 4e0c…
     # rollbook place ledger 2
     # rollbook state member
     # rollbook crc32c 8a1b2c3d         of all bytes before this line
@@ -31,7 +32,7 @@ from typing import Final, NamedTuple
 import google_crc32c
 
 from rollbook.bookie.core.remedies import FORMAT, REJOIN, WRITE_OFF
-from rollbook.proto.errors import BadMetadata
+from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.formats.cookie import Cookie, pack_cookie, unpack_cookie
 from rollbook.proto.ids import BookieId
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
@@ -39,10 +40,13 @@ from rollbook.proto.metadata import LedgerMetadata, LedgerState
 STAMP: Final = "VERSION"
 STAMP_BYTES_MAX: Final = 1024 * 1024
 
+_VERSION: Final = 1
+_VERSIONED: Final = re.compile(rb"# rollbook stamp ([0-9]{1,9})\n(?s:.*)\Z")
 _LINES: Final = re.compile(
+    rb"# rollbook stamp 1\n"
     rb"# rollbook incarnation ([0-9a-f]{32})\n"
     rb"# rollbook place (journal|ledger) ([0-9]{1,4})\n"
-    rb"# rollbook state (joining|formatting|member)\n\Z"
+    rb"# rollbook state (joining|formatting|member|writing-off)\n\Z"
 )
 _SUM: Final = re.compile(rb"# rollbook crc32c ([0-9a-f]{8})\n\Z")
 # What may lie in a directory that holds nothing: of its file system, and of ours before the stamp.
@@ -57,6 +61,7 @@ class State(Enum):
     JOINING = "joining"
     FORMATTING = "formatting"  # Likewise, under an id that was used before.
     MEMBER = "member"
+    WRITING_OFF = "writing-off"  # It was one, and will be when its losses are written down.
 
 
 class Place(NamedTuple):
@@ -79,6 +84,7 @@ class Stamp:
 
 def pack_stamp(stamp: Stamp) -> bytes:
     text = pack_cookie(stamp.cookie) + (
+        f"# rollbook stamp {_VERSION}\n"
         f"# rollbook incarnation {stamp.incarnation}\n"
         f"# rollbook place {stamp.place}\n"
         f"# rollbook state {stamp.state.value}\n"
@@ -87,11 +93,17 @@ def pack_stamp(stamp: Stamp) -> bytes:
 
 
 def unpack_stamp(data: bytes) -> Stamp:
-    """Raises `BadMetadata` if a single byte is not as it was written."""
+    """Raises `BadMetadata` if a single byte is not as it was written, `UnsupportedVersion`."""
     checksum = _SUM.search(data)
     if checksum is None or google_crc32c.value(data[: checksum.start()]) != int(checksum[1], 16):
         raise BadMetadata(f"{STAMP} is damaged")
-    lines = _LINES.search(data[: checksum.start()])
+    text = data[: checksum.start()]
+    lines, version = _LINES.search(text), _VERSIONED.search(text)
+    if version and int(version[1]) != _VERSION:
+        raise UnsupportedVersion(
+            f"{STAMP} is of version {int(version[1])}; {_VERSION} can be read",
+            next_step="run the release of Rollbook that wrote it, or a later one",
+        )
     if lines is None:
         raise BadMetadata(f"{STAMP} is not one of ours")
     incarnation, kind, number, state = (part.decode("ascii") for part in lines.groups())
@@ -229,6 +241,9 @@ def _problems(found: Found, wanted: Cookie) -> Iterator[Problem]:
             found.directories[0].path,
         )
         return
+    if _has_begun_write_off(found):
+        yield Problem(f"`{WRITE_OFF}` was cut short", f"{WRITE_OFF}, once more")
+        return
     yield from _lost_directories(found, wanted)
     yield from _disagreements(found, wanted)
 
@@ -238,6 +253,10 @@ def _is_cut_short(found: Found) -> bool:
     return found.incarnation != found.stamps[0].incarnation and any(
         stamp.state is not State.MEMBER for stamp in found.stamps
     )
+
+
+def _has_begun_write_off(found: Found) -> bool:
+    return any(stamp.state is State.WRITING_OFF for stamp in found.stamps)
 
 
 def _strangers(found: Found, wanted: Cookie) -> Iterator[tuple[Problem, Directory]]:
@@ -316,10 +335,21 @@ def _disagreements(found: Found, wanted: Cookie) -> Iterator[Problem]:
             f"to bring it back with all that it holds: {REJOIN}",
         )
     elif found.cookie != wanted:
-        yield Problem("its cookie in the metadata store names other directories", REJOIN)
+        yield Problem(
+            f"its cookie in the metadata store {_difference(found.cookie, wanted)}", REJOIN
+        )
     for each in found.directories:
         if each.stamp and each.stamp.cookie != wanted:
-            yield Problem("the directory had another path", REJOIN, each.path)
+            what = _difference(each.stamp.cookie, wanted)
+            yield Problem(f"what its {STAMP} says {what}", REJOIN, each.path)
+
+
+def _difference(cookie: Cookie | None, wanted: Cookie) -> str:
+    if cookie is None:
+        return "cannot be read"
+    if cookie.instance_id != wanted.instance_id:
+        return "is older than the id of the cluster"
+    return "names other directories"
 
 
 # --- What may be mended -----------------------------------------------------------------------
@@ -335,12 +365,12 @@ def why_not_to_erase(found: Found, wanted: Cookie) -> Problem | None:
 
 def can_rejoin(found: Found, wanted: Cookie) -> bool:
     """Whether all that its latest life needs is there, whatever is written about it elsewhere."""
-    stamps = found.stamps
-    if not _are_of_one_life(found, wanted) or any(
-        _is_lost(each, found) for each in found.directories
-    ):
-        return False
-    return len(wanted.ledger_dirs) >= _ledger_dirs_known(stamps)
+    return (
+        _are_of_one_life(found, wanted)
+        and not _has_begun_write_off(found)
+        and not any(_is_lost(each, found) for each in found.directories)
+        and len(wanted.ledger_dirs) >= _ledger_dirs_known(found.stamps)
+    )
 
 
 def can_write_off(found: Found, wanted: Cookie) -> bool:

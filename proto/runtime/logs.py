@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, cast
 
 import structlog
 
@@ -38,7 +38,7 @@ def configure_logs(
             structlog.processors.format_exc_info,
             render,
         ],
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Lenient(stream))),
         cache_logger_on_first_use=False,
     )
     set_level(level)
@@ -54,6 +54,25 @@ def set_level(level: str) -> None:
     _now["level"] = level
     number = logging.getLevelName(level.upper())
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
+
+
+class _Lenient:
+    """A log that cannot be written must not stop what it tells of: its disk may be full, too."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+        except OSError:
+            pass
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            pass
 
 
 def _redact(

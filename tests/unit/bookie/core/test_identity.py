@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import product
 
+import google_crc32c
 import pytest
 
 from rollbook.bookie.core.identity import (
@@ -25,7 +26,7 @@ from rollbook.bookie.core.identity import (
     why_not_to_erase,
 )
 from rollbook.bookie.core.remedies import FORMAT, REJOIN, WRITE_OFF
-from rollbook.proto.errors import BadMetadata
+from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.formats.cookie import Cookie, unpack_cookie
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
@@ -92,6 +93,13 @@ def test_every_damaged_byte_and_every_cut_of_a_stamp_is_noticed() -> None:
             unpack_stamp(data[:position])
     with pytest.raises(BadMetadata):
         unpack_stamp(data + b"\n")
+
+
+def test_a_stamp_of_a_later_release_is_not_guessed_at() -> None:
+    data = pack_stamp(MEMBER).replace(b"stamp 1\n", b"stamp 2\n# rollbook more\n")
+    text = data[: data.index(b"# rollbook crc32c")]
+    with pytest.raises(UnsupportedVersion, match="version 2"):
+        unpack_stamp(text + b"# rollbook crc32c %08x\n" % google_crc32c.value(text))
 
 
 def test_what_lies_in_a_directory_without_a_stamp() -> None:
@@ -173,7 +181,12 @@ REFUSED = {
     "both removed": (found(stamped(), None, None), "taken out", REJOIN),
     "moved": (
         found(stamped(cookie=replace(WANTED, journal_dirs=("/old",)))),
-        "another path",
+        "says names other directories",
+        REJOIN,
+    ),
+    "older than the id of the cluster": (
+        found(stamped(cookie=replace(WANTED, instance_id=None))),
+        "older than the id",
         REJOIN,
     ),
     "cookie of other directories": (
@@ -197,6 +210,11 @@ REFUSED = {
         found(stamped(state=State.FORMATTING), None, None),
         "was cut short",
         FORMAT,
+    ),
+    "write-off cut short": (
+        found([*stamped(state=State.WRITING_OFF)[:2], *stamped()[2:]]),
+        "was cut short",
+        WRITE_OFF,
     ),
     "another of its name was first": (
         found(stamped(state=State.JOINING), WANTED, BEFORE),
@@ -288,6 +306,7 @@ def test_no_mixture_serves_without_all_that_its_latest_life_had() -> None:
                 assert lives <= {incarnation or NOW, incarnation or BEFORE}
                 assert Condition.EMPTY not in {each.condition for each in directories}
                 assert incarnation is not None or states == {State.MEMBER}
+                assert State.WRITING_OFF not in states
             if can_write_off(what, WANTED):
                 assert lives == {incarnation}
     assert served == 2 * 3**3  # Each state of each directory, of either life.

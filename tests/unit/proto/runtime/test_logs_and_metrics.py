@@ -1,5 +1,6 @@
 """What a process says of itself."""
 
+import errno
 import io
 import json
 from dataclasses import dataclass
@@ -41,6 +42,21 @@ def test_an_event_is_one_json_line_without_secrets() -> None:
         "by": "b1",
         "password": "***",
     }
+
+
+def test_a_log_that_cannot_be_written_stops_nobody() -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "full")
+
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+    configure_logs(stream=Full())
+    try:
+        structlog.get_logger().error("disk_full")
+    finally:
+        structlog.reset_defaults()
 
 
 @pytest.mark.parametrize(
