@@ -132,6 +132,9 @@ class Admin:
         space = await self._disk.space(path)
         return {"free_bytes": space.free_bytes, "total_bytes": space.total_bytes}
 
+    async def ledger_space(self) -> View:
+        return asdict(await self._bookie.storage.space())
+
     async def check_sanity(self) -> View:
         """The journal gets everything that was asked of it before to the disk."""
         try:

@@ -1,7 +1,7 @@
 """A bookie's files, looked at and never changed: what `rollbook bookie` shows of a store.
 
 Files are read as boot reads them, with the same readers; nothing is cut, completed or removed, no
-matter what is found. While the bookie runs its files may be looked at, too, and are a moment's
+matter what is found (B10). While the bookie runs its files may be looked at, too, and are a moment's
 picture: entry logs never change, the journal grows.
 """
 

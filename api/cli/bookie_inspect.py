@@ -298,7 +298,10 @@ def ledger(where: Where, ledger_id: int, verify: bool, output: str) -> None:
             )
         client = where.client()
         started = client.put(f"{_API}/ledgers/{ledger_id}/verify")
-        show_facts(_wait_for(client, started)["result"], output)
+        found = _wait_for(client, started)["result"]
+        show_facts(found, output)
+        if found["damaged"]:
+            raise DataLost("entries of this ledger are damaged here", ledger_id=ledger_id)
         return
     if where.is_files:
         facts = where.read(lambda store: _ledger_in(store, ledger_id))
@@ -551,7 +554,10 @@ def _wait_for(client: "AdminClient", started: Any) -> Any:
         operation = client.get(f"{_API}/operations/{operation['id']}")
         if is_shown:
             passed_s = time.time() - operation["started_ms"] / 1000
-            click.echo(f"\r{operation['id']} … {passed_s:.0f} s", nl=False, err=True)
+            what = f"{operation['id']}: {passed_s:.0f} s"
+            if operation["kind"] == "scrub":
+                what += f", {client.get(f'{_API}/scrub')['logs_left']} logs left"
+            click.echo(f"\r{what}\033[K", nl=False, err=True)
     if is_shown:
         click.echo("", err=True)
     if operation["state"] == "failed":

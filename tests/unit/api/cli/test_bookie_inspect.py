@@ -126,6 +126,7 @@ def fingerprint(folder: Path) -> dict[str, tuple[str, int]]:
 
 @pytest.fixture
 def unchanged(folder: Path) -> Iterator[None]:
+    """B10: looking at a store changes no byte of it."""
     before = fingerprint(folder)
     yield
     assert fingerprint(folder) == before
@@ -382,6 +383,13 @@ async def test_a_running_bookie_is_told(admin: FakeAdmin, http: str) -> None:
     assert (await ask(http, "readonly")) == {"readOnly": True}
     assert (await ask(http, "readonly", "off")) == {"readOnly": False}
     assert isinstance(await failure(http, "compact"), click.UsageError)
+
+
+async def test_a_damaged_ledger_ends_with_an_error(admin: FakeAdmin, http: str) -> None:
+    admin.is_damaged = True
+    found = await asyncio.to_thread(run, "ledger", "7", "--verify", "-o", "json", "--http", http)
+    assert json.loads(found.stdout)["damaged"] == [[3, 4]]
+    assert isinstance(found.exception, errors.DataLost)
 
 
 async def test_nobody_has_to_wait(admin: FakeAdmin, http: str) -> None:

@@ -30,6 +30,7 @@ class FakeAdmin:
         self.disk_is_full = False
         self.suspensions = {"is_major_gc_suspended": False, "is_minor_gc_suspended": False}
         self.scrub_is_suspended = False
+        self.is_damaged = False
         self.done: list[str] = []
         self.may_finish = asyncio.Event()
         self.raises: Exception | None = None
@@ -85,6 +86,9 @@ class FakeAdmin:
             {"path": path, "kind": kind, "free_bytes": free, "total_bytes": 100}
             for path, kind, free in disks
         ]
+
+    async def ledger_space(self) -> Facts:
+        return {"free_bytes": 1, "total_bytes": 100}
 
     async def check_sanity(self) -> Facts:
         return {"passed": self.failed_with is None, "read_only": self.is_read_only}
@@ -172,7 +176,8 @@ class FakeAdmin:
     async def verify_ledger(self, ledger_id: int) -> Facts:
         if ledger_id != 7:
             raise NoSuchLedger(ledger_id=ledger_id)
-        return await self._do("verify", {"ledger_id": ledger_id, "damaged": []})
+        damaged = [[3, 4]] if self.is_damaged else []
+        return await self._do("verify", {"ledger_id": ledger_id, "damaged": damaged})
 
     async def scrub(self) -> Facts:
         return await self._do("scrub", {"bytes": 100})

@@ -128,7 +128,7 @@ async def test_what_bookkeeper_answers_is_answered_under_its_names(
         "shuttingDown": False,
         "availableForHighPriorityWrites": True,
     }
-    assert await ask("info") == {"freeSpace": 1, "totalSpace": 100}  # Two directories, one disk.
+    assert await ask("info") == {"freeSpace": 1, "totalSpace": 100}
     assert await ask("sanity") == {"passed": True, "readOnly": False}
     assert await ask("gc") == {"is_in_force_gc": False}
     assert await ask("gc_details") == [
