@@ -1,6 +1,7 @@
 """Lanes: who is offered is served."""
 
 import asyncio
+from itertools import pairwise
 from typing import cast
 
 from rollbook.bookie.lanes import Asked, Lane, Queue, Turn
@@ -82,7 +83,7 @@ async def test_a_turn_ends_when_enough_was_made_and_the_next_one_begins() -> Non
         while served < 40:
             counts.append(served)
             await asyncio.sleep(0)
-    steps = [after - before for before, after in zip(counts, counts[1:], strict=False)]
+    steps = [after - before for before, after in pairwise(counts)]
     assert max(steps) <= 8  # Four, and the end of one turn may meet the beginning of the next.
     await lane.close()
 

@@ -1,0 +1,39 @@
+"""Ascending ids as ranges: what is consecutive takes no more room than its ends."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+
+from rollbook.bookie.core.memtable import run_end
+
+
+def ranges_of(entry_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run; `entry_ids` ascend. Costs what there are of runs, not of ids."""
+    start, size = 0, len(entry_ids)
+    while start < size:
+        end = run_end(entry_ids, entry_ids[start], start, size)
+        yield entry_ids[start], entry_ids[end - 1]
+        start = end
+
+
+class Ranges:
+    """A set of ids. Adding a range costs little if it lies at or near the end."""
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._firsts, self._lasts, strict=True)
+
+    def add(self, first: int, last: int) -> None:
+        firsts, lasts = self._firsts, self._lasts
+        # Those that it touches: they end no earlier than before it and begin no later than behind it.
+        start = bisect_left(lasts, first - 1)
+        end = bisect_right(firsts, last + 1)
+        if start < end:
+            first, last = min(first, firsts[start]), max(last, lasts[end - 1])
+        firsts[start:end] = [first]
+        lasts[start:end] = [last]
