@@ -23,6 +23,7 @@ from rollbook.proto.ids import EntryId
 _VERSION: Final = 0
 _HEADER: Final = struct.Struct(">ii56x")
 _GROUP: Final = struct.Struct(">qqii")
+ENTRY_GROUP_BYTES: Final = _GROUP.size
 _SIZE_MAX: Final = 2**31 - 1  # An i32; a longer run takes several groups.
 _ENTRY_ID_MAX: Final = 2**63 - 1
 
@@ -80,6 +81,15 @@ class EntryList:
             start, size = entry_id, 1
         if size:
             groups += _GROUP.pack(start, start, size, 0)
+        return cls(bytes(groups))
+
+    @classmethod
+    def of_ranges(cls, ranges: Iterable[tuple[int, int]]) -> Self:
+        """First and last of each; they ascend and do not touch."""
+        groups = bytearray()
+        for first, last in ranges:
+            for start in range(first, last + 1, _SIZE_MAX):
+                groups += _GROUP.pack(start, start, min(_SIZE_MAX, last - start + 1), 0)
         return cls(bytes(groups))
 
     @property

@@ -90,3 +90,17 @@ def test_the_last_entry_there_can_be() -> None:
 def test_what_is_no_list_is_refused(data: bytes) -> None:
     with pytest.raises(BadFrame):
         unpack_entry_list(data)
+
+
+@pytest.mark.parametrize("ids", [[], [0], [0, 1, 2, 5, 7, 8]])
+def test_ranges_are_packed_like_the_ids_in_them(ids: list[int]) -> None:
+    ranges = list(EntryList.of(map(EntryId, ids)).ranges())
+    assert EntryList.of_ranges(ranges) == EntryList.of(map(EntryId, ids))
+
+
+def test_a_range_of_more_ids_than_a_group_can_count_takes_several() -> None:
+    packed = EntryList.of_ranges([(5, 5 + 2**32)])
+    assert packed.count == 2**32 + 1
+    assert EntryId(5 + 2**32) in packed
+    assert EntryId(6 + 2**32) not in packed
+    assert all(group.is_sound() for group in packed.groups)
