@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     determinism = kind.add_parser("determinism", help="one seed, one trace, whatever the hash seed")
     determinism.add_argument("--seeds", type=_count, default=60, help="how many (60)")
     determinism.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
-    determinism.add_argument("--world", default="toy", help="what is simulated (toy)")
+    determinism.add_argument("--world", help="what is simulated (every world)")
     determinism.set_defaults(run=kinds.determinism)
 
     mutants = kind.add_parser("mutants", help="planted bugs that fresh seeds must find")
@@ -93,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     crash.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     crash.set_defaults(run=kinds.crash)
 
+    hostile = kind.add_parser("hostile", help="connections that mean no good, to a real bookie")
+    hostile.set_defaults(run=kinds.hostile)
+
     fuzz = kind.add_parser("fuzz", help="mutated bytes through every decoder")
     fuzz.add_argument("--runs", type=_count, default=50_000, help="inputs in all (50,000)")
     fuzz.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
@@ -116,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("name", choices=sorted(kinds.BENCHES), help="what to measure")
     bench.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     bench.add_argument("--runs", type=_count, default=5, help="runs behind each median (5)")
+    bench.add_argument("--gib", type=float, help="of entries, for memory (10) and restart (1)")
     bench.set_defaults(run=kinds.bench)
     return parser
 

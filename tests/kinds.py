@@ -18,7 +18,10 @@ LATER: Final = {
     "chaos": "real clusters under kills, pauses and partitions",
 }
 BENCHES: Final = {
-    name: f"tests.bench.{name}" for name in ("bookie", "codec", "metastore", "simulator")
+    name: f"tests.bench.{name}"
+    for name in (
+        *("bookie", "codec", "hostile", "memory", "metastore", "restart", "simulator", "space"),
+    )
 }
 SMOKE_SEEDS: Final = 100
 NOTHING_CHECKED: Final = 2  # The exit code of a kind that has nothing to check yet, or here.
@@ -53,6 +56,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
             *(("--kills=100", "--cuts=25") if arguments.thorough else ("--kills=10", "--cuts=5")),
             first,
         ],
+        "hostile": [],
         "fuzz": ["--runs=200000" if arguments.thorough else "--runs=50000", first],
     }
     if arguments.thorough:
@@ -60,6 +64,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
     kinds = {name: ["tests", name, *size] for name, size in sizes.items()}
     images = "--images=120000" if arguments.thorough else "--images=30000"
     kinds["images"] = ["tests", "crash", images, first]
+    bookies = "--seeds=400" if arguments.thorough else "--seeds=100"
+    kinds["bookies"] = ["tests", "simulate", "--world=bookie", bookies, first]
     style = _STYLE | {"generated": ["tests.generate", "--check"]} if arguments.thorough else {}
     every = style | {"unit": ["tests", "unit"]} | kinds
     computing = {name: every.pop(name) for name in list(every) if name in _COMPUTING}
@@ -69,7 +75,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
 # They know no time but their own, so they may take what the others leave of the processors.
 _COMPUTING: Final = (
     *("format", "lint", "types", "generated"),
-    *("simulate", "determinism", "mutants", "images", "fuzz"),
+    *("simulate", "bookies", "determinism", "mutants", "images", "fuzz"),
 )
 _GIVING_WAY: Final = ("nice", "-n", "10")
 
@@ -188,25 +194,32 @@ def simulate(arguments: argparse.Namespace) -> Tally | None:
 
 def determinism(arguments: argparse.Namespace) -> Tally:
     """One seed, one trace, in two processes whose hashes differ."""
-    sizes = [f"--seeds={arguments.seeds}", f"--from={arguments.seed}", f"--world={arguments.world}"]
-    traces = [
-        subprocess.run(
-            [sys.executable, "-m", "tests", "simulate", "--digest", *sizes],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        ).stdout.splitlines()
-        for hash_seed in ("1", "2")
-    ]
+    worlds = (arguments.world,) if arguments.world else tuple(_DETERMINISTIC)
     tally = Tally("seeds")
-    for first, second in zip(*traces, strict=True):
-        if first == second:
-            tally.passed += 1
-        else:
-            tally.failed += 1
-            print(f"two traces: {first} and {second}")
+    for world in worlds:
+        seeds = max(1, arguments.seeds // _DETERMINISTIC.get(world, 1))
+        sizes = [f"--seeds={seeds}", f"--from={arguments.seed}", f"--world={world}"]
+        traces = [
+            subprocess.run(
+                [sys.executable, "-m", "tests", "simulate", "--digest", *sizes],
+                env={**os.environ, "PYTHONHASHSEED": hash_seed},
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            ).stdout.splitlines()
+            for hash_seed in ("1", "2")
+        ]
+        for first, second in zip(*traces, strict=True):
+            if first == second:
+                tally.passed += 1
+            else:
+                tally.failed += 1
+                print(f"two traces of {world}: {first} and {second}")
     return tally
+
+
+_DETERMINISTIC: Final = {"toy": 1, "bookie": 6}
+"""Worlds, and how many times fewer seeds of each are tried, for they take longer."""
 
 
 def mutants(arguments: argparse.Namespace) -> Tally:
@@ -245,6 +258,11 @@ def _crash_images(arguments: argparse.Namespace) -> Tally:
     return tally
 
 
+def hostile(_arguments: argparse.Namespace) -> Tally:
+    """Connections that mean no good, against a real process."""
+    return _pytest("tests/hostile")
+
+
 def fuzz(arguments: argparse.Namespace) -> Tally:
     module = importlib.import_module("tests.fuzz.run")
     tally: Tally = module.run(arguments.runs, arguments.seed, _progress("inputs"))
@@ -254,7 +272,8 @@ def fuzz(arguments: argparse.Namespace) -> Tally:
 def bench(arguments: argparse.Namespace) -> Tally | None:
     module = importlib.import_module(BENCHES[arguments.name])
     before = _load()
-    figures = module.figures(arguments.runs)
+    sizes = {} if arguments.gib is None else {"gib": arguments.gib}
+    figures = module.figures(arguments.runs, **sizes)
     load = [before, _load()]
     if arguments.json:
         rows = [asdict(figure) for figure in figures]

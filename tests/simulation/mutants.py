@@ -1,7 +1,7 @@
 """Planted bugs: what the simulator must find, or else its silence about our own code means nothing.
 
-Each mutant is the toy protocol with one rule broken, and is searched for with fresh seeds. One of
-them is no bug: `LacFenceOnOne`. Entries are confirmed in order, and so the fencing reads alone keep
+Each mutant is the toy protocol with one rule broken, or a bookie with a flaw
+(`worlds/bookie/flaws.py`), and is searched for with fresh seeds. One of them is no bug: `LacFenceOnOne`. Entries are confirmed in order, and so the fencing reads alone keep
 the promise. Let recovery close at L. Entry L+1 was denied by `absence` fenced members of its write
 set; each of them had no durable copy of it then and accepts no ordinary add ever after. So at most
 `ack` - 1 bookies of the ensemble that the writer uses can ever tell it that they have L+1, and since
@@ -24,6 +24,7 @@ from rollbook.proto.quorum import Ensemble
 from tests.simulation.run import find_failure, parallel
 from tests.simulation.schedule import Case
 from tests.simulation.shrink import shrink
+from tests.simulation.worlds.bookie.flaws import BOOKIE_MUTANTS, BookieMutant
 from tests.simulation.worlds.toy.bookie import JOURNAL, Bookie
 from tests.simulation.worlds.toy.ledger import CLOSED, Ledger
 from tests.simulation.worlds.toy.model import Rules, explore
@@ -226,6 +227,9 @@ class Mutant:
     seeds_max: int  # Within which it must be found.
     is_equivalent: bool = False  # Then it must not be found.
 
+    def scene(self, rules: frozenset[str] = EVERY_RULE) -> ToyScene:
+        return ToyScene(self.parts, rules)
+
     @property
     def what(self) -> str:
         for part in (self.parts.recovery, self.parts.writer, self.parts.bookie):
@@ -255,6 +259,9 @@ MUTANTS: Final = (
 )
 
 
+ALL_MUTANTS: Final[tuple[Mutant | BookieMutant, ...]] = (*MUTANTS, *BOOKIE_MUTANTS)
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     mutant: str
@@ -272,8 +279,8 @@ def run(from_seed: int, say: Say) -> Tally:
     """Every mutant falls within its budget of fresh seeds; the equivalent one stands."""
     tally = Tally("mutants")
     say(f"{'mutant':<20}{'seeds':>7}{'CPU s':>8}{'seeds/CPU s':>13}  first broken rule")
-    searches = [(mutant.name, from_seed, EVERY_RULE) for mutant in MUTANTS]
-    for mutant, found in zip(MUTANTS, parallel(search, searches), strict=True):
+    searches = [(mutant.name, from_seed, EVERY_RULE) for mutant in ALL_MUTANTS]
+    for mutant, found in zip(ALL_MUTANTS, parallel(search, searches), strict=True):
         is_right = (found.seed is None) == mutant.is_equivalent
         told = found.detail if found.seed is not None else "none"
         if mutant.is_equivalent:
@@ -297,7 +304,7 @@ def search(task: tuple[str, int, frozenset[str]]) -> Found:
     mutant = by_name(name)
     start = time.process_time()
     seeds = range(from_seed, from_seed + mutant.seeds_max)
-    failure = find_failure(ToyScene(mutant.parts, rules), seeds)
+    failure = find_failure(mutant.scene(rules), seeds)
     cpu_s = time.process_time() - start
     if failure is None:
         return Found(name, len(seeds), None, "", cpu_s)
@@ -315,7 +322,7 @@ def show(name: str, from_seed: int, say: Say) -> Tally:
         tally.failed += 1
         return tally
     say(f"planted bug: {mutant.what}")
-    scene = ToyScene(mutant.parts)
+    scene = mutant.scene()
     failure = find_failure(scene, range(from_seed, from_seed + mutant.seeds_max))
     if failure is None:
         say(f"not found in {mutant.seeds_max:,} seeds" + ", as is right" * mutant.is_equivalent)
@@ -345,8 +352,8 @@ def show(name: str, from_seed: int, say: Say) -> Tally:
     return tally
 
 
-def by_name(name: str) -> Mutant:
-    for mutant in MUTANTS:
+def by_name(name: str) -> Mutant | BookieMutant:
+    for mutant in ALL_MUTANTS:
         if mutant.name == name:
             return mutant
-    raise KeyError(f"no mutant {name!r}; there are {', '.join(m.name for m in MUTANTS)}")
+    raise KeyError(f"no mutant {name!r}; there are {', '.join(m.name for m in ALL_MUTANTS)}")

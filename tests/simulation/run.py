@@ -39,6 +39,7 @@ class SeedResult:
     callbacks: int
     cpu_s: float
     overlapped: dict[str, int]
+    met: dict[tuple[str, str], int]
 
 
 def simulate(seeds: Sequence[int], world: str, progress: Progress, say: Say | None = None) -> Tally:
@@ -53,6 +54,7 @@ def simulate(seeds: Sequence[int], world: str, progress: Progress, say: Say | No
         return tally
     weak: Counter[str] = Counter()
     overlapped: Counter[str] = Counter()
+    met: Counter[tuple[str, str]] = Counter()
     callbacks, cpu_s, failed = 0, 0.0, 0
     progress(0, len(seeds))
     for done, result in enumerate(_results(seeds, world), 1):
@@ -60,6 +62,7 @@ def simulate(seeds: Sequence[int], world: str, progress: Progress, say: Say | No
         callbacks += result.callbacks
         cpu_s += result.cpu_s
         overlapped.update(result.overlapped)
+        met.update(result.met)
         if result.broke is not None:
             failed += 1
             say(f"seed {result.seed} of {world} fails: {result.detail}")
@@ -76,9 +79,26 @@ def simulate(seeds: Sequence[int], world: str, progress: Progress, say: Say | No
     say(f"{len(seeds) / cpu_s:.0f} seeds and {callbacks / cpu_s:,.0f} callbacks per CPU-second")
     faults = ", ".join(f"{kind} {count:,}" for kind, count in sorted(overlapped.items()))
     say(f"faults that overlapped an append: {faults or 'none'}")
+    for line in coverage(met):
+        say(line)
     for reason, count in sorted(weak.items()):
         say(f"{count:,} seeds prove too little and are not counted: {reason}")
     return tally
+
+
+def coverage(met: Counter[tuple[str, str]]) -> Iterator[str]:
+    """Which faults were in force during which steps of a protocol: a table, and what is empty in it."""
+    if not met:
+        return
+    faults = sorted(dict.fromkeys(fault for fault, _ in met))
+    steps = sorted(dict.fromkeys(step for _, step in met))
+    width = max(map(len, faults))
+    yield "steps that were under way while a fault was in force:"
+    yield " " * width + "".join(f"{step[:9]:>10}" for step in steps)
+    for fault in faults:
+        yield f"{fault:<{width}}" + "".join(f"{met[fault, step]:>10,}" for step in steps)
+    empty = [f"{step} during {fault}" for fault in faults for step in steps if not met[fault, step]]
+    yield f"never: {', '.join(empty) or 'nothing'}"
 
 
 def digests(seeds: Sequence[int], world: str) -> Iterator[tuple[int, str]]:
@@ -143,6 +163,7 @@ def _run_one(actors: Scene, seed: int) -> SeedResult:
         report.callbacks,
         time.process_time() - start,
         report.history.overlapped(),
+        report.history.met() if report.history.calls else {},
     )
 
 

@@ -1,11 +1,9 @@
 """Ways to build the storage engine wrongly; crash images must find each, or they prove nothing.
 
-Each is planted into the product's classes for as long as `planted` lasts, and never otherwise. How
-many images may be judged until it shows is ten times what it takes on average, or more.
+How many images may be judged until it shows is ten times what it takes on average, or more.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from unittest import mock
@@ -21,23 +19,13 @@ from rollbook.bookie.core.records import Kind, Record, RecordReader
 from rollbook.bookie.journal import Journal, JournalFile
 from rollbook.bookie.storage import Storage
 from rollbook.proto.ports import Disk, File, OpenMode
-
-Patch = tuple[Any, str, Any]
-"""An owner, the name of an attribute of it, what is there instead."""
+from tests.support.planting import Patch
 
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
     images_max: int
     patches: tuple[Patch, ...]
-
-
-@contextmanager
-def planted(name: str) -> Iterator[None]:
-    with ExitStack() as stack:
-        for owner, attribute, instead in FLAWS[name].patches:
-            stack.enter_context(mock.patch.object(owner, attribute, instead))
-        yield
 
 
 async def _do_nothing(*_: Any, **__: Any) -> None:

@@ -11,10 +11,11 @@ from itertools import count
 from typing import Final
 
 from tests.crash.images.cuts import Crashes, crash_everywhere
-from tests.crash.images.flaws import FLAWS, planted
+from tests.crash.images.flaws import FLAWS
 from tests.crash.images.flips import KINDS, StoreAtRest, flip
 from tests.crash.images.life import small_and_quiet
 from tests.simulation.run import parallel, settle
+from tests.support.planting import planted
 from tests.tally import Tally
 
 Say = Callable[[str], None]
@@ -165,7 +166,7 @@ def find_flaw(task: tuple[str, int]) -> Found:
     name, seed = task
     flaw, images, started = FLAWS[name], 0, time.process_time()
     what: str | None = None
-    with small_and_quiet(), planted(name):
+    with small_and_quiet(), planted(flaw.patches):
         for each in count(seed):
             crashes = crash_everywhere(each, sample=6)
             images += crashes.images

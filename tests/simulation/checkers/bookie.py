@@ -193,7 +193,8 @@ class BookieChecker:
         what = f"{asked.bookie}: ledger {asked.ledger_id} entry {entry_id}"
         if error in _ABSENT:
             self.heard["absences"] += 1
-            if asked.ledger_id in self._doomed and error is NoSuchLedger and ledger.acked:
+            had_some = any(at < asked.at for at in ledger.acked.values())
+            if asked.ledger_id in self._doomed and error is NoSuchLedger and had_some:
                 ledger.gone_at = min(ledger.gone_at, now)
             if self._may_be_gone(asked) or entry_id is None:
                 return
@@ -228,7 +229,7 @@ class BookieChecker:
         if strange := [e for e in listed if e not in ledger.sent]:
             self._break(BYTES, f"{what} lists {strange}, which nobody wrote")
         lost = [e for e, at in ledger.acked.items() if at < asked.at and e not in listed]
-        if lost and not self._may_be_gone(asked):
+        if lost and not self._is_excused(asked):  # What is in doubt is not listed.
             self._break(ACKED, f"{what} does not list {lost}, which it acknowledged")
 
     # --- Facts: explicit LACs -----------------------------------------------------------------

@@ -11,7 +11,6 @@ from tests.simulation.run import digests, parallel, simulate
 from tests.simulation.schedule import Case
 from tests.simulation.worlds import Scene, scene
 from tests.simulation.worlds.toy.oracle import EVERY_RULE
-from tests.simulation.worlds.toy.scene import ToyScene
 
 
 def test_seeds_pass_and_weak_ones_are_not_counted() -> None:
@@ -32,7 +31,7 @@ def test_digests_come_in_order_and_match_a_run_in_this_process() -> None:
 
 
 def test_a_failing_seed_is_cut_down_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = ToyScene(by_name("one-negative").parts)
+    broken = by_name("one-negative").scene()
     monkeypatch.setattr(run, "scene", lambda _name: broken)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)  # The patch does not reach other processes.
     said: list[str] = []
@@ -59,7 +58,7 @@ def test_unknown_names_are_told_what_there_is() -> None:
     said: list[str] = []
     assert not simulate(range(5), "moon", lambda _done, _total: None, said.append).holds
     assert not show("moon", 0, said.append).holds
-    assert "there are: toy" in said[0]
+    assert "there are: bookie, toy" in said[0]
     assert "hasty-negative" in said[1]
 
 
@@ -67,7 +66,7 @@ def test_a_planted_bug_falls_to_fresh_seeds() -> None:
     found = search(("hasty-negative", 0, EVERY_RULE))
     assert found.seed is not None
     assert found.seeds == found.seed + 1
-    mutant: Scene = ToyScene(by_name("hasty-negative").parts)
+    mutant: Scene = by_name("hasty-negative").scene()
     assert mutant.run(mutant.case(found.seed)).detail == found.detail
 
 

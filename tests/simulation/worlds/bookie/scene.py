@@ -11,8 +11,7 @@ everything that was ever written is asked for.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from rollbook.bookie.bookie import Bookie, Settings
@@ -29,6 +28,7 @@ from rollbook.proto.errors import (
     WrongCluster,
 )
 from rollbook.proto.formats.layout import Layout
+from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.quorum import Quorum
@@ -52,6 +52,7 @@ from tests.simulation.worlds.bookie.plan import (
     draw_case,
 )
 from tests.simulation.worlds.bookie.registrations import RegistrationChecker
+from tests.support.planting import Patch, planted
 
 ROOT: Final = "/ledgers"
 SESSION_S: Final = 2.0
@@ -98,17 +99,10 @@ SPACE: Final = SpaceConfig(
 _NEVER_AT_START: Final = (DataLost, WrongBookie, WrongCluster, TornRecord, UnsupportedVersion)
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What takes part. A mutant brings a broken one of something."""
-
-    plant: Callable[[], Any] | None = None
-    """A context in which the product is broken."""
-
-
 class BookieScene:
-    def __init__(self, parts: Parts | None = None) -> None:
-        self._parts = parts or Parts()
+    def __init__(self, patches: Sequence[Patch] = ()) -> None:
+        """`patches` plant a bug for as long as a case runs."""
+        self._patches = patches
 
     def case(self, seed: int) -> Case:
         return draw_case(seed)
@@ -117,11 +111,8 @@ class BookieScene:
         run = _Run(case, tell)
         broke, detail = None, ""
         try:
-            if self._parts.plant is None:
+            with planted(self._patches):
                 run.world.run(run.scenario())
-            else:
-                with self._parts.plant():
-                    run.world.run(run.scenario())
         except SimulationFailed as failure:
             broke = run.broke or type(failure).__name__
             detail = str(failure)
@@ -223,6 +214,7 @@ class _Run:
             self._start_again(world.node(name))
         await self._settle()
 
+        await world.node(AUDITOR).start(self._audit_deleted).result
         self.tell("the whole cluster loses power")
         for name in BOOKIES:
             world.node(name).power_cut()
@@ -236,19 +228,30 @@ class _Run:
         world = self.world
         await self._within(LIVENESS_S, self._all_registered, "not all bookies are registered")
         await self._within(LIVENESS_S, self._all_answered, "somebody has no answer")
+        await self._within(LIVENESS_S, self._all_collected, "a deleted ledger is still there")
         for name in CLIENTS:
             world.node(name).kill()
         await self._within(LIVENESS_S, self._nothing_held, "bookies hold what nobody waits for")
 
     def _all_registered(self) -> bool:
+        tree = self.world.metadata.tree
         return len(self._serving) == len(BOOKIES) and all(
-            bookie.membership is not None and bookie.membership.standing is not None
-            for bookie in self._serving.values()
+            any(tree.get(f"{ROOT}/{folder}/{name}") for folder in (AVAILABLE, READ_ONLY))
+            for name in BOOKIES
         )
 
     def _all_answered(self) -> bool:
         """By bookies that have lived since they were asked; of others nobody need hear any more."""
         return not any(waiting.is_due(self._process_of) for waiting in self._sums.unanswered)
+
+    def _all_collected(self) -> bool:
+        storages = [bookie.storage for bookie in self._serving.values()]
+        return len(storages) == len(BOOKIES) and all(
+            storage.catalog.is_deleted(ledger_id) or not storage.knows(ledger_id)
+            for storage in storages
+            for ledger_id in LEDGERS
+            if self.checker.is_doomed(ledger_id)
+        )
 
     def _nothing_held(self) -> bool:
         return not any(bookie.stats.buffered_bytes() for bookie in self._serving.values())
@@ -391,10 +394,17 @@ class _Run:
             task.add_done_callback(lambda task: (doing.pop(task), task.result()))
         await asyncio.Event().wait()  # Until it is killed: answers may still come.
 
+    async def _audit_deleted(self, node: Node) -> None:
+        """Before a restart: replaying a deletion would repair it."""
+        await self._ask_for(node, [each for each in LEDGERS if self.checker.is_doomed(each)])
+
     async def _audit(self, node: Node) -> None:
+        await self._ask_for(node, LEDGERS)
+
+    async def _ask_for(self, node: Node, ledger_ids: Sequence[int]) -> None:
         client = Client(node.name, node.transport, self._sums)
         for bookie in BOOKIES:
-            for ledger_id in LEDGERS:
+            for ledger_id in ledger_ids:
                 deadline = self.world.now + LIVENESS_S
                 while not await client.audit(bookie, ledger_id):
                     if self.world.now > deadline:

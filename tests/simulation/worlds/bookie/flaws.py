@@ -1,0 +1,276 @@
+"""Ways to build a bookie wrongly, which fresh seeds of its world must find."""
+
+import asyncio
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rollbook.bookie.answers import Answers
+from rollbook.bookie.census import Census
+from rollbook.bookie.core.control import Control, Operation
+from rollbook.bookie.core.fencing import LedgerFacts
+from rollbook.bookie.core.flow import Account
+from rollbook.bookie.core.garbage import Suspects, Verdict
+from rollbook.bookie.core.memtable import IntArray
+from rollbook.bookie.handler import Connection
+from rollbook.bookie.identity import Identity
+from rollbook.bookie.journal import Journal
+from rollbook.bookie.long_polls import LongPolls
+from rollbook.bookie.storage import Storage
+from rollbook.proto.cluster.registration import BookieRegistration, Standing
+from rollbook.proto.errors import EntryStateUnknown, NoSuchEntry, WrongBookie
+from rollbook.proto.ids import NO_ENTRY
+from rollbook.proto.wire.messages import Read, Reply
+from tests.simulation.worlds.bookie.scene import BookieScene
+from tests.support.planting import Patch
+
+
+@dataclass(frozen=True, slots=True)
+class BookieMutant:
+    name: str
+    what: str
+    seeds_max: int  # Within which it must be found.
+    patches: tuple[Patch, ...]
+    is_equivalent: bool = False
+
+    def scene(self, rules: frozenset[str] | None = None) -> BookieScene:  # It has one set of rules.
+        return BookieScene(self.patches)
+
+
+# --- Storage ------------------------------------------------------------------------------------
+
+
+_append = Journal.append
+
+
+def _answer_before_the_sync(self: Journal, item: Any, **_: Any) -> Any:
+    return _append(self, item, is_sync_deferred=True)
+
+
+async def _sync_until_it_works(self: Journal, write: Any) -> None:
+    file = self.active.records.file
+    await file.write_at(write.position, write.buffers)
+    while True:
+        try:
+            await file.sync()
+            break
+        except OSError:
+            await asyncio.sleep(0.01)
+    self.active.packer.on_synced(write)
+    self._has_unsynced = False
+
+
+async def _fence_at_once(self: Storage, ledger_id: int, ledger_key: bytes) -> None:
+    ledger = self._ledger(ledger_id)
+    if ledger.refusal_of_control(ledger_key) is None and not ledger.facts.is_fenced:
+        ledger.show_key(ledger_key)
+        ledger.fence_is_wanted = True
+        self._journal.append(Control(Operation.FENCE, ledger_id, ledger.shown_key))
+
+
+def _forget_fence(self: LedgerFacts) -> LedgerFacts:
+    return self
+
+
+_read = Storage._read
+
+
+async def _read_damage_as_absence(self: Storage, ledger_id: int, entry_id: int) -> bytes:
+    try:
+        return await _read(self, ledger_id, entry_id)
+    except EntryStateUnknown:
+        raise NoSuchEntry(ledger_id=ledger_id, entry_id=entry_id) from None
+
+
+# --- Server -------------------------------------------------------------------------------------
+
+
+async def _read_then_fence(self: Answers, read: Read) -> Reply:
+    try:
+        if read.entry_id == NO_ENTRY:
+            body = await self._storage.read_last(read.ledger_id)
+        else:
+            body = await self._storage.read(read.ledger_id, read.entry_id)
+    finally:
+        if read.fence:
+            await self._fence(read.ledger_id, read.ledger_key)
+    return self.found(read, body)
+
+
+_on_adds = Connection._on_adds
+
+
+def _accept_what_was_refused(self: Connection, adds: Any, now_ns: int) -> None:
+    admitted = self._shared.storage.add(adds)
+    for group, refusal in zip(adds.groups, admitted.refusals, strict=True):
+        if refusal:
+            self._send(group.pack_replies(None))
+    if not any(admitted.refusals):
+        _on_adds(self, adds, now_ns)
+
+
+_on_added = Connection._on_added
+
+
+def _answer_twice(self: Connection, done: Any) -> None:
+    if self._adds and self._adds[0].done.done() and not self._adds[0].done.exception():
+        for group in self._adds[0].groups:
+            self._send(group.pack_replies(None))
+    _on_added(self, done)
+
+
+def _never_end(_self: LongPolls, _parked: Any, _news_ms: int | None) -> None:
+    pass
+
+
+_give = Account.give
+
+
+def _keep_a_byte(self: Account, size: int) -> None:
+    _give(self, size - (size > 1))
+
+
+# --- Membership and space -----------------------------------------------------------------------
+
+
+_establish = BookieRegistration._establish
+
+
+async def _leave_then_enter(self: BookieRegistration, standing: Standing) -> None:
+    for each in Standing:
+        if each is not standing:
+            await self._remove(each)
+    await _establish(self, standing)
+
+
+async def _do_nothing(*_: Any) -> None:
+    pass
+
+
+_establish_identity = Identity._establish
+
+
+async def _let_in(self: Identity) -> None:
+    """Whoever comes with empty directories."""
+    try:
+        await _establish_identity(self)
+    except WrongBookie:
+        self.incarnation = self._draw_incarnation()
+
+
+async def _see_half(self: Census, ids: IntArray) -> IntArray:
+    """A listing that breaks off counts as complete."""
+    return ids[len(ids) // 2 :]
+
+
+async def _believe(_self: Census, ids: IntArray) -> IntArray:
+    return ids
+
+
+def _judge_at_once(self: Suspects, now_ns: int, *, force: bool) -> Verdict:
+    return Verdict(array("q", self._ids), is_braked=False)
+
+
+async def _forget_all_deletions(self: Storage, *ledger_ids: int) -> None:
+    """What was deleted is as if it had never been."""
+    await _delete(self, *ledger_ids)
+    await self.save_facts(ledger_ids)
+    await self.forget(*ledger_ids)
+
+
+_delete: Callable[..., Any] = Storage.delete
+
+# Budgets are ten times what it takes on average, or more: a bug that gets away is not bad luck.
+BOOKIE_MUTANTS: Final = (
+    BookieMutant(
+        "early-ack",
+        "Adds are answered before they are durable.",
+        100,
+        ((Journal, "append", _answer_before_the_sync),),
+    ),
+    BookieMutant(
+        "failed-sync-again",
+        "A journal whose sync failed syncs again, and believes the second answer.",
+        300,
+        ((Journal, "_write", _sync_until_it_works),),
+    ),
+    BookieMutant(
+        "early-fence",
+        "A fence is answered before it is durable.",
+        300,
+        ((Storage, "fence", _fence_at_once),),
+    ),
+    BookieMutant(
+        "fence-in-memory",
+        "A fence does not outlive the process.",
+        300,
+        ((LedgerFacts, "with_fence", _forget_fence),),
+    ),
+    BookieMutant(
+        "damage-is-absence",
+        "What cannot be read is called absent.",
+        600,
+        ((Storage, "_read", _read_damage_as_absence),),
+    ),
+    BookieMutant(
+        "read-then-fence",
+        "A fencing read looks first and fences then.",
+        600,
+        ((Answers, "_read", _read_then_fence),),
+    ),
+    BookieMutant(
+        "refusals-are-acks",
+        "Adds that were refused are answered like the others.",
+        100,
+        ((Connection, "_on_adds", _accept_what_was_refused),),
+    ),
+    BookieMutant(
+        "two-answers",
+        "An add is answered twice.",
+        50,
+        ((Connection, "_on_added", _answer_twice),),
+    ),
+    BookieMutant(
+        "endless-poll",
+        "A long poll whose time is up goes on.",
+        50,
+        ((LongPolls, "_end", _never_end),),
+    ),
+    BookieMutant(
+        "leaky-budget",
+        "Of what a client gives back, a byte stays on its account.",
+        50,
+        ((Account, "give", _keep_a_byte),),
+    ),
+    BookieMutant(
+        "unseen-between",
+        "A bookie that turns read-only leaves one folder before it is in the other.",
+        600,
+        ((BookieRegistration, "_establish", _leave_then_enter),),
+    ),
+    BookieMutant(
+        "lost-session",
+        "A bookie does not register again when its session was lost.",
+        300,
+        ((BookieRegistration, "keep", _do_nothing),),
+    ),
+    BookieMutant(
+        "anybody",
+        "An id may be used from empty directories.",
+        100,
+        ((Identity, "_establish", _let_in), (Identity, "_require_fit", _do_nothing)),
+    ),
+    BookieMutant(
+        "half-a-listing",
+        "A listing of the metadata that broke off decides what is garbage.",
+        100,
+        ((Census, "absent_of", _see_half), (Census, "still_absent", _believe)),
+    ),
+    BookieMutant(
+        "forgotten-deletion",
+        "A deletion is forgotten as soon as it is done.",
+        100,
+        ((Storage, "delete", _forget_all_deletions),),
+    ),
+)

@@ -1,0 +1,207 @@
+"""The checker of what a bookie says: what is right passes, and each rule can be broken."""
+
+from collections.abc import Callable
+
+import pytest
+
+from rollbook.proto.errors import (
+    EntryStateUnknown,
+    LedgerFenced,
+    NoSuchEntry,
+    NoSuchLedger,
+    Overloaded,
+    Unauthorized,
+)
+from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.wire.digest import DigestType, LedgerDigest
+from tests.simulation.checkers.bookie import BookieChecker, Sent
+
+DIGEST = LedgerDigest(DigestType.CRC32C, b"secret", LedgerId(7))
+
+
+def entry(entry_id: int, payload: bytes = b"payload") -> bytes:
+    return DIGEST.pack_entry(EntryId(entry_id), EntryId(entry_id - 1), 0, payload)
+
+
+class Told:
+    """A checker, and what it found."""
+
+    def __init__(self) -> None:
+        self.broken: list[str] = []
+        self.checker = BookieChecker(lambda rule, _text: self.broken.append(rule))
+
+    def send(self, entry_id: int, *, is_recovery: bool = False, is_deferred: bool = False) -> Sent:
+        return self.checker.on_sent(
+            "b1", 7, entry(entry_id), is_recovery=is_recovery, is_deferred=is_deferred
+        )
+
+    def ack(self, entry_id: int) -> None:
+        self.checker.on_add_answer(self.send(entry_id), None)
+
+    def fail(self, entry_id: int, error: type[Exception], *, is_fencing: bool = False) -> None:
+        asked = self.checker.on_asked("b1", 7, is_fencing=is_fencing)
+        self.checker.on_failure(asked, entry_id, error)
+
+
+def absent_after_ack(told: Told) -> None:
+    told.ack(0)
+    told.fail(0, NoSuchEntry)
+
+
+def last_is_absent_after_ack(told: Told) -> None:
+    told.ack(0)
+    told.fail(NO_ENTRY, NoSuchLedger)
+
+
+def unknown_on_a_sound_disk(told: Told) -> None:
+    told.ack(0)
+    told.fail(0, EntryStateUnknown)
+
+
+def absent_on_a_damaged_disk(told: Told) -> None:
+    told.checker.on_damaged("b1")
+    told.ack(0)
+    told.fail(0, NoSuchEntry)
+
+
+def older_last_entry(told: Told) -> None:
+    told.ack(0)
+    told.ack(5)
+    told.checker.on_entry(told.checker.on_asked("b1", 7), NO_ENTRY, entry(0))
+
+
+def not_listed(told: Told) -> None:
+    told.ack(0)
+    told.ack(1)
+    told.checker.on_listed(told.checker.on_asked("b1", 7), [0])
+
+
+def forced_and_gone(told: Told) -> None:
+    add = told.send(0, is_deferred=True)
+    told.checker.on_add_answer(add, None)
+    told.checker.on_forced([add])
+    told.fail(0, NoSuchEntry)
+
+
+def other_bytes(told: Told) -> None:
+    told.ack(0)
+    told.checker.on_entry(told.checker.on_asked("b1", 7), 0, entry(0, b"other"))
+
+
+def another_entry(told: Told) -> None:
+    told.ack(0)
+    told.ack(1)
+    told.checker.on_entry(told.checker.on_asked("b1", 7), 0, entry(1))
+
+
+def listed_by_nobody(told: Told) -> None:
+    told.checker.on_listed(told.checker.on_asked("b1", 7), [3])
+
+
+def accepted_behind_a_fence(told: Told) -> None:
+    told.fail(0, NoSuchEntry, is_fencing=True)
+    told.ack(5)
+
+
+def denied_and_accepted(told: Told) -> None:
+    add = told.send(0)
+    told.fail(0, NoSuchEntry, is_fencing=True)
+    told.checker.on_add_answer(add, None)
+
+
+def fenced_by_nobody(told: Told) -> None:
+    told.checker.on_add_answer(told.send(0), LedgerFenced)
+
+
+def lac_of_nobody(told: Told) -> None:
+    told.ack(3)
+    told.checker.on_lac(told.checker.on_asked("b1", 7), 3)
+
+
+def falling_lac(told: Told) -> None:
+    told.ack(3)
+    told.checker.on_lac(told.checker.on_asked("b1", 7), 1)
+
+
+def lost_packet(told: Told) -> None:
+    told.checker.on_lac_written(told.checker.on_lac_sent("b1", 7, 4), 4)
+    told.checker.on_packet(told.checker.on_asked("b1", 7), None)
+
+
+def packet_of_nobody(told: Told) -> None:
+    told.checker.on_packet(told.checker.on_asked("b1", 7), 4)
+
+
+def back_after_deletion(told: Told) -> None:
+    told.ack(0)
+    told.checker.on_doomed(7)
+    told.fail(0, NoSuchLedger)
+    told.ack(1)
+
+
+def read_after_deletion(told: Told) -> None:
+    told.ack(0)
+    told.checker.on_doomed(7)
+    told.fail(0, NoSuchLedger)
+    told.checker.on_entry(told.checker.on_asked("b1", 7), 0, entry(0))
+
+
+def strange_answer(told: Told) -> None:
+    told.checker.on_add_answer(told.send(0), Unauthorized)
+
+
+BROKEN: tuple[tuple[Callable[[Told], None], str], ...] = (
+    (absent_after_ack, "acked"),
+    (last_is_absent_after_ack, "acked"),
+    (unknown_on_a_sound_disk, "acked"),
+    (absent_on_a_damaged_disk, "acked"),
+    (older_last_entry, "acked"),
+    (not_listed, "acked"),
+    (forced_and_gone, "acked"),
+    (other_bytes, "bytes"),
+    (another_entry, "bytes"),
+    (listed_by_nobody, "bytes"),
+    (accepted_behind_a_fence, "fence"),
+    (denied_and_accepted, "fence"),
+    (fenced_by_nobody, "fence"),
+    (lac_of_nobody, "LAC"),
+    (falling_lac, "LAC"),
+    (lost_packet, "LAC"),
+    (packet_of_nobody, "LAC"),
+    (back_after_deletion, "deleted"),
+    (read_after_deletion, "deleted"),
+    (strange_answer, "answers"),
+)
+
+
+@pytest.mark.parametrize(("play", "rule"), BROKEN, ids=lambda each: getattr(each, "__name__", each))
+def test_each_rule_can_be_broken(play: Callable[[Told], None], rule: str) -> None:
+    told = Told()
+    play(told)
+    assert told.broken[:1] == [rule]
+
+
+def test_what_is_right_passes() -> None:
+    told = Told()
+    told.ack(0)
+    early = told.send(1)
+    asked_before = told.checker.on_asked("b1", 7)
+    told.ack(2)
+    told.checker.on_failure(asked_before, 2, NoSuchEntry)  # It was asked before the ack.
+    told.checker.on_add_answer(told.send(3), Overloaded)
+    told.fail(3, NoSuchEntry)
+    told.checker.on_entry(told.checker.on_asked("b1", 7, is_fencing=True), 2, entry(2))
+    told.checker.on_add_answer(early, LedgerFenced)
+    told.checker.on_add_answer(told.send(1, is_recovery=True), None)
+    told.checker.on_add_answer(told.send(4), LedgerFenced)
+    told.checker.on_lac(told.checker.on_asked("b1", 7), 1)
+    told.checker.on_lac_written(told.checker.on_lac_sent("b1", 7, 2), 2)
+    told.checker.on_packet(told.checker.on_asked("b1", 7), 2)
+    told.checker.on_listed(told.checker.on_asked("b1", 7), [0, 1, 2])
+    told.checker.on_damaged("b1")
+    told.fail(2, EntryStateUnknown)
+    told.checker.on_doomed(7)
+    told.fail(2, NoSuchLedger)
+    told.checker.on_add_answer(told.send(5, is_recovery=True), LedgerFenced)
+    assert not told.broken
+    assert told.checker.must_refuse("b1", 7)

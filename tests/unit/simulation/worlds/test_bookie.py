@@ -1,0 +1,96 @@
+"""Whole bookies in the simulator: quiet runs, some chaos, planted bugs, one seed one trace."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.mutants import search
+from tests.simulation.run import simulate
+from tests.simulation.schedule import Case, Fault, Kind, Step
+from tests.simulation.worlds.bookie.plan import CLIENTS, LEDGERS, RECIPES, VERBS, draw_case
+from tests.simulation.worlds.bookie.scene import BookieScene
+from tests.simulation.worlds.toy.oracle import EVERY_RULE
+
+ROOT = Path(__file__).parents[4]
+
+
+def steps_of(*texts: str) -> tuple[Step, ...]:
+    return tuple(Step(400_000 + 20_000 * at, "c1", text) for at, text in enumerate(texts))
+
+
+def test_a_quiet_run_keeps_everything_and_answers_everybody() -> None:
+    texts = ("add b1 1 20 v2", "add b1 2 8 v3", "force b1 1", "lac b1 1", "fence b1 2 v3")
+    asks = (
+        "add b1 2 1 v3",
+        "read b1 1 v2",
+        "batch b1 1",
+        "list b1 1",
+        "poll b1 1 50",
+        "ask-lac b1 1",
+    )
+    report = BookieScene().run(Case("bookie", 1, steps_of(*texts, *asks), ()))
+    assert report.broke is None
+    outcomes = [append.outcome.value for append in report.history.appends]
+    assert outcomes[:29] == ["applied"] * 28 + ["not_applied"]
+    assert all(call.returned for call in report.history.calls)
+    assert {call.step for call in report.history.calls} >= {
+        "start",
+        "read",
+        "batch",
+        "fence",
+        "lac",
+    }
+    assert report.history.weakness() == "no fault overlapped an append"
+
+
+def test_seeds_pass_and_prove_something() -> None:
+    said: list[str] = []
+    tally = simulate(range(12), "bookie", lambda _done, _total: None, said.append)
+    assert tally.failed == 0
+    assert tally.passed >= 8
+    assert any("while a fault was in force" in line for line in said)
+
+
+def test_every_step_and_fault_is_drawn() -> None:
+    cases = [draw_case(seed) for seed in range(200)]
+    verbs = {step.what.split()[0] for case in cases for step in case.steps}
+    assert verbs >= {*VERBS, "delete", "start"}
+    assert {fault.kind for case in cases for fault in case.faults} == {r.kind for r in RECIPES}
+    assert {step.actor for case in cases for step in case.steps} >= set(CLIENTS)
+    assert len(LEDGERS) > 3
+
+
+@pytest.mark.parametrize(
+    "name", ["early-ack", "fence-in-memory", "two-answers", "refusals-are-acks"]
+)
+def test_a_planted_bug_falls_to_fresh_seeds(name: str) -> None:
+    """The others are for `python -m tests mutants`."""
+    assert search((name, 0, EVERY_RULE)).seed is not None
+
+
+def test_a_power_cut_of_all_in_the_middle_of_adds_costs_nothing() -> None:
+    case = replace(draw_case(3), faults=(Fault(450_000, Kind.POWER_CUT, ("b1", "b2"), 100_000),))
+    report = BookieScene().run(case, tell=True)
+    assert report.broke is None
+    assert sum("serves" in line for line in report.story) >= 6
+
+
+def test_one_seed_one_trace_whatever_the_hash_seed() -> None:
+    command = [sys.executable, "-m", "tests", "simulate", "--digest", "--seeds=3", "--world=bookie"]
+    traces = [
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert traces[0] == traces[1]
+    assert len(traces[0].splitlines()) == 3
