@@ -7,12 +7,13 @@ brings the facts about ledgers, what rot took, and the mark (B5). Until then the
 that boot removes, from then on the journal file is.
 
 A failure to write pins the mark: the files wait, new adds are refused once too many do, and it is
-tried again. Only when the catalog cannot be written the bookie has to stop.
+tried again. Where checkpoints merely do not keep up, adds wait for them. Only when the catalog cannot be written the bookie has to stop.
 """
 
 import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import structlog
 
@@ -30,9 +31,13 @@ from rollbook.bookie.journal import JournalFile
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.bookie.sorted_log import Indexed, NewLog, SortedLog, SortedWriter, write_footer
 from rollbook.proto.errors import TornRecord
-from rollbook.proto.ports import Disk, Randomness
+from rollbook.proto.ports import Clock, Disk, Randomness
 
 logger = structlog.get_logger()
+
+_FILES_IN_A_HURRY: Final = 3
+_STEPS_IN_A_HURRY: Final = 4
+_STEP_NS_MAX: Final = 5_000_000
 
 
 class Checkpointer:
@@ -43,12 +48,19 @@ class Checkpointer:
         randomness: Randomness,
         catalog: CatalogFiles,
         cache: Cache,
+        clock: Clock,
+        waiting: Callable[[], int],
     ) -> None:
+        """`waiting` says how many files are to be checkpointed, the one at hand included."""
         self._disk = disk
         self._config = config
         self._randomness = randomness
         self._catalog = catalog
         self._cache = cache
+        self._clock = clock
+        self._waiting = waiting
+        self._steps = 0
+        self._resumed_ns = clock.monotonic_ns()
 
     async def checkpoint(
         self, file: JournalFile, facts: Callable[[], list[bytes]]
@@ -127,7 +139,8 @@ class Checkpointer:
 
     async def _rewrite(self, file: JournalFile, directory: int, path: str) -> NewLog:
         target = await SortedLog.create(
-            self._disk, path, file.number, self._catalog.store_id, self._randomness
+            *(self._disk, path, file.number, self._catalog.store_id, self._randomness),
+            pause=self._give_way,
         )
         try:
             doubts = await self._copy(file, target.writer)
@@ -164,12 +177,24 @@ class Checkpointer:
         return lost
 
     async def _body(self, records: RecordFile, at: int) -> bytes | None:
-        await asyncio.sleep(0)
+        await self._give_way()
         try:
             return await records.body(at)
         except TornRecord as error:
             logger.error("journal_rotten", reason=str(error))
             return None
+
+    async def _give_way(self, _written: int = 0, _entries: int = 0) -> None:
+        """After a step of a millisecond or two: an add takes several turns of the loop, and must not
+        meet a step in each. The more files wait, the less is rested, and then the fewer adds come.
+        """
+        self._steps += 1
+        waiting = self._waiting()
+        if waiting > _FILES_IN_A_HURRY and self._steps % _STEPS_IN_A_HURRY:
+            return
+        step_ns = min(self._clock.monotonic_ns() - self._resumed_ns, _STEP_NS_MAX)
+        await asyncio.sleep(step_ns / 1e9 * max(0, _FILES_IN_A_HURRY - waiting))
+        self._resumed_ns = self._clock.monotonic_ns()
 
 
 def _indexed(file: JournalFile) -> Indexed:

@@ -11,7 +11,7 @@ poisoned, everything that waits fails, and the bookie has to stop (B6).
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 import structlog
@@ -83,6 +83,7 @@ class Journal:
         cache: Cache,
         clock: Clock,
         stats: Stats,
+        until_it_may_fill: Callable[[], Awaitable[None]],
         on_written: Callable[[JournalFile, Write], None],
         on_filled: Callable[[JournalFile], None],
     ) -> None:
@@ -90,6 +91,7 @@ class Journal:
         self.queued_bytes = 0
         self.is_full = False  # No room for another file: what is left is for fences and recovery.
         self.failure: BaseException | None = None
+        self._until_it_may_fill = until_it_may_fill
         self._on_written = on_written
         self._on_filled = on_filled
         self._disk = disk
@@ -286,6 +288,7 @@ class Journal:
             return  # One item as large as a file: this one grows.
         assert self._spare
         spare = await self._spare
+        await self._until_it_may_fill()
         await self.fill()
         self.active = self._begin(spare, file.packer.next_sequence)
         self._spare = asyncio.create_task(self._prepare(self.active.number + 1))

@@ -95,14 +95,18 @@ class Storage:
         self._locks = locks
         self._filled = found.files  # Oldest first.
         self._has_filled = asyncio.Event()
+        self._has_room = asyncio.Event()  # For another filled file; or there will be none.
+        self._checkpoints_fail = False
         self._moves = 0  # How often entries moved from one file to another.
         self._ledgers: dict[int, Ledger] = {}  # Those that were spoken of lately, and busy ones.
         self._fences: dict[int, asyncio.Future[None]] = {}  # On their way to the disk.
         self._unsaved: dict[int, None] = {}  # Ledgers whose facts the catalog does not have.
         parts = (disk, config, randomness, found.catalog, cache)
         self._logs = EntryLogs(disk, found.catalog.store_id, self._path_of_log, cache)
-        self._checkpointer = Checkpointer(*parts)
-        self._journal = Journal(*parts, clock, stats, self._on_written, self._on_filled)
+        self._checkpointer = Checkpointer(*parts, clock, lambda: len(self._filled))
+        self._journal = Journal(
+            *parts, clock, stats, self._until_it_may_fill, self._on_written, self._on_filled
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._show_gauges(cache)
 
@@ -663,12 +667,19 @@ class Storage:
 
     @property
     def is_read_only(self) -> bool:
-        """Space is short, or checkpoints do not keep up or fail, or somebody wants it so."""
-        return (
-            self.refuses_adds
-            or self._journal.is_full
-            or len(self._filled) > self._config.waiting_files_max
-        )
+        """Space is short, or checkpoints fail, or somebody wants it so."""
+        is_stuck = self._checkpoints_fail and not self._may_fill
+        return self.refuses_adds or self._journal.is_full or is_stuck
+
+    @property
+    def _may_fill(self) -> bool:
+        return len(self._filled) < self._config.waiting_files_max
+
+    async def _until_it_may_fill(self) -> None:
+        """When checkpoints do not keep up, adds wait; when they fail, adds are refused."""
+        while not (self._may_fill or self._checkpoints_fail):
+            self._has_room.clear()
+            await self._has_room.wait()
 
     async def checkpoint(self) -> bool:
         """The oldest filled file; False if there is none. Raises `OSError` if it can be tried again."""
@@ -717,15 +728,28 @@ class Storage:
         self._has_filled.set()
 
     async def _run_checkpoints(self) -> None:
+        try:
+            await self._checkpoint_forever()
+        finally:
+            self._on_checkpointed(fails=True)
+
+    async def _checkpoint_forever(self) -> None:
         pause_s = _RETRY_S[0]
         while True:
             try:
-                if not await self.checkpoint():
+                if await self.checkpoint():
+                    self._on_checkpointed(fails=False)
+                else:
                     self._has_filled.clear()
                     await self._has_filled.wait()
                 pause_s = _RETRY_S[0]
             except OSError as error:
                 self.stats.checkpoint_failures += 1
                 logger.error("checkpoint_failed", reason=str(error), waiting=len(self._filled))
+                self._on_checkpointed(fails=True)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RETRY_S[1])
+
+    def _on_checkpointed(self, *, fails: bool) -> None:
+        self._checkpoints_fail = fails
+        self._has_room.set()
