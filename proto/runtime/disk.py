@@ -1,8 +1,9 @@
 """Files of the machine.
 
 Reads and writes go straight to the system: they mean the page cache and take microseconds. What
-waits for the device (`sync`, `write_and_sync`) runs on the disk's own threads, so that the event
-loop goes on; what changes one file still takes effect in the order of the calls, since each
+waits for the device (`sync`, `write_and_sync`) or may go through a whole file's blocks (`truncate`,
+`unlink`, and `close` behind it: 40 ms for 128 MiB) runs on the disk's own threads, so that the loop
+goes on; what changes one file still takes effect in the order of the calls, since each
 change waits for the file's previous one. Reads wait for nobody.
 
 Where the device is quick, a small `write_and_sync` waits for it on the spot: the way to a thread and
@@ -156,7 +157,7 @@ class SystemFile:
 
     async def truncate(self, size: int) -> None:
         async with self._turn:
-            os.ftruncate(self._open_descriptor(), size)
+            await self._device.run(lambda: os.ftruncate(self._open_descriptor(), size))
 
     async def allocate(self, position: int, length: int) -> None:
         async with self._turn:
@@ -168,7 +169,7 @@ class SystemFile:
         async with self._turn:
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
-                os.close(descriptor)
+                await self._device.run(lambda: os.close(descriptor))
 
     def _open_descriptor(self) -> int:
         if self._descriptor < 0:
@@ -229,7 +230,7 @@ class SystemDisk:
         os.link(source, target)
 
     async def unlink(self, path: str) -> None:
-        os.unlink(path)
+        await self._device.run(lambda: os.unlink(path))
 
     async def sync_directory(self, path: str) -> None:
         def work() -> None:
