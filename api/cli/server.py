@@ -32,6 +32,7 @@ from rollbook.bookie.config import BookieConfig
 from rollbook.proto.addresses import is_loopback, parse_address
 from rollbook.proto.errors import BadConfig, BookieFailed
 from rollbook.proto.ports import Address
+from rollbook.proto.runtime.collector import calm_collector
 from rollbook.proto.runtime.logs import LEVELS, configure_logs
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.runtime.tls import TlsFiles, server_context
@@ -106,6 +107,7 @@ async def serve_bookie(settings: Settings) -> None:
     try:
         async with _admin_pages(bookie, machine) as http:
             await bookie.register(http)
+            calm_collector()
             with suppress(OSError):  # Nobody has to listen.
                 click.echo(_ready_line(bookie, http))
                 sys.stdout.flush()

@@ -1,0 +1,20 @@
+"""How often Python looks for cycles of garbage in a server.
+
+It looks after 700 new objects, at all objects again and again as their number grows: a chunk of adds
+to many ledgers makes thousands that live for a millisecond, and a bookie keeps some for each of its
+ledgers for good. That took a sixth of the CPU time of such adds, and held everybody up for tens of
+milliseconds at a time. What is garbage without being a cycle goes at once in any case.
+"""
+
+import gc
+from typing import Final
+
+_NEW_OBJECTS: Final = 10_000  # About a millisecond to look at.
+_ROUNDS: Final = 20  # Of these, before those that survived are looked at, too.
+
+
+def calm_collector() -> None:
+    """To be called when a server is ready: what there is by then is there to stay."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS, _ROUNDS, _ROUNDS)
