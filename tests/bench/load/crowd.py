@@ -1,0 +1,61 @@
+"""Connections that a bookie has to live with: idle ones, and readers that take their answers slowly.
+
+    python -m tests.bench.load.crowd HOST PORT IDLE SLOW LEDGER ENTRIES
+
+Slow ones ask for all that fits, over and over, and take some KiB of it a few times a second. It says
+`there` when all have connected and asked, and ends with its standard input.
+"""
+
+import os
+import random
+import select
+import socket
+import sys
+from typing import Final
+
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.wire import v2
+from rollbook.proto.wire.messages import BatchRead
+
+_ASKED_AT_ONCE: Final = 20
+_BYTES_MAX: Final = 4 * 1024 * 1024
+_TAKEN_BYTES: Final = 16 * 1024
+_STEP_S: Final = 0.2
+
+
+def _requests(ledger_id: int, entries: int, chance: random.Random) -> bytes:
+    return b"".join(
+        v2.pack_request(
+            BatchRead(
+                LedgerId(ledger_id), EntryId(chance.randrange(entries)), at, 10**6, _BYTES_MAX
+            )
+        )
+        for at in range(_ASKED_AT_ONCE)
+    )
+
+
+def main(host: str, port: str, idle: str, slow: str, ledger_id: str, entries: str) -> None:
+    chance = random.Random(1)
+    address = host, int(port)
+    kept = [socket.create_connection(address) for _ in range(int(idle))]
+    readers = []
+    for _ in range(int(slow)):
+        reader = socket.create_connection(address)
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _TAKEN_BYTES)
+        reader.sendall(_requests(int(ledger_id), int(entries), chance))
+        reader.setblocking(False)
+        readers.append(reader)
+    os.write(1, b"there\n")
+    while not select.select([0], [], [], _STEP_S)[0]:
+        for reader in readers:
+            try:
+                if not reader.recv(_TAKEN_BYTES):
+                    sys.exit("the bookie hung up on a reader that takes some")
+            except BlockingIOError:
+                pass
+    for connection in (*kept, *readers):
+        connection.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,147 @@
+"""How much memory a bookie takes, with its default budgets: the real process under steady load.
+
+Ten thousand open ledgers get a thousand entries of 1 KB each, over 16 connections, each of which has
+its ledgers in turn: the least that an index can be compressed and a checkpoint can be spared. What
+counts is the most that was ever resident. `--gib` makes the ledgers shorter, not fewer.
+
+Then the crowd: connections that do nothing, and readers that take their answers slowly. Others add at a
+steady pace, with the crowd and without it in turns.
+"""
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tests.bench import Figure, judged
+from tests.bench.load import generator
+from tests.bench.load.generator import Result
+from tests.bench.load.victim import Victim, victim
+from tests.bench.load.work import Batch, add_batches, entry_bytes
+from tests.support import processes
+
+CONNECTIONS: Final = 16
+BATCH_BYTES: Final = 64 * 1024
+WINDOW: Final = 2
+PACED_BATCH_BYTES: Final = 3_000  # 20 adds of 100 B.
+PACED_INTERVAL_S: Final = 0.016  # In all 20,000 adds a second.
+MIB: Final = 1024 * 1024
+_TURNS_AT_ONCE: Final = 4  # Of all ledgers: so many adds are made before they are sent.
+_ROOM: Final = 2.5  # Bytes on disk for each byte of entries, at worst and for a moment.
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything; small ones are for tests of this benchmark."""
+
+    ledgers: int = 10_000
+    entries: int = 1_000  # Of 1 KB, in each ledger.
+    idle: int = 1_000
+    slow: int = 100
+    read_entries: int = 20_000  # Of 1 KB, which the slow readers ask for.
+    paced_adds: int = 160_000
+
+
+FULL: Final = Size()
+SMALL: Final = Size(
+    ledgers=64, entries=8, idle=20, slow=5, read_entries=200, paced_adds=3_200
+)  # fmt: skip
+
+
+def figures(runs: int, size: Size = FULL, *, gib: float | None = None) -> list[Figure]:
+    if gib is not None:
+        entries = int(gib * 1024 * MIB / (size.ledgers * entry_bytes(1_000)))
+        size = replace(size, entries=max(1, entries))
+    return [*_open_ledgers(size), *_crowd(runs, size)]
+
+
+# --- Open ledgers -------------------------------------------------------------------------------
+
+
+def _open_ledgers(size: Size) -> Iterator[Figure]:
+    size = _that_fits(size)
+    added = size.ledgers * size.entries * entry_bytes(1_000)
+    with victim() as bookie:
+        at_rest = bookie.bookie.resident_bytes
+        seconds = 0.0
+        for first in range(0, size.entries, _TURNS_AT_ONCE):
+            turns = min(_TURNS_AT_ONCE, size.entries - first)
+            result = _run(bookie.address, _turns(size.ledgers, first, turns))
+            seconds += result.seconds
+        grown = bookie.bookie.most_resident_bytes
+    name = f"{size.ledgers:,} ledgers, {added / (1024 * MIB):,.1f} GiB"
+    yield judged(f"{name}: most resident", "MiB", 1024.0, [grown / MIB])
+    yield judged(f"{name}: at the start", "MiB", None, [at_rest / MIB])
+    yield judged(f"{name}: rate", "adds/s", None, [size.ledgers * size.entries / seconds])
+
+
+def _that_fits(size: Size) -> Size:
+    """As much as the disk has room for; the figure's name says how much that was."""
+    room = shutil.disk_usage(tempfile.gettempdir()).free / _ROOM
+    return replace(
+        size, entries=max(1, min(size.entries, int(room / (size.ledgers * entry_bytes(1_000)))))
+    )
+
+
+def _turns(ledgers: int, first: int, turns: int) -> list[list[Batch]]:
+    each = ledgers // CONNECTIONS
+    return [
+        add_batches(
+            range(1 + at * each, 1 + (at + 1) * each),
+            *(each * turns, 1_000, BATCH_BYTES),
+            first_entry=first,
+        )
+        for at in range(CONNECTIONS)
+    ]
+
+
+def _run(address: tuple[str, int], work: Sequence[Sequence[Batch]]) -> Result:
+    return _all_well(generator.run(address, work, window=WINDOW))
+
+
+def _all_well(result: Result) -> Result:
+    if result.successes != result.entries:
+        raise AssertionError(f"{result.successes} of {result.entries} were answered well")
+    return result
+
+
+# --- The crowd ----------------------------------------------------------------------------------
+
+
+def _crowd(runs: int, size: Size) -> Iterator[Figure]:
+    with_ms: list[float] = []
+    without_ms: list[float] = []
+    ledger_ids = itertools.count(2)
+    with victim() as bookie, processes.family() as family:
+        _run(bookie.address, [add_batches([1], size.read_entries, 1_000, BATCH_BYTES)])
+        _paced(bookie, size, ledger_ids)  # The first one warms up.
+        before = bookie.bookie.resident_bytes
+        bookie.bookie.forget_peak()
+        for _ in range(runs):
+            without_ms.append(_paced(bookie, size, ledger_ids))
+            words = (*map(str, bookie.address), str(size.idle), str(size.slow), "1")
+            crowd = family.start_module("tests.bench.load.crowd", *words, str(size.read_entries))
+            assert crowd.line() == "there"
+            with_ms.append(_paced(bookie, size, ledger_ids))
+            assert crowd.is_running
+            crowd.end_input()
+            crowd.wait()
+            family.forget_ended()
+        grown = bookie.bookie.most_resident_bytes - before
+    name = f"{size.idle:,} idle connections, {size.slow:,} slow readers"
+    ratios = [one / other for one, other in zip(with_ms, without_ms, strict=True)]
+    yield judged(f"{name}: p99 of adds", "ms", None, with_ms)
+    yield judged(f"{name}: p99 of adds without them", "ms", None, without_ms)
+    yield judged(f"{name}: p99 by that without", "times", 1.3, ratios)
+    yield judged(f"{name}: most that memory grew", "MiB", None, [grown / MIB])
+
+
+def _paced(bookie: Victim, size: Size, ledger_ids: "itertools.count[int]") -> float:
+    work = [
+        add_batches([next(ledger_ids)], size.paced_adds // CONNECTIONS, 100, PACED_BATCH_BYTES)
+        for _ in range(CONNECTIONS)
+    ]
+    result = generator.run(bookie.address, work, interval_s=PACED_INTERVAL_S)
+    return _all_well(result).percentile_us(99) / 1e3

@@ -1,0 +1,171 @@
+"""How long a bookie takes to be back: the real process, killed with nothing checkpointed.
+
+The journal is what the bookie wrote under load: adds over eight connections, in batches of 64 KiB. To
+replay is to open the storage; that is what the targets are for. From start to ready are also Python,
+the cluster and the registration. The files are in the page cache, as after a crash of the process.
+"""
+
+import itertools
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.bench import Figure, judged
+from tests.bench.load import generator
+from tests.bench.load.work import add_batches, entry_bytes
+from tests.support import bookies, processes
+from tests.support.bookies import RunningBookie
+
+CONNECTIONS: Final = 8
+BATCH_BYTES: Final = 64 * 1024
+WINDOW: Final = 2
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+_SLICE_BYTES: Final = 64 * MIB  # Of adds that are made before they are sent.
+_LAUNCHER: Final = "tests.bench.load.opened"
+_SETTINGS: Final = {
+    "ROLLBOOK_STORAGE_WAITING_FILES_MAX": "1000",
+    "ROLLBOOK_SPACE_GC_INTERVAL_S": "86400",
+    "ROLLBOOK_SPACE_SCRUB_INTERVAL_S": "86400",
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything; small ones are for tests of this benchmark."""
+
+    journal_bytes: int = 1024 * MIB
+    logs: int = 1_000
+
+
+FULL: Final = Size()
+SMALL: Final = Size(journal_bytes=MIB, logs=3)
+
+
+class Shape(NamedTuple):
+    name: str
+    payload_bytes: int
+    ledgers: int
+    version: int
+    target_s: float | None
+
+
+_SHAPES: Final = (
+    Shape("1 KB", 1_000, 8, 2, 3.0),
+    Shape("1 KB, version 3", 1_000, 8, 3, 3.0),
+    Shape("100 B", 100, 8, 2, 12.0),
+    Shape("100 B, version 3", 100, 8, 3, 12.0),
+    Shape("100 B, 1,000 ledgers in turn", 100, 1_000, 2, None),
+)
+
+
+def figures(runs: int, size: Size = FULL, *, gib: float | None = None) -> list[Figure]:
+    if gib is not None:
+        size = replace(size, journal_bytes=int(gib * 1024 * MIB))
+    return [found for shape in _SHAPES for found in _replays(runs, shape, size)] + [
+        *_many_logs(runs, size)
+    ]
+
+
+class Files:
+    """A bookie's files, and the processes that have them in turn."""
+
+    def __init__(self, folder: Path, family: processes.Family, settings: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.bookie: RunningBookie  # From `start` on.
+        self._family = family
+        self._settings = {**_SETTINGS, **settings}
+        self._metadata_url = f"sqlite://{folder}/metadata.db"
+        command = [sys.executable, "-m", "rollbook.api.cli.main", "cluster", "init", "--metadata"]
+        subprocess.run([*command, self._metadata_url], check=True, stdout=subprocess.DEVNULL)
+
+    def start(self, keep: str) -> tuple[float, float]:
+        """Returns how long it took to open the storage, and from its start until it was ready."""
+        began = time.perf_counter()
+        words = bookies.arguments(self.folder, self._metadata_url)
+        child = self._family.start_module(
+            *(_LAUNCHER, keep, *words, "--log-level=error"), environment=self._settings
+        )
+        self.bookie = RunningBookie(child)
+        opened_s = float(child.line(bookies.PATIENCE_S))
+        self.bookie.wait_ready()
+        return opened_s, time.perf_counter() - began
+
+    def stop(self) -> None:
+        self.bookie.kill()
+        self._family.forget_ended()
+
+    def add(self, shape: Shape, entries_bytes: int) -> int:
+        """Returns how many entries that were."""
+        address = self.bookie.address.host, self.bookie.address.port
+        each = shape.ledgers // CONNECTIONS
+        per_connection = entries_bytes // (entry_bytes(shape.payload_bytes) * CONNECTIONS)
+        step = max(each, _SLICE_BYTES // (entry_bytes(shape.payload_bytes) * CONNECTIONS))
+        step -= step % each
+        for start in range(0, per_connection, step):
+            work = [
+                add_batches(
+                    range(1 + at * each, 1 + (at + 1) * each),
+                    *(min(step, per_connection - start), shape.payload_bytes, BATCH_BYTES),
+                    version=shape.version,
+                    first_entry=start // each,
+                )
+                for at in range(CONNECTIONS)
+            ]
+            result = generator.run(address, work, window=WINDOW)
+            if result.successes != result.entries:
+                raise AssertionError(f"{result.successes} of {result.entries} were answered well")
+        return per_connection * CONNECTIONS
+
+
+@contextmanager
+def _files(settings: Mapping[str, str] = {}) -> Iterator[Files]:
+    folder = Path(tempfile.mkdtemp(prefix="rollbook-bench-"))
+    try:
+        with processes.family() as family:
+            yield Files(folder, family, settings)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _replays(runs: int, shape: Shape, size: Size) -> Iterator[Figure]:
+    with _files() as files:
+        files.start("journal")
+        entries = files.add(shape, size.journal_bytes)
+        times = [_again(files, "journal") for _ in range(runs)]
+    opened_s, ready_s = zip(*times, strict=True)
+    name = f"{size.journal_bytes // MIB:,} MiB of {shape.name}"
+    yield judged(f"{name}: replay", "s", shape.target_s, opened_s)
+    yield judged(f"{name}: per entry", "µs", None, [each / entries * 1e6 for each in opened_s])
+    yield judged(f"{name}: from start to ready", "s", None, ready_s)
+
+
+def _again(files: Files, keep: str) -> tuple[float, float]:
+    files.stop()
+    return files.start(keep)
+
+
+def _many_logs(runs: int, size: Size) -> Iterator[Figure]:
+    """Small ones, so that it is their number that counts: a hundred ledgers in each of them."""
+    settings = {"ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(256 * KIB)}
+    shape = Shape("", 1_000, 104, 2, None)
+    with _files(settings) as files:
+        files.start("nothing")
+        for _ in itertools.takewhile(lambda _: _logs(files) < size.logs, itertools.count()):
+            files.add(shape, 4 * MIB)
+        times = [_again(files, "nothing") for _ in range(runs)]
+        logs = _logs(files)
+    opened_s, ready_s = zip(*times, strict=True)
+    yield judged(f"{logs:,} entry logs: opening", "s", None, opened_s)
+    yield judged(f"{logs:,} entry logs: from start to ready", "s", None, ready_s)
+
+
+def _logs(files: Files) -> int:
+    return len(list(files.folder.rglob("*.log")))
