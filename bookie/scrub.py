@@ -1,6 +1,6 @@
 """Everything that lies in entry logs is read again and verified, round after round.
 
-What turns out to be damaged is put in doubt, durably (B1): its readers are told UNKNOWN whatever
+What turns out to be damaged is put in doubt, durably (B1, B12): its readers are told UNKNOWN whatever
 becomes of the log and its index; and the log is named to the compactor, which moves what is sound.
 How far a round has come is in the catalog, so a restart goes on roughly where it was.
 
@@ -121,7 +121,7 @@ class Scrubber:
 
     def _left(self) -> list[int]:
         catalog = self._storage.catalog
-        return sorted(number for number in catalog.logs if number > catalog.scrubbed)
+        return sorted(log.number for log in catalog.whole_logs if log.number > catalog.scrubbed)
 
     async def _scrub_log(self, number: int) -> None:
         doubts = await self._doubts_in(number)

@@ -6,7 +6,7 @@ fresh from compaction is full, however small its entries. Victims are taken empt
 give the most space back for each byte copied, and several of them make one new log.
 
 The new log is as old as the youngest of them (`core/catalog.py`). So logs are only put together if
-that hides nothing: no entry of an older one may step in front of a repeat of it in a log that is in
+that hides nothing (B12): no entry of an older one may step in front of a repeat of it in a log that is in
 between by age and stays.
 """
 

@@ -1,6 +1,6 @@
 """When a ledger that metadata no longer names may be deleted here.
 
-Only if (B10: nothing else is proof)
+Only if (B11: nothing else is proof)
 - it was absent from two scans of the metadata that both began after it was known here, the second
   begun at least `interval` after the first had ended, and from every scan in between and since;
 - and then for `quarantine` more: time for whoever deleted, or lost, or moved metadata by mistake;

@@ -77,7 +77,7 @@ async def entry_ids(storage: Storage, ledger_id: int) -> list[int]:
 def test_space_comes_back_and_what_is_left_is_read_as_before(
     ledgers: range, size: int, entries: int
 ) -> None:
-    """B1, B11: of sorted logs and of adopted journals alike, in several directories."""
+    """B1, B12: of sorted logs and of adopted journals alike, in several directories."""
 
     async def story(storage: Storage, node: Node) -> None:
         for entry_id in range(entries):
@@ -120,7 +120,7 @@ def test_space_comes_back_and_what_is_left_is_read_as_before(
 
 
 def test_a_full_log_is_not_rewritten_again() -> None:
-    """B11."""
+    """B12."""
 
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(20), entries=30, size=300)
@@ -137,7 +137,7 @@ def test_a_full_log_is_not_rewritten_again() -> None:
 
 
 def test_a_younger_repeat_is_still_the_one_that_is_read() -> None:
-    """B11."""
+    """B12."""
 
     async def story(storage: Storage, node: Node) -> None:
         for payload in (b"first", b"again", b"third"):
@@ -256,7 +256,7 @@ def test_it_copies_no_faster_than_it_may() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_rot_in_what_is_copied_is_unknown_and_nothing_else_is(seed: int) -> None:
-    """B1, B11: whatever byte of a log is damaged, in doubt is at most what one record held."""
+    """B1, B12: whatever byte of a log is damaged, in doubt is at most what one record held."""
 
     async def story(storage: Storage, node: Node) -> None:
         chance = random.Random(seed)
@@ -338,7 +338,7 @@ Act = Callable[[], Awaitable[Any]]
 def test_reads_equal_a_model_whatever_happens_in_between(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B1, B5, B11: adds, repeats, deletions, compactions, restarts, power cuts."""
+    """B1, B5, B12: adds, repeats, deletions, compactions, restarts, power cuts."""
     monkeypatch.setattr(rules, "TARGET_BYTES", random.Random(seed).choice((20_000, 10**9)))
 
     async def story(storage: Storage, node: Node) -> None:

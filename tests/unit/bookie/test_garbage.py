@@ -108,7 +108,7 @@ def tell(
 
 @pytest.mark.parametrize("layout", [Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL])
 def test_a_deleted_ledger_goes_after_two_scans_and_a_quarantine(layout: Layout) -> None:
-    """B10: and it stays fenced for long, and then nothing is known of it."""
+    """B11: and it stays fenced for long, and then nothing is known of it."""
 
     async def story(site: Site) -> None:
         ids = [0, 1, 9_999, 10_000, 123_456, 10**9, 2**31 - 1]
@@ -160,7 +160,7 @@ def test_an_operator_need_not_wait_for_the_quarantine() -> None:
 
 
 def test_a_ledger_made_at_any_time_is_never_garbage() -> None:
-    """B10: between scans, during one, with its first add late or early."""
+    """B11: between scans, during one, with its first add late or early."""
 
     async def story(site: Site) -> None:
         made: list[int] = []
@@ -188,7 +188,7 @@ def test_a_ledger_made_at_any_time_is_never_garbage() -> None:
 
 
 def test_one_that_comes_back_in_quarantine_stays() -> None:
-    """B10: an operator deleted the wrong one, and restores its metadata."""
+    """B11: an operator deleted the wrong one, and restores its metadata."""
 
     async def story(site: Site) -> None:
         await site.fill(1, 2)
@@ -219,7 +219,7 @@ def test_a_restart_begins_anew_and_loses_nothing() -> None:
 
 
 def test_a_store_that_is_away_says_nothing_about_any_ledger() -> None:
-    """B10."""
+    """B11."""
 
     async def story(site: Site) -> None:
         await site.fill(*range(20))
@@ -241,7 +241,7 @@ def test_a_store_that_is_away_says_nothing_about_any_ledger() -> None:
 
 @pytest.mark.parametrize("how", ["emptied", "another cluster", "own trees gone", "no instance id"])
 def test_another_or_an_emptied_cluster_says_nothing_about_any_ledger(how: str) -> None:
-    """B10."""
+    """B11."""
 
     async def story(site: Site) -> None:
         await site.fill(*range(20))
@@ -273,7 +273,7 @@ async def remove(store: MetadataStore, path: str) -> None:
 
 
 def test_listings_with_holes_delete_nothing_that_exists() -> None:
-    """B10: each is asked for by itself in the end."""
+    """B11: each is asked for by itself in the end."""
 
     async def story(site: Site) -> None:
         await site.fill(*range(40))
@@ -290,7 +290,7 @@ def test_listings_with_holes_delete_nothing_that_exists() -> None:
 
 
 def test_many_at_once_wait_for_an_operator() -> None:
-    """B10: and go once he says so; a scan that fails meanwhile does not release them."""
+    """B11: and go once he says so; a scan that fails meanwhile does not release them."""
 
     async def story(site: Site) -> None:
         await site.fill(*range(300))

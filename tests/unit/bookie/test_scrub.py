@@ -59,7 +59,7 @@ def test_a_sound_store_has_no_damage() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_every_damage_that_readers_would_meet_is_found(seed: int) -> None:
-    """B1, B11: and no more than that is in doubt."""
+    """B1, B12: and no more than that is in doubt."""
 
     async def story(storage: Storage, node: Node) -> None:
         chance = random.Random(seed)

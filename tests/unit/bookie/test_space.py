@@ -114,7 +114,7 @@ def test_a_full_disk_makes_it_read_only_and_room_makes_it_writable_again() -> No
 
 
 def test_deleted_ledgers_make_room_on_a_full_disk() -> None:
-    """B10: and what is left is compacted at once, whatever the schedule says."""
+    """B11: and what is left is compacted at once, whatever the schedule says."""
 
     async def story(space: Space, storage: Storage, node: Node, ledgers: LedgerNodes) -> None:
         node.disk.capacity_bytes = 3000 * KIB
@@ -191,7 +191,7 @@ def test_an_operator_may_want_it_read_only() -> None:
 
 
 def test_space_comes_back_by_itself_while_adds_go_on() -> None:
-    """B10, B11: deleted in the metadata, gone from the disk; compaction and scrub have run."""
+    """B11, B12: deleted in the metadata, gone from the disk; compaction and scrub have run."""
     config = replace(SPACE, minor_compaction_interval_s=60.0, scrub_interval_s=60.0)
 
     async def story(space: Space, storage: Storage, node: Node, ledgers: LedgerNodes) -> None:
@@ -217,7 +217,7 @@ def test_space_comes_back_by_itself_while_adds_go_on() -> None:
 
 
 def test_rot_is_moved_away_from_without_being_asked() -> None:
-    """B11."""
+    """B12."""
     config = replace(SPACE, scrub_interval_s=60.0)
 
     async def story(space: Space, storage: Storage, node: Node, ledgers: LedgerNodes) -> None:

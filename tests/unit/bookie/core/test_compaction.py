@@ -38,7 +38,7 @@ def test_emptiest_first_and_never_the_empty_ones() -> None:
 @pytest.mark.parametrize("entry_bytes", [0, 1, 20, 100, 1000, 10**6])
 @pytest.mark.parametrize("entries", [1, 1000, 10**6])
 def test_a_log_that_was_just_rewritten_is_full(entries: int, entry_bytes: int) -> None:
-    """Else it would be rewritten for ever: B11."""
+    """Else it would be rewritten for ever: B12."""
     use = Use(max(1, entries // 100), entries, entries * entry_bytes)
     real = 1024 + 1100 + 120 * use.ledgers + 16.1 * entries + use.entry_bytes * 1.006
     assert Candidate(1, 1, int(real), use).fullness > 0.95
@@ -62,7 +62,7 @@ def held(number: int, first: int, last: int) -> Held:
 
 
 def test_what_would_hide_a_younger_repeat_stays_apart() -> None:
-    """B11: log 2 has entry 5 again, later than log 1."""
+    """B12: log 2 has entry 5 again, later than log 1."""
     all_of_it = [held(3, 20, 29), held(2, 5, 5), held(1, 0, 9)]
 
     def hides(*numbers: int) -> bool:
@@ -77,7 +77,7 @@ def test_what_would_hide_a_younger_repeat_stays_apart() -> None:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_logs_that_are_put_together_answer_as_before(seed: int) -> None:
-    """B11: whatever the ages, each entry is answered by the same log's copy."""
+    """B12: whatever the ages, each entry is answered by the same log's copy."""
     chance = random.Random(seed)
     ages = dict(zip(range(5), chance.sample(range(100), 5), strict=True))
     entries = {

@@ -16,7 +16,7 @@ def ids(*ledger_ids: int) -> IntArray:
 
 
 def test_two_scans_late_enough_and_a_quarantine() -> None:
-    """B10."""
+    """B11."""
     suspects = Suspects(INTERVAL, QUARANTINE, 0.5)
     suspects.on_scan(0, 10, ids(3, 5), ledgers=10)
     assert list(suspects.judge(10**9, force=True).garbage) == []
@@ -29,7 +29,7 @@ def test_two_scans_late_enough_and_a_quarantine() -> None:
 
 
 def test_one_that_is_named_again_begins_anew() -> None:
-    """B10: metadata was restored, or one scan met a hole."""
+    """B11: metadata was restored, or one scan met a hole."""
     suspects = Suspects(INTERVAL, QUARANTINE, 0.5)
     suspects.on_scan(0, 10, ids(3, 5), ledgers=10)
     suspects.on_scan(200, 210, ids(3, 5), ledgers=10)
@@ -39,7 +39,7 @@ def test_one_that_is_named_again_begins_anew() -> None:
 
 
 def test_many_at_once_need_an_operator() -> None:
-    """B10: that is how a wrong or emptied metadata store looks."""
+    """B11: that is how a wrong or emptied metadata store looks."""
     suspects = Suspects(INTERVAL, QUARANTINE, 0.5)
     gone = ids(*range(600))
     for now in (0, 1000):
@@ -61,7 +61,7 @@ def test_a_handful_is_never_many() -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_garbage_is_what_was_absent_all_the_while(seed: int) -> None:
-    """B10, against all scans kept in full."""
+    """B11, against all scans kept in full."""
     chance = random.Random(seed)
     suspects = Suspects(INTERVAL, QUARANTINE, 1.0)
     scans: list[tuple[int, int, set[int]]] = []
