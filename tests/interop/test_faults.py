@@ -47,9 +47,7 @@ def wait_whole(cluster: Cluster, client: Client) -> None:
     def writes() -> bool:
         try:
             return client.create(Shape(3, 3, 3)).append([b"one"]) == [0]
-        except JavaError as error:
-            if error.name != "BKNotEnoughBookiesException":
-                raise
+        except JavaError:  # Not enough bookies yet, or ZooKeeper's session is new.
             return False
 
     cluster.wait_until(writes, "every bookie is written to")
