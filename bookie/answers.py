@@ -8,6 +8,7 @@ durable before anything is said about it, good or bad (B4); of what is in doubt 
 that it is (B1).
 """
 
+import asyncio
 import struct
 from collections.abc import Awaitable
 from typing import Final, TypeVar
@@ -25,8 +26,9 @@ from rollbook.proto.errors import (
     Unauthorized,
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.wire.adds import ENTRY_BYTES_SLACK
 from rollbook.proto.wire.digest import LEDGER_KEY_BYTES, DigestType
-from rollbook.proto.wire.entry_list import EntryList
+from rollbook.proto.wire.entry_list import ENTRY_GROUP_BYTES, EntryList
 from rollbook.proto.wire.messages import (
     AUTH_DISABLED_PLUGIN,
     Auth,
@@ -61,7 +63,8 @@ T = TypeVar("T")
 # Of a batch as Java counts it: length, header and request id, and a size before each entry.
 _BATCH_HEAD_BYTES: Final = 36
 _BATCH_ENTRY_HEAD_BYTES: Final = 4
-_BATCH_ENTRIES_MAX: Final = 64 * 1024
+_BATCH_IDS_MAX: Final = 16 * 1024  # That are looked at for one request,
+_BATCH_STEPS_IN_A_ROW: Final = 64  # and gaps that are passed over before others have a turn.
 
 _lac_ids_at: Final = struct.Struct(">qq").unpack_from
 _LAC_PACKET_SIZES: Final = frozenset(16 + kind.size for kind in DigestType)
@@ -70,7 +73,9 @@ _LAC_PACKET_SIZES: Final = frozenset(16 + kind.size for kind in DigestType)
 class Answers:
     def __init__(self, storage: Storage, frame_bytes_max: int) -> None:
         self._storage = storage
-        self._batch_bytes_max = frame_bytes_max
+        # In version 3 there may be a little more around them.
+        self._batch_bytes_max = frame_bytes_max - _BATCH_HEAD_BYTES
+        self._ranges_max = (frame_bytes_max - ENTRY_BYTES_SLACK) // ENTRY_GROUP_BYTES
 
     def at_once(self, request: Request) -> Reply | None:
         """None: it takes time."""
@@ -159,28 +164,51 @@ class Answers:
         if batch.fence:
             await self._fence(batch.ledger_id, batch.ledger_key)
         room = min(batch.bytes_max, self._batch_bytes_max) - _BATCH_HEAD_BYTES
-        count = batch.count_max if batch.count_max > 0 else _BATCH_ENTRIES_MAX
-        first = await self._storage.read(batch.ledger_id, batch.first_entry)
-        bodies = [first]
-        room -= len(first) + _BATCH_ENTRY_HEAD_BYTES
-        # More than fits if entries are alike is not asked for: what is asked for has a cost.
-        alike = max(0, room) // (len(first) + _BATCH_ENTRY_HEAD_BYTES)
-        count = min(count, 2 + 2 * alike, _BATCH_ENTRIES_MAX)
-        if count > 1 and room > _BATCH_ENTRY_HEAD_BYTES:
+        count = min(batch.count_max if batch.count_max > 0 else _BATCH_IDS_MAX, _BATCH_IDS_MAX)
+        bodies: list[bytes] = []
+        next_entry, end, steps = batch.first_entry, batch.first_entry + count, 0
+        while next_entry < end and (room > 0 or not bodies):
+            steps += 1
+            if steps % _BATCH_STEPS_IN_A_ROW == 0:
+                await asyncio.sleep(0)
             try:
-                more = await self._storage.read_run(
-                    batch.ledger_id, EntryId(batch.first_entry + 1), count - 1, room
-                )
-            except RollbookError:
-                more = []  # Whoever asks for that entry by itself is told.
-            for body in more:
+                run = await self._run(batch.ledger_id, next_entry, end - next_entry, room)
+            except RollbookError as error:
+                if batch.is_sparse and isinstance(error, NoSuchEntry):
+                    next_entry = EntryId(next_entry + 1)
+                    if next_entry < end:
+                        continue
+                if bodies:
+                    break  # Whoever asks for that entry by itself is told.
+                raise
+            for body in run:
                 room -= len(body) + _BATCH_ENTRY_HEAD_BYTES
-                if room < 0:
+                if bodies and room < 0:
                     break
                 bodies.append(body)
+            next_entry = EntryId(next_entry + len(run))
         return BatchReadReply(
             None, batch.ledger_id, batch.first_entry, batch.request_id, tuple(bodies)
         )
+
+    async def _run(
+        self, ledger_id: LedgerId, first_entry: EntryId, count_max: int, bytes_max: int
+    ) -> list[bytes]:
+        """Consecutive entries, one at least. What is asked for has a cost: no more than may fit."""
+        first = await self._storage.read(ledger_id, first_entry)
+        size = len(first) + _BATCH_ENTRY_HEAD_BYTES
+        count_max = min(count_max - 1, 1 + 2 * max(0, bytes_max - size) // size)
+        if count_max < 1 or bytes_max <= size:
+            return [first]
+        try:
+            return [
+                first,
+                *await self._storage.read_run(
+                    ledger_id, EntryId(first_entry + 1), count_max, bytes_max - size
+                ),
+            ]
+        except RollbookError:
+            return [first]
 
     async def _write_lac(self, lac: WriteLac) -> Reply:
         if len(lac.ledger_key) != LEDGER_KEY_BYTES:
@@ -221,8 +249,8 @@ class Answers:
         return ForceLedgerReply(None, force.ledger_id)
 
     async def _list(self, request: ListEntries) -> Reply:
-        entry_ids = await self._storage.entry_ids(request.ledger_id)
-        return ListEntriesReply(None, request.ledger_id, EntryList.of(map(EntryId, entry_ids)))
+        ranges = await self._storage.entry_ranges(request.ledger_id, self._ranges_max)
+        return ListEntriesReply(None, request.ledger_id, EntryList.of_ranges(ranges))
 
     async def _info(self, request: GetBookieInfo) -> Reply:
         space = await self._storage.space()

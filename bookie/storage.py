@@ -12,6 +12,7 @@ Everything runs on one event loop; what changes together changes without an `awa
 """
 
 import asyncio
+import sys
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
@@ -28,6 +29,7 @@ from rollbook.bookie.core.control import Control, Operation
 from rollbook.bookie.core.fencing import Ledger, LedgerFacts
 from rollbook.bookie.core.group_commit import Frames, Write, index_of
 from rollbook.bookie.core.memtable import IntArray
+from rollbook.bookie.core.ranges import Ranges, ranges_of
 from rollbook.bookie.core.salvage import take_frames
 from rollbook.bookie.entry_log import EntryLogs
 from rollbook.bookie.journal import Journal, JournalFile
@@ -38,6 +40,7 @@ from rollbook.bookie.views import LedgerViews
 from rollbook.proto.errors import (
     BookieReadOnly,
     EntryStateUnknown,
+    EntryTooLarge,
     NoSuchEntry,
     NoSuchLedger,
     Overloaded,
@@ -462,7 +465,12 @@ class Storage:
 
     async def entry_ids(self, ledger_id: int) -> list[int]:
         """All that are here, ascending. Raises like `read`, never `NoSuchEntry`."""
-        return await self._settled(lambda: self._entry_ids(ledger_id))
+        ranges = await self.entry_ranges(ledger_id)
+        return [entry_id for first, last in ranges for entry_id in range(first, last + 1)]
+
+    async def entry_ranges(self, ledger_id: int, ranges_max: int = sys.maxsize) -> Ranges:
+        """Likewise, as ranges. Raises like it, and `EntryTooLarge` if there are too many of them."""
+        return await self._settled(lambda: self._entry_ranges(ledger_id, ranges_max))
 
     async def _settled(self, question: Callable[[], Awaitable[T]]) -> T:
         """Asks again if entries moved to another file meanwhile: no answer but an entry counts then."""
@@ -532,23 +540,31 @@ class Storage:
             raise self._absence(ledger_id)(ledger_id=ledger_id)
         return await self._read(ledger_id, last)
 
-    async def _entry_ids(self, ledger_id: int) -> list[int]:
+    async def _entry_ranges(self, ledger_id: int, ranges_max: int) -> Ranges:
         self._require_not_deleted(ledger_id)
-        found: dict[int, None] = {}
+        found = Ranges()
         for file in self._files():
             if rows := file.memtable.ledgers.get(ledger_id):
-                found.update(dict.fromkeys(rows.sorted_columns().entry_ids))
+                await self._add_ranges(found, rows.sorted_columns().entry_ids, ranges_max)
         for held in self.catalog.held(ledger_id):
             try:
                 async with self._logs.use(held.log) as log:
-                    found.update(dict.fromkeys(await log.entry_ids(ledger_id)))
+                    await self._add_ranges(found, await log.entry_ids(ledger_id), ranges_max)
             except _DAMAGE as error:
                 raise EntryStateUnknown(ledger_id=ledger_id) from error
         if not found and (self.catalog.doubts.everything or self.catalog.doubts.of(ledger_id)):
             raise EntryStateUnknown(ledger_id=ledger_id)
         if not found and self._known_ledger(ledger_id) is None:
             raise NoSuchLedger(ledger_id=ledger_id)
-        return sorted(found)
+        return found
+
+    async def _add_ranges(self, found: Ranges, entry_ids: IntArray, ranges_max: int) -> None:
+        for number, (first, last) in enumerate(ranges_of(entry_ids), start=1):
+            found.add(first, last)
+            if len(found) > ranges_max:
+                raise EntryTooLarge("a ledger's entries lie in too many ranges to be listed")
+            if number % _IDS_PER_STEP == 0:
+                await asyncio.sleep(0)
 
     def _require_not_deleted(self, ledger_id: int) -> None:
         ledger = self._known_ledger(ledger_id)
