@@ -3,7 +3,7 @@
 Adds and their replies travel a chunk at a time (`rollbook.proto.wire.adds`); the single ones here
 are for those in a dress that the hot path does not know.
 The error of a reply is a class of `rollbook.proto.errors`, None for success; which code that is on
-the wire is for the protocol's module. Version 2 has words for Read, BatchRead and Auth only.
+the wire is for the protocol's module. Version 2 has words for Read, BatchRead and Auth only, BookKeeper's version 3 none for BatchRead.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Operation(IntEnum):
     START_TLS = 9
     FORCE_LEDGER = 10
     LIST_ENTRIES = 11
-    BATCH_READ = 12  # Version 2 only.
+    BATCH_READ = 12  # In version 3 an extension of ours.
 
 
 # --- Requests ---------------------------------------------------------------------------------
@@ -70,7 +70,11 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class BatchRead:
-    """Consecutive entries; fewer than asked for is always a legal answer."""
+    """Consecutive entries; fewer than asked for is always a legal answer.
+
+    `is_sparse` passes over what is not here, as where a bookie holds every other entry: then
+    `count_max` counts ids. It is an extension; a bookie that does not know it stops at the first gap.
+    """
 
     ledger_id: LedgerId
     first_entry: EntryId
@@ -79,6 +83,7 @@ class BatchRead:
     bytes_max: int
     ledger_key: bytes | None = None
     fence: bool = False
+    is_sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True)

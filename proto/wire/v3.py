@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from rollbook.proto.errors import OK, BadFrame, InvalidRequest, error_of_v3
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Buffer
+from rollbook.proto.wire.bodies import pack_bodies, unpack_bodies
 from rollbook.proto.wire.entry_list import pack_entry_list, unpack_entry_list
 from rollbook.proto.wire.frames import pack_frame
 from rollbook.proto.wire.messages import (
@@ -24,6 +25,8 @@ from rollbook.proto.wire.messages import (
     Answer,
     Auth,
     AuthReply,
+    BatchRead,
+    BatchReadReply,
     BookieInfoReply,
     Call,
     Failure,
@@ -192,6 +195,15 @@ def _reply_message(reply: Reply, status: pb.StatusCode.ValueType) -> dict[str, A
                 status=status, ledgerId=ledger_id, availabilityOfEntriesOfLedger=packed
             )
             return {"getListOfEntriesOfLedgerResponse": listed}
+        case BatchReadReply():
+            batch = pb.BatchReadResponse(
+                status=status,
+                ledgerId=reply.ledger_id,
+                firstEntry=reply.first_entry,
+                requestId=reply.request_id,
+                entries=b"".join(pack_bodies(reply.bodies)) if reply.bodies else None,
+            )
+            return {"batchReadResponse": batch}
         case StartTlsReply(None):
             return {"startTLSResponse": pb.StartTLSResponse()}
         case StartTlsReply() | Refusal():
@@ -234,6 +246,8 @@ def _request(message: pb.Request, operation: Operation) -> Request:
                 total_bytes=bool(requested & pb.GetBookieInfoRequest.TOTAL_DISK_CAPACITY),
                 free_bytes=bool(requested & pb.GetBookieInfoRequest.FREE_DISK_SPACE),
             )
+        case Operation.BATCH_READ if message.HasField("batchReadRequest"):
+            return _batch_read(message.batchReadRequest)
         case Operation.START_TLS if message.HasField("startTLSRequest"):
             return StartTls()
         case Operation.FORCE_LEDGER if message.HasField("forceLedgerRequest"):
@@ -252,6 +266,19 @@ def _read(read: pb.ReadRequest) -> Read:
         previous_lac=EntryId(read.previousLAC) if read.HasField("previousLAC") else None,
         timeout_ms=read.timeOut if read.HasField("timeOut") else None,
         piggyback=read.flag == pb.ReadRequest.ENTRY_PIGGYBACK,
+    )
+
+
+def _batch_read(batch: pb.BatchReadRequest) -> BatchRead:
+    return BatchRead(
+        LedgerId(batch.ledgerId),
+        EntryId(batch.firstEntry),
+        batch.requestId,
+        batch.countMax,
+        batch.bytesMax,
+        ledger_key=batch.masterKey if batch.HasField("masterKey") else None,
+        fence=batch.fence,
+        is_sparse=batch.isSparse,
     )
 
 
@@ -302,10 +329,19 @@ def _request_message(request: Request) -> tuple[Operation, dict[str, Any]]:
         case ListEntries(ledger_id):
             entries = pb.GetListOfEntriesOfLedgerRequest(ledgerId=ledger_id)
             return Operation.LIST_ENTRIES, {"getListOfEntriesOfLedgerRequest": entries}
-    raise InvalidRequest(
-        f"{type(request).__name__} has no form in version 3",
-        next_step="Send single reads, or use version 2.",
-    )
+        case BatchRead():
+            batch = pb.BatchReadRequest(
+                ledgerId=request.ledger_id,
+                firstEntry=request.first_entry,
+                requestId=request.request_id,
+                countMax=request.count_max,
+                bytesMax=request.bytes_max,
+                masterKey=request.ledger_key,
+                fence=request.fence or None,
+                isSparse=request.is_sparse or None,
+            )
+            return Operation.BATCH_READ, {"batchReadRequest": batch}
+    raise InvalidRequest(f"{type(request).__name__} has no form in version 3")
 
 
 def _read_message(read: Read) -> pb.ReadRequest:
@@ -380,6 +416,15 @@ def _reply(response: pb.Response) -> Reply:
             error = failure(listed.status)
             entries = unpack_entry_list(listed.availabilityOfEntriesOfLedger) if not error else None
             return ListEntriesReply(error, LedgerId(listed.ledgerId), entries)
+        case pb.BATCH_READ_ENTRY if response.HasField("batchReadResponse"):
+            batch = response.batchReadResponse
+            return BatchReadReply(
+                failure(batch.status),
+                LedgerId(batch.ledgerId),
+                EntryId(batch.firstEntry),
+                batch.requestId,
+                tuple(unpack_bodies(batch.entries, 0, len(batch.entries))),
+            )
         case pb.START_TLS:
             return StartTlsReply(outer)
     if outer is None:

@@ -154,6 +154,7 @@ class Request(_message.Message):
     STARTTLSREQUEST_FIELD_NUMBER: _builtins.int
     FORCELEDGERREQUEST_FIELD_NUMBER: _builtins.int
     GETLISTOFENTRIESOFLEDGERREQUEST_FIELD_NUMBER: _builtins.int
+    BATCHREADREQUEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___BKPacketHeader: ...
     @_builtins.property
@@ -174,6 +175,10 @@ class Request(_message.Message):
     def forceLedgerRequest(self) -> Global___ForceLedgerRequest: ...
     @_builtins.property
     def getListOfEntriesOfLedgerRequest(self) -> Global___GetListOfEntriesOfLedgerRequest: ...
+    @_builtins.property
+    def batchReadRequest(self) -> Global___BatchReadRequest:
+        """Ours; BookKeeper has batches in version 2 only."""
+
     def __init__(
         self,
         *,
@@ -187,10 +192,11 @@ class Request(_message.Message):
         startTLSRequest: Global___StartTLSRequest | None = ...,
         forceLedgerRequest: Global___ForceLedgerRequest | None = ...,
         getListOfEntriesOfLedgerRequest: Global___GetListOfEntriesOfLedgerRequest | None = ...,
+        batchReadRequest: Global___BatchReadRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "forceLedgerRequest", b"forceLedgerRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "startTLSRequest", b"startTLSRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "batchReadRequest", b"batchReadRequest", "forceLedgerRequest", b"forceLedgerRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "startTLSRequest", b"startTLSRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "forceLedgerRequest", b"forceLedgerRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "startTLSRequest", b"startTLSRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "batchReadRequest", b"batchReadRequest", "forceLedgerRequest", b"forceLedgerRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "startTLSRequest", b"startTLSRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -427,6 +433,48 @@ class GetListOfEntriesOfLedgerRequest(_message.Message):
 Global___GetListOfEntriesOfLedgerRequest: _TypeAlias = GetListOfEntriesOfLedgerRequest  # noqa: Y015
 
 @_typing.final
+class BatchReadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGERID_FIELD_NUMBER: _builtins.int
+    FIRSTENTRY_FIELD_NUMBER: _builtins.int
+    REQUESTID_FIELD_NUMBER: _builtins.int
+    COUNTMAX_FIELD_NUMBER: _builtins.int
+    BYTESMAX_FIELD_NUMBER: _builtins.int
+    MASTERKEY_FIELD_NUMBER: _builtins.int
+    FENCE_FIELD_NUMBER: _builtins.int
+    ISSPARSE_FIELD_NUMBER: _builtins.int
+    ledgerId: _builtins.int
+    firstEntry: _builtins.int
+    requestId: _builtins.int
+    countMax: _builtins.int
+    """As in version 2: 0 or less, as many as fit."""
+    bytesMax: _builtins.int
+    masterKey: _builtins.bytes
+    """Needed to fence."""
+    fence: _builtins.bool
+    isSparse: _builtins.bool
+    def __init__(
+        self,
+        *,
+        ledgerId: _builtins.int | None = ...,
+        firstEntry: _builtins.int | None = ...,
+        requestId: _builtins.int | None = ...,
+        countMax: _builtins.int | None = ...,
+        bytesMax: _builtins.int | None = ...,
+        masterKey: _builtins.bytes | None = ...,
+        fence: _builtins.bool | None = ...,
+        isSparse: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bytesMax", b"bytesMax", "countMax", b"countMax", "fence", b"fence", "firstEntry", b"firstEntry", "isSparse", b"isSparse", "ledgerId", b"ledgerId", "masterKey", b"masterKey", "requestId", b"requestId"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytesMax", b"bytesMax", "countMax", b"countMax", "fence", b"fence", "firstEntry", b"firstEntry", "isSparse", b"isSparse", "ledgerId", b"ledgerId", "masterKey", b"masterKey", "requestId", b"requestId"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchReadRequest: _TypeAlias = BatchReadRequest  # noqa: Y015
+
+@_typing.final
 class Response(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -441,6 +489,7 @@ class Response(_message.Message):
     STARTTLSRESPONSE_FIELD_NUMBER: _builtins.int
     FORCELEDGERRESPONSE_FIELD_NUMBER: _builtins.int
     GETLISTOFENTRIESOFLEDGERRESPONSE_FIELD_NUMBER: _builtins.int
+    BATCHREADRESPONSE_FIELD_NUMBER: _builtins.int
     status: Global___StatusCode.ValueType
     @_builtins.property
     def header(self) -> Global___BKPacketHeader: ...
@@ -462,6 +511,10 @@ class Response(_message.Message):
     def forceLedgerResponse(self) -> Global___ForceLedgerResponse: ...
     @_builtins.property
     def getListOfEntriesOfLedgerResponse(self) -> Global___GetListOfEntriesOfLedgerResponse: ...
+    @_builtins.property
+    def batchReadResponse(self) -> Global___BatchReadResponse:
+        """Ours."""
+
     def __init__(
         self,
         *,
@@ -476,10 +529,11 @@ class Response(_message.Message):
         startTLSResponse: Global___StartTLSResponse | None = ...,
         forceLedgerResponse: Global___ForceLedgerResponse | None = ...,
         getListOfEntriesOfLedgerResponse: Global___GetListOfEntriesOfLedgerResponse | None = ...,
+        batchReadResponse: Global___BatchReadResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "authResponse", b"authResponse", "forceLedgerResponse", b"forceLedgerResponse", "getBookieInfoResponse", b"getBookieInfoResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "startTLSResponse", b"startTLSResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "authResponse", b"authResponse", "batchReadResponse", b"batchReadResponse", "forceLedgerResponse", b"forceLedgerResponse", "getBookieInfoResponse", b"getBookieInfoResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "startTLSResponse", b"startTLSResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "authResponse", b"authResponse", "forceLedgerResponse", b"forceLedgerResponse", "getBookieInfoResponse", b"getBookieInfoResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "startTLSResponse", b"startTLSResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "authResponse", b"authResponse", "batchReadResponse", b"batchReadResponse", "forceLedgerResponse", b"forceLedgerResponse", "getBookieInfoResponse", b"getBookieInfoResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "startTLSResponse", b"startTLSResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -688,6 +742,38 @@ class GetListOfEntriesOfLedgerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetListOfEntriesOfLedgerResponse: _TypeAlias = GetListOfEntriesOfLedgerResponse  # noqa: Y015
+
+@_typing.final
+class BatchReadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    LEDGERID_FIELD_NUMBER: _builtins.int
+    FIRSTENTRY_FIELD_NUMBER: _builtins.int
+    REQUESTID_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    status: Global___StatusCode.ValueType
+    ledgerId: _builtins.int
+    firstEntry: _builtins.int
+    requestId: _builtins.int
+    entries: _builtins.bytes
+    """As in version 2: (i32 size, entry)*."""
+    def __init__(
+        self,
+        *,
+        status: Global___StatusCode.ValueType | None = ...,
+        ledgerId: _builtins.int | None = ...,
+        firstEntry: _builtins.int | None = ...,
+        requestId: _builtins.int | None = ...,
+        entries: _builtins.bytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "firstEntry", b"firstEntry", "ledgerId", b"ledgerId", "requestId", b"requestId", "status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "firstEntry", b"firstEntry", "ledgerId", b"ledgerId", "requestId", b"requestId", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchReadResponse: _TypeAlias = BatchReadResponse  # noqa: Y015
 
 @_typing.final
 class StartTLSResponse(_message.Message):

@@ -208,7 +208,7 @@ def operations(version: int) -> list[str]:
             *("read", "read last", "fence", "batch", "batch fence"),
             *("add", "recovery add", "urgent add", "auth"),
         ]
-    return [operation for operation in OPERATIONS if not operation.startswith("batch")]
+    return list(OPERATIONS)
 
 
 def case_of(situation: str, at: int) -> Case:

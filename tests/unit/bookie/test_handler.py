@@ -8,6 +8,7 @@ import pytest
 
 from rollbook.bookie.config import ServerConfig
 from rollbook.proto.errors import (
+    BookieFailed,
     ConnectionLost,
     NoSuchEntry,
     NoSuchLedger,
@@ -181,42 +182,93 @@ def test_space_and_entries_are_told() -> None:
     tell(story)
 
 
-def test_a_batch_is_counted_as_java_does() -> None:
+def test_entries_in_more_ranges_than_one_answer_holds_are_not_listed() -> None:
+    """The answer is a failure, which says nothing of any entry; a long ledger without gaps is short."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, range(0, 6000, 2))
+        await add_entries(scene.storage, 8, range(6000))
+        holed = await client.call(ListEntries(L7))
+        assert isinstance(holed, ListEntriesReply)
+        assert holed.error is BookieFailed
+        whole = await client.call(ListEntries(LedgerId(8)))
+        assert isinstance(whole, ListEntriesReply)
+        assert whole.entries
+        assert list(whole.entries.ranges()) == [(0, 5999)]
+
+    tell(story, config=replace(TIGHT, frame_bytes_max=32 * 1024))
+
+
+async def batch(client: BookieClient, request: BatchRead) -> list[bytes]:
+    reply = await client.call(request)
+    assert isinstance(reply, BatchReadReply)
+    assert (reply.ledger_id, reply.first_entry) == (request.ledger_id, request.first_entry)
+    assert reply.error is None
+    return [bytes(body) for body in reply.bodies]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_batch_is_counted_as_java_does(version: int) -> None:
     """36 bytes before the first entry, 4 before each; the first comes in any case."""
 
     async def story(scene: Scene) -> None:
-        client = await scene.connect(2)
+        client = await scene.connect(version)
         await add_entries(scene.storage, 7, range(10))
         size = len(entry(7, 0)) + 4
         for count, bytes_max, expected in (
             (5, 1_000_000, 5),
             (0, 1_000_000, 8),  # From entry 2 on there are no more.
+            (-1, 2**62, 8),
             (5, 36 + 3 * size, 3),
             (5, 36 + 3 * size - 1, 2),
             (5, 1, 1),
             (5, -1, 1),
             (1, 1_000_000, 1),
         ):
-            request = BatchRead(L7, EntryId(2), 1, count, bytes_max)
-            reply = await client.call(request)
-            assert isinstance(reply, BatchReadReply)
-            bodies = [entry(7, entry_id) for entry_id in range(2, 2 + expected)]
-            assert list(reply.bodies) == bodies, request
+            found = await batch(client, BatchRead(L7, EntryId(2), 1, count, bytes_max))
+            assert found == [entry(7, n) for n in range(2, 2 + expected)], (count, bytes_max)
 
     tell(story)
 
 
-def test_a_batch_ends_before_a_gap() -> None:
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_batch_ends_before_a_gap_and_a_sparse_one_passes_over_it(version: int) -> None:
     async def story(scene: Scene) -> None:
-        client = await scene.connect(2)
-        await add_entries(scene.storage, 7, [0, 1, 3])
-        reply = await client.call(BatchRead(L7, EntryId(0), 1, 10, 10_000))
-        assert isinstance(reply, BatchReadReply)
-        assert list(reply.bodies) == [entry(7, 0), entry(7, 1)]
-        reply = await client.call(BatchRead(L7, EntryId(2), 1, 10, 10_000))
-        assert reply == BatchReadReply(NoSuchEntry, L7, EntryId(2), 1)
+        client = await scene.connect(version)
+        await add_entries(scene.storage, 7, [0, 1, 3, 4, 6, 7, 9])
+        first_two = [entry(7, 0), entry(7, 1)]
+        assert await batch(client, BatchRead(L7, EntryId(0), 1, 10, 10_000)) == first_two
+        for first in (2, 10):
+            missing = await client.call(BatchRead(L7, EntryId(first), 1, 10, 10_000))
+            assert missing == BatchReadReply(NoSuchEntry, L7, EntryId(first), 1)
+        for first, count, bytes_max, expected in (
+            (0, 8, 10_000, [0, 1, 3, 4, 6, 7]),
+            (2, 0, 10_000, [3, 4, 6, 7, 9]),
+            (2, 2, 10_000, [3]),
+            (0, 0, 36 + 4 * (len(entry(7, 0)) + 4), [0, 1, 3, 4]),
+        ):
+            sparse = BatchRead(L7, EntryId(first), 1, count, bytes_max, is_sparse=True)
+            assert await batch(client, sparse) == [entry(7, n) for n in expected], sparse
+        for first, count in ((2, 1), (10, 0)):
+            none = await client.call(
+                BatchRead(L7, EntryId(first), 1, count, 10_000, is_sparse=True)
+            )
+            assert none == BatchReadReply(NoSuchEntry, L7, EntryId(first), 1)
 
     tell(story)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_batch_of_large_entries_fits_its_frame(version: int) -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect(version)
+        for entry_id in range(8):
+            await add_entries(scene.storage, 7, [entry_id], bytes(700_000))
+        found = await batch(client, BatchRead(L7, EntryId(0), 1, 0, 2**40))
+        assert found == [entry(7, n, bytes(700_000)) for n in range(7)]
+
+    tell(story, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
 
 
 # --- Fences -----------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from rollbook.proto.wire.messages import (
     ListEntries,
     ListEntriesReply,
     Operation,
+    Origin,
     Read,
     ReadLac,
     ReadLacReply,
@@ -47,6 +48,7 @@ from rollbook.proto.wire.messages import (
     Request,
     StartTls,
     StartTlsReply,
+    Unknown,
     WriteLac,
     WriteLacReply,
     refusal_of,
@@ -197,6 +199,8 @@ def test_v3_read_replies_are_heard_as_protobuf_reads_them(seed: int) -> None:
         ForceLedger(LEDGER),
         GetBookieInfo(total_bytes=True, free_bytes=False),
         ListEntries(LEDGER),
+        BatchRead(LEDGER, E5, 42, 2, 3, KEY, fence=True),
+        BatchRead(LEDGER, E5, 42, 0, -1, is_sparse=True),
         StartTls(),
     ],
 )
@@ -214,7 +218,12 @@ def test_every_v3_request_can_be_refused(request_: Request) -> None:
 
 
 @pytest.mark.parametrize(
-    "request_", [Read(LEDGER, E5, KEY, fence=True), BatchRead(LEDGER, E5, 1, 2, 3, KEY, fence=True)]
+    "request_",
+    [
+        Read(LEDGER, E5, KEY, fence=True),
+        BatchRead(LEDGER, E5, 1, 2, 3, KEY, fence=True),
+        BatchRead(LEDGER, E5, 1, 2, 3, is_sparse=True),
+    ],
 )
 def test_v2_requests_can_be_refused(request_: Request) -> None:
     (call,) = RequestDecoder().feed(v2.pack_request(request_, is_high_priority=True))
@@ -222,6 +231,18 @@ def test_v2_requests_can_be_refused(request_: Request) -> None:
     assert call == Call(request_, True, v2.Origin(2))
     answer = Answer(None, refusal_of(request_, LedgerFenced))
     assert ReplyDecoder().feed(call.refuse(LedgerFenced)) == [answer]
+
+
+@pytest.mark.parametrize("origin", [v2.Origin(2), v3.Origin(3, 7, Operation.BATCH_READ)])
+def test_a_batch_comes_as_it_was_sent(origin: Origin) -> None:
+    bodies = (bytes(range(40)), bytes(32))
+    for reply in (
+        BatchReadReply(None, LEDGER, E5, 42, bodies),
+        BatchReadReply(None, LEDGER, E5, 1),
+    ):
+        (answer,) = ReplyDecoder().feed(origin.pack(reply))
+        assert isinstance(answer, Answer)
+        assert answer.reply == reply
 
 
 def test_a_refused_batch_read_names_its_request() -> None:
@@ -249,7 +270,7 @@ def test_requests_without_a_form_in_a_protocol_are_not_sent() -> None:
     with pytest.raises(InvalidRequest):
         v2.pack_request(ReadLac(LEDGER))
     with pytest.raises(InvalidRequest):
-        v3.pack_request(1, BatchRead(LEDGER, E5, 1, 2, 3))
+        v3.pack_request(1, Unknown())
 
 
 def test_every_error_that_has_a_code_comes_back_as_an_error() -> None:
