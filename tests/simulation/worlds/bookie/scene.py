@@ -14,10 +14,19 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from rollbook.bookie import catalog as catalog_module
+from rollbook.bookie import space as space_module
 from rollbook.bookie.bookie import Bookie, Settings
+from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.checkpoint import Checkpointer
+from rollbook.bookie.compaction import Compactor
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
+from rollbook.bookie.core import catalog as core_catalog
+from rollbook.bookie.garbage import Garbage
+from rollbook.bookie.scrub import Scrubber
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.cluster.registration import BookieRegistration
 from rollbook.proto.errors import (
     DataLost,
     Missing,
@@ -111,7 +120,7 @@ class BookieScene:
         run = _Run(case, tell)
         broke, detail = None, ""
         try:
-            with planted(self._patches):
+            with planted(_RESTLESS), planted(self._patches), planted(_measured(run.history)):
                 run.world.run(run.scenario())
         except SimulationFailed as failure:
             broke = run.broke or type(failure).__name__
@@ -120,25 +129,41 @@ class BookieScene:
         return Report(broke, detail, digest, run.history, run.story, run.world.callbacks)
 
 
-class _World(World):
-    """Hears what product code logs: some of its steps show nowhere else."""
+# Steps that no client sees, by what takes them.
+_INNER_STEPS: Final = (
+    (Checkpointer, "checkpoint", "checkpoint"),
+    (CatalogFiles, "_begin_anew", "catalog anew"),
+    (BookieRegistration, "_establish", "register"),
+    (Garbage, "_delete", "collect"),
+    (Compactor, "_rewrite", "compact"),
+    (Compactor, "_remove_empty", "remove"),
+    (Scrubber, "scrub", "scrub"),
+)
+# What takes minutes takes moments, and what is done in one go takes turns.
+_RESTLESS: Final[tuple[Patch, ...]] = (
+    (space_module, "_TICK_S", 0.2),
+    (catalog_module, "_STEP_BYTES", 4096),
+    (catalog_module, "_ANEW_BYTES", 16 * 1024),
+    (core_catalog, "_STEP_BYTES", 64),
+)
 
-    on_log: Callable[[str], None] | None = None
 
-    def log(self, event: str, /, **fields: object) -> None:
-        super().log(event, **fields)
-        if self.on_log is not None:
-            self.on_log(event)
+def _measured(history: History) -> list[Patch]:
+    """So that the history has the inner steps, too."""
 
+    def measure(original: Any, step: str) -> Any:
+        async def take(*arguments: Any, **keywords: Any) -> Any:
+            call = history.call(step)
+            try:
+                return await original(*arguments, **keywords)
+            finally:
+                history.on_answered(call)
 
-_LOGGED_STEPS: Final = {
-    "info journal_file_adopted": "adopt",
-    "info journal_file_rewritten": "rewrite",
-    "info catalog_begun_anew": "catalog anew",
-    "info bookie_registered": "register",
-    "info ledgers_deleted": "collect",
-    "info logs_compacted": "compact",
-}
+        return take
+
+    return [
+        (owner, name, measure(getattr(owner, name), step)) for owner, name, step in _INNER_STEPS
+    ]
 
 
 class _Nemesis(Nemesis):
@@ -173,8 +198,7 @@ def _files(disk: SimulatedDisk) -> Iterator[str]:
 
 class _Run:
     def __init__(self, case: Case, is_telling: bool) -> None:
-        self.world = _World(case.seed)
-        self.world.on_log = self._on_log
+        self.world = World(case.seed)
         self.history = History(lambda: self.world.now)
         self.checker = BookieChecker(self.broken)
         self.story: list[str] = []
@@ -280,10 +304,6 @@ class _Run:
     def tell(self, text: str) -> None:
         if self.is_telling:
             self.story.append(f"{self.world.now:8.4f}s {text}")
-
-    def _on_log(self, event: str) -> None:
-        if step := _LOGGED_STEPS.get(event):
-            self.history.on_answered(self.history.call(step))
 
     # --- Bookies ------------------------------------------------------------------------------
 
