@@ -27,7 +27,7 @@ from rollbook.bookie.storage import Storage
 from rollbook.proto.addresses import is_wildcard, parse_address
 from rollbook.proto.cluster.cluster import Cluster, ensure_layout, open_cluster
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
-from rollbook.proto.errors import BadConfig
+from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.service_info import describe_bookie
 from rollbook.proto.ids import BookieId, parse_bookie_id
@@ -282,8 +282,10 @@ class Bookie:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
 
-    async def close(self) -> None:
-        """Seconds at most; nothing that was acknowledged depends on it."""
+    async def leave(self) -> None:
+        """Out of sight at once (B9), and still serving."""
+        if self.state is State.CLOSING:
+            return
         self.state = State.CLOSING
         if self._following:
             self._following.cancel()
@@ -293,8 +295,13 @@ class Bookie:
         try:
             async with asyncio.timeout(_END_SESSION_S):
                 await self._store.close()  # And with the session, its registration.
-        except TimeoutError:
+        except (TimeoutError, RollbookError):
             logger.warning("metadata_session_left_to_expire", bookie=self.bookie_id)
+
+    async def close(self) -> None:
+        """Seconds at most; nothing that was acknowledged depends on it."""
+        try:
+            await self.leave()
         finally:
             while self._closers:
                 await self._closers.pop()()

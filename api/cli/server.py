@@ -86,8 +86,15 @@ def bookie(log_level: str, **flags: Any) -> None:
     be complete. `rollbook bookie doctor` explains what is wrong with them.
     """
     configure_logs(level=log_level, as_json=not sys.stderr.isatty())
-    with advising(flags):
-        asyncio.run(_run_until_stopped(serve_bookie(load_settings(**flags))))
+    try:
+        with advising(flags):
+            asyncio.run(_run_until_stopped(serve_bookie(load_settings(**flags))))
+    except StorageFailed:
+        sys.exit(EXIT_STORAGE_FAILED)
+
+
+class StorageFailed(Exception):
+    """What was not acknowledged by then may be lost; a new start finds out."""
 
 
 async def serve_bookie(settings: Settings) -> None:
@@ -106,25 +113,28 @@ async def serve_bookie(settings: Settings) -> None:
     reason = "told to"
     try:
         async with _admin_pages(bookie, machine) as http:
-            await bookie.register(http)
-            calm_collector()
-            with suppress(OSError):  # Nobody has to listen.
-                click.echo(_ready_line(bookie, http))
-                sys.stdout.flush()
-            logger.info("bookie_ready", bookie=bookie_id, address=str(bookie.address))
-            error = await bookie.failed()
-            reason = str(error) or type(error).__name__
-            logger.error("bookie_failed", bookie=bookie_id, reason=reason)
-            raise error
+            try:
+                await bookie.register(http)
+                calm_collector()
+                _say_ready(bookie, http)
+                error = await bookie.failed()
+            finally:
+                await bookie.leave()  # First of all, whoever asks for pages right now.
+        reason = str(error) or type(error).__name__
+        logger.error("bookie_failed", bookie=bookie_id, reason=reason)
+        raise StorageFailed(reason) if isinstance(error, OSError | BookieFailed) else error
     finally:
         await bookie.close()
         logger.info("bookie_stopped", bookie=bookie_id, reason=reason)
 
 
-def _ready_line(bookie: Bookie, http: Address | None) -> str:
+def _say_ready(bookie: Bookie, http: Address | None) -> None:
     """For people and for scripts: its last word is where the bookie listens."""
     pages = f" (http on {http})" if http else ""
-    return f"ready: bookie {bookie.bookie_id}{pages} on {bookie.address}"
+    with suppress(OSError):  # Nobody has to listen.
+        click.echo(f"ready: bookie {bookie.bookie_id}{pages} on {bookie.address}")
+        sys.stdout.flush()
+    logger.info("bookie_ready", bookie=bookie.bookie_id, address=str(bookie.address))
 
 
 @asynccontextmanager
@@ -194,10 +204,5 @@ async def _run_until_stopped(serving: Coroutine[Any, Any, None]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    try:
+    with suppress(asyncio.CancelledError):
         await task
-    except asyncio.CancelledError:
-        return
-    except (OSError, BookieFailed) as error:
-        logger.error("storage_failed", reason=str(error))
-        sys.exit(EXIT_STORAGE_FAILED)

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from rollbook.api.cli.main import exit_code, rollbook
 from rollbook.api.cli.server import EXIT_STORAGE_FAILED
-from rollbook.proto.errors import ConnectionLost
+from rollbook.proto.errors import BadConfig, ConnectionLost, InvalidRequest
 from rollbook.proto.formats.service_info import unpack_service_info
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.ports import Address, MetadataStore
@@ -298,9 +299,11 @@ async def test_a_second_process_on_its_directories_is_refused(
 def test_what_cannot_be_meant_is_refused_in_a_line(
     local_url: str, tmp_path: Path, flags: list[str], message: str
 ) -> None:
-    refused = run(*bookies.arguments(tmp_path / "b", local_url), *flags)
-    assert refused.returncode == 2
-    assert message in refused.stderr
+    command = [*bookies.arguments(tmp_path / "b", local_url), *flags]
+    with pytest.raises((BadConfig, InvalidRequest)) as refused:
+        rollbook(command, standalone_mode=False)  # Here: a process for each would take seconds.
+    assert exit_code(refused.value) == 2
+    assert message in str(refused.value)
     assert not (tmp_path / "b").exists()
 
 
