@@ -129,8 +129,12 @@ class Space:
             reason = "an operator wants it so"
         elif self._usage.is_short:
             reason = "disk full: " + ", ".join(self._usage.full_directories)
+        elif self._storage.catalog.doubts.everything:
+            reason = (
+                "anything may have been lost, fences, too: format it, or heal it from other copies"
+            )
         elif self._storage.is_read_only:
-            reason = "the journal has no room, or checkpoints do not keep up"
+            reason = "the journal has no room for another file, or checkpoints fail"
         return Standing(bool(reason), reason, tuple(self._usage.directories.values()))
 
     async def standing_other_than(self, known: Standing) -> Standing:

@@ -683,9 +683,15 @@ class Storage:
 
     @property
     def is_read_only(self) -> bool:
-        """Space is short, or checkpoints fail, or somebody wants it so."""
+        """Space is short, or checkpoints fail, or fences may have been lost, or somebody wants it so.
+
+        Once everything is in doubt nobody knows which ledgers were fenced (B4): whoever writes goes
+        elsewhere, and recovery has its answers as before.
+        """
         is_stuck = self._checkpoints_fail and not self._may_fill
-        return self.refuses_adds or self._journal.is_full or is_stuck
+        return (
+            self.refuses_adds or self._journal.is_full or is_stuck or self.catalog.doubts.everything
+        )
 
     @property
     def _may_fill(self) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from rollbook.bookie import storage as storage_module
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import (
+    BookieReadOnly,
     EntryStateUnknown,
     LedgerFenced,
     NoSuchEntry,
@@ -231,5 +232,36 @@ def test_idle_ledgers_leave_memory_and_nothing_is_forgotten(
             with pytest.raises(NoSuchEntry):
                 await storage.read(ledger_id, 9)
         assert len(storage._ledgers) <= 20
+
+    tell(story)
+
+
+# --- Everything in doubt ----------------------------------------------------------------------
+
+
+def test_once_everything_is_in_doubt_no_writer_is_taken_on() -> None:
+    """B4: who knows which ledgers were fenced? Recovery has its answers, UNKNOWN among them."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await add(storage, (7, 0))
+        await storage.fence(8, KEY)
+        await storage.close()
+        name = next(
+            each
+            for each in await node.disk.list_directory("/store/journal")
+            if each.endswith(".journal")
+        )
+        await node.disk.unlink(f"/store/journal/{name}")
+        again = await open_storage(node, accepts_loss=True)
+        again.start()
+        assert again.is_read_only
+        for ledger_id in (7, 8, 9):
+            assert again.add(adds((ledger_id, 1))).refusals == (BookieReadOnly,)
+            with pytest.raises(EntryStateUnknown):
+                await again.read(ledger_id, 0)
+            await again.fence(ledger_id, KEY)
+            await add(again, (ledger_id, 0), is_recovery=True, is_high_priority=True)
+            assert await again.read(ledger_id, 0) == entry(ledger_id, 0)
+        await again.close()
 
     tell(story)
