@@ -22,6 +22,8 @@ from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
+    ForceLedger,
+    ForceLedgerReply,
     GetBookieInfo,
     ListEntries,
     ListEntriesReply,
@@ -269,6 +271,32 @@ def test_a_batch_of_large_entries_fits_its_frame(version: int) -> None:
         assert found == [entry(7, n, bytes(700_000)) for n in range(7)]
 
     tell(story, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_adds_with_deferred_sync_are_durable_once_force_is_answered(fails: bool) -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        tally = Tally(client)
+        scene.node.disk.hang()  # Syncs alone.
+        ledger = client.ledger(7)
+        client.send(b"".join(ledger.pack(n, -1, b"x", is_sync_deferred=True) for n in range(3)))
+        await until(lambda: tally.acked == 3)
+        forced = client.ask(ForceLedger(L7))
+        await asyncio.sleep(2)
+        assert not forced.done()
+        scene.node.disk.sync_error_odds = 1.0 if fails else 0.0
+        scene.node.disk.unhang()
+        if not fails:
+            assert await forced == ForceLedgerReply(None, L7)
+            return
+        try:
+            reply = await forced
+        except ConnectionLost:
+            return
+        assert reply == ForceLedgerReply(BookieFailed, L7)
+
+    tell(story, may_fail=fails)
 
 
 # --- Fences -----------------------------------------------------------------------------------

@@ -1,18 +1,28 @@
 """How a server begins and ends, and what it costs to be rude to it."""
 
 import asyncio
+import random
+from pathlib import Path
 
 import pytest
 
-from rollbook.bookie.config import ServerConfig
+from rollbook.bookie.config import ServerConfig, StorageConfig
+from rollbook.bookie.server import BookieServer
+from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import BadConfig, ConnectionLost, Unavailable
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Address
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.disk import SystemDisk
+from rollbook.proto.runtime.network import SocketTransport
+from rollbook.proto.runtime.tls import TlsFiles, client_context, server_context
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.messages import Read, ReadReply
 from tests.golden.bookkeeper import V2_FRAMES, V3_FRAMES
+from tests.support.bookie_client import BookieClient
 from tests.unit.bookie.serving import PORT, Scene, add_entries, entry, tell
 from tests.unit.bookie.test_handler import Tally, pack, poll, until
+from tests.unit.proto.runtime.test_tls import golden
 
 L7 = LedgerId(7)
 
@@ -274,3 +284,51 @@ def test_a_client_that_goes_leaves_nothing_behind() -> None:
         assert scene.storage.stats.buffered_bytes() == 0
 
     tell(story)
+
+
+# --- On a real machine ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [2, 3])
+async def test_it_serves_under_tls_whoever_shows_the_right_certificate(
+    tmp_path: Path, version: int
+) -> None:
+    """With entries larger than what TLS takes at a time, and nothing for clients in the clear."""
+    tls = TlsFiles(golden("server-a"), authorities=golden("authority-a"))
+    authority, certificate = golden("authority-a"), golden("client-a")
+    trusted = client_context(authority, certificate=certificate)
+    config = StorageConfig(str(tmp_path / "journal"), (str(tmp_path / "ledgers"),))
+    disk, clock, randomness = SystemDisk(), SystemClock(), random.SystemRandom()
+    await Storage.make(disk, config, randomness)
+    storage = await Storage.open(disk, config, clock, randomness)
+    storage.start()
+    server = BookieServer(storage, ServerConfig(), SocketTransport(), clock, storage.stats)
+    secret = SocketTransport(server_tls=server_context(tls))
+    listener = await server.listen(Address("127.0.0.1", 0), secret)
+    client = BookieClient(version)
+    network = SocketTransport(client_tls=trusted)
+    await network.connect(lambda: client, listener.address, timeout_s=60)
+    tally = Tally(client)
+    client.send(pack(client, 7, range(20), size=100_000))
+    async with asyncio.timeout(60):
+        while tally.acked < 20:
+            await asyncio.sleep(0.01)
+        replies = await asyncio.gather(*(client.ask(Read(L7, EntryId(n))) for n in range(20)))
+    for number, reply in enumerate(replies):
+        assert isinstance(reply, ReadReply)
+        assert reply.body == entry(7, number, bytes(100_000))
+    stranger, plain = BookieClient(version), BookieClient(version)
+    network = SocketTransport(client_tls=client_context(authority))
+    try:
+        await network.connect(lambda: stranger, listener.address, timeout_s=60)
+    except Unavailable:
+        pass
+    else:
+        with pytest.raises(ConnectionLost):
+            await stranger.call(Read(L7, EntryId(0)))
+    await SocketTransport().connect(lambda: plain, listener.address, timeout_s=60)
+    with pytest.raises(ConnectionLost):
+        await plain.call(Read(L7, EntryId(0)))
+    await server.drain(30.0)
+    await asyncio.wait_for(client.lost, 60)
+    await storage.close()
