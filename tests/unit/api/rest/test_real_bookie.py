@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollbook.proto.errors import LedgerFenced
+from rollbook.proto.errors import BookieReadOnly, LedgerFenced
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Address
 from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.messages import Read
 from tests.support import bookies, processes
 from tests.support.bookie_client import KEY, BookieClient, connect
+from tests.unit.api.cli.test_bookie_inspect import shown
 from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client
 
 API = "/api/v1/bookie"
@@ -73,17 +74,9 @@ class Process:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
     async def run(self, *arguments: str) -> Any:
-        """A command of `rollbook bookie`, as a process of its own."""
-        where = ("--http", str(self.http), "--token-file", str(self.token_file), "-o", "json")
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [*_ROLLBOOK, "bookie", *arguments, *where],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        """A command of `rollbook bookie`."""
+        where = ("--http", str(self.http), "--token-file", str(self.token_file))
+        return await asyncio.to_thread(shown, *arguments, *where)
 
     async def samples(self) -> dict[str, float]:
         answer = await self.client.get("/metrics")
@@ -187,9 +180,11 @@ async def test_a_bookie_at_work_is_asked_and_told(bookie: Process) -> None:
     assert (await bookie.run("gc"))["state"] == "done"
     assert (await bookie.run("compact", "--minor"))["state"] == "done"
     assert (await bookie.run("mark"))["active_position"] > added * 1_000
+    await read_only_and_back(bookie)
 
 
-async def test_a_read_only_bookie_serves_and_says_so(bookie: Process) -> None:
+async def read_only_and_back(bookie: Process) -> None:
+    """A bookie that takes no entries serves all else, and says so."""
     assert await bookie.run("readonly", "on") == {"readOnly": True}
     assert (await bookie.client.get("/ready")).status == 200
     status = (await bookie.client.get(f"{API}/status")).json
@@ -197,13 +192,13 @@ async def test_a_read_only_bookie_serves_and_says_so(bookie: Process) -> None:
     async with await connect(bookie.address) as client:
         replies: list[AddReplies] = []
         client.on_adds = replies.append
-        client.send(client.ledger(1).pack(0, -1, b"x"))
+        client.send(client.ledger(9).pack(0, -1, b"x"))
         async with asyncio.timeout(DEADLINE_S):
             while not replies:
                 await asyncio.sleep(0.01)
-            assert replies.pop().error
+            assert replies.pop().error is BookieReadOnly
             assert await bookie.run("readonly", "off") == {"readOnly": False}
-            client.send(client.ledger(1).pack(0, -1, b"x"))
+            client.send(client.ledger(9).pack(0, -1, b"x"))
             while not replies:
                 await asyncio.sleep(0.01)
             assert replies.pop().error is None
@@ -212,11 +207,17 @@ async def test_a_read_only_bookie_serves_and_says_so(bookie: Process) -> None:
 
 
 async def test_the_log_tells_a_life_and_no_secrets(bookie: Process) -> None:
+    """And the pages end with the bookie: in order and soon, with connections open."""
+    assert "pydantic_core" in bookie.maps()
     async with await connect(bookie.address) as client:
         await client.call(Read(LedgerId(7), EntryId(0), KEY, fence=True))
     assert (await bookie.client.get(f"{API}/status", authorization="Bearer wrong")).status == 401
     await bookie.run("scrub")
+    held = [await asyncio.open_connection(bookie.http.host, bookie.http.port) for _ in range(3)]
+    held[1][1].write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n")
     assert await bookie.stop() == 0
+    for _, writer in held:
+        writer.close()
     events = bookie.events()
     names = [event["event"] for event in events]
     life = ("bookie_started", "bookie_made", "bookie_registered", "bookie_ready", "ledger_fenced")
@@ -228,21 +229,6 @@ async def test_the_log_tells_a_life_and_no_secrets(bookie: Process) -> None:
     assert TOKEN not in bookie.log.read_text()
     assert KEY.hex() not in bookie.log.read_text()
 
-
-async def test_the_pages_end_with_the_bookie(bookie: Process) -> None:
-    """In order and soon, with connections open."""
-    held = [await asyncio.open_connection(bookie.http.host, bookie.http.port) for _ in range(3)]
-    held[1][1].write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n")
-    assert await bookie.stop() == 0
-    for _, writer in held:
-        writer.close()
-    # What was there is there again.
-    await bookie.start()
-    assert (await bookie.client.get("/ready")).status == 200
-
-
-async def test_a_bookie_without_pages_does_without_their_libraries(bookie: Process) -> None:
-    assert "pydantic_core" in bookie.maps()
-    assert await bookie.stop() == 0
+    # Without pages it does without their libraries.
     assert "http" not in await bookie.start_with()
     assert "pydantic_core" not in bookie.maps()
