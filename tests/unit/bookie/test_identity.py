@@ -46,8 +46,12 @@ Work = Callable[[Node, Identity], Awaitable[Any]]
 OnStep = Callable[[str], Awaitable[None]]
 
 
+# Between two calls that change something nothing is different from one moment to the next.
+LOOKING = frozenset(("get", "children", "stat", "size", "read_at", "list_directory", "space"))
+
+
 class Stepping:
-    """A port, of which each call begins with a step."""
+    """A port, of which each call that changes something begins with a step."""
 
     def __init__(self, target: Any, on_step: OnStep) -> None:
         self._target = target
@@ -59,7 +63,8 @@ class Stepping:
             return found
 
         async def call(*arguments: Any, **options: Any) -> Any:
-            await self._on_step(name)
+            if name not in LOOKING:
+                await self._on_step(name)
             result = await found(*arguments, **options)
             return Stepping(result, self._on_step) if name == "open" else result
 
@@ -575,7 +580,7 @@ def test_a_write_off_can_be_cut_off_anywhere() -> None:
         assert await village.live(storing(fences)) == [True, False, False]
         return done is None
 
-    assert cut_everywhere(story) > 50
+    assert cut_everywhere(story) > 25
 
 
 async def undisturbed(village: Village, work: Work) -> Any:
@@ -599,7 +604,7 @@ def test_making_a_bookie_can_be_cut_off_anywhere() -> None:
         assert await refusal_of(village)
         return made is None
 
-    assert cut_everywhere(story) > 50
+    assert cut_everywhere(story) > 25
 
 
 def test_a_format_can_be_cut_off_anywhere() -> None:
@@ -624,7 +629,7 @@ def test_a_format_can_be_cut_off_anywhere() -> None:
             assert found == [EntryStateUnknown, NoSuchLedger, NoSuchLedger]
         return formatted is None
 
-    assert cut_everywhere(story) > 50
+    assert cut_everywhere(story) > 25
 
 
 def test_rejoining_can_be_cut_off_anywhere() -> None:
@@ -642,4 +647,4 @@ def test_rejoining_can_be_cut_off_anywhere() -> None:
         assert isinstance((await village.live(storing(answers)))[0], int)
         return rejoined is None
 
-    assert cut_everywhere(story) > 20
+    assert cut_everywhere(story) > 10
