@@ -49,9 +49,9 @@ def run_kills(folder: Path, kills: int, seed: int, report: Report, *, flaw: str 
 
         async def kill(number: int) -> None:
             if number % _SLEEP_EVERY == 0:
-                subject.bookie.stop()
+                subject.stop()
                 await asyncio.sleep(_STOP_S)
-                subject.bookie.resume()
+                subject.resume()
                 await rig.let_work(1)
             if number % _TERMINATE_EVERY == 0:
                 await _terminate(rig)
@@ -66,18 +66,18 @@ def run_kills(folder: Path, kills: int, seed: int, report: Report, *, flaw: str 
 async def _terminate(rig: Rig) -> None:
     """SIGTERM under load: it ends by itself, in order and soon."""
     started = time.monotonic()
-    rig.bookie.terminate()
+    rig.subject.terminate()
     await rig.load.crash()
-    status = rig.bookie.wait(PATIENCE_S)
+    status = rig.subject.wait()
     if status:
         rig.judge.violations.append(f"SIGTERM ended it with {status}")
     rig.endings_s.append(time.monotonic() - started)
 
 
 def _kill_on_the_way_up(rig: Rig) -> None:
-    bookie = rig.subject.launch()
+    rig.subject.launch()
     time.sleep(rig.chance.uniform(0, _START_S))
-    bookie.kill()
+    rig.subject.kill()
 
 
 def run_power_cuts(
@@ -135,14 +135,14 @@ async def _fail_a_sync(disk: ForgetfulDisk, rig: Rig) -> None:
     """Until it ended by itself: a checkpoint whose sync failed is made again, and that is right."""
     rig.judge.may_fail = True
     enough = disk.statistics()["syncs_failed"] + _FAILED_SYNCS_MAX
-    while rig.bookie.is_running and disk.statistics()["syncs_failed"] < enough:
+    while rig.subject.is_running and disk.statistics()["syncs_failed"] < enough:
         disk.fail_sync(rig.chance.randrange(1, 20))
         await asyncio.sleep(0.1)
     disk.fail_sync(0)
-    if rig.bookie.is_running:
+    if rig.subject.is_running:
         rig.judge.violations.append("it went on though its disk failed")
-        rig.bookie.kill()
-    elif (status := rig.bookie.wait()) != EXIT_STORAGE_FAILED:
+        rig.subject.kill()
+    elif (status := rig.subject.wait()) != EXIT_STORAGE_FAILED:
         rig.judge.violations.append(f"a bookie whose disk failed ended with {status}")
     await rig.load.crash()
     rig.judge.may_fail = False

@@ -20,7 +20,8 @@ from rollbook.bookie.core.fencing import Ledger
 from rollbook.bookie.journal import Journal
 from rollbook.bookie.storage import Storage
 from rollbook.proto.ports import File
-from tests.crash.images.flaws import planted
+from tests.crash.images import flaws as in_images
+from tests.support.planting import planted
 
 _LATER_S: Final = 3.0
 
@@ -103,7 +104,7 @@ _PLANTED: Final = ExitStack()  # Never closed.
 
 
 def _plant(name: str) -> None:
-    _PLANTED.enter_context(planted(name))
+    _PLANTED.enter_context(planted(in_images.FLAWS[name].patches))
 
 
 _IN_MEMORY: Final = (

@@ -1,12 +1,10 @@
-"""One bookie process after the other on the same files, and a load that outlives them.
-
-The next process is started while its predecessor still serves, and waits; so what a crash costs is
-what the bookie needs to come back.
-"""
+"""One bookie process after the other on the same files, and a load that outlives them."""
 
 import asyncio
+import os
 import random
-import sys
+import select
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,8 +16,7 @@ from rollbook.proto.ports import Address
 from tests.crash.bookie_judge import Judge
 from tests.crash.bookie_load import Load
 from tests.support import bookies
-from tests.support.bookies import RunningBookie
-from tests.support.processes import Child, ChildFailed, Family
+from tests.support.processes import ChildFailed, Family
 
 PATIENCE_S: Final = bookies.PATIENCE_S
 _ENVIRONMENT: Final = {
@@ -44,7 +41,7 @@ class Outcome:
 
 
 class Subject:
-    """The bookie under test, in its many lives."""
+    """The bookie under test: one life at a time."""
 
     def __init__(
         self,
@@ -55,68 +52,113 @@ class Subject:
         flaw: str = "-",
         journal_file_bytes: int = 1 << 20,  # Small: each life has checkpoints.
     ) -> None:
-        self.bookie: RunningBookie
-        self._children = children
-        self._command = [
-            *(sys.executable, "-m", "tests.crash.bookie_server", flaw),
+        self.pid = 0
+        self._launcher = children.start_module(
+            *("tests.crash.bookie_server", flaw),
             *bookies.arguments(folder, metadata_url, ledger_dirs=2),
             *("--log-level", "error"),
-        ]
-        self._environment = {
-            **_ENVIRONMENT,
-            "ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(journal_file_bytes),
-        }
-        self._next: Child | None = None
+            environment={
+                **_ENVIRONMENT,
+                "ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(journal_file_bytes),
+            },
+        )
+        self._status: int | None = None
+        self._address: Address | None = None
         self._deletions: dict[int, asyncio.Future[None]] = {}
 
-    def prepare(self) -> None:
-        """The next process loads what it needs, and waits."""
-        if self._next is None:
-            self._next = self._children.start(*self._command, environment=self._environment)
+    # --- Its life -----------------------------------------------------------------------------
 
-    def launch(self) -> RunningBookie:
+    def launch(self) -> None:
         """On its way; it may be killed at any moment from now on."""
-        self.prepare()
-        assert self._next
-        self.bookie = RunningBookie(self._next)
-        self._next = None
-        self.bookie.child.say("go")
-        self._children.forget_ended()
-        return self.bookie
+        self.pid, self._status, self._address = 0, None, None
+        self._launcher.say("go")
+        self._hear_until(lambda: self.pid > 0, "a process to begin")
 
     def start(self) -> Address:
-        address = self.launch().wait_ready(PATIENCE_S)
-        self.prepare()
-        return address
+        self.launch()
+        self._hear_until(lambda: self._address is not None, "the bookie to be ready")
+        assert self._address
+        return self._address
+
+    def kill(self) -> None:
+        """SIGKILL; gone when it returns."""
+        self._signal(signal.SIGKILL)
+        self.wait()
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def stop(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self.is_running:  # Nobody else can have its pid: it is waited for by the launcher.
+            os.kill(self.pid, number)
+
+    @property
+    def is_running(self) -> bool:
+        while select.select([self._launcher.output], [], [], 0)[0]:
+            self._hear()
+        return self._status is None
+
+    def wait(self) -> int:
+        """The exit code; minus the signal's number if one ended it."""
+        self._hear_until(lambda: self._status is not None, "the bookie to end", may_end=True)
+        assert self._status is not None
+        return self._status
+
+    def _hear_until(self, is_true: Callable[[], bool], what: str, *, may_end: bool = False) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_true():
+            if self._status is not None and not may_end:
+                raise ChildFailed(f"waited for {what}, and it ended with {self._status}")
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._launcher.output], [], [], left)[0]:
+                raise ChildFailed(f"waited {PATIENCE_S} s for {what}")
+            self._hear()
+
+    def _hear(self) -> None:
+        lines = self._launcher.take_lines()
+        if not lines and not self._launcher.is_running:
+            raise ChildFailed("the launcher of bookies ended")
+        for line in lines:
+            word, _, rest = line.partition(" ")
+            match word:
+                case "pid":
+                    self.pid = int(rest)
+                case "ended":
+                    self._status = int(rest)
+                    for done in self._deletions.values():
+                        if not done.done():
+                            done.set_exception(ConnectionLost())
+                case "deleted":
+                    done_one = self._deletions.get(int(rest))
+                    if done_one and not done_one.done():
+                        done_one.set_result(None)
+                case _:
+                    self._address = bookies.address_in(line)
+
+    # --- Deletions ----------------------------------------------------------------------------
 
     async def delete(self, ledger_id: int) -> None:
+        """Raises `ConnectionLost` if the bookie dies first."""
         loop = asyncio.get_running_loop()
         if not self._deletions:
-            loop.add_reader(self.bookie.child.output, self._on_output)
+            loop.add_reader(self._launcher.output, self._hear)
         done = self._deletions[ledger_id] = loop.create_future()
         try:
-            self.bookie.child.say(f"delete {ledger_id}")
+            if not self.is_running:
+                raise ConnectionLost
+            self._launcher.say(f"delete {ledger_id}")
             async with asyncio.timeout(PATIENCE_S):
                 await done
-        except BrokenPipeError as error:
-            raise ConnectionLost from error
         finally:
             del self._deletions[ledger_id]
             if not self._deletions:
-                loop.remove_reader(self.bookie.child.output)
-
-    def _on_output(self) -> None:
-        lines = self.bookie.child.take_lines()
-        for line in lines:
-            word, _, ledger_id = line.partition(" ")
-            assert word == "deleted"
-            done = self._deletions.get(int(ledger_id))
-            if done and not done.done():
-                done.set_result(None)
-        if not lines and not self.bookie.is_running:
-            for done in self._deletions.values():
-                if not done.done():
-                    done.set_exception(ConnectionLost())
+                loop.remove_reader(self._launcher.output)
 
 
 class Rig:
@@ -127,10 +169,6 @@ class Rig:
         self.load = Load(self.judge, seed, subject.delete)
         self.outages_s: list[float] = []
         self.endings_s: list[float] = []  # From each SIGTERM to the end.
-
-    @property
-    def bookie(self) -> RunningBookie:
-        return self.subject.bookie
 
     async def start(self) -> None:
         """The bookie, and everybody at work on it."""
@@ -155,7 +193,7 @@ class Rig:
             await asyncio.sleep(0.002)
 
     async def kill(self) -> None:
-        self.bookie.kill()
+        self.subject.kill()
         await self.load.crash()
 
     async def finish(self, crashes: int) -> Outcome:

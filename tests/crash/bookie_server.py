@@ -1,22 +1,32 @@
-"""A real bookie process for crash tests: the command `rollbook`, and what a test may add to it.
+"""Real bookie processes for crash tests: the command `rollbook`, and what a test may add to it.
 
     python -m tests.crash.bookie_server FLAW-OR-MINUS ARGUMENT…
 
-It loads everything and waits for the line `go` before it begins, so that the time Python takes to
-start is not the bookie's. A flaw (`bookie_flaws.py`) breaks this one process. Once it serves, each
-line `delete LEDGER` is answered by `deleted LEDGER` when that is durable: as garbage collection deletes,
-which by itself takes its time.
+It loads everything once. Then each line `go` begets a process that runs `rollbook ARGUMENT…`, one
+at a time; `pid N` says which, `ended STATUS` how it ended, as waitpid says it. So what a test waits
+for is the bookie's own time, not Python's. A flaw (`bookie_flaws.py`) breaks these processes.
+
+A bookie speaks for itself meanwhile, on the same standard output. Each line `delete LEDGER` is answered
+by it with `deleted LEDGER` when that is durable: as garbage collection deletes, which by itself takes its
+time.
 """
 
 import asyncio
+import ctypes
+import gc
 import os
+import signal
 import sys
+from typing import Final
 from unittest import mock
 
-import rollbook.api.cli.server  # noqa: F401  # What the command will need, loaded while it waits.
+import rollbook.api.cli.server  # noqa: F401  # What the command will need.
 from rollbook.api.cli.main import main as rollbook_command
 from rollbook.bookie.storage import Storage
+from rollbook.proto.errors import BookieFailed
 from tests.crash.bookie_flaws import FLAWS
+
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def _obey(storage: Storage) -> None:
@@ -26,8 +36,11 @@ def _obey(storage: Storage) -> None:
     tasks: dict[asyncio.Task[None], None] = {}
 
     async def delete(ledger_id: int) -> None:
-        await storage.delete(ledger_id)
-        os.write(1, b"deleted %d\n" % ledger_id)
+        try:
+            await storage.delete(ledger_id)
+        except BookieFailed:
+            return  # It is about to end.
+        _say(f"deleted {ledger_id}")
 
     def on_input() -> None:
         nonlocal pending
@@ -53,14 +66,36 @@ def _start_and_obey(self: Storage) -> None:
     _obey(self)
 
 
+def _say(line: str) -> None:
+    """In one write: two processes share the pipe."""
+    os.write(1, line.encode() + b"\n")
+
+
+def _lines() -> list[bytes]:
+    """Waits for some; none at the end."""
+    return os.read(0, 65536).splitlines()
+
+
 def main() -> None:
     flaw, arguments = sys.argv[1], sys.argv[2:]
     mock.patch.object(Storage, "start", _start_and_obey).start()
     if flaw != "-":
         FLAWS[flaw]()
-    assert os.read(0, 3) == b"go\n"
-    sys.argv = ["rollbook", *arguments]
-    rollbook_command()
+    gc.collect()
+    gc.freeze()
+    while lines := _lines():
+        if b"go" not in lines:  # Else it was meant for one that is dead.
+            continue
+        child = os.fork()
+        if not child:
+            # It must not outlive us, and so not the test.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            sys.argv = ["rollbook", *arguments]
+            rollbook_command()
+            return
+        _say(f"pid {child}")
+        _, status = os.waitpid(child, 0)
+        _say(f"ended {os.waitstatus_to_exitcode(status)}")
 
 
 if __name__ == "__main__":

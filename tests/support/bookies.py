@@ -61,6 +61,11 @@ def start(
     return RunningBookie(child)
 
 
+def address_in(ready_line: str) -> Address:
+    host, _, port = ready_line.rsplit(maxsplit=1)[-1].rpartition(":")
+    return Address(host, int(port))
+
+
 class RunningBookie:
     """One process. What a test may do to it, and what the kernel says about it."""
 
@@ -78,8 +83,7 @@ class RunningBookie:
 
     def wait_ready(self, timeout_s: float = PATIENCE_S) -> Address:
         """Its one line: the address is the last word. Raises `ChildFailed` if it ends instead."""
-        host, _, port = self.child.line(timeout_s).split()[-1].rpartition(":")
-        self.address = Address(host, int(port))
+        self.address = address_in(self.child.line(timeout_s))
         return self.address
 
     def kill(self) -> None:
