@@ -37,7 +37,8 @@ BATCH_BYTES: Final = 64 * 1024
 WINDOW: Final = 2
 PACED_CONNECTIONS: Final = 16
 PACED_BATCH_BYTES: Final = 3_000  # 20 adds of 100 B.
-PACED_INTERVAL_S: Final = 0.004  # In all 80,000 adds a second: a third of what it can take.
+PACED_INTERVAL_S: Final = 0.008  # In all 40,000 adds a second.
+OLD_LEDGERS: Final = 1_000_000  # Ids of those that are there before.
 MIB: Final = 1024 * 1024
 _SINK: Final = "tests.bench.load.sink"
 
@@ -50,19 +51,32 @@ class Size:
     alone: int = 1_000
     cold_bytes: int = 256 * MIB
     written_bytes: int = 128 * MIB
-    paced_adds: int = 320_000
+    paced_adds: int = 160_000
+    old_bytes: int = 96 * MIB
     ledgers: int = 1_000  # Where they are many.
 
 
 FULL: Final = Size()
 SMALL: Final = Size(
-    adds=4_000, alone=20, cold_bytes=2 * MIB, written_bytes=MIB, paced_adds=3_200, ledgers=96
+    adds=4_000,
+    alone=20,
+    cold_bytes=2 * MIB,
+    written_bytes=MIB,
+    paced_adds=3_200,
+    old_bytes=MIB,
+    ledgers=96,
 )
 
 
 def figures(runs: int, size: Size = FULL) -> list[Figure]:
-    parts = (_adds, _alone, _cached_reads, _cold_reads, _written, _beside_checkpoints)
+    parts: tuple[Part, ...] = (
+        *(adds, where_it_goes, alone, cached_reads, cold_reads, written),
+        *(beside_checkpoints, beside_collection),
+    )
     return [found for part in parts for found in part(runs, size)]
+
+
+Part = Callable[[int, Size], Iterator[Figure]]
 
 
 # --- Adds ---------------------------------------------------------------------------------------
@@ -98,7 +112,7 @@ def _shapes(size: Size) -> tuple[Shape, ...]:
     )
 
 
-def _adds(runs: int, size: Size) -> Iterator[Figure]:
+def adds(runs: int, size: Size) -> Iterator[Figure]:
     for shape in _shapes(size):
         rates: list[float] = []
         costs_us: list[float] = []
@@ -115,14 +129,17 @@ def _adds(runs: int, size: Size) -> Iterator[Figure]:
         yield judged(f"{shape.name}: CPU", "µs/add", shape.cpu_us, costs_us)
     work = _shapes(size)[0].work(size, itertools.count(1))
     yield judged("the generator alone, adds of 100 B", "adds/s", None, _into_a_sink(work, runs))
-    yield from _where_it_goes(runs, size)
 
 
 def _run(address: tuple[str, int], work: Sequence[Sequence[Batch]]) -> Result:
     result = generator.run(address, work, window=WINDOW)
+    _require_success(result)
+    return result
+
+
+def _require_success(result: Result) -> None:
     if result.successes != result.entries:
         raise AssertionError(f"{result.successes} of {result.entries} were answered well")
-    return result
 
 
 def _into_a_sink(work: Sequence[Sequence[Batch]], runs: int) -> list[float]:
@@ -134,7 +151,7 @@ def _into_a_sink(work: Sequence[Sequence[Batch]], runs: int) -> list[float]:
         return [generator.run(address, work, window=WINDOW).entries_per_s for _ in range(runs)]
 
 
-def _where_it_goes(runs: int, size: Size) -> Iterator[Figure]:
+def where_it_goes(runs: int, size: Size) -> Iterator[Figure]:
     shape = _shapes(size)[0]
     spent_us: dict[str, list[float]] = {}
     ledger_ids = itertools.count(1)
@@ -155,7 +172,7 @@ def _where_it_goes(runs: int, size: Size) -> Iterator[Figure]:
 # --- One add at a time --------------------------------------------------------------------------
 
 
-def _alone(runs: int, size: Size) -> Iterator[Figure]:
+def alone(runs: int, size: Size) -> Iterator[Figure]:
     """In turns with a bare write of the same size and its sync, on the same file system."""
     adds_us: list[float] = []
     syncs_us: list[float] = []
@@ -209,7 +226,7 @@ def _ask(client: socket.socket, batch: Batch) -> float:
 # --- Reads --------------------------------------------------------------------------------------
 
 
-def _cached_reads(runs: int, size: Size) -> Iterator[Figure]:
+def cached_reads(runs: int, size: Size) -> Iterator[Figure]:
     entries, ledgers = size.adds // CONNECTIONS, range(1, 5)
     with victim() as bookie:
         _run(bookie.address, [add_batches([each], entries, 100, BATCH_BYTES) for each in ledgers])
@@ -223,7 +240,7 @@ def _cached_reads(runs: int, size: Size) -> Iterator[Figure]:
             yield judged(name, "entries/s", target, rates)
 
 
-def _cold_reads(runs: int, size: Size) -> Iterator[Figure]:
+def cold_reads(runs: int, size: Size) -> Iterator[Figure]:
     """One ledger from its first entry on, in turns with a plain reader of the same files.
 
     The bookie's own cache is small here, so that nothing is left in it from the run before.
@@ -259,7 +276,7 @@ def _read_plainly(bookie: Victim) -> float:
 # --- Bytes on disk ------------------------------------------------------------------------------
 
 
-def _written(_runs: int, size: Size) -> Iterator[Figure]:
+def written(_runs: int, size: Size) -> Iterator[Figure]:
     """By one run each: bytes hardly vary. Journal files are small, so that few are unfinished."""
     each = size.ledgers // CONNECTIONS
     shapes = (
@@ -295,38 +312,72 @@ def _when_quiet(read: Callable[[], int]) -> int:
 # --- While others are at work -------------------------------------------------------------------
 
 
-def _beside_checkpoints(runs: int, size: Size) -> Iterator[Figure]:
-    """Paced adds: to a bookie whose journal files are small and one whose first never fills."""
-    each = size.ledgers // PACED_CONNECTIONS
-    p99s: dict[int, list[float]] = {16 * MIB: [], 1024 * MIB: []}
+def beside_checkpoints(runs: int, size: Size) -> Iterator[Figure]:
+    """To a bookie whose journal files are small, and to one whose first never fills."""
+    settings = [{"ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(each * MIB)} for each in (16, 1024)]
     with ExitStack() as stack:
-        bookies = {
-            file_bytes: stack.enter_context(
-                victim({"ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(file_bytes)})
-            )
-            for file_bytes in p99s
-        }
-        for run in range(runs):
-            first = 1 + run * size.ledgers
-            work = [
-                add_batches(
-                    range(first + at * each, first + (at + 1) * each),
-                    *(size.paced_adds // PACED_CONNECTIONS, 100, PACED_BATCH_BYTES),
-                )
-                for at in range(PACED_CONNECTIONS)
-            ]
-            for file_bytes, bookie in bookies.items():
-                result = _run_paced(bookie.address, work)
-                p99s[file_bytes].append(result.percentile_us(99) / 1e3)
-    with_ms, without_ms = p99s.values()
-    ratios = [one / other for one, other in zip(with_ms, without_ms, strict=True)]
-    yield judged("adds beside checkpoints, p99", "ms", None, with_ms)
-    yield judged("adds without checkpoints, p99", "ms", None, without_ms)
-    yield judged("p99 with checkpoints by that without", "times", 2.0, ratios)
+        busy, calm = (stack.enter_context(victim(each)) for each in settings)
+        yield from _in_turns(runs, size, "checkpoints", busy, calm, lambda _: None)
 
 
-def _run_paced(address: tuple[str, int], work: Sequence[Sequence[Batch]]) -> Result:
-    result = generator.run(address, work, interval_s=PACED_INTERVAL_S)
-    if result.successes != result.entries:
-        raise AssertionError(f"{result.successes} of {result.entries} were answered well")
-    return result
+def beside_collection(runs: int, size: Size) -> Iterator[Figure]:
+    """To a bookie where a fifth of all old ledgers has just been deleted, and to one where not.
+
+    The old ledgers lie mingled in all entry logs, so that each of these is rewritten in each run.
+    """
+    both = {"ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(16 * MIB)}
+    eager = {
+        "ROLLBOOK_SPACE_GC_INTERVAL_S": "1",
+        "ROLLBOOK_SPACE_GC_QUARANTINE_S": "0",
+        "ROLLBOOK_SPACE_GC_BRAKE_SHARE": "1",
+        "ROLLBOOK_SPACE_MAJOR_COMPACTION_THRESHOLD": "0.9",
+        "ROLLBOOK_SPACE_MAJOR_COMPACTION_INTERVAL_S": "1",
+    }
+    old = range(OLD_LEDGERS, OLD_LEDGERS + size.ledgers)
+    entries = size.old_bytes // 1_000
+    with ExitStack() as stack:
+        busy, calm = (stack.enter_context(victim(each)) for each in (both | eager, both))
+        for bookie in (busy, calm):
+            bookie.create_ledgers([*range(1, 1 + runs * size.ledgers), *old])
+            _run(bookie.address, [add_batches(old, entries, 1_000, BATCH_BYTES)])
+        doomed = iter(old)
+
+        def delete_some(bookie: Victim) -> None:
+            if bookie is busy:
+                bookie.delete_ledgers(list(itertools.islice(doomed, len(old) // (runs + 1))))
+
+        before = busy.logs_bytes()
+        yield from _in_turns(runs, size, "compaction and GC", busy, calm, delete_some)
+        freed = before - busy.logs_bytes() + calm.logs_bytes() - before
+    yield judged("reclaimed beside these adds", "MB", None, [freed / MIB])
+
+
+def _in_turns(
+    runs: int,
+    size: Size,
+    what: str,
+    busy: Victim,
+    calm: Victim,
+    prepare: Callable[[Victim], None],
+) -> Iterator[Figure]:
+    """Paced adds to many ledgers; whoever is not measured stands still meanwhile."""
+    each = size.ledgers // PACED_CONNECTIONS
+    p99s_ms: dict[Victim, list[float]] = {busy: [], calm: []}
+    for run in range(runs):
+        firsts = range(1 + run * size.ledgers, 1 + (run + 1) * size.ledgers, each)
+        entries = size.paced_adds // PACED_CONNECTIONS
+        work = [
+            add_batches(range(first, first + each), entries, 100, PACED_BATCH_BYTES)
+            for first in firsts[:PACED_CONNECTIONS]
+        ]
+        for bookie, other in ((busy, calm), (calm, busy)):
+            other.bookie.stop()
+            prepare(bookie)
+            result = generator.run(bookie.address, work, interval_s=PACED_INTERVAL_S)
+            other.bookie.resume()
+            _require_success(result)
+            p99s_ms[bookie].append(result.percentile_us(99) / 1e3)
+    ratios = [one / other for one, other in zip(*p99s_ms.values(), strict=True)]
+    yield judged(f"adds beside {what}, p99", "ms", None, p99s_ms[busy])
+    yield judged(f"adds without {what}, p99", "ms", None, p99s_ms[calm])
+    yield judged(f"p99 with {what} by that without", "times", 2.0, ratios)

@@ -3,25 +3,32 @@
 Its files go to a new folder below the temporary directory: TMPDIR says on which disk.
 """
 
+import asyncio
 import json
 import os
+import random
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from rollbook.proto.cluster.cluster import initialise, open_cluster
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.ids import FIRST_ENTRY, BookieId, LedgerId
+from rollbook.proto.metadata import Fragment, LedgerMetadata, draw_creation_token
+from rollbook.proto.quorum import Quorum
+from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.support import bookies, processes
 from tests.support.bookies import PATIENCE_S, RunningBookie
 
 _ROLLBOOK: Final = "rollbook.api.cli.main"
 _TIMED: Final = "tests.bench.load.timed"
+_CHANGES_AT_ONCE: Final = 100
 # Ledgers of a benchmark are in nobody's metadata: they must not be collected under its hands.
 _SETTINGS: Final = {
     "ROLLBOOK_SPACE_GC_INTERVAL_S": "86400",
@@ -45,8 +52,11 @@ class Victim:
         self._settings = {**_SETTINGS, **settings}
         self._metadata_url = f"sqlite://{folder}/metadata.db"
         self._report = folder / "times.json"
-        command = [sys.executable, "-m", _ROLLBOOK, "cluster", "init", "--metadata"]
-        subprocess.run([*command, self._metadata_url], check=True, stdout=subprocess.DEVNULL)
+        asyncio.run(self._initialise())
+
+    async def _initialise(self) -> None:
+        async with await open_metadata_store(self._metadata_url, create=True, visit=True) as store:
+            await initialise(store, "/ledgers", random.Random(1))
 
     def start(self, *, is_timed: bool = False) -> None:
         module = [_TIMED, str(self._report)] if is_timed else [_ROLLBOOK]
@@ -76,6 +86,26 @@ class Victim:
             time.sleep(0.01)
         return Times(**json.loads(self._report.read_text()))
 
+    def create_ledgers(self, ledger_ids: Sequence[int]) -> None:
+        """In the metadata: what is not there is collected."""
+        asyncio.run(self._change_ledgers(_create, ledger_ids))
+
+    def delete_ledgers(self, ledger_ids: Sequence[int]) -> None:
+        asyncio.run(self._change_ledgers(_delete, ledger_ids))
+
+    async def _change_ledgers(
+        self, change: Callable[[LedgerNodes, LedgerId], Awaitable[None]], ledger_ids: Sequence[int]
+    ) -> None:
+        async with await open_metadata_store(self._metadata_url) as store:
+            cluster = await open_cluster(store, "/ledgers")
+            nodes = LedgerNodes(store, cluster.root, cluster.layout)
+            for at in range(0, len(ledger_ids), _CHANGES_AT_ONCE):
+                some = ledger_ids[at : at + _CHANGES_AT_ONCE]
+                await asyncio.gather(*(change(nodes, LedgerId(each)) for each in some))
+
+    def logs_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.files() if path.suffix == ".log")
+
     def drop_caches(self) -> None:
         """The system's, of its journal and entry logs; its own end with its process."""
         for path in self.files():
@@ -92,6 +122,21 @@ def drop_from_cache(path: Path) -> None:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
+
+
+async def _create(nodes: LedgerNodes, ledger_id: LedgerId) -> None:
+    metadata = LedgerMetadata(
+        ledger_id,
+        Quorum(1, 1, 1),
+        (Fragment(FIRST_ENTRY, (BookieId("bk-1"),)),),
+        created_ms=1,
+        creation_token=draw_creation_token(random.Random(ledger_id)),
+    )
+    await nodes.create(metadata)
+
+
+async def _delete(nodes: LedgerNodes, ledger_id: LedgerId) -> None:
+    await nodes.delete(ledger_id)
 
 
 @contextmanager
