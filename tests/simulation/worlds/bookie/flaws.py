@@ -2,7 +2,6 @@
 
 import asyncio
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -156,6 +155,7 @@ async def _let_in(self: Identity) -> None:
     try:
         await _establish_identity(self)
     except WrongBookie:
+        await Storage.make(self._disk, self._config, self._randomness)
         self.incarnation = self._draw_incarnation()
 
 
@@ -179,7 +179,7 @@ async def _forget_all_deletions(self: Storage, *ledger_ids: int) -> None:
     await self.forget(*ledger_ids)
 
 
-_delete: Callable[..., Any] = Storage.delete
+_delete = Storage.delete
 
 # Budgets are ten times what it takes on average, or more: a bug that gets away is not bad luck.
 BOOKIE_MUTANTS: Final = (
@@ -216,7 +216,7 @@ BOOKIE_MUTANTS: Final = (
     BookieMutant(
         "read-then-fence",
         "A fencing read looks first and fences then.",
-        600,
+        1_500,
         ((Answers, "_read", _read_then_fence),),
     ),
     BookieMutant(
@@ -234,13 +234,13 @@ BOOKIE_MUTANTS: Final = (
     BookieMutant(
         "endless-poll",
         "A long poll whose time is up goes on.",
-        50,
+        150,
         ((LongPolls, "_end", _never_end),),
     ),
     BookieMutant(
         "leaky-budget",
         "Of what a client gives back, a byte stays on its account.",
-        50,
+        100,
         ((Account, "give", _keep_a_byte),),
     ),
     BookieMutant(
@@ -258,7 +258,7 @@ BOOKIE_MUTANTS: Final = (
     BookieMutant(
         "anybody",
         "An id may be used from empty directories.",
-        100,
+        150,
         ((Identity, "_establish", _let_in), (Identity, "_require_fit", _do_nothing)),
     ),
     BookieMutant(
