@@ -16,6 +16,7 @@ from typing import Final
 
 from kazoo.client import KazooClient
 
+from rollbook.proto.ports import Address
 from tests.interop import toolchain
 from tests.interop.puppet import Puppet
 from tests.support.processes import Child, Family, family
@@ -54,6 +55,7 @@ class Bookie:
         self._last_standing: Standing | None = None  # What was left of the life before this one.
         self._name = name
         self.bookie_id = name or f"127.0.0.1:{self._port}"
+        self.address = Address("127.0.0.1", self._port)
         self.config_path = folder / "bk_server.conf"
         self.log_path = folder / "log"
         folder.mkdir()

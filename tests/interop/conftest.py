@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.interop import toolchain
+from tests.interop import shell, toolchain
 from tests.interop.cluster import ROLLBOOK, Cluster, Make, empty
 from tests.interop.puppet import Client, Protocol, Puppet
 from tests.support.processes import REPOSITORY
@@ -50,6 +50,20 @@ def cluster(
         subprocess.run(command, cwd=REPOSITORY, check=True)
         for _ in range(BOOKIES):
             cluster.add_bookie(make)
+        cluster.start()
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def mixed(
+    java: None, zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("mixed")
+    with tree(zookeeper_server) as own, empty(own, folder, "longhierarchical") as cluster:
+        cluster.add_bookie(Make.ROLLBOOK)
+        cluster.add_bookie(Make.ROLLBOOK, "bookie-by-name")
+        cluster.add_bookie(Make.JAVA)
+        shell.run(cluster.bookies[0].config_path, "initnewcluster")
         cluster.start()
         yield cluster
 

@@ -1,31 +1,14 @@
 """Bookies of both makes in one cluster that Java has made, and Java's autorecovery over them."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.interop import shell
-from tests.interop.cluster import Cluster, Make, empty
+from tests.interop.cluster import Cluster
 from tests.interop.expectations import PAIR, entries, payloads, refused
 from tests.interop.puppet import Client, Digest, Protocol, Shape
-from tests.support.zookeeper import ZooKeeperServer, tree
 
 EVERYWHERE = Shape(3, 3, 3)
 WRITTEN = payloads(40, 100)
-
-
-@pytest.fixture(scope="module")
-def mixed(
-    java: None, zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("mixed")
-    with tree(zookeeper_server) as own, empty(own, folder, "longhierarchical") as cluster:
-        cluster.add_bookie(Make.ROLLBOOK)
-        cluster.add_bookie(Make.ROLLBOOK, "bookie-by-name")
-        cluster.add_bookie(Make.JAVA)
-        shell.run(cluster.bookies[0].config_path, "initnewcluster")
-        cluster.start()
-        yield cluster
 
 
 @pytest.fixture(scope="module")

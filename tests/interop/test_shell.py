@@ -8,13 +8,14 @@ import pytest
 from tests.interop import shell
 from tests.interop.cluster import Cluster
 from tests.interop.expectations import ALL
-from tests.interop.puppet import Client, Ledger, Protocol
+from tests.interop.puppet import Client, Ledger, Protocol, Shape
 
 
 @pytest.fixture(scope="module")
 def ledger(clients: dict[Protocol, Client]) -> Ledger:
-    """Closed, with the entries `number 0` to `number 9`; its password is the shell's, empty."""
-    writer = clients[Protocol.V3].create(ALL, password="")
+    """Closed, and on every bookie the entries `number 0` to `number 9`; its password is empty, as
+    the shell's is."""
+    writer = clients[Protocol.V3].create(Shape(3, 3, 3), password="")
     writer.append([b"number %d" % number for number in range(10)])
     writer.close()
     return writer

@@ -28,8 +28,8 @@ import org.apache.bookkeeper.client.api.LastConfirmedAndEntry;
 import org.apache.bookkeeper.client.api.LedgerEntries;
 import org.apache.bookkeeper.client.api.LedgerEntry;
 import org.apache.bookkeeper.client.api.LedgerMetadata;
-import org.apache.bookkeeper.client.api.WriteFlag;
 import org.apache.bookkeeper.client.api.WriteAdvHandle;
+import org.apache.bookkeeper.client.api.WriteFlag;
 import org.apache.bookkeeper.conf.ClientConfiguration;
 import org.apache.bookkeeper.net.BookieId;
 import org.apache.bookkeeper.proto.BookieProtocol;
@@ -84,7 +84,8 @@ public final class Puppet {
         in.get("properties").fields().forEachRemaining(
                 property -> config.setProperty(property.getKey(), property.getValue().asText()));
         BookKeeper client = new BookKeeper(config);
-        sessions.put(in.get("client").asText(), new Session(client, new BookKeeperAdmin(client, config)));
+        BookKeeperAdmin admin = new BookKeeperAdmin(client, config);
+        sessions.put(in.get("client").asText(), new Session(client, admin));
         return null;
     }
 
