@@ -8,8 +8,10 @@ import pytest
 from rollbook.bookie.storage import Storage
 from rollbook.bookie.views import sorted_ids
 from rollbook.proto.errors import NoSuchLedger
+from rollbook.proto.ids import EntryId
+from rollbook.proto.wire import v2_adds
 from tests.simulation.kernel import Node
-from tests.unit.bookie.test_storage import KEY, add, tell
+from tests.unit.bookie.test_storage import FRAME_BYTES_MAX, KEY, digest_of, tell
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -35,6 +37,17 @@ async def test_others_have_their_turn_while_ids_are_sorted() -> None:
     assert turns >= 40
 
 
+async def add_confirming(storage: Storage, ledger_id: int, entry_id: int, payload: bytes) -> None:
+    """Its LAC is the entry before it."""
+    packer = v2_adds.V2AddPacker(KEY, digest_of(ledger_id))
+    frame = packer.pack(EntryId(entry_id), EntryId(entry_id - 1), 0, payload)
+    adds, _ = v2_adds.take_adds(frame, 0, FRAME_BYTES_MAX)
+    assert adds
+    done = storage.add(adds).done
+    assert done
+    await done
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_summaries_agree_with_what_can_be_read(seed: int) -> None:
     """Through fences, deletions and checkpoints."""
@@ -57,8 +70,9 @@ def test_summaries_agree_with_what_can_be_read(seed: int) -> None:
                 deleted[ledger_id] = None
             else:
                 start, count = sizes.get(ledger_id, 0), chance.randrange(1, 5)
-                ids = [(ledger_id, start + number) for number in range(count)]
-                await add(storage, *ids, payload=bytes(chance.randrange(1, 4_000)))
+                size = chance.randrange(1, 4_000)
+                for entry_id in range(start, start + count):
+                    await add_confirming(storage, ledger_id, entry_id, bytes(size))
                 sizes[ledger_id] = start + count
             await asyncio.sleep(chance.choice((0, 0.01)))
         views = storage.views()
