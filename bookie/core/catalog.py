@@ -61,6 +61,7 @@ COMPACTED: Final = 10**15  # Logs above it were made of others; no journal file 
 _PER_RECORD: Final = 4096  # Ledgers in a new generation.
 _EXTENTS_MAX: Final = 1024
 _STEP_BYTES: Final = 64 * 1024  # What is applied at a time: a millisecond or two.
+_LEDGERS_PER_STEP: Final = 1024
 _SHARED_MAX: Final = 4096
 
 
@@ -192,7 +193,7 @@ class Catalog:
         self.scrubbed = 0
         self.removals = 0  # Of logs: who had looked one up before has to look again.
         self.is_complete = False
-        self._growing: int | None = None  # A log whose ledgers are being applied.
+        self._changing: int | None = None  # A log of which readers see some ledgers only.
         # Of each ledger, the fields of `Held` one after the other: an object for each would be
         # ten times the size, and stores have millions.
         self._held: dict[int, IntArray] = {}
@@ -225,14 +226,16 @@ class Catalog:
     def held_in(self, number: int) -> Iterator[tuple[int, Held]]:
         """All that one log holds, by ledger."""
         for ledger_id in self._ledgers_of[number]:
-            for held in self.held(ledger_id):
-                if held.log == number:
-                    yield ledger_id, held
+            fields = self._held.get(ledger_id, ())
+            for at in range(0, len(fields), _HELD):
+                if fields[at] == number:
+                    yield ledger_id, Held(*fields[at : at + _HELD])
+                    break
 
     @property
     def whole_logs(self) -> list[Log]:
-        """All but one of which readers see some ledgers only: it is not sparse, and not empty."""
-        return [log for log in self.logs.values() if log.number != self._growing]
+        """All but one that is coming or going: it is not sparse, and not empty."""
+        return [log for log in self.logs.values() if log.number != self._changing]
 
     def use_of(self, number: int) -> Use:
         return Use(*self._use[number])
@@ -265,11 +268,15 @@ class Catalog:
                 if at > step_end:
                     yield
                     step_end = at + _STEP_BYTES
-                at += self._apply_one(body, at)
+                if body[at] == Change.UNLOG:
+                    yield from self._removing(_ID.unpack_from(body, at)[1])
+                    at += _ID.size
+                else:
+                    at += self._apply_one(body, at)
         except (struct.error, ValueError, KeyError) as error:
             raise TornRecord(f"the catalog cannot be read: {error}") from error
         finally:
-            self._growing = None
+            self._changing = None
 
     def _apply_one(self, body: bytes, at: int) -> int:
         """Returns its size."""
@@ -307,8 +314,6 @@ class Catalog:
             case Change.FORGET:
                 self.facts.pop(number, None)
                 self._give_up(number)
-            case Change.UNLOG:
-                self._remove_log(number)
             case Change.OPENED:
                 self.opened = max(self.opened, number)
             case Change.LOST:
@@ -349,7 +354,7 @@ class Catalog:
         self.logs[number] = Log(number, *rest)
         self._ledgers_of[number] = array("q")
         self._use[number] = array("q", Use(0, 0, 0))
-        self._growing = number
+        self._changing = number
         return _LOG.size
 
     def _apply_extents(self, body: bytes, start: int) -> int:
@@ -383,11 +388,13 @@ class Catalog:
         else:
             known[at:at] = fields
 
-    def _remove_log(self, number: int) -> None:
-        if self.logs.pop(number, None) is None:
+    def _removing(self, number: int) -> Iterator[None]:
+        if number not in self.logs:
             return
-        self.removals += 1
-        for ledger_id in self._ledgers_of.pop(number):
+        self._changing = number
+        for done, ledger_id in enumerate(self._ledgers_of[number], 1):
+            if done % _LEDGERS_PER_STEP == 0:
+                yield
             fields = self._held.get(ledger_id, ())
             kept = array("q")
             for at in range(0, len(fields), _HELD):
@@ -397,7 +404,8 @@ class Catalog:
                 self._held[ledger_id] = kept
             else:
                 self._held.pop(ledger_id, None)
-        del self._use[number]
+        del self.logs[number], self._ledgers_of[number], self._use[number]
+        self.removals += 1
 
     def _give_up(self, ledger_id: int) -> None:
         """Its entries are nobody's any more."""

@@ -50,6 +50,7 @@ class Size:
     disk_bytes: int = 96 * MIB
     waste_max: float = 1.3  # Of what lies on the disk to what is wanted.
     window: int = 1024  # Adds that wait for their answer.
+    gc_s: float = 2.0  # Between two scans.
 
 
 FULL: Final = Size()
@@ -60,6 +61,7 @@ SMALL: Final = Size(
     disk_bytes=8 * MIB,
     waste_max=8.0,  # Journal and catalog outweigh so few entries.
     window=64,
+    gc_s=0.5,
 )
 
 
@@ -78,11 +80,11 @@ def _environment(size: Size, **more: object) -> dict[str, str]:
         "STORAGE_JOURNAL_FILE_BYTES": size.journal_file_bytes,
         "STORAGE_QUEUED_BYTES_MAX": size.journal_file_bytes // 4,
         "SPACE_RESERVE_BYTES": size.reserve_bytes,
-        "SPACE_GC_INTERVAL_S": 2,
-        "SPACE_GC_QUARANTINE_S": 2,
+        "SPACE_GC_INTERVAL_S": size.gc_s,
+        "SPACE_GC_QUARANTINE_S": size.gc_s,
         "SPACE_GC_BRAKE_SHARE": 0.95,
-        "SPACE_MINOR_COMPACTION_INTERVAL_S": 5,
-        "SPACE_MAJOR_COMPACTION_INTERVAL_S": 15,
+        "SPACE_MINOR_COMPACTION_INTERVAL_S": 2 * size.gc_s,
+        "SPACE_MAJOR_COMPACTION_INTERVAL_S": 7 * size.gc_s,
         "SPACE_DISK_CHECK_INTERVAL_S": 1,
         "SPACE_DISK_USAGE_THRESHOLD": 0.98,
         **more,
