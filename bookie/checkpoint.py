@@ -22,6 +22,7 @@ from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.catalog import Log, Mark
+from rollbook.bookie.core.disk_usage import pick_directory
 from rollbook.bookie.core.entry_log_format import FooterBuilder
 from rollbook.bookie.core.records import (
     HEAD_BYTES,
@@ -104,18 +105,21 @@ class Checkpointer:
         if not any(rows.columns.entry_ids for rows in file.memtable.ledgers.values()):
             return None
         directory, may_link = await self._pick_directory(file.number)
+        for each in self._config.ledger_dirs:
+            if await self._disk.stat(log_path(each, file.number)):
+                await self._disk.unlink(log_path(each, file.number))  # An attempt that failed.
         path = log_path(self._config.ledger_dirs[directory], file.number)
-        if await self._disk.stat(path):
-            await self._disk.unlink(path)  # From an attempt that failed.
         if may_link and file.shape.is_worth_adopting(entry_bytes, file.end):
             return await self._adopt(file, directory, path)
         return await self._rewrite(file, directory, path)
 
     async def _pick_directory(self, number: int) -> tuple[int, bool]:
-        """Where the log goes, in turns, and whether the journal file can be linked there."""
-        directory = number % len(self._config.ledger_dirs)
+        """Where the log goes, and whether the journal file can be linked there."""
+        directories = self._config.ledger_dirs
+        spaces = [await self._disk.space(path) for path in directories]
+        directory = pick_directory(spaces, [False] * len(directories), number)
         ours = await self._disk.stat(self._config.journal_dir)
-        theirs = await self._disk.stat(self._config.ledger_dirs[directory])
+        theirs = await self._disk.stat(directories[directory])
         return directory, bool(ours and theirs and ours.device == theirs.device)
 
     # --- Adopting -----------------------------------------------------------------------------

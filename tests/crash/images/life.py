@@ -150,7 +150,7 @@ class Life:
         self._echo_odds = chance.choice((0.0, 0.1, 0.5))
         self._payloads: dict[tuple[int, int], bytes] = {}  # Written again, an entry says the same.
         self._counts = chance.choice(((1, 1, 2), (1, 1, 2), (1, 2, 5)))
-        self._acts = (2, 4, 8, 16)
+        self._acts: tuple[int, ...] = (2, 4, 8, 16)
         self._full_odds = chance.choice((0.0, 0.0, 0.05))
         self._failed_sync_odds = chance.choice((0.0, 0.0, 0.03))
         self._space_odds = chance.choice((0, 0, 1, 4))  # Of deletions, compactions, scrubs.

@@ -1,6 +1,7 @@
 """What leaves the storage, and what comes back: deletions, doubts, logs that go, idle ledgers."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -204,6 +205,32 @@ def test_a_log_that_nobody_wants_goes_and_readers_are_not_confused() -> None:
         assert await again.read(1, 20) == entry(1, 20, bytes(1000))
 
     tell(story)
+
+
+def test_new_logs_go_to_the_directory_that_has_room() -> None:
+    config = replace(CONFIG, ledger_dirs=("/store/ledgers", "/full", "/roomy"))
+    world = World(1)
+    node = world.node("b1")
+
+    async def main(node: Node) -> None:
+        full, _ = node.disk.mount("/full"), node.disk.mount("/roomy")
+        node.disk.capacity_bytes = 50 * 1024 * 1024
+        await Storage.make(node.disk, config, node.randomness)
+        storage = await open_storage(node, config)
+        storage.start()
+        full.capacity_bytes = full.system.used_bytes + 1024 * 1024
+        await fill(storage, range(3), entries=250, size=1000)
+        await settle(storage)
+        logs = list(storage.catalog.logs.values())
+        assert {log.directory for log in logs} == {2}  # Its disk is the largest by far.
+        for entry_id in range(250):
+            assert await storage.read(1, entry_id) == entry(1, entry_id, bytes(1000))
+        await storage.close()
+
+    async def scenario() -> None:
+        await node.start(main).result
+
+    world.run(scenario())
 
 
 # --- Ledgers in memory ------------------------------------------------------------------------
