@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import random
+import re
 import resource
 import shlex
 import shutil
@@ -17,15 +19,17 @@ import pytest
 
 from rollbook.api.cli.main import exit_code, rollbook
 from rollbook.api.cli.server import EXIT_STORAGE_FAILED
-from rollbook.proto.errors import BadConfig, ConnectionLost, InvalidRequest
+from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.errors import ConnectionLost, RollbookError
 from rollbook.proto.formats.service_info import unpack_service_info
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.messages import Read, ReadReply
 from tests.support import bookies, processes
-from tests.support.bookie_client import PASSWORD, connect
+from tests.support.bookie_client import connect
 from tests.support.bookies import PATIENCE_S, RunningBookie
 from tests.support.processes import ChildFailed, Family
 
@@ -49,27 +53,34 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     else:
         tree = request.getfixturevalue("zookeeper")
         found = f"zk+hierarchical://{tree.server.address}{tree.chroot}/deep/root"
-    assert run("cluster", "init", "--metadata", found).returncode == 0
+    make_cluster(found)
     return found
 
 
 @pytest.fixture
 def local_url(tmp_path: Path) -> str:
     found = f"sqlite://{tmp_path}/metadata.db"
-    assert run("cluster", "init", "--metadata", found).returncode == 0
+    make_cluster(found)
     return found
 
 
-def run(
-    *arguments: str, environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def make_cluster(url: str) -> None:
+    async def make() -> None:
+        place = MetadataUrl.parse(url)
+        async with await open_metadata_store(place, create=True) as store:
+            await initialise(store, place.ledgers_root, random.SystemRandom())
+
+    asyncio.run(make())
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-m", "rollbook.api.cli.main", *arguments],
         capture_output=True,
         text=True,
         check=False,
         timeout=PATIENCE_S,
-        env={**os.environ, "NO_COLOR": "1", **(environment or {})},
+        env={**os.environ, "NO_COLOR": "1"},
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done
@@ -138,11 +149,10 @@ async def test_a_killed_bookie_is_back_before_its_session_has_ended(
     """RG2: with the lock it holds the proof that nobody else has its name."""
     bookie = bookies.start(children, tmp_path / "b", url, environment=LONG_SESSION)
     await write_and_read(bookie.wait_ready(), 7)
-    for _ in range(2):
-        bookie.kill()
-        assert await is_registered(url)  # Its session does not know yet.
-        bookie = bookies.start(children, tmp_path / "b", url, environment=LONG_SESSION)
-        await read(bookie.wait_ready(), 7)
+    bookie.kill()
+    assert await is_registered(url)  # Its session does not know yet.
+    bookie = bookies.start(children, tmp_path / "b", url, environment=LONG_SESSION)
+    await read(bookie.wait_ready(), 7)
     bookie.terminate()
     assert bookie.wait() == 0
     assert not await is_registered(url)
@@ -168,15 +178,17 @@ async def test_after_a_pause_beyond_its_session_it_is_registered_again(
     assert bookie.is_running
 
 
-async def test_several_bookies_live_on_one_host(url: str, tmp_path: Path, children: Family) -> None:
+async def test_several_bookies_live_on_one_host(
+    local_url: str, tmp_path: Path, children: Family
+) -> None:
     names = ["bk-1", "bk-2", "bk-3"]
     running = [
-        bookies.start(children, tmp_path / name, url, bookie_id=name, ledger_dirs=2)
+        bookies.start(children, tmp_path / name, local_url, bookie_id=name, ledger_dirs=2)
         for name in names
     ]
     for number, address in enumerate(bookies.serving(running)):
         await write_and_read(address, number)
-    shown = run("cluster", "info", "--metadata", url, "-o", "json")
+    shown = run("cluster", "info", "--metadata", local_url, "-o", "json")
     found = json.loads(shown.stdout)["bookies"]
     assert [(each["id"], each["state"]) for each in found] == [(n, "writable") for n in names]
     for bookie in running:
@@ -190,7 +202,7 @@ async def test_a_bk_server_conf_is_all_it_takes(
     tree = zookeeper
     server, chroot = tree.server, tree.chroot  # type: ignore[attr-defined]  # See the fixture.
     root = f"{chroot}/x/ledgers"
-    assert run("cluster", "init", "--metadata", f"zk://{server.address}{root}").returncode == 0
+    await asyncio.to_thread(make_cluster, f"zk://{server.address}{root}")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -242,6 +254,13 @@ async def test_a_failed_journal_ends_the_process_with_a_code_of_its_own(
             await client.drain()
         await client.lost
         assert bookie.wait() == EXIT_STORAGE_FAILED
+
+
+def refusal_of(*command: str) -> RollbookError:
+    """In this process: one for each would take seconds."""
+    with pytest.raises(RollbookError) as refused:
+        rollbook(command, standalone_mode=False)
+    return refused.value
 
 
 # --- Refusals ---------------------------------------------------------------------------------
@@ -299,11 +318,8 @@ async def test_a_second_process_on_its_directories_is_refused(
 def test_what_cannot_be_meant_is_refused_in_a_line(
     local_url: str, tmp_path: Path, flags: list[str], message: str
 ) -> None:
-    command = [*bookies.arguments(tmp_path / "b", local_url), *flags]
-    with pytest.raises((BadConfig, InvalidRequest)) as refused:
-        rollbook(command, standalone_mode=False)  # Here: a process for each would take seconds.
-    assert exit_code(refused.value) == 2
-    assert message in str(refused.value)
+    refused = refusal_of(*bookies.arguments(tmp_path / "b", local_url), *flags)
+    assert (exit_code(refused), message in str(refused)) == (2, True)
     assert not (tmp_path / "b").exists()
 
 
@@ -312,14 +328,13 @@ def test_a_port_that_is_taken_is_named(local_url: str, tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        refused = run(*bookies.arguments(tmp_path / "b", local_url, listen=address))
-    assert (refused.returncode, address in refused.stderr) == (2, True)
+        refused = refusal_of(*bookies.arguments(tmp_path / "b", local_url, listen=address))
+    assert (exit_code(refused), address in str(refused)) == (2, True)
 
 
 def test_without_a_cluster_there_is_no_bookie(tmp_path: Path) -> None:
-    refused = run(*bookies.arguments(tmp_path / "b", f"sqlite://{tmp_path}/none.db"))
-    assert refused.returncode == 3
-    assert "rollbook cluster init" in refused.stderr
+    refused = refusal_of(*bookies.arguments(tmp_path / "b", f"sqlite://{tmp_path}/none.db"))
+    assert (exit_code(refused), "rollbook cluster init" in str(refused)) == (3, True)
 
 
 # --- Settings ---------------------------------------------------------------------------------
@@ -358,21 +373,18 @@ cache_bytes = 1048576
         assert await store.get("/ledgers/available/readonly/of-the-flag")
 
 
-def test_an_unknown_key_is_refused(local_url: str, tmp_path: Path) -> None:
+def test_an_unknown_key_is_refused(
+    local_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tmp_path / "bookie.toml"
     config.write_text("[storage]\nchache_bytes = 1\n")
-    refused = run(*bookies.arguments(tmp_path / "b", local_url), "--config", str(config))
-    assert (refused.returncode, "chache_bytes" in refused.stderr) == (2, True)
-    environment = {"ROLLBOOK_STORAGE_CHACHE_BYTES": "1"}
-    refused = run(*bookies.arguments(tmp_path / "b", local_url), environment=environment)
-    assert (refused.returncode, "CHACHE_BYTES" in refused.stderr) == (2, True)
+    command = bookies.arguments(tmp_path / "b", local_url)
+    assert "chache_bytes" in str(refusal_of(*command, "--config", str(config)))
+    monkeypatch.setenv("ROLLBOOK_STORAGE_CHACHE_BYTES", "1")
+    assert "CHACHE_BYTES" in str(refusal_of(*command))
 
 
 @pytest.mark.parametrize("command", ["server", "server bookie", "bookie init", "bookie doctor"])
-def test_help_ends_in_examples(command: str) -> None:
-    shown = run(*command.split(), "--help")
-    assert shown.returncode == 0
-    assert "Examples:\n  rollbook" in shown.stdout.replace(
-        "  Examples:\n    rollbook", "Examples:\n  rollbook"
-    )
-    assert PASSWORD.decode() not in shown.stdout
+def test_help_ends_in_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rollbook([*command.split(), "--help"], standalone_mode=False)
+    assert re.search(r"Examples:\n +rollbook", capsys.readouterr().out)
