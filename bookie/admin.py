@@ -97,6 +97,7 @@ class Admin:
             "why": failure or reason or bookie.space.standing.reason or None,
             "uptime_s": (self._clock.monotonic_ns() - self._started_ns) / 1e9,
             "ledgers": stats.ledgers(),
+            "entries": stats.entries(),
             "doubtful_ledgers": stats.doubtful_ledgers(),
             "doubts_everything": bool(stats.doubts_everything()),
             "entry_logs": stats.entry_logs(),

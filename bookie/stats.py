@@ -85,6 +85,7 @@ class Stats:
     ledgers: Gauge = gauge(
         "ledgers", "Ledgers of which something is known, deleted ones too for a while."
     )
+    entries: Gauge = gauge("entries", "Entries in entry logs and journal files, repeats too.")
     entry_logs: Gauge = gauge("entry_logs", "Entry logs.")
     entry_log_bytes: Gauge = gauge("entry_log_bytes", "Bytes of all entry logs.")
     memtable_bytes: Gauge = gauge("memtable_bytes", "Memory of the index of the journal's files.")

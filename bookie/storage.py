@@ -15,6 +15,7 @@ import asyncio
 import sys
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from heapq import merge
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
@@ -205,6 +206,10 @@ class Storage:
         stats.cache_bytes = lambda: cache.bodies.bytes
         stats.ledgers = lambda: (
             len(catalog.facts) + len(self._unsaved.keys() - catalog.facts.keys())
+        )
+        stats.entries = lambda: (
+            sum(catalog.use_of(number).entries for number in catalog.logs)
+            + sum(file.memtable.entries for file in self._files())
         )
         stats.entry_logs = lambda: len(catalog.logs)
         stats.entry_log_bytes = lambda: sum(log.file_bytes for log in catalog.logs.values())
@@ -600,14 +605,20 @@ class Storage:
 
     async def ledger_ids(self) -> IntArray:
         """All that anything is known of and that are not deleted, ascending."""
-        found: list[int] = []
+        runs: list[list[int]] = []
         for known in (self.catalog.facts, self.catalog.held_ledgers, self._unsaved):
-            for number, ledger_id in enumerate(list(known)):
-                if number % _IDS_PER_STEP == 0:
-                    await asyncio.sleep(0)  # Others have adds to answer.
-                if not self._is_deleted(ledger_id):
-                    found.append(ledger_id)
-        return array("q", sorted(dict.fromkeys(found)))
+            ids = list(known)
+            for start in range(0, len(ids), _IDS_PER_STEP):
+                part = ids[start : start + _IDS_PER_STEP]
+                runs.append(sorted(each for each in part if not self._is_deleted(each)))
+                await asyncio.sleep(0)  # Others have adds to answer.
+        found = array("q")
+        for number, ledger_id in enumerate(merge(*runs)):
+            if number % _IDS_PER_STEP == 0:
+                await asyncio.sleep(0)
+            if not found or found[-1] != ledger_id:
+                found.append(ledger_id)
+        return found
 
     def _is_deleted(self, ledger_id: int) -> bool:
         ledger = self._ledgers.get(ledger_id)

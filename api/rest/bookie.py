@@ -230,6 +230,7 @@ class Status(BaseModel):
     uptime_s: float = Field(examples=[86_400.0])
     pid: int = Field(examples=[4711])
     ledgers: int = Field(examples=[10_000])
+    entries: int = Field(examples=[10_000_000])
     doubtful_ledgers: int = Field(examples=[0])
     doubts_everything: bool = Field(examples=[False])
     entry_logs: int = Field(examples=[120])

@@ -14,6 +14,7 @@ Nobody gets much without having shown the token:
 
 import asyncio
 import hmac
+import logging
 import os
 import socket
 import stat
@@ -102,6 +103,8 @@ class HttpServer:
             h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
         )
         settings.load()
+        # What fails in a request has been logged as an event, and strangers' nonsense is worth none.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         loop, state = asyncio.get_running_loop(), ServerState()
         listening = _listen(config.address)
         try:

@@ -120,7 +120,7 @@ class Memtable:
     def __init__(self) -> None:
         self.ledgers: dict[int, LedgerRows] = {}
         self.entry_bytes = 0
-        self._entries = 0
+        self.entries = 0  # Those of dropped ledgers, too.
         self._strays = 0
 
     def of(self, ledger_id: int) -> LedgerRows:
@@ -146,7 +146,7 @@ class Memtable:
         if last_add_confirmed > rows.last_add_confirmed:
             rows.last_add_confirmed = last_add_confirmed
         self.entry_bytes += rows.entry_bytes - before
-        self._entries += len(entry_ids)
+        self.entries += len(entry_ids)
         self._strays += len(rows.strays) - strays
 
     def find(self, ledger_id: int, entry_id: int) -> Place | None:
@@ -172,7 +172,7 @@ class Memtable:
     def memory_bytes(self) -> int:
         """An estimate, from above."""
         return (
-            self._entries * ROW_BYTES
+            self.entries * ROW_BYTES
             + self._strays * _STRAY_BYTES
             + len(self.ledgers) * _LEDGER_BYTES
         )

@@ -78,6 +78,7 @@ def test_summaries_agree_with_what_can_be_read(seed: int) -> None:
         views = storage.views()
         known = {*sizes, *fenced, *deleted}
         assert list(await sorted_ids(views.known_ids())) == sorted(known)
+        assert storage.stats.entries() >= sum(sizes[each] for each in sizes if each not in deleted)
         for ledger_id in range(1, 9):
             assert (ledger_id in views) == (ledger_id in known)
         for ledger_id in known:

@@ -45,6 +45,7 @@ class FakeAdmin:
             "state": "writable",
             "uptime_s": 1.5,
             "ledgers": 1,
+            "entries": 10,
             "doubtful_ledgers": 0,
             "doubts_everything": False,
             "entry_logs": 0,

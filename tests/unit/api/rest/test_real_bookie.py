@@ -153,6 +153,7 @@ async def test_a_bookie_at_work_is_asked_and_told(bookie: Process) -> None:
     assert samples[f"{prefix}received_bytes_total"] > added * 1_000
     assert samples[f"{prefix}sent_bytes_total"] > 0
     assert samples[f"{prefix}ledgers"] == LEDGERS
+    assert samples[f"{prefix}entries"] == added
     assert samples[f"{prefix}connections"] == 1
     assert samples[f"{prefix}registered"] == 1
     directory = f"{bookie.folder}/ledgers1"
