@@ -62,9 +62,9 @@ def everything(arguments: argparse.Namespace) -> Tally:
     if arguments.thorough:
         sizes["interop"] = []
     kinds = {name: ["tests", name, *size] for name, size in sizes.items()}
-    images = "--images=120000" if arguments.thorough else "--images=30000"
+    images = "--images=100000" if arguments.thorough else "--images=20000"
     kinds["images"] = ["tests", "crash", images, first]
-    bookies = "--seeds=400" if arguments.thorough else "--seeds=100"
+    bookies = "--seeds=250" if arguments.thorough else "--seeds=60"
     kinds["bookies"] = ["tests", "simulate", "--world=bookie", bookies, first]
     style = _STYLE | {"generated": ["tests.generate", "--check"]} if arguments.thorough else {}
     every = style | {"unit": ["tests", "unit"]} | kinds

@@ -21,11 +21,11 @@ def _small_and_quiet() -> Iterator[None]:
 def test_no_power_cut_breaks_a_promise() -> None:
     """B1, B3, B4, B5: at every disk operation of a store's lives, and again during recovery."""
     crashes = Crashes()
-    for seed in range(8):
-        crashes.add(crash_everywhere(seed, sample=3))
+    for seed in (0, 1):
+        crashes.add(crash_everywhere(seed, sample=2))
     assert not crashes.failures
-    assert crashes.images > 2 * crashes.moments > 1_000
-    assert crashes.again > 100
+    assert crashes.images > crashes.moments > 50
+    assert crashes.again > 10
 
 
 def test_a_trace_is_a_function_of_its_seed() -> None:
