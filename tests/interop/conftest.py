@@ -1,4 +1,6 @@
-"""One cluster for all tests here; `--bookies java` makes it one of Java bookies, for reference."""
+"""Two clusters for all tests here: `cluster`, of our bookies or, for reference, with `--bookies java` of
+Java ones; and `mixed`, of both makes.
+"""
 
 import subprocess
 from collections.abc import Iterator
@@ -58,6 +60,7 @@ def cluster(
 def mixed(
     java: None, zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
+    """Made by Java: two of our bookies, one with a name, and a Java one."""
     folder = tmp_path_factory.mktemp("mixed")
     with tree(zookeeper_server) as own, empty(own, folder, "longhierarchical") as cluster:
         cluster.add_bookie(Make.ROLLBOOK)
