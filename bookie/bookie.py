@@ -5,15 +5,14 @@
     failed     what makes it impossible to go on: a journal that cannot be trusted, a lost id
     close      out of sight first · its clients get their last answers · the storage
 
-A bookie that cannot go on stops serving with its process, not before: nothing false can be answered
-meanwhile, since a poisoned journal acknowledges nothing (B6) and a lost id has fenced nobody.
+A poisoned journal acknowledges nothing (B6), so a bookie that cannot go on needs no haste to end.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -215,7 +214,8 @@ class Bookie:
     async def register(self, http: Address | None = None) -> None:
         """Returns when others can see it, however long an earlier session of its id takes to end.
 
-        Raises `NodeExists` if another process has the id and stays.
+        Raises `NodeExists` if another process has the id and stays, and what `failed` returns if
+        that comes first.
         """
         if http and is_wildcard(http.host):
             http = Address(self._advertised.host, http.port)
@@ -233,9 +233,26 @@ class Bookie:
         self.stats.registered = lambda: registration.is_registered
         self.stats.sessions_lost = lambda: registration.sessions_lost
         self.membership = Membership(registration, self._standing)
-        await self.membership.join()
+        await self._unless_failed(self.membership.join())
         self._following = asyncio.get_running_loop().create_task(self._follow_standing())
         self.state = State.SERVING
+
+    async def _unless_failed(self, work: Coroutine[Any, Any, None]) -> None:
+        loop = asyncio.get_running_loop()
+        tasks = (loop.create_task(work), loop.create_task(self.failed()))
+        is_over = asyncio.Event()
+        for task in tasks:
+            task.add_done_callback(lambda _: is_over.set())
+        working, failing = tasks
+        try:
+            await is_over.wait()
+            if not working.done():
+                raise failing.result()
+            working.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def is_read_only(self) -> bool:

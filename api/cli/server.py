@@ -117,12 +117,15 @@ async def serve_bookie(settings: Settings) -> None:
                 await bookie.register(http)
                 calm_collector()
                 _say_ready(bookie, http)
-                error = await bookie.failed()
+                raise await bookie.failed()
             finally:
                 await bookie.leave()  # First of all, whoever asks for pages right now.
+    except Exception as error:
         reason = str(error) or type(error).__name__
         logger.error("bookie_failed", bookie=bookie_id, reason=reason)
-        raise StorageFailed(reason) if isinstance(error, OSError | BookieFailed) else error
+        if isinstance(error, OSError | BookieFailed):
+            raise StorageFailed(reason) from error
+        raise
     finally:
         await bookie.close()
         logger.info("bookie_stopped", bookie=bookie_id, reason=reason)

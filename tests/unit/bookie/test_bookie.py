@@ -387,6 +387,7 @@ def test_a_failed_journal_ends_it() -> None:
     async def story(town: Town) -> None:
         process = town.node.start(town.serve)
         await town.until_seen()
+        await asyncio.sleep(1)  # It learns of it a moment later than we do.
         town.node.disk.sync_error_odds = 1.0
         with suppress(RollbookError):
             await add_entries(town.serving["b1"].storage, 1, [0])
@@ -394,6 +395,28 @@ def test_a_failed_journal_ends_it() -> None:
             await process.result
         assert town.ends["b1"] is not None
         await town.until_gone()
+
+    Town().tell(story)
+
+
+def test_a_failed_journal_ends_it_before_it_is_registered() -> None:
+    """B6: it serves already, and its registration may take long."""
+
+    async def story(town: Town) -> None:
+        town.node.start(town.serve)
+        await town.until_seen()
+        town.node.power_cut()
+        process = town.node.restart()
+        del town.serving["b1"]
+        while "b1" not in town.serving:
+            await asyncio.sleep(0.01)
+        town.node.disk.sync_error_odds = 1.0
+        with suppress(RollbookError):
+            await add_entries(town.serving["b1"].storage, 1, [0])
+        with pytest.raises((OSError, RollbookError)) as failure:
+            async with asyncio.timeout(SESSION_S / 2):
+                await process.result
+        assert not isinstance(failure.value, TimeoutError | NodeExists)
 
     Town().tell(story)
 
