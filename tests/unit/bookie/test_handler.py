@@ -10,6 +10,7 @@ from rollbook.bookie.config import ServerConfig
 from rollbook.proto.errors import (
     BookieFailed,
     ConnectionLost,
+    InvalidRequest,
     NoSuchEntry,
     NoSuchLedger,
     Overloaded,
@@ -30,6 +31,7 @@ from rollbook.proto.wire.messages import (
     Read,
     ReadReply,
     WriteLac,
+    WriteLacReply,
 )
 from tests.golden.bookkeeper import V2_FRAMES, V3_FRAMES
 from tests.support.bookie_client import KEY, BookieClient
@@ -387,6 +389,42 @@ def test_what_is_urgent_does_not_stand_behind_other_reads(monkeypatch: pytest.Mo
     tell(story, config=ServerConfig(reads_max=4, connection_reads_max=2))
 
 
+def test_a_key_of_the_wrong_size_makes_no_ledger_known() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        for key in (None, b"", b"short", KEY + b"x"):
+            reply = await client.call(Read(L7, NO_ENTRY, key, fence=True))
+            assert isinstance(reply, ReadReply)
+            assert reply.error is Unauthorized
+        assert not scene.storage.knows(7)
+
+    tell(story)
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"",
+        digest_of(7).pack_lac(EntryId(1))[:-1],
+        digest_of(7).pack_lac(EntryId(1)) + b"x",
+        digest_of(7).pack_lac(EntryId(1)) + bytes(5000),
+        digest_of(7).pack_lac(EntryId(2)),
+        digest_of(8).pack_lac(EntryId(1)),
+    ],
+)
+def test_what_is_no_lac_packet_is_not_kept(packet: bytes) -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        assert await client.call(WriteLac(L7, EntryId(1), KEY, packet)) == WriteLacReply(
+            InvalidRequest, L7
+        )
+        assert scene.storage.lac_packet(7) is None
+        assert scene.storage.last_add_confirmed(7) == -1
+
+    tell(story)
+
+
 # --- Long polls -------------------------------------------------------------------------------
 
 
@@ -452,9 +490,23 @@ def test_a_long_poll_ends_when_time_is_up_or_there_is_no_ledger() -> None:
         gone = client.ask(poll(0, 50_000))
         await asyncio.sleep(1)
         await scene.storage.delete(7)
-        reply = await gone
+        reply = await asyncio.wait_for(gone, 5)
         assert isinstance(reply, ReadReply)
         assert reply.error is NoSuchLedger
+
+    tell(story)
+
+
+def test_a_long_poll_tells_the_lac_even_if_nobody_knows_of_the_entry_here() -> None:
+    """B1: that it may be lost here is no news for a reader who can ask others."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        await scene.storage.write_lac(7, KEY, 3, digest_of(7).pack_lac(EntryId(3)))
+        await scene.storage.distrust([7])
+        reply = await client.call(poll(1))
+        assert reply == ReadReply(None, L7, NO_ENTRY, None, EntryId(3))
 
     tell(story)
 
@@ -493,14 +545,14 @@ def test_long_polls_are_bounded_and_cost_nothing_once_their_client_is_gone() -> 
     async def story(scene: Scene) -> None:
         leaving, staying = await scene.connect(), await scene.connect()
         await add_entries(scene.storage, 7, [0])
-        parked = [leaving.ask(poll(0)) for _ in range(50)]
+        parked = [leaving.ask(poll(0, 50_000)) for _ in range(50)]
         await asyncio.sleep(0.5)
         refused = await staying.call(poll(0))
         assert isinstance(refused, ReadReply)
         assert refused.error is Overloaded
         leaving.abort()
         await asyncio.gather(*parked, return_exceptions=True)
-        await until(lambda: not scene.storage.lac_watchers)
+        await until(lambda: not scene.storage.lac_watchers, 5)
         accepted = staying.ask(poll(0, 1000))
         await asyncio.sleep(0.5)
         assert not accepted.done()
@@ -545,6 +597,50 @@ def test_a_bookie_that_cannot_keep_up_stops_reading_and_loses_nothing() -> None:
         assert scene.storage.stats.buffered_bytes() == 0
 
     tell(story, config=TIGHT, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
+
+
+def test_while_others_hold_all_there_is_answers_are_made_one_at_a_time() -> None:
+    """B7: else nobody whose answers would make room again could get them."""
+
+    async def story(scene: Scene) -> None:
+        await add_entries(scene.storage, 7, [0])
+        writers = [await scene.connect() for _ in range(20)]
+        scene.node.disk.hang()
+        for number, writer in enumerate(writers):
+            writer.send(pack(writer, 100 + number, range(100), size=1000))
+        await asyncio.sleep(5)
+        reader = await scene.connect()
+        asked = [reader.ask(Read(L7, NO_ENTRY)) for _ in range(50)]
+        for reply in await asyncio.wait_for(asyncio.gather(*asked), 5):
+            assert isinstance(reply, ReadReply)
+            assert reply.body == entry(7, 0)
+        scene.node.disk.unhang()
+
+    tell(story, config=TIGHT)
+
+
+def test_whose_calls_wait_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B7: however little a request is."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        may_read = asyncio.Event()
+        read_last = scene.storage.read_last
+
+        async def slow_read(ledger_id: int) -> bytes:
+            await may_read.wait()
+            return await read_last(ledger_id)
+
+        monkeypatch.setattr(scene.storage, "read_last", slow_read)
+        await add_entries(scene.storage, 7, [0])
+        asked = [client.ask(Read(L7, NO_ENTRY)) for _ in range(5000)]
+        await asyncio.sleep(5)
+        running = 16 * 64 * 1024
+        assert scene.storage.stats.buffered_bytes() < running + 256 * 1024
+        may_read.set()
+        await asyncio.gather(*asked)
+
+    tell(story)
 
 
 def test_beyond_the_hard_limit_the_answer_is_busy_and_never_silence() -> None:
@@ -617,6 +713,18 @@ def test_who_takes_nothing_for_long_is_cut_off_and_who_takes_a_little_is_not() -
         assert scene.storage.stats.connections_closed == {"unread_answers": 1}
 
     tell(story)
+
+
+def test_an_answer_may_take_its_time_over_a_slow_line() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0], bytes(4_000_000))
+        scene.world.network.link("b1", "client").bytes_per_s = 40_000
+        reply = await client.call(Read(L7, EntryId(0)), timeout_s=1000)
+        assert isinstance(reply, ReadReply)
+        assert reply.body == entry(7, 0, bytes(4_000_000))
+
+    tell(story, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
 
 
 def test_when_memory_is_short_the_slowest_reader_goes() -> None:

@@ -103,3 +103,26 @@ async def test_a_closed_lane_begins_nothing() -> None:
     lane.offer(queue)
     await asyncio.sleep(0)
     assert queue.running == 0
+
+
+async def test_who_is_not_ready_any_more_can_say_when_it_is() -> None:
+    """It was offered, and something came between: its owner is told, else nobody would ask again."""
+    lane = Lane(1, Turn(), lambda error: None)
+    told = 0
+    is_open = True
+
+    async def serve(asked: Asked) -> None:
+        raise AssertionError
+
+    def on_change() -> None:
+        nonlocal told
+        told += 1
+
+    queue = Queue(serve, on_change, lambda: is_open, at_once_max=1)
+    queue.asked.append(Asked(cast(Call, None), 1))
+    lane.offer(queue)
+    is_open = False
+    async with asyncio.timeout(30):
+        while not told:
+            await asyncio.sleep(0)
+    await lane.close()
