@@ -13,11 +13,16 @@ from rollbook.bookie.core import compaction as rules
 from rollbook.bookie.core.disk_usage import DiskUsage
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import EntryStateUnknown, NoSuchLedger
+from rollbook.proto.ids import EntryId
+from rollbook.proto.wire import v3_adds
 from tests.simulation.kernel import Node
 from tests.unit.bookie.test_storage import (
     CONFIG,
+    FRAME_BYTES_MAX,
+    KEY,
     _quiet,
     add,
+    digest_of,
     entry,
     fill,
     open_storage,
@@ -251,6 +256,30 @@ def test_it_copies_no_faster_than_it_may() -> None:
     tell(story)
 
 
+def test_the_last_add_confirmed_does_not_go_back() -> None:
+    """B12: also if the entry that named it is in the older of two logs."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        for lac, ledger_id in ((5, 100), (2, 101)):
+            packer = v3_adds.V3AddPacker(KEY, digest_of(7), iter(range(9)))
+            frame = packer.pack(EntryId(20 - lac), EntryId(lac), 0, b"seven")
+            found, _ = v3_adds.take_adds(frame, 0, FRAME_BYTES_MAX)
+            assert found
+            done = storage.add(found).done
+            assert done
+            await done
+            await fill(storage, range(ledger_id, ledger_id + 1), entries=80, size=1000)
+            await settle(storage)
+        await delete(storage, 100, 101)
+        await compactor_of(storage, node).compact(major=True)
+        assert storage.catalog.last_add_confirmed(7) == 5
+        await storage.close()
+        again = await open_storage(node)
+        assert again.last_add_confirmed(7) == 5
+
+    tell(story)
+
+
 # --- Damage -----------------------------------------------------------------------------------
 
 
@@ -300,12 +329,15 @@ def test_a_disk_that_does_not_read_proves_no_loss() -> None:
         await settle(storage)
         await delete(storage, *range(5))
         logs = list(storage.catalog.logs)
-        node.disk.read_error_odds = 1.0
         compactor = compactor_of(storage, node)
-        await compactor.compact(major=True)
-        assert [number for number in storage.catalog.logs if number in logs]
+        for node.disk.read_error_odds in (1.0, *(20 * [0.1])):
+            compactor.damaged.update(dict.fromkeys(storage.catalog.logs))
+            await compactor.compact(major=True)
+            assert not storage.catalog.doubts
+            if node.disk.read_error_odds == 1.0:
+                assert list(storage.catalog.logs) == logs
         node.disk.read_error_odds = 0.0
-        assert compactor.state.failures
+        assert compactor.state.failures > 5
         for ledger_id in range(5, 10):
             assert await storage.read(ledger_id, 30) == entry(ledger_id, 30, bytes(300))
         await compactor.compact(major=True)
