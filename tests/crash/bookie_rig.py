@@ -100,8 +100,7 @@ class Subject:
 
     @property
     def is_running(self) -> bool:
-        while select.select([self._launcher.output], [], [], 0)[0]:
-            self._hear()
+        self._hear_all()
         return self._status is None
 
     def wait(self) -> int:
@@ -116,9 +115,17 @@ class Subject:
             if self._status is not None and not may_end:
                 raise ChildFailed(f"waited for {what}, and it ended with {self._status}")
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._launcher.output], [], [], left)[0]:
+            if left <= 0 or not self._can_hear(left):
                 raise ChildFailed(f"waited {PATIENCE_S} s for {what}")
             self._hear()
+
+    def _hear_all(self) -> None:
+        """What was said by now; perhaps nothing, if somebody else was faster to hear it."""
+        while self._can_hear(0):
+            self._hear()
+
+    def _can_hear(self, timeout_s: float) -> bool:
+        return bool(select.select([self._launcher.output], [], [], timeout_s)[0])
 
     def _hear(self) -> None:
         lines = self._launcher.take_lines()
@@ -147,7 +154,7 @@ class Subject:
         """Raises `ConnectionLost` if the bookie dies first."""
         loop = asyncio.get_running_loop()
         if not self._deletions:
-            loop.add_reader(self._launcher.output, self._hear)
+            loop.add_reader(self._launcher.output, self._hear_all)
         done = self._deletions[ledger_id] = loop.create_future()
         try:
             if not self.is_running:
