@@ -43,10 +43,11 @@ class Size:
 
     journal_bytes: int = 1024 * MIB
     logs: int = 1_000
+    shapes: int = 5
 
 
 FULL: Final = Size()
-SMALL: Final = Size(journal_bytes=MIB, logs=3)
+SMALL: Final = Size(journal_bytes=MIB, logs=3, shapes=1)
 
 
 class Shape(NamedTuple):
@@ -69,7 +70,7 @@ _SHAPES: Final = (
 def figures(runs: int, size: Size = FULL, *, gib: float | None = None) -> list[Figure]:
     if gib is not None:
         size = replace(size, journal_bytes=int(gib * 1024 * MIB))
-    return [found for shape in _SHAPES for found in _replays(runs, shape, size)] + [
+    return [found for shape in _SHAPES[: size.shapes] for found in _replays(runs, shape, size)] + [
         *_many_logs(runs, size)
     ]
 
