@@ -29,7 +29,7 @@ from rollbook.bookie.core.records import (
 )
 from rollbook.bookie.core.remedies import FORMAT
 from rollbook.bookie.journal_reading import write_again
-from rollbook.proto.errors import BookieFailed, DataLost
+from rollbook.proto.errors import BookieFailed, DataLost, WrongCluster
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 from rollbook.proto.ports import Disk, File, OpenMode, Randomness
 
@@ -176,6 +176,12 @@ class CatalogFiles:
         """The newest that was completed."""
         for generation in reversed(await self._generations()):
             copies = await self._read(generation)
+            if len({copy.header.store_id for copy in copies if copy}) > 1:
+                raise WrongCluster(
+                    "the two copies of the catalog belong to different stores",
+                    path=self._directories[1],
+                    next_step="Mount the disks that belong together.",
+                )
             catalog = _merge(copies)
             if catalog.is_complete:
                 self.catalog = catalog

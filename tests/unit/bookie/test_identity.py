@@ -168,7 +168,8 @@ def storing(use: Callable[[Storage], Awaitable[Any]]) -> Work:
 
     async def work(node: Node, identity: Identity) -> Any:
         locks = await identity.establish()
-        storage = await Storage.open(node.disk, STORAGE, node.clock, node.randomness, locks=locks)
+        config = replace(STORAGE, ledger_dirs=identity.cookie.ledger_dirs)
+        storage = await Storage.open(node.disk, config, node.clock, node.randomness, locks=locks)
         storage.start()
         try:
             return await use(storage)
@@ -474,6 +475,24 @@ def test_a_damaged_stamp_is_written_anew() -> None:
         assert REJOIN in refusal.next_step
         assert await village.live(rejoin) == first
         assert isinstance((await village.live(storing(answers)))[0], int)
+
+    Village().run(story)
+
+
+def test_directories_of_two_bookies_never_become_one() -> None:
+    """Not even if a stamp that tells them apart is gone: their files do, too."""
+
+    async def story(village: Village) -> None:
+        await village.live(storing(fill))
+        others = replace(STORAGE, journal_dir="/x/j", ledger_dirs=("/x/l1", "/x/l2"))
+        await village.live(establish, BK2, others)
+        disk = village.node.disk
+        for name in (STAMP, "lock"):
+            await disk.unlink(f"/x/l2/{name}")
+        mixed = replace(STORAGE, ledger_dirs=("/l1", "/x/l2"))
+        await village.live(rejoin, config=mixed)
+        with pytest.raises(WrongCluster, match="different stores"):
+            await village.live(storing(answers), config=mixed)
 
     Village().run(story)
 
