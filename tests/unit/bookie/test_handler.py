@@ -550,9 +550,10 @@ def test_long_polls_are_bounded_and_cost_nothing_once_their_client_is_gone() -> 
         refused = await staying.call(poll(0))
         assert isinstance(refused, ReadReply)
         assert refused.error is Overloaded
-        leaving.abort()
+        assert scene.world.network.reset("client", "b1")
         await asyncio.gather(*parked, return_exceptions=True)
         await until(lambda: not scene.storage.lac_watchers, 5)
+        staying = await scene.connect()
         accepted = staying.ask(poll(0, 1000))
         await asyncio.sleep(0.5)
         assert not accepted.done()
