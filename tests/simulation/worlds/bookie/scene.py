@@ -142,6 +142,8 @@ _INNER_STEPS: Final = (
 # What takes minutes takes moments, and what is done in one go takes turns.
 _RESTLESS: Final[tuple[Patch, ...]] = (
     (space_module, "_TICK_S", 0.2),
+    (space_module, "_SHORT_S", 1.0),
+    (space_module, "_RETRY_S", 1.0),
     (catalog_module, "_STEP_BYTES", 4096),
     (catalog_module, "_ANEW_BYTES", 16 * 1024),
     (core_catalog, "_STEP_BYTES", 64),
