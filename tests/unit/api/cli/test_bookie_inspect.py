@@ -366,6 +366,35 @@ def test_an_index_that_leads_astray_is_told(folder: Path) -> None:
     assert all("the index says" in each["what"] for each in told)
 
 
+async def _make_backlog(folder: Path) -> None:
+    """Several filled journal files, and no checkpoint of any."""
+    disk, chance = SystemDisk(), random.Random(3)
+    await Storage.make(disk, config_of(folder), chance)
+    storage = await Storage.open(disk, config_of(folder), SystemClock(), chance)
+    storage.start()
+    storage._tasks[1].cancel()  # The one that makes checkpoints.
+    for entry_id in range(30):
+        await add(storage, (1, entry_id), payload=bytes(4_000))
+    await storage.close()
+    disk.close()
+
+
+def test_a_file_that_has_successors_cannot_be_torn(tmp_path: Path) -> None:
+    """What looks like a torn tail was durable before the next file got a record."""
+    asyncio.run(_make_backlog(tmp_path))
+    journals = shown("journal", *files(tmp_path))
+    assert [each["use"] for each in journals] == ["needed"] * (len(journals) - 1) + ["spare"]
+    assert shown("verify", *files(tmp_path))["entries"] == 30
+    for each, is_told in ((journals[-2], False), (journals[0], True)):
+        end = shown("journal", str(each["journal"]), *files(tmp_path))[-1]
+        with Path(each["path"]).open("r+b") as file:
+            file.seek(end["position"])
+            file.write(bytes(512))
+        found = run("verify", "-o", "json", *files(tmp_path))
+        told = json.loads(found.stdout)["findings"]
+        assert (each["path"] in {finding["file"] for finding in told}) == is_told, told
+
+
 def test_missing_and_shortened_files_are_told(folder: Path) -> None:
     log, other = [Path(each["path"]) for each in shown("entrylog", *files(folder))][:2]
     log.unlink()
