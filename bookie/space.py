@@ -214,6 +214,7 @@ class Space:
         try:
             if await self._disk.stat(path):
                 await self._disk.unlink(path)
+                await self._disk.sync_directory(directory)  # Its space is free from now on.
             self._reserved[directory] = 0
             if wanted:
                 file = await self._disk.open(path, OpenMode.CREATE)
