@@ -107,6 +107,9 @@ class BookieChecker:
         """That a writer may name without saying anything new."""
         return self._of(bookie, ledger_id).lac_told
 
+    def has_acked(self, bookie: str, ledger_id: int) -> bool:
+        return bool(self._of(bookie, ledger_id).acked)
+
     def is_doomed(self, ledger_id: int) -> bool:
         return ledger_id in self._doomed
 

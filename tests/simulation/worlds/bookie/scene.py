@@ -271,12 +271,12 @@ class _Run:
         return not any(waiting.is_due(self._process_of) for waiting in self._sums.unanswered)
 
     def _all_collected(self) -> bool:
-        storages = [bookie.storage for bookie in self._serving.values()]
-        return len(storages) == len(BOOKIES) and all(
-            storage.catalog.is_deleted(ledger_id) or not storage.knows(ledger_id)
-            for storage in storages
+        """Of bookies that hold something; others may have heard of it, and need not let it go."""
+        return len(self._serving) == len(BOOKIES) and all(
+            bookie.storage.catalog.is_deleted(ledger_id) or not bookie.storage.knows(ledger_id)
+            for name, bookie in self._serving.items()
             for ledger_id in LEDGERS
-            if self.checker.is_doomed(ledger_id)
+            if self.checker.is_doomed(ledger_id) and self.checker.has_acked(name, ledger_id)
         )
 
     def _nothing_held(self) -> bool:
