@@ -282,11 +282,10 @@ class Connection(asyncio.BufferedProtocol):
     def _calls_waiting(self) -> int:
         return len(self._ordinary.asked) + len(self._urgent.asked)
 
-    def _may_make(self) -> bool:
+    def _may_make(self, is_first: bool) -> bool:
         """One answer at a time whatever the others hold: else nothing would ever be given back."""
         if self._is_clogged:
             return False
-        is_first = not self._ordinary.running and not self._urgent.running
         return is_first or not self._shared.pool.is_exhausted
 
     async def _serve(self, asked: Asked) -> None:
@@ -294,14 +293,14 @@ class Connection(asyncio.BufferedProtocol):
         self._account.give(_CALL_BYTES)
         reply = answers.at_once(call.request)
         if reply is None:
-            self._account.take(_READ_BYTES)
+            self._shared.pool.reserve(_READ_BYTES)
             try:
                 reply = await answers.in_time(call.request, asked.news_ms)
             except Exception:  # A bug. Rather no connection than a request without an answer.
                 self.hang_up("crashed")
                 raise
             finally:
-                self._account.give(_READ_BYTES)
+                self._shared.pool.release(_READ_BYTES)
         self._count(asked, reply)
         frame = call.answer(reply)
         self._shared.turn.spend(len(frame))
@@ -374,6 +373,8 @@ class Connection(asyncio.BufferedProtocol):
     def _balance(self) -> None:
         """Reads on, or stops reading, as what is held has changed."""
         shared, account = self._shared, self._account
+        if shared.pool.has_news:  # For others, too, and whoever is gone gives back as well.
+            shared.look_after()
         if self._is_gone:
             return
         if self._is_paused:
@@ -404,5 +405,3 @@ class Connection(asyncio.BufferedProtocol):
         shared.urgent.offer(self._urgent)
         if self._is_leaving and self._is_idle and not self._transport.is_closing():
             self._close()
-        if shared.pool.has_news:
-            shared.look_after()

@@ -54,7 +54,7 @@ class Queue:
         self,
         serve: Callable[[Asked], Awaitable[None]],
         on_change: Callable[[], None],  # Perhaps to offer the queue again.
-        may_begin: Callable[[], bool],
+        may_begin: Callable[[bool], bool],  # Another one: is it the only one then?
         at_once_max: int,
     ) -> None:
         self.serve = serve
@@ -66,7 +66,11 @@ class Queue:
 
     @property
     def is_ready(self) -> bool:
-        return bool(self.asked) and self.running < self._at_once_max and self._may_begin()
+        return (
+            bool(self.asked)
+            and self.running < self._at_once_max
+            and self._may_begin(not self.running)
+        )
 
     @property
     def is_idle(self) -> bool:

@@ -38,6 +38,15 @@ class Pool:
     def is_overdrawn(self) -> bool:
         return self.lent >= self.bytes_max + self.bytes_max // 4
 
+    def reserve(self, size: int) -> None:
+        """For an answer in the making: nobody's hoard, so it keeps no connection from being heard."""
+        self.held += size
+        self.lend(size)
+
+    def release(self, size: int) -> None:
+        self.held -= size
+        self.take_back(size)
+
     def lend(self, size: int) -> None:
         self.lent += size
         self._was_exhausted |= self.is_exhausted

@@ -620,6 +620,58 @@ def test_while_others_hold_all_there_is_answers_are_made_one_at_a_time() -> None
     tell(story, config=TIGHT)
 
 
+def test_a_fence_does_not_wait_for_a_read_even_if_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One answer at a time, and one that is urgent."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        never = asyncio.Event()
+
+        async def hung_read(ledger_id: int, entry_id: int) -> bytes:
+            await never.wait()
+            raise AssertionError
+
+        monkeypatch.setattr(scene.storage, "peek", lambda ledger_id, entry_id: None)
+        monkeypatch.setattr(scene.storage, "read", hung_read)
+        others = [await scene.connect() for _ in range(4)]
+        hung = [each.ask(Read(L7, EntryId(0))) for each in (client, *others) for _ in range(5)]
+        await asyncio.sleep(1)
+        assert scene.storage.stats.buffered_bytes() > 64 * 1024
+        fenced = await client.call(Read(L7, NO_ENTRY, KEY, fence=True), timeout_s=5)
+        assert isinstance(fenced, ReadReply)
+        assert fenced.body == entry(7, 0)
+        assert not any(each.done() for each in hung)
+        for each in (client, *others):
+            each.abort()
+        await asyncio.gather(*hung, return_exceptions=True)
+
+    tell(story, config=TIGHT)
+
+
+def test_what_a_client_that_is_gone_gives_back_is_lent_to_others() -> None:
+    """B7: its adds are in the journal's queue still, and take the room until they are written."""
+
+    async def story(scene: Scene) -> None:
+        gone = [await scene.connect() for _ in range(4)]
+        scene.node.disk.hang()
+        for number, client in enumerate(gone):
+            client.send(pack(client, 100 + number, range(200), size=1000))
+        await asyncio.sleep(2)
+        scene.world.network.reset("client", "b1")
+        late = await scene.connect(2)
+        tally = Tally(late)
+        late.send(pack(late, 8, range(200), size=1000))
+        await asyncio.sleep(2)
+        assert not tally.answered
+        scene.node.disk.unhang()
+        await until(lambda: tally.acked == 200)
+
+    tell(story, config=TIGHT)
+
+
 def test_whose_calls_wait_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """B7: however little a request is."""
 

@@ -21,7 +21,7 @@ async def test_who_comes_while_the_last_task_ends_is_served() -> None:
 
     first, late = (Asked(cast(Call, None), heard_ns) for heard_ns in (1, 2))
     queues = [
-        Queue(serve=serve, on_change=lambda: None, may_begin=lambda: True, at_once_max=1)
+        Queue(serve=serve, on_change=lambda: None, may_begin=lambda _: True, at_once_max=1)
         for _ in range(2)
     ]
     for queue, asked in zip(queues, (first, late), strict=True):
@@ -49,7 +49,7 @@ async def test_connections_are_served_in_turn_and_each_has_its_bound() -> None:
             running[name] -= 1
             served.append(name)
 
-        queue = Queue(serve, lambda: lane.offer(queue), lambda: True, at_once_max=2)
+        queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=2)
         queue.asked.extend(Asked(cast(Call, None), at) for at in range(calls))
         return queue
 
@@ -75,7 +75,7 @@ async def test_a_turn_ends_when_enough_was_made_and_the_next_one_begins() -> Non
         served += 1
         turn.spend(300_000)
 
-    queue = Queue(serve, lambda: lane.offer(queue), lambda: True, at_once_max=4)
+    queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=4)
     queue.asked.extend(Asked(cast(Call, None), at) for at in range(40))
     lane.offer(queue)
     counts = []
@@ -95,7 +95,7 @@ async def test_a_closed_lane_begins_nothing() -> None:
     async def serve(asked: Asked) -> None:
         await never.wait()
 
-    queue = Queue(serve, lambda: lane.offer(queue), lambda: True, at_once_max=4)
+    queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=4)
     queue.asked.extend(Asked(cast(Call, None), at) for at in range(10))
     lane.offer(queue)
     await asyncio.sleep(0)
@@ -118,7 +118,7 @@ async def test_who_is_not_ready_any_more_can_say_when_it_is() -> None:
         nonlocal told
         told += 1
 
-    queue = Queue(serve, on_change, lambda: is_open, at_once_max=1)
+    queue = Queue(serve, on_change, lambda _: is_open, at_once_max=1)
     queue.asked.append(Asked(cast(Call, None), 1))
     lane.offer(queue)
     is_open = False

@@ -80,6 +80,22 @@ def test_one_that_is_in_the_middle_of_a_request_may_finish_it() -> None:
     assert pool.take_ready() == halves[1:]
 
 
+def test_answers_in_the_making_take_room_and_keep_nobody_from_being_heard() -> None:
+    """B7."""
+    pool = make()
+    asking = account(pool)
+    pool.reserve(900)
+    assert pool.is_exhausted
+    assert (pool.held, pool.lent) == (900, 900)
+    assert asking.may_take()
+    asking.take(100)
+    assert not asking.may_take()
+    pool.waiting[asking] = None
+    pool.release(900)
+    assert pool.take_ready() == [asking]
+    assert (pool.held, pool.lent) == (100, 0)
+
+
 def test_answers_that_nobody_takes_overdraw() -> None:
     pool = make()
     readers = [account(pool) for _ in range(11)]
