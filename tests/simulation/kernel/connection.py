@@ -24,6 +24,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rollbook.proto.ports import Buffer
+from tests.simulation.kernel.loop import LANE
 
 if TYPE_CHECKING:  # The network stands on this.
     from tests.simulation.kernel.network import Link, Network, SimulatedServer
@@ -135,6 +136,11 @@ class Endpoint(asyncio.Transport):
         self._wakes_at = -1.0
 
     # --- Life ---------------------------------------------------------------------------------
+
+    @property
+    def process(self) -> str:
+        """Whose end it is: the name of its lane."""
+        return self._context[LANE].name
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
         """From here on the protocol is told; bytes may have come before."""

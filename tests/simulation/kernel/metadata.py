@@ -169,12 +169,14 @@ class _ServiceEnd(asyncio.Protocol):
         self._follower: _Follower | None = None
         self._held: deque[tuple[float, Told]] = deque()  # Events, in order, and when each is due.
         self.node = ""
+        self._opener = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, Endpoint)
         transport.is_whole = True
         self._transport = transport
         self.node = transport.get_extra_info("peername")[0]
+        self._opener = transport.peer.process
         self._connection = self._host.connect(self._say)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -218,6 +220,7 @@ class _ServiceEnd(asyncio.Protocol):
                     self._bring_to(message.commit)
                 case Welcome(_, session):
                     self._metadata.sessions[session] = self.node
+                    self._metadata.openers.setdefault(session, self._opener)
                     if self._metadata.lag_s is not None:
                         self._follower = _Follower(self._metadata)
             self._write(message)
@@ -283,7 +286,8 @@ class SimulatedMetadata:
         self._node = world.node(HOST)
         self.chance: random.Random = world.random("metadata")
         self.mail = Mail()
-        self.sessions: dict[SessionId, str] = {}  # By whom each was opened.
+        self.sessions: dict[SessionId, str] = {}  # By which machine each was opened,
+        self.openers: dict[SessionId, str] = {}  # and by which process there.
         self.losses: dict[str, str] = {}  # What the next request of a node loses.
         self.commits: list[Commit] = []
         self.on_commit: Callable[[Commit], None] | None = None  # Told of each as it happens.

@@ -18,14 +18,14 @@ class RegistrationChecker:
     def __init__(
         self,
         root: str,
-        process_of: Callable[[str], int],
+        lives: Callable[[int], bool],
         on_broken: Callable[[str, str], None],
     ) -> None:
+        """`lives` tells of a session whether the process that opened it lives."""
         self._root = root
-        self._process_of = process_of  # The number of the one that runs; -1 for none.
+        self._lives = lives
         self._on_broken = on_broken
-        self._owners: dict[str, dict[str, tuple[int, int]]] = {}
-        """By bookie and path: which session of which process made it."""
+        self._owners: dict[str, dict[str, int]] = {}  # By bookie and path: which session made it.
 
     def watch(self, bookie: str) -> None:
         self._owners[bookie] = {}
@@ -39,10 +39,9 @@ class RegistrationChecker:
                     if row is None:
                         owners.pop(path, None)
                     else:
-                        owners[path] = (row.owner, self._process_of(bookie))
-            for path, (session, process) in before.items():
-                is_left_with_none = (session, process) not in owners.values()
-                lives = session not in commit.ended and process == self._process_of(bookie) >= 0
-                if is_left_with_none and lives:
+                        owners[path] = row.owner
+            for path, session in before.items():
+                is_over = session in commit.ended or not self._lives(session)
+                if session not in owners.values() and not is_over:
                     text = f"{bookie} lives, and {path} goes at {commit.at_s:.4f} s"
                     self._on_broken(REGISTERED, text)

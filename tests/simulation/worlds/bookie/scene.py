@@ -214,7 +214,7 @@ class _Run:
             *(self.checker, self.history, self.world.random("clients"), self.broken),
             process_of=self._process_of,
         )
-        self._registrations = RegistrationChecker(ROOT, self._process_of, self.broken)
+        self._registrations = RegistrationChecker(ROOT, self._lives, self.broken)
         for name in BOOKIES:
             self._registrations.watch(name)
 
@@ -295,6 +295,12 @@ class _Run:
         """The number of the one that runs there; -1 for none."""
         node = self.world.node(name)
         return node.process.number if node.process is not None and node.is_running else -1
+
+    def _lives(self, session: int) -> bool:
+        """The process that opened it."""
+        name = self.world.metadata.openers[session]
+        process = self.world.node(name.partition("#")[0]).process
+        return process is not None and process.is_alive and process.lane.name == name
 
     # --- Telling ------------------------------------------------------------------------------
 
