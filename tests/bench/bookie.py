@@ -39,6 +39,7 @@ WINDOW: Final = 2
 PACED_CONNECTIONS: Final = 16
 PACED_BATCH_BYTES: Final = 3_000  # 20 adds of 100 B.
 PACED_INTERVAL_S: Final = 0.008  # In all 40,000 adds a second.
+GC_INTERVAL_S: Final = 1
 OLD_LEDGERS: Final = 1_000_000  # Ids of those that are there before.
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -332,16 +333,17 @@ def beside_collection(runs: int, size: Size) -> Iterator[Figure]:
     """
     both = {"ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(16 * MIB)}
     eager = {
-        "ROLLBOOK_SPACE_GC_INTERVAL_S": "1",
+        "ROLLBOOK_SPACE_GC_INTERVAL_S": str(GC_INTERVAL_S),
         "ROLLBOOK_SPACE_GC_QUARANTINE_S": "0",
         "ROLLBOOK_SPACE_GC_BRAKE_SHARE": "1",
         "ROLLBOOK_SPACE_MAJOR_COMPACTION_THRESHOLD": "0.9",
-        "ROLLBOOK_SPACE_MAJOR_COMPACTION_INTERVAL_S": "1",
+        "ROLLBOOK_SPACE_MAJOR_COMPACTION_INTERVAL_S": "86400",
     }
     old = range(OLD_LEDGERS, OLD_LEDGERS + size.ledgers)
     entries = size.old_bytes // 1_000
     with ExitStack() as stack:
-        busy, calm = (stack.enter_context(victim(each)) for each in (both | eager, both))
+        busy = stack.enter_context(victim(both | eager, has_pages=True))
+        calm = stack.enter_context(victim(both))
         for bookie in (busy, calm):
             bookie.create_ledgers([*range(1, 1 + runs * size.ledgers), *old])
             _run(bookie.address, [add_batches(old, entries, 1_000, BATCH_BYTES)])
@@ -350,11 +352,16 @@ def beside_collection(runs: int, size: Size) -> Iterator[Figure]:
         def delete_some(bookie: Victim) -> None:
             if bookie is busy:
                 bookie.delete_ledgers(list(itertools.islice(doomed, len(old) // (runs + 1))))
+                time.sleep(2 * GC_INTERVAL_S)  # Two scans have to agree; the second is forced.
+                bookie.compact()
 
-        before = busy.logs_bytes()
+        before = [each.bookie.written_bytes for each in (busy, calm)]
         yield from _in_turns(runs, size, "compaction and GC", busy, calm, delete_some)
-        freed = before - busy.logs_bytes() + calm.logs_bytes() - before
-    yield judged("reclaimed beside these adds", "MB", None, [freed / MIB])
+        by_busy, by_calm = (
+            each.bookie.written_bytes - written
+            for each, written in zip((busy, calm), before, strict=True)
+        )
+    yield judged("written by compaction beside these adds", "MB", None, [(by_busy - by_calm) / MIB])
 
 
 def _in_turns(

@@ -14,8 +14,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
+from urllib.request import Request, urlopen
 
 from rollbook.proto.cluster.cluster import initialise, open_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
@@ -45,13 +47,22 @@ class Times:
 
 
 class Victim:
-    def __init__(self, folder: Path, family: processes.Family, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        family: processes.Family,
+        settings: Mapping[str, str],
+        *,
+        has_pages: bool,
+    ) -> None:
         self.folder = folder
         self.bookie: RunningBookie  # From `start` on.
         self._family = family
         self._settings = {**_SETTINGS, **settings}
         self._metadata_url = f"sqlite://{folder}/metadata.db"
         self._report = folder / "times.json"
+        self._pages = ["--http=127.0.0.1:0"] if has_pages else []
+        self._http = ""  # Where they are, from `start` on.
         asyncio.run(self._initialise())
 
     async def _initialise(self) -> None:
@@ -61,11 +72,13 @@ class Victim:
     def start(self, *, is_timed: bool = False) -> None:
         module = [_TIMED, str(self._report)] if is_timed else [_ROLLBOOK]
         words = bookies.arguments(self.folder, self._metadata_url)
-        child = self._family.start_module(
-            *module, *words, "--log-level=error", environment=self._settings
-        )
+        more = ("--log-level=error", *self._pages)
+        child = self._family.start_module(*module, *words, *more, environment=self._settings)
         self.bookie = RunningBookie(child)
-        self.bookie.wait_ready()
+        ready = child.line(PATIENCE_S)
+        self.bookie.address = bookies.address_in(ready)
+        if self._pages:
+            self._http = ready.partition("http on ")[2].partition(")")[0]
 
     def stop(self) -> None:
         self.bookie.terminate()
@@ -103,8 +116,16 @@ class Victim:
                 some = ledger_ids[at : at + _CHANGES_AT_ONCE]
                 await asyncio.gather(*(change(nodes, LedgerId(each)) for each in some))
 
-    def logs_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self.files() if path.suffix == ".log")
+    def compact(self) -> None:
+        """Collects what two scans agree on, and begins to rewrite what is not full."""
+        request = Request(
+            f"http://{self._http}/api/v1/bookie/gc",
+            json.dumps({"forceMajor": True}).encode(),
+            {"Content-Type": "application/json"},
+            method="PUT",
+        )
+        with urlopen(request, timeout=PATIENCE_S) as reply:
+            assert reply.status == HTTPStatus.ACCEPTED
 
     def drop_caches(self) -> None:
         """The system's, of its journal and entry logs; its own end with its process."""
@@ -140,11 +161,14 @@ async def _delete(nodes: LedgerNodes, ledger_id: LedgerId) -> None:
 
 
 @contextmanager
-def victim(settings: Mapping[str, str] = {}, *, is_timed: bool = False) -> Iterator[Victim]:
+def victim(
+    settings: Mapping[str, str] = {}, *, is_timed: bool = False, has_pages: bool = False
+) -> Iterator[Victim]:
+    """`has_pages`: those for operators, by which it can be told to compact."""
     folder = Path(tempfile.mkdtemp(prefix="rollbook-bench-"))
     try:
         with processes.family() as family:
-            made = Victim(folder, family, settings)
+            made = Victim(folder, family, settings, has_pages=has_pages)
             made.start(is_timed=is_timed)
             yield made
     finally:
