@@ -228,7 +228,7 @@ def crash_it(kills: int, power_cuts: int, seed: int, report: Report) -> CrashRes
             ("full disks", Names.EXT4, run_full_disks, -(-power_cuts // _FULL_PER_CUTS)),
         ):
             if times:
-                with forgetful.mount(Path(root) / "forgetful", names) as disk:
+                with forgetful.mount(Path(root) / what, names) as disk:
                     _add(result, run(disk, times, seed, report), what, report)
     return result
 
