@@ -89,6 +89,7 @@ def record(seed: int) -> Trace:
             node.restart()
         await asyncio.sleep(1.0)
         node.kill()
+        node.disk.record = None  # When the world is taken apart, `finally` blocks of the dead run.
 
     world.run(scenario())
     return trace
