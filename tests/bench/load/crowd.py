@@ -2,8 +2,8 @@
 
     python -m tests.bench.load.crowd HOST PORT IDLE SLOW LEDGER ENTRIES
 
-Slow ones ask for all that fits, over and over, and take some KiB of it a few times a second. It says
-`there` when all have connected and asked, and ends with its standard input.
+Slow ones ask for all that fits, and take some KiB of it a few times a second. It says `there` when all
+have connected and asked, and the rush of their first answers is over; it ends with its standard input.
 """
 
 import os
@@ -11,6 +11,7 @@ import random
 import select
 import socket
 import sys
+import time
 from typing import Final
 
 from rollbook.proto.ids import EntryId, LedgerId
@@ -21,6 +22,7 @@ _ASKED_AT_ONCE: Final = 20
 _BYTES_MAX: Final = 4 * 1024 * 1024
 _TAKEN_BYTES: Final = 16 * 1024
 _STEP_S: Final = 0.2
+_RUSH_STEPS: Final = 20
 
 
 def _requests(ledger_id: int, entries: int, chance: random.Random) -> bytes:
@@ -34,6 +36,15 @@ def _requests(ledger_id: int, entries: int, chance: random.Random) -> bytes:
     )
 
 
+def _take_some(readers: list[socket.socket]) -> None:
+    for reader in readers:
+        try:
+            if not reader.recv(_TAKEN_BYTES):
+                sys.exit("the bookie hung up on a reader that takes some")
+        except BlockingIOError:
+            pass
+
+
 def main(host: str, port: str, idle: str, slow: str, ledger_id: str, entries: str) -> None:
     chance = random.Random(1)
     address = host, int(port)
@@ -45,14 +56,12 @@ def main(host: str, port: str, idle: str, slow: str, ledger_id: str, entries: st
         reader.sendall(_requests(int(ledger_id), int(entries), chance))
         reader.setblocking(False)
         readers.append(reader)
+    for _ in range(_RUSH_STEPS):
+        time.sleep(_STEP_S)
+        _take_some(readers)
     os.write(1, b"there\n")
     while not select.select([0], [], [], _STEP_S)[0]:
-        for reader in readers:
-            try:
-                if not reader.recv(_TAKEN_BYTES):
-                    sys.exit("the bookie hung up on a reader that takes some")
-            except BlockingIOError:
-                pass
+        _take_some(readers)
     for connection in (*kept, *readers):
         connection.close()
 
