@@ -175,6 +175,8 @@ def _judge_at_once(self: Suspects, now_ns: int, *, force: bool) -> Verdict:
 async def _forget_all_deletions(self: Storage, *ledger_ids: int) -> None:
     """What was deleted is as if it had never been."""
     await _delete(self, *ledger_ids)
+    for file in self._files():
+        file.deleted.clear()
     await self.save_facts(ledger_ids)
     await self.forget(*ledger_ids)
 
