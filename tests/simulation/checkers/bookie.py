@@ -139,7 +139,6 @@ class BookieChecker:
                     self._break(FENCE, f"{what} is accepted behind a fence")
                 if add.entry_id in ledger.denied:
                     self._break(FENCE, f"{what} was denied under a fence and is accepted")
-                ledger.ordinary_acked[add.entry_id] = None
             if ledger.gone_at < add.at:
                 self._break(DELETED, f"{what} is accepted, though the ledger is gone")
             if not add.is_deferred:
@@ -162,6 +161,8 @@ class BookieChecker:
 
     def _on_durable(self, ledger: _Ledger, add: Sent, now: int) -> None:
         ledger.acked.setdefault(add.entry_id, now)
+        if not add.is_recovery:
+            ledger.ordinary_acked[add.entry_id] = None
         ledger.lac_told = max(ledger.lac_told, _ids_at(add.body)[2])
 
     # --- Facts: questions ---------------------------------------------------------------------
