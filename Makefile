@@ -15,7 +15,7 @@ demo: .venv/.run
 	@echo
 	@$(BIN)/python -m tests mutants --show reads-do-not-fence
 	@echo
-	@echo 'Still to come: the storage server, the ledger client, named logs, REST and gRPC, Spark.'
+	@echo 'Still to come: the ledger client, named logs, REST and gRPC, Spark.'
 
 test: .venv/.test
 	@$(BIN)/python -m tests all $(ARGS)
