@@ -207,6 +207,8 @@ class Client:
         appends: list[Append] = []
         for _ in range(count):
             entry_id = self._pick_entry(bookie, ledger_id, is_recovery)
+            if link.sent.get((ledger_id, entry_id)):
+                continue  # Answers to adds are told apart by these ids.
             lac = entry_id - 1 if chance.random() < 0.7 else chance.randint(-1, entry_id - 1)
             if is_deferred:  # A LAC is of what is durable.
                 lac = min(lac, sums.checker.known_lac(bookie, ledger_id))
