@@ -227,14 +227,17 @@ class Compactor:
         return batch
 
     async def _hides(self, batch: Batch, other: Candidate) -> bool:
-        """Only ledgers of `other` can come to hide anything."""
+        """Only ledgers of logs that come to look younger can hide anything."""
         catalog, numbers = self._storage.catalog, [*batch.numbers, other.number]
-        for done, (ledger_id, _) in enumerate(catalog.held_in(other.number)):
-            if done % _LEDGERS_PER_STEP == 0:
-                await asyncio.sleep(0)  # Others have adds to answer.
-            held = list(catalog.held(ledger_id))
-            if len(held) > 2 and hides_younger(held, lambda log: catalog.logs[log].age, numbers):
-                return True
+        for number in numbers if other.age > batch.age else [other.number]:
+            for done, (ledger_id, _) in enumerate(catalog.held_in(number)):
+                if done % _LEDGERS_PER_STEP == 0:
+                    await asyncio.sleep(0)  # Others have adds to answer.
+                held = list(catalog.held(ledger_id))
+                if len(held) > 1 and hides_younger(
+                    held, lambda log: catalog.logs[log].age, numbers
+                ):
+                    return True
         return False
 
     # --- One new log --------------------------------------------------------------------------

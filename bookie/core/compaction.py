@@ -97,22 +97,28 @@ class Batch:
         self._taken.append(other)
 
 
-def hides_younger(held: Iterable[Held], age_of: Callable[[int], int], batch: list[int]) -> bool:
+def hides_younger(
+    held: Iterable[Held], age_of: Callable[[int], int], batch: Collection[int]
+) -> bool:
     """Whether these logs, made one, would hide what a younger one holds of a ledger.
 
-    `held` is all that there is of it.
+    `held` is all that there is of it. The new log is as old as the youngest of the batch, whether
+    that one holds some of this ledger or not.
     """
-    by_age = sorted(held, key=lambda each: age_of(each.log))
-    youngest = max((at for at, each in enumerate(by_age) if each.log in batch), default=0)
-    for at, older in enumerate(by_age[:youngest]):
-        if older.log in batch and any(
-            between.log not in batch
-            and between.first_entry <= older.last_entry
-            and older.first_entry <= between.last_entry
-            for between in by_age[at + 1 : youngest]
-        ):
-            return True
-    return False
+    new_age = max(map(age_of, batch))
+    ours, others = list[Held](), list[Held]()
+    for each in held:
+        if each.log in batch:
+            ours.append(each)
+        elif age_of(each.log) < new_age:
+            others.append(each)
+    return any(
+        age_of(older.log) < age_of(between.log)
+        and between.first_entry <= older.last_entry
+        and older.first_entry <= between.last_entry
+        for between in others
+        for older in ours
+    )
 
 
 class Kind(NamedTuple):

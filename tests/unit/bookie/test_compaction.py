@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -252,6 +253,34 @@ def test_it_copies_no_faster_than_it_may() -> None:
         elapsed_s = (node.clock.monotonic_ns() - began) / 1e9
         assert compactor.state.written_bytes > 400_000
         assert elapsed_s > 0.9 * compactor.state.written_bytes / 100_000
+
+    tell(story)
+
+
+@pytest.mark.parametrize("emptiest", [100, 102])
+def test_a_repeat_is_not_hidden_by_a_log_that_comes_to_look_younger(emptiest: int) -> None:
+    """B12: the log that makes the new one young holds nothing of the ledger."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        for ledger_id, own in ((100, (7, b"old")), (101, (7, b"new")), (102, (8, b"other"))):
+            await add(storage, (own[0], 0), payload=own[1])
+            if ledger_id != emptiest:  # Whose turn comes first, as that of the emptiest.
+                await add(storage, (9, ledger_id), payload=bytes(5000))
+            number = storage.end_of_journal[0]
+            for entry_id in count():
+                await add(storage, (ledger_id, entry_id), payload=bytes(6000))
+                if storage.end_of_journal[0] != number:
+                    break
+            await settle(storage)
+        assert await storage.read(7, 0) == entry(7, 0, b"new")
+        await delete(storage, 100, 102)
+        await compactor_of(storage, node).compact(major=True)
+        assert 2 in storage.catalog.logs
+        assert len(storage.catalog.logs) == 3
+        assert await storage.read(7, 0) == entry(7, 0, b"new")
+        await storage.close()
+        again = await open_storage(node)
+        assert await again.read(7, 0) == entry(7, 0, b"new")
 
     tell(story)
 

@@ -73,6 +73,10 @@ def test_what_would_hide_a_younger_repeat_stays_apart() -> None:
     assert not hides(2, 3)
     assert not hides(1, 2, 3)
     assert not hides(1)
+    assert hides(1, 4)  # It holds nothing of this ledger, and makes it look younger.
+    assert not hides(1, 2, 4)
+    assert not hides(3, 4)
+    assert not hides(0, 1)
 
 
 @pytest.mark.parametrize("seed", range(300))
