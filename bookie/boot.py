@@ -18,6 +18,7 @@ from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.catalog import Log
+from rollbook.bookie.core.control import Operation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.records import (
@@ -311,6 +312,9 @@ class _Boot:
         records.records, records.end = replayed.records, packer.position
         journal_file = JournalFile(path, records, packer)
         journal_file.memtable, journal_file.shape = replayed.memtable, replayed.shape
+        journal_file.deleted = {
+            each.ledger_id: None for each in replayed.controls if each.operation is Operation.DELETE
+        }
         journal_file.doubts = replayed.doubts
         self._learn(replayed)
         self.found.files.append(journal_file)

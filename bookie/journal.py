@@ -59,6 +59,7 @@ class JournalFile:
         self.packer = packer
         self.memtable = Memtable()
         self.shape = Shape()
+        self.deleted: dict[int, None] = {}  # Ledgers whose deletion it tells.
         self.doubts: list[Row] = []  # What rot took out of it.
 
     @property

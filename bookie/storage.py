@@ -264,7 +264,7 @@ class Storage:
         entries, entry_bytes = 0, 0
         for record in write.records:
             for control in record.controls:
-                self._on_control(control)
+                self._on_control(control, file)
             if not record.adds:
                 continue
             file.records.on_written(record.position, record.body, write.end)
@@ -273,11 +273,11 @@ class Storage:
             for placed in record.adds:
                 for group, positions, lengths in index_of(placed):
                     lac = group.last_add_confirmed
+                    ledger = self._ledger(group.ledger_id)  # As it was: a new LAC is news.
                     file.memtable.add_group(
                         group.ledger_id, lac, group.entry_ids, positions, lengths
                     )
                     entries += len(group.entry_ids)
-                    ledger = self._ledger(group.ledger_id)
                     if ledger.on_durable_lac(lac) and self.lac_watchers:
                         self._tell_lac_watcher(group.ledger_id)
                     if ledger.facts.ledger_key is None:
@@ -285,7 +285,7 @@ class Storage:
             entry_bytes += file.memtable.entry_bytes - bytes_before
         self.stats.on_entries(entries, entry_bytes)
 
-    def _on_control(self, control: Control) -> None:
+    def _on_control(self, control: Control, file: JournalFile) -> None:
         ledger = self._ledger(control.ledger_id)
         if control.operation is Operation.FENCE and not ledger.facts.is_fenced:
             logger.info("ledger_fenced", ledger_id=control.ledger_id)
@@ -293,8 +293,9 @@ class Storage:
         if control.operation is Operation.LAC and ledger.on_durable_lac(control.number):
             self._tell_lac_watcher(control.ledger_id)
         if control.operation is Operation.DELETE:
-            for file in self._files():
-                file.memtable.drop(control.ledger_id)
+            file.deleted[control.ledger_id] = None
+            for each in self._files():
+                each.memtable.drop(control.ledger_id)
             self._tell_lac_watcher(control.ledger_id)
 
     def _tell_lac_watcher(self, ledger_id: int) -> None:
@@ -644,8 +645,16 @@ class Storage:
                 self._unsaved.pop(each, None)
 
     async def forget(self, *ledger_ids: int) -> None:
-        """Deleted ones: nothing is known of them any more. Raises `OSError`."""
-        deleted = [each for each in ledger_ids if self._is_deleted(each)]
+        """Deleted ones: nothing is known of them any more. Raises `OSError`.
+
+        Not yet those whose deletion is still in the journal: its replay would delete again what may
+        have begun anew under the same id.
+        """
+        deleted = [
+            each
+            for each in ledger_ids
+            if self._is_deleted(each) and not any(each in file.deleted for file in self._files())
+        ]
         await self._catalog_files.commit([changes.pack_forget(each) for each in deleted])
         for ledger_id in deleted:
             self._ledgers.pop(ledger_id, None)

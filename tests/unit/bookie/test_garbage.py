@@ -20,7 +20,17 @@ from rollbook.proto.metadata import Fragment, LedgerMetadata, draw_creation_toke
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.quorum import Quorum
 from tests.simulation.kernel import Node, World
-from tests.unit.bookie.test_storage import CONFIG, KEY, _quiet, add, adds, entry, open_storage
+from tests.unit.bookie.test_storage import (
+    CONFIG,
+    KEY,
+    _quiet,
+    add,
+    adds,
+    entry,
+    fill,
+    open_storage,
+    settle,
+)
 
 __all__ = ["_quiet"]  # The fixture.
 
@@ -134,8 +144,13 @@ def test_a_deleted_ledger_goes_after_two_scans_and_a_quarantine(layout: Layout) 
         assert site.storage.is_fenced(gone[0])
         await asyncio.sleep(1500)
         await site.scans(1)
+        assert site.storage.is_fenced(gone[0])  # The journal would say it again.
+        await site.create(77)
+        await fill(site.storage, range(77, 78), entries=80, size=1000)
+        await settle(site.storage)
+        await site.scans(1)
         assert not site.storage.is_fenced(gone[0])
-        assert len(await site.storage.ledger_ids()) == len(ids) - len(gone)
+        assert len(await site.storage.ledger_ids()) == len(ids) - len(gone) + 1
 
     tell(story, layout=layout)
 

@@ -160,6 +160,31 @@ def test_a_deleted_ledger_leaves_the_catalog_and_in_the_end_is_forgotten() -> No
     tell(story)
 
 
+def test_what_begins_anew_under_an_id_is_not_deleted_again_by_a_restart() -> None:
+    """B1: as long as the journal tells of the deletion, late comers are refused instead."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await add(storage, (7, 0))
+        await storage.delete(7)
+        await storage.save_facts([7])
+        for is_again in (False, True):
+            if is_again:
+                await storage.close()
+                storage = await open_storage(node)
+                storage.start()
+            await storage.forget(7)
+            assert storage.add(adds((7, 5))).refusals == (LedgerFenced,)
+        await fill(storage, range(8, 9), entries=80, size=1000)
+        await settle(storage)
+        await storage.forget(7)
+        await add(storage, (7, 5), payload=b"anew")
+        await storage.close()
+        again = await open_storage(node)
+        assert await again.read(7, 5) == entry(7, 5, b"anew")
+
+    tell(story)
+
+
 def test_facts_that_are_newer_than_a_checkpoint_are_not_overwritten_by_it() -> None:
     """B4: the checkpoint had begun before the ledger was deleted."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
+from rollbook.bookie import storage as storage_module
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.storage import Admission, Storage
 from rollbook.proto.errors import (
@@ -362,6 +363,32 @@ def test_a_deleted_ledger_does_not_come_back() -> None:
                 assert admission.refusals == (LedgerFenced,)
             await storage.close()
             storage = await open_storage(node)
+
+    tell(story)
+
+
+def test_whoever_awaits_a_lac_is_told_though_the_ledger_had_left_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(storage_module, "_LEDGERS_MAX", 4)
+
+    async def story(storage: Storage, node: Node) -> None:
+        await add(storage, *((n, 0) for n in range(1, 9)))
+        await storage.save_facts(range(1, 9))
+        ledger_id = next(iter(storage._ledgers))
+        told: list[int] = []
+        storage.lac_watchers[ledger_id] = told.append
+        frame = v2_adds.V2AddPacker(KEY, digest_of(ledger_id)).pack(EntryId(1), EntryId(0), 0, b"")
+        found, _ = v2_adds.take_adds(frame, 0, FRAME_BYTES_MAX)
+        assert found
+        done = storage.add(found).done
+        assert done
+        for other in range(20, 30):
+            storage.add(adds((other, 0)))
+        assert ledger_id not in storage._ledgers
+        await done
+        assert told == [ledger_id]
+        assert storage.last_add_confirmed(ledger_id) == 0
 
     tell(story)
 
