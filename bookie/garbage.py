@@ -1,7 +1,8 @@
 """Ledgers that were deleted in the metadata are deleted here; in the end they are forgotten.
 
-`core/garbage.py` says when one may go, `Census` what metadata names. One that may go is asked for once
-more by itself, fenced and deleted in the journal, and then leaves the catalog: its entries are
+`core/garbage.py` says when one may go, `Census` what metadata names. One that may go gets no adds from
+then on and is asked for once more by itself: what begins anew under its id is in metadata before it
+is added to. Then it is fenced and deleted in the journal, and leaves the catalog: its entries are
 nobody's any more, and logs that hold no others can go. Its deletion is remembered for
 `deleted_kept_s`, so that an add that comes late does not bring it back.
 """
@@ -111,10 +112,15 @@ class Garbage:
         deleted = array("q")
         try:
             for start in range(0, len(verdict.garbage), _BATCH):
-                batch = await census.still_absent(verdict.garbage[start : start + _BATCH])
-                if batch:
-                    await to_its_end(self._delete(batch))
-                    deleted.extend(batch)
+                suspects = verdict.garbage[start : start + _BATCH]
+                self._storage.expect_deletion(suspects, is_wanted=True)
+                try:
+                    batch = await census.still_absent(suspects)
+                    if batch:
+                        await to_its_end(self._delete(batch))
+                        deleted.extend(batch)
+                finally:
+                    self._storage.expect_deletion(suspects, is_wanted=False)
         finally:
             self._suspects.on_deleted(deleted)
         self._end("done", "")

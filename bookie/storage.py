@@ -355,6 +355,12 @@ class Storage:
         ledger = self._known_ledger(ledger_id)
         return ledger.last_add_confirmed if ledger else NO_ENTRY
 
+    def expect_deletion(self, ledger_ids: Iterable[int], *, is_wanted: bool) -> None:
+        """Whether adds are refused, so that what is found out about these ledgers goes on to hold."""
+        for ledger_id in ledger_ids:
+            ledger = self._ledger(ledger_id)
+            ledger.deletion_is_wanted = is_wanted or ledger.is_deleted
+
     async def delete(self, *ledger_ids: int) -> None:
         """Their entries are gone, and late adds are refused from the call on; durable on return."""
         wall_ms = self._clock.wall_us() // 1000

@@ -219,6 +219,33 @@ def test_one_that_comes_back_in_quarantine_stays() -> None:
     tell(story)
 
 
+def test_nothing_is_acknowledged_between_the_last_question_and_the_deletion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B1, B11: one that begins anew in that moment may fail, and must not be lost."""
+
+    async def story(site: Site) -> None:
+        async def absent(census: Census, ids: "array[int]") -> "array[int]":
+            before = await still_absent(census, ids)
+            await site.create(*before)
+            for ledger_id in before:
+                admission = site.storage.add(adds((ledger_id, 5)))
+                assert admission.refusals == (LedgerFenced,)
+            return before[:1]
+
+        still_absent = Census.still_absent
+        monkeypatch.setattr(Census, "still_absent", absent)
+        await site.fill(0, 1)
+        await site.delete(0, 1)
+        await site.scans(13)
+        assert site.garbage.state.deleted == 1
+        assert not await site.is_here(0)
+        assert await site.is_here(1)
+        await add(site.storage, (1, 5))  # That one goes on.
+
+    tell(story)
+
+
 def test_a_restart_begins_anew_and_loses_nothing() -> None:
     async def story(site: Site) -> None:
         await site.fill(1, 2)
