@@ -237,9 +237,12 @@ class EntryLogs:
                 await log.records.retire()
             await self._close_some()
 
-    def put(self, number: int, records: RecordFile) -> EntryLog:
-        log = self._open[number] = EntryLog(number, records, self._cache)
-        return log
+    async def put(self, number: int, records: RecordFile) -> None:
+        """It is open already; but somebody may have been faster to open it himself."""
+        if number in self._open:
+            await records.retire()
+        else:
+            self._open[number] = EntryLog(number, records, self._cache)
 
     async def _find(self, number: int) -> EntryLog:
         file, header = await open_record_file(
@@ -253,7 +256,7 @@ class EntryLogs:
         except OSError:  # Removed meanwhile; kept open, it would keep its space.
             await file.close()
             raise
-        return self.put(number, RecordFile(file, header, self._cache))
+        return EntryLog(number, RecordFile(file, header, self._cache), self._cache)
 
     async def remove(self, number: int) -> None:
         """Its file is about to go. Who reads it right now may finish."""

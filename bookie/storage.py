@@ -239,6 +239,8 @@ class Storage:
         # Not for what recovers, if it is not urgent: copies can be made elsewhere.
         if self.is_read_only and not (group.is_high_priority and self._journal.has_room_for(size)):
             return BookieReadOnly
+        if self.catalog.doubts.everything and not group.is_recovery:
+            return BookieReadOnly  # However urgent: the ledger may have been fenced.
         # What recovers or is urgent has as much again: it must not starve behind the others.
         bytes_max = self._config.queued_bytes_max << is_urgent
         if self._journal.queued_bytes + size > bytes_max:
@@ -697,7 +699,7 @@ class Storage:
         parts += map(changes.pack_unlog, numbers)
         await self._catalog_files.commit(parts)
         if new:
-            self._logs.put(new.log.number, new.records)
+            await self._logs.put(new.log.number, new.records)
         for number, path in zip(numbers, paths, strict=True):
             await self._logs.remove(number)
             try:
@@ -741,12 +743,12 @@ class Storage:
         records = await self._checkpointer.checkpoint(
             file, lambda: self._pack_facts(self._unsaved, saved)
         )
-        # From here to the end of the block without an `await`: readers find it in one place.
+        # Nobody else runs until readers find it in one place.
         del self._filled[0]
         self._moves += 1
         self._on_saved(saved)
         if records:
-            self._logs.put(file.number, records)
+            await self._logs.put(file.number, records)
         if records is not file.records:
             await file.records.retire()
         await self._checkpointer.forget(file)

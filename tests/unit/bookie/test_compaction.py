@@ -2,12 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import Any
 
 import pytest
 
+from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.compaction import Compactor
 from rollbook.bookie.config import SpaceConfig, StorageConfig
 from rollbook.bookie.core import compaction as rules
@@ -281,6 +282,32 @@ def test_a_repeat_is_not_hidden_by_a_log_that_comes_to_look_younger(emptiest: in
         await storage.close()
         again = await open_storage(node)
         assert await again.read(7, 0) == entry(7, 0, b"new")
+
+    tell(story)
+
+
+def test_a_log_that_is_read_before_it_is_taken_up_is_open_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its space is not free when it goes."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        async def commit(files: CatalogFiles, parts: Sequence[bytes]) -> None:
+            await as_ever(files, parts)
+            assert await storage.read(7, 0) == entry(7, 0)  # While the catalog is begun anew, say.
+
+        await add(storage, (7, 0))
+        await fill(storage, range(100, 101), entries=80, size=1000)
+        await settle(storage)
+        await delete(storage, 100)
+        node.disk.drop_caches()
+        as_ever = CatalogFiles.commit
+        monkeypatch.setattr(CatalogFiles, "commit", commit)
+        before = len(node.disk._open)
+        await compactor_of(storage, node).compact(major=True)
+        monkeypatch.undo()
+        assert await storage.read(7, 0) == entry(7, 0)
+        assert len(node.disk._open) == before
 
     tell(story)
 

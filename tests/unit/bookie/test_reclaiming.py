@@ -308,7 +308,9 @@ def test_once_everything_is_in_doubt_no_writer_is_taken_on() -> None:
         again.start()
         assert again.is_read_only
         for ledger_id in (7, 8, 9):
-            assert again.add(adds((ledger_id, 1))).refusals == (BookieReadOnly,)
+            for is_urgent, recovers in ((False, False), (True, False), (False, True)):
+                more = adds((ledger_id, 1), is_high_priority=is_urgent, is_recovery=recovers)
+                assert again.add(more).refusals == (BookieReadOnly,)
             with pytest.raises(EntryStateUnknown):
                 await again.read(ledger_id, 0)
             await again.fence(ledger_id, KEY)
