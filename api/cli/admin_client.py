@@ -42,7 +42,7 @@ class AdminClient:
         except OSError as error:
             raise BookieUnreachable(
                 f"nobody answers at {self.url}: {error}",
-                next_step="Was the bookie started with --http? Then say the same address here.",
+                next_step="start the bookie with --http, and say the same address here",
             ) from error
         try:
             connection.request(
@@ -51,20 +51,25 @@ class AdminClient:
             with connection.getresponse() as response:
                 answer = response.read(_ANSWER_BYTES_MAX)
         except (OSError, http.client.HTTPException) as error:
-            raise ConnectionLost(f"{self.url} hung up: {error}") from error
+            raise ConnectionLost(
+                f"{self.url} hung up: {error}",
+                next_step="is it what the bookie was given as --http, and with --http-tls or without?",
+            ) from error
         finally:
             connection.close()
         return _answer_of(response.status, response.getheader("content-type", ""), answer)
 
     def _connection(self) -> http.client.HTTPConnection:
-        parts = urlsplit(self.url if "://" in self.url else f"http://{self.url}")
         try:
-            host, port = parts.hostname, parts.port
+            parts = urlsplit(self.url if "://" in self.url else f"http://{self.url}")
+            scheme, host, port = parts.scheme, parts.hostname, parts.port
         except ValueError:
-            host, port = None, None
-        if parts.scheme not in ("http", "https") or host is None:
-            raise BadConfig(f"{self.url} is no address", next_step="Write http://127.0.0.1:8001.")
-        if parts.scheme == "http":
+            scheme, host, port = "", None, None
+        if scheme not in ("http", "https") or host is None:
+            raise BadConfig(
+                f"{self.url} is no address", next_step="write for example http://127.0.0.1:8001"
+            )
+        if scheme == "http":
             return http.client.HTTPConnection(host, port or 8001, timeout=_TIMEOUT_S)
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
@@ -86,7 +91,9 @@ def _answer_of(status: int, media_type: str, answer: bytes) -> Any:
         text = answer[:200].decode(errors="replace")
         if status < 400:
             return text
-        raise RollbookError(f"the answer was {status}: {text}", next_step="Is this a bookie?")
+        raise RollbookError(
+            f"the answer was {status}: {text}", next_step="is this a bookie's --http?"
+        )
     try:
         found = json.loads(answer)
     except ValueError as error:

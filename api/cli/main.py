@@ -9,6 +9,8 @@ an exit code:
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import click
@@ -18,6 +20,7 @@ from rollbook.api.cli.lazy import LazyGroup, Place
 from rollbook.proto import errors
 
 FAILED: Final = 1
+DENIED: Final = 6
 INTERRUPTED: Final = 130
 
 _GROUPS: Final = {
@@ -31,7 +34,7 @@ _PLACES: Final = {
 }
 
 _EXIT_CODES: Final[tuple[tuple[type[errors.RollbookError], int], ...]] = (
-    (errors.Unauthorized, 6),
+    (errors.Unauthorized, DENIED),
     (errors.Missing, 3),
     (errors.Superseded, 4),
     (errors.WrongCluster, 4),
@@ -43,8 +46,33 @@ _EXIT_CODES: Final[tuple[tuple[type[errors.RollbookError], int], ...]] = (
 )
 
 
+def _drop_output() -> None:
+    """Python would complain again when it flushes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _until_the_reader_leaves() -> Iterator[None]:
+    """Whoever reads has seen enough (`| head`): that is no failure, as click would have it."""
+    try:
+        yield
+    except BrokenPipeError:
+        _drop_output()
+        raise click.exceptions.Exit(0) from None
+
+
+class _Root(LazyGroup):
+    def make_context(self, *arguments: Any, **more: Any) -> click.Context:
+        with _until_the_reader_leaves():  # Such as that of `--help`.
+            return super().make_context(*arguments, **more)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _until_the_reader_leaves():
+            return super().invoke(ctx)
+
+
 @click.group(
-    cls=LazyGroup,
+    cls=_Root,
     places=_PLACES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -75,15 +103,14 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # The reader has seen enough (`| head`). Python would complain again when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except OSError as error:
-        # Such as a full disk below our output; stores raise errors of their own.
-        click.echo(f"error: {error}", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(FAILED)
+        # Such as a full disk below our output, or a directory that is not ours.
+        where = f" ({error.filename})" if error.filename else ""
+        click.echo(f"error: {error.strerror or error}{where}", err=True)
+        if isinstance(error, PermissionError):
+            click.echo("  try: run it as the user who owns that", err=True)
+        _drop_output()
+        sys.exit(DENIED if isinstance(error, PermissionError) else FAILED)
     except errors.RollbookError as error:
         _explain(error)
         sys.exit(exit_code(error))

@@ -611,3 +611,8 @@ def test_every_command_has_its_help_and_examples() -> None:
         lines = text.partition("Examples:")[2].strip().splitlines()
         assert len(lines) == 3, name
         assert all(line.strip().startswith(f"rollbook bookie {name}") for line in lines), name
+
+
+@pytest.mark.parametrize("url", ["http://[bad", "ftp://127.0.0.1", "127.0.0.1:port", "http://"])
+def test_what_is_no_address_is_told_so(url: str) -> None:
+    assert isinstance(run("info", "--http", url).exception, errors.BadConfig)

@@ -67,3 +67,43 @@ def test_an_error_is_explained_without_a_traceback(
         "error: No cluster has been initialised here. (path=/x) [CLUSTER_NOT_FOUND]",
         "  try: rollbook cluster init",
     ]
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
+    read, write = os.pipe()
+    os.close(read)  # As `| head -1`, which is gone before we write.
+    with os.fdopen(write, "wb") as pipe:
+        for arguments in (["--help"], ["version"], ["bookie", "gc", "--help"]):
+            command = [sys.executable, "-m", "rollbook.api.cli.main", *arguments]
+            done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, check=False)
+            assert (done.returncode, done.stderr) == (0, b""), arguments
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (NotADirectoryError(20, "Not a directory", "/a/b"), 1, "error: Not a directory (/a/b)\n"),
+        (OSError(28, "No space left on device"), 1, "error: No space left on device\n"),
+        (
+            PermissionError(13, "Permission denied", "/a"),
+            6,
+            "error: Permission denied (/a)\n  try: run it as the user who owns that\n",
+        ),
+    ],
+)
+def test_what_the_system_refuses_is_told_in_one_line(
+    error: OSError,
+    code: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(**how: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "rollbook", refuse)
+    monkeypatch.setattr(cli, "_drop_output", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == code
+    assert capsys.readouterr().err == told
