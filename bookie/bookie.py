@@ -84,11 +84,11 @@ def addresses_of(config: BookieConfig) -> tuple[Address, Address, BookieId]:
         config.listen, "listen", default_host="127.0.0.1", default_port=DEFAULT_PORT
     )
     advertised = listen
-    if config.advertised:
-        advertised = parse_address(config.advertised, "advertised", default_port=listen.port)
+    if config.advertise:
+        advertised = parse_address(config.advertise, "advertise", default_port=listen.port)
     if is_wildcard(advertised.host):
         raise BadConfig(
-            f"nobody can connect to {advertised}", next_step="say --advertised HOST:PORT"
+            f"nobody can connect to {advertised}", next_step="say --advertise HOST:PORT"
         )
     if not advertised.port and not config.bookie_id:
         raise BadConfig(
@@ -102,8 +102,8 @@ def tls_address_of(config: BookieConfig) -> Address | None:
     if not config.tls_listen:
         return None
     found = parse_address(config.tls_listen, "tls_listen", default_host="127.0.0.1")
-    if is_wildcard(found.host) and not config.advertised:
-        raise BadConfig(f"nobody can connect to {found}", next_step="say --advertised HOST")
+    if is_wildcard(found.host) and not config.advertise:
+        raise BadConfig(f"nobody can connect to {found}", next_step="say --advertise HOST")
     return found
 
 
@@ -207,7 +207,7 @@ class Bookie:
         """Where others find it behind TLS."""
         if self._tls_listener is None:
             return None
-        is_told = self.config.bookie.advertised
+        is_told = self.config.bookie.advertise
         host = (self._advertised if is_told else self._tls_listener.address).host
         return Address(host, self._tls_listener.address.port)
 

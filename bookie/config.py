@@ -15,7 +15,7 @@ class BookieConfig:
     metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
     bookie_id: str = ""  # For ever. By default the advertised host:port, so that must stay, too.
     listen: str = "127.0.0.1:3181"  # Port 0 takes a free one.
-    advertised: str = ""  # host or host:port where clients find it; by default where it listens.
+    advertise: str = ""  # host or host:port where clients find it; by default where it listens.
     tls_listen: str = ""  # Where it speaks TLS; empty: nowhere.
     tls_certificate: str = ""  # A file, with its chain.
     tls_key: str = ""  # A file; empty: it is in the certificate's.

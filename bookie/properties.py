@@ -154,7 +154,7 @@ def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[s
         metadata=_metadata(keys),
         bookie_id=keys.text("bookieId"),
         listen=_join(host, port),
-        advertised=_join(advertised, port),
+        advertise=_join(advertised, port),
         session_timeout_s=None if timeout_ms is None else timeout_ms / 1000,
         read_only=keys.flag("forceReadOnlyBookie") or None,
     )

@@ -62,7 +62,9 @@ _OPTIONS: Final = (
         help="Port 0 takes a free one.  [default: 127.0.0.1:3181]",
     ),
     click.option(
-        "--advertised", metavar="HOST:PORT", help="Where clients find it.  [default: --listen]"
+        "--advertise",
+        metavar="HOST:PORT",
+        help="Where clients find it.  [default: --listen]",
     ),
     click.option("--journal-dir", metavar="DIR", multiple=True, help="On a fast disk, if any is."),
     click.option(
@@ -401,7 +403,7 @@ _FLAG_NAMES: Final = {
     "metadata": "--metadata",
     "bookie_id": "--bookie-id",
     "listen": "--listen",
-    "advertised": "--advertised",
+    "advertise": "--advertise",
     "journal_dir": "--journal-dir",
     "ledger_dir": "--ledger-dir",
 }

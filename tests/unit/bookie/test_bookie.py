@@ -457,11 +457,11 @@ def test_a_cluster_without_layout_gets_it_written_down_and_one_without_id_does_w
         ({"listen": ":4000"}, ("127.0.0.1:4000", "127.0.0.1:4000", "127.0.0.1:4000")),
         ({"listen": "10.0.0.5"}, ("10.0.0.5:3181", "10.0.0.5:3181", "10.0.0.5:3181")),
         (
-            {"listen": "0.0.0.0:1", "advertised": "bk.example"},
+            {"listen": "0.0.0.0:1", "advertise": "bk.example"},
             ("0.0.0.0:1", "bk.example:1", "bk.example:1"),
         ),
         (
-            {"listen": "0.0.0.0:1", "advertised": "bk.example:7", "bookie_id": "X"},
+            {"listen": "0.0.0.0:1", "advertise": "bk.example:7", "bookie_id": "X"},
             ("0.0.0.0:1", "bk.example:7", "X"),
         ),
         ({"listen": "h:0", "bookie_id": "X"}, ("h:0", "h:0", "X")),

@@ -155,7 +155,7 @@ def test_the_file_that_bookkeeper_ships() -> None:
         "bookie": {
             "metadata": "zk+hierarchical://localhost:2181/ledgers",
             "listen": "0.0.0.0:3181",
-            "advertised": "10.9.9.9:3181",
+            "advertise": "10.9.9.9:3181",
             "session_timeout_s": 10.0,
         },
         "storage": {"journal_dir": "/tmp/bk-txn", "ledger_dirs": ["/tmp/bk-data"]},
@@ -196,7 +196,7 @@ def test_the_file_that_bookkeeper_ships() -> None:
 )
 def test_where_it_listens_and_what_it_tells(text: str, listen: str, advertised: str) -> None:
     bookie = translated(text)["bookie"]
-    assert (bookie["listen"], bookie["advertised"]) == (listen, advertised)
+    assert (bookie["listen"], bookie["advertise"]) == (listen, advertised)
 
 
 @pytest.mark.parametrize(

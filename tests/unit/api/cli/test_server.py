@@ -304,7 +304,7 @@ async def test_a_second_process_on_its_directories_is_refused(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--listen", "0.0.0.0:0", "--advertised", "h:1"], "--insecure"),
+        (["--listen", "0.0.0.0:0", "--advertise", "h:1"], "--insecure"),
         (["--listen", "0.0.0.0:0", "--insecure"], "nobody can connect to 0.0.0.0"),
         (["--listen", "here:there"], "no host:port"),
         (["--tls-listen", "127.0.0.1:0"], "TLS needs tls_certificate"),
