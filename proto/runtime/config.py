@@ -92,7 +92,11 @@ def load_config(
         and field.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise BadConfig(f"[{section}] needs {', '.join(missing)}")
+        variables = ", ".join(f"{prefix}{name.upper()}" for name in missing)
+        raise BadConfig(
+            f"[{section}] needs {', '.join(missing)}",
+            next_step=f"give flags, a file with --config, or set {variables}",
+        )
     return shape(**values)
 
 

@@ -61,8 +61,9 @@ def test_a_setting_without_default_is_asked_for() -> None:
     class Needy:
         directory: str
 
-    with pytest.raises(BadConfig, match="needs directory"):
+    with pytest.raises(BadConfig, match="needs directory") as refused:
         load_config(Needy, section="journal")
+    assert "ROLLBOOK_JOURNAL_DIRECTORY" in refused.value.next_step
 
 
 @pytest.mark.parametrize(
