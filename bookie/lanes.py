@@ -86,6 +86,8 @@ class Lane:
         self._on_crash = on_crash
         self._ready: dict[Queue, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._has_newcomer = False  # A task was hired that has not looked around yet.
+        self._has_waiter = False  # A task waits for the next turn. Two would be no quicker.
         self._is_closed = False
 
     def offer(self, queue: Queue) -> None:
@@ -95,7 +97,10 @@ class Lane:
             self._start()
 
     def _start(self) -> None:
+        if self._has_newcomer or self._has_waiter:
+            return  # It sees whatever is ready by then, and hires others.
         if self._ready and len(self._tasks) < self._tasks_max and not self._is_closed:
+            self._has_newcomer = True
             task = asyncio.get_running_loop().create_task(self._work())
             self._tasks[task] = None
             task.add_done_callback(self._on_done)
@@ -114,9 +119,16 @@ class Lane:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _work(self) -> None:
+        self._has_newcomer = False
         while self._ready:
             if self._turn.is_over:
-                await asyncio.sleep(0)
+                if self._has_waiter:
+                    return
+                self._has_waiter = True
+                try:
+                    await asyncio.sleep(0)
+                finally:
+                    self._has_waiter = False
                 continue
             queue = next(iter(self._ready))
             del self._ready[queue]
@@ -127,6 +139,7 @@ class Lane:
             queue.running += 1
             if queue.is_ready:
                 self._ready[queue] = None  # Behind the others.
+            self._start()  # For what is ready while this one waits for the disk.
             try:
                 await queue.serve(asked)
             finally:

@@ -88,6 +88,50 @@ async def test_a_turn_ends_when_enough_was_made_and_the_next_one_begins() -> Non
     await lane.close()
 
 
+async def test_one_task_waits_for_the_next_turn_and_not_all_that_there_may_be() -> None:
+    turn = Turn()
+    lane = Lane(16, turn, lambda error: None)
+    served = 0
+
+    async def serve(asked: Asked) -> None:
+        nonlocal served
+        served += 1
+        turn.spend(2_000_000)  # Each of them fills a turn.
+
+    queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=16)
+    queue.asked.extend(Asked(cast(Call, None), at) for at in range(40))
+    tasks_max = 0
+    async with asyncio.timeout(30):
+        while served < 40:
+            lane.offer(queue)  # As everything that happens to a connection does.
+            tasks_max = max(tasks_max, len(asyncio.all_tasks()) - 1)
+            await asyncio.sleep(0)
+    assert tasks_max <= 2  # Besides, one that has just been hired.
+    await lane.close()
+
+
+async def test_one_offer_is_enough_for_all_that_may_wait_at_the_same_time() -> None:
+    lane = Lane(8, Turn(), lambda error: None)
+    begun = 0
+    may_end = asyncio.Event()
+
+    async def serve(asked: Asked) -> None:
+        nonlocal begun
+        begun += 1
+        await may_end.wait()
+
+    queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=6)
+    queue.asked.extend(Asked(cast(Call, None), at) for at in range(10))
+    lane.offer(queue)
+    async with asyncio.timeout(30):
+        while begun < 6:
+            await asyncio.sleep(0)
+        may_end.set()
+        while begun < 10:
+            await asyncio.sleep(0)
+    await lane.close()
+
+
 async def test_a_closed_lane_begins_nothing() -> None:
     lane = Lane(4, Turn(), lambda error: None)
     never = asyncio.Event()
