@@ -154,7 +154,9 @@ def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[s
         metadata=_metadata(keys),
         bookie_id=keys.text("bookieId"),
         listen=_join(host, port),
-        advertise=_join(advertised, port),
+        advertise=f"[{advertised}]"
+        if ":" in advertised
+        else advertised,  # At the port of `listen`.
         session_timeout_s=None if timeout_ms is None else timeout_ms / 1000,
         read_only=keys.flag("forceReadOnlyBookie") or None,
     )

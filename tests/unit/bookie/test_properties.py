@@ -4,8 +4,11 @@ import random
 
 import pytest
 
+from rollbook.bookie.bookie import addresses_of
+from rollbook.bookie.config import BookieConfig
 from rollbook.bookie.properties import parse_properties, translate
 from rollbook.proto.errors import BadConfig
+from rollbook.proto.ports import Address
 
 
 def address_of(interface: str | None, by_name: bool) -> str:
@@ -155,7 +158,7 @@ def test_the_file_that_bookkeeper_ships() -> None:
         "bookie": {
             "metadata": "zk+hierarchical://localhost:2181/ledgers",
             "listen": "0.0.0.0:3181",
-            "advertise": "10.9.9.9:3181",
+            "advertise": "10.9.9.9",
             "session_timeout_s": 10.0,
         },
         "storage": {"journal_dir": "/tmp/bk-txn", "ledger_dirs": ["/tmp/bk-data"]},
@@ -183,15 +186,15 @@ def test_the_file_that_bookkeeper_ships() -> None:
 @pytest.mark.parametrize(
     ("text", "listen", "advertised"),
     [
-        ("", "0.0.0.0:3181", "10.9.9.9:3181"),
-        ("bookiePort=7", "0.0.0.0:7", "10.9.9.9:7"),
-        ("listeningInterface=eth0", "10.0.0.5:3181", "10.0.0.5:3181"),
-        ("listeningInterface=lo\nallowLoopback=true", "127.0.0.1:3181", "127.0.0.1:3181"),
-        ("advertisedAddress=bk.example", "0.0.0.0:3181", "bk.example:3181"),
-        ("advertisedAddress=127.0.0.1", "127.0.0.1:3181", "127.0.0.1:3181"),
-        ("advertisedAddress=::1", "[::1]:3181", "[::1]:3181"),
-        ("useHostNameAsBookieID=true", "0.0.0.0:3181", "host.example:3181"),
-        ("listeningInterface=eth0\nadvertisedAddress=x", "10.0.0.5:3181", "x:3181"),
+        ("", "0.0.0.0:3181", "10.9.9.9"),
+        ("bookiePort=7", "0.0.0.0:7", "10.9.9.9"),
+        ("listeningInterface=eth0", "10.0.0.5:3181", "10.0.0.5"),
+        ("listeningInterface=lo\nallowLoopback=true", "127.0.0.1:3181", "127.0.0.1"),
+        ("advertisedAddress=bk.example", "0.0.0.0:3181", "bk.example"),
+        ("advertisedAddress=127.0.0.1", "127.0.0.1:3181", "127.0.0.1"),
+        ("advertisedAddress=::1", "[::1]:3181", "[::1]"),
+        ("useHostNameAsBookieID=true", "0.0.0.0:3181", "host.example"),
+        ("listeningInterface=eth0\nadvertisedAddress=x", "10.0.0.5:3181", "x"),
     ],
 )
 def test_where_it_listens_and_what_it_tells(text: str, listen: str, advertised: str) -> None:
@@ -269,3 +272,10 @@ def test_no_file_makes_it_fail_otherwise(seed: int) -> None:
             translated("\n".join(lines))
         except BadConfig:
             pass
+
+
+def test_a_flag_that_moves_its_port_moves_what_it_tells() -> None:
+    found = translated("bookiePort=7\nadvertisedAddress=h")["bookie"]
+    config = BookieConfig("zk://z/l", listen="127.0.0.1:9", advertise=str(found["advertise"]))
+    _, advertised, bookie_id = addresses_of(config)
+    assert (advertised, bookie_id) == (Address("h", 9), "h:9")
