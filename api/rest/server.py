@@ -295,6 +295,6 @@ def _listen(address: Address) -> socket.socket:
     except OSError as error:
         raise BadConfig(
             f"cannot listen on {address}: {error}",
-            next_step="Stop what has this port, or choose another address.",
+            next_step="stop what has this port, or choose another address",
         ) from error
     return listening

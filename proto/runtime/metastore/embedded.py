@@ -65,7 +65,10 @@ class EmbeddedConnector:
         try:
             return await self._connect(receiver)
         except OSError as error:
-            raise BadConfig(f"cannot use {self._path}: {error}") from error
+            raise BadConfig(
+                f"cannot use {self._path}: {error}",
+                next_step="its directory must be there for the user who runs this, and writable",
+            ) from error
 
     async def _connect(self, receiver: Receiver) -> Channel:
         self._look_for_file()

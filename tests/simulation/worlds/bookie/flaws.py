@@ -1,7 +1,6 @@
 """Ways to build a bookie wrongly, which fresh seeds of its world must find."""
 
 import asyncio
-from array import array
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,7 +9,6 @@ from rollbook.bookie.census import Census
 from rollbook.bookie.core.control import Control, Operation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.flow import Account
-from rollbook.bookie.core.garbage import Suspects, Verdict
 from rollbook.bookie.core.memtable import IntArray
 from rollbook.bookie.handler import Connection
 from rollbook.bookie.identity import Identity
@@ -166,10 +164,6 @@ async def _see_half(self: Census, ids: IntArray) -> IntArray:
 
 async def _believe(_self: Census, ids: IntArray) -> IntArray:
     return ids
-
-
-def _judge_at_once(self: Suspects, now_ns: int, *, force: bool) -> Verdict:
-    return Verdict(array("q", self._ids), is_braked=False)
 
 
 async def _forget_all_deletions(self: Storage, *ledger_ids: int) -> None:

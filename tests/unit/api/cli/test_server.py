@@ -31,7 +31,7 @@ from rollbook.proto.wire.messages import Read, ReadReply
 from tests.support import bookies, processes
 from tests.support.bookie_client import connect
 from tests.support.bookies import PATIENCE_S, RunningBookie
-from tests.support.processes import ChildFailed, Family
+from tests.support.processes import Family
 
 ID = BookieId("bk-1")
 LONG_SESSION = {"ROLLBOOK_SESSION_TIMEOUT_S": "600"}  # Longer than any test: nothing runs out.
@@ -115,13 +115,6 @@ async def read(address: Address, ledger_id: int) -> None:
         assert reply.error is None
         assert reply.body is not None
         assert bytes(reply.body).endswith(PAYLOAD)
-
-
-def output_of(bookie: RunningBookie) -> int:
-    """It must end by itself."""
-    with pytest.raises(ChildFailed):
-        bookie.wait_ready()
-    return bookie.wait()
 
 
 # --- Life -------------------------------------------------------------------------------------
