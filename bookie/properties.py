@@ -154,9 +154,7 @@ def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[s
         metadata=_metadata(keys),
         bookie_id=keys.text("bookieId"),
         listen=_join(host, port),
-        advertise=f"[{advertised}]"
-        if ":" in advertised
-        else advertised,  # At the port of `listen`.
+        advertise=_bracketed(advertised),  # Its port is that of `listen`, wherever that is said.
         session_timeout_s=None if timeout_ms is None else timeout_ms / 1000,
         read_only=keys.flag("forceReadOnlyBookie") or None,
     )
@@ -228,4 +226,8 @@ def _space(keys: _Keys) -> dict[str, Any]:
 
 
 def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{_bracketed(host)}:{port}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
