@@ -11,6 +11,7 @@ import structlog
 
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
 from rollbook.proto.errors import OutcomeUnknown, SessionExpired, Unavailable
+from rollbook.proto.tasks import first_failure
 
 logger = structlog.get_logger()
 
@@ -49,16 +50,7 @@ class Membership:
 
     async def failed(self) -> BaseException:
         """`NodeExists`: another process has the id, and stays. Then this one has to end."""
-        failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-
-        def on_done(task: asyncio.Task[None]) -> None:
-            error = None if task.cancelled() else task.exception()
-            if error and not failure.done():
-                failure.set_result(error)
-
-        for task in self._tasks:
-            task.add_done_callback(on_done)
-        return await failure
+        return await first_failure(self._tasks)
 
     async def close(self) -> None:
         """Changes nothing any more. The registration goes with the session."""

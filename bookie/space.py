@@ -31,6 +31,7 @@ from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.errors import BookieFailed, RollbookError
 from rollbook.proto.ports import Clock, Disk, DiskSpace, MetadataStore, OpenMode, Randomness
+from rollbook.proto.tasks import first_failure
 
 logger = structlog.get_logger()
 
@@ -101,16 +102,7 @@ class Space:
 
     async def failed(self) -> BaseException:
         """Returns what makes it impossible to go on: then the process has to end."""
-        failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-
-        def on_done(task: asyncio.Task[None]) -> None:
-            error = None if task.cancelled() else task.exception()
-            if error and not failure.done():
-                failure.set_result(error)
-
-        for task in self._tasks:
-            task.add_done_callback(on_done)
-        return await failure
+        return await first_failure(self._tasks)
 
     async def close(self) -> None:
         """Before the storage. What is going on ends within a step; nothing is left half done."""

@@ -51,6 +51,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 from rollbook.proto.ports import Clock, Disk, DiskLock, DiskSpace, Randomness
+from rollbook.proto.tasks import first_failure
 from rollbook.proto.wire.adds import AddGroup, Adds
 from rollbook.proto.wire.messages import Failure
 
@@ -170,16 +171,7 @@ class Storage:
 
     async def failed(self) -> BaseException:
         """Returns what makes it impossible to go on: then the process has to end."""
-        failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-
-        def on_done(task: asyncio.Task[None]) -> None:
-            error = None if task.cancelled() else task.exception()
-            if error and not failure.done():
-                failure.set_result(error)
-
-        for task in self._tasks:
-            task.add_done_callback(on_done)
-        return await failure
+        return await first_failure(self._tasks)
 
     async def close(self) -> None:
         """Makes durable what waits, and ends."""

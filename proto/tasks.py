@@ -1,7 +1,9 @@
-"""Groups of tasks that end together, always in the same order; work that is not interrupted."""
+"""Groups of tasks that end together, always in the same order; work that is not interrupted; which
+of several tasks failed first.
+"""
 
 import asyncio
-from collections.abc import Coroutine, Iterator, MutableSet
+from collections.abc import Coroutine, Iterable, Iterator, MutableSet
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -15,6 +17,20 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         await asyncio.gather(task, return_exceptions=True)
         raise
+
+
+async def first_failure(tasks: "Iterable[asyncio.Task[None]]") -> BaseException:
+    """Waits for it. That one is cancelled, or comes to its end, is no failure."""
+    failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    def on_done(task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error and not failure.done():
+            failure.set_result(error)
+
+    for task in tasks:
+        task.add_done_callback(on_done)
+    return await failure
 
 
 class TaskGroup(asyncio.TaskGroup):

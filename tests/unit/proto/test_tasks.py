@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rollbook.proto.tasks import TaskGroup
+from rollbook.proto.tasks import TaskGroup, first_failure
 
 
 async def test_children_are_cancelled_in_the_order_in_which_they_were_made() -> None:
@@ -69,3 +69,23 @@ async def test_cancelling_the_body_cancels_the_children_in_order() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended == list(range(100))
+
+
+async def test_the_first_failure_is_told_and_no_other_end() -> None:
+    async def end() -> None:
+        pass
+
+    async def fail(turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        raise ValueError(turns)
+
+    async def hang() -> None:
+        await asyncio.sleep(100)
+
+    tasks = [asyncio.create_task(work) for work in (end(), hang(), hang(), fail(9), fail(5))]
+    tasks[1].cancel()
+    async with asyncio.timeout(30):
+        assert (await first_failure(tasks)).args == (5,)
+    tasks[2].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
