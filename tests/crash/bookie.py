@@ -11,7 +11,6 @@
 """
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -21,12 +20,9 @@ from typing import Final
 from rollbook.api.cli.server import EXIT_STORAGE_FAILED
 from tests.crash import CrashResult
 from tests.crash.bookie_rig import PATIENCE_S, Outcome, Rig, Subject
-from tests.support import forgetful
-from tests.support.forgetful import ForgetfulDisk, Names
+from tests.crash.series import Report, crash_in_series
+from tests.support.forgetful import ForgetfulDisk
 from tests.support.processes import family
-from tests.tally import missing_piece
-
-Report = Callable[[str], None]
 
 _STOP_S: Final = 0.3
 _TERMINATE_EVERY: Final = 10
@@ -211,26 +207,11 @@ def _subject(
 
 
 def crash_it(kills: int, power_cuts: int, seed: int, report: Report) -> CrashResult:
-    """Power cuts come in two halves, one for each rule of what makes a name durable."""
-    result = CrashResult("crashes")
-    with tempfile.TemporaryDirectory(prefix="rollbook-crash-") as root:
-        if kills:
-            folder = Path(root) / "kills"
-            folder.mkdir()
-            _add(result, run_kills(folder, kills, seed, report), "kills", report)
-        if power_cuts and (why := forgetful.why_not()):
-            result.skipped.append(missing_piece("fuse", why, forgetful.HOW_TO_ENABLE))
-            return result
-        for what, names, run, times in (
-            ("power cuts", Names.EXT4, run_power_cuts, power_cuts - power_cuts // 2),
-            ("power cuts (POSIX names)", Names.POSIX, run_power_cuts, power_cuts // 2),
-            ("failed fsyncs", Names.EXT4, run_failed_syncs, -(-power_cuts // _FAILURE_PER_CUTS)),
-            ("full disks", Names.EXT4, run_full_disks, -(-power_cuts // _FULL_PER_CUTS)),
-        ):
-            if times:
-                with forgetful.mount(Path(root) / what, names) as disk:
-                    _add(result, run(disk, times, seed, report), what, report)
-    return result
+    others = (
+        ("failed fsyncs", run_failed_syncs, -(-power_cuts // _FAILURE_PER_CUTS)),
+        ("full disks", run_full_disks, -(-power_cuts // _FULL_PER_CUTS)),
+    )
+    return crash_in_series(kills, run_kills, power_cuts, run_power_cuts, others, seed, report, _add)
 
 
 def _add(result: CrashResult, outcome: Outcome, what: str, report: Report) -> None:

@@ -10,7 +10,6 @@
 - *Failed fsync*: the owner ends by itself, the next one works for a while, then the power goes.
 """
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,12 +19,9 @@ from typing import Final
 from rollbook.proto.runtime.metastore.embedded_owner import EXIT_STORE_FAILED
 from tests.crash import CrashResult
 from tests.crash.rig import PATIENCE_S, SESSION_TIMEOUT_S, Outcome, Rig
-from tests.support import forgetful
-from tests.support.forgetful import ForgetfulDisk, Names
+from tests.crash.series import Report, crash_in_series
+from tests.support.forgetful import ForgetfulDisk
 from tests.support.processes import Child, ChildFailed, Family, family, kill_at_once
-from tests.tally import missing_piece
-
-Report = Callable[[str], None]
 
 _SERVERS: Final = 3  # One owns the store, two wait: a new process takes a while to start.
 _SHARES_KEPT: Final = (0.0, 0.0, 0.2, 0.5, 0.9)  # Of what was not synced, at a power cut.
@@ -211,33 +207,8 @@ def _repeat(
 
 
 def crash_it(kills: int, power_cuts: int, seed: int, report: Report) -> CrashResult:
-    """Power cuts come in two halves, one for each rule of what makes a name durable.
-
-    For every `_FAILURE_PER_CUTS` of them an fsync fails, too.
-    """
-    result = CrashResult("crashes")
-    with tempfile.TemporaryDirectory(prefix="rollbook-crash-") as root:
-        if kills:
-            folder = Path(root) / "kills"
-            folder.mkdir()
-            _add(result, run_kills(folder, kills, seed, report), "kills", report)
-        if power_cuts and (why := forgetful.why_not()):
-            result.skipped.append(missing_piece("fuse", why, forgetful.HOW_TO_ENABLE))
-            return result
-        for what, names, run, times in (
-            ("power cuts", Names.EXT4, run_power_cuts, power_cuts - power_cuts // 2),
-            ("power cuts (POSIX names)", Names.POSIX, run_power_cuts, power_cuts // 2),
-            ("failed fsyncs", Names.EXT4, run_failed_syncs, -(-power_cuts // _FAILURE_PER_CUTS)),
-        ):
-            if times:
-                with forgetful.mount(Path(root) / "forgetful", names) as disk:
-                    _add(result, run(disk, times, seed, report), what, report)
-                    gone = disk.statistics()
-                    report(
-                        f"forgotten: {gone['bytes_forgotten'] >> 10:,} KiB in dirty pages, "
-                        f"{gone['names_forgotten']:,} changes of names"
-                    )
-    return result
+    others = (("failed fsyncs", run_failed_syncs, -(-power_cuts // _FAILURE_PER_CUTS)),)
+    return crash_in_series(kills, run_kills, power_cuts, run_power_cuts, others, seed, report, _add)
 
 
 def _add(result: CrashResult, outcome: Outcome, what: str, report: Report) -> None:
