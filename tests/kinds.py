@@ -170,10 +170,11 @@ def contract(arguments: argparse.Namespace) -> Tally:
 
 def interop(arguments: argparse.Namespace) -> Tally:
     toolchain = importlib.import_module("tests.interop.toolchain")
+    java = importlib.import_module("tests.support.java")
     try:
-        toolchain.ensure_built()  # Here, where no test's time runs.
-    except toolchain.NoJava as error:
-        reason = missing_piece(toolchain.PIECE, str(error), toolchain.HOW_TO_ENABLE)
+        toolchain.PROJECT.ensure_built()  # Here, where no test's time runs.
+    except java.NoJava as error:
+        reason = missing_piece(java.PIECE, str(error), toolchain.PROJECT.how_to_enable)
         return Tally("tests", skipped=[reason])
     return _pytest("tests/interop", f"--bookies={arguments.bookies}")
 

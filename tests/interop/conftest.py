@@ -10,6 +10,7 @@ import pytest
 from tests.interop import shell, toolchain
 from tests.interop.cluster import ROLLBOOK, Cluster, Make, empty
 from tests.interop.puppet import Client, Protocol, Puppet
+from tests.support.java import PIECE, NoJava
 from tests.support.processes import REPOSITORY
 from tests.support.zookeeper import ZooKeeperServer, tree, zookeeper_server
 from tests.tally import missing_piece
@@ -34,9 +35,9 @@ def make(request: pytest.FixtureRequest) -> Make:
 def java() -> None:
     """What asks for it is skipped, or fails where it is required, without the Java pieces."""
     try:
-        toolchain.ensure_built()
-    except toolchain.NoJava as error:
-        pytest.skip(missing_piece(toolchain.PIECE, str(error), toolchain.HOW_TO_ENABLE))
+        toolchain.PROJECT.ensure_built()
+    except NoJava as error:
+        pytest.skip(missing_piece(PIECE, str(error), toolchain.PROJECT.how_to_enable))
 
 
 @pytest.fixture(scope="session")
