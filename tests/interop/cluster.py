@@ -7,7 +7,7 @@ is in the folder that it lives in.
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -19,6 +19,7 @@ from kazoo.client import KazooClient
 from rollbook.proto.ports import Address
 from tests.interop import toolchain
 from tests.interop.puppet import Puppet
+from tests.support.java import JavaProject
 from tests.support.processes import Child, Family, family
 from tests.support.zookeeper import ZooKeeperTree, free_port
 
@@ -46,8 +47,16 @@ class Standing:
 class Bookie:
     """One bookie through all its lives; known as `host:port` unless it has a name."""
 
-    def __init__(self, cluster: "Cluster", make: Make, folder: Path, name: str) -> None:
+    def __init__(
+        self,
+        cluster: "Cluster",
+        make: Make,
+        folder: Path,
+        name: str,
+        settings: Mapping[str, str | int],
+    ) -> None:
         self._cluster = cluster
+        self._more_settings = settings
         self._make = make
         self._folder = folder
         self._port = free_port()
@@ -83,7 +92,7 @@ class Bookie:
             command = [*ROLLBOOK, "server", "bookie", "--config", str(self.config_path)]
         else:
             main = "org.apache.bookkeeper.server.Main"
-            command = toolchain.command(main, "--conf", self.config_path)
+            command = self._cluster.project.command(main, "--conf", self.config_path)
         self._life = self._cluster.children.start(*_LOGGED, self.log_path, *command)
 
     def wait_serving(self, *, read_only: bool = False) -> None:
@@ -123,7 +132,7 @@ class Bookie:
         assert self._life.wait(PATIENCE_S) == (0 if self._make is Make.ROLLBOOK else _JVM_STOPPED)
 
     def _configure(self, *, read_only: bool) -> None:
-        settings = {
+        settings: dict[str, object] = {
             "bookiePort": self._port,
             "advertisedAddress": "127.0.0.1",
             "allowLoopback": "true",
@@ -138,6 +147,7 @@ class Bookie:
         }
         if self._name:
             settings["bookieId"] = self._name
+        settings |= self._more_settings
         text = "".join(f"{key}={value}\n" for key, value in settings.items())
         self.config_path.write_text(text)
 
@@ -145,12 +155,20 @@ class Bookie:
 class Cluster:
     """Its metadata are below one node of ZooKeeper's, its processes end with it."""
 
-    def __init__(self, tree: ZooKeeperTree, children: Family, folder: Path, layout: str) -> None:
+    def __init__(
+        self,
+        tree: ZooKeeperTree,
+        children: Family,
+        folder: Path,
+        layout: str,
+        project: JavaProject,
+    ) -> None:
         self._root = f"{tree.chroot}/ledgers"
         self._folder = folder
         self._zookeeper = KazooClient(tree.server.address)
         self._zookeeper.start(PATIENCE_S)
         self.server = tree.server
+        self.project = project
         self.children = children
         self.metadata = f"zk+{layout}://{tree.server.address}{self._root}"
         self.bookies: list[Bookie] = []
@@ -160,9 +178,12 @@ class Cluster:
         value, _ = self._zookeeper.get(f"{self._root}/INSTANCEID")
         return str(value, "ascii")
 
-    def add_bookie(self, make: Make, name: str = "") -> Bookie:
-        """One that was not started yet."""
-        bookie = Bookie(self, make, self._folder / f"bookie-{len(self.bookies) + 1}", name)
+    def add_bookie(
+        self, make: Make, name: str = "", settings: Mapping[str, str | int] = {}
+    ) -> Bookie:
+        """One that was not started yet; `settings` in the words of its `bk_server.conf`."""
+        folder = self._folder / f"bookie-{len(self.bookies) + 1}"
+        bookie = Bookie(self, make, folder, name, settings)
         self.bookies.append(bookie)
         return bookie
 
@@ -211,10 +232,15 @@ class Cluster:
 
 
 @contextmanager
-def empty(tree: ZooKeeperTree, folder: Path, layout: str = "hierarchical") -> Iterator[Cluster]:
-    """Neither made nor populated yet."""
+def empty(
+    tree: ZooKeeperTree,
+    folder: Path,
+    layout: str = "hierarchical",
+    project: JavaProject = toolchain.PROJECT,
+) -> Iterator[Cluster]:
+    """Neither made nor populated yet; what is Java's runs from `project`."""
     with family() as children:
-        cluster = Cluster(tree, children, folder, layout)
+        cluster = Cluster(tree, children, folder, layout, project)
         try:
             yield cluster
         finally:
