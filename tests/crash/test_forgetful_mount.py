@@ -454,6 +454,32 @@ def test_a_power_cut_ends_a_slow_fsync_undone(disk: ForgetfulDisk) -> None:
     assert (disk.path / "a").read_bytes() == b""
 
 
+def test_a_halt_comes_when_something_is_not_synced(disk: ForgetfulDisk, children: Family) -> None:
+    """And from then on nothing takes effect, and nobody gets an answer."""
+    write_synced(disk.path / "a", b"old")
+    disk.halt()
+    os.stat(disk.path / "a")
+    assert not disk.is_halted
+    code = "import os, sys; f = os.open(sys.argv[1], os.O_WRONLY); os.write(f, b'new'); os.fsync(f)"
+    writer = children.start(sys.executable, "-c", code, disk.path / "a")
+    wait_until(lambda: disk.is_halted)
+    assert disk.statistics()["dirty_bytes"]
+    os.kill(writer.pid, signal.SIGKILL)
+    disk.unplug()
+    assert writer.wait() == -signal.SIGKILL
+    before = disk.statistics()["bytes_forgotten"]
+    assert disk.forget()["bytes_forgotten"] == before + 512
+    assert (disk.path / "a").read_bytes() == b"old"
+
+
+def test_what_arrived_in_time_is_not_called_forgotten(disk: ForgetfulDisk) -> None:
+    write_synced(disk.path / "a", b"old")
+    with (disk.path / "a").open("r+b") as file:
+        file.write(b"new")
+    assert disk.forget(keep=1.0)["bytes_forgotten"] == 0
+    assert (disk.path / "a").read_bytes() == b"new"
+
+
 # --- What it is for -------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ disk equal to memory, `forget` makes memory equal to the disk.
 
 import os
 import random
+from collections.abc import Iterator
 from typing import Final
 
 PAGE: Final = 4096
@@ -156,13 +157,26 @@ class Contents:
             self.durable_size = self._disk_end = chance.choice(sizes)
             os.ftruncate(self._fd, self.durable_size)
 
-    def forget(self) -> int:
-        """Memory is gone, the disk is left; returns the bytes of dirty pages that went."""
-        lost = self.dirty_bytes
+    def unsynced_bytes(self) -> int:
+        """Of sectors that a power cut would change: what arrived, or says the same, does not count."""
+        return sum(
+            SECTOR
+            for index, page in self._pages.items()
+            for start, old in self._durable_sectors(index)
+            if page[start : start + SECTOR] != old
+        )
+
+    def _durable_sectors(self, index: int) -> Iterator[tuple[int, bytes]]:
+        on_disk = min(PAGE, self.durable_size - index * PAGE)
+        page = os.pread(self._fd, on_disk, index * PAGE) if on_disk > 0 else b""
+        page = page.ljust(PAGE, b"\0")
+        return ((start, page[start : start + SECTOR]) for start in range(0, PAGE, SECTOR))
+
+    def forget(self) -> None:
+        """Memory is gone, the disk is left."""
         self._pages.clear()
         self._dirty.clear()
         self.size = self._disk_end = self.durable_size
-        return lost
 
     def discard(self) -> None:
         """The file is gone for good."""

@@ -103,6 +103,22 @@ class ForgetfulDisk:
         """Each fsync takes so much longer; 0 ends the waiting ones, too."""
         self._command("slow_sync", delay_s=delay_s)
 
+    def halt(self, *, after_requests: int = 0, dirty_bytes: int = 1) -> None:
+        """The power fails: nobody gets an answer any more, and nothing takes effect, until `forget`.
+
+        That is at the first moment, so many requests from now on or later, at which so many bytes
+        are not synced (in whole pages). Whoever is killed then dies with `unplug`.
+        """
+        self._command("halt", requests=after_requests, dirty_bytes=dirty_bytes)
+
+    def unplug(self) -> None:
+        """Nothing is there any more until `forget`, and who waits for an answer need not wait."""
+        self._command("unplug")
+
+    @property
+    def is_halted(self) -> bool:
+        return bool(self._command("is_halted"))
+
     def close(self) -> None:
         if self._server.stdin and self._server.stdout:
             self._server.stdin.close()

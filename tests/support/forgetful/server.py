@@ -6,7 +6,8 @@ When standard input ends, for whatever reason, the mount goes and the process en
 
 One thread, one request at a time: it never touches its own mount, and each request is atomic.
 An fsync that is told to be slow waits in a list, so that the others pass it; it takes effect when
-its time is over, and never if the power cut comes first.
+its time is over, and never if the power cut comes first. A halt is the first half of a power cut: from
+some moment on nobody gets an answer any more, and nothing takes effect.
 """
 
 import dataclasses
@@ -32,6 +33,10 @@ class Server:
         self._buffer = bytearray(kernel.REQUEST_BYTES_MAX)
         self._sync_delay_s = 0.0
         self._slow: list[tuple[float, kernel.Request]] = []  # When each fsync is due.
+        self._halt: tuple[int, int] | None = (
+            None  # After how many requests, at how many dirty bytes.
+        )
+        self._is_halted = False
         self._commands: dict[str, Callable[..., Any]] = {
             "forget": self._forget,
             "write_back": self._volume.write_back,
@@ -39,6 +44,9 @@ class Server:
             "fail_sync": self._volume.fail_sync,
             "limit_free": self._volume.limit_free,
             "slow_sync": self._slow_sync,
+            "halt": self._halt_when,
+            "is_halted": lambda: self._is_halted,
+            "unplug": self._unmount,
         }
         self._mount()
 
@@ -50,9 +58,14 @@ class Server:
         self._poller.register(sys.stdin.fileno(), select.POLLIN)
 
     def _unmount(self) -> None:
+        if self._device < 0:
+            return
         self._slow.clear()
+        if not self._is_halted:
+            self._poller.unregister(self._device)
         kernel.unmount(self._mountpoint)
         os.close(self._device)  # Ends every open file: its users get ENOTCONN from now on.
+        self._device = -1
 
     def run(self) -> None:
         commands = sys.stdin.fileno()
@@ -88,11 +101,22 @@ class Server:
             self._answer(request)
 
     def _answer(self, request: kernel.Request) -> None:
+        if self._is_halted or (self._halt and self._halts_now(*self._halt)):
+            return
         if reply := self._connection.answer(request):
             try:
                 os.writev(self._device, reply)
             except OSError:  # ENOENT: the asker was killed and does not wait any more.
                 pass
+
+    def _halts_now(self, requests: int, dirty_bytes: int) -> bool:
+        self._halt = (requests - 1, dirty_bytes)
+        self._is_halted = requests <= 0 and self._volume.measure().dirty_bytes >= dirty_bytes
+        if self._is_halted:
+            self._halt = None
+            self._slow.clear()
+            self._poller.unregister(self._device)
+        return self._is_halted
 
     def _wait_ms(self) -> float | None:
         if not self._slow:
@@ -117,6 +141,7 @@ class Server:
     def _forget(self) -> dict[str, Any]:
         self._unmount()
         self._volume.forget()
+        self._halt, self._is_halted = None, False
         self._mount()
         return dataclasses.asdict(self._volume.measure())
 
@@ -124,6 +149,9 @@ class Server:
         self._sync_delay_s = delay_s
         if not delay_s:
             self._slow = [(0.0, request) for _, request in self._slow]
+
+    def _halt_when(self, requests: int, dirty_bytes: int) -> None:
+        self._halt = (requests, dirty_bytes)
 
 
 def _say(message: dict[str, Any]) -> None:

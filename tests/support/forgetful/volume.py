@@ -104,7 +104,7 @@ class Statistics:
     directory_syncs: int = 0
     requests: int = 0
     forgets: int = 0
-    bytes_forgotten: int = 0  # Counted in whole pages.
+    bytes_forgotten: int = 0  # In sectors that were different before.
     names_forgotten: int = 0
 
 
@@ -326,9 +326,11 @@ class Volume:
         self.statistics.names_forgotten += len(self._pending)
         self._pending.clear()
         for inode in self.inodes.values():
-            inode.links = inode.durable_links = inode.pending = inode.lookups = 0
             if inode.contents:
-                self.statistics.bytes_forgotten += inode.contents.forget()
+                if inode.links:
+                    self.statistics.bytes_forgotten += inode.contents.unsynced_bytes()
+                inode.contents.forget()
+            inode.links = inode.durable_links = inode.pending = inode.lookups = 0
         self.root.links = self.root.durable_links = 1
         self._restore(self.root)
         self.used_bytes = 0
