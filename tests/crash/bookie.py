@@ -2,8 +2,8 @@
 
 - *Kill*: SIGKILL; the next process takes over its files. Now and then it dies once more on the way
   up; or stands still for a while first; or is asked to end, by SIGTERM, with everybody at work.
-- *Power cut*: the process dies, and the file system forgets what was not synced, or keeps a random
-  share of it.
+- *Power cut*: the disk stops in the middle of un-synced writes, the process dies, and the file system
+  forgets what was not synced, or keeps a random share of it. One that had nothing to forget does not count.
 - *Failed fsync*: the bookie ends by itself with the code for that; the next one serves what it found;
   then the power goes.
 - *Full disk*: adds are refused, fences and recoveries go on, also after a kill; when there is room
@@ -31,6 +31,9 @@ _KILL_AGAIN_EVERY: Final = 5
 _START_S: Final = 0.15  # About what a start takes here; a second death comes somewhere in it.
 _SHARES_KEPT: Final = (0.0, 0.0, 0.2, 0.5, 0.9)  # Of what was not synced, at a power cut.
 _SYNC_DELAYS_S: Final = (0.0, 0.003, 0.02)  # A slow disk is more often caught in the act.
+_REQUESTS_BEFORE_CUT_MAX: Final = 200
+_BYTES_AT_CUT: Final = (1, 1, 64 << 10, 256 << 10)  # The most only while a checkpoint goes on.
+_CUTS_IN_VAIN_MAX: Final = 20  # A third of them: by chance all was written back in time.
 _FAILURE_PER_CUTS: Final = 5
 _FULL_PER_CUTS: Final = 8
 _FAILED_SYNCS_MAX: Final = 40  # Not all of them can have been such as can be made again.
@@ -44,15 +47,16 @@ def run_kills(folder: Path, kills: int, seed: int, report: Report, *, flaw: str 
         rig = Rig(subject, seed)
 
         async def kill(number: int) -> None:
+            if number % _TERMINATE_EVERY == 0:
+                await _terminate(rig)
+                await rig.start()
+                await rig.let_work()
             if number % _SLEEP_EVERY == 0:
                 subject.stop()
                 await asyncio.sleep(_STOP_S)
                 subject.resume()
                 await rig.let_work(1)
-            if number % _TERMINATE_EVERY == 0:
-                await _terminate(rig)
-            else:
-                await rig.kill()
+            await rig.kill()
             if number % _KILL_AGAIN_EVERY == 0:
                 _kill_on_the_way_up(rig)
 
@@ -84,20 +88,40 @@ def run_power_cuts(
 
         async def cut(number: int) -> None:
             chance = rig.chance
-            if (
-                number % 2 == 0
-            ):  # What the next one finds, shows and builds on must be durable, too.
+            if number % 2 == 0:  # What the next one finds and builds on must be durable, too.
                 await rig.kill()
                 await rig.start()
                 await rig.let_work(50)
-            await rig.kill()
-            disk.forget(keep=chance.choice(_SHARES_KEPT), seed=chance.randrange(1 << 30))
+            for _ in range(_CUTS_IN_VAIN_MAX):
+                if dropped := await _cut_the_power(disk, rig):
+                    rig.dropped.append(dropped)
+                    break
+                await rig.start()
+            else:
+                rig.judge.violations.append("no power cut finds anything that is not synced")
             if number % _KILL_AGAIN_EVERY == 0:
                 _kill_on_the_way_up(rig)
                 disk.forget(keep=chance.choice(_SHARES_KEPT), seed=chance.randrange(1 << 30))
             disk.slow_sync(chance.choice(_SYNC_DELAYS_S))
 
         return asyncio.run(_repeat(rig, cut, cuts, "power cuts", report))
+
+
+async def _cut_the_power(disk: ForgetfulDisk, rig: Rig) -> int:
+    """While something is not synced; returns how many bytes of that are gone."""
+    chance = rig.chance
+    disk.halt(
+        after_requests=chance.randrange(_REQUESTS_BEFORE_CUT_MAX),
+        dirty_bytes=chance.choice(_BYTES_AT_CUT),
+    )
+    await rig.until(lambda: disk.is_halted, "un-synced writes")
+    rig.subject.strike()
+    disk.unplug()
+    rig.subject.wait()  # Before the disk is back: it holds on to what it had opened.
+    forgotten = disk.statistics()["bytes_forgotten"]
+    after = disk.forget(keep=chance.choice(_SHARES_KEPT), seed=chance.randrange(1 << 30))
+    await rig.load.crash()
+    return after["bytes_forgotten"] - forgotten
 
 
 def run_failed_syncs(
@@ -221,6 +245,11 @@ def _add(result: CrashResult, outcome: Outcome, what: str, report: Report) -> No
     result.passed += outcome.crashes
     for violation in outcome.violations[:20]:
         report(f"BROKEN: {violation}")
+    if outcome.dropped:
+        report(
+            f"bookie: each of {len(outcome.dropped)} {what} took back un-synced writes, bytes: "
+            + " ".join(f"{each:,}" for each in outcome.dropped)
+        )
     outages_ms = sorted(1000 * seconds for seconds in outcome.outages_s)
     if outcome.endings_s:
         report(f"bookie: SIGTERM under load takes {max(outcome.endings_s):.1f} s (longest)")

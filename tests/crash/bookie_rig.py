@@ -38,6 +38,7 @@ class Outcome:
     outages_s: list[float] = field(default_factory=list)  # From each crash to serving again.
     endings_s: list[float] = field(default_factory=list)  # From each SIGTERM to the end.
     violations: list[str] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)  # Bytes that each power cut took back.
 
 
 class Subject:
@@ -82,8 +83,12 @@ class Subject:
 
     def kill(self) -> None:
         """SIGKILL; gone when it returns."""
-        self._signal(signal.SIGKILL)
+        self.strike()
         self.wait()
+
+    def strike(self) -> None:
+        """SIGKILL; it is gone when its disk lets go of it."""
+        self._signal(signal.SIGKILL)
 
     def terminate(self) -> None:
         self._signal(signal.SIGTERM)
@@ -176,6 +181,7 @@ class Rig:
         self.load = Load(self.judge, seed, subject.delete)
         self.outages_s: list[float] = []
         self.endings_s: list[float] = []  # From each SIGTERM to the end.
+        self.dropped: list[int] = []
 
     async def start(self) -> None:
         """The bookie, and everybody at work on it."""
@@ -216,4 +222,5 @@ class Rig:
             outages_s=self.outages_s,
             endings_s=self.endings_s,
             violations=judge.violations,
+            dropped=self.dropped,
         )

@@ -49,7 +49,7 @@ def crash_in_series(
                     add(result, run(disk, times, seed, report), what, report)
                     gone = disk.statistics()
                     report(
-                        f"forgotten: {gone['bytes_forgotten'] >> 10:,} KiB in dirty pages, "
+                        f"forgotten: {gone['bytes_forgotten'] >> 10:,} KiB that were not synced, "
                         f"{gone['names_forgotten']:,} changes of names"
                     )
     return result
