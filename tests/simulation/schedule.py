@@ -41,6 +41,7 @@ class Kind(StrEnum):
     READ_ERROR = "read error"  # nodes: their reads fail.
     DISK_FULL = "disk full"  # node.
     ROT = "rot"  # node; so many durable bits flip, in any of its files. Momentary.
+    WIPE = "wipe"  # node: it dies, and comes back with an empty disk that was formatted in its name.
     STALE_SECTOR = "stale sector"  # node: a sector of some file's last sync never got there.
     CLOCK_JUMP = "clock jump"  # node; µs added to its wall clock. Momentary.
     METADATA_DOWN = "metadata down"  # nobody: the whole store.

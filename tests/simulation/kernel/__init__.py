@@ -77,6 +77,7 @@ Disk: `node.disk`, the Disk port; state survives processes
     .contents(path), .durable(path)          bytes or None: as cached, and as the last sync left them
     .mount(path) -> a disk                   for that directory: another device, with faults of its own
     .record = None                           a list here receives every operation (see filesystem.py)
+    .on_synced = None                        called with the bytes that a sync has made durable
 
 Metadata: `world.metadata`, a ZooKeeper of the network's host "metadata"
     .down(), .up()                           the whole store
@@ -87,6 +88,7 @@ Metadata: `world.metadata`, a ZooKeeper of the network's host "metadata"
                                              or the request itself
     .heal()                                  up, current and whole
     .tree                                    the state, for checkers
+    .on_asked, .on_commit = None             called with each question and who asks, with each commit
     Cuts, resets and delays of links to host "metadata" work on it, too.
 
 Buggify: `node.buggify("journal.tiny_batch", odds=0.1) -> bool`

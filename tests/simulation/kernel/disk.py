@@ -121,10 +121,15 @@ class SimulatedFile:
         disk = self._disk
         if self._system is not disk.system:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        if not disk.meets_sync_error():
-            disk.do("sync", self.number, changes)
-            return
         inode = self._system.files[self.number]
+        if not disk.meets_sync_error():
+            synced = inode.pending[: max(0, changes - inode.synced)] if disk.on_synced else []
+            disk.do("sync", self.number, changes)
+            if disk.on_synced and (written := [c for c in synced if isinstance(c, Write)]):
+                start = min(write.position for write in written)
+                end = max(write.end for write in written)
+                disk.on_synced(bytes(inode.durable[start:end]))
+            return
         dirty: dict[int, None] = {}
         for change in inode.pending[: max(0, changes - inode.synced)]:
             if isinstance(change, Write):
@@ -183,6 +188,8 @@ class SimulatedDisk:
         self._boots = 0  # Also of other disks in its place.
         # All that is done from here on; complete if it was set before anything, or before `wipe`.
         self.record: list[Operation] | None = None
+        # Told of each sync that ends well: the bytes from the first to the last that it made durable.
+        self.on_synced: Callable[[bytes], None] | None = None
         self.sync_s: Span = SYNC_S
         self.tail_odds = 0.0
         self.tail_s: Span = (0.0, 0.0)

@@ -32,6 +32,7 @@ from rollbook.proto.metastore.core.messages import (
     FromService,
     Get,
     HangUp,
+    Question,
     Result,
     Sync,
     Told,
@@ -200,6 +201,8 @@ class _ServiceEnd(asyncio.Protocol):
         if loss is not None:
             self._transport.abort()  # Nothing that is said from here on gets out.
         if loss != "request":
+            if self._metadata.on_asked is not None and isinstance(message, Ask):
+                self._metadata.on_asked(self._opener, message.question)
             self._host.hear(self._connection, [message])
 
     # --- Saying -------------------------------------------------------------------------------
@@ -291,6 +294,8 @@ class SimulatedMetadata:
         self.losses: dict[str, str] = {}  # What the next request of a node loses.
         self.commits: list[Commit] = []
         self.on_commit: Callable[[Commit], None] | None = None  # Told of each as it happens.
+        # Told of each question before it is judged, and by which process it was asked.
+        self.on_asked: Callable[[str, Question], None] | None = None
         self.lag_s: Span | None = None
         self.partial_listing_odds = 0.0
         self._host: Host | None = None

@@ -1,0 +1,126 @@
+"""Ledgers and everything that touches them, judged by what goes in and out and by what disks hold.
+
+Facts come in as they happen: commits of the metadata store, syncs of the bookies' disks, answers as
+they leave the bookies, what users of the client are told. Nothing is known of the client's inside, so a
+rule holds for whoever plays writer or recovery. The rules are S1 to S12 of the ledger protocol, each
+under the name by which a run fails: `copies.py`, `metadata.py`, `answers.py` say them.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.metadata import LedgerMetadata
+from rollbook.proto.wire.digest import DigestType, LedgerDigest
+from rollbook.proto.wire.messages import Reply, Request
+from tests.simulation.checkers.ledger import answers, copies, metadata
+from tests.simulation.checkers.ledger.facts import (
+    PAYLOAD_BYTES_MIN,
+    Facts,
+    LedgerFacts,
+    OnBroken,
+    fence_record,
+    payload_of,
+)
+
+RULES: Final = {
+    "S1": copies.TRUNCATED,
+    "S2": copies.READABLE,
+    "S3": copies.COPIES,
+    "S4": copies.ORDER,
+    "S5": answers.FENCE,
+    "S6": metadata.ABSENCE,
+    "S7": metadata.FRAGMENTS,
+    "S8": copies.CLEAN_LAC,
+    "S9": metadata.VERSIONS,
+    "S10": metadata.FROZEN,
+    "S11": copies.DURABLE_ACK,
+    "S12": answers.BYTES,
+}
+
+__all__ = ["PAYLOAD_BYTES_MIN", "RULES", "LedgerChecker", "LedgerFacts", "payload_of"]
+
+
+class LedgerChecker:
+    def __init__(self, on_broken: OnBroken) -> None:
+        self.facts = Facts()
+        self._copies = copies.CopyRules(self.facts, on_broken)
+        self._metadata = metadata.MetadataRules(self.facts, on_broken)
+        self._answers = answers.AnswerRules(self.facts, self._metadata, on_broken)
+        # Counted, so that a run can show that it was about something.
+        self.heard = dict.fromkeys(("confirmed", "denied", "changes", "answers", "read"), 0)
+
+    # --- Writers and readers --------------------------------------------------------------------
+
+    def on_written(self, ledger_id: int, size: int) -> bytes:
+        """A writer is about to append: this is its payload."""
+        ledger = self.facts.ledger(ledger_id)
+        ledger.sizes.append(size)
+        return payload_of(ledger_id, len(ledger.sizes) - 1, size)
+
+    def on_confirmed(self, ledger_id: int, number: int, entry_id: int, *, is_late: bool) -> None:
+        """`is_late`: written after somebody was told that the ledger is deleted."""
+        self.heard["confirmed"] += 1
+        self._copies.on_confirmed(ledger_id, number, entry_id)
+        if is_late:
+            self._copies.on_late_confirmed(ledger_id, number)
+
+    def on_read(
+        self, ledger_id: int, entry_id: int, payload: bytes, *, is_confirmed: bool = True
+    ) -> None:
+        """`is_confirmed`: by a reader that keeps to the LAC."""
+        self.heard["read"] += 1
+        self._copies.on_read(ledger_id, entry_id, payload)
+        if is_confirmed:
+            self._copies.on_told(ledger_id, entry_id)
+
+    def on_told(self, ledger_id: int, lac: int) -> None:
+        self._copies.on_told(ledger_id, lac)
+
+    def on_doomed(self, ledger_id: int) -> None:
+        self.facts.ledger(ledger_id).is_doomed = True
+
+    def on_gone(self, ledger_id: int) -> None:
+        self.facts.ledger(ledger_id).is_gone = True
+
+    # --- Metadata -------------------------------------------------------------------------------
+
+    def on_committed(
+        self,
+        ledger_id: int,
+        now: LedgerMetadata | None,
+        version: int,
+        authors: Sequence[tuple[str, int | None]],
+    ) -> None:
+        ledger = self.facts.ledger(ledger_id)
+        before, version_before = ledger.metadata, ledger.version
+        ledger.metadata, ledger.version = now, version
+        if now is not None and ledger.digest is None:
+            assert now.password is not None
+            kind = now.digest_type or DigestType.DUMMY
+            ledger.digest = LedgerDigest(kind, now.password, LedgerId(ledger_id))
+            ledger.fence = fence_record(ledger_id, now.password)
+        self.heard["changes"] += 1
+        self._metadata.on_changed(ledger, before, version_before, authors)
+        self._copies.on_changed(ledger)
+
+    # --- Bookies --------------------------------------------------------------------------------
+
+    def on_durable(self, bookie: str, data: bytes) -> None:
+        for ledger_id, entry_id in self._copies.on_durable(bookie, data):
+            self._answers.on_durable(bookie, ledger_id, entry_id)
+
+    def on_lac_written(self, bookie: str, ledger_id: int, lac: int) -> None:
+        self._copies.on_lac_written(bookie, ledger_id, lac)
+
+    def on_accepted(
+        self, bookie: str, ledger_id: int, entries: list[EntryId], *, mends: bool
+    ) -> None:
+        self._answers.on_accepted(bookie, ledger_id, entries, mends)
+
+    def on_answer(self, bookie: str, asker: str, request: Request, reply: Reply) -> None:
+        self.heard["answers"] += 1
+        self._answers.on_answer(bookie, asker, request, reply)
+
+    def on_wiped(self, bookie: str) -> None:
+        self._copies.on_wiped(bookie)

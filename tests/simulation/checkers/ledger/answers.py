@@ -1,0 +1,119 @@
+"""What bookies accept and say, judged as it leaves them.
+
+- **fence** (S5): whoever answered a fencing question has the fence on disk, accepts no ordinary add from
+  then on, across restarts, and what it called absent then stays so unless a recovery brings it.
+- **absence** (S6): "no such entry" is never said of what the disk has, nor of what went with a disk
+  that we destroyed while the ledger was not closed.
+- **bytes** (S12): an entry is answered under its ids, with a digest that holds, as somebody wrote it.
+"""
+
+from typing import Final
+
+from rollbook.proto.errors import (
+    DigestMismatch,
+    EntryStateUnknown,
+    NoSuchEntry,
+    NoSuchLedger,
+)
+from rollbook.proto.ids import EntryId
+from rollbook.proto.ports import Buffer
+from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply, Reply, Request
+from tests.simulation.checkers.ledger.facts import Facts, LedgerFacts, OnBroken
+from tests.simulation.checkers.ledger.metadata import ABSENCE, MetadataRules
+
+FENCE: Final = "fence"
+BYTES: Final = "bytes"
+
+_ABSENT: Final = (NoSuchEntry, NoSuchLedger)
+
+
+class AnswerRules:
+    def __init__(self, facts: Facts, metadata: MetadataRules, on_broken: OnBroken) -> None:
+        self._facts = facts
+        self._metadata = metadata
+        self._break = on_broken
+
+    def on_accepted(self, bookie: str, ledger_id: int, entries: list[EntryId], mends: bool) -> None:
+        """Adds that the bookie is going to store; `mends`: of a recovery."""
+        kept, ledger = self._facts.kept(bookie, ledger_id), self._facts.ledger(ledger_id)
+        if mends:
+            kept.mended.update(dict.fromkeys(entries))
+        elif kept.fence_was_answered and not ledger.is_doomed:
+            self._break(FENCE, f"{bookie} was fenced and accepts {ledger.name(entries[0])}")
+
+    def on_durable(self, bookie: str, ledger_id: int, entry_id: int) -> None:
+        kept = self._facts.kept(bookie, ledger_id)
+        if entry_id in kept.denied and entry_id not in kept.mended:
+            name = self._facts.ledger(ledger_id).name(entry_id)
+            self._break(FENCE, f"{bookie} denied {name} under a fence, and stores it")
+
+    def on_answer(self, bookie: str, asker: str, request: Request, reply: Reply) -> None:
+        if isinstance(request, Read) and isinstance(reply, ReadReply):
+            self._on_read(bookie, asker, request, reply)
+        elif isinstance(request, BatchRead) and isinstance(reply, BatchReadReply):
+            self._on_batch(bookie, asker, request, reply)
+
+    def _on_read(self, bookie: str, asker: str, read: Read, reply: ReadReply) -> None:
+        ledger = self._facts.ledger(read.ledger_id)
+        if read.fence:
+            self._on_fence_answered(bookie, ledger, reply.error)
+        if reply.error in _ABSENT and read.entry_id >= 0 and read.previous_lac is None:
+            self._on_denied(bookie, asker, ledger, read.entry_id, is_fenced=read.fence)
+        if reply.error is None and reply.body is not None:
+            self._on_body(bookie, ledger, reply.body, None if read.entry_id < 0 else read.entry_id)
+
+    def _on_batch(self, bookie: str, asker: str, batch: BatchRead, reply: BatchReadReply) -> None:
+        ledger = self._facts.ledger(batch.ledger_id)
+        if batch.fence:
+            self._on_fence_answered(bookie, ledger, reply.error)
+        if reply.error in _ABSENT:
+            count = batch.count_max if batch.is_sparse and batch.count_max > 0 else 1
+            for entry_id in range(batch.first_entry, batch.first_entry + count):
+                self._on_denied(bookie, asker, ledger, entry_id, is_fenced=batch.fence)
+        expected = int(batch.first_entry)
+        for body in reply.bodies if reply.error is None else ():
+            entry_id = self._on_body(bookie, ledger, body, None if batch.is_sparse else expected)
+            for passed in range(expected, entry_id):  # Only a sparse one passes over anything.
+                self._on_denied(bookie, asker, ledger, passed, is_fenced=batch.fence)
+            expected = entry_id + 1
+
+    def _on_fence_answered(
+        self, bookie: str, ledger: LedgerFacts, error: type[Exception] | None
+    ) -> None:
+        if error is not None and error not in (*_ABSENT, EntryStateUnknown):
+            return  # It failed, and promised nothing.
+        kept = self._facts.kept(bookie, ledger.ledger_id)
+        if ledger.metadata is None or ledger.is_doomed:
+            return
+        if not kept.has_fence and bookie not in self._facts.destroyed:
+            self._break(FENCE, f"{bookie} answers before ledger {ledger.ledger_id} is fenced there")
+        kept.fence_was_answered = True
+
+    def _on_denied(
+        self, bookie: str, asker: str, ledger: LedgerFacts, entry_id: int, *, is_fenced: bool
+    ) -> None:
+        if ledger.is_doomed or ledger.metadata is None:
+            return
+        kept = self._facts.kept(bookie, ledger.ledger_id)
+        if entry_id in kept.durable:
+            self._break(ABSENCE, f"{bookie} denies {ledger.name(entry_id)}, which it has")
+        if entry_id in kept.forgotten:
+            self._break(ABSENCE, f"{bookie} denies {ledger.name(entry_id)}, which it had")
+        if is_fenced:
+            kept.denied[entry_id] = None
+            self._metadata.on_denied(asker, bookie, ledger.ledger_id, entry_id)
+
+    def _on_body(self, bookie: str, ledger: LedgerFacts, body: Buffer, entry_id: int | None) -> int:
+        """Which entry it is."""
+        if ledger.digest is None:
+            return -1 if entry_id is None else entry_id
+        try:
+            entry = ledger.digest.unpack_entry(
+                body, None if entry_id is None else EntryId(entry_id)
+            )
+        except DigestMismatch as error:
+            self._break(BYTES, f"{bookie} answers for ledger {ledger.ledger_id}: {error}")
+            raise
+        if entry.payload != ledger.payload(entry.entry_id):
+            self._break(BYTES, f"{bookie} answers {ledger.name(entry.entry_id)} as nobody wrote it")
+        return entry.entry_id

@@ -1,0 +1,185 @@
+"""Where entries lie, judged at each sync, each confirmation and each change of metadata.
+
+- **truncated** (S1): no writer is told of an entry behind the end of a closed ledger, before or after.
+- **readable** (S2): what a writer was told is on a bookie that metadata names for it, at any instant.
+- **copies** (S3): of a closed ledger every entry is on `ack` bookies that metadata names for it.
+- **order** (S4): entry i carries the i-th payload that was written, wherever it turns up.
+- **clean LAC** (S8): a LAC that a named bookie may hand out names entries that have `ack` copies there.
+- **durable ack** (S11): what a writer is told has `ack` copies that no power cut can take away.
+- **vanished**: what a reader was shown as confirmed is in the ledger when it is closed.
+- **deleted**: nothing that is written after a deletion was reported done is confirmed.
+
+Copies that went with a disk which we destroyed are excused, but for S2.
+"""
+
+from typing import Final
+
+from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
+from rollbook.proto.wire.digest import DigestType
+from tests.simulation.checkers.ledger.facts import (
+    BookieFacts,
+    Facts,
+    LedgerFacts,
+    OnBroken,
+    Stored,
+    entries_in,
+)
+
+TRUNCATED: Final = "truncated"
+READABLE: Final = "readable"
+COPIES: Final = "copies"
+ORDER: Final = "order"
+CLEAN_LAC: Final = "clean LAC"
+DURABLE_ACK: Final = "durable ack"
+VANISHED: Final = "vanished"
+DELETED: Final = "deleted"
+
+
+class CopyRules:
+    def __init__(self, facts: Facts, on_broken: OnBroken) -> None:
+        self._facts = facts
+        self._break = on_broken
+
+    # --- Disks --------------------------------------------------------------------------------
+
+    def on_durable(self, bookie: str, data: bytes) -> list[tuple[int, int]]:
+        """A sync of one of its files has ended well, and these bytes were written before it.
+
+        Returns the entries that are new there.
+        """
+        facts = self._facts
+        found = [self._on_stored(bookie, stored) for stored in entries_in(data, self._digest_of)]
+        for ledger in facts.ledgers.values():
+            kept = facts.kept(bookie, ledger.ledger_id)
+            if ledger.fence and not kept.has_fence:
+                kept.has_fence = ledger.fence in data
+        return found
+
+    def _digest_of(self, ledger_id: int) -> DigestType | None:
+        ledger = self._facts.ledgers.get(ledger_id)
+        return ledger.digest.kind if ledger and ledger.digest else None
+
+    def _on_stored(self, bookie: str, stored: Stored) -> tuple[int, int]:
+        ledger = self._facts.ledger(stored.ledger_id)
+        kept = self._facts.kept(bookie, stored.ledger_id)
+        stored_ledger_id, entry_id, lac = stored.header
+        if (stored_ledger_id, entry_id) != (stored.ledger_id, stored.number):
+            where = f"entry {entry_id} of ledger {stored_ledger_id}"
+            self._break(ORDER, f"{bookie} has {ledger.name(stored.number)} as {where}")
+        kept.durable[entry_id] = None
+        if lac > kept.lac:
+            kept.lac = lac
+            self._check_lac(ledger, bookie, kept)
+        return stored.ledger_id, entry_id
+
+    def on_lac_written(self, bookie: str, ledger_id: int, lac: int) -> None:
+        """An explicit one is durable there."""
+        kept = self._facts.kept(bookie, ledger_id)
+        if lac > kept.lac:
+            kept.lac = lac
+            self._check_lac(self._facts.ledger(ledger_id), bookie, kept)
+
+    def on_wiped(self, bookie: str) -> None:
+        """Its disk is another one, empty."""
+        facts = self._facts
+        facts.destroyed[bookie] = None
+        for ledger in list(facts.ledgers.values()):
+            kept = facts.kept(bookie, ledger.ledger_id)
+            metadata = ledger.metadata
+            if metadata is not None and not metadata.is_closed and metadata.names(BookieId(bookie)):
+                kept.forgotten.update(kept.durable)
+            else:  # It need not know that there was anything.
+                kept.denied.clear()
+                kept.fence_was_answered = False
+            kept.durable.clear()
+            kept.lac, kept.has_fence = NO_ENTRY, False
+            self._check_readable(ledger)
+
+    # --- What writers and readers are told ------------------------------------------------------
+
+    def on_confirmed(self, ledger_id: int, number: int, entry_id: int) -> None:
+        """A writer is told that its n-th payload is entry so and so, for ever."""
+        ledger = self._facts.ledger(ledger_id)
+        if entry_id != number:
+            self._break(ORDER, f"{ledger.name(number)} is confirmed as entry {entry_id}")
+        ledger.confirmed = max(ledger.confirmed, entry_id)
+        metadata = ledger.metadata
+        if metadata is None:
+            if not ledger.is_doomed:
+                self._break(DURABLE_ACK, f"{ledger.name(entry_id)} is confirmed, of no ledger")
+            return
+        if metadata.last_entry is not None and entry_id > metadata.last_entry:
+            text = (
+                f"{ledger.name(entry_id)} is confirmed, and it is closed at {metadata.last_entry}"
+            )
+            self._break(TRUNCATED, text)
+        self._check(ledger, entry_id, metadata.quorum.ack, DURABLE_ACK, "confirmed")
+
+    def on_told(self, ledger_id: int, entry_id: int) -> None:
+        """A reader that keeps to the LAC is shown the entry, or a LAC that covers it."""
+        ledger = self._facts.ledger(ledger_id)
+        ledger.told = max(ledger.told, entry_id)
+        self._check_vanished(ledger)
+
+    def on_read(self, ledger_id: int, entry_id: int, payload: bytes) -> None:
+        ledger = self._facts.ledger(ledger_id)
+        if payload != ledger.payload(entry_id):
+            self._break(ORDER, f"{ledger.name(entry_id)} is read as nobody wrote it")
+
+    def on_late_confirmed(self, ledger_id: int, number: int) -> None:
+        """It was sent after a deletion of its ledger had been reported done."""
+        name = self._facts.ledger(ledger_id).name(number)
+        self._break(DELETED, f"{name} was written after the deletion, and is confirmed")
+
+    # --- Metadata -------------------------------------------------------------------------------
+
+    def on_changed(self, ledger: LedgerFacts) -> None:
+        """Its metadata is another one."""
+        metadata = ledger.metadata
+        if metadata is None or ledger.is_doomed:
+            return
+        ledger.clean = NO_ENTRY
+        self._check_readable(ledger)
+        for bookie, kept in self._facts.keepers(ledger.ledger_id):
+            self._check_lac(ledger, bookie, kept)
+        if metadata.last_entry is None:
+            return
+        if ledger.confirmed > metadata.last_entry:
+            what = f"{ledger.name(ledger.confirmed)} was confirmed"
+            self._break(TRUNCATED, f"{what}, and it closes at {metadata.last_entry}")
+        self._check_vanished(ledger)
+        for entry_id in range(metadata.last_entry + 1):
+            self._check(ledger, entry_id, metadata.quorum.ack, COPIES, "closed over")
+
+    def _check_readable(self, ledger: LedgerFacts) -> None:
+        if ledger.metadata is None or ledger.is_doomed:
+            return
+        for entry_id in range(ledger.confirmed + 1):
+            if not self._facts.copies(ledger, entry_id):
+                self._break(READABLE, f"{ledger.name(entry_id)} is confirmed, and is nowhere")
+
+    def _check_vanished(self, ledger: LedgerFacts) -> None:
+        metadata = ledger.metadata
+        if metadata is None or metadata.last_entry is None or ledger.is_doomed:
+            return
+        if ledger.told > metadata.last_entry:
+            what = f"{ledger.name(ledger.told)} was shown to a reader"
+            self._break(VANISHED, f"{what}, and it is closed at {metadata.last_entry}")
+
+    def _check_lac(self, ledger: LedgerFacts, bookie: str, kept: BookieFacts) -> None:
+        metadata = ledger.metadata
+        if metadata is None or ledger.is_doomed or not metadata.names(BookieId(bookie)):
+            return
+        for entry_id in range(ledger.clean + 1, kept.lac + 1):
+            what = f"named by the LAC {kept.lac} of {bookie}"
+            self._check(ledger, entry_id, metadata.quorum.ack, CLEAN_LAC, what)
+        ledger.clean = max(ledger.clean, kept.lac)
+
+    def _check(self, ledger: LedgerFacts, entry_id: int, ack: int, rule: str, what: str) -> None:
+        facts = self._facts
+        copies = facts.copies(ledger, entry_id)
+        if copies < ack and copies + facts.excused(ledger, entry_id) < ack:
+            assert ledger.metadata is not None
+            ensemble = ledger.metadata.fragment_of(EntryId(entry_id)).ensemble
+            where = f"has {copies} copies on {', '.join(ensemble)}"
+            self._break(rule, f"{ledger.name(entry_id)} is {what} and {where}")

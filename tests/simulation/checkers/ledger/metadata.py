@@ -1,0 +1,120 @@
+"""How metadata may change, judged commit by commit.
+
+- **fragments** (S7): first entries ascend from 0 and members are distinct; a writer replaces or appends
+  the last fragment of an open ledger and nothing else; setting it in recovery changes no fragment, and
+  recovery's own fragments come with the close; a closed ledger stays as it is.
+- **versions** (S9): each change goes from the version that its author named to the next one.
+- **frozen** (S10): once a ledger is in recovery, the process that wrote it changes nothing of it.
+- **absence** (S6): who closes a ledger in recovery was told by `write - ack + 1` bookies of the next
+  entry's write set that they do not have it.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from rollbook.proto.ids import NO_ENTRY, EntryId
+from rollbook.proto.metadata import LedgerMetadata, LedgerState
+from tests.simulation.checkers.ledger.facts import Facts, LedgerFacts, OnBroken
+
+FRAGMENTS: Final = "fragments"
+VERSIONS: Final = "versions"
+FROZEN: Final = "frozen"
+ABSENCE: Final = "absence"
+
+_OPEN, _IN_RECOVERY, _CLOSED = LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED
+
+
+class MetadataRules:
+    def __init__(self, facts: Facts, on_broken: OnBroken) -> None:
+        self._facts = facts
+        self._break = on_broken
+        self._denials: dict[tuple[str, int, int], dict[str, None]] = {}
+
+    def on_denied(self, asker: str, bookie: str, ledger_id: int, entry_id: int) -> None:
+        """The bookie tells a process, under a fence, that it does not have the entry."""
+        self._denials.setdefault((asker, ledger_id, entry_id), {})[bookie] = None
+
+    def on_changed(
+        self,
+        ledger: LedgerFacts,
+        before: LedgerMetadata | None,
+        version_before: int,
+        authors: Sequence[tuple[str, int | None]],
+    ) -> None:
+        """`authors` have asked for this very change: each a process, and the version it named."""
+        now = ledger.metadata
+        if now is None:
+            if not ledger.is_doomed:
+                self._break(FRAGMENTS, f"ledger {ledger.ledger_id} is gone, and nobody deletes it")
+            return
+        self._check_shape(ledger, now)
+        if before is None:
+            ledger.writer = authors[0][0] if authors else ""
+            return
+        if ledger.version != version_before + 1 or not any(
+            version == version_before for _, version in authors
+        ):
+            step = f"from version {version_before} to {ledger.version}, authors {authors}"
+            self._break(VERSIONS, f"ledger {ledger.ledger_id} goes {step}")
+        self._check_change(ledger, before, now)
+        names = [name for name, _ in authors]
+        if before.state is not _OPEN and names and all(name == ledger.writer for name in names):
+            self._break(FROZEN, f"ledger {ledger.ledger_id} is changed by its writer {names[0]}")
+        if before.state is _IN_RECOVERY and now.state is _CLOSED:
+            self._check_absence(ledger, before, now, names)
+
+    def _check_shape(self, ledger: LedgerFacts, now: LedgerMetadata) -> None:
+        starts = [fragment.first_entry for fragment in now.fragments]
+        if starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
+            self._break(FRAGMENTS, f"ledger {ledger.ledger_id} has fragments at {starts}")
+        for fragment in now.fragments:
+            if len(dict.fromkeys(fragment.ensemble)) != now.quorum.ensemble:
+                self._break(FRAGMENTS, f"ledger {ledger.ledger_id} lies on {fragment.ensemble}")
+
+    def _check_change(
+        self, ledger: LedgerFacts, before: LedgerMetadata, now: LedgerMetadata
+    ) -> None:
+        kept = len(before.fragments) - 1
+        same_past = now.fragments[:kept] == before.fragments[:kept]
+        first = before.fragments[-1].first_entry
+        match before.state, now.state:
+            case (LedgerState.OPEN, LedgerState.OPEN):
+                is_right = (
+                    same_past
+                    and len(now.fragments) - kept in (1, 2)
+                    and (
+                        now.fragments[kept].first_entry == first
+                        if len(now.fragments) == kept + 1
+                        else now.fragments[kept] == before.fragments[-1]
+                    )
+                )
+            case (LedgerState.OPEN, LedgerState.IN_RECOVERY | LedgerState.CLOSED):
+                is_right = now.fragments == before.fragments
+            case (LedgerState.IN_RECOVERY, LedgerState.CLOSED):
+                is_right = same_past and now.fragments[kept].first_entry == first
+            case _:
+                is_right = False
+        fixed = ("quorum", "digest_type", "password", "custom", "created_ms")
+        is_right = is_right and all(getattr(before, f) == getattr(now, f) for f in fixed)
+        if not is_right:
+            self._break(FRAGMENTS, f"ledger {ledger.ledger_id} goes from {before} to {now}")
+
+    def _check_absence(
+        self, ledger: LedgerFacts, before: LedgerMetadata, now: LedgerMetadata, names: Sequence[str]
+    ) -> None:
+        """By the ensemble that recovery found, the very one the writer went by."""
+        assert now.last_entry is not None
+        entry_id = EntryId(max(NO_ENTRY, now.last_entry) + 1)
+        ensemble = before.fragments[-1].ensemble
+        for name in names:
+            denials = self._denials.get((name, ledger.ledger_id, entry_id), {})
+            slots = self._facts.slots_that(ensemble, denials.__contains__)
+            if now.quorum.is_absent(entry_id, slots):
+                return
+        if names:
+            told = {
+                name: list(self._denials.get((name, ledger.ledger_id, entry_id), {}))
+                for name in names
+            }
+            self._break(ABSENCE, f"{ledger.name(entry_id)} is cut off, denied by {told}")
