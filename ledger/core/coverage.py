@@ -1,0 +1,50 @@
+"""The LAC as an ensemble tells it, and when enough of the ensemble was heard to believe it.
+
+Every confirmed entry has `ack` copies in its write set, and whoever stores an entry knows of the LAC
+that came with it. So the highest LAC that was told is not too low once every possible ack quorum has
+a member that was heard (RD1). Heard is who brings an entry or a LAC, and who says that it has none;
+what a bookie says that may have lost something, that fails, or that shows bytes of a wrong digest
+proves nothing. A valid LAC counts from whomever it comes: nobody can make one too high.
+"""
+
+from rollbook.proto.ids import NO_ENTRY, EntryId
+from rollbook.proto.quorum import Ensemble, Quorum
+
+
+class LacSurvey:
+    """One round of questions to all members of an ensemble."""
+
+    def __init__(self, quorum: Quorum, floor: EntryId = NO_ENTRY) -> None:
+        self.last_add_confirmed = floor
+        self.highest_entry = NO_ENTRY  # That anybody holds; it need not be confirmed.
+        self._quorum = quorum
+        self._unheard = (1 << quorum.ensemble) - 1
+        self._silent: dict[int, str] = {}  # Slot -> what it said instead of an answer.
+
+    def on_told(self, lac: EntryId, highest_entry: EntryId = NO_ENTRY) -> None:
+        """Verified; says nothing about who was heard."""
+        self.last_add_confirmed = max(self.last_add_confirmed, lac)
+        self.highest_entry = max(self.highest_entry, highest_entry)
+
+    def on_heard(self, slot: int) -> None:
+        self._unheard &= ~(1 << slot)
+        self._silent.pop(slot, None)
+
+    def on_silence(self, slot: int, reason: str) -> None:
+        if self._unheard >> slot & 1:
+            self._silent[slot] = reason
+
+    @property
+    def is_covered(self) -> bool:
+        return self._quorum.is_covered(self._unheard)
+
+    @property
+    def unheard_slots(self) -> list[int]:
+        return [slot for slot in range(self._quorum.ensemble) if self._unheard >> slot & 1]
+
+    def describe(self, ensemble: Ensemble) -> str:
+        """Who was not heard, and why."""
+        return ", ".join(
+            f"{ensemble[slot]}: {self._silent.get(slot, 'no answer')}"
+            for slot in self.unheard_slots
+        )

@@ -1,0 +1,97 @@
+"""Which copy of an entry to ask for next, when to ask a second member, when to stop asking.
+
+A plain read asks one member of the write set; the next one when that fails, has no such entry, or is
+slower than most answers lately (RD2). The order: who is healthy before who is slow or gone, and among
+equals always the same one for neighbouring entries, since it has read ahead. What is brought counts
+only with a right digest and the right ids (RD3). When nobody is left, all the answers together say
+what the caller may do:
+
+    NoSuchEntry       every copy's holder said that it has none
+    DigestMismatch    nobody can be asked again with a better result, and some bytes were bad
+    EntryUnavailable  somebody could not be asked, or does not know: try again
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+from rollbook.proto.errors import (
+    DigestMismatch,
+    EntryUnavailable,
+    Missing,
+    NoSuchEntry,
+    RollbookError,
+)
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.quorum import Ensemble, Quorum
+
+_NS_PER_MS: Final = 1_000_000
+_LATENCIES_KEPT: Final = 128
+_SORTED_EVERY: Final = 16
+_PERCENTILE: Final = 0.95
+
+
+@lru_cache(maxsize=4096)
+def covering_slots(quorum: Quorum, offset: int) -> tuple[int, ...]:
+    """The fewest members that together hold every entry; another choice for each offset."""
+    size = quorum.ensemble
+    return tuple((offset + step) % size for step in range(0, size, quorum.write))
+
+
+def slots_in_order(
+    quorum: Quorum, entry_id: EntryId, preferred: int, ranks: Sequence[int]
+) -> list[int]:
+    """The write set, best first: by rank, lower is better; among equals from `preferred` on."""
+    size = quorum.ensemble
+    return sorted(
+        quorum.write_slots(entry_id), key=lambda slot: (ranks[slot], (slot - preferred) % size)
+    )
+
+
+class CopySearch:
+    """One question for one entry, or for a run that starts with it: whom to ask, and the verdict."""
+
+    def __init__(self, slots: Sequence[int]) -> None:
+        self._untried = deque(slots)
+        self._errors: dict[int, type[RollbookError]] = {}  # Slot -> how it failed.
+
+    def next_slot(self) -> int | None:
+        """Whom to ask next; None: everybody was asked."""
+        return self._untried.popleft() if self._untried else None
+
+    def on_failure(self, slot: int, error: type[RollbookError]) -> None:
+        self._errors[slot] = error
+
+    def error(self, ledger_id: LedgerId, entry_id: EntryId, ensemble: Ensemble) -> RollbookError:
+        """When everybody has failed."""
+        errors = self._errors
+        ids = {"ledger_id": ledger_id, "entry_id": entry_id}
+        if all(issubclass(error, Missing) for error in errors.values()):
+            return NoSuchEntry(**ids)
+        told = ", ".join(f"{ensemble[slot]}: {e.code.reason}" for slot, e in errors.items())
+        if all(issubclass(error, Missing | DigestMismatch) for error in errors.values()):
+            return DigestMismatch(f"no copy is sound ({told})", **ids)
+        return EntryUnavailable(f"no copy could be read ({told})", **ids)
+
+
+class HedgeDelay:
+    """How long to wait for an answer before another member is asked: longer than 95 % took lately.
+
+    An answer that was overtaken counts with the time after which it was given up: so that when
+    everything is slow, everything is waited for longer, and nothing is asked twice.
+    """
+
+    def __init__(self, at_least_ms: float) -> None:
+        self._at_least_ns = int(at_least_ms * _NS_PER_MS)
+        self._latencies: deque[int] = deque(maxlen=_LATENCIES_KEPT)
+        self._since_sorted = 0
+        self.delay_ns = self._at_least_ns
+
+    def observe(self, latency_ns: int) -> None:
+        self._latencies.append(latency_ns)
+        self._since_sorted += 1
+        if self._since_sorted >= _SORTED_EVERY:
+            self._since_sorted = 0
+            ordered = sorted(self._latencies)
+            self.delay_ns = max(self._at_least_ns, ordered[int(_PERCENTILE * len(ordered))])

@@ -1,0 +1,248 @@
+"""Where does a ledger end? Recovery's questions to the bookies, and what their answers prove.
+
+The ensemble is the last fragment's, frozen when recovery began; every question fences. From the entry
+behind the LAC on, in order, each entry is
+
+    present     one valid copy was brought, whatever the others say (FR2)
+    absent      at least `write - ack + 1` members of its write set said that they have none, and
+                nobody of it who can be reached is still to be heard (FR3)
+    undecided   neither, and nobody is left to ask: recovery fails, and is tried again
+
+Only the explicit "no such entry" or "no such ledger" to a question for that very entry is a negative.
+What a member may have lost, fails to say in time, says with a wrong digest, or leaves out of a batch
+proves nothing. The first absent entry ends the ledger.
+
+Up to the highest entry that the fence brought to light entries are likely to be there, so one member
+is asked for a whole run of them and others only if that is slow or in vain. Beyond, the whole write
+set is asked at once: the proof that a ledger ends takes one round trip.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from rollbook.ledger.core.read_plan import covering_slots
+from rollbook.proto.ids import EntryId
+from rollbook.proto.quorum import Ensemble, Quorum, Slots
+from rollbook.proto.wire.digest import Entry
+
+_PROBES_MAX: Final = 64  # Entries that are asked for beyond what is known to exist.
+
+
+class Ask(NamedTuple):
+    """Ask the member at `slot` for what it holds of so many consecutive ids; one: a plain read."""
+
+    slot: int
+    first_entry: EntryId
+    count: int
+
+
+@dataclass(slots=True)
+class _Sought:
+    """An entry that was asked for and not found yet."""
+
+    pending: Slots = 0  # Who was asked and has not answered.
+    tried: Slots = 0  # Who did not bring it when it was asked for more than this one.
+    negatives: Slots = 0
+    failures: dict[int, str] = field(default_factory=dict)  # Slot -> what proves nothing.
+
+
+class TailSearch:
+    """Decides entry by entry; the caller asks, and retries what it may."""
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        last_known: EntryId,
+        highest_seen: EntryId,
+        *,
+        batch_slots: Slots,
+        batch_entries_max: int,
+    ) -> None:
+        """`last_known` is there without a question; `batch_slots` can be asked for runs."""
+        self._quorum = quorum
+        self._next = EntryId(last_known + 1)  # The first that is not decided.
+        self._highest_seen = highest_seen
+        self._batch_slots = batch_slots
+        self._batch_entries_max = batch_entries_max
+        self._covers = [covering_slots(quorum, offset) for offset in range(quorum.ensemble)]
+        self._probes = 1
+        self._planned_end = self._next
+        self._sought: dict[EntryId, _Sought] = {}
+        self._found: dict[EntryId, Entry] = {}
+        self._to_plan: deque[EntryId] = deque()
+        self._is_end_certain = False
+
+    # --- What to ask --------------------------------------------------------------------------
+
+    def plan(self, entries_max: int) -> list[Ask]:
+        """What to ask now, at most `entries_max` entries ahead of the first undecided one."""
+        end = self._next + entries_max
+        end = min(end, max(self._highest_seen, self._next - 1) + 1 + self._probes)
+        for entry_id in map(EntryId, range(self._planned_end, end)):
+            self._sought[entry_id] = _Sought()
+            self._to_plan.append(entry_id)
+        self._planned_end = EntryId(max(self._planned_end, end))
+        runs = _Runs(self._quorum, self._batch_slots, self._batch_entries_max)
+        for entry_id in sorted(dict.fromkeys(self._to_plan)):
+            if (sought := self._sought.get(entry_id)) is not None:
+                one = self._one_to_ask(entry_id, sought)
+                slots = self._all_to_ask(entry_id, sought) if one is None else (one,)
+                for slot in slots:
+                    if not sought.pending >> slot & 1:
+                        sought.pending |= 1 << slot
+                        runs.add(slot, entry_id, may_join=one is not None)
+        self._to_plan.clear()
+        return runs.asks
+
+    def _one_to_ask(self, entry_id: EntryId, sought: _Sought) -> int | None:
+        """The same for neighbours; None: it is unlikely to be there, or was not where it was sought."""
+        untried = self._quorum.write_mask(entry_id) & ~sought.tried
+        if entry_id > self._highest_seen or not untried:
+            return None
+        untried &= (self._batch_slots & untried) or untried
+        chunk = entry_id // self._batch_entries_max
+        cover = self._covers[chunk % self._quorum.ensemble]
+        return next((s for s in cover if untried >> s & 1), untried.bit_length() - 1)
+
+    def _all_to_ask(self, entry_id: EntryId, sought: _Sought) -> Iterable[int]:
+        return (
+            slot
+            for slot in self._quorum.write_slots(entry_id)
+            if not sought.negatives >> slot & 1 and slot not in sought.failures
+        )
+
+    # --- What was answered --------------------------------------------------------------------
+
+    def on_entries(self, ask: Ask, entries: Sequence[Entry]) -> None:
+        """Verified, in order, at least one; what is missing behind the last had no room."""
+        for entry in entries:
+            entry_id = entry.entry_id
+            if self._sought.pop(entry_id, None) is not None:
+                self._found[entry_id] = entry
+                if entry_id > self._highest_seen:
+                    self._highest_seen = entry_id
+                    self._probes = min(2 * self._probes, _PROBES_MAX)
+        last = entries[-1].entry_id
+        for entry_id, sought in self._missing(ask):
+            self._on_left_out(ask, entry_id, sought, has_room=entry_id < last)
+
+    def on_negative(self, ask: Ask) -> None:
+        """It said that there is no such entry, or no such ledger: of the first it was asked for."""
+        for entry_id, sought in self._missing(ask):
+            if entry_id == ask.first_entry:
+                sought.negatives |= 1 << ask.slot
+                sought.failures.pop(ask.slot, None)
+                sought.tried = self._quorum.write_mask(entry_id)  # Now ask everybody.
+            self._on_left_out(ask, entry_id, sought, has_room=True)
+
+    def on_failure(self, ask: Ask, reason: str) -> None:
+        """No answer that would prove anything about any of them."""
+        for entry_id, sought in self._missing(ask):
+            if entry_id == ask.first_entry:
+                sought.failures[ask.slot] = reason
+            self._on_left_out(ask, entry_id, sought, has_room=True)
+
+    def on_delay(self, ask: Ask) -> None:
+        """No answer yet: others are asked, too. The answer still counts when it comes."""
+        for entry_id, sought in self._missing(ask):
+            sought.tried |= 1 << ask.slot
+            self._to_plan.append(entry_id)
+
+    def _on_left_out(self, ask: Ask, entry_id: EntryId, sought: _Sought, *, has_room: bool) -> None:
+        sought.pending &= ~(1 << ask.slot)
+        if has_room:
+            sought.tried |= 1 << ask.slot
+        self._to_plan.append(entry_id)
+
+    def _missing(self, ask: Ask) -> Iterator[tuple[EntryId, _Sought]]:
+        for entry_id in map(EntryId, range(ask.first_entry, ask.first_entry + ask.count)):
+            sought = self._sought.get(entry_id)
+            if sought is not None and self._quorum.holds(ask.slot, entry_id):
+                yield entry_id, sought
+
+    # --- What follows -------------------------------------------------------------------------
+
+    def take_found(self) -> list[Entry]:
+        """The entries that are present, in order, each once."""
+        found: list[Entry] = []
+        while (entry := self._found.pop(self._next, None)) is not None:
+            found.append(entry)
+            self._next = EntryId(self._next + 1)
+        return found
+
+    @property
+    def next_entry(self) -> EntryId:
+        return self._next
+
+    @property
+    def is_absence_proven(self) -> bool:
+        """By so many that the next entry was never acknowledged; others may still have a copy."""
+        sought = self._sought.get(self._next)
+        return sought is not None and self._quorum.is_absent(self._next, sought.negatives)
+
+    @property
+    def is_over(self) -> bool:
+        """The ledger ends before `next_entry`."""
+        if not self.is_absence_proven:
+            return False
+        return self._is_end_certain or self._is_everybody_asked
+
+    @property
+    def is_stuck(self) -> bool:
+        """Everybody was asked for the next entry, and it is neither present nor absent."""
+        return (
+            self._next in self._sought and self._is_everybody_asked and not self.is_absence_proven
+        )
+
+    @property
+    def _is_everybody_asked(self) -> bool:
+        sought = self._sought[self._next]
+        answered = sought.negatives | sum(1 << slot for slot in sought.failures)
+        return not sought.pending and not self._quorum.write_mask(self._next) & ~answered
+
+    def stop_waiting(self) -> None:
+        """Whoever has not answered by now is taken for unreachable, if absence is proven."""
+        self._is_end_certain = True
+
+    def ask_again(self) -> None:
+        """Those whose answer proved nothing are asked once more."""
+        for entry_id, sought in self._sought.items():
+            sought.failures.clear()
+            self._to_plan.append(entry_id)
+
+    def describe(self, ensemble: Ensemble) -> str:
+        """What the members of the write set said about the next entry."""
+        sought = self._sought.get(self._next, _Sought())
+        told: list[str] = []
+        for slot in self._quorum.write_slots(self._next):
+            said = sought.failures.get(slot, "no answer")
+            told.append(f"{ensemble[slot]}: {'no' if sought.negatives >> slot & 1 else said}")
+        return ", ".join(told)
+
+
+class _Runs:
+    """Puts questions for neighbouring entries to one member into one."""
+
+    def __init__(self, quorum: Quorum, batch_slots: Slots, entries_max: int) -> None:
+        self.asks: list[Ask] = []
+        self._quorum = quorum
+        self._batch_slots = batch_slots
+        self._entries_max = entries_max
+        self._open: dict[int, int] = {}  # Slot -> index of the ask that may grow.
+
+    def add(self, slot: int, entry_id: EntryId, *, may_join: bool) -> None:
+        """A question for an entry alone gets an answer; what a batch leaves out has none."""
+        may_join = may_join and self._batch_slots >> slot & 1 == 1
+        at = self._open.get(slot)
+        if at is not None and may_join:
+            ask = self.asks[at]
+            count = entry_id - ask.first_entry + 1
+            next_held = self._quorum.first_held(slot, EntryId(ask.first_entry + ask.count))
+            if next_held == entry_id and count <= self._entries_max:
+                self.asks[at] = ask._replace(count=count)
+                return
+        if may_join:
+            self._open[slot] = len(self.asks)
+        self.asks.append(Ask(slot, entry_id, 1))

@@ -1,0 +1,127 @@
+"""Recovered entries, written once more to their whole write sets before the ledger is closed.
+
+A copy that was read may be the only one, and not yet durable; so each recovered entry gets `ack`
+durable copies, and all `write` bookies are tried (FR5). A bookie that fails is replaced from the first
+entry on that it has not acknowledged, in memory only: the new ensembles are part of the closing
+change of metadata and show to nobody before (FR6). Whoever dies on the way has changed nothing that a
+later recovery goes by.
+
+Entries stay here, and are kept, from the first one on that somebody who counts has not acknowledged:
+they may have to go to a replacement, too.
+"""
+
+from dataclasses import dataclass
+
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.metadata import Fragment
+from rollbook.proto.quorum import Ensemble, Quorum, Slots
+from rollbook.proto.wire.digest import Entry
+
+
+@dataclass(slots=True)
+class _Copies:
+    entry: Entry
+    acked: Slots = 0
+
+
+class WriteBack:
+    def __init__(self, quorum: Quorum, first_entry: EntryId, ensemble: Ensemble) -> None:
+        """`first_entry` is the first that may come; `ensemble` is where they lie so far."""
+        self.entry_bytes = 0  # Of the payloads that are kept.
+        self._quorum = quorum
+        self._ensemble = ensemble
+        # For each slot, whose it is from which entry on. The last one is written to.
+        self._holders = [[(first_entry, bookie)] for bookie in ensemble]
+        self._abandoned: Slots = 0  # They failed, and nobody can take their place.
+        self._copies: dict[EntryId, _Copies] = {}  # In order.
+
+    @property
+    def ensemble(self) -> Ensemble:
+        return tuple(holders[-1][1] for holders in self._holders)
+
+    def add(self, entry: Entry) -> list[int]:
+        """The slots it has to be sent to."""
+        assert not self._copies or entry.entry_id == next(reversed(self._copies)) + 1
+        self._copies[entry.entry_id] = _Copies(entry)
+        self.entry_bytes += len(entry.payload)
+        wanted = self._quorum.write_mask(entry.entry_id) & ~self._abandoned
+        return [s for s in self._quorum.write_slots(entry.entry_id) if wanted >> s & 1]
+
+    def on_acks(self, slot: int, bookie: BookieId, entry_ids: list[EntryId]) -> None:
+        if self._holders[slot][-1][1] != bookie:
+            return  # Replaced: its copies protect nobody any more.
+        for entry_id in entry_ids:
+            if (copies := self._copies.get(entry_id)) is not None:
+                copies.acked |= 1 << slot
+        self._settle()
+
+    def unacked(self, slot: int) -> list[Entry]:
+        """What the bookie at that place still owes."""
+        if self._abandoned >> slot & 1:
+            return []
+        return [
+            copies.entry
+            for entry_id, copies in self._copies.items()
+            if self._quorum.holds(slot, entry_id) and not copies.acked >> slot & 1
+        ]
+
+    def replace(self, slot: int, bookie: BookieId) -> list[Entry]:
+        """The bookie at that place has failed; returns what `bookie`, in its place, has to get."""
+        assert all(bookie != holder for holders in self._holders for _, holder in holders)
+        first_entry = self.unacked(slot)[0].entry_id
+        holders = self._holders[slot]
+        if holders[-1][0] >= first_entry:
+            holders.pop()  # It acknowledged nothing.
+        holders.append((first_entry, bookie))
+        for entry_id, copies in self._copies.items():
+            if entry_id >= first_entry:
+                copies.acked &= ~(1 << slot)
+        return self.unacked(slot)
+
+    def abandon(self, slot: int) -> None:
+        """It has failed, and nobody can take its place: the others have to be enough."""
+        self._abandoned |= 1 << slot
+        self._settle()
+
+    @property
+    def is_settled(self) -> bool:
+        return not self._copies
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Too few are left for `ack` copies."""
+        return any(
+            not self._quorum.is_acked(
+                entry_id, copies.acked | self._quorum.write_mask(entry_id) & ~self._abandoned
+            )
+            for entry_id, copies in self._copies.items()
+        )
+
+    def has_ack_quorums(self) -> bool:
+        """Whoever is still waited for is waited for beyond what is needed."""
+        return all(
+            self._quorum.is_acked(entry_id, copies.acked)
+            for entry_id, copies in self._copies.items()
+        )
+
+    def new_fragments(self) -> list[Fragment]:
+        """What the closing change of metadata has to say about where entries lie now."""
+        starts = sorted({first for holders in self._holders for first, _ in holders})
+        fragments = [Fragment(start, self._ensemble_at(start)) for start in starts]
+        return fragments if fragments[0].ensemble != self._ensemble else fragments[1:]
+
+    def _ensemble_at(self, entry_id: EntryId) -> Ensemble:
+        return tuple(
+            next(bookie for first, bookie in reversed(holders) if first <= entry_id)
+            for holders in self._holders
+        )
+
+    def _settle(self) -> None:
+        settled: list[EntryId] = []
+        for entry_id, copies in self._copies.items():
+            owed = self._quorum.write_mask(entry_id) & ~self._abandoned & ~copies.acked
+            if owed or not self._quorum.is_acked(entry_id, copies.acked):
+                break
+            settled.append(entry_id)
+        for entry_id in settled:
+            self.entry_bytes -= len(self._copies.pop(entry_id).entry.payload)

@@ -1,0 +1,93 @@
+"""Whom to ask for a copy, how long to wait, what all the answers together say."""
+
+import pytest
+
+from rollbook.ledger.core.read_plan import (
+    CopySearch,
+    HedgeDelay,
+    covering_slots,
+    slots_in_order,
+)
+from rollbook.proto.errors import (
+    BookieTimeout,
+    BookieUnreachable,
+    DigestMismatch,
+    EntryStateUnknown,
+    EntryUnavailable,
+    NoSuchEntry,
+    NoSuchLedger,
+    RollbookError,
+)
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.quorum import Quorum
+
+B = tuple(BookieId(f"b{i}") for i in range(3))
+MS = 1_000_000
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_few_members_hold_everything(size: int) -> None:
+    for write in range(1, size + 1):
+        quorum = Quorum(size, write, 1)
+        for offset in range(size):
+            cover = covering_slots(quorum, offset)
+            assert len(cover) == -(-size // write)
+            for entry_id in map(EntryId, range(size)):
+                assert any(quorum.holds(slot, entry_id) for slot in cover)
+
+
+def test_the_healthy_come_first_and_neighbours_ask_the_same_one() -> None:
+    """RD2."""
+    quorum = Quorum(3, 3, 2)
+    for entry_id in map(EntryId, range(6)):
+        assert slots_in_order(quorum, entry_id, 1, [0, 0, 0]) == [1, 2, 0]
+        assert slots_in_order(quorum, entry_id, 1, [0, 2, 1]) == [0, 2, 1]
+
+
+def test_only_holders_are_asked() -> None:
+    quorum = Quorum(5, 2, 2)
+    assert sorted(slots_in_order(quorum, EntryId(4), 0, [0] * 5)) == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("errors", "verdict"),
+    [
+        ((NoSuchEntry, NoSuchEntry, NoSuchLedger), NoSuchEntry),
+        ((NoSuchEntry, DigestMismatch, NoSuchEntry), DigestMismatch),
+        ((NoSuchEntry, EntryStateUnknown, DigestMismatch), EntryUnavailable),
+        ((BookieTimeout, NoSuchEntry, NoSuchEntry), EntryUnavailable),
+        ((BookieUnreachable, BookieUnreachable, BookieUnreachable), EntryUnavailable),
+    ],
+)
+def test_the_answers_together_say_what_the_caller_may_do(
+    errors: tuple[type[RollbookError], ...], verdict: type[RollbookError]
+) -> None:
+    """RD3."""
+    search = CopySearch([2, 0, 1])
+    for error in errors:
+        slot = search.next_slot()
+        assert slot is not None
+        search.on_failure(slot, error)
+    assert search.next_slot() is None
+    assert type(search.error(LedgerId(1), EntryId(7), B)) is verdict
+
+
+def test_what_takes_longer_than_most_is_asked_for_twice() -> None:
+    """RD2."""
+    delay = HedgeDelay(at_least_ms=5)
+    assert delay.delay_ns == 5 * MS
+    for _ in range(128):
+        delay.observe(1 * MS)
+    assert delay.delay_ns == 5 * MS, "at least"
+    for i in range(128):
+        delay.observe(40 * MS if i % 10 == 0 else 1 * MS)
+    assert delay.delay_ns == 40 * MS
+
+
+def test_old_latencies_are_forgotten() -> None:
+    delay = HedgeDelay(at_least_ms=5)
+    for _ in range(128):
+        delay.observe(400 * MS)
+    for _ in range(128):
+        delay.observe(1 * MS)
+    assert delay.delay_ns == 5 * MS
