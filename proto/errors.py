@@ -114,6 +114,18 @@ class EntryStateUnknown(Unavailable):
     code = Code("ENTRY_STATE_UNKNOWN", "UNAVAILABLE", 503, v2=101, v3=507)  # V2 has no own code.
 
 
+class EntryUnavailable(Unavailable):
+    """No copy of the entry can be read at present."""
+
+    code = Code("ENTRY_UNAVAILABLE", "UNAVAILABLE", 503)
+
+
+class RecoveryIncomplete(Unavailable):
+    """It cannot be told yet where the ledger ends; it stays in recovery."""
+
+    code = Code("RECOVERY_INCOMPLETE", "UNAVAILABLE", 503)
+
+
 class NotEnoughBookies(Unavailable):
     """Fewer bookies can be used than the quorum needs."""
 
@@ -163,6 +175,12 @@ class QuorumTimeout(OutcomeUnknown):
     """The deadline passed with some of the answers outstanding."""
 
     code = Code("DEADLINE", "DEADLINE_EXCEEDED", 504)
+
+
+class BookieTimeout(OutcomeUnknown):
+    """The bookie did not answer in time."""
+
+    code = Code("BOOKIE_TIMEOUT", "DEADLINE_EXCEEDED", 504)
 
 
 class BookieFailed(OutcomeUnknown):

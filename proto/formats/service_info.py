@@ -23,6 +23,9 @@ INCARNATION: Final = "rollbook.incarnation"  # Drawn when the bookie's directori
 HOLDER: Final = "rollbook.holder"  # Of the lock on its directories: `DiskLock.token`.
 EXTENSIONS: Final = "rollbook.extensions"  # Names of what it understands beyond BookKeeper.
 
+# What there is of those.
+BATCH_READ: Final = "batch-read"  # In version 3; in both, batches that pass over gaps.
+
 _PORT_MAX: Final = 65535
 
 

@@ -1,0 +1,580 @@
+"""One connection to a bookie: requests out, replies in, for as long as it lasts.
+
+    calls      one request, one reply; found by transaction id, in version 2 by the reply's ids
+    channels   the adds of a ledger, as bytes; their replies are handed on a batch at a time
+
+Whatever one turn of the loop asks for leaves in one write. Once the socket is stuck, at most
+`_CHUNK_BYTES_MAX` more lie in front of it and all else waits in two queues here, of which the one of
+high priority goes first. A frame that has begun is finished before another one.
+
+An answer is handed to nobody but the one who asked (CN1). What comes unasked, in a wrong shape or with
+the ids of something else ends the connection: its peer, or our idea of it, is broken.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from operator import attrgetter
+from typing import Final, Protocol, TypeAlias, cast
+
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.room import Room
+from rollbook.proto.errors import (
+    BadFrame,
+    BookieTimeout,
+    BookieUnreachable,
+    ConnectionLost,
+    RollbookError,
+)
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.wire import v2, v3
+from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.messages import (
+    Answer,
+    BatchRead,
+    BatchReadReply,
+    BookieInfoReply,
+    ForceLedger,
+    ForceLedgerReply,
+    GetBookieInfo,
+    ListEntries,
+    ListEntriesReply,
+    Read,
+    ReadLac,
+    ReadLacReply,
+    ReadReply,
+    Refusal,
+    Reply,
+    Request,
+    WriteLac,
+    WriteLacReply,
+)
+from rollbook.proto.wire.replies import ReplyDecoder
+
+RECEIVE_BYTES: Final = 256 * 1024
+_CHUNK_BYTES_MAX: Final = 256 * 1024
+_TICK_S: Final = 0.02  # A deadline is noticed so much late at most.
+_OWED_S_MAX: Final = 5.0  # So long a bookie may be silent while it owes replies to closed channels.
+
+_ledger_id_of: Final = attrgetter("ledger_id")
+# What answers it, and what the answer repeats of it.
+_ECHOED: Final[dict[type[Request], tuple[type[Reply], Callable[[object], object]]]] = {
+    Read: (ReadReply, attrgetter("ledger_id", "entry_id")),
+    BatchRead: (BatchReadReply, attrgetter("ledger_id", "first_entry")),
+    WriteLac: (WriteLacReply, _ledger_id_of),
+    ReadLac: (ReadLacReply, _ledger_id_of),
+    ForceLedger: (ForceLedgerReply, _ledger_id_of),
+    ListEntries: (ListEntriesReply, _ledger_id_of),
+    GetBookieInfo: (BookieInfoReply, lambda _: None),
+}
+
+_Key: TypeAlias = int | tuple[type, int, int]
+"""What finds a request again: its transaction id, in version 2 the ids that the reply repeats."""
+
+
+class AddSink(Protocol):
+    """Who adds to a ledger. None of these is called from within a call of the channel's own."""
+
+    def on_add_replies(self, channel: "AddChannel", replies: AddReplies) -> None:
+        """A whole batch, synchronously from where bytes are received. May name entries twice, or
+        ones that were never sent, if the bookie is no good.
+        """
+
+    def on_channel_open(self, channel: "AddChannel") -> None:
+        """(Again) connected: what was sent before and has no answer has to be sent again."""
+
+    def on_channel_lost(self, channel: "AddChannel", error: RollbookError) -> None:
+        """The connection was lost or could not be made. It is tried again, with growing pauses,
+        until the channel is closed: this comes once for each failure.
+        """
+
+
+class AddChannel:
+    """The adds of one ledger to one bookie, in the words of the client's protocol version.
+
+    Frames are written in order and stay so as long as the connection lasts. No other channel hears
+    their replies, not even a later one of the same ledger.
+    """
+
+    __slots__ = (
+        "_client",
+        "_on_close",
+        "bookie",
+        "is_closed",
+        "is_high_priority",
+        "ledger_id",
+        "sink",
+        "unanswered",
+        "waiting_bytes",
+    )
+
+    def __init__(
+        self,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        sink: AddSink,
+        on_close: "Callable[[AddChannel], None]",
+        *,
+        is_high_priority: bool,
+    ) -> None:
+        self.bookie = bookie
+        self.ledger_id = ledger_id
+        self.sink = sink
+        self.is_high_priority = is_high_priority
+        self.is_closed = False
+        self.unanswered = 0  # Adds written on the present connection, their replies not come.
+        self.waiting_bytes = 0  # In its connection's queue.
+        self._client: BookieClient | None = None
+        self._on_close = on_close
+
+    @property
+    def is_open(self) -> bool:
+        """False until `on_channel_open`, and again from `on_channel_lost` on."""
+        return self._client is not None
+
+    @property
+    def queued_bytes(self) -> int:
+        """Handed over and not yet taken by the kernel.
+
+        What lies in front of the socket counts for each of its ledgers; it is at most 512 KiB.
+        """
+        client = self._client
+        return 0 if client is None else self.waiting_bytes + client.unsent_bytes
+
+    def write(self, frames: bytes | list[bytes], count: int) -> None:
+        """`count` adds. Only while it is open. Takes whatever it is given: windows are the caller's."""
+        assert self._client is not None
+        self.unanswered += count
+        self._client.write_adds(self, frames, count)
+
+    def complain(self, waited_s: float) -> None:
+        """The caller's deadline passed: an add has waited so long for its reply.
+
+        If the bookie was silent all the while, its connection is given up for all and made anew;
+        then `on_channel_lost` follows.
+        """
+        if self._client is not None:
+            self._client.complain(waited_s)
+
+    def close(self) -> None:
+        """Idempotent; no more replies are heard. What was written is sent all the same, as far as
+        the connection lasts and 16 MiB of such remains do not wait already.
+        """
+        if not self.is_closed:
+            self.is_closed = True
+            self._on_close(self)
+
+    # --- For its connection -------------------------------------------------------------------
+
+    def on_open(self, client: "BookieClient") -> None:
+        self._client = client
+        self.unanswered = self.waiting_bytes = 0
+
+    def on_lost(self) -> None:
+        self._client = None
+
+
+class _Adds:
+    """Frames of a channel that wait to be sent."""
+
+    __slots__ = ("_frames", "channel", "count")
+
+    def __init__(self, channel: AddChannel, frames: bytes, count: int) -> None:
+        self.channel = channel
+        self.count = count
+        self._frames = frames
+
+    @property
+    def size(self) -> int:
+        return len(self._frames)
+
+    def take(self, _now: float) -> bytes:
+        """To be sent now."""
+        self.channel.waiting_bytes -= len(self._frames)
+        return self._frames
+
+
+class _Call:
+    """A request that waits for its reply."""
+
+    __slots__ = ("due", "frame", "future", "request", "sent_at")
+
+    def __init__(
+        self, request: Request, frame: bytes, due: float, future: asyncio.Future[Reply]
+    ) -> None:
+        self.request = request
+        self.frame = frame
+        self.due = due
+        self.future = future
+        self.sent_at = -1.0
+
+    @property
+    def is_sent(self) -> bool:
+        return self.sent_at >= 0
+
+    def take(self, now: float) -> bytes:
+        """To be sent now; nothing if its caller gave up."""
+        if self.future.done():
+            return b""
+        self.sent_at = now
+        return self.frame
+
+
+class BookieClient(asyncio.BufferedProtocol):
+    """Made for one connection; `on_lost` tells once that it is over, before its channels hear it."""
+
+    def __init__(
+        self,
+        bookie: BookieId,
+        version: int,
+        config: ClientConfig,
+        txn_ids: Iterator[int],
+        buffer: memoryview,
+        on_lost: Callable[["BookieClient", RollbookError], None],
+    ) -> None:
+        self.bookie = bookie
+        self.version = version
+        self.is_over = False
+        self.has_answered = False  # Whoever listens there speaks our language.
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._silence_s_max = config.silence_s_max
+        self._calls_max = config.calls_max
+        self._left_bytes_max = config.call_bytes_max
+        self._txn_ids = txn_ids
+        self._buffer = buffer
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport  # From `connection_made` on.
+        self._decoder = ReplyDecoder(config.frame_bytes_max)
+        self._heard_at = 0.0
+        # Calls. In version 2 one that was given up keeps its key until its answer has come.
+        self._waiting: dict[_Key, _Call] = {}
+        self._given_up = 0
+        self._rooms = tuple(Room(config.calls_max, config.call_bytes_max) for _ in range(2))
+        self._timer: asyncio.TimerHandle | None = None
+        # Adds: open channels, and closed ones' replies that are still to come.
+        self._channels: dict[LedgerId, AddChannel] = {}
+        self._owed: dict[LedgerId, int] = {}
+        # What waits to be sent.
+        self._urgent: deque[_Adds | _Call] = deque()
+        self._ordinary: deque[_Adds | _Call] = deque()
+        self._rest: bytes | memoryview = b""  # Of a piece that was cut.
+        self._is_clogged = False
+        self._will_flush = False
+
+    # --- Calls --------------------------------------------------------------------------------
+
+    def can_tell_apart(self, request: Request) -> bool:
+        """Whether the answer to this could not be taken for another's, nor another's for this.
+
+        In version 2 ids alone find a request, so two of the same entry have to go different ways:
+        the late answer to a plain read must not count as the answer to a fence.
+        """
+        return self.version != v2.VERSION or _v2_key(request) not in self._waiting
+
+    async def call(self, request: Request, due: float, *, is_high_priority: bool) -> Reply:
+        """Until the loop's time `due`. Raises as `Bookies.call` does."""
+        key, frame = self._pack(request, is_high_priority)
+        size = len(frame)
+        room = self._rooms[is_high_priority]
+        if not room.take(size):
+            try:
+                await room.wait(size, due)
+            except TimeoutError:
+                raise self._unreachable("too much waits for it already") from None
+        try:
+            if self.is_over:
+                raise self._unreachable("the connection was lost")
+            if not self.can_tell_apart(request):
+                raise self._unreachable("the same is being asked already")
+            return await self._ask(
+                key, _Call(request, frame, due, self._loop.create_future()), is_high_priority
+            )
+        finally:
+            room.give(size)
+
+    async def _ask(self, key: _Key, call: _Call, is_high_priority: bool) -> Reply:
+        self._waiting[key] = call
+        (self._urgent if is_high_priority else self._ordinary).append(call)
+        if not self._will_flush:
+            self._will_flush = True
+            self._loop.call_soon(self._flush)
+        self._look_by(call.due)
+        try:
+            return await call.future
+        finally:
+            if self._waiting.get(key) is call:
+                self._give_up(key, call)
+
+    def _give_up(self, key: _Key, call: _Call) -> None:
+        """Its answer, if it still comes, is for nobody."""
+        if self.version != v2.VERSION or not call.is_sent:
+            del self._waiting[key]
+            return
+        self._given_up += 1
+        if self._given_up > self._calls_max:
+            self._end(BookieTimeout("answers to many requests never came", bookie=self.bookie))
+
+    def _pack(self, request: Request, is_high_priority: bool) -> tuple[_Key, bytes]:
+        if self.version == v2.VERSION:
+            if isinstance(request, BatchRead):
+                request = replace(request, request_id=next(self._txn_ids))
+            return _v2_key(request), v2.pack_request(request, is_high_priority=is_high_priority)
+        txn_id = next(self._txn_ids)
+        return txn_id, v3.pack_request(txn_id, request, is_high_priority=is_high_priority)
+
+    # --- Channels -----------------------------------------------------------------------------
+
+    def serves(self, ledger_id: LedgerId) -> bool:
+        """Whether replies to adds of that ledger would be taken for another channel's."""
+        return ledger_id in self._channels or ledger_id in self._owed
+
+    def attach(self, channel: AddChannel) -> None:
+        assert not self.serves(channel.ledger_id)
+        self._channels[channel.ledger_id] = channel
+        channel.on_open(self)
+
+    def detach(self, channel: AddChannel) -> None:
+        if self._channels.get(channel.ledger_id) is not channel:
+            return
+        del self._channels[channel.ledger_id]
+        if self._left_behind() > self._left_bytes_max:
+            self._drop(channel)
+        if channel.unanswered:
+            self._owed[channel.ledger_id] = channel.unanswered
+            self._look_by(self._loop.time() + _OWED_S_MAX)
+        channel.on_lost()
+
+    def _left_behind(self) -> int:
+        """Bytes that closed channels wrote and that are still not sent."""
+        waiting = (*self._urgent, *self._ordinary)
+        return sum(e.size for e in waiting if isinstance(e, _Adds) and e.channel.is_closed)
+
+    def _drop(self, channel: AddChannel) -> None:
+        for queue in (self._urgent, self._ordinary):
+            kept = [e for e in queue if not (isinstance(e, _Adds) and e.channel is channel)]
+            channel.unanswered -= sum(e.count for e in queue if isinstance(e, _Adds)) - sum(
+                e.count for e in kept if isinstance(e, _Adds)
+            )
+            queue.clear()
+            queue.extend(kept)
+
+    def write_adds(self, channel: AddChannel, frames: bytes | list[bytes], count: int) -> None:
+        data = frames if isinstance(frames, bytes) else b"".join(frames)
+        is_idle = not (self._is_clogged or self._ordinary or self._urgent or self._rest)
+        if is_idle and len(data) <= _CHUNK_BYTES_MAX:
+            self._transport.write(data)
+            return
+        channel.waiting_bytes += len(data)
+        adds = _Adds(channel, data, count)
+        (self._urgent if channel.is_high_priority else self._ordinary).append(adds)
+        self._flush()
+
+    def complain(self, waited_s: float) -> None:
+        silence_s = min(waited_s, self._loop.time() - self._heard_at)
+        if silence_s >= self._silence_s_max:
+            self._loop.call_soon(self._end, self._silent(silence_s))
+
+    # --- Sending ------------------------------------------------------------------------------
+
+    @property
+    def unsent_bytes(self) -> int:
+        """In front of the socket; without the queues."""
+        return self._transport.get_write_buffer_size() + len(self._rest)
+
+    def _flush(self) -> None:
+        self._will_flush = False
+        if self.is_over:
+            return
+        now = self._loop.time()
+        while not self._is_clogged and (chunk := self._next_chunk(now)):
+            self._transport.write(chunk)
+
+    def _next_chunk(self, now: float) -> bytes:
+        pieces: list[bytes | memoryview] = []
+        room = _CHUNK_BYTES_MAX
+        while room:
+            piece: bytes | memoryview
+            if self._rest:
+                piece, self._rest = self._rest, b""
+            elif queue := self._urgent or self._ordinary:
+                piece = queue.popleft().take(now)
+            else:
+                break
+            if len(piece) > room:
+                whole = memoryview(piece)
+                piece, self._rest = whole[:room], whole[room:]
+            pieces.append(piece)
+            room -= len(piece)
+        return b"".join(pieces)
+
+    # --- Hearing ------------------------------------------------------------------------------
+
+    def _on_add_replies(self, replies: AddReplies) -> None:
+        ledger_id, count = replies.ledger_id, len(replies.entry_ids)
+        channel = self._channels.get(ledger_id)
+        if channel is not None and count <= channel.unanswered:
+            channel.unanswered -= count
+            channel.sink.on_add_replies(channel, replies)
+        elif channel is None and count <= self._owed.get(ledger_id, 0):
+            self._owed[ledger_id] -= count
+            if not self._owed[ledger_id]:
+                del self._owed[ledger_id]
+        else:
+            raise BadFrame(f"replies to adds to ledger {ledger_id} that were not sent")
+
+    def _on_answer(self, answer: Answer) -> None:
+        reply = answer.reply
+        key = _v2_key_of_reply(reply) if answer.txn_id is None else answer.txn_id
+        call = self._waiting.pop(key, None)
+        if call is None:
+            if isinstance(reply, Refusal) and any(c.unanswered for c in self._channels.values()):
+                self._end(reply.error("it refuses adds", bookie=self.bookie))
+            elif answer.txn_id is None:
+                raise BadFrame(f"a {type(reply).__name__} that nobody asked for")
+            # Else its caller has given up.
+        elif call.future.done():
+            self._given_up -= 1
+        elif not _is_reply_to(call.request, reply):
+            self._waiting[key] = call  # To be told that the connection is over.
+            raise BadFrame(f"a {type(reply).__name__} that answers something else")
+        else:
+            call.future.set_result(reply)
+
+    # --- Deadlines ----------------------------------------------------------------------------
+
+    def _look_by(self, when: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._look)
+
+    def _look(self) -> None:
+        """One timer for all calls: rarely more than `calls_max` are waiting."""
+        self._timer = None
+        now = self._loop.time()
+        silence_s = 0.0
+        dues = [self._heard_at + _OWED_S_MAX] if self._owed else []
+        for call in self._waiting.values():
+            if call.future.done():
+                continue
+            if call.due > now:
+                dues.append(call.due)
+            elif call.is_sent:
+                silence_s = max(silence_s, now - max(call.sent_at, self._heard_at))
+                _fail(call.future, BookieTimeout(bookie=self.bookie))
+            else:
+                _fail(call.future, self._unreachable("the connection takes nothing"))
+        if self._owed and now - self._heard_at >= _OWED_S_MAX:
+            silence_s = now - self._heard_at
+        if silence_s >= self._silence_s_max:
+            self._end(self._silent(silence_s))
+        elif dues:
+            self._look_by(max(min(dues), now + _TICK_S))
+
+    def _silent(self, silence_s: float) -> BookieTimeout:
+        return BookieTimeout(f"no answer of any kind for {silence_s:.1f} s", bookie=self.bookie)
+
+    def _unreachable(self, detail: str) -> BookieUnreachable:
+        return BookieUnreachable(f"not sent: {detail}", bookie=self.bookie)
+
+    # --- Ends ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """At once; `gone` tells when."""
+        self._end(BookieUnreachable("the client was closed", bookie=self.bookie))
+
+    def _end(self, error: RollbookError) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        self._transport.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._urgent.clear()
+        self._ordinary.clear()
+        self._rest = b""
+        calls, self._waiting = self._waiting, {}
+        for call in calls.values():
+            if not call.future.done():
+                _fail(call.future, self._lost(error) if call.is_sent else self._unsent(error))
+        for room in self._rooms:
+            room.fail(self._unsent(error))
+        self._on_lost(self, error)
+
+    def _lost(self, error: RollbookError) -> ConnectionLost:
+        return ConnectionLost(error.message, bookie=self.bookie)
+
+    def _unsent(self, error: RollbookError) -> BookieUnreachable:
+        return self._unreachable(f"the connection was lost: {error.message}")
+
+    # --- For the loop -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_CHUNK_BYTES_MAX)
+        self._heard_at = self._loop.time()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.is_over:
+            return
+        self._heard_at = self._loop.time()
+        try:
+            for heard in self._decoder.feed(bytes(self._buffer[:nbytes])):
+                if isinstance(heard, AddReplies):
+                    self._on_add_replies(heard)
+                else:
+                    self._on_answer(heard)
+                if self.is_over:
+                    return
+                self.has_answered = True
+        except BadFrame as error:
+            self._end(error)
+
+    def pause_writing(self) -> None:
+        self._is_clogged = True
+
+    def resume_writing(self) -> None:
+        self._is_clogged = False
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        detail = str(exc or "") or "the bookie hung up"
+        self._end(ConnectionLost(detail, bookie=self.bookie))
+        self.gone.set_result(None)
+
+
+def _fail(future: "asyncio.Future[Reply]", error: RollbookError) -> None:
+    future.set_exception(error)
+    future.exception()  # Its caller may be cancelled at this very moment, and nobody need look.
+
+
+def _v2_key(request: Request) -> _Key:
+    if isinstance(request, BatchRead):
+        return BatchRead, request.request_id, 0
+    assert isinstance(request, Read), f"{type(request).__name__} has no form in version 2"
+    return Read, request.ledger_id, request.entry_id
+
+
+def _v2_key_of_reply(reply: Reply) -> _Key:
+    match reply:
+        case ReadReply(_, ledger_id, entry_id):
+            return Read, ledger_id, entry_id
+        case BatchReadReply():
+            return BatchRead, reply.request_id, 0
+    raise BadFrame(f"a {type(reply).__name__} that nobody asked for")
+
+
+def _is_reply_to(request: Request, reply: Reply) -> bool:
+    """Not just to the request's number, but to what it asked: a negative carries no digest."""
+    if isinstance(reply, Refusal):
+        return True
+    shape, echoed = _ECHOED[type(request)]
+    if isinstance(request, Read) and request.previous_lac is not None:
+        echoed = _ledger_id_of  # A long poll brings whichever entry is next.
+    return type(reply) is shape and bool(echoed(reply) == echoed(request))

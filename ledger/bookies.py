@@ -1,0 +1,382 @@
+"""The bookies of a cluster, as one talks to them: connections are made when wanted, shared, and made
+anew when they break.
+
+A connection speaks one protocol version. Words that version 2 lacks go over a connection of version
+3 beside it, and so does what could not be told apart there; batches go over one of version 2 to
+bookies that have them in no other words. A second channel to one ledger has a connection of its own,
+since replies to adds name the ledger and the entry and nothing else.
+
+A bookie that cannot be reached is left alone for a pause that grows from failure to failure, with
+chance in it, so that its clients do not come back all at once.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from rollbook.ledger.bookie_client import RECEIVE_BYTES, AddChannel, AddSink, BookieClient
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.health import Health
+from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
+from rollbook.proto.errors import BookieTimeout, BookieUnreachable, RollbookError, Unavailable
+from rollbook.proto.formats.service_info import BATCH_READ, unpack_service_info
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.ports import Address, Clock, Randomness, Transport
+from rollbook.proto.wire import v2, v3
+from rollbook.proto.wire.messages import BatchRead, Read, Reply, Request
+
+__all__ = ("AddChannel", "AddSink", "Bookies")
+
+logger = structlog.get_logger()
+
+_GOODBYE_S: Final = 5.0
+
+_LinkId = tuple[BookieId, int, int]  # The version of its protocol; which of several.
+
+
+class Bookies:
+    """Owns all connections of one client."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        watcher: BookieWatcher,
+        clock: Clock,
+        randomness: Randomness,
+        config: ClientConfig,
+        health: Health,
+    ) -> None:
+        self.protocol_version: Final = config.protocol_version
+        self.txn_ids: Final[Iterator[int]] = itertools.count(1)
+        """One counter for all requests of this client: what packs adds in version 3 draws from it."""
+        self._watcher = watcher
+        self._config = config
+        self._health = health
+        self._links: dict[_LinkId, Link] = {}
+        self._is_closed = False
+        buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._shared = _Shared(
+            transport, clock, randomness, config, health, self.txn_ids, buffer, self._address
+        )
+
+    def live(self) -> LiveBookies:
+        """Who is registered, as was heard last; does not ask."""
+        return self._watcher.current
+
+    def has_extension(self, bookie: BookieId, name: str) -> bool:
+        """Whether it announces an extension of `rollbook.proto.formats.service_info`.
+
+        False for a bookie that is not registered now.
+        """
+        info = self._watcher.current.find(bookie)
+        return info is not None and name in info.extensions
+
+    async def call(
+        self,
+        bookie: BookieId,
+        request: Request,
+        *,
+        deadline_s: float,
+        is_high_priority: bool = False,
+    ) -> Reply:
+        """One request, one reply, which answers this very request.
+
+        Its `error` is for the caller to judge; "busy" is not retried here. The reply may be a
+        `Refusal`. Whoever calls while too much waits for this bookie waits here, for room; those of
+        high priority have room of their own, and go first.
+
+        Raises
+            BookieUnreachable   nothing was sent: there is no connection, or no room in time. At
+                                once while the bookie is known to be down: then its next attempt is
+                                at most `reconnect_pause_s_max` away.
+            ConnectionLost      it was sent, and then the connection broke.
+            BookieTimeout       it was sent, and the deadline passed. A connection on which all was
+                                silent meanwhile is given up, and all its calls raise.
+
+        Cancelled, it may have been carried out or not; its reply is dropped.
+        """
+        loop = asyncio.get_running_loop()
+        due = loop.time() + deadline_s
+        try:
+            link = self._link(bookie, self._version_for(bookie, request), request)
+            client = link.client or await link.connected(due)
+            if not client.can_tell_apart(request):
+                link = self._link(bookie, v3.VERSION, request)
+                client = link.client or await link.connected(due)
+            return await client.call(request, due, is_high_priority=is_high_priority)
+        except BookieTimeout:
+            self._shared.note_failure(bookie)
+            raise
+
+    def add_channel(
+        self,
+        bookie: BookieId,
+        ledger_id: LedgerId,
+        sink: AddSink,
+        *,
+        is_high_priority: bool = False,
+    ) -> AddChannel:
+        """Returns at once, closed; connects in the background and tells the sink.
+
+        Of high priority: its frames overtake what waits for the same socket.
+        """
+        assert not self._is_closed
+        lane = self._lane(ledger_id)
+        while (link := self._link_in(bookie, self.protocol_version, lane)).serves(ledger_id):
+            lane = max(lane + 1, self._config.connections_per_bookie)
+        return link.add_channel(ledger_id, sink, is_high_priority)
+
+    async def close(self) -> None:
+        """Ends every connection; calls raise, channels are lost. Nothing is left when it returns."""
+        self._is_closed = True
+        links = list(self._links.values())
+        for link in links:
+            link.stop()
+        for link in links:
+            await link.stopped()
+        self._links.clear()
+
+    # ------------------------------------------------------------------------------------------
+
+    def _version_for(self, bookie: BookieId, request: Request) -> int:
+        match request:
+            case BatchRead():
+                if self.protocol_version == v3.VERSION and self.has_extension(bookie, BATCH_READ):
+                    return v3.VERSION
+                return v2.VERSION
+            case Read(previous_lac=None):
+                return self.protocol_version
+            case _:
+                return int(v3.VERSION)
+
+    def _link(self, bookie: BookieId, version: int, request: Request) -> "Link":
+        return self._link_in(bookie, version, self._lane(getattr(request, "ledger_id", 0)))
+
+    def _lane(self, ledger_id: int) -> int:
+        return ledger_id % self._config.connections_per_bookie
+
+    def _link_in(self, bookie: BookieId, version: int, lane: int) -> "Link":
+        link_id = (bookie, int(version), lane)
+        link = self._links.get(link_id)
+        if link is None:
+            if self._is_closed:
+                raise BookieUnreachable("the client was closed", bookie=bookie)
+            link = self._links[link_id] = Link(link_id, self._shared)
+        return link
+
+    def _address(self, bookie: BookieId) -> Address | None:
+        """None if nobody can tell."""
+        info = self._watcher.current.find(bookie)
+        if info is None:
+            # As an old registration without contents would say it: the id may be the address.
+            info = unpack_service_info(bookie, b"")
+        return info.tls_address if self._config.uses_tls else info.address
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all links of a client have in common."""
+
+    transport: Transport
+    clock: Clock
+    randomness: Randomness
+    config: ClientConfig
+    health: Health
+    txn_ids: Iterator[int]
+    buffer: memoryview
+    address_of: Callable[[BookieId], Address | None]
+
+    def note_failure(self, bookie: BookieId) -> None:
+        self.health.on_failure(bookie, self.clock.monotonic_ns())
+
+
+class Link:
+    """A connection that is made anew: when a call wants it, or while there are channels."""
+
+    def __init__(self, link_id: _LinkId, shared: _Shared) -> None:
+        self.client: BookieClient | None = None  # Connected, and not over.
+        self._bookie, self._version, _ = link_id
+        self._shared = shared
+        self._channels: dict[LedgerId, AddChannel] = {}
+        self._loop = asyncio.get_running_loop()
+        self._attempt: asyncio.Task[BookieClient] | None = None
+        self._timer: asyncio.TimerHandle | None = None  # Of the next attempt, for the channels.
+        self._failure: RollbookError | None = None  # The last one; None while all is well.
+        self._failed_address: Address | None = None
+        self._pause_s = 0.0
+        self._may_try_at = 0.0
+        self._is_stopped = False
+        self._last_client: BookieClient | None = None
+
+    # --- Calls --------------------------------------------------------------------------------
+
+    async def connected(self, due: float) -> BookieClient:
+        """Raises `BookieUnreachable`, at once while the bookie is known to be down."""
+        if self._attempt is None:
+            if (failure := self._known_failure()) is not None:
+                raise failure
+            self._begin()
+        assert self._attempt is not None
+        try:
+            async with asyncio.timeout_at(due):
+                return await asyncio.shield(self._attempt)
+        except TimeoutError:
+            raise self._unreachable("no connection in time") from None
+        except Unavailable as error:
+            raise self._unreachable(error.message) from None
+
+    def _known_failure(self) -> BookieUnreachable | None:
+        if self._is_stopped:
+            return self._unreachable("the client was closed")
+        if self._failure is None or self._loop.time() >= self._may_try_at:
+            return None
+        if self._shared.address_of(self._bookie) != self._failed_address:
+            return None  # It came up somewhere else.
+        return self._unreachable(self._failure.message)
+
+    def _unreachable(self, detail: str) -> BookieUnreachable:
+        return BookieUnreachable(detail, bookie=self._bookie)
+
+    # --- Channels -----------------------------------------------------------------------------
+
+    def serves(self, ledger_id: LedgerId) -> bool:
+        """Whether another channel to that ledger has to go another way."""
+        return ledger_id in self._channels or (
+            self.client is not None and self.client.serves(ledger_id)
+        )
+
+    def add_channel(self, ledger_id: LedgerId, sink: AddSink, is_high_priority: bool) -> AddChannel:
+        channel = AddChannel(
+            *(self._bookie, ledger_id, sink, self._on_channel_closed),
+            is_high_priority=is_high_priority,
+        )
+        self._channels[ledger_id] = channel
+        if self.client is not None:
+            self._loop.call_soon(self._open, channel)
+        elif self._attempt is None:
+            if (failure := self._known_failure()) is not None:
+                self._loop.call_soon(self._tell_lost, channel, failure)
+                self._plan()
+            else:
+                self._begin()
+        return channel
+
+    def _open(self, channel: AddChannel) -> None:
+        if self.client is not None and not channel.is_closed and not channel.is_open:
+            self.client.attach(channel)
+            channel.sink.on_channel_open(channel)
+
+    def _tell_lost(self, channel: AddChannel, error: RollbookError) -> None:
+        if not channel.is_closed and not channel.is_open:
+            channel.sink.on_channel_lost(channel, error)
+
+    def _on_channel_closed(self, channel: AddChannel) -> None:
+        if self._channels.get(channel.ledger_id) is channel:
+            del self._channels[channel.ledger_id]
+        if self.client is not None:
+            self.client.detach(channel)
+
+    # --- The connection -----------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Channels want it back; calls come by themselves."""
+        if self._timer is None and not self._is_stopped:
+            pause_s = self._shared.config.reconnect_pause_s_min
+            soon = self._loop.time() + pause_s * self._shared.randomness.random()
+            self._timer = self._loop.call_at(max(soon, self._may_try_at), self._begin_again)
+
+    def _begin_again(self) -> None:
+        self._timer = None
+        if self._channels and self.client is None and self._attempt is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._attempt = self._loop.create_task(self._connect())
+        self._attempt.add_done_callback(self._on_attempted)
+
+    async def _connect(self) -> BookieClient:
+        shared = self._shared
+        address = self._failed_address = shared.address_of(self._bookie)
+        if address is None:
+            raise self._unreachable("it has published no address that this client can use")
+        client = BookieClient(
+            *(self._bookie, self._version, shared.config, shared.txn_ids),
+            buffer=shared.buffer,
+            on_lost=self._on_lost,
+        )
+        await shared.transport.connect(lambda: client, address, shared.config.connect_timeout_s)
+        if client.is_over:
+            raise self._unreachable("it hung up at once")
+        self.client = self._last_client = client
+        return client
+
+    def _on_attempted(self, attempt: "asyncio.Task[BookieClient]") -> None:
+        self._attempt = None
+        if attempt.cancelled():
+            return
+        error = attempt.exception()
+        if error is None:
+            for channel in list(self._channels.values()):
+                self._open(channel)
+        elif isinstance(error, RollbookError):
+            self._on_failure(self._unreachable(error.message), has_worked=False)
+        else:
+            raise error  # A bug: the loop's handler tells it.
+
+    def _on_lost(self, client: BookieClient, error: RollbookError) -> None:
+        if client is self.client:  # Else it never was: the attempt tells.
+            self.client = None
+            self._on_failure(error, has_worked=client.has_answered)
+
+    def _on_failure(self, error: RollbookError, *, has_worked: bool) -> None:
+        shared, config = self._shared, self._shared.config
+        if not self._is_stopped:
+            shared.note_failure(self._bookie)
+            is_news = self._failure is None or has_worked
+            say = logger.warning if is_news else logger.debug
+            say(
+                "bookie_connection_lost",
+                bookie=self._bookie,
+                reason=error.code.reason,
+                detail=error.message,
+            )
+        self._failure = error
+        longer_s = max(2 * self._pause_s, config.reconnect_pause_s_min)
+        self._pause_s = 0.0 if has_worked else min(longer_s, config.reconnect_pause_s_max)
+        jitter = 0.5 + shared.randomness.random() / 2
+        self._may_try_at = self._loop.time() + self._pause_s * jitter
+        channels = list(self._channels.values())
+        for channel in channels:
+            channel.on_lost()
+        for channel in channels:
+            self._tell_lost(channel, error)
+        if self._channels:
+            self._plan()
+
+    # --- The end ------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Idempotent."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._attempt is not None:
+            self._attempt.cancel()
+        if self.client is not None:
+            self.client.close()
+        else:
+            for channel in list(self._channels.values()):
+                self._tell_lost(channel, self._unreachable("the client was closed"))
+
+    async def stopped(self) -> None:
+        if self._attempt is not None:
+            await asyncio.gather(self._attempt, return_exceptions=True)
+        if self._last_client is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GOODBYE_S):
+                    await asyncio.shield(self._last_client.gone)

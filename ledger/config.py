@@ -1,0 +1,48 @@
+"""Settings of a ledger client. Defaults suit a cluster in one place.
+
+They are given in code, or by `proto/runtime/config.py` from `[ledger]` and `ROLLBOOK_LEDGER_*`.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.wire import v2, v3
+from rollbook.proto.wire.frames import FRAME_BYTES_MAX
+
+_MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    # --- Connections --------------------------------------------------------------------------
+    protocol_version: int = int(v3.VERSION)  # 2: faster with Java bookies, knows fewer words.
+    frame_bytes_max: int = FRAME_BYTES_MAX  # All of the cluster's must be equal.
+    uses_tls: bool = False  # Only with bookies that publish a port behind TLS, then.
+    connections_per_bookie: int = 1
+    connect_timeout_s: float = 3.0
+    reconnect_pause_s_min: float = 0.02  # Doubled after each failure in a row,
+    reconnect_pause_s_max: float = 1.0  # up to this.
+    silence_s_max: float = 1.0  # Who is so quiet while a deadline passes is connected to anew.
+    calls_max: int = 1000  # Of one connection, waiting for answers. Who calls beyond waits;
+    call_bytes_max: int = 16 * _MIB  # likewise.
+
+    # --- Reader -------------------------------------------------------------------------------
+    read_deadline_s: float = 5.0
+    read_hedge_ms_min: int = 5  # A second copy is asked for at the observed p95, never sooner.
+    read_window_bytes: int = 8 * _MIB  # Read ahead of whoever iterates.
+    read_batch_bytes: int = _MIB
+    read_requests_max: int = 4  # Batches that wait for answers.
+    recovery_window_bytes: int = 16 * _MIB
+    recovery_patience_s: float = 1.0  # For the last bookies, once an entry's absence is proven.
+
+    def __post_init__(self) -> None:
+        if self.protocol_version not in (v2.VERSION, v3.VERSION):
+            raise BadConfig(f"protocol_version is {self.protocol_version}, which is not 2 or 3")
+        for name in ("connections_per_bookie", "calls_max", "call_bytes_max", "frame_bytes_max"):
+            if getattr(self, name) < 1:
+                raise BadConfig(f"{name} has to be at least 1")
+        if not 0 < self.reconnect_pause_s_min <= self.reconnect_pause_s_max:
+            raise BadConfig(
+                "reconnect_pause_s_min has to be above 0 and up to reconnect_pause_s_max"
+            )
