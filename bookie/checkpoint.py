@@ -31,7 +31,6 @@ from rollbook.bookie.core.salvage import proves_itself
 from rollbook.bookie.journal import JournalFile
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.bookie.sorted_log import Indexed, NewLog, SortedLog, SortedWriter, write_footer
-from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import Clock, Disk, Randomness
 
 logger = structlog.get_logger()
@@ -158,7 +157,7 @@ class Checkpointer:
 
     async def _copy(self, file: JournalFile, writer: SortedWriter) -> list[tuple[int, int, int]]:
         """Sorted; what turns out to be damaged is returned instead."""
-        bodies = [await self._body(file.records, at) for at in range(len(file.records.records))]
+        bodies = await self._bodies(file.records)
         positions = file.records.records
         lost: list[tuple[int, int, int]] = []
         for ledger_id, rows in file.memtable.by_ledger():
@@ -180,13 +179,14 @@ class Checkpointer:
                     await writer.flush()
         return lost
 
-    async def _body(self, records: RecordFile, at: int) -> bytes | None:
-        await self._give_way()
-        try:
-            return await records.body(at)
-        except TornRecord as error:
-            logger.error("journal_rotten", reason=str(error))
-            return None
+    async def _bodies(self, records: RecordFile) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        while len(found) < len(records.records):
+            await self._give_way()
+            found += await records.bodies_from(len(found))
+        if damaged := found.count(None):
+            logger.error("journal_rotten", number=records.header.number, records=damaged)
+        return found
 
     async def _give_way(self, _written: int = 0, _entries: int = 0) -> None:
         """After a step of a millisecond or two: an add takes several turns of the loop, and must not

@@ -48,7 +48,6 @@ from rollbook.proto.tasks import to_its_end
 logger = structlog.get_logger()
 
 _CACHE_BYTES: Final = 16 * 1024 * 1024
-_SYNC_BYTES: Final = 1024 * 1024  # So much at most lies before the journal in the disk's queue.
 _ROOM_BYTES: Final = 64 * 1024  # Left free beside a new log.
 _ENTRY_COST_BYTES: Final = (
     256  # What handling an entry costs, in bytes that could be copied instead.
@@ -255,7 +254,6 @@ class Compactor:
             self._storage.store_id,
             self._randomness,
             self._pause,
-            _SYNC_BYTES,
         )
         new: NewLog | None = None
         try:

@@ -15,6 +15,7 @@ from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import File
 
 _AHEAD_BYTES_MAX: Final = 512 * 1024
+_BODIES_BYTES: Final = 64 * 1024
 _SERIAL_SHIFT: Final = 32  # Positions are u32.
 
 
@@ -113,6 +114,32 @@ class RecordFile:
                 pass  # Whoever wants it will see for himself.
         return self._keep(reader, self.records[at])
 
+    async def bodies_from(self, first: int) -> list[bytes | None]:
+        """Of record number `first` and some behind it, None for damaged ones: those in memory, or
+        what one short read brings.
+
+        None of it is kept: who goes through a whole file would push out everything else.
+        """
+        found: list[bytes | None] = []
+        start, last = self.records[first], first
+        while (body := self._cache.peek(self._serial | self.records[last])) is not None:
+            found.append(body)
+            last += 1
+            if last == len(self.records) or self._end_of(last) - start > _BODIES_BYTES:
+                return found
+        if found:
+            return found
+        while last + 1 < len(self.records) and self._end_of(last + 1) - start <= _BODIES_BYTES:
+            last += 1
+        data = await self.file.read_at(start, self._end_of(last) - start)
+        reader = RecordReader(data, self.header.file_id, start)
+        for at in range(first, last + 1):
+            try:
+                found.append(self._body(reader, self.records[at]))
+            except TornRecord:
+                found.append(None)
+        return found
+
     async def verify(self, at: int) -> int:
         """Reads record number `at` from the disk; its size. Raises `TornRecord`."""
         start, size = self.records[at], self._end_of(at) - self.records[at]
@@ -125,12 +152,15 @@ class RecordFile:
         return bisect_right(self.records, position) - 1
 
     def _keep(self, reader: RecordReader, position: int) -> bytes:
+        body = self._body(reader, position)
+        self._cache.put(self._serial | position, body)
+        return body
+
+    def _body(self, reader: RecordReader, position: int) -> bytes:
         record = reader.at(position) or reader.next_after(position, 0)
         if record is None or record.position != position:
             raise TornRecord("a record is damaged", file=self.header.number, position=position)
-        body = reader.body(record)
-        self._cache.put(self._serial | position, body)
-        return body
+        return reader.body(record)
 
     def _end_of(self, at: int) -> int:
         return self.records[at + 1] if at + 1 < len(self.records) else self.end

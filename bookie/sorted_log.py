@@ -32,7 +32,7 @@ logger = structlog.get_logger()
 
 _LENGTH: Final = struct.Struct("<I")
 _RECORD_BYTES: Final = 64 * 1024
-SYNC_BYTES: Final = 8 * 1024 * 1024
+_SYNC_BYTES: Final = 1024 * 1024  # So much at most lies before the journal in the disk's queue.
 _WRITE_BYTES: Final = 64 * 1024
 
 Indexed: TypeAlias = Iterator[tuple[int, Columns, int, int]]
@@ -40,10 +40,6 @@ Indexed: TypeAlias = Iterator[tuple[int, Columns, int, int]]
 
 Pause: TypeAlias = Callable[[int, int], Awaitable[None]]
 """Called after so many bytes, of so many entries, were written: others have adds to answer."""
-
-
-async def give_way(_written: int, _entries: int) -> None:
-    await asyncio.sleep(0)
 
 
 async def write_footer(
@@ -69,9 +65,8 @@ async def write_footer(
 class SortedWriter:
     """ENTRIES records, one after the other, and where the entries in them lie."""
 
-    def __init__(self, file: File, file_id: bytes, pause: Pause, sync_bytes: int) -> None:
+    def __init__(self, file: File, file_id: bytes, pause: Pause) -> None:
         self._pause = pause
-        self._sync_bytes = sync_bytes
         self.records = array("I")
         self._file = file
         self._packer = RecordPacker(file_id, FILE_HEADER_BYTES, 1, 0)
@@ -119,7 +114,7 @@ class SortedWriter:
         self._parts, self._size, self._rows = [], 0, {}
         size = write.end - write.position
         self._unsynced += size
-        if self._unsynced >= self._sync_bytes:
+        if self._unsynced >= _SYNC_BYTES:
             await self._file.sync()
             self._unsynced = 0
         entries, self._entries = self._entries, 0
@@ -168,10 +163,8 @@ class SortedLog:
         number: int,
         store_id: bytes,
         randomness: Randomness,
-        pause: Pause = give_way,
-        sync_bytes: int = SYNC_BYTES,
+        pause: Pause,
     ) -> "SortedLog":
-        """`sync_bytes` at most lie before the journal in the disk's queue."""
         if await disk.stat(path):
             await disk.unlink(path)  # From an attempt that failed.
         header = FileHeader(Purpose.LOG, number, store_id, randomness.randbytes(ID_BYTES))
@@ -181,7 +174,7 @@ class SortedLog:
         except BaseException:
             await file.close()
             raise
-        return cls(disk, path, file, header, SortedWriter(file, header.file_id, pause, sync_bytes))
+        return cls(disk, path, file, header, SortedWriter(file, header.file_id, pause))
 
     async def finish(self, directory: int, age: int, cache: Cache) -> NewLog:
         """Durable, name and all, when it returns."""

@@ -1,0 +1,92 @@
+"""Walking through all records of a file, as a checkpoint does."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from rollbook.bookie.core.byte_cache import ByteCache
+from rollbook.bookie.core.group_commit import RecordPacker
+from rollbook.bookie.core.records import FILE_HEADER_BYTES, FileHeader, Kind, Purpose
+from rollbook.bookie.record_file import Cache, RecordFile
+from rollbook.proto.ports import Buffer
+
+FILE_ID = random.Random(1).randbytes(16)
+BODIES = [random.Random(n).randbytes(300) for n in range(1_000)] + [bytes(200_000), b"last"]
+
+
+class CountingFile:
+    """In memory. Only what readers need."""
+
+    def __init__(self, contents: bytearray) -> None:
+        self.contents = contents
+        self.bytes_read = 0
+
+    async def read_at(self, position: int, length: int) -> bytes:
+        self.bytes_read += length
+        return bytes(self.contents[position : position + length])
+
+    async def size(self) -> int:
+        return len(self.contents)
+
+    async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
+        raise AssertionError
+
+    async def sync(self) -> None:
+        raise AssertionError
+
+    async def write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
+        raise AssertionError
+
+    async def truncate(self, size: int) -> None:
+        raise AssertionError
+
+    async def allocate(self, position: int, length: int) -> None:
+        raise AssertionError
+
+    async def close(self) -> None:
+        raise AssertionError
+
+
+def written(cache: Cache) -> tuple[RecordFile, CountingFile]:
+    packer = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 1, 0)
+    contents = bytearray(FILE_HEADER_BYTES)
+    header = FileHeader(Purpose.JOURNAL, 1, bytes(16), FILE_ID)
+    file = CountingFile(contents)
+    records = RecordFile(file, header, cache)
+    for body in BODIES:
+        write = packer.pack_body(Kind.ENTRIES, body)
+        contents += b"".join(write.buffers)
+        records.on_written(write.position, body, write.end)
+    return records, file
+
+
+async def walk(records: RecordFile) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    while len(found) < len(records.records):
+        found += await records.bodies_from(len(found))
+    return found
+
+
+def test_each_record_is_read_once_and_nothing_is_kept() -> None:
+    cache = Cache(ByteCache(1))
+    records, file = written(cache)
+    assert asyncio.run(walk(records)) == BODIES
+    assert file.bytes_read == len(file.contents) - FILE_HEADER_BYTES
+    assert cache.bodies.bytes <= 1
+
+
+@pytest.mark.parametrize("cache_bytes", [100_000, 1_000_000])
+def test_what_is_in_memory_is_not_read(cache_bytes: int) -> None:
+    records, file = written(Cache(ByteCache(cache_bytes)))
+    assert asyncio.run(walk(records)) == BODIES
+    assert (file.bytes_read == 0) == (cache_bytes > 2 * sum(map(len, BODIES[:-2])))
+
+
+def test_a_damaged_record_is_the_only_one_to_be_missed() -> None:
+    records, file = written(Cache(ByteCache(1)))
+    file.contents[records.records[500] + 100] ^= 1
+    found = asyncio.run(walk(records))
+    assert found[500] is None
+    assert found[:500] + found[501:] == BODIES[:500] + BODIES[501:]
