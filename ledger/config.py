@@ -27,6 +27,16 @@ class ClientConfig:
     calls_max: int = 1000  # Of one connection, waiting for answers. Who calls beyond waits;
     call_bytes_max: int = 16 * _MIB  # likewise.
 
+    # --- Writer -------------------------------------------------------------------------------
+    # A bookie that leaves an add unanswered for so long is replaced; an append fails after twice
+    # as long at the latest. Shorter: bookies that only paused are replaced, too.
+    add_deadline_s: float = 5.0
+    writer_window_bytes: int = 16 * _MIB  # Of each ledger: entries that lack copies, in memory.
+    writer_window_entries: int = 10_000
+    explicit_lac_idle_ms: int = (
+        20  # Silence after which bookies are told of the last entry; 0: never.
+    )
+
     # --- Reader -------------------------------------------------------------------------------
     read_deadline_s: float = 5.0
     read_hedge_ms_min: int = 5  # A second copy is asked for at the observed p95, never sooner.
@@ -37,6 +47,11 @@ class ClientConfig:
     recovery_patience_s: float = 1.0  # For the last bookies, once an entry's absence is proven.
 
     def __post_init__(self) -> None:
+        for name in ("add_deadline_s", "writer_window_bytes", "writer_window_entries"):
+            if getattr(self, name) <= 0:
+                raise BadConfig(f"{name} has to be above 0")
+        if self.explicit_lac_idle_ms < 0:
+            raise BadConfig("explicit_lac_idle_ms is negative")
         if self.protocol_version not in (v2.VERSION, v3.VERSION):
             raise BadConfig(f"protocol_version is {self.protocol_version}, which is not 2 or 3")
         for name in ("connections_per_bookie", "calls_max", "call_bytes_max", "frame_bytes_max"):

@@ -189,6 +189,12 @@ class BookieFailed(OutcomeUnknown):
     code = Code("BOOKIE_FAILED", "UNAVAILABLE", 503, v2=101, v3=501)
 
 
+class AppendUnsettled(OutcomeUnknown):
+    """The writer stopped before the entry was confirmed; it may be kept or not."""
+
+    code = Code("APPEND_UNSETTLED", "UNKNOWN", 503)
+
+
 class OwnerLost(OutcomeUnknown):
     """The server was fenced while the append was in flight."""
 

@@ -1,0 +1,157 @@
+"""Which entries are confirmed, and who lacks a copy still.
+
+An entry is confirmed once `ack` members of its write set have acknowledged it and every entry below
+it is confirmed: the LAC grows one entry at a time and never passes a hole (WR1). A bookie that is
+being replaced protects nobody any more: its copies stop to count before anyone picks its successor,
+and the successor's count from the fragment on in which it is named (WR2).
+
+A bookie acknowledges a writer's entries in order, as a rule. So a member's copies are one number, its
+mark: it has all entries below that it is to hold. What is acknowledged out of order is kept apart
+until the mark comes by. The LAC follows from the marks, whatever the number of entries between.
+"""
+
+from collections.abc import Sequence
+
+from rollbook.proto.ids import FIRST_ENTRY, EntryId
+from rollbook.proto.quorum import Quorum, Slots
+
+
+class AckTracker:
+    """Slots are indexes of the ensemble. Entries above the LAC are counted by slot, so whoever sits
+    there has to be asked for them anew when the slot changes hands.
+    """
+
+    def __init__(self, quorum: Quorum, next_entry: EntryId = FIRST_ENTRY) -> None:
+        self.last_add_confirmed = EntryId(next_entry - 1)
+        self._quorum = quorum
+        self._ack = quorum.ack
+        self._is_striped = quorum.write < quorum.ensemble
+        # The first entry of each slot that it is to hold and has not acknowledged.
+        self._marks = [quorum.first_held(slot, next_entry) for slot in range(quorum.ensemble)]
+        self._beyond: list[set[EntryId]] = [set() for _ in self._marks]
+        self._excused: Slots = 0
+        self._withdrawn: Slots = 0
+
+    def mark(self, slot: int) -> EntryId:
+        return self._marks[slot]
+
+    def on_acks(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> bool:
+        """Whether entries were confirmed. What was not handed to this slot, `end` and above, it
+        cannot have; and whatever it repeats changes nothing.
+        """
+        if self._withdrawn >> slot & 1:
+            return False
+        mark = self._marks[slot]
+        count = len(entry_ids)
+        reached = mark + count
+        if (
+            not self._is_striped
+            and reached <= end
+            and not self._beyond[slot]
+            and (count == 1 or entry_ids == [*range(mark, reached)])
+            and entry_ids[0] == mark
+        ):
+            self._marks[slot] = EntryId(reached)
+        else:
+            self._take_each(slot, entry_ids, end)
+        return self._confirm()
+
+    def is_waiting_for(self, slot: int, entry_id: EntryId) -> bool:
+        return (
+            entry_id >= self._marks[slot]
+            and entry_id not in self._beyond[slot]
+            and self._quorum.holds(slot, entry_id)
+        )
+
+    def complete_to(self) -> EntryId:
+        """Below it every entry is confirmed and has all copies that are still asked for."""
+        lowest = EntryId(self.last_add_confirmed + 1)
+        if not self._excused:
+            return min(lowest, *self._marks)
+        marks = (m for slot, m in enumerate(self._marks) if not self._excused >> slot & 1)
+        return min((lowest, *marks))
+
+    # --- Slots that change hands ----------------------------------------------------------------
+
+    def withdraw(self, slot: int) -> None:
+        """Its copies of entries that are not confirmed count no more, nor do acks to come (WR2)."""
+        self._withdrawn |= 1 << slot
+        self._restart(slot, EntryId(self.last_add_confirmed + 1))
+
+    def admit(self, slot: int, first_entry: EntryId) -> None:
+        """Whoever sits there now has nothing from `first_entry` on, and gets it all."""
+        assert self._withdrawn >> slot & 1
+        self._withdrawn &= ~(1 << slot)
+        self._excused &= ~(1 << slot)
+        self._restart(slot, first_entry)
+
+    def excuse(self, slot: int) -> None:
+        """Nobody waits for its copies of entries that are confirmed without them."""
+        self._excused |= 1 << slot
+
+    def recall(self, slot: int, first_entry: EntryId) -> EntryId:
+        """It is to have entries again, from `first_entry` on; all below are confirmed.
+
+        Its mark as it was: what it lacks from there up to `first_entry` it lacks for good.
+        """
+        assert first_entry <= self.last_add_confirmed + 1
+        self._excused &= ~(1 << slot)
+        was = self._marks[slot]
+        if was < first_entry:
+            start = self._quorum.first_held(slot, first_entry)
+            self._beyond[slot] = {each for each in self._beyond[slot] if each >= start}
+            self._marks[slot] = self._pass(slot, start)
+        return was
+
+    # --------------------------------------------------------------------------------------------
+
+    def _restart(self, slot: int, first_entry: EntryId) -> None:
+        self._marks[slot] = self._quorum.first_held(slot, first_entry)
+        self._beyond[slot].clear()
+
+    def _take_each(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> None:
+        mark, beyond, holds = self._marks[slot], self._beyond[slot], self._quorum.holds
+        for entry_id in entry_ids:
+            if entry_id == mark < end:
+                mark = self._step(slot, mark)
+            elif mark < entry_id < end and holds(slot, entry_id):
+                beyond.add(entry_id)
+        self._marks[slot] = self._pass(slot, mark)
+
+    def _step(self, slot: int, mark: EntryId) -> EntryId:
+        """The mark behind the entry at it, which the slot turns out to have."""
+        return self._pass(slot, self._quorum.first_held(slot, EntryId(mark + 1)))
+
+    def _pass(self, slot: int, mark: EntryId) -> EntryId:
+        beyond = self._beyond[slot]
+        while mark in beyond:
+            beyond.discard(mark)
+            mark = self._quorum.first_held(slot, EntryId(mark + 1))
+        return mark
+
+    def _confirm(self) -> bool:
+        known = self.last_add_confirmed + 1
+        end = self._striped_end(known) if self._is_striped else sorted(self._marks)[-self._ack]
+        end = EntryId(max(end, known))
+        if any(self._beyond):
+            while self._copies(end) >= self._ack:
+                end = EntryId(end + 1)
+        self.last_add_confirmed = EntryId(end - 1)
+        return end > known
+
+    def _striped_end(self, start: EntryId | int) -> EntryId:
+        """Entries with one write set are confirmed up to the `ack`th highest of its marks. The
+        lowest entry that is not, over all write sets, ends what is confirmed.
+        """
+        size, marks, ends = self._quorum.ensemble, self._marks, []
+        for first_slot in range(size):
+            slots = self._quorum.write_slots(EntryId(first_slot))
+            bound = max(start, sorted(marks[slot] for slot in slots)[-self._ack])
+            ends.append(bound + (first_slot - bound) % size)
+        return EntryId(min(ends))
+
+    def _copies(self, entry_id: EntryId) -> int:
+        return sum(
+            entry_id < self._marks[slot] or entry_id in self._beyond[slot]
+            for slot in self._quorum.write_slots(entry_id)
+        )

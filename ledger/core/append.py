@@ -1,0 +1,309 @@
+"""Entries on their way: from append until all who are to hold a copy have said so.
+
+An id, the ledger's length and the place in the queue are taken in one step (WR1). A frame is built once
+and serves all bookies. It is kept until its entry is confirmed and no copy is waited for any more;
+so much, and no more than the window, is in memory. Whoever reconnects or steps in for another gets
+anew what he has not acknowledged; nobody else does.
+
+Time is counted in ticks, of which the shell makes one every so often while entries are on their way.
+There is no timer for an entry: at each tick it is noted which entries exist. A process that stood
+still for a while has not ticked, so that answers that wait in its sockets are read before anything
+expires. Three deadlines hang on the ticks (WR6):
+
+- A bookie has failed when an add has been without its answer for `DEADLINE_TICKS`, be it silent or
+  busy. "Busy" alone is no failure before that: the add is offered again after a pause.
+- A bookie has failed, too, when entries that are confirmed without it fill half of the window and
+  for `LAGGARD_TICKS` it did not acknowledge anything. Until then it slows the writer down.
+- For a bookie that has failed and has no successor yet nothing more is kept when such entries have
+  filled half of the window for `PATIENCE_TICKS`: the writer goes on with what stands.
+
+The writer gives up when an entry has not been confirmed for `DEADLINE_TICKS` and bookies that stand are
+too few to do so, or for twice as long whatever the reason: one deadline for a bookie that hangs and
+one for its successor.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import itemgetter
+from typing import Final
+
+from rollbook.ledger.core.acks import AckTracker
+from rollbook.proto.errors import NotEnoughBookies, Overloaded, QuorumTimeout, RollbookError
+from rollbook.proto.ids import FIRST_ENTRY, EntryId
+from rollbook.proto.quorum import Quorum, Slots
+from rollbook.proto.wire.adds import AddPacker
+
+DEADLINE_TICKS: Final = 20
+LAGGARD_TICKS: Final = 4
+PATIENCE_TICKS: Final = 2
+_NOTHING: Final = (b"", 0)
+
+
+@dataclass(slots=True)
+class Seat:
+    """What one slot of the ensemble has been given."""
+
+    sent: EntryId  # Everything below that it is to hold was handed over, on this connection.
+    takes_entries: bool = True
+    since: int = 0  # The tick at which it was asked for copies first.
+    refused: list[EntryId] = field(default_factory=list)  # It was busy. To be offered again.
+    is_paused: bool = False  # For as long as it gets nothing at all.
+    mark_seen: EntryId = FIRST_ENTRY
+    mark_moved: int = 0  # The tick at which its mark was last seen to move.
+
+
+class Pipeline:
+    def __init__(
+        self,
+        quorum: Quorum,
+        packer: AddPacker,
+        window_bytes: int,
+        window_entries: int,
+    ) -> None:
+        self.acks = AckTracker(quorum)
+        self.next_entry = FIRST_ENTRY
+        self.length = 0  # Payload bytes of all entries appended.
+        self.told_lac = self.acks.last_add_confirmed  # The newest that an entry carries.
+        self.handed_end = FIRST_ENTRY  # Nobody was ever sent this entry or a later one.
+        self.tick = 0
+        self._quorum = quorum
+        self._pack = packer.pack
+        self._window_bytes = window_bytes
+        self._window_entries = window_entries
+        self._is_striped = quorum.write < quorum.ensemble
+        self._first = FIRST_ENTRY  # Of the frames that are kept.
+        self._frames: list[bytes] = []
+        self._lengths: list[int] = []  # The ledger's, with each of these entries.
+        self._length_before = 0
+        self._bytes = 0
+        self._seats = [Seat(FIRST_ENTRY) for _ in range(quorum.ensemble)]
+        self._joined_of = (FIRST_ENTRY, FIRST_ENTRY)
+        self._joined = b""
+        self._ages: deque[tuple[int, EntryId]] = deque()  # At which tick which entries existed.
+        self._half_full_since = 0  # The first tick in a row; 0: it is not.
+
+    # --- Appending ----------------------------------------------------------------------------
+
+    def has_room(self, entries: int, payload_bytes: int) -> bool:
+        """What does not fit into an empty window passes alone."""
+        return not self._frames or (
+            len(self._frames) + entries <= self._window_entries
+            and self._bytes + payload_bytes <= self._window_bytes
+        )
+
+    def append(self, payload: bytes) -> EntryId:
+        """Raises `Overloaded` and `EntryTooLarge`; then nothing has happened."""
+        frames, size = self._frames, len(payload)
+        if (
+            len(frames) >= self._window_entries or self._bytes + size > self._window_bytes
+        ) and frames:
+            raise Overloaded("the writer's window is full", next_step="wait until it is ready")
+        entry_id, lac = self.next_entry, self.acks.last_add_confirmed
+        length = self.length + size
+        frame = self._pack(entry_id, lac, length, payload)
+        frames.append(frame)
+        self._lengths.append(length)
+        self._bytes += len(frame)
+        self.length, self.told_lac = length, lac
+        self.next_entry = EntryId(entry_id + 1)
+        return entry_id
+
+    @property
+    def confirmed_length(self) -> int:
+        """Payload bytes up to and including the LAC."""
+        index = self.acks.last_add_confirmed - self._first
+        return self._lengths[index] if index >= 0 else self._length_before
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def is_settled(self) -> bool:
+        """Nobody owes an answer that is still waited for."""
+        return not self._frames
+
+    # --- Sending ------------------------------------------------------------------------------
+
+    def has_more(self, slot: int) -> bool:
+        seat = self._seats[slot]
+        return seat.sent < self.next_entry and seat.takes_entries and not seat.is_paused
+
+    def take(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
+        """The next frames for the slot, as many as fit but at least one, and how many these are."""
+        if not self.has_more(slot):
+            return _NOTHING
+        seat, end = self._seats[slot], self.next_entry
+        if self._is_striped:
+            return self._take_some(slot, bytes_max)
+        if (seat.sent, end) != self._joined_of:
+            self._joined_of = (seat.sent, end)
+            self._joined = b"".join(self._frames[seat.sent - self._first :])
+        if len(self._joined) > bytes_max:
+            return self._take_some(slot, bytes_max)
+        count = end - seat.sent
+        seat.sent = self.handed_end = end
+        return self._joined, count
+
+    def _take_some(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
+        seat, holds = self._seats[slot], self._quorum.holds
+        ids = [each for each in range(seat.sent, self.next_entry) if holds(slot, EntryId(each))]
+        frames = [self._frames[each - self._first] for each in ids]
+        count = max(1, bisect_right(list(accumulate(map(len, frames))), bytes_max))
+        seat.sent = EntryId(ids[count]) if count < len(ids) else self.next_entry
+        self.handed_end = max(self.handed_end, seat.sent)
+        return b"".join(frames[:count]), min(count, len(frames))
+
+    def restart(self, slot: int) -> None:
+        """On a new connection: whatever it has not acknowledged is to be sent again."""
+        seat = self._seats[slot]
+        seat.sent = max(self.acks.mark(slot), self._first)
+        seat.refused.clear()
+        seat.is_paused = False
+
+    # --- Answers ------------------------------------------------------------------------------
+
+    def on_acks(self, slot: int, entry_ids: Sequence[EntryId]) -> bool:
+        """Whether entries were confirmed."""
+        return self.acks.on_acks(slot, entry_ids, self._seats[slot].sent)
+
+    def on_busy(self, slot: int, entry_ids: Sequence[EntryId]) -> bool:
+        """They are offered again by `retry`. Whether that is news: a pause has to begin."""
+        seat = self._seats[slot]
+        seat.refused += [
+            e for e in entry_ids if e < seat.sent and self.acks.is_waiting_for(slot, e)
+        ]
+        is_news = not seat.is_paused and bool(seat.refused)
+        seat.is_paused = seat.is_paused or is_news
+        return is_news
+
+    def retry(self, slot: int) -> tuple[bytes, int]:
+        """The pause is over: what was refused, once more."""
+        seat = self._seats[slot]
+        seat.is_paused = False
+        refused = sorted(set(seat.refused))
+        seat.refused.clear()
+        if not seat.takes_entries:
+            return _NOTHING
+        frames = [
+            self._frames[each - self._first]
+            for each in refused
+            if each >= self._first and self.acks.is_waiting_for(slot, each)
+        ]
+        return b"".join(frames), len(frames)
+
+    def release(self) -> bool:
+        """Lets go of what nobody waits for. Whether there was any."""
+        count = self.acks.complete_to() - self._first
+        if count <= 0:
+            return False
+        self._bytes -= sum(map(len, self._frames[:count]))
+        self._length_before = self._lengths[count - 1]
+        del self._frames[:count], self._lengths[:count]
+        self._first = EntryId(self._first + count)
+        if not self._frames:
+            self._joined = b""
+        return True
+
+    # --- Slots that change hands --------------------------------------------------------------
+
+    def suspend(self, slot: int) -> None:
+        """Its bookie failed. The copies it has count on, until it is withdrawn."""
+        self._seats[slot].takes_entries = False
+
+    def resume(self, slot: int) -> tuple[EntryId, EntryId]:
+        """Its bookie is back. What it will lack for good: from the first up to the second."""
+        lacks_from = self.acks.recall(slot, self._first)
+        self._seat(slot)
+        return lacks_from, max(lacks_from, self._first)
+
+    def withdraw(self, slot: int) -> None:
+        """Somebody else will sit there."""
+        self.suspend(slot)
+        self.acks.withdraw(slot)
+
+    def admit(self, slot: int, first_entry: EntryId) -> tuple[EntryId, EntryId]:
+        """The successor, named from `first_entry` on. What it will lack, as with `resume`."""
+        start = max(first_entry, self._first)
+        self.acks.admit(slot, start)
+        self._seat(slot)
+        return first_entry, start
+
+    def _seat(self, slot: int) -> None:
+        mark = self.acks.mark(slot)
+        self._seats[slot] = Seat(
+            max(mark, self._first), since=self.tick, mark_seen=mark, mark_moved=self.tick
+        )
+
+    # --- Time ---------------------------------------------------------------------------------
+
+    def on_tick(self) -> list[int]:
+        """The slots whose bookies have failed by now."""
+        self.tick += 1
+        self._note_ages()
+        self._note_fullness()
+        overdue: list[int] = []
+        for slot, seat in enumerate(self._seats):
+            mark = self.acks.mark(slot)
+            if mark != seat.mark_seen or mark >= self.next_entry:
+                seat.mark_seen, seat.mark_moved = mark, self.tick
+            if not seat.takes_entries:
+                self._excuse_if_full(slot)
+            elif self._age(mark, seat.since) >= DEADLINE_TICKS or self._is_laggard(seat):
+                overdue.append(slot)
+        return overdue
+
+    def find_hopeless(self, standing: Slots) -> RollbookError | None:
+        """Why the writer has to give up, if so. `standing`: slots whose bookies have not failed."""
+        oldest = EntryId(self.acks.last_add_confirmed + 1)
+        age = self._age(oldest)
+        if age < DEADLINE_TICKS:
+            return None
+        usable = (standing & self._quorum.write_mask(oldest)).bit_count()
+        if usable < self._quorum.ack:
+            return NotEnoughBookies(
+                f"{usable} bookies can be used for an entry that needs {self._quorum.ack}",
+                entry_id=oldest,
+            )
+        if age >= 2 * DEADLINE_TICKS:
+            return QuorumTimeout("no quorum confirmed an entry in time", entry_id=oldest)
+        return None
+
+    def _note_ages(self) -> None:
+        ages = self._ages
+        while ages and ages[0][1] <= self._first:
+            ages.popleft()
+        if self.next_entry > self._first and (not ages or ages[-1][1] < self.next_entry):
+            ages.append((self.tick, self.next_entry))
+
+    def _age(self, entry_id: EntryId, since: int = 0) -> int:
+        index = bisect_right(self._ages, entry_id, key=itemgetter(1))
+        if entry_id >= self.next_entry or index == len(self._ages):
+            return 0
+        return self.tick - max(since, self._ages[index][0])
+
+    def _note_fullness(self) -> None:
+        waiting = self.acks.last_add_confirmed + 1 - self._first
+        is_half_full = (
+            2 * waiting >= self._window_entries
+            or 2 * sum(map(len, self._frames[:waiting])) >= self._window_bytes
+        )
+        self._half_full_since = (self._half_full_since or self.tick) if is_half_full else 0
+
+    def _is_laggard(self, seat: Seat) -> bool:
+        """Unless it was busy: that is said to be slow, and never counts before the deadline."""
+        silent_for = self.tick - max(seat.mark_moved, self._half_full_since)
+        return (
+            self._half_full_since > 0
+            and silent_for >= LAGGARD_TICKS
+            and seat.mark_seen <= self.acks.last_add_confirmed
+            and not seat.refused
+        )
+
+    def _excuse_if_full(self, slot: int) -> None:
+        if self._half_full_since and self.tick - self._half_full_since >= PATIENCE_TICKS:
+            self.acks.excuse(slot)
+            self.release()

@@ -1,0 +1,161 @@
+"""When a bookie has failed, and how another takes its place.
+
+    adds to b3 fail ──► b3 is down ──► withdrawn: its copies count no more ──► CAS: fragment at LAC + 1
+                          │                                                      names b4 for b3
+                          └─ no other bookie: it stays down;                          │
+                             back and answering: it sits again      b4 gets what is not confirmed
+
+- One change at a time; failures that come meanwhile are for the next one (WR3). Slots for which nobody
+  is found stay down, and are tried again.
+- The writer changes only a ledger that it reads back as OPEN, with the end that it wrote itself. Any
+  other state is somebody's recovery, which may have counted negatives of the present ensemble: the
+  writer stops for good (WR4).
+- A compare-and-set whose reply was lost was made if the ledger's end is found as it was wanted: nobody
+  else moves it while the ledger is OPEN.
+- While one attempt's outcome is unknown, entries may be confirmed by bookies that stay, since they are
+  in the ensemble either way. So each new attempt starts at the LAC + 1 of its own time (WR2).
+
+What is a failure: a connection that is lost is made again at once; if that fails, the bookie has failed.
+So has a bookie that answers with an error of its own, or not in time. "Read-only" takes it out of the
+ensemble and is no reproach; "busy" is no failure; "fenced" and "unauthorized" end the writer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from rollbook.proto.errors import (
+    BookieReadOnly,
+    LedgerFenced,
+    Overloaded,
+    RollbookError,
+    Unauthorized,
+)
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
+from rollbook.proto.quorum import Ensemble, Quorum, Slots
+
+
+class Verdict(Enum):
+    """What a refused add means."""
+
+    RETRY = "retry"
+    REPLACE = "replace"  # The bookie, for its failure.
+    RELIEVE = "relieve"  # Replace it; it did nothing wrong.
+    STOP = "stop"
+
+
+def judge(refusal: type[RollbookError]) -> Verdict:
+    if issubclass(refusal, Overloaded):
+        return Verdict.RETRY
+    if issubclass(refusal, BookieReadOnly):
+        return Verdict.RELIEVE
+    if issubclass(refusal, LedgerFenced | Unauthorized):
+        return Verdict.STOP
+    return Verdict.REPLACE
+
+
+@dataclass(slots=True)
+class _Down:
+    error: RollbookError
+    ends_when_open: bool  # It had no connection, and nothing else was wrong with it.
+
+
+class Seating:
+    """Who sits in the open fragment, and who of them has failed."""
+
+    def __init__(self, quorum: Quorum, tail: Fragment) -> None:
+        self.tail = tail  # As it was last written, for sure.
+        self._quorum = quorum
+        self._down: dict[int, _Down] = {}  # In the order of their failures.
+        self._lost: Slots = 0  # Without connection, which has not been tried again so far.
+
+    @property
+    def ensemble(self) -> Ensemble:
+        return self.tail.ensemble
+
+    @property
+    def down(self) -> tuple[int, ...]:
+        return tuple(self._down)
+
+    @property
+    def standing(self) -> Slots:
+        return (1 << self._quorum.ensemble) - 1 - self._down_mask
+
+    @property
+    def is_short(self) -> bool:
+        """Some entries cannot be confirmed by those who stand."""
+        allowed = self._quorum.write - self._quorum.ack
+        write_masks = map(self._quorum.write_mask, map(EntryId, range(self._quorum.ensemble)))
+        return any((self._down_mask & mask).bit_count() > allowed for mask in write_masks)
+
+    @property
+    def _down_mask(self) -> Slots:
+        return sum(1 << slot for slot in self._down)
+
+    def error_of(self, slot: int) -> RollbookError:
+        return self._down[slot].error
+
+    def on_failure(self, slot: int, error: RollbookError) -> bool:
+        """It answers wrongly or not at all. Whether that is news."""
+        is_news = slot not in self._down
+        self._down[slot] = _Down(error, ends_when_open=False)
+        return is_news
+
+    def on_lost(self, slot: int, error: RollbookError) -> bool:
+        """A connection was lost or could not be made. Whether it has failed by that."""
+        if slot in self._down:
+            return False
+        if not self._lost >> slot & 1:
+            self._lost |= 1 << slot
+            return False
+        self._down[slot] = _Down(error, ends_when_open=True)
+        return True
+
+    def on_open(self, slot: int) -> bool:
+        """Whether it sits again."""
+        self._lost &= ~(1 << slot)
+        down = self._down.get(slot)
+        if down is None or not down.ends_when_open:
+            return False
+        del self._down[slot]
+        return True
+
+    def on_rested(self, slot: int) -> None:
+        """Its quarantine is over and it has a connection: another chance."""
+        del self._down[slot]
+
+    def on_moved(self, tail: Fragment) -> list[int]:
+        """The change is made. The slots that have somebody new."""
+        moved = [
+            slot
+            for slot, (old, new) in enumerate(zip(self.ensemble, tail.ensemble, strict=True))
+            if old != new
+        ]
+        for slot in moved:
+            self._down.pop(slot, None)
+            self._lost &= ~(1 << slot)
+        self.tail = tail
+        return moved
+
+    # --- Metadata -----------------------------------------------------------------------------
+
+    def plan(self, first_entry: EntryId, picks: dict[int, BookieId]) -> Fragment:
+        ensemble = tuple(picks.get(slot, bookie) for slot, bookie in enumerate(self.ensemble))
+        return Fragment(first_entry, ensemble)
+
+    def find_made(self, found: LedgerMetadata, attempts: Sequence[Fragment]) -> Fragment | None:
+        """Which of the attempts, whose outcomes are not known, was made. Raises `LedgerFenced` (WR4)."""
+        if found.state is LedgerState.OPEN and found.fragments[-1] in attempts:
+            return found.fragments[-1]
+        self.verify(found)
+        return None
+
+    def verify(self, found: LedgerMetadata) -> None:
+        """Raises `LedgerFenced` unless the ledger is still ours to write (WR4)."""
+        if found.state is not LedgerState.OPEN:
+            raise LedgerFenced(ledger_id=found.ledger_id, state=found.state.value)
+        if found.fragments[-1] != self.tail:
+            raise LedgerFenced(
+                "somebody else has moved the end of the ledger", ledger_id=found.ledger_id
+            )

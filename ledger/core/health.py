@@ -1,0 +1,78 @@
+"""Which bookies are better left alone for a while.
+
+A bookie that failed (no answer in time, no connection, an I/O error) is in quarantine: nothing new is
+placed with it as long as others are to be had, and readers ask it last. The first quarantine takes
+a minute; one that fails again soon after takes twice as long as the last, up to half an hour. So a
+bookie that hangs costs those who share this object one deadline and then next to nothing.
+
+Being slow is less than having failed: a reader that got its answer from another copy first asks that
+bookie later, until it answers again. "Busy" and "read-only" are no failures.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.proto.ids import BookieId
+
+_NS_PER_S: Final = 1_000_000_000
+QUARANTINE_NS_MIN: Final = 60 * _NS_PER_S
+QUARANTINE_NS_MAX: Final = 30 * 60 * _NS_PER_S
+_SLOW_NS: Final = 5 * _NS_PER_S  # Then it is tried again.
+_BOOKIES_MAX: Final = 10_000  # Ids come from metadata: more of them than any cluster has.
+
+
+@dataclass(slots=True)
+class _Record:
+    failed_until_ns: int = -1
+    quarantine_ns: int = 0  # The last one's.
+    slow_until_ns: int = -1
+
+
+class Health:
+    def __init__(self) -> None:
+        self._records: dict[BookieId, _Record] = {}
+
+    def on_failure(self, bookie: BookieId, now_ns: int) -> None:
+        """Failures within a quarantine, of other ledgers or of attempts to reconnect, are the same."""
+        record = self._record(bookie)
+        if now_ns < record.failed_until_ns:
+            return
+        is_relapse = now_ns < record.failed_until_ns + record.quarantine_ns
+        wanted = 2 * record.quarantine_ns if is_relapse else QUARANTINE_NS_MIN
+        record.quarantine_ns = min(wanted, QUARANTINE_NS_MAX)
+        record.failed_until_ns = now_ns + record.quarantine_ns
+
+    def on_slow(self, bookie: BookieId, now_ns: int) -> None:
+        self._record(bookie).slow_until_ns = now_ns + _SLOW_NS
+
+    def on_answer(self, bookie: BookieId) -> None:
+        """It answers as it should. A quarantine goes on all the same: one that fails now and then
+        is what it is for.
+        """
+        if record := self._records.get(bookie):
+            record.slow_until_ns = -1
+
+    def is_quarantined(self, bookie: BookieId, now_ns: int) -> bool:
+        record = self._records.get(bookie)
+        return record is not None and now_ns < record.failed_until_ns
+
+    def quarantined_until_ns(self, bookie: BookieId) -> int:
+        record = self._records.get(bookie)
+        return record.failed_until_ns if record else -1
+
+    def read_rank(self, bookie: BookieId, now_ns: int) -> int:
+        """0: ask it when its turn comes; 1: after those; 2: last."""
+        record = self._records.get(bookie)
+        if record is None:
+            return 0
+        if now_ns < record.failed_until_ns:
+            return 2
+        return 1 if now_ns < record.slow_until_ns else 0
+
+    def _record(self, bookie: BookieId) -> _Record:
+        record = self._records.get(bookie)
+        if record is None:
+            if len(self._records) >= _BOOKIES_MAX:
+                del self._records[next(iter(self._records))]
+            record = self._records[bookie] = _Record()
+        return record

@@ -1,0 +1,114 @@
+"""Where copies go: ensembles of new ledgers, and who steps in for a bookie that failed.
+
+Only bookies that take new entries come into question. Those in quarantine are taken when the others
+do not suffice. No bookie is ever twice in an ensemble: two copies with one bookie are one copy (WR9).
+
+With a map of racks, an ensemble is picked slot by slot so that any `write` slots in a row, which is
+what holds an entry, lie in as many racks as can be had. With too few racks it goes on all the same,
+and `lacks_racks` says so. Whoever is on no map is in a rack of its own. Among equals chance decides,
+so that many clients spread what they write.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from rollbook.ledger.core.health import Health
+from rollbook.proto.cluster.bookie_watcher import LiveBookies
+from rollbook.proto.errors import NotEnoughBookies
+from rollbook.proto.ids import BookieId
+from rollbook.proto.ports import Randomness
+from rollbook.proto.quorum import Ensemble, Quorum
+
+_NO_MAP: Final[Mapping[BookieId, str]] = MappingProxyType({})
+_RACKS_WANTED: Final = 2  # Of each write set: that one rack fails must not take all copies.
+
+
+class Placement:
+    def __init__(
+        self, health: Health, randomness: Randomness, racks: Mapping[BookieId, str] = _NO_MAP
+    ) -> None:
+        self._health = health
+        self._randomness = randomness
+        self._racks = racks
+
+    def pick_ensemble(self, quorum: Quorum, live: LiveBookies, now_ns: int) -> Ensemble:
+        """Raises `NotEnoughBookies`."""
+        healthy, resting = self._candidates(live, now_ns, excluded=())
+        if len(healthy) + len(resting) < quorum.ensemble:
+            raise NotEnoughBookies(
+                f"{len(healthy) + len(resting)} bookies take new entries, "
+                f"and an ensemble of {quorum.ensemble} is wanted"
+            )
+        # Quarantine weighs more than racks: an ensemble with a dead member has a copy less.
+        healthy += resting[: max(0, quorum.ensemble - len(healthy))]
+        members: dict[int, BookieId] = {}
+        for slot in range(quorum.ensemble):
+            members[slot] = self._pick(quorum, members, slot, healthy)
+        return tuple(members.values())
+
+    def pick_replacements(
+        self,
+        quorum: Quorum,
+        ensemble: Ensemble,
+        slots: Iterable[int],
+        live: LiveBookies,
+        now_ns: int,
+        *,
+        excluded: Collection[BookieId] = (),
+        is_urgent: bool = False,
+    ) -> dict[int, BookieId]:
+        """For as many of the slots as there are bookies for, the first ones first.
+
+        `is_urgent`: better one in quarantine than none.
+        """
+        wanted = list(slots)
+        healthy, resting = self._candidates(live, now_ns, excluded={*ensemble, *excluded})
+        if is_urgent:
+            healthy += resting[: max(0, len(wanted) - len(healthy))]
+        members = {s: bookie for s, bookie in enumerate(ensemble) if s not in wanted}
+        picked: dict[int, BookieId] = {}
+        for slot in wanted[: len(healthy)]:
+            picked[slot] = members[slot] = self._pick(quorum, members, slot, healthy)
+        return picked
+
+    def lacks_racks(self, quorum: Quorum, ensemble: Ensemble) -> bool:
+        """Some entries would have all their copies in one rack, though there is a map of racks."""
+        if not self._racks or quorum.write < _RACKS_WANTED:
+            return False
+        write_sets = (
+            [ensemble[(first + copy) % len(ensemble)] for copy in range(quorum.write)]
+            for first in range(len(ensemble))
+        )
+        return any(len({self._rack(each) for each in held}) < _RACKS_WANTED for held in write_sets)
+
+    def _candidates(
+        self, live: LiveBookies, now_ns: int, excluded: Collection[BookieId]
+    ) -> tuple[list[BookieId], list[BookieId]]:
+        """Shuffled; those in quarantine apart, the ones that leave it soonest first."""
+        found = [bookie for bookie in live.writable if bookie not in excluded]
+        self._randomness.shuffle(found)
+        healthy = [each for each in found if not self._health.is_quarantined(each, now_ns)]
+        resting = [each for each in found if self._health.is_quarantined(each, now_ns)]
+        return healthy, sorted(resting, key=self._health.quarantined_until_ns)
+
+    def _pick(
+        self,
+        quorum: Quorum,
+        members: Mapping[int, BookieId],
+        slot: int,
+        candidates: list[BookieId],
+    ) -> BookieId:
+        """Takes the one out of the candidates that shares its rack with the fewest slots near by."""
+        if not self._racks:
+            return candidates.pop()
+        nearby: dict[int, None] = {}
+        for distance in range(1, quorum.write):
+            nearby[(slot - distance) % quorum.ensemble] = None
+            nearby[(slot + distance) % quorum.ensemble] = None
+        racks = [self._rack(members[each]) for each in nearby if each in members]
+        best = min(range(len(candidates)), key=lambda i: racks.count(self._rack(candidates[i])))
+        return candidates.pop(best)
+
+    def _rack(self, bookie: BookieId) -> str:
+        return self._racks.get(bookie, bookie)
