@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, cast
 import structlog
 
 from rollbook.bookie.core.flow import Account
+from rollbook.bookie.core.patience import PROGRESS_BYTES
 from rollbook.bookie.lanes import Asked, Queue
 from rollbook.bookie.long_polls import Parked
 from rollbook.bookie.shared import Shared, kind_of
@@ -39,7 +40,6 @@ _CHUNK_BYTES_MIN: Final = 2 * 1024
 _CHUNK_BYTES_OF_CALLS: Final = 16 * 1024
 CHUNK_BYTES_MAX: Final = 256 * 1024
 _FLUSH_BYTES: Final = 32 * 1024  # What is written at a time, unless one answer is larger.
-_PROGRESS_BYTES: Final = 64 * 1024  # That much more of a request gives it time again.
 _CALLS_WAITING: Final = 64  # So many of one connection; beyond, it is not read from.
 _CALL_BYTES: Final = 256  # About what a waiting call takes,
 _READ_BYTES: Final = 64 * 1024  # and what one takes that is being answered from disk.
@@ -98,6 +98,7 @@ class Connection(asyncio.BufferedProtocol):
             account.give(_CALL_BYTES * len(queue.asked))
             queue.asked.clear()
         self._out.clear()
+        self._decoder.drop()  # Not when this object goes: it is part of a cycle.
         account.set_begun(0)
         account.set_unread(0)
         shared.pool.waiting.pop(account, None)
@@ -150,6 +151,10 @@ class Connection(asyncio.BufferedProtocol):
     def held_bytes(self) -> int:
         return self._account.held
 
+    @property
+    def begun_bytes(self) -> int:
+        return self._account.begun
+
     # --- Requests -----------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -198,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
                 unfinished.stop(self)
             return
         progress = size if is_new or not account.begun else size - self._begun_when_timed
-        if progress == size or progress >= _PROGRESS_BYTES:
+        if progress == size or progress >= PROGRESS_BYTES:
             self._begun_when_timed = size
             unfinished.start(self, now_ns)
             self._shared.look_after()

@@ -14,6 +14,7 @@ from rollbook.bookie.answers import Answers
 from rollbook.bookie.config import ServerConfig
 from rollbook.bookie.core.deadlines import Deadlines
 from rollbook.bookie.core.flow import Pool
+from rollbook.bookie.core.patience import LEAST_NS, patience_ns
 from rollbook.bookie.handler import CHUNK_BYTES_MAX, Connection
 from rollbook.bookie.lanes import Lane, Turn
 from rollbook.bookie.long_polls import LongPolls
@@ -25,6 +26,7 @@ from rollbook.proto.ports import Address, Clock, Listener, Transport
 logger = structlog.get_logger()
 
 _LOOK_S: Final = 0.5  # How late a deadline may be noticed.
+_STANDSTILL_NS: Final = 200_000_000  # Of the whole process.
 _SLOW_NS: Final = (
     1_000_000_000  # Who has taken nothing for so long goes first when memory is short.
 )
@@ -45,8 +47,10 @@ class BookieServer:
         self._all_gone: asyncio.Future[None] | None = None  # Somebody waits for it.
         self._watching: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._look_due_ns = 0  # While there is a timer.
         self._is_resuming = False
         self._failure: BaseException | None = None
+        self._frame_timeout_ns = int(config.frame_timeout_s * 1e9)
         pool = Pool(
             bytes_max=config.held_bytes_max,
             floor=config.connection_bytes_floor,
@@ -70,7 +74,7 @@ class BookieServer:
             ordinary=Lane(config.reads_max, turn, self._on_crash),
             urgent=Lane(config.reads_max, turn, self._on_crash),
             buffer=memoryview(bytearray(CHUNK_BYTES_MAX)),
-            unfinished=Deadlines(int(config.frame_timeout_s * 1e9)),
+            unfinished=Deadlines(self._frame_timeout_ns),
             kept_waiting=Deadlines(int(config.unread_timeout_s * 1e9)),
             clogged=Deadlines(int(config.unread_timeout_s * 1e9)),
             connections=self._connections,
@@ -153,6 +157,7 @@ class BookieServer:
             loop.call_soon(self._resume)
         if self._timer is None and (shared.unfinished or shared.kept_waiting or shared.clogged):
             self._timer = loop.call_later(_LOOK_S, self._look)
+            self._look_due_ns = shared.clock.monotonic_ns() + int(_LOOK_S * 1e9)
 
     def _resume(self) -> None:
         self._is_resuming = False
@@ -163,8 +168,11 @@ class BookieServer:
         shared = self._shared
         self._timer = None
         now_ns = shared.clock.monotonic_ns()
-        for connection in shared.unfinished.take_late(now_ns):
-            connection.hang_up("unfinished_request")
+        late_ns = now_ns - self._look_due_ns
+        if late_ns > _STANDSTILL_NS:  # It was we who stood still.
+            for deadlines in (shared.unfinished, shared.kept_waiting, shared.clogged):
+                deadlines.postpone(late_ns)
+        self._cut_off_what_stands_still(now_ns)
         for connection in shared.kept_waiting.take_late(now_ns):
             connection.hang_up("no_room_for_request")
         for connection in shared.clogged.take_late(now_ns):
@@ -173,6 +181,18 @@ class BookieServer:
         if shared.pool.is_overdrawn:
             self._cut_off_the_slowest(now_ns)
         self._look_after()
+
+    def _cut_off_what_stands_still(self, now_ns: int) -> None:
+        """The longest first, and no more than must be."""
+        unfinished, overdue = self._shared.unfinished, self._shared.pool.overdue
+        allowed_ns = self._frame_timeout_ns
+        for connection in unfinished.waited_for(min(allowed_ns, LEAST_NS), now_ns):
+            begun = connection.begun_bytes
+            patience = patience_ns(allowed_ns, begun, is_short=overdue > 0)
+            if unfinished.waited_ns(connection, now_ns) >= patience:
+                overdue -= begun
+                unfinished.stop(connection)
+                connection.hang_up("unfinished_request")
 
     def _cut_off_the_slowest(self, now_ns: int) -> None:
         shared = self._shared

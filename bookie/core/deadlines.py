@@ -22,11 +22,20 @@ class Deadlines(Generic[T]):
     def stop(self, who: T) -> None:
         self._ends_ns.pop(who, None)
 
+    def postpone(self, by_ns: int) -> None:
+        """All of them: nobody could have been on time."""
+        for who in self._ends_ns:
+            self._ends_ns[who] += by_ns
+
     def take_late(self, now_ns: int) -> list[T]:
         late = self.waited_for(self._allowed_ns, now_ns)
         for who in late:
             del self._ends_ns[who]
         return late
+
+    def waited_ns(self, who: T, now_ns: int) -> int:
+        """Since it was started."""
+        return now_ns - (self._ends_ns[who] - self._allowed_ns)
 
     def waited_for(self, least_ns: int, now_ns: int) -> list[T]:
         """So long at least; the longest first."""

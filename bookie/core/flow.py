@@ -5,6 +5,9 @@ that are being made, and answers that a client has not taken. Every connection m
 What it holds beyond is lent by one pool that all share, up to a ceiling of its own. A connection that
 may take no more is not read from until there is room again.
 
+Requests that are still coming may hold half of the pool, whatever else is held; when it is short, and
+they hold more, those that stand still have to go (`core/patience.py`).
+
 Two exceptions keep this from standing still. One connection that holds nothing but half a request is
 favoured: it may finish, whatever the pool says, since it has nothing else to give back. And one
 answer at a time is always made for a client that takes them; when the pool is overdrawn by answers
@@ -21,8 +24,10 @@ class Pool:
         self.ceiling = ceiling
         self.held = 0
         self.lent = 0  # Of what is held: beyond the floors.
+        self.begun = 0  # Of what is held: of requests that are still coming.
         self.has_news = False  # Somebody of `waiting` may go on.
         self.waiting: dict[Account, None] = {}
+        self._roomy = bytes_max - bytes_max // 8
         self._was_exhausted = False
         self._favoured: Account | None = None
 
@@ -32,7 +37,12 @@ class Pool:
 
     @property
     def is_roomy(self) -> bool:
-        return self.lent <= self.bytes_max - self.bytes_max // 8
+        return self.lent <= self._roomy
+
+    @property
+    def overdue(self) -> int:
+        """Of what has begun and stands still: so much has to go before others may go on."""
+        return min(self.lent - self._roomy, self.begun - self.bytes_max // 2)
 
     @property
     def is_overdrawn(self) -> bool:
@@ -133,6 +143,7 @@ class Account:
     def set_begun(self, size: int) -> None:
         is_over = size < self.begun
         self._change(size - self.begun)
+        self.pool.begun += size - self.begun
         self.begun = size
         if is_over:
             self.pool.favour_no_more(self)

@@ -75,6 +75,10 @@ class FrameBuffer:
         if len(self._held) >= LENGTH_BYTES:
             self._needed += _length_at(buffer, position)[0]
 
+    def drop(self) -> None:
+        """Lets go of what is held; nothing follows."""
+        self._held = bytearray()
+
 
 class FrameDecoder:
     """Frames one by one, for whoever does not need them a chunk at a time."""

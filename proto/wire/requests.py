@@ -64,6 +64,10 @@ class RequestDecoder:
         frames.keep(buffer, position)
         return heard
 
+    def drop(self) -> None:
+        """Nothing follows: lets go of a request that has begun."""
+        self._frames.drop()
+
 
 def unpack_adds(frames: bytes) -> list[Adds]:
     """Whole frames of adds in usual dress, as they are stored, and nothing else (W3). Or `BadFrame`."""

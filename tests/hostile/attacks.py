@@ -94,6 +94,7 @@ def attacks() -> list[Attack]:
         Attack("half an add, and silence, version 2", add_v2[:500], End.HUNG_UP),
         Attack("half an add, and silence, version 3", add_v3[:500], End.HUNG_UP),
         unfinished(_LARGE_BYTES),
+        unfinished(_LARGE_BYTES, leaves=True),
         Attack("one byte a second", add_v3[:1], End.HUNG_UP, drip=add_v3[1:200]),
         Attack("an add of 5 MiB at one byte a second", _length(FRAME_BYTES_MAX - 4), End.HUNG_UP,
                drip=add_v3[4:200]),
@@ -104,11 +105,12 @@ def attacks() -> list[Attack]:
     ]  # fmt: skip
 
 
-def unfinished(payload_bytes: int) -> Attack:
+def unfinished(payload_bytes: int, *, leaves: bool = False) -> Attack:
     """All but the last byte of an add."""
     digest = LedgerDigest(DigestType.CRC32C, b"evil", _LEDGER)
     frame = V2AddPacker(_KEY, digest).pack(EntryId(1), EntryId(NO_ENTRY), 0, bytes(payload_bytes))
-    return Attack("most of a large add, and silence", frame[:-1], End.HUNG_UP)
+    name = "most of a large add, and " + ("gone" if leaves else "silence")
+    return Attack(name, frame[:-1], End.HUNG_UP, leaves=leaves)
 
 
 def _frame(body: bytes) -> bytes:

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from tests.hostile.attacks import Attack, attacks, unfinished
+from tests.hostile.attacks import Attack, Mob, all_have_ended, attacks, unfinished
 from tests.hostile.run import PATIENCE_S, bookie, cost_of, cost_of_all
 from tests.support.bookies import RunningBookie
 
@@ -42,6 +42,34 @@ def test_large_requests_that_stay_unfinished_share_one_pool(victim: RunningBooki
     cost = cost_of(victim, unfinished(_LARGEST_BYTES), 60)
     assert cost.ended == cost.connections
     assert cost.grown_bytes <= 64 * _MIB
+
+
+def test_one_that_stays_unfinished_costs_its_own_bytes_and_little_more(tmp_path: Path) -> None:
+    """An honest request looks just the same until it stops; then it has two seconds."""
+    with bookie(tmp_path) as found:
+        cost = cost_of(found, unfinished(_LARGEST_BYTES), 1)
+        assert cost.ended == 1
+        assert cost.grown_bytes <= _LARGEST_BYTES + _MIB
+
+
+def test_a_thousand_that_stay_unfinished_share_the_pool_too(tmp_path: Path) -> None:
+    """Together they have sent gigabytes, and those that were cut off leave nothing behind."""
+    with bookie(tmp_path, _SOON) as found:
+        cost = cost_of(found, unfinished(4 * _MIB), 1_000)
+        assert cost.ended == cost.connections
+        assert cost.grown_bytes <= 64 * _MIB
+
+
+def test_who_leaves_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
+    """One after the other; together they have sent many times what may be held."""
+    with bookie(tmp_path) as found:
+        before = found.resident_bytes
+        found.forget_peak()
+        for _ in range(50):
+            with Mob(found.address) as mob:
+                mob.add(unfinished(4 * _MIB, leaves=True), 1)
+                assert mob.run(all_have_ended, PATIENCE_S)
+        assert found.most_resident_bytes - before <= 64 * _MIB
 
 
 def test_a_thousand_attackers_at_once_keep_nobody_from_working(tmp_path: Path) -> None:

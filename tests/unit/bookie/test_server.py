@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from rollbook.proto.wire import v2
 from rollbook.proto.wire.messages import Read, ReadReply
 from tests.golden.bookkeeper import V2_FRAMES, V3_FRAMES
 from tests.support.bookie_client import BookieClient
-from tests.unit.bookie.serving import PORT, Scene, add_entries, entry, tell
+from tests.unit.bookie.serving import PORT, STORAGE, Scene, add_entries, entry, tell
 from tests.unit.bookie.test_handler import Tally, pack, poll, until
 from tests.unit.proto.runtime.test_tls import golden
 
@@ -232,6 +233,57 @@ def test_half_requests_that_nobody_finishes_make_room_for_others() -> None:
         connection_bytes_floor=4 * 1024,
     )
     tell(story, config=config)
+
+
+def test_the_larger_what_has_begun_the_sooner_it_must_go_on() -> None:
+    """B7: what stands still costs at most what a mebibyte costs for ten seconds."""
+
+    async def story(scene: Scene) -> None:
+        small, large = await scene.raw(), await scene.raw()
+        head = (5_000_000).to_bytes(4, "big") + V2_FRAMES["ADD request"][4:]
+        small.send(head + bytes(900_000))
+        large.send(head + bytes(4_500_000))
+        await asyncio.sleep(5)
+        assert large.is_closed
+        assert not small.is_closed
+        await small.closed()
+        assert scene.storage.stats.connections_closed == {"unfinished_request": 2}
+
+    tell(story)
+
+
+def test_when_memory_is_short_who_dawdles_gives_way_to_who_goes_on() -> None:
+    """B7: each goes on just fast enough never to be late, and all together hold what is lent."""
+
+    async def story(scene: Scene) -> None:
+        rude = [await scene.raw() for _ in range(8)]
+        head = (1_000_000).to_bytes(4, "big") + V2_FRAMES["ADD request"][4:]
+        for each in rude:
+            each.send(head + bytes(300_000))
+
+        async def dawdle() -> None:
+            while True:
+                for each in rude:
+                    each.send(bytes(8_000))
+                await asyncio.sleep(1)
+
+        dawdling = asyncio.create_task(dawdle())
+        try:
+            await asyncio.sleep(3)
+            client = await scene.connect()
+            tally = Tally(client)
+            client.send(pack(client, 7, [0], size=600_000))
+            await until(lambda: tally.acked == 1, 20)
+        finally:
+            dawdling.cancel()
+            await asyncio.gather(dawdling, return_exceptions=True)
+
+    config = ServerConfig(
+        frame_bytes_max=1024 * 1024,
+        held_bytes_max=1024 * 1024,
+        connection_bytes_max=1024 * 1024,
+    )
+    tell(story, config=config, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
 
 
 def test_a_client_that_has_sent_all_it_had_to_say_still_gets_its_answers() -> None:

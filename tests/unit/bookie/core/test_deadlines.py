@@ -32,3 +32,14 @@ def test_some_are_late_for_others() -> None:
     assert deadlines.waited_for(4, 4) == ["a"]
     assert deadlines.waited_for(4, 7) == ["a", "b"]
     assert len(deadlines) == 2
+
+
+def test_when_nobody_could_be_on_time_all_get_it_back() -> None:
+    deadlines = Deadlines[str](10)
+    deadlines.start("a", 0)
+    deadlines.start("b", 3)
+    deadlines.postpone(100)
+    assert deadlines.waited_ns("a", 104) == 4
+    assert deadlines.take_late(109) == []
+    assert deadlines.take_late(112) == ["a"]
+    assert deadlines.take_late(113) == ["b"]

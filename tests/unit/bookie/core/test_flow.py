@@ -127,3 +127,16 @@ def test_the_pool_always_knows_what_is_lent(seed: int) -> None:
                 each.set_unread(chance.randrange(300))
         assert pool.held == sum(each.held for each in accounts)
         assert pool.lent == sum(max(0, each.held - pool.floor) for each in accounts)
+
+
+def test_what_has_begun_may_hold_half_of_what_is_lent() -> None:
+    """B7: beyond, when others wait, those that stand still have to go."""
+    pool = make()
+    half, busy = account(pool), account(pool)
+    half.set_begun(500)
+    assert pool.overdue <= 0  # There is room for everybody.
+    busy.take(500)
+    assert pool.is_exhausted
+    assert pool.overdue == 100
+    half.set_begun(400)
+    assert pool.overdue <= 0  # It is not half requests that keep others waiting.

@@ -1,0 +1,23 @@
+"""How long a request that has begun may stand still, which is: bring less than 64 KiB more (B7).
+
+What has come of it is memory that nobody else can have, and only time tells a slow line from a client
+that will never finish. So memory that stands still is what is bounded:
+
+    up to 1 MiB        the whole time that is allowed
+    beyond             in proportion less: none costs more than 1 MiB for that time would
+    memory is short    a second, the slowest first, until there is room again
+"""
+
+from typing import Final
+
+PROGRESS_BYTES: Final = 64 * 1024
+LEAST_NS: Final = 1_000_000_000
+_FAIR_BYTES: Final = 1024 * 1024
+
+
+def patience_ns(allowed_ns: int, begun: int, *, is_short: bool) -> int:
+    """With a request of which `begun` bytes are here."""
+    least_ns = min(allowed_ns, LEAST_NS)
+    if is_short:
+        return least_ns
+    return max(least_ns, allowed_ns * _FAIR_BYTES // max(begun, _FAIR_BYTES))
