@@ -7,7 +7,7 @@ fault overlapped an append has shown nothing, and `weakness` says so.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -19,6 +19,7 @@ Value = str | bytes | int
 
 NEVER: Final = 2**62  # Greater than the number of any event.
 UNKNOWN_SHARE_MAX: Final = 0.30
+DECISIVE_FAULTS_MIN: Final = 2
 
 
 @dataclass(slots=True)
@@ -83,7 +84,9 @@ class Disturbance:
 class History:
     """Records a run. One list append per event, so it may stay on while speed is measured."""
 
-    def __init__(self, now: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self, now: Callable[[], float] = lambda: 0.0, decisive: Sequence[str] = ()
+    ) -> None:
         self.appends: list[Append] = []
         self.reads: list[Read] = []
         self.tails: list[Tail] = []
@@ -91,6 +94,7 @@ class History:
         self.calls: list[Call] = []
         self.disturbances: list[Disturbance] = []
         self._now = now
+        self._decisive = decisive
         self._times: list[float] = []
 
     def _event(self) -> int:
@@ -176,7 +180,23 @@ class History:
             return f"{unknown} of {len(self.appends)} appends have an unknown outcome"
         if not any(self.overlapped().values()):
             return "no fault overlapped an append"
+        if self._decisive and self._decisive_faults() < DECISIVE_FAULTS_MIN:
+            return f"no two faults overlapped a {' or a '.join(self._decisive)}"
         return None
+
+    def _decisive_faults(self) -> int:
+        """How many faults were in force during one of the decisive steps, that which met most."""
+        return max(
+            (
+                sum(
+                    fault.began < call.returned and fault.ended > call.invoked
+                    for fault in self.disturbances
+                )
+                for call in self.calls
+                if call.step in self._decisive
+            ),
+            default=0,
+        )
 
     def overlapped(self) -> dict[str, int]:
         """By kind of fault: how many of its occurrences overlapped an append."""

@@ -124,3 +124,11 @@ class LedgerChecker:
 
     def on_wiped(self, bookie: str) -> None:
         self._copies.on_wiped(bookie)
+
+    # --- At the end -----------------------------------------------------------------------------
+
+    def on_copy(self, ledger_id: int, entry_id: int, bookie: str) -> None:
+        self._copies.on_copy(ledger_id, entry_id, bookie)
+
+    def check_copies(self) -> None:
+        self._copies.check_copies()

@@ -39,6 +39,7 @@ class CopyRules:
     def __init__(self, facts: Facts, on_broken: OnBroken) -> None:
         self._facts = facts
         self._break = on_broken
+        self._shown: dict[tuple[int, int], dict[str, None]] = {}
 
     # --- Disks --------------------------------------------------------------------------------
 
@@ -130,6 +131,32 @@ class CopyRules:
         """It was sent after a deletion of its ledger had been reported done."""
         name = self._facts.ledger(ledger_id).name(number)
         self._break(DELETED, f"{name} was written after the deletion, and is confirmed")
+
+    # --- At the end -----------------------------------------------------------------------------
+
+    def on_copy(self, ledger_id: int, entry_id: int, bookie: str) -> None:
+        """After everything was restarted: the bookie has shown it."""
+        self._shown.setdefault((ledger_id, entry_id), {})[bookie] = None
+
+    def check_copies(self) -> None:
+        """Everything that is closed over has been asked for, everywhere."""
+        facts = self._facts
+        for ledger in facts.ledgers.values():
+            metadata = ledger.metadata
+            if metadata is None or metadata.last_entry is None or ledger.is_doomed:
+                continue
+            for entry_id in map(EntryId, range(metadata.last_entry + 1)):
+                ensemble = metadata.fragment_of(entry_id).ensemble
+                shown = self._shown.get((ledger.ledger_id, entry_id), {})
+                excused = {**facts.destroyed, **facts.damaged}
+                able = [
+                    bookie
+                    for bookie in metadata.quorum.write_set(entry_id, ensemble)
+                    if bookie in shown or bookie in excused
+                ]
+                if len(able) < metadata.quorum.ack:
+                    where = f"is shown by {', '.join(shown) or 'nobody'} of {', '.join(ensemble)}"
+                    self._break(COPIES, f"{ledger.name(entry_id)} {where}")
 
     # --- Metadata -------------------------------------------------------------------------------
 

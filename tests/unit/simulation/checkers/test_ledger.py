@@ -1,0 +1,357 @@
+"""Each rule for ledgers breaks when a history is planted that breaks it, and only then."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from rollbook.bookie.core.control import Control, Operation
+from rollbook.proto.errors import EntryStateUnknown, NoSuchEntry
+from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
+from rollbook.proto.quorum import Quorum
+from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
+from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply
+from tests.simulation.checkers.ledger import RULES, LedgerChecker, payload_of
+
+ID = LedgerId(7)
+PASSWORD = b"secret"
+WRITER, RECOVERER = "writer#1", "recoverer#1"
+B1, B2, B3, B4 = map(BookieId, ("b1", "b2", "b3", "b4"))
+SIZE = 30
+DIGEST = LedgerDigest(DigestType.CRC32C, PASSWORD, ID)
+FENCE = Control(Operation.FENCE, ID, ledger_key(PASSWORD)).pack()
+
+OPEN = LedgerMetadata(
+    ID,
+    Quorum(3, 3, 2),
+    (Fragment(EntryId(0), (B1, B2, B3)),),
+    digest_type=DigestType.CRC32C,
+    password=PASSWORD,
+    created_ms=1,
+    creation_token=1,
+)
+
+
+class Story:
+    """A ledger of three entries on three bookies, as a writer makes it."""
+
+    def __init__(self, *, entries: int = 3, on: tuple[BookieId, ...] = (B1, B2, B3)) -> None:
+        self.broken: list[str] = []
+        self.checker = LedgerChecker(lambda rule, text: self.broken.append(rule))
+        self.version = -1
+        self.now: LedgerMetadata | None = None
+        self.commit(OPEN, WRITER)
+        for number in range(entries):
+            self.checker.on_written(ID, SIZE)
+            for bookie in on:
+                self.store(bookie, number, lac=number - 1)
+            self.checker.on_confirmed(ID, number, number, is_late=False)
+
+    def commit(self, metadata: LedgerMetadata | None, *authors: str) -> None:
+        named = None if self.version < 0 else self.version
+        self.version += 1
+        self.now = metadata
+        whose = [(author, named) for author in authors]
+        self.checker.on_committed(ID, metadata, self.version, whose)
+
+    def store(
+        self, bookie: str, number: int, *, lac: int = NO_ENTRY, entry_id: int | None = None
+    ) -> None:
+        self.checker.on_durable(bookie, b"before" + body(number, lac, entry_id) + b"behind")
+
+    def fence(self, bookie: str) -> None:
+        self.checker.on_durable(bookie, b"before" + FENCE + b"behind")
+
+    def deny(self, bookie: str, entry_id: int, *, fences: bool = True) -> None:
+        read = Read(ID, EntryId(entry_id), ledger_key(PASSWORD) if fences else None, fence=fences)
+        reply = ReadReply(NoSuchEntry, ID, EntryId(entry_id))
+        self.checker.on_answer(bookie, RECOVERER, read, reply)
+
+    def mark(self) -> None:
+        assert self.now is not None
+        self.commit(self.now.with_recovery_started(), RECOVERER)
+        for bookie in (B1, B2, B3):
+            self.fence(bookie)
+
+    def close(self, last: int, *new: Fragment, denied_by: tuple[str, ...] = (B1, B2)) -> None:
+        assert self.now is not None
+        for bookie in denied_by:
+            self.deny(bookie, last + 1)
+        closed = self.now.with_recovery_closed(EntryId(last), SIZE * (last + 1), new)
+        self.commit(closed, RECOVERER)
+
+
+def body(number: int, lac: int = NO_ENTRY, entry_id: int | None = None) -> bytes:
+    at = EntryId(number if entry_id is None else entry_id)
+    return DIGEST.pack_entry(at, EntryId(lac), 0, payload_of(ID, number, SIZE))
+
+
+def test_nothing_is_wrong_with_a_ledger_that_is_written_recovered_and_read() -> None:
+    story = Story()
+    story.mark()
+    story.close(2)
+    story.checker.on_read(ID, 2, payload_of(ID, 2, SIZE))
+    for entry_id in range(3):
+        for bookie in (B1, B2, B3):
+            story.checker.on_copy(ID, entry_id, bookie)
+    story.checker.check_copies()
+    assert story.broken == []
+
+
+def test_an_ensemble_may_change_and_its_writer_may_close() -> None:
+    story = Story()
+    moved = OPEN.with_writer_ensemble(EntryId(3), (B1, B2, B4))
+    story.commit(moved, WRITER)
+    story.commit(moved.with_close(EntryId(2), 3 * SIZE), WRITER)
+    assert story.broken == []
+
+
+def confirmed_behind_the_end(story: Story) -> None:
+    story.mark()
+    story.close(1, denied_by=())
+    story.broken.clear()
+    story.checker.on_confirmed(ID, 2, 2, is_late=False)
+
+
+def closed_before_what_was_confirmed(story: Story) -> None:
+    story.mark()
+    story.close(1, denied_by=())
+
+
+def moved_to_bookies_without_it(story: Story) -> None:
+    other = replace(OPEN, fragments=(Fragment(EntryId(0), tuple(map(BookieId, "xyz"))),))
+    story.commit(other, WRITER)
+
+
+def closed_over_one_copy(story: Story) -> None:
+    story.checker.on_written(ID, SIZE)
+    story.store(B1, 3)
+    story.mark()
+    story.close(3)
+
+
+def shown_by_one(story: Story) -> None:
+    story.mark()
+    story.close(2)
+    story.checker.on_copy(ID, 0, B1)
+    story.checker.check_copies()
+
+
+def stored_under_another_id(story: Story) -> None:
+    story.store(B1, 1, entry_id=2)
+
+
+def confirmed_as_another_entry(story: Story) -> None:
+    story.checker.on_confirmed(ID, 1, 2, is_late=False)
+
+
+def read_as_another(story: Story) -> None:
+    story.checker.on_read(ID, 1, payload_of(ID, 0, SIZE))
+
+
+def fenced_in_memory(story: Story) -> None:
+    story.deny(B1, 3)
+
+
+def accepted_behind_a_fence(story: Story) -> None:
+    story.fence(B1)
+    story.deny(B1, 3)
+    story.checker.on_accepted(B1, ID, [EntryId(3)], mends=False)
+
+
+def stored_after_it_was_denied(story: Story) -> None:
+    story.checker.on_written(ID, SIZE)
+    story.fence(B1)
+    story.deny(B1, 3)
+    story.store(B1, 3)
+
+
+def denied_though_it_is_there(story: Story) -> None:
+    story.deny(B1, 1, fences=False)
+
+
+def passed_over_though_it_is_there(story: Story) -> None:
+    batch = BatchRead(ID, EntryId(0), 0, 3, 9999, is_sparse=True)
+    reply = BatchReadReply(None, ID, EntryId(0), 0, (body(0), body(2)))
+    story.checker.on_answer(B1, RECOVERER, batch, reply)
+
+
+def denied_after_its_disk_went(story: Story) -> None:
+    story.checker.on_wiped(B1)
+    story.deny(B1, 1)
+
+
+def cut_off_by_one_denial(story: Story) -> None:
+    story.mark()
+    story.close(2, denied_by=(B1,))
+
+
+def cut_off_by_a_stranger(story: Story) -> None:
+    story.mark()
+    story.fence(B4)
+    story.close(2, denied_by=(B1, B4))
+
+
+def cut_off_by_doubts(story: Story) -> None:
+    story.mark()
+    for bookie in (B1, B2, B3):
+        read = Read(ID, EntryId(3), ledger_key(PASSWORD), fence=True)
+        reply = ReadReply(EntryStateUnknown, ID, EntryId(3))
+        story.checker.on_answer(bookie, RECOVERER, read, reply)
+    story.close(2, denied_by=())
+
+
+def published_early(story: Story) -> None:
+    story.mark()
+    assert story.now is not None
+    moved = (*OPEN.fragments, Fragment(EntryId(3), (B1, B2, B4)))
+    story.commit(replace(story.now, fragments=moved), RECOVERER)
+
+
+def members_twice(story: Story) -> None:
+    story.commit(replace(OPEN, fragments=(Fragment(EntryId(0), (B1, B2, B2)),)), WRITER)
+
+
+def reopened(story: Story) -> None:
+    story.mark()
+    story.close(2)
+    story.commit(OPEN, RECOVERER)
+
+
+def removed_by_nobody(story: Story) -> None:
+    story.checker.on_committed(ID, None, -1, ())
+
+
+def dirty_lac(story: Story) -> None:
+    story.checker.on_written(ID, SIZE)
+    story.checker.on_written(ID, SIZE)
+    story.store(B1, 3, lac=2)
+    story.store(B1, 4, lac=3)
+
+
+def dirty_explicit_lac(story: Story) -> None:
+    story.checker.on_lac_written(B1, ID, 3)
+
+
+def two_versions_at_once(story: Story) -> None:
+    story.version += 1
+    story.commit(OPEN.with_writer_ensemble(EntryId(3), (B1, B2, B4)), WRITER)
+
+
+def blind_change(story: Story) -> None:
+    story.version += 1
+    moved = OPEN.with_writer_ensemble(EntryId(3), (B1, B2, B4))
+    story.checker.on_committed(ID, moved, story.version, [(WRITER, None)])
+
+
+def closed_by_its_writer_in_recovery(story: Story) -> None:
+    story.mark()
+    assert story.now is not None
+    for bookie in (B1, B2):
+        story.deny(bookie, 3)
+    closed = story.now.with_recovery_closed(EntryId(2), 3 * SIZE)
+    assert closed.state is LedgerState.CLOSED
+    story.commit(closed, WRITER)
+
+
+def confirmed_on_one_disk(story: Story) -> None:
+    story.checker.on_written(ID, SIZE)
+    story.store(B1, 3)
+    story.checker.on_confirmed(ID, 3, 3, is_late=False)
+
+
+def answered_with_a_bad_digest(story: Story) -> None:
+    spoilt = bytearray(body(1))
+    spoilt[-1] ^= 1
+    reply = ReadReply(None, ID, EntryId(1), bytes(spoilt))
+    with pytest.raises(Exception, match="digest"):
+        story.checker.on_answer(B1, "", Read(ID, EntryId(1)), reply)
+
+
+def answered_with_a_neighbour(story: Story) -> None:
+    with pytest.raises(Exception, match="entry 2"):
+        story.checker.on_answer(
+            B1, "", Read(ID, EntryId(1)), ReadReply(None, ID, EntryId(1), body(2))
+        )
+
+
+def shown_and_then_cut_off(story: Story) -> None:
+    story.checker.on_written(ID, SIZE)
+    story.checker.on_read(ID, 3, payload_of(ID, 3, SIZE))
+    story.mark()
+    story.close(2)
+
+
+def confirmed_after_the_deletion(story: Story) -> None:
+    story.checker.on_confirmed(ID, 2, 2, is_late=True)
+
+
+PLANTED: tuple[tuple[Callable[[Story], None], str], ...] = (
+    (confirmed_behind_the_end, RULES["S1"]),
+    (closed_before_what_was_confirmed, RULES["S1"]),
+    (moved_to_bookies_without_it, RULES["S2"]),
+    (closed_over_one_copy, RULES["S3"]),
+    (shown_by_one, RULES["S3"]),
+    (stored_under_another_id, RULES["S4"]),
+    (confirmed_as_another_entry, RULES["S4"]),
+    (read_as_another, RULES["S4"]),
+    (fenced_in_memory, RULES["S5"]),
+    (accepted_behind_a_fence, RULES["S5"]),
+    (stored_after_it_was_denied, RULES["S5"]),
+    (denied_though_it_is_there, RULES["S6"]),
+    (passed_over_though_it_is_there, RULES["S6"]),
+    (denied_after_its_disk_went, RULES["S6"]),
+    (cut_off_by_one_denial, RULES["S6"]),
+    (cut_off_by_a_stranger, RULES["S6"]),
+    (cut_off_by_doubts, RULES["S6"]),
+    (published_early, RULES["S7"]),
+    (members_twice, RULES["S7"]),
+    (reopened, RULES["S7"]),
+    (removed_by_nobody, RULES["S7"]),
+    (dirty_lac, RULES["S8"]),
+    (dirty_explicit_lac, RULES["S8"]),
+    (two_versions_at_once, RULES["S9"]),
+    (blind_change, RULES["S9"]),
+    (closed_by_its_writer_in_recovery, RULES["S10"]),
+    (confirmed_on_one_disk, RULES["S11"]),
+    (answered_with_a_bad_digest, RULES["S12"]),
+    (answered_with_a_neighbour, RULES["S12"]),
+    (shown_and_then_cut_off, "vanished"),
+    (confirmed_after_the_deletion, "deleted"),
+)
+
+
+@pytest.mark.parametrize(("plant", "rule"), PLANTED, ids=lambda each: getattr(each, "__name__", ""))
+def test_what_is_planted_is_found(plant: Callable[[Story], None], rule: str) -> None:
+    story = Story()
+    assert story.broken == []
+    plant(story)
+    assert rule in story.broken
+
+
+def test_every_rule_has_a_history_that_breaks_it() -> None:
+    assert set(RULES.values()) <= {rule for _, rule in PLANTED}
+
+
+def test_copies_on_a_disk_that_we_destroyed_are_excused() -> None:
+    story = Story(on=(B1, B2))
+    story.checker.on_wiped(B1)
+    story.mark()
+    story.close(2, denied_by=(B2, B3))
+    for entry_id in range(3):
+        story.checker.on_copy(ID, entry_id, B2)
+    story.checker.check_copies()
+    assert story.broken == []
+
+
+def test_what_a_recovery_writes_back_may_lie_where_it_was_denied() -> None:
+    story = Story()
+    story.checker.on_written(ID, SIZE)
+    story.store(B3, 3)
+    story.mark()
+    story.deny(B1, 3)
+    story.checker.on_accepted(B1, ID, [EntryId(3)], mends=True)
+    story.store(B1, 3)
+    story.close(3)
+    assert story.broken == []
