@@ -56,6 +56,7 @@ async def read_back(
             window *= 2  # Perhaps it goes beyond this one.
         else:
             break
+    replayed.settle()
 
     def unproven_at(proven: int) -> int:
         place = max(0, proven + 1 - first_sequence)

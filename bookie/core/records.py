@@ -180,6 +180,11 @@ class Record:
     def size(self) -> int:
         return self.end - self.position
 
+    @property
+    def ledgers(self) -> int:
+        """Of whom it holds entries: each has a row."""
+        return (self.end - HEAD_BYTES - self.body_end) // _ROW.size
+
 
 class RecordReader:
     """Finds records in the bytes of a file, or of a part of one that starts at `origin`."""

@@ -3,6 +3,9 @@
 Entries go to a memtable as when they were written, facts about ledgers are told in order. Of a
 damaged record whatever proves itself is kept, the rest of what its rows name is in doubt (B1); a
 fence in it holds (B4).
+
+Entries are gathered from some MiB of records before they go to the memtable, and in any case before
+anything does that is not gathered: so the order in which a ledger's entries came is kept.
 """
 
 import struct
@@ -15,11 +18,13 @@ from rollbook.bookie.core.adoption import Shape
 from rollbook.bookie.core.control import Control, Operation, is_of_control, unpack_controls
 from rollbook.bookie.core.memtable import IntArray, Memtable
 from rollbook.bookie.core.records import Kind, Record, RecordReader, Rot, Row, Scan
-from rollbook.bookie.core.salvage import find_entries, take_frames
+from rollbook.bookie.core.salvage import find_entries
 from rollbook.proto.errors import TornRecord
+from rollbook.proto.wire.stored_adds import StoredAdds
 
 _LENGTH: Final = struct.Struct("<I")
 _ENTRY_IDS: Final = struct.Struct(">qqq")
+_GATHERED_BYTES: Final = 4 * 1024 * 1024  # As lists of numbers their places may take as much.
 
 
 @dataclass(slots=True)
@@ -32,6 +37,29 @@ class Replayed:
     doubts: list[Row] = field(default_factory=list)
     fenced_by_damage: list[int] = field(default_factory=list)
     doubts_everything: bool = False
+    _gathered: StoredAdds = field(default_factory=StoredAdds)
+    _gathered_bytes: int = 0
+
+    def gather(self, record: Record, body: bytes) -> None:
+        end = self._gathered.gather(body, record.body_start)
+        if end != len(body):
+            raise TornRecord("a sound record holds what is no add", position=record.position + end)
+        self._gathered_bytes += end
+        if self._gathered_bytes >= _GATHERED_BYTES:
+            self.settle()
+
+    def settle(self) -> None:
+        """What was gathered is in the memtable when it returns."""
+        if not self._gathered_bytes:
+            return
+        self._gathered_bytes = 0
+        for ledger_id, found in self._gathered.ledgers.items():
+            if found.entry_ids:
+                self.keys.setdefault(ledger_id, found.ledger_key)
+                self.memtable.add_group(
+                    ledger_id, max(found.lacs), found.entry_ids, found.starts, found.lengths
+                )
+                found.clear()
 
 
 def replay(reader: RecordReader, found: Scan) -> Replayed:
@@ -43,42 +71,26 @@ def replay(reader: RecordReader, found: Scan) -> Replayed:
 def replay_scan(result: Replayed, reader: RecordReader, found: Scan) -> None:
     for record in found.records:
         replay_record(result, record, reader.body(record))
+    result.settle()
     for rot in found.rot:
         _replay_rot(result, reader, rot)
 
 
 def replay_record(result: Replayed, record: Record, body: bytes) -> None:
-    """The next one, and sound."""
+    """The next one, and sound. `settle` behind the last one."""
     if record.kind is Kind.FRAMES:
-        _replay_frames(result, record, body)
-    elif record.kind is Kind.ENTRIES:
+        result.gather(record, body)
+        result.records.append(record.position)
+        result.shape.on_record(len(body), record.ledgers)
+        return
+    result.settle()
+    if record.kind is Kind.ENTRIES:
         _replay_entries(result, record, body)
     elif record.kind is Kind.CONTROL:
         for control in unpack_controls(body):
             result.controls.append(control)
             if control.operation is Operation.DELETE:
                 result.memtable.drop(control.ledger_id)
-
-
-def _replay_frames(result: Replayed, record: Record, body: bytes) -> None:
-    ledgers: dict[int, None] = {}
-    end = 0
-    for adds in take_frames(body):
-        for group in adds.groups:
-            result.memtable.add_group(
-                group.ledger_id,
-                group.last_add_confirmed,
-                group.entry_ids,
-                [record.body_start + start for start in group.starts],
-                [end - start for start, end in zip(group.starts, group.ends, strict=True)],
-            )
-            result.keys.setdefault(group.ledger_id, group.ledger_key)
-            ledgers[group.ledger_id] = None
-        end = adds.end
-    if end != len(body):
-        raise TornRecord("a sound record holds what is no add", position=record.position + end)
-    result.records.append(record.position)
-    result.shape.on_record(len(body), len(ledgers))
 
 
 def entries_of(body: bytes) -> Iterator[tuple[int, int, int, int, int]]:

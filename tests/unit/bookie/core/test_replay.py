@@ -1,0 +1,82 @@
+"""A journal that is read again comes to what it was when it was written, in whatever order things came."""
+
+import itertools
+import random
+
+import pytest
+
+from rollbook.bookie.core import replay as replaying
+from rollbook.bookie.core.control import Control, Operation
+from rollbook.bookie.core.group_commit import Frames, RecordPacker, Write, index_of
+from rollbook.bookie.core.memtable import Memtable
+from rollbook.bookie.core.records import FILE_HEADER_BYTES, RecordReader, scan
+from rollbook.bookie.core.replay import replay
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.wire import v2_adds, v3_adds
+from rollbook.proto.wire.adds import AddPacker, Adds
+from rollbook.proto.wire.digest import DigestType, LedgerDigest
+from rollbook.proto.wire.requests import RequestDecoder
+
+FILE_ID = bytes(range(16))
+LEDGERS = (1, 2, 300)
+
+
+def packers() -> list[AddPacker]:
+    """Two for each ledger: it is added to in both versions."""
+    digests = [LedgerDigest(DigestType.CRC32C, b"password", LedgerId(each)) for each in LEDGERS]
+    keys = [bytes([number]) * 20 for number in range(len(LEDGERS))]
+    txn_ids = itertools.count(1)
+    second = [v2_adds.V2AddPacker(*each) for each in zip(keys, digests, strict=True)]
+    third = [v3_adds.V3AddPacker(*each, txn_ids) for each in zip(keys, digests, strict=True)]
+    return [*second, *third]
+
+
+def some_frames(chance: random.Random, writers: list[AddPacker]) -> list[Frames]:
+    """With few entry ids, so that they come again."""
+    sent = b"".join(
+        chance.choice(writers).pack(EntryId(chance.randrange(20)), EntryId(-1), 0, b"x" * size)
+        for size in chance.choices((10, 11, 500), k=chance.randint(1, 30))
+    )
+    return [
+        Frames(bytes(adds.frames), -adds.start, tuple(adds.groups))
+        for adds in RequestDecoder().feed(sent)
+        if isinstance(adds, Adds)
+    ]
+
+
+def index(memtable: Memtable, write: Write) -> None:
+    """As the storage does it."""
+    for record in write.records:
+        for control in record.controls:
+            if control.operation is Operation.DELETE:
+                memtable.drop(control.ledger_id)
+        for placed in record.adds:
+            for group, positions, lengths in index_of(placed):
+                lac = group.last_add_confirmed
+                memtable.add_group(group.ledger_id, lac, group.entry_ids, positions, lengths)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_was_written_is_what_is_read_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest of repeats, and nothing from before a deletion; however much is gathered."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(replaying, "_GATHERED_BYTES", chance.choice((1, 3_000, 2**22)))
+    packer, writers, written = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 1, 0), packers(), Memtable()
+    contents = bytearray(FILE_HEADER_BYTES)
+    for _ in range(12):
+        items: list[Frames | Control] = list(some_frames(chance, writers))
+        if chance.random() < 0.3:
+            items.insert(
+                chance.randrange(len(items) + 1),
+                Control(Operation.DELETE, chance.choice(LEDGERS), None),
+            )
+        write = packer.pack(items)
+        packer.on_synced(write)
+        contents += b"".join(write.buffers)
+        index(written, write)
+    reader = RecordReader(bytes(contents), FILE_ID)
+    found = replay(reader, scan(reader)).memtable
+    assert {ledger_id: rows.sorted_columns() for ledger_id, rows in found.by_ledger()} == {
+        ledger_id: rows.sorted_columns() for ledger_id, rows in written.by_ledger()
+    }
+    assert (found.entries, found.entry_bytes) == (written.entries, written.entry_bytes)

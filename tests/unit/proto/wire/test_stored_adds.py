@@ -1,0 +1,165 @@
+"""Stored adds are gathered as they were understood when they came."""
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from rollbook.bookie.core.salvage import take_frames
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.wire import v2, v2_adds, v3_adds
+from rollbook.proto.wire.adds import AddPacker
+from rollbook.proto.wire.digest import DigestType, LedgerDigest
+from rollbook.proto.wire.messages import Read
+from rollbook.proto.wire.stored_adds import StoredAdds
+
+Columns = dict[int, tuple[bytes, list[int], list[int], list[int], list[int]]]
+
+# The last ones look like what stands around a key, so that one may be taken for the other.
+KEYS = (b"k" * 20, b"\x1a\x14" * 10, b"\x22\x1a\x14" + b"\x08" * 17)
+
+
+def as_it_came(buffer: bytes, position: int) -> Columns:
+    """By the parsers that judge adds when they come. There are no repeats of an entry in it."""
+    found: Columns = {}
+    for adds in take_frames(buffer):
+        for group in adds.groups:
+            new: tuple[bytes, list[int], list[int], list[int], list[int]]
+            new = group.ledger_key, [], [], [], []
+            _, ids, lacs, starts, lengths = found.setdefault(group.ledger_id, new)
+            ids += group.entry_ids
+            lacs += group.lacs
+            starts += [position + start for start in group.starts]
+            lengths += map(int.__sub__, group.ends, group.starts)
+    return {ledger_id: sorted_by_place(columns) for ledger_id, columns in found.items()}
+
+
+def sorted_by_place(
+    columns: tuple[bytes, list[int], list[int], list[int], list[int]],
+) -> tuple[bytes, list[int], list[int], list[int], list[int]]:
+    key, *rest = columns
+    rows = sorted(zip(*rest, strict=True), key=lambda row: row[2])
+    ids, lacs, starts, lengths = (list(column) for column in zip(*rows, strict=True))
+    return key, ids, lacs, starts, lengths
+
+
+def gathered(stored: StoredAdds) -> Columns:
+    return {
+        ledger_id: (each.ledger_key, each.entry_ids, each.lacs, each.starts, each.lengths)
+        for ledger_id, each in stored.ledgers.items()
+        if each.entry_ids
+    }
+
+
+def writers(chance: random.Random, txn_ids: Iterator[int]) -> list[AddPacker]:
+    made: list[AddPacker] = []
+    for _ in range(chance.choice((1, 3, 40))):
+        ledger_id = chance.choice((1, 5, 127, 128, 300, 70_000, 2**40)) + chance.randrange(3)
+        digest = LedgerDigest(chance.choice(list(DigestType)), b"password", LedgerId(ledger_id))
+        key = KEYS[ledger_id % len(KEYS)]
+        how = {
+            "is_recovery": chance.random() < 0.1,
+            "is_high_priority": chance.random() < 0.1,
+        }
+        if chance.random() < 0.4:
+            made.append(v2_adds.V2AddPacker(key, digest, **how))
+        else:
+            made.append(v3_adds.V3AddPacker(key, digest, txn_ids, **how))
+    return made
+
+
+def traffic(chance: random.Random) -> bytes:
+    """In groups of some writers; sizes are alike, as a rule, and ids cross the sizes of a varint."""
+    packers = writers(chance, itertools.count(chance.choice((0, 100, 16_000, 2**21 - 50))))
+    entry_ids = itertools.count(chance.choice((0, 100, 16_300, 2**21 - 100, 2**28 - 60)))
+    group, sizes = (
+        chance.choice((1, 2, 10)),
+        chance.choice(([30], [0, 1, 2], list(range(120, 180)))),
+    )
+    frames: list[bytes] = []
+    for _ in range(60):
+        packer = chance.choice(packers)
+        for _ in range(group):
+            entry_id = next(entry_ids)
+            payload = chance.randbytes(chance.choice(sizes))
+            if chance.random() < 0.1:  # A frame within the payload is no frame.
+                payload = (frames[-1] if frames else b"")[:400]
+            lac = EntryId(entry_id - chance.choice((1, 1, 7)))
+            frames.append(packer.pack(EntryId(entry_id), lac, 10 * entry_id, payload))
+    return b"".join(frames)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_they_are_gathered_as_they_came(seed: int) -> None:
+    chance = random.Random(seed)
+    stored = StoredAdds()
+    for position in (0, 5_000_000):
+        buffer = traffic(chance)
+        assert stored.gather(buffer, position) == len(buffer)
+        assert gathered(stored) == as_it_came(buffer, position)
+        for entries in stored.ledgers.values():
+            entries.clear()
+
+
+def v3_frames(ledger_id: int, key: bytes, *adds: tuple[int, bytes], lac: int = -1) -> bytes:
+    digest = LedgerDigest(DigestType.CRC32C, b"password", LedgerId(ledger_id))
+    packer = v3_adds.V3AddPacker(key, digest, itertools.count(1))
+    return b"".join(
+        packer.pack(EntryId(entry_id), EntryId(lac), 0, payload) for entry_id, payload in adds
+    )
+
+
+@pytest.mark.parametrize("entry_id", [2**7, 2**14, 2**21])
+def test_what_an_id_takes_more_a_payload_may_take_less(entry_id: int) -> None:
+    """Then frames are equally long all the same, and agree up to the entry id."""
+    longer, shorter = (entry_id - 1, b"x" * 31), (entry_id, b"x" * 30)
+    for order in itertools.product((longer, shorter), repeat=4):
+        buffer = v3_frames(300, KEYS[0], *order)
+        assert len({len(v3_frames(300, KEYS[0], add)) for add in order}) == 1
+        stored = StoredAdds()
+        assert stored.gather(buffer, 0) == len(buffer)
+        assert gathered(stored) == as_it_came(buffer, 0)
+
+
+def test_what_stands_behind_an_entry_may_be_what_it_has_less() -> None:
+    digest = LedgerDigest(DigestType.CRC32C, b"password", LedgerId(300))
+    txn_ids = itertools.count(1)
+    plain, recovering = (
+        v3_adds.V3AddPacker(KEYS[0], digest, txn_ids, is_recovery=each) for each in (False, True)
+    )
+    frames = [plain.pack(EntryId(each), EntryId(-1), 0, b"x" * 33) for each in range(3)]
+    frames += [recovering.pack(EntryId(each), EntryId(-1), 0, b"x" * 30) for each in range(3, 6)]
+    assert len(set(map(len, frames))) == 1
+    stored = StoredAdds()
+    assert stored.gather(b"".join(frames), 0) == sum(map(len, frames))
+    assert gathered(stored) == as_it_came(b"".join(frames), 0)
+
+
+def test_nothing_fits_where_something_else_begins() -> None:
+    """Key, ledger and LAC are such that four bytes further on all looks like an add of a longer id."""
+    key, ledger_id, lac = b"\x22\x50\x1a\x14" * 5, 0x1A14_224C_0000_0000, 0x0445_0D05 << 32
+    adds = (2**28, bytes(40)), (2**28 + 1, bytes(40)), (5, bytes(44))
+    buffer = v3_frames(ledger_id, key, *adds, lac=lac)
+    stored = StoredAdds()
+    assert stored.gather(buffer, 0) == len(buffer)
+    assert gathered(stored) == as_it_came(buffer, 0)
+
+
+def test_gathering_goes_on_where_it_stopped() -> None:
+    chance = random.Random(1)
+    parts = [traffic(chance) for _ in range(3)]
+    piecemeal, at_once = StoredAdds(), StoredAdds()
+    position = 7
+    for part in parts:
+        position += piecemeal.gather(part, position)
+    at_once.gather(b"".join(parts), 7)
+    assert gathered(piecemeal) == gathered(at_once)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_what_is_no_add_ends_it(seed: int) -> None:
+    chance = random.Random(seed)
+    buffer = traffic(chance)
+    other = v2.pack_request(Read(LedgerId(1), EntryId(1)))
+    assert StoredAdds().gather(buffer + other + buffer, 0) == len(buffer)
