@@ -183,6 +183,8 @@ class Bookie:
         )
         self.space.set_read_only(settings.bookie.read_only)
         await self.space.open()
+        await self._registration().await_others()  # Who lives must not be overtaken by a copy.
+        await self.identity.begin()
         self.server = BookieServer(
             self.storage, settings.server, machine.transport, machine.clock, self.stats
         )
@@ -219,23 +221,28 @@ class Bookie:
         """
         if http and is_wildcard(http.host):
             http = Address(self._advertised.host, http.port)
-        info = describe_bookie(
-            self.advertised,
-            incarnation=self.identity.incarnation,
-            holder=self._holder,
-            http=http,
-            tls=self.tls_address,
-        )
-        registration = BookieRegistration(
-            *(self._store, self.cluster.root, self.bookie_id, info),
-            self.config.bookie.session_timeout_s,
-        )
+        registration = self._registration(self.advertised, http)
         self.stats.registered = lambda: registration.is_registered
         self.stats.sessions_lost = lambda: registration.sessions_lost
         self.membership = Membership(registration, self._standing)
         await self._unless_failed(self.membership.join())
         self._following = asyncio.get_running_loop().create_task(self._follow_standing())
         self.state = State.SERVING
+
+    def _registration(
+        self, advertised: Address | None = None, http: Address | None = None
+    ) -> BookieRegistration:
+        info = describe_bookie(
+            advertised or self._advertised,
+            incarnation=self.identity.incarnation,
+            holder=self._holder,
+            http=http,
+            tls=self.tls_address,
+        )
+        return BookieRegistration(
+            *(self._store, self.cluster.root, self.bookie_id, info),
+            self.config.bookie.session_timeout_s,
+        )
 
     async def _unless_failed(self, work: Coroutine[Any, Any, None]) -> None:
         loop = asyncio.get_running_loop()

@@ -6,10 +6,13 @@ steps leaves what the next attempt takes up (`core/identity.py`):
     join      stamps JOINING · an empty store · both nodes · stamps MEMBER
     format    stamps FORMATTING · files removed · a store that doubts · both nodes · stamps MEMBER
     rejoin    stamps MEMBER with the cookie as it is now · both nodes
-    write-off stamps WRITING_OFF · the store opens without what is gone · doubts · stamps MEMBER
+    write-off stamps WRITING_OFF · the store opens without what is gone · doubts · both nodes ·
+              stamps MEMBER
+    start     stamps with its number · our own node
 """
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -53,13 +56,16 @@ from rollbook.proto.errors import (
     BadMetadata,
     DataLost,
     DirectoryInUse,
+    MetadataConflict,
     NodeExists,
     NoSuchLedger,
+    NoSuchNode,
     UnsupportedVersion,
     WrongBookie,
     WrongCluster,
 )
 from rollbook.proto.formats import paths
+from rollbook.proto.formats.bookie_record import BookieRecord
 from rollbook.proto.formats.cookie import Cookie
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, Disk, DiskLock, MetadataStore, OpenMode, Randomness
@@ -69,6 +75,7 @@ logger = structlog.get_logger()
 OnProgress = Callable[[int], None]
 
 _INCARNATION_BYTES: Final = 16
+_STARTER_BYTES: Final = 8
 _READS_AT_ONCE: Final = 64  # Of ledger metadata.
 _LOOK_AGAIN_S: Final = 0.5
 
@@ -182,8 +189,35 @@ class Identity:
             case _:
                 incarnation = diagnosis.incarnation
         if diagnosis.standing is Standing.JOINED:
-            await self._stamp_all(incarnation, State.MEMBER)
+            await self._stamp_all(incarnation, State.MEMBER, found.last_start)
         self.incarnation = incarnation
+
+    async def begin(self) -> None:
+        """No earlier copy of the directories passes for them any more: now they may change (B8).
+
+        Raises `WrongBookie` if another copy of them was first.
+        """
+        found, member = await self._look()
+        diagnosis = diagnose(found, self.cookie)
+        if diagnosis.standing is Standing.REFUSED:
+            raise _refusal(diagnosis.problems)
+        try:
+            await self._stamp_all(self.incarnation, State.MEMBER, found.next_start)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            # It must not keep a bookie from answering; copies are told apart again by the next start.
+            logger.warning("start_not_counted", bookie=self.bookie_id, reason=str(error))
+            return
+        record = self._draw_record(self.incarnation, found.next_start)
+        try:
+            await self._nodes.write_record(member, self.bookie_id, record)
+        except (MetadataConflict, NoSuchNode):
+            raise WrongBookie(
+                "a bookie of this name starts elsewhere right now",
+                bookie=self.bookie_id,
+                next_step="start one of them",
+            ) from None
 
     async def format(
         self, patience_s: float, on_progress: OnProgress = lambda _: None
@@ -219,15 +253,17 @@ class Identity:
             if not can_rejoin(found, self.cookie):
                 raise _refusal(diagnose(found, self.cookie).problems)
             incarnation = found.stamps[0].incarnation
-            await self._stamp_all(incarnation, State.MEMBER)
-            await self._nodes.write(member, self.cookie, incarnation)
+            start = found.last_start
+            await self._stamp_all(incarnation, State.MEMBER, start)
+            await self._nodes.write(member, self.cookie, self._draw_record(incarnation, start))
         finally:
             await _release(locks)
         logger.info("bookie_rejoined", bookie=self.bookie_id, incarnation=incarnation)
         return incarnation
 
     async def write_off(self, clock: Clock, on_progress: OnProgress = lambda _: None) -> Formatted:
-        """Goes on without what is gone: a directory, a journal file, an entry log.
+        """Goes on without what is gone: a directory, a journal file, an entry log, the latest state of
+        them all.
 
         What it held is UNKNOWN from then on, and ledgers whose fence may be lost are fenced. Raises
         like `establish`; `DataLost`, `BadConfig` if what is left is not enough for a store.
@@ -239,7 +275,8 @@ class Identity:
                 raise _refusal(diagnose(found, self.cookie).problems)
             incarnation = found.stamps[0].incarnation
             ledgers, doubted = await self._ledgers_in_doubt(on_progress)
-            await self._stamp_all(incarnation, State.WRITING_OFF)
+            start = found.next_start  # Else another copy might go on as if nothing had happened.
+            await self._stamp_all(incarnation, State.WRITING_OFF, start)
         except BaseException:
             await _release(locks)
             raise
@@ -248,8 +285,8 @@ class Identity:
         )
         try:
             await storage.distrust(doubted)
-            await self._nodes.write(member, self.cookie, incarnation)
-            await self._stamp_all(incarnation, State.MEMBER)
+            await self._nodes.write(member, self.cookie, self._draw_record(incarnation, start))
+            await self._stamp_all(incarnation, State.MEMBER, start)
         finally:
             await storage.close()
         logger.warning("loss_written_off", bookie=self.bookie_id, ledgers=len(doubted))
@@ -259,18 +296,18 @@ class Identity:
         self, incarnation: str, state: State, member: Member, doubted: Sequence[int]
     ) -> None:
         """From directories of which nothing is needed to a member that holds nothing."""
-        await self._stamp_all(incarnation, state)  # None passes for an earlier life's any more.
+        await self._stamp_all(incarnation, state, 0)  # None passes for an earlier life's any more.
         await self._remove_files()
         await Storage.make(self._disk, self._config, self._randomness, doubted=doubted)
         try:
-            await self._nodes.write(member, self.cookie, incarnation)
+            await self._nodes.write(member, self.cookie, self._draw_record(incarnation, 0))
         except NodeExists:
             raise WrongBookie(
                 "another bookie of this name joins the cluster right now",
                 bookie=self.bookie_id,
                 next_step="give this one an id of its own",
             ) from None
-        await self._stamp_all(incarnation, State.MEMBER)
+        await self._stamp_all(incarnation, State.MEMBER, 0)
 
     # --- The directories ----------------------------------------------------------------------
 
@@ -281,11 +318,13 @@ class Identity:
     async def _look(self) -> tuple[Found, Member]:
         member = await self._nodes.read(self.bookie_id)
         directories = [await self._look_at(place, path) for place, path in places_of(self.cookie)]
+        record = member.record
         found = Found(
             tuple(directories),
             member.cookie,
             member.cookie_node is not None,
-            member.incarnation,
+            record.incarnation if record else None,
+            record.start if record else 0,
         )
         return found, member
 
@@ -305,9 +344,9 @@ class Identity:
         except BadMetadata:
             return Directory(path, place, Condition.DAMAGED)
 
-    async def _stamp_all(self, incarnation: str, state: State) -> None:
+    async def _stamp_all(self, incarnation: str, state: State, start: int) -> None:
         for place, path in places_of(self.cookie):
-            stamp = Stamp(self.cookie, incarnation, place, state)
+            stamp = Stamp(self.cookie, incarnation, place, state, start)
             await self._replace(path, STAMP, pack_stamp(stamp))
 
     async def _replace(self, directory: str, name: str, data: bytes) -> None:
@@ -382,6 +421,10 @@ class Identity:
 
     def _draw_incarnation(self) -> str:
         return self._randomness.randbytes(_INCARNATION_BYTES).hex()
+
+    def _draw_record(self, incarnation: str, start: int) -> BookieRecord:
+        starter = self._randomness.randbytes(_STARTER_BYTES).hex()
+        return BookieRecord(incarnation, start, starter)
 
 
 def _refusal(problems: Sequence[Problem]) -> WrongBookie | WrongCluster:

@@ -4,20 +4,26 @@ A bookie that comes back without what it acknowledged, and answers "no such entr
 drop entries that were safe. So it serves only if every directory that it acknowledged into is there,
 and is of its latest life (B8). That is written down three times:
 
-    VERSION          in each directory, the stamp: cookie, incarnation, place, state
+    VERSION          in each directory, the stamp: cookie, incarnation, start, place, state
     cookies/ID       in BookKeeper's tree: the cookie alone, in BookKeeper's format
-    bookies/ID       in our own tree: the incarnation
+    bookies/ID       in our own tree: the incarnation, the start
 
 The incarnation is random, and drawn anew whenever a bookie begins without entries; an id that was
 used before thus is told from a new one even where its cookie was removed. A stamp is JOINING until
 both nodes name its incarnation; nothing is served before it is MEMBER. So what is JOINING, and
 known to neither node, was never served and may be thrown away.
 
+Starts are counted, so that of two copies of the same directories only one goes on: a start has a number
+above all that stamps and node say, and writes it to the stamps first, then to the node, before anything is
+acknowledged. A stamp that is *behind* the node was copied, or restored, from before a later start: what
+that acknowledged may not be there. A stamp ahead of it is of a start that was cut short, and its own.
+
     5                                  a cookie, as in its node
     bookieHost: "bk-1"
     …
     # rollbook stamp 1                 version; comments, to whoever reads the text as a cookie
     # rollbook incarnation 4e0c…
+    # rollbook start 17
     # rollbook place ledger 2
     # rollbook state member
     # rollbook crc32c 8a1b2c3d         of all bytes before this line
@@ -45,6 +51,7 @@ _VERSIONED: Final = re.compile(rb"# rollbook stamp ([0-9]{1,9})\n(?s:.*)\Z")
 _LINES: Final = re.compile(
     rb"# rollbook stamp 1\n"
     rb"# rollbook incarnation ([0-9a-f]{32})\n"
+    rb"# rollbook start ([0-9]{1,12})\n"
     rb"# rollbook place (journal|ledger) ([0-9]{1,4})\n"
     rb"# rollbook state (joining|formatting|member|writing-off)\n\Z"
 )
@@ -80,12 +87,14 @@ class Stamp:
     incarnation: str
     place: Place
     state: State
+    start: int = 0
 
 
 def pack_stamp(stamp: Stamp) -> bytes:
     text = pack_cookie(stamp.cookie) + (
         f"# rollbook stamp {_VERSION}\n"
         f"# rollbook incarnation {stamp.incarnation}\n"
+        f"# rollbook start {stamp.start}\n"
         f"# rollbook place {stamp.place}\n"
         f"# rollbook state {stamp.state.value}\n"
     ).encode("ascii")
@@ -106,9 +115,9 @@ def unpack_stamp(data: bytes) -> Stamp:
         )
     if lines is None:
         raise BadMetadata(f"{STAMP} is not one of ours")
-    incarnation, kind, number, state = (part.decode("ascii") for part in lines.groups())
+    incarnation, start, kind, number, state = (part.decode("ascii") for part in lines.groups())
     cookie = unpack_cookie(data[: lines.start()])
-    return Stamp(cookie, incarnation, Place(kind, int(number)), State(state))
+    return Stamp(cookie, incarnation, Place(kind, int(number)), State(state), int(start))
 
 
 # --- What was found ---------------------------------------------------------------------------
@@ -153,6 +162,16 @@ class Found:
     cookie: Cookie | None  # Of the node; None if there is none, or none that can be read.
     has_cookie: bool
     incarnation: str | None  # Of our own node.
+    start: int = 0  # Likewise.
+
+    @property
+    def next_start(self) -> int:
+        return 1 + self.last_start
+
+    @property
+    def last_start(self) -> int:
+        """The highest that anybody knows of."""
+        return max([self.start, *(stamp.start for stamp in self.stamps)])
 
     @property
     def stamps(self) -> list[Stamp]:
@@ -245,6 +264,7 @@ def _problems(found: Found, wanted: Cookie) -> Iterator[Problem]:
         yield Problem(f"`{WRITE_OFF}` was cut short", f"{WRITE_OFF}, once more")
         return
     yield from _lost_directories(found, wanted)
+    yield from _directories_behind(found)
     yield from _disagreements(found, wanted)
 
 
@@ -318,6 +338,17 @@ def _lost_directories(found: Found, wanted: Cookie) -> Iterator[Problem]:
         )
 
 
+def _directories_behind(found: Found) -> Iterator[Problem]:
+    for each in found.directories:
+        if each.stamp and each.stamp.start < found.start:
+            yield Problem(
+                f"it is as it was at start {each.stamp.start} of this bookie, "
+                f"and start {found.start} came later, with another copy of it",
+                f"mount the newer one; if that is gone for good: {WRITE_OFF}",
+                each.path,
+            )
+
+
 def _is_lost(each: Directory, found: Found) -> bool:
     """It is empty and should not be."""
     is_new = each.place.kind == "ledger" and each.place.number >= _ledger_dirs_known(found.stamps)
@@ -369,12 +400,16 @@ def can_rejoin(found: Found, wanted: Cookie) -> bool:
         _are_of_one_life(found, wanted)
         and not _has_begun_write_off(found)
         and not any(_is_lost(each, found) for each in found.directories)
+        and not any(_directories_behind(found))
         and len(wanted.ledger_dirs) >= _ledger_dirs_known(found.stamps)
     )
 
 
 def can_write_off(found: Found, wanted: Cookie) -> bool:
-    """Whether what is there is of its latest life, and would do if the rest is gone for good."""
+    """Whether what is there is of its latest life, and would do if the rest is gone for good.
+
+    The rest may be a directory, or what came after a copy of it was made.
+    """
     return _are_of_one_life(found, wanted) and found.incarnation is not None
 
 

@@ -1,8 +1,8 @@
 """Which bookies belong to the cluster, and with which directories.
 
 `CookieNodes` are the cookies alone, as BookKeeper's tools see them. Bookies of ours go through
-`MemberNodes`: the cookie, and the incarnation in our own tree. The two change in one transaction,
-and the incarnation, drawn at random, tells whose write it was when a reply is lost (LR1).
+`MemberNodes`: the cookie, and the record in our own tree. The two change in one transaction, and what was
+drawn at random for the record tells whose write it was when a reply is lost (LR1).
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,11 @@ from rollbook.proto.cluster.lost_replies import (
     transact_surely,
 )
 from rollbook.proto.errors import BadMetadata, InvalidRequest, NoSuchNode
-from rollbook.proto.formats.bookie_record import pack_bookie_record, unpack_bookie_record
+from rollbook.proto.formats.bookie_record import (
+    BookieRecord,
+    pack_bookie_record,
+    unpack_bookie_record,
+)
 from rollbook.proto.formats.cookie import Cookie, pack_cookie, unpack_cookie
 from rollbook.proto.formats.paths import COOKIES, OWN_BOOKIES
 from rollbook.proto.ids import BookieId, parse_bookie_id
@@ -94,7 +98,7 @@ class Member:
             return None
 
     @property
-    def incarnation(self) -> str | None:
+    def record(self) -> BookieRecord | None:
         """Raises `BadMetadata`, `UnsupportedVersion`: it is ours alone, and nobody guesses."""
         return unpack_bookie_record(self.record_node.value) if self.record_node else None
 
@@ -112,7 +116,7 @@ class MemberNodes:
             await read_surely(self._store, f"{self._records}/{bookie_id}"),
         )
 
-    async def write(self, found: Member, cookie: Cookie, incarnation: str) -> None:
+    async def write(self, found: Member, cookie: Cookie, record: BookieRecord) -> None:
         """Both nodes, from exactly what was found.
 
         Raises `NodeExists`, `MetadataConflict` or `NoSuchNode` if they are not so any more.
@@ -121,22 +125,29 @@ class MemberNodes:
         for folder in (self._cookies, self._records):
             await ensure_node(self._store, folder)
         record_path = f"{self._records}/{cookie.bookie_id}"
-        record = pack_bookie_record(incarnation)
+        packed = pack_bookie_record(record)
         cookie_path = f"{self._cookies}/{cookie.bookie_id}"
         ops: tuple[Op, ...] = (
-            _change(record_path, record, found.record_node),
+            _change(record_path, packed, found.record_node),
             _change(cookie_path, pack_cookie(cookie), found.cookie_node),
         )
 
         async def was_made() -> bool:
-            """Nobody else writes an incarnation of ours, and whoever does has our directories."""
+            """Nobody else has drawn what we drew."""
             node = await read_surely(self._store, record_path)
-            if node is None or node.value != record:
+            if node is None or node.value != packed:
                 return False
             version = found.record_node.stat.version if found.record_node else -1
             return node.stat.version == version + 1
 
         await transact_surely(self._store, ops, was_made)
+
+    async def write_record(self, found: Member, bookie_id: BookieId, record: BookieRecord) -> None:
+        """That alone. Raises `MetadataConflict` or `NoSuchNode` if it is not as it was found."""
+        assert found.record_node
+        version = found.record_node.stat.version
+        path = f"{self._records}/{bookie_id}"
+        await set_surely(self._store, path, pack_bookie_record(record), version)
 
 
 def _change(path: str, value: bytes, found: Node | None) -> Op:

@@ -74,6 +74,20 @@ class BookieRegistration:
         self.sessions_lost = 0
         self._turn = asyncio.Lock()
 
+    async def await_others(self) -> None:
+        """Returns when no other process is registered under its id.
+
+        Raises `NodeExists` if one stays.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                for each in Standing:
+                    await self._await_departure(self._path(each))
+            except SessionExpired:
+                continue
+            return
+        raise MetadataUnavailable("sessions end too quickly", bookie=self._bookie_id)
+
     async def register(self, standing: Standing) -> None:
         """Returns when others can see the bookie stand so.
 

@@ -1,11 +1,15 @@
-"""What our own tree keeps of a bookie: the incarnation that its entries were acknowledged by.
+"""What our own tree keeps of a bookie: the incarnation that its entries were acknowledged by, and how
+often it has started.
 
-JSON, `{"incarnation": "4e0c…", "version": 1}`. It outlives the cookie, which BookKeeper's tools remove
-when a bookie is taken out: so an id that was used before is never taken for a new one.
+JSON, `{"incarnation": "4e0c…", "start": 17, "starter": "9b1d…", "version": 1}`. It outlives the cookie,
+which BookKeeper's tools remove when a bookie is taken out: so an id that was used before is never taken
+for a new one. `starter` is drawn by each process that starts: it tells whose write it was when two have
+copies of the same directories.
 """
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Final
 
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
@@ -13,24 +17,47 @@ from rollbook.proto.formats.bounds import check_size
 
 _VERSION: Final = 1
 _INCARNATION: Final = re.compile(r"[0-9a-f]{32}")
+_STARTER: Final = re.compile(r"[0-9a-f]{0,32}")
+_START_MAX: Final = 10**12
 
 
-def pack_bookie_record(incarnation: str) -> bytes:
-    assert _INCARNATION.fullmatch(incarnation)
-    record = {"version": _VERSION, "incarnation": incarnation}
-    return json.dumps(record, sort_keys=True).encode("ascii")
+@dataclass(frozen=True, slots=True)
+class BookieRecord:
+    incarnation: str
+    start: int = 0  # Of the latest.
+    starter: str = ""
+
+    def __post_init__(self) -> None:
+        assert _INCARNATION.fullmatch(self.incarnation)
+        assert _STARTER.fullmatch(self.starter)
+        assert 0 <= self.start <= _START_MAX
 
 
-def unpack_bookie_record(data: bytes) -> str:
-    """The incarnation."""
+def pack_bookie_record(record: BookieRecord) -> bytes:
+    fields = {
+        "version": _VERSION,
+        "incarnation": record.incarnation,
+        "start": record.start,
+        "starter": record.starter,
+    }
+    return json.dumps(fields, sort_keys=True).encode("ascii")
+
+
+def unpack_bookie_record(data: bytes) -> BookieRecord:
+    """Raises `BadMetadata`, `UnsupportedVersion`."""
     check_size(data)
     try:
-        record = json.loads(data)
-        version, incarnation = record["version"], record["incarnation"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        fields = json.loads(data)
+        version, incarnation = fields["version"], fields["incarnation"]
+        start, starter = fields.get("start", 0), fields.get("starter", "")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise BadMetadata(f"no record of a bookie: {data[:80]!r}") from None
     if version != _VERSION:
         raise UnsupportedVersion(f"a bookie's record of version {version!r:.20}")
     if not isinstance(incarnation, str) or not _INCARNATION.fullmatch(incarnation):
         raise BadMetadata(f"{incarnation!r:.80} is no incarnation")
-    return incarnation
+    if type(start) is not int or not 0 <= start <= _START_MAX:
+        raise BadMetadata(f"{start!r:.80} is no number of a start")
+    if not isinstance(starter, str) or not _STARTER.fullmatch(starter):
+        raise BadMetadata(f"{starter!r:.80} is no token of a start")
+    return BookieRecord(incarnation, start, starter)

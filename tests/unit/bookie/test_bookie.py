@@ -405,11 +405,12 @@ def test_a_failed_journal_ends_it_before_it_is_registered() -> None:
     async def story(town: Town) -> None:
         town.node.start(town.serve)
         await town.until_seen()
-        town.node.power_cut()
+        town.node.kill()
         process = town.node.restart()
         del town.serving["b1"]
         while "b1" not in town.serving:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.0001)
+        town.world.metadata.down()
         town.node.disk.sync_error_odds = 1.0
         with suppress(RollbookError):
             await add_entries(town.serving["b1"].storage, 1, [0])

@@ -142,7 +142,9 @@ class Village:
 
 
 async def establish(_node: Node, identity: Identity) -> str:
-    for lock in await identity.establish():
+    locks = await identity.establish()
+    await identity.begin()
+    for lock in locks:
         await lock.release()
     return identity.incarnation
 
@@ -170,6 +172,7 @@ def storing(use: Callable[[Storage], Awaitable[Any]]) -> Work:
         locks = await identity.establish()
         config = replace(STORAGE, ledger_dirs=identity.cookie.ledger_dirs)
         storage = await Storage.open(node.disk, config, node.clock, node.randomness, locks=locks)
+        await identity.begin()
         storage.start()
         try:
             return await use(storage)
@@ -222,7 +225,8 @@ def test_a_new_bookie_is_made_and_found_again() -> None:
         first = await village.live(establish)
         assert first == await village.live(establish)
         member = await MemberNodes(village.store, village.cluster).read(BK1)
-        assert (member.incarnation, member.cookie is not None) == (first, True)
+        assert member.record
+        assert (member.record.incarnation, member.cookie is not None) == (first, True)
         assert await CookieNodes(village.store, ROOT).list() == [BK1]
         for directory in DIRECTORIES:
             assert village.node.disk.durable(f"{directory}/{STAMP}")
@@ -549,6 +553,93 @@ def test_the_doctor_sees_that_it_runs() -> None:
     Village().run(story)
 
 
+# --- Copies of the directories --------------------------------------------------------------------
+
+
+def test_directories_that_were_restored_from_a_copy_are_refused_until_written_off() -> None:
+    """B8: what was acknowledged since is in doubt, and not absent."""
+
+    async def story(village: Village) -> None:
+        await make_three_ledgers(village)
+        await village.live(establish)
+        copy = village.node.disk.image()
+        await village.live(storing(fill))
+        village.node.disk.put_back(copy)
+        for work in (establish, rejoin):
+            with pytest.raises(WrongBookie, match="as it was at start 1 ") as refused:
+                await village.live(work)
+            assert WRITE_OFF in refused.value.next_step
+        await village.live(write_off)
+        assert await village.live(storing(answers)) == [
+            EntryStateUnknown,
+            NoSuchLedger,  # Its end is known to all.
+            NoSuchLedger,
+        ]
+        assert await village.live(storing(fences)) == [True, False, False]
+
+    Village().run(story)
+
+
+@pytest.mark.parametrize("directory", DIRECTORIES)
+def test_a_single_directory_that_was_restored_is_told(directory: str) -> None:
+    async def story(village: Village) -> None:
+        await village.live(establish)
+        stamp = f"{directory}/{STAMP}"
+        old = village.node.disk.durable(stamp)
+        await village.live(establish)
+        file = await village.node.disk.open(stamp, OpenMode.WRITE)
+        assert old
+        await file.write_and_sync(0, [old])
+        await file.close()
+        with pytest.raises(WrongBookie, match="came later") as refused:
+            await village.live(establish)
+        assert refused.value.ids["path"] == directory
+
+    Village().run(story)
+
+
+def test_of_two_copies_that_start_by_turns_the_first_goes_on() -> None:
+    """B8: wherever each of them was when the other began."""
+
+    async def story(village: Village) -> None:
+        await village.live(storing(fill))
+        other = village.world.node("b2")
+        other.disk.put_back(village.node.disk.image())
+        assert isinstance((await village.live(storing(answers), node=other))[0], int)
+        with pytest.raises(WrongBookie, match="came later"):
+            await village.live(establish)
+        assert await village.live(establish, node=other)
+
+    Village().run(story)
+
+
+def test_of_two_copies_that_start_at_once_one_goes_on() -> None:
+    async def story(village: Village) -> None:
+        await village.live(establish)
+        other = village.world.node("b2")
+        other.disk.put_back(village.node.disk.image())
+        outcomes = await asyncio.gather(
+            *(village.live(establish, node=node) for node in (village.node, other)),
+            return_exceptions=True,
+        )
+        refused = [each for each in outcomes if isinstance(each, WrongBookie)]
+        assert len(refused) == 1
+
+    for seed in range(20):
+        Village(seed).run(story)
+
+
+def test_a_full_disk_keeps_no_bookie_from_starting() -> None:
+    async def story(village: Village) -> None:
+        await village.live(establish)
+        village.node.disk.capacity_bytes = village.node.disk.system.used_bytes
+        await village.live(establish)
+        village.node.disk.capacity_bytes = None
+        await village.live(establish)
+
+    Village().run(story)
+
+
 # --- Cut off at every step --------------------------------------------------------------------
 
 
@@ -615,7 +706,8 @@ def test_making_a_bookie_can_be_cut_off_anywhere() -> None:
         incarnation = await undisturbed(village, establish)
         assert made in (None, incarnation)
         member = await MemberNodes(village.store, village.cluster).read(BK1)
-        assert member.incarnation == incarnation
+        assert member.record
+        assert member.record.incarnation == incarnation
         assert await undisturbed(village, storing(answers)) == [NoSuchLedger] * 3
         # It may have served, so even if all the world forgets it, it is not new any more.
         await CookieNodes(village.store, ROOT).delete(BK1)
@@ -624,6 +716,23 @@ def test_making_a_bookie_can_be_cut_off_anywhere() -> None:
         return made is None
 
     assert cut_everywhere(story) > 25
+
+
+def test_a_start_can_be_cut_off_anywhere() -> None:
+    """B8: it locks nobody out, and leaves no copy behind that would pass."""
+
+    async def story(village: Village) -> bool:
+        cut_at, village.cut_at = village.cut_at, None
+        await village.live(storing(fill))
+        village.cut_at = cut_at
+        started = await village.live(establish)
+        copy = village.node.disk.image()
+        assert isinstance((await undisturbed(village, storing(answers)))[0], int)
+        village.node.disk.put_back(copy)
+        assert await refusal_of(village)
+        return started is None
+
+    assert cut_everywhere(story) > 10
 
 
 def test_a_format_can_be_cut_off_anywhere() -> None:

@@ -99,22 +99,22 @@ _on_adds = Connection._on_adds
 
 
 def _accept_what_was_refused(self: Connection, adds: Any, now_ns: int) -> None:
-    admitted = self._shared.storage.add(adds)
-    for group, refusal in zip(adds.groups, admitted.refusals, strict=True):
+    refusals = self._shared.storage.add(adds).refusals
+    for group, refusal in zip(adds.groups, refusals, strict=True):
         if refusal:
             self._send(group.pack_replies(None))
-    if not any(admitted.refusals):
+    if not any(refusals):
         _on_adds(self, adds, now_ns)
 
 
 _on_added = Connection._on_added
 
 
-def _answer_twice(self: Connection, done: Any) -> None:
-    if self._adds and self._adds[0].done.done() and not self._adds[0].done.exception():
+def _answer_twice(self: Connection, chunks: int, failure: BookieFailed | None) -> None:
+    if failure is None:
         for group in self._adds[0].groups:
             self._send(group.pack_replies(None))
-    _on_added(self, done)
+    _on_added(self, chunks, failure)
 
 
 def _never_end(_self: LongPolls, _parked: Any, _news_ms: int | None) -> None:
@@ -255,7 +255,12 @@ BOOKIE_MUTANTS: Final = (
         "anybody",
         "An id may be used from empty directories.",
         150,
-        ((Identity, "_establish", _let_in), (Identity, "_require_fit", _do_nothing)),
+        (
+            (Identity, "_establish", _let_in),
+            (Identity, "_require_fit", _do_nothing),
+            (Identity, "begin", _do_nothing),
+            (BookieRegistration, "await_others", _do_nothing),
+        ),
     ),
     BookieMutant(
         "half-a-listing",

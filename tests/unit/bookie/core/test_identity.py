@@ -45,10 +45,11 @@ def stamped(
     cookie: Cookie = WANTED,
     incarnation: str = NOW,
     state: State = State.MEMBER,
+    starts: tuple[int, int, int] = (0, 0, 0),
 ) -> list[Directory]:
     return [
-        Directory(path, place, Condition.STAMPED, Stamp(cookie, incarnation, place, state))
-        for place, path in places_of(WANTED)
+        Directory(path, place, Condition.STAMPED, Stamp(cookie, incarnation, place, state, start))
+        for (place, path), start in zip(places_of(WANTED), starts, strict=True)
     ]
 
 
@@ -61,8 +62,9 @@ def found(
     directories: list[Directory],
     cookie: Cookie | None = WANTED,
     incarnation: str | None = NOW,
+    start: int = 0,
 ) -> Found:
-    return Found(tuple(directories), cookie, cookie is not None, incarnation)
+    return Found(tuple(directories), cookie, cookie is not None, incarnation, start)
 
 
 EMPTY = [Directory(path, place, Condition.EMPTY) for place, path in places_of(WANTED)]
@@ -73,7 +75,7 @@ EMPTY = [Directory(path, place, Condition.EMPTY) for place, path in places_of(WA
 
 @pytest.mark.parametrize("state", State)
 def test_a_stamp_is_read_as_it_was_written(state: State) -> None:
-    stamp = replace(MEMBER, state=state, place=Place("ledger", 12))
+    stamp = replace(MEMBER, state=state, place=Place("ledger", 12), start=17)
     assert unpack_stamp(pack_stamp(stamp)) == stamp
 
 
@@ -252,6 +254,24 @@ def test_one_more_directory_rejoins() -> None:
     some = [*stamped(), Directory("/l3", Place("ledger", 2), Condition.EMPTY)]
     assert "is new" in diagnose(found(some), more).problems[0].what
     assert can_rejoin(found(some), more)
+
+
+@pytest.mark.parametrize("starts", list(product((4, 5, 6), repeat=3)))
+def test_directories_serve_only_if_none_is_behind_the_latest_start(
+    starts: tuple[int, int, int],
+) -> None:
+    """B8: a start that was cut short may have written some of its stamps, and its node last."""
+    what = found(stamped(starts=starts), start=5)
+    is_behind = min(starts) < 5
+    diagnosis = diagnose(what, WANTED)
+    assert (diagnosis.standing is Standing.REFUSED) == is_behind
+    assert can_rejoin(what, WANTED) == (not is_behind)
+    assert can_write_off(what, WANTED)
+    assert what.next_start > max(5, *starts)
+    for problem in diagnosis.problems:
+        behind = [each.path for each in what.directories if each.stamp and each.stamp.start < 5]
+        assert problem.path in behind
+        assert WRITE_OFF in problem.remedy
 
 
 CHOICES = (
