@@ -5,13 +5,14 @@
 
 Whatever one turn of the loop asks for leaves in one write. Once the socket is stuck, at most
 `_CHUNK_BYTES_MAX` more lie in front of it and all else waits in two queues here, of which the one of
-high priority goes first. A frame that has begun is finished before another one.
+high priority goes first, in front of whatever has not begun.
 
 An answer is handed to nobody but the one who asked (CN1). What comes unasked, in a wrong shape or with
 the ids of something else ends the connection: its peer, or our idea of it, is broken.
 """
 
 import asyncio
+import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,6 +31,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.wire import v2, v3
 from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.messages import (
     Answer,
     BatchRead,
@@ -68,6 +70,8 @@ _ECHOED: Final[dict[type[Request], tuple[type[Reply], Callable[[object], object]
     ListEntries: (ListEntriesReply, _ledger_id_of),
     GetBookieInfo: (BookieInfoReply, lambda _: None),
 }
+
+_length_at: Final = struct.Struct(">I").unpack_from
 
 _Key: TypeAlias = int | tuple[type, int, int]
 """What finds a request again: its transaction id, in version 2 the ids that the reply repeats."""
@@ -259,7 +263,7 @@ class BookieClient(asyncio.BufferedProtocol):
         # What waits to be sent.
         self._urgent: deque[_Adds | _Call] = deque()
         self._ordinary: deque[_Adds | _Call] = deque()
-        self._rest: bytes | memoryview = b""  # Of a piece that was cut.
+        self._rest: bytes | memoryview = b""  # Of a large frame that has begun.
         self._is_clogged = False
         self._will_flush = False
 
@@ -367,8 +371,8 @@ class BookieClient(asyncio.BufferedProtocol):
             self._transport.write(data)
             return
         channel.waiting_bytes += len(data)
-        adds = _Adds(channel, data, count)
-        (self._urgent if channel.is_high_priority else self._ordinary).append(adds)
+        queue = self._urgent if channel.is_high_priority else self._ordinary
+        queue += [_Adds(channel, *piece) for piece in _in_pieces(data, count)]
         self._flush()
 
     def complain(self, waited_s: float) -> None:
@@ -547,6 +551,21 @@ class BookieClient(asyncio.BufferedProtocol):
         detail = str(exc or "") or "the bookie hung up"
         self._end(ConnectionLost(detail, bookie=self.bookie))
         self.gone.set_result(None)
+
+
+def _in_pieces(frames: bytes, count: int) -> Iterator[tuple[bytes, int]]:
+    """Cut between frames, so that what is urgent can come between; and how many each piece has."""
+    if len(frames) > _CHUNK_BYTES_MAX:
+        start = position = passed = 0
+        while position < len(frames):
+            end = position + LENGTH_BYTES + _length_at(frames, position)[0]
+            if end - start > _CHUNK_BYTES_MAX and passed:
+                yield frames[start:position], passed
+                count -= passed
+                start, passed = position, 0
+            position, passed = end, passed + 1
+        frames = frames[start:]
+    yield frames, count
 
 
 def _fail(future: "asyncio.Future[Reply]", error: RollbookError) -> None:

@@ -221,12 +221,18 @@ class Link:
             if (failure := self._known_failure()) is not None:
                 raise failure
             self._begin()
-        assert self._attempt is not None
+        attempt = self._attempt
+        assert attempt is not None
         try:
             async with asyncio.timeout_at(due):
-                return await asyncio.shield(self._attempt)
+                return await asyncio.shield(attempt)
         except TimeoutError:
             raise self._unreachable("no connection in time") from None
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if attempt.cancelled() and caller is not None and not caller.cancelling():
+                raise self._unreachable("the client was closed") from None
+            raise
         except Unavailable as error:
             raise self._unreachable(error.message) from None
 

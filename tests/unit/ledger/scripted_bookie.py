@@ -39,7 +39,6 @@ class Peer(asyncio.Protocol):
 
     def __init__(self, bookie: "ScriptedBookie") -> None:
         self.bookie = bookie
-        self.is_gone = False
         self.calls: list[Call] = []
         self.adds: list[Adds] = []
         self.transport: asyncio.Transport
@@ -51,8 +50,10 @@ class Peer(asyncio.Protocol):
         if self.bookie.hangs_up:
             transport.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_gone = True
+    @property
+    def is_gone(self) -> bool:
+        """Also if its process was killed, which is told nothing."""
+        return self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
         for heard in self._decoder.feed(data):
