@@ -1,7 +1,8 @@
 """The worlds that can be simulated: each makes a case from a seed and runs cases."""
 
+import importlib
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from tests.simulation.history import History
 from tests.simulation.schedule import Case
@@ -27,12 +28,17 @@ class Scene(Protocol):
         """A function of the case alone."""
 
 
+_SCENES: Final = {
+    "bookie": ("tests.simulation.worlds.bookie.scene", "BookieScene"),
+    "ledger": ("tests.simulation.worlds.ledger.scene", "LedgerScene"),
+    "toy": ("tests.simulation.worlds.toy.scene", "ToyScene"),
+}
+
+
 def scene(name: str) -> Scene:
     """Raises KeyError for a world that there is not."""
-    from tests.simulation.worlds.bookie.scene import BookieScene  # They build on what stands here.
-    from tests.simulation.worlds.toy.scene import ToyScene
-
-    scenes: dict[str, type[Scene]] = {"bookie": BookieScene, "toy": ToyScene}
-    if name not in scenes:
-        raise KeyError(f"no world {name!r}; there are: {', '.join(scenes)}")
-    return scenes[name]()
+    if name not in _SCENES:
+        raise KeyError(f"no world {name!r}; there are: {', '.join(_SCENES)}")
+    module, kind = _SCENES[name]
+    made: Scene = getattr(importlib.import_module(module), kind)()  # They build on what stands here.
+    return made
