@@ -31,7 +31,14 @@ from operator import itemgetter
 from typing import Final
 
 from rollbook.ledger.core.acks import AckTracker
-from rollbook.proto.errors import NotEnoughBookies, Overloaded, QuorumTimeout, RollbookError
+from rollbook.proto.errors import (
+    EntryTooLarge,
+    InvalidRequest,
+    NotEnoughBookies,
+    Overloaded,
+    QuorumTimeout,
+    RollbookError,
+)
 from rollbook.proto.ids import FIRST_ENTRY, EntryId
 from rollbook.proto.quorum import Quorum, Slots
 from rollbook.proto.wire.adds import AddPacker
@@ -40,6 +47,9 @@ DEADLINE_TICKS: Final = 20
 LAGGARD_TICKS: Final = 4
 PATIENCE_TICKS: Final = 2
 _NOTHING: Final = (b"", 0)
+_AROUND_BYTES: Final = 160  # More than a frame has around a payload, in either protocol.
+_FULL: Final = "the writer's window is full"
+_WAIT: Final = "wait until it is ready"
 
 
 @dataclass(slots=True)
@@ -70,6 +80,7 @@ class Pipeline:
         self.handed_end = FIRST_ENTRY  # Nobody was ever sent this entry or a later one.
         self.tick = 0
         self._quorum = quorum
+        self._packer = packer
         self._pack = packer.pack
         self._window_bytes = window_bytes
         self._window_entries = window_entries
@@ -89,27 +100,52 @@ class Pipeline:
 
     def has_room(self, entries: int, payload_bytes: int) -> bool:
         """What does not fit into an empty window passes alone."""
-        return not self._frames or (
-            len(self._frames) + entries <= self._window_entries
-            and self._bytes + payload_bytes <= self._window_bytes
+        frames = self._frames
+        return not frames or (
+            len(frames) + entries <= self._window_entries
+            and self._bytes + payload_bytes + entries * _AROUND_BYTES <= self._window_bytes
         )
 
     def append(self, payload: bytes) -> EntryId:
         """Raises `Overloaded` and `EntryTooLarge`; then nothing has happened."""
-        frames, size = self._frames, len(payload)
-        if (
-            len(frames) >= self._window_entries or self._bytes + size > self._window_bytes
-        ) and frames:
-            raise Overloaded("the writer's window is full", next_step="wait until it is ready")
+        if not self.has_room(1, len(payload)):
+            raise Overloaded(_FULL, next_step=_WAIT)
+        return self._add(payload)
+
+    def append_all(self, payloads: Sequence[bytes]) -> range:
+        """All or none; their ids. Raises like `append`, and `InvalidRequest` if they never fit."""
+        count, size = len(payloads), sum(map(len, payloads))
+        if count > self._window_entries or (
+            count > 1 and size + count * _AROUND_BYTES > self._window_bytes
+        ):
+            raise InvalidRequest(
+                f"{count} entries of {size} bytes are more than the writer's window",
+                next_step="append fewer at once",
+            )
+        if not self.has_room(count, size):
+            raise Overloaded(_FULL, next_step=_WAIT)
+        self._check_size(max(map(len, payloads), default=0))
+        first = self.next_entry
+        for payload in payloads:
+            self._add(payload)
+        return range(first, self.next_entry)
+
+    def _add(self, payload: bytes) -> EntryId:
         entry_id, lac = self.next_entry, self.acks.last_add_confirmed
-        length = self.length + size
+        length = self.length + len(payload)
         frame = self._pack(entry_id, lac, length, payload)
-        frames.append(frame)
+        self._frames.append(frame)
         self._lengths.append(length)
         self._bytes += len(frame)
         self.length, self.told_lac = length, lac
         self.next_entry = EntryId(entry_id + 1)
         return entry_id
+
+    def _check_size(self, payload_bytes: int) -> None:
+        """What `pack` would say of it, before any of the others is taken."""
+        limit = self._packer.payload_bytes_max
+        if payload_bytes > limit:
+            raise EntryTooLarge(f"a payload of {payload_bytes} bytes is over the limit of {limit}")
 
     @property
     def confirmed_length(self) -> int:

@@ -20,7 +20,7 @@ So has a bookie that answers with an error of its own, or not in time. "Read-onl
 ensemble and is no reproach; "busy" is no failure; "fenced" and "unauthorized" end the writer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -68,6 +68,7 @@ class Seating:
         self.tail = tail  # As it was last written, for sure.
         self._quorum = quorum
         self._down: dict[int, _Down] = {}  # In the order of their failures.
+        self._leaving: Slots = 0
         self._lost: Slots = 0  # Without connection, which has not been tried again so far.
 
     @property
@@ -116,7 +117,7 @@ class Seating:
         """Whether it sits again."""
         self._lost &= ~(1 << slot)
         down = self._down.get(slot)
-        if down is None or not down.ends_when_open:
+        if down is None or not down.ends_when_open or self._leaving >> slot & 1:
             return False
         del self._down[slot]
         return True
@@ -124,6 +125,10 @@ class Seating:
     def on_rested(self, slot: int) -> None:
         """Its quarantine is over and it has a connection: another chance."""
         del self._down[slot]
+
+    def on_leaving(self, slots: Iterable[int]) -> None:
+        """Their successors are picked: no way back."""
+        self._leaving = sum(1 << slot for slot in slots)
 
     def on_moved(self, tail: Fragment) -> list[int]:
         """The change is made. The slots that have somebody new."""
@@ -135,6 +140,7 @@ class Seating:
         for slot in moved:
             self._down.pop(slot, None)
             self._lost &= ~(1 << slot)
+        self._leaving = 0
         self.tail = tail
         return moved
 

@@ -1,0 +1,719 @@
+"""The writer of a ledger: the shell around `core/append.py` and `core/ensemble_change.py`.
+
+    append ──► Pipeline ──► one write per bookie and turn of the loop ──► bookies
+    futures ◄── LAC moved ◄── Pipeline ◄── batches of acks ◄───────────────┘
+
+What appends of one turn of the loop bring leaves in one write per bookie; what bookies answer comes in
+batches and is counted in batches. No entry has a task, a timer or a lock. There is one timer for
+ticks while entries are on their way, one for the explicit LAC, and one for each bookie that is busy.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Self
+
+import structlog
+
+from rollbook.ledger.bookies import AddChannel, Bookies
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.append import DEADLINE_TICKS, Pipeline
+from rollbook.ledger.core.ensemble_change import Seating, Verdict, judge
+from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.placement import Placement
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
+from rollbook.proto.errors import (
+    AppendUnsettled,
+    BookieTimeout,
+    LedgerClosed,
+    MetadataConflict,
+    Outcome,
+    OutcomeUnknown,
+    RollbookError,
+    Unavailable,
+)
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import Fragment, LedgerMetadata
+from rollbook.proto.ports import Clock, Randomness
+from rollbook.proto.wire import v2
+from rollbook.proto.wire.adds import AddPacker, AddReplies
+from rollbook.proto.wire.digest import LedgerDigest, ledger_key
+from rollbook.proto.wire.messages import WriteLac
+from rollbook.proto.wire.v2_adds import V2AddPacker
+from rollbook.proto.wire.v3_adds import V3AddPacker
+
+logger = structlog.get_logger()
+
+_SEND_AHEAD_BYTES: Final = 1024 * 1024  # Handed to a connection, and not taken by its socket.
+_LOOK_AGAIN_S: Final = 0.01  # Whether a socket that was full takes more.
+_BUSY_PAUSE_S_MIN: Final = 0.02  # Doubled with each "busy" in a row,
+_BUSY_PAUSE_S_MAX: Final = 0.64  # up to this.
+_METADATA_PAUSE_S_MIN: Final = 0.02
+_METADATA_PAUSE_S_MAX: Final = 1.0
+_READ_BACK_S: Final = 86_400.0  # See WR5.
+
+_Waiting = tuple[EntryId, "asyncio.Future[Any]", Any]
+
+
+class LedgerWriter:
+    """Appends to one ledger, which it has created. Use it from one event loop only.
+
+    Once it fails it stays so: `failure` says why, `append` raises that, and what was pending raises
+    `AppendUnsettled`. Nothing that was confirmed is ever lost by that. As a context manager it
+    closes the ledger at the end.
+    """
+
+    def __init__(
+        self,
+        stored: StoredLedger,
+        digest: LedgerDigest,
+        password: bytes,
+        *,
+        nodes: LedgerNodes,
+        bookies: Bookies,
+        placement: Placement,
+        health: Health,
+        clock: Clock,
+        randomness: Randomness,
+        config: ClientConfig,
+    ) -> None:
+        metadata = stored.metadata
+        self._stored = stored
+        self._digest = digest
+        self._key = ledger_key(password)
+        self._nodes, self._bookies = nodes, bookies
+        self._placement, self._health = placement, health
+        self._clock, self._randomness, self._config = clock, randomness, config
+        self._quorum = metadata.quorum
+        self._loop = asyncio.get_running_loop()
+        self._new_future = self._loop.create_future
+        self._log = logger.bind(ledger_id=metadata.ledger_id)
+        self._pipeline = Pipeline(
+            metadata.quorum,
+            self._make_packer(),
+            config.writer_window_bytes,
+            config.writer_window_entries,
+        )
+        self._seating = Seating(metadata.quorum, metadata.fragments[-1])
+        self._waiting: deque[_Waiting] = deque()  # By the last entry that each waits for.
+        self._wants_room: deque[asyncio.Future[None]] = deque()
+        self._failure: RollbookError | None = None
+        self._was_unsettled = False  # Somebody was told so.
+        self._is_closing = False
+        self._is_drained = False  # Nothing changes any more but to CLOSED.
+        self._closing: asyncio.Task[None] | None = None
+        self._turn_is_due = False
+        self._tick_s = config.add_deadline_s / DEADLINE_TICKS
+        self._ticker: asyncio.TimerHandle | None = None
+        self._lac_timer: asyncio.TimerHandle | None = None
+        self._lac_seen = self._lac_sent = self._pipeline.acks.last_add_confirmed
+        self._busy_pauses_s = [0.0] * metadata.quorum.ensemble
+        self._timers: dict[int, asyncio.TimerHandle] = {}  # By slot: when to send it more.
+        self._change: asyncio.Task[None] | None = None
+        self._reading_back: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None  # Bookies, of the LAC.
+        self._note_looked()
+        self._slots: dict[AddChannel, int] = {}
+        self._channels: list[AddChannel] = []
+        for slot, bookie in enumerate(self._seating.ensemble):
+            self._channels.append(self._open_channel(slot, bookie))
+
+    # --- For users ----------------------------------------------------------------------------
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        return self._stored.metadata.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """As this writer last wrote or read it."""
+        return self._stored.metadata
+
+    @property
+    def last_add_confirmed(self) -> EntryId:
+        return self._pipeline.acks.last_add_confirmed
+
+    @property
+    def last_appended(self) -> EntryId:
+        return EntryId(self._pipeline.next_entry - 1)
+
+    @property
+    def failure(self) -> RollbookError | None:
+        """What stopped the writer for good."""
+        return self._failure
+
+    @property
+    def kept_bytes(self) -> int:
+        """In memory for bookies that have not acknowledged them; at most the window."""
+        return self._pipeline.kept_bytes
+
+    def append(self, payload: bytes) -> "asyncio.Future[EntryId]":
+        """The next entry, sent with the others of this turn of the loop. Does not wait.
+
+        The future has its id once it is confirmed: on disk with an ack quorum, and all entries
+        before it, too. It need not be awaited: `flush` and `close` tell of failures. Cancelling it
+        cancels nothing but the news.
+
+        Raises, and then nothing was appended: `Overloaded` while the window is full (wait for
+        `ready`), `EntryTooLarge`, `LedgerClosed` after `close`, or what stopped the writer.
+        The future raises `AppendUnsettled` if the writer is stopped before.
+        """
+        if self._is_closing or self._failure is not None:
+            raise self._refusal()
+        entry_id = self._pipeline.append(payload)
+        future: asyncio.Future[EntryId] = self._new_future()
+        self._waiting.append((entry_id, future, entry_id))
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._on_turn)
+        return future
+
+    def append_many(self, payloads: Sequence[bytes]) -> "asyncio.Future[range]":
+        """Like `append`, of all or of none, for less: one future, which has the range of their ids.
+
+        All have to fit into the window at once: `InvalidRequest` if they never could.
+        """
+        if self._is_closing or self._failure is not None:
+            raise self._refusal()
+        result = self._pipeline.append_all(payloads)
+        future: asyncio.Future[range] = self._new_future()
+        if not payloads:
+            future.set_result(result)
+            return future
+        self._waiting.append((EntryId(result[-1]), future, result))
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._on_turn)
+        return future
+
+    async def ready(self, entries: int = 1, payload_bytes: int = 0) -> None:
+        """Returns when the window has room, at once if it has: then append before you await again.
+
+        Raises what `append` would. Cancelling it leaves nothing behind.
+        """
+        while True:
+            if self._is_closing or self._failure is not None:
+                raise self._refusal()
+            if self._pipeline.has_room(entries, payload_bytes):
+                return
+            turn = self._new_future()
+            self._wants_room.append(turn)
+            await turn
+
+    async def flush(self) -> None:
+        """Returns when all that was appended before is confirmed.
+
+        Raises `AppendUnsettled` if that will not be, else what stopped the writer. Cancelling it
+        leaves nothing behind.
+        """
+        if self._failure is not None:
+            raise self._loss() if self._was_unsettled else self._refusal()
+        if self.last_add_confirmed < self.last_appended:
+            future: asyncio.Future[None] = self._new_future()
+            self._waiting.append((self.last_appended, future, None))
+            await future
+
+    async def force(self) -> None:
+        """Returns when all that was appended before is on disk with an ack quorum.
+
+        That is what confirming means here: a bookie acknowledges what it has synced. So it is
+        `flush`, under the name that it has for ledgers whose syncs are deferred.
+        """
+        await self.flush()
+
+    async def close(self) -> None:
+        """Takes no more, waits for what is pending, and closes the ledger at its last entry.
+
+        A writer that has failed because bookies were missing closes the ledger at what is
+        confirmed, and then raises: what was pending is then known not to be in it. A writer that
+        was fenced changes nothing and raises. `LedgerClosed`: somebody else closed it elsewhere.
+        Raises `MetadataUnavailable` or `ConnectionLost` if the metadata store does not answer; the
+        ledger may then still be open, for recovery to close.
+
+        Cancelled, it goes on to its end, which is bounded by deadlines, before it raises.
+        Again: the same outcome.
+        """
+        if self._closing is None:
+            self._is_closing = True
+            self._closing = self._loop.create_task(self._close())
+        try:
+            await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            await asyncio.gather(self._closing, return_exceptions=True)
+            raise
+
+    async def stop(self) -> None:
+        """Ends at once and leaves the ledger open, for recovery to close. Idempotent."""
+        self._stop(LedgerClosed("its writer was stopped", ledger_id=self.ledger_id))
+        if self._closing is not None:
+            self._closing.cancel()
+            await asyncio.gather(self._closing, return_exceptions=True)
+        await self._end_tasks()
+
+    @property
+    def is_stopped(self) -> bool:
+        """By `stop`, `close` or a failure: it uses no bookie any more."""
+        return self._failure is not None or (self._closing is not None and self._closing.done())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.close()
+        except RollbookError:
+            if error is None:  # Else the block has failed already, and says why.
+                raise
+
+    def _make_packer(self) -> AddPacker:
+        limit = self._config.frame_bytes_max
+        if self._bookies.protocol_version == v2.VERSION:
+            return V2AddPacker(self._key, self._digest, frame_bytes_max=limit)
+        txn_ids = self._bookies.txn_ids
+        return V3AddPacker(self._key, self._digest, txn_ids, frame_bytes_max=limit)
+
+    # --- For channels -------------------------------------------------------------------------
+
+    def on_add_replies(self, channel: AddChannel, replies: AddReplies) -> None:
+        slot = self._slots.get(channel)
+        if slot is None:
+            return  # It is no longer of the ensemble.
+        pipeline = self._pipeline
+        if replies.error is not None:
+            self._on_refused(slot, replies.error, replies.entry_ids)
+            return
+        self._busy_pauses_s[slot] = 0.0
+        if pipeline.on_acks(slot, replies.entry_ids):
+            self._on_confirmed()
+        if pipeline.release() and self._wants_room:
+            self._offer_room()
+        if pipeline.has_more(slot):
+            self._send(slot)
+
+    def on_channel_open(self, channel: AddChannel) -> None:
+        slot = self._slots.get(channel)
+        if slot is None:
+            return
+        if self._seating.on_open(slot):
+            self._sit_again(slot)
+        self._pipeline.restart(slot)
+        self._send(slot)
+
+    def on_channel_lost(self, channel: AddChannel, error: RollbookError) -> None:
+        slot = self._slots.get(channel)
+        if slot is not None and self._seating.on_lost(slot, error):
+            self._on_down(slot)
+
+    # --- Sending ------------------------------------------------------------------------------
+
+    def _on_turn(self) -> None:
+        self._turn_is_due = False
+        if self._failure is not None:
+            return
+        if self._ticker is None:
+            self._ticker = self._loop.call_later(self._tick_s, self._on_tick)
+        if self._must_read_back():
+            return  # `_read_back` sends it.
+        for slot in range(len(self._channels)):
+            self._send(slot)
+
+    def _send(self, slot: int) -> None:
+        channel = self._channels[slot]
+        if not channel.is_open or self._reading_back is not None:
+            return
+        room = _SEND_AHEAD_BYTES - channel.queued_bytes
+        if room > 0:
+            frames, count = self._pipeline.take(slot, room)
+            if count:
+                channel.write(frames, count)
+        if self._pipeline.has_more(slot) and slot not in self._timers:
+            # Its acks bring us back here, unless what fills the socket is another ledger's.
+            self._timers[slot] = self._loop.call_later(_LOOK_AGAIN_S, self._look_again, slot)
+
+    def _look_again(self, slot: int) -> None:
+        del self._timers[slot]
+        self._send(slot)
+
+    def _on_refused(
+        self, slot: int, refusal: type[RollbookError], entry_ids: list[EntryId]
+    ) -> None:
+        bookie = self._seating.ensemble[slot]
+        error = refusal("it refuses adds", ledger_id=self.ledger_id, bookie=bookie)
+        match judge(refusal):
+            case Verdict.RETRY:
+                if self._pipeline.on_busy(slot, entry_ids):
+                    self._pause(slot)
+            case Verdict.STOP:
+                self._stop(error)
+            case Verdict.REPLACE:
+                self._on_failure(slot, error)
+            case Verdict.RELIEVE:
+                if self._seating.on_failure(slot, error):
+                    self._on_down(slot)
+
+    def _pause(self, slot: int) -> None:
+        pause_s = min(max(2 * self._busy_pauses_s[slot], _BUSY_PAUSE_S_MIN), _BUSY_PAUSE_S_MAX)
+        self._busy_pauses_s[slot] = pause_s
+        if timer := self._timers.pop(slot, None):
+            timer.cancel()
+        # With some chance in it, so that writers do not all come back at once.
+        delay_s = pause_s * (0.5 + self._randomness.random() / 2)
+        self._timers[slot] = self._loop.call_later(delay_s, self._retry, slot)
+
+    def _retry(self, slot: int) -> None:
+        del self._timers[slot]
+        frames, count = self._pipeline.retry(slot)
+        if count and self._channels[slot].is_open:
+            self._channels[slot].write(frames, count)
+        self._send(slot)
+
+    # --- Confirming ---------------------------------------------------------------------------
+
+    def _on_confirmed(self) -> None:
+        lac, waiting = self._pipeline.acks.last_add_confirmed, self._waiting
+        while waiting and waiting[0][0] <= lac:
+            _, future, result = waiting.popleft()
+            if not future.done():  # Else its caller has cancelled it.
+                future.set_result(result)
+        if self._lac_timer is None and self._config.explicit_lac_idle_ms and not self._is_closing:
+            self._plan_lac()
+
+    def _offer_room(self) -> None:
+        """To all who wait: each looks again, and those who find none come back here."""
+        waiting, self._wants_room = self._wants_room, deque()
+        for turn in waiting:
+            if not turn.done():
+                turn.set_result(None)
+
+    # --- The explicit LAC (WR7) -----------------------------------------------------------------
+
+    def _plan_lac(self) -> None:
+        self._lac_seen = self.last_add_confirmed
+        idle_s = self._config.explicit_lac_idle_ms / 1000
+        self._lac_timer = self._loop.call_later(idle_s, self._on_idle)
+
+    def _on_idle(self) -> None:
+        """Readers see the last entry though none follows that would carry its confirmation."""
+        self._lac_timer = None
+        lac = self.last_add_confirmed
+        if lac > self._lac_seen or self._telling is not None:
+            self._plan_lac()
+        elif lac > max(self._pipeline.told_lac, self._lac_sent) and self._reading_back is None:
+            self._lac_sent = lac
+            self._telling = self._loop.create_task(self._tell_lac(lac))
+
+    async def _tell_lac(self, lac: EntryId) -> None:
+        request = WriteLac(self.ledger_id, lac, self._key, self._digest.pack_lac(lac))
+        calls = [
+            self._bookies.call(bookie, request, deadline_s=self._config.add_deadline_s)
+            for bookie in self._seating.ensemble
+        ]
+        # Who does not hear of it hears the next one, or learns it when the ledger is closed.
+        await asyncio.gather(*calls, return_exceptions=True)
+        self._telling = None
+
+    # --- Time ---------------------------------------------------------------------------------
+
+    def _on_tick(self) -> None:
+        self._ticker = None
+        pipeline = self._pipeline
+        for slot in pipeline.on_tick():
+            timeout = BookieTimeout(bookie=self._seating.ensemble[slot], ledger_id=self.ledger_id)
+            self._channels[slot].complain(self._config.add_deadline_s)
+            self._on_failure(slot, timeout)
+        if self._wants_room:
+            self._offer_room()
+        if error := pipeline.find_hopeless(self._seating.standing):
+            self._stop(error)
+            return
+        if self._seating.down:
+            self._seek_remedy()
+        if not pipeline.is_settled or self._seating.down:
+            self._ticker = self._loop.call_later(self._tick_s, self._on_tick)
+
+    # --- Bookies that failed --------------------------------------------------------------------
+
+    def _open_channel(self, slot: int, bookie: BookieId) -> AddChannel:
+        channel = self._bookies.add_channel(bookie, self.ledger_id, self)
+        self._slots[channel] = slot
+        return channel
+
+    def _on_failure(self, slot: int, error: RollbookError) -> None:
+        if self._seating.on_failure(slot, error):
+            self._health.on_failure(self._seating.ensemble[slot], self._clock.monotonic_ns())
+            self._on_down(slot)
+
+    def _on_down(self, slot: int) -> None:
+        self._log.warning(
+            "ledger_bookie_failed",
+            bookie=self._seating.ensemble[slot],
+            reason=self._seating.error_of(slot).code.reason,
+        )
+        self._pipeline.suspend(slot)
+        self._start_change()
+        if self._ticker is None:
+            self._ticker = self._loop.call_later(self._tick_s, self._on_tick)
+
+    def _start_change(self) -> None:
+        is_free = self._change is None and self._reading_back is None
+        if is_free and self._failure is None and not self._is_drained:
+            self._change = self._loop.create_task(self._replace_failed())
+
+    def _seek_remedy(self) -> None:
+        """For those who are down: a successor, or another chance."""
+        now_ns = self._clock.monotonic_ns()
+        if self._change is None:
+            for slot in self._seating.down:
+                bookie = self._seating.ensemble[slot]
+                if self._channels[slot].is_open and not self._health.is_quarantined(bookie, now_ns):
+                    self._seating.on_rested(slot)
+                    self._sit_again(slot)
+                    self._send(slot)
+        if self._seating.down:
+            self._start_change()
+
+    def _sit_again(self, slot: int) -> None:
+        start, end = self._pipeline.resume(slot)
+        self._log.info("ledger_bookie_back", bookie=self._seating.ensemble[slot])
+        self._tell_gap(slot, start, end)
+
+    def _tell_gap(self, slot: int, start: EntryId, end: EntryId) -> None:
+        if start < end:
+            self._log.warning(
+                "ledger_copies_lacking",
+                bookie=self._seating.ensemble[slot],
+                first_entry=start,
+                last_entry=end - 1,
+            )
+
+    async def _replace_failed(self) -> None:
+        """One change after the other, until nobody is down or nobody can step in."""
+        pause_s = 0.0
+        try:
+            while slots := self._seating.down:
+                picks = self._placement.pick_replacements(
+                    self._quorum,
+                    self._seating.ensemble,
+                    slots,
+                    self._bookies.live(),
+                    self._clock.monotonic_ns(),
+                    is_urgent=self._seating.is_short,
+                )
+                if not picks or self._is_drained:
+                    return  # The next tick tries again.
+                lac = self.last_add_confirmed
+                await self._move(picks)
+                # Whoever steps in may fail as quickly: metadata is not for counting that.
+                is_progress = self.last_add_confirmed > lac
+                pause_s = 0.0 if is_progress else min(2 * pause_s + 0.01, _METADATA_PAUSE_S_MAX)
+                await asyncio.sleep(pause_s)
+        except RollbookError as error:
+            self._stop(error)
+        finally:
+            self._change = None
+
+    async def _move(self, picks: dict[int, BookieId]) -> None:
+        """Raises what ends the writer."""
+        self._seating.on_leaving(picks)
+        for slot in picks:
+            self._pipeline.withdraw(slot)
+        attempts: list[Fragment] = []
+        while True:
+            wanted = self._seating.plan(EntryId(self.last_add_confirmed + 1), picks)
+            attempts.append(wanted)
+            changed = self._stored.metadata.with_writer_ensemble(
+                wanted.first_entry, wanted.ensemble
+            )
+            try:
+                self._stored = await self._nodes.update(self._stored, changed)
+                break
+            except MetadataConflict:
+                pass  # By re-replication of earlier fragments; or the ledger is recovered.
+            except (Unavailable, OutcomeUnknown) as error:
+                self._log.warning("ledger_metadata_not_written", reason=error.code.reason)
+                await asyncio.sleep(_METADATA_PAUSE_S_MIN)
+            self._stored = await self._read_patiently()
+            if made := self._seating.find_made(self._stored.metadata, attempts):
+                wanted = made
+                break
+        self._note_looked()
+        self._on_moved(wanted)
+
+    async def _read_patiently(self, due: float = math.inf) -> StoredLedger:
+        pause_s = _METADATA_PAUSE_S_MIN
+        while True:
+            try:
+                return await self._nodes.read(self.ledger_id, fresh=True)
+            except (Unavailable, OutcomeUnknown):
+                if self._loop.time() >= due:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _METADATA_PAUSE_S_MAX)
+
+    def _on_moved(self, tail: Fragment) -> None:
+        old = self._seating.ensemble
+        for slot in self._seating.on_moved(tail):
+            self._drop_channel(slot)
+            start, end = self._pipeline.admit(slot, tail.first_entry)
+            self._tell_gap(slot, start, end)
+            self._channels[slot] = self._open_channel(slot, tail.ensemble[slot])
+            self._log.info(
+                "ledger_bookie_replaced",
+                bookie=old[slot],
+                successor=tail.ensemble[slot],
+                first_entry=tail.first_entry,
+            )
+        if self._placement.lacks_racks(self._quorum, tail.ensemble):
+            self._log.warning("ledger_racks_lacking", ensemble=tail.ensemble)
+        self._on_confirmed()  # What was confirmed meanwhile.
+        if self._pipeline.release() and self._wants_room:
+            self._offer_room()
+
+    def _drop_channel(self, slot: int) -> None:
+        channel = self._channels[slot]
+        del self._slots[channel]
+        channel.close()
+        if timer := self._timers.pop(slot, None):
+            timer.cancel()
+        self._busy_pauses_s[slot] = 0.0
+
+    # --- Still ours? (WR5) ----------------------------------------------------------------------
+
+    def _note_looked(self) -> None:
+        self._looked_ns, self._looked_us = self._clock.monotonic_ns(), self._clock.wall_us()
+
+    def _must_read_back(self) -> bool:
+        """The longer of two clocks counts: one of them stands still while the machine sleeps."""
+        unseen_s = max(
+            (self._clock.monotonic_ns() - self._looked_ns) / 1e9,
+            (self._clock.wall_us() - self._looked_us) / 1e6,
+        )
+        if unseen_s < _READ_BACK_S:
+            return False
+        if self._reading_back is None:
+            self._reading_back = self._loop.create_task(self._read_back())
+        return True
+
+    async def _read_back(self) -> None:
+        """Nothing is sent before."""
+        try:
+            await self._await_change()
+            self._stored = await self._read_patiently()
+            self._seating.verify(self._stored.metadata)
+        except RollbookError as error:
+            self._stop(error)
+            return
+        self._note_looked()
+        self._reading_back = None
+        for slot in range(len(self._channels)):
+            self._send(slot)
+
+    # --- The end ------------------------------------------------------------------------------
+
+    def _stop(self, error: RollbookError) -> None:
+        """For good."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        self._log.warning(
+            "ledger_writer_stopped",
+            reason=error.code.reason,
+            detail=error.message,
+            last_add_confirmed=self.last_add_confirmed,
+            last_appended=self.last_appended,
+        )
+        self._release_all()
+        waiting, self._waiting = self._waiting, deque()
+        for last_entry, future, result in waiting:
+            self._fail(future, EntryId(result[0]) if isinstance(result, range) else last_entry)
+        self._offer_room()
+
+    def _fail(self, future: "asyncio.Future[Any]", first_entry: EntryId) -> None:
+        assert self._failure is not None
+        was_sent = first_entry < self._pipeline.handed_end
+        if was_sent or self._failure.outcome is not Outcome.NOT_APPLIED:
+            self._was_unsettled = True
+        if not future.done():
+            future.set_exception(self._loss() if self._was_unsettled else self._refusal())
+            future.exception()  # Nobody need look: `flush` and `close` tell.
+
+    def _release_all(self) -> None:
+        """Connections and timers, at once; tasks are told to end."""
+        for channel in self._channels:
+            channel.close()
+        self._slots.clear()
+        for timer in (self._ticker, self._lac_timer, *self._timers.values()):
+            if timer is not None:
+                timer.cancel()
+        self._timers.clear()
+        for task in self._tasks():
+            task.cancel()
+
+    def _tasks(self) -> list["asyncio.Task[None]"]:
+        tasks = (self._change, self._reading_back, self._telling)
+        return [each for each in tasks if each and each is not asyncio.current_task()]
+
+    async def _end_tasks(self) -> None:
+        await asyncio.gather(*self._tasks(), return_exceptions=True)
+
+    def _refusal(self) -> RollbookError:
+        """Of what has not begun. A new one each time, since it gathers a traceback."""
+        failure = self._failure
+        if failure is None:
+            return LedgerClosed("its writer was closed", ledger_id=self.ledger_id)
+        return type(failure)(failure.message, next_step=failure.next_step, **failure.ids)
+
+    def _loss(self) -> AppendUnsettled:
+        error = AppendUnsettled(f"the writer stopped: {self._failure}", ledger_id=self.ledger_id)
+        error.__cause__ = self._failure
+        return error
+
+    async def _close(self) -> None:
+        self._offer_room()  # They learn that nothing more is taken.
+        loss: RollbookError | None = None
+        try:
+            try:
+                await self.flush()
+            except RollbookError as error:
+                if not isinstance(self._failure, Unavailable | OutcomeUnknown):
+                    raise
+                loss = error  # Bookies were missing: the ledger can be closed all the same.
+            self._is_drained = True
+            await self._await_change()
+        finally:
+            self._release_all()
+            await self._end_tasks()
+        await self._close_metadata()
+        self._log.info("ledger_closed", last_entry=self.last_add_confirmed)
+        if loss is not None:
+            raise loss
+
+    async def _await_change(self) -> None:
+        if self._change is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.add_deadline_s):
+                    await asyncio.shield(self._change)
+
+    async def _close_metadata(self) -> None:
+        last_entry, length = self.last_add_confirmed, self._pipeline.confirmed_length
+        due = self._loop.time() + 2 * self._config.add_deadline_s
+        while True:
+            changed = self._stored.metadata.with_close(last_entry, length)
+            try:
+                self._stored = await self._nodes.update(self._stored, changed)
+                return
+            except MetadataConflict:
+                pass
+            except (Unavailable, OutcomeUnknown):
+                if self._loop.time() >= due:
+                    raise
+                await asyncio.sleep(_METADATA_PAUSE_S_MIN)
+            self._stored = await self._read_patiently(due)

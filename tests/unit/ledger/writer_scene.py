@@ -1,0 +1,185 @@
+"""A writer among scripted bookies, in the simulator; its metadata in memory, as the test says.
+
+play_writer(story)      story(scene): `scene.writer` is the writer under test
+
+scene.bookie("b1").on_adds = ignore        it hangs
+scene.nodes.on_update = …                   what becomes of the next compare-and-sets
+"""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Final, cast
+
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.placement import Placement
+from rollbook.ledger.writer import LedgerWriter
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
+from rollbook.proto.errors import MetadataConflict, RollbookError
+from rollbook.proto.ids import FIRST_ENTRY, BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import Fragment, LedgerMetadata
+from rollbook.proto.quorum import Ensemble, Quorum
+from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.digest import DigestType, LedgerDigest
+from rollbook.proto.wire.messages import Call, Read, WriteLac, WriteLacReply
+from tests.simulation.kernel import World
+from tests.unit.ledger.scripted_bookie import DEFAULT, PASSWORD, Peer, Scene, ScriptedBookie, play
+
+L7: Final = LedgerId(7)
+Q332: Final = Quorum(ensemble=3, write=3, ack=2)
+B1, B2, B3, B4, B5 = map(BookieId, ("b1", "b2", "b3", "b4", "b5"))
+FIVE: Final = ("b1", "b2", "b3", "b4", "b5")
+
+
+class Nodes:
+    """One ledger's node: versions count, and a test may step in before or after each write."""
+
+    def __init__(self, metadata: LedgerMetadata) -> None:
+        self.stored = StoredLedger(metadata, 0, 0)
+        self.updates: list[LedgerMetadata] = []
+        self.before_update: Callable[[], Awaitable[None]] = _nothing
+        self.after_update: Callable[[], Awaitable[None]] = _nothing
+        self.before_read: Callable[[], Awaitable[None]] = _nothing
+
+    async def read(self, _ledger_id: LedgerId, *, fresh: bool = False) -> StoredLedger:
+        assert fresh, "whoever finds out about its own write needs the truth"
+        await self.before_read()
+        return self.stored
+
+    async def update(self, stored: StoredLedger, metadata: LedgerMetadata) -> StoredLedger:
+        await self.before_update()
+        if metadata == stored.metadata:
+            return stored
+        if stored.version != self.stored.version:
+            raise MetadataConflict(ledger_id=metadata.ledger_id)
+        self.put(metadata)
+        self.updates.append(metadata)
+        await self.after_update()
+        return self.stored
+
+    def put(self, metadata: LedgerMetadata) -> None:
+        self.stored = StoredLedger(metadata, self.stored.version + 1, 0)
+
+    @property
+    def fragments(self) -> list[tuple[int, Ensemble]]:
+        return [(each.first_entry, each.ensemble) for each in self.stored.metadata.fragments]
+
+
+async def _nothing() -> None: ...
+
+
+class Keeping:
+    """What one bookie was sent, in order; it answers as its `ScriptedBookie` is told to."""
+
+    def __init__(self, bookie: ScriptedBookie) -> None:
+        self.entries: list[int] = []
+        self.lacs: dict[int, int] = {}
+        self.explicit_lacs: list[int] = []
+        self._answer = bookie.on_adds
+        self._bookie = bookie
+        bookie.on_adds = self._keep
+        bookie.on_call = self._on_call
+        self.answer_adds: Callable[[Peer, Adds], None] = self._answer
+
+    def _keep(self, peer: Peer, adds: Adds) -> None:
+        for group in adds.groups:
+            assert not group.is_recovery
+            self.entries += group.entry_ids
+            self.lacs |= zip(group.entry_ids, group.lacs, strict=True)
+        self.answer_adds(peer, adds)
+
+    def _on_call(self, peer: Peer, call: Call) -> None:
+        assert isinstance(call.request, WriteLac | Read), call.request
+        if isinstance(call.request, WriteLac):
+            self.explicit_lacs.append(call.request.last_add_confirmed)
+            peer.send(call.answer(WriteLacReply(None, L7)))
+
+
+class WriterScene:
+    def __init__(self, scene: Scene, quorum: Quorum, config: ClientConfig) -> None:
+        self.scene = scene
+        self.health = scene.health
+        self.config = config
+        self.quorum = quorum
+        self.kept: dict[str, Keeping] = {name: Keeping(scene.bookie(name)) for name in scene.infos}
+        ensemble = tuple(itertools.islice(scene.infos, quorum.ensemble))
+        self.nodes = Nodes(
+            LedgerMetadata(
+                L7,
+                quorum,
+                (Fragment(FIRST_ENTRY, ensemble),),
+                digest_type=DigestType.CRC32C,
+                password=PASSWORD,
+                created_ms=0,
+                creation_token=1,
+            )
+        )
+        self.writer = self.open()
+
+    def open(self) -> LedgerWriter:
+        node = self.scene.client_node
+        return LedgerWriter(
+            self.nodes.stored,
+            LedgerDigest(DigestType.CRC32C, PASSWORD, L7),
+            PASSWORD,
+            nodes=cast(LedgerNodes, self.nodes),
+            bookies=self.scene.bookies,
+            placement=Placement(self.health, node.randomness),
+            health=self.health,
+            clock=node.clock,
+            randomness=node.randomness,
+            config=self.config,
+        )
+
+    def bookie(self, name: str) -> ScriptedBookie:
+        return self.scene.bookie(name)
+
+    async def until(self, is_so: Callable[[], object]) -> None:
+        await self.scene.until(is_so)
+
+    async def append(self, count: int) -> list[EntryId]:
+        """All at once; returns when they are confirmed."""
+        futures = [self.writer.append(b"%d" % index) for index in range(count)]
+        return [await each for each in futures]
+
+
+Story = Callable[[WriterScene], Awaitable[None]]
+
+
+def play_writer(
+    story: Story,
+    *,
+    quorum: Quorum = Q332,
+    bookies: Sequence[str] = FIVE,
+    config: ClientConfig = DEFAULT,
+    seed: int = 1,
+) -> World:
+    async def act(scene: Scene) -> None:
+        stage = WriterScene(scene, quorum, config)
+        await story(stage)
+        await stage.writer.stop()
+
+    return play(act, seed=seed, config=config, bookies=bookies)
+
+
+def spares_off(scene: WriterScene, *names: str) -> None:
+    """They register, and nobody listens."""
+    for name in names:
+        scene.bookie(name).hangs_up = True
+
+
+def refuse_with(error: type[RollbookError]) -> Callable[[Peer, Adds], None]:
+    def answer(peer: Peer, adds: Adds) -> None:
+        for group in adds.groups:
+            peer.send(group.pack_replies(error))
+
+    return answer
+
+
+def with_state(metadata: LedgerMetadata, **changes: object) -> LedgerMetadata:
+    return replace(metadata, **changes)  # type: ignore[arg-type]  # Whatever a test likes.
+
+
+async def soon() -> None:
+    await asyncio.sleep(0.05)
