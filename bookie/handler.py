@@ -48,7 +48,6 @@ _READ_BYTES: Final = 64 * 1024  # and what one takes that is being answered from
 class _Accepted(NamedTuple):
     """Adds of one chunk, on their way to the disk."""
 
-    done: asyncio.Future[None]
     groups: Sequence[AddGroup]
     entries: int
     size: int
@@ -211,36 +210,36 @@ class Connection(asyncio.BufferedProtocol):
 
     def _on_adds(self, adds: Adds, now_ns: int) -> None:
         shared = self._shared
-        admission = shared.storage.add(adds)
+        refusals = shared.storage.add(adds, self._on_added).refusals
         groups = adds.groups
-        if any(admission.refusals):
-            for group, refusal in zip(groups, admission.refusals, strict=True):
+        if any(refusals):
+            for group, refusal in zip(groups, refusals, strict=True):
                 if refusal:
                     shared.stats.on_refusals(refusal.code.reason, len(group.entry_ids))
                     self._send(group.pack_replies(refusal))
-            groups = [g for g, r in zip(groups, admission.refusals, strict=True) if not r]
-        if admission.done is None:
-            return
+            groups = [g for g, r in zip(groups, refusals, strict=True) if not r]
+            if not groups:
+                return
         size, count = adds.end - adds.start, sum([len(group.entry_ids) for group in groups])
         shared.stats.chunk_entries.observe(count)
         self._account.take(size)
-        self._adds.append(_Accepted(admission.done, groups, count, size, now_ns))
-        admission.done.add_done_callback(self._on_added)
+        self._adds.append(_Accepted(groups, count, size, now_ns))
 
-    def _on_added(self, _: asyncio.Future[None]) -> None:
-        """Answers all that is durable: the journal goes in order, and one sync ends many waits."""
-        shared, adds = self._shared, self._adds
-        now_ns = shared.clock.monotonic_ns()
-        while adds and adds[0].done.done():
-            accepted = adds.popleft()
-            error = BookieFailed if accepted.done.exception() else None
+    def _on_added(self, chunks: int, failure: BookieFailed | None) -> None:
+        """Answers so many: the journal goes in order, and one sync ends many waits."""
+        shared = self._shared
+        error = BookieFailed if failure else None
+        done = [self._adds.popleft() for _ in range(chunks)]
+        for accepted in done:
             for group in accepted.groups:
                 self._send(group.pack_replies(error))
+        self._flush()
+        now_ns = shared.clock.monotonic_ns()
+        for accepted in done:
             self._account.give(accepted.size)
             if error:
                 shared.stats.on_refusals(error.code.reason, accepted.entries)
             shared.stats.requests["add"].observe(now_ns - accepted.heard_ns, accepted.entries)
-        self._flush()
         self._balance()
 
     def _on_call(self, call: Call, now_ns: int) -> int:

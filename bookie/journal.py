@@ -11,8 +11,8 @@ poisoned, everything that waits fails, and the bookie has to stop (B6).
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 import structlog
 
@@ -45,6 +45,10 @@ _FIRST_BYTES_MIN: Final = 16 * 1024
 _SPARE_RETRY_S: Final = 1.0
 
 
+OnDone: TypeAlias = Callable[[int, BookieFailed | None], None]
+"""So many of the things that were appended with it are done, the oldest first; or nobody knows."""
+
+
 def journal_path(directory: str, number: int) -> str:
     return f"{directory}/{number:016}.journal"
 
@@ -70,8 +74,8 @@ class JournalFile:
 class Waiting(NamedTuple):
     item: Frames | Control | None  # None waits for what went before.
     is_sync_deferred: bool
-    done: asyncio.Future[None]
     size: int
+    on_done: OnDone
 
 
 class Journal:
@@ -104,7 +108,7 @@ class Journal:
         self._stats = stats
         self._waiting: deque[Waiting] = deque()
         self._writing: list[Waiting] = []
-        self._has_work = asyncio.Event()
+        self._work: asyncio.Future[None] | None = None  # Awaited while there is none.
         self._spare: asyncio.Task[RecordFile] | None = None
         self._is_closing = False
         self._has_unsynced = False  # Written for somebody who did not want to wait.
@@ -139,7 +143,16 @@ class Journal:
 
         Fails with `BookieFailed`: then nobody knows. Whoever gives up waiting changes nothing.
         """
-        return self._enqueue(item, is_sync_deferred, size_of(item))
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.submit(item, settling(done), is_sync_deferred=is_sync_deferred)
+        return done
+
+    def submit(
+        self, item: Frames | Control, on_done: OnDone, *, is_sync_deferred: bool = False
+    ) -> None:
+        """Likewise; `on_done` is called in the very step in which it is done, and never within this
+        one. It must not read: what is durable is found when the step ends."""
+        self._enqueue(item, is_sync_deferred, size_of(item), on_done)
 
     def has_room_for(self, size: int) -> bool:
         """If no other file can be had, what is left of this one: the end of it is for fences."""
@@ -150,19 +163,23 @@ class Journal:
 
     def sync(self) -> asyncio.Future[None]:
         """Done when everything that was appended before is durable."""
-        return self._enqueue(None, False, 0)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._enqueue(None, False, 0, settling(done))
+        return done
 
     def _enqueue(
-        self, item: Frames | Control | None, is_sync_deferred: bool, size: int
-    ) -> asyncio.Future[None]:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self, item: Frames | Control | None, is_sync_deferred: bool, size: int, on_done: OnDone
+    ) -> None:
         if self.failure or self._is_closing:
-            _fail(done, self.failure)
-            return done
-        self._waiting.append(Waiting(item, is_sync_deferred, done, size))
+            asyncio.get_running_loop().call_soon(on_done, 1, _failed(self.failure))
+            return
+        self._waiting.append(Waiting(item, is_sync_deferred, size, on_done))
         self.queued_bytes += size
-        self._has_work.set()
-        return done
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._work and not self._work.done():
+            self._work.set_result(None)
 
     # --- The task that writes -----------------------------------------------------------------
 
@@ -190,15 +207,15 @@ class Journal:
     def close(self) -> None:
         """Lets `run` finish what is waiting and end."""
         self._is_closing = True
-        self._has_work.set()
+        self._wake()
 
     async def _wait_for_work(self) -> None:
         """Or for silence. One timer outlives many writes: to set one for each costs as much as to
         pack a lone add."""
-        self._has_work.clear()
         if self._has_unsaid and self._silence_timer is None:
             self._expect_silence(self._idle_s)
-        await self._has_work.wait()
+        self._work = asyncio.get_running_loop().create_future()
+        await self._work
 
     def _expect_silence(self, delay_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -211,7 +228,7 @@ class Journal:
             self._expect_silence(missing_s)
         else:
             self._is_silent = True
-            self._has_work.set()
+            self._wake()
 
     async def _say_what_is_durable(self) -> None:
         """The trailing record that tells rot from a torn tail: B3."""
@@ -225,6 +242,7 @@ class Journal:
     async def _write_waiting(self) -> None:
         batch, size = self._take()
         items = [waiting.item for waiting in batch if waiting.item is not None]
+        write: Write | None = None
         if items:
             await self._make_room(size)
             write = self.active.packer.pack(items)
@@ -233,16 +251,16 @@ class Journal:
                 self._has_unsynced = True
             else:
                 await self._write(write)
-            self._on_written(self.active, write)
-            self._has_unsaid, self._is_silent = True, False
-            self._written_s = asyncio.get_running_loop().time()
         elif self._has_unsynced:
             await self._sync()
         self._writing = []
         self.queued_bytes -= size
-        for waiting in batch:
-            if not waiting.done.done():  # Else its caller was cancelled.
-                waiting.done.set_result(None)
+        # Whoever waits for an answer gets it first. Nobody else runs before readers find it, too.
+        _tell(batch)
+        if write:
+            self._on_written(self.active, write)
+            self._has_unsaid, self._is_silent = True, False
+            self._written_s = asyncio.get_running_loop().time()
 
     def _take(self) -> tuple[list[Waiting], int]:
         """What goes into one write: all that waits, in order, up to a bound.
@@ -347,16 +365,36 @@ class Journal:
 
     def _poison(self, error: BaseException) -> None:
         self.failure = error
-        for waiting in (*self._writing, *self._waiting):
-            if not waiting.done.done():
-                _fail(waiting.done, error)
+        lost = [*self._writing, *self._waiting]
         self._waiting.clear()
         self._writing = []
         self.queued_bytes = 0
+        _tell(lost, error)
 
 
-def _fail(done: asyncio.Future[None], cause: BaseException | None) -> None:
+def _tell(batch: Sequence[Waiting], cause: BaseException | None = None) -> None:
+    """Everybody once, however much of it is his."""
+    counts: dict[OnDone, int] = {}
+    for waiting in batch:
+        counts[waiting.on_done] = counts.get(waiting.on_done, 0) + 1
+    for on_done, count in counts.items():
+        on_done(count, _failed(cause) if cause else None)
+
+
+def settling(done: asyncio.Future[None]) -> OnDone:
+    def settle(_count: int, error: BookieFailed | None) -> None:
+        if done.done():  # Its caller was cancelled.
+            return
+        if error:
+            done.set_exception(error)
+            done.exception()  # If nobody waits for it any more, nobody need hear of it.
+        else:
+            done.set_result(None)
+
+    return settle
+
+
+def _failed(cause: BaseException | None) -> BookieFailed:
     error = BookieFailed("the journal has stopped", next_step="Restart the bookie.")
     error.__cause__ = cause
-    done.set_exception(error)
-    done.exception()  # If nobody waits for it any more, nobody need hear of it.
+    return error

@@ -33,7 +33,7 @@ from rollbook.bookie.core.memtable import IntArray
 from rollbook.bookie.core.ranges import Ranges, ranges_of
 from rollbook.bookie.core.salvage import take_frames
 from rollbook.bookie.entry_log import EntryLogs
-from rollbook.bookie.journal import Journal, JournalFile
+from rollbook.bookie.journal import Journal, JournalFile, OnDone, settling
 from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log import NewLog
 from rollbook.bookie.stats import Stats
@@ -70,7 +70,7 @@ class Admission(NamedTuple):
     """What became of a stretch of adds."""
 
     refusals: tuple[Failure, ...]  # One for each group; None for those that were accepted.
-    done: asyncio.Future[None] | None  # Of those; None if there are none. See `Journal.append`.
+    done: asyncio.Future[None] | None  # Of those, unless somebody hears of it otherwise.
 
 
 class Storage:
@@ -217,13 +217,23 @@ class Storage:
 
     # --- Adding -------------------------------------------------------------------------------
 
-    def add(self, adds: Adds) -> Admission:
-        """Judges the groups of a stretch and sends what is accepted to the journal, in one step."""
+    def add(self, adds: Adds, on_done: OnDone | None = None) -> Admission:
+        """Judges the groups of a stretch and sends what is accepted to the journal, in one step.
+
+        `on_done` hears of it sooner than who awaits: see `Journal.submit`.
+        """
         refusals = tuple([self._refusal_of(group, adds) for group in adds.groups])
-        if not any(refusals):
-            return Admission(refusals, self._append(adds, adds.groups))
-        accepted = [g for g, refusal in zip(adds.groups, refusals, strict=True) if not refusal]
-        return Admission(refusals, self._append(adds, accepted) if accepted else None)
+        accepted = adds.groups
+        if any(refusals):
+            accepted = [g for g, refusal in zip(accepted, refusals, strict=True) if not refusal]
+            if not accepted:
+                return Admission(refusals, None)
+        done: asyncio.Future[None] | None = None
+        if on_done is None:
+            done = asyncio.get_running_loop().create_future()
+            on_done = settling(done)
+        self._submit(adds, accepted, on_done)
+        return Admission(refusals, done)
 
     def _refusal_of(self, group: AddGroup, adds: Adds) -> Failure:
         is_urgent = group.is_recovery or group.is_high_priority
@@ -243,7 +253,7 @@ class Storage:
             ledger.show_key(group.ledger_key)
         return refusal
 
-    def _append(self, adds: Adds, groups: Sequence[AddGroup]) -> asyncio.Future[None]:
+    def _submit(self, adds: Adds, groups: Sequence[AddGroup], on_done: OnDone) -> None:
         is_deferred = all(group.is_sync_deferred and not group.is_recovery for group in groups)
         if len(groups) < len(adds.groups):  # Nothing that was refused may reach the journal.
             (adds,) = take_frames(adds.frames_of(groups))
@@ -251,7 +261,7 @@ class Storage:
         frames = Frames(
             adds.buffer if is_all else bytes(adds.frames), -adds.start, tuple(adds.groups)
         )
-        return self._journal.append(frames, is_sync_deferred=is_deferred)
+        self._journal.submit(frames, on_done, is_sync_deferred=is_deferred)
 
     def _on_written(self, file: JournalFile, write: Write) -> None:
         """It is durable, or somebody wanted no more than that it is written."""

@@ -13,6 +13,7 @@ import structlog
 
 from rollbook.bookie import storage as storage_module
 from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.journal import OnDone
 from rollbook.bookie.storage import Admission, Storage
 from rollbook.proto.errors import (
     BadConfig,
@@ -497,6 +498,46 @@ def test_a_full_disk_does_not_keep_a_bookie_from_starting() -> None:
     tell(story)
 
 
+# --- Who hears of an add ----------------------------------------------------------------------
+
+
+def test_listeners_hear_once_of_all_that_one_write_made_durable() -> None:
+    async def story(storage: Storage, _: Node) -> None:
+        heard: list[tuple[str, int, BookieFailed | None]] = []
+
+        def listener(name: str) -> OnDone:
+            return lambda count, error: heard.append((name, count, error))
+
+        first, second = listener("first"), listener("second")
+        for on_done, ids in ((first, (7, 0)), (second, (8, 0)), (first, (7, 1))):
+            assert storage.add(adds(ids), on_done).done is None
+        assert heard == []  # Never within the call.
+        await add(storage, (9, 0))
+        assert heard == [("first", 2, None), ("second", 1, None)]
+        assert [await storage.read(*each) for each in ((7, 0), (8, 0), (7, 1))] == [
+            entry(7, 0),
+            entry(8, 0),
+            entry(7, 1),
+        ]
+
+    tell(story)
+
+
+def test_listeners_hear_of_a_journal_that_has_stopped() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        heard: list[bool] = []
+        node.disk.sync_error_odds = 1.0
+        storage.add(adds((7, 0)), lambda _, error: heard.append(error is not None))
+        await storage.failed()
+        assert heard == [True]
+        storage.add(adds((7, 1)), lambda _, error: heard.append(error is not None))
+        assert heard == [True]
+        await asyncio.sleep(0)
+        assert heard == [True, True]
+
+    tell(story)
+
+
 # --- Failures ---------------------------------------------------------------------------------
 
 
@@ -519,9 +560,8 @@ def test_a_failed_write_or_sync_stops_the_bookie(odds: str) -> None:
         with pytest.raises(BookieFailed):
             await fence
         setattr(node.disk, odds, 0.0)
-        late = storage.add(adds((8, 0), is_high_priority=True)).done
-        assert late
-        assert isinstance(late.exception(), BookieFailed)
+        with pytest.raises(BookieFailed):
+            await add(storage, (8, 0), is_high_priority=True)
         with pytest.raises(NoSuchEntry):
             await storage.read(7, 1)
 
