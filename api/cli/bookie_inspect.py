@@ -136,7 +136,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 def _where_in(config_file: str, where: Where) -> Where:
     """Where a bookie of this configuration is: it is asked if it can be, else its files are read."""
-    from rollbook.api.cli.bookie_identity import read_bookie_config
+    from rollbook.api.cli.bookie_settings import read_bookie_config
 
     tables = read_bookie_config(config_file)
     bookie, storage = tables.get("bookie", {}), tables.get("storage", {})

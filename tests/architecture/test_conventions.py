@@ -105,6 +105,41 @@ def test_help_loads_no_command() -> None:
     assert not loaded & {"asyncio", "structlog", "kazoo", "google.protobuf", "sqlite3"}
 
 
+def test_no_help_loads_what_its_command_does() -> None:
+    """Whoever asks how something is done waits for the interpreter and for click, and for nothing more."""
+    code = (
+        "import json, sys, click\n"
+        "from rollbook.api.cli.main import rollbook\n"
+        "asked = []\n"
+        "def ask(command, *words):\n"
+        "    asked.append(' '.join(words))\n"
+        "    try: rollbook.main([*words, '--help'], 'rollbook')\n"
+        "    except SystemExit as end: assert not end.code, words\n"
+        "    if isinstance(command, click.Group):\n"
+        "        context = click.Context(command)\n"
+        "        for name in command.list_commands(context):\n"
+        "            ask(command.get_command(context, name), *words, name)\n"
+        "ask(rollbook)\n"
+        "print(json.dumps([asked, sorted(sys.modules)]), file=sys.stderr)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    asked, loaded = json.loads(found.stderr)
+    assert {"", "server bookie", "bookie init", "bookie mark", "cluster info", "demo"} <= set(asked)
+    words = {"bookie", "bookie_identity", "bookie_inspect", "bookie_options", "cluster", "demo"}
+    words |= {"lazy", "main", "output", "server"}
+    values = {
+        "bookie.core.remedies",
+        "proto.errors",
+        "proto.formats.bounds",
+        "proto.formats.layout",
+    }
+    packages = {"api", "api.cli", "bookie", "bookie.core", "proto", "proto.formats", "api._root"}
+    ours = {name.removeprefix("rollbook.") for name in loaded if name.startswith("rollbook.")}
+    assert ours <= {f"api.cli.{word}" for word in words} | values | packages
+    heavy = {"asyncio", "structlog", "kazoo", "google", "sqlite3", "fastapi", "pydantic", "ssl"}
+    assert not {name.partition(".")[0] for name in loaded} & heavy
+
+
 def test_requirements_match_the_lock() -> None:
     """`requirements*.lock` are exports of uv.lock for people with plain pip."""
     locked = {

@@ -1,0 +1,162 @@
+"""One bookie as a process: what `rollbook server bookie` runs until it is told to stop.
+
+A composition root: here packages meet that know nothing of each other.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import click
+import structlog
+
+from rollbook import __version__
+from rollbook.api.cli.bookie_settings import (
+    RealMachine,
+    advising,
+    load_settings,
+    open_store,
+)
+from rollbook.bookie.bookie import Bookie, Settings, addresses_of, tls_address_of
+from rollbook.bookie.config import BookieConfig
+from rollbook.proto.addresses import is_loopback, parse_address
+from rollbook.proto.errors import BadConfig, BookieFailed
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.collector import calm_collector
+from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.network import SocketTransport
+from rollbook.proto.runtime.tls import TlsFiles, server_context
+
+logger = structlog.get_logger()
+
+DEFAULT_HTTP_PORT: Final = 8001
+_STOP_S_MAX: Final = 20  # Whatever hangs then, hangs for ever.
+
+
+def run_bookie(log_level: str, flags: Mapping[str, Any]) -> None:
+    """Until it is told to stop. Raises `StorageFailed`, `RollbookError`."""
+    configure_logs(level=log_level, as_json=not sys.stderr.isatty())
+    with advising(flags):
+        asyncio.run(_run_until_stopped(serve_bookie(load_settings(**flags))))
+
+
+class StorageFailed(Exception):
+    """What was not acknowledged by then may be lost; a new start finds out."""
+
+
+async def serve_bookie(settings: Settings) -> None:
+    """Until it is cancelled; raises what made it impossible to go on."""
+    _require_safe(settings.bookie)
+    tls = (
+        SocketTransport(server_tls=server_context(_tls_files(settings.bookie)))
+        if settings.bookie.tls_listen
+        else None
+    )
+    _, _, bookie_id = addresses_of(settings.bookie)
+    logger.info("bookie_started", bookie=bookie_id, version=__version__, pid=os.getpid())
+    store = await open_store(settings.bookie, serve=True)
+    machine = RealMachine()
+    bookie = await Bookie.open(machine, store, settings, tls)
+    reason = "told to"
+    try:
+        async with _admin_pages(bookie, machine) as http:
+            try:
+                await bookie.register(http)
+                calm_collector()
+                _say_ready(bookie, http)
+                raise await bookie.failed()
+            finally:
+                await bookie.leave()  # First of all, whoever asks for pages right now.
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        logger.error("bookie_failed", bookie=bookie_id, reason=reason)
+        if isinstance(error, OSError | BookieFailed):
+            raise StorageFailed(reason) from error
+        raise
+    finally:
+        await bookie.close()
+        logger.info("bookie_stopped", bookie=bookie_id, reason=reason)
+
+
+def _say_ready(bookie: Bookie, http: Address | None) -> None:
+    """For people and for scripts: its last word is where the bookie listens."""
+    pages = f" (http on {http})" if http else ""
+    with suppress(OSError):  # Nobody has to listen.
+        click.echo(f"ready: bookie {bookie.bookie_id}{pages} on {bookie.address}")
+        sys.stdout.flush()
+    logger.info("bookie_ready", bookie=bookie.bookie_id, address=str(bookie.address))
+
+
+@asynccontextmanager
+async def _admin_pages(bookie: Bookie, machine: RealMachine) -> AsyncIterator[Address | None]:
+    """Where operators can ask; None if nowhere."""
+    config = bookie.config.bookie
+    if not config.http:
+        yield None
+        return
+    from rollbook.api.rest.bookie import AdminServer  # FastAPI: a third of a second.
+    from rollbook.api.rest.server import HttpConfig
+    from rollbook.bookie.admin import Admin
+
+    where = HttpConfig(
+        _http_address(config),
+        token_file=config.http_token_file or None,
+        tls=_tls_files(config) if config.http_tls else None,
+        insecure=config.insecure,
+    )
+    server = await AdminServer.start(Admin(bookie, machine.disk, machine.clock), where)
+    try:
+        yield server.address
+    finally:
+        await server.close()
+
+
+def _http_address(config: BookieConfig) -> Address:
+    return parse_address(
+        config.http, "http", default_host="127.0.0.1", default_port=DEFAULT_HTTP_PORT
+    )
+
+
+def _tls_files(config: BookieConfig) -> TlsFiles:
+    return TlsFiles(config.tls_certificate, config.tls_key, config.tls_authorities)
+
+
+def _require_safe(config: BookieConfig) -> None:
+    """What everybody can reach must ask who is there."""
+    if config.insecure:
+        return
+    listen, _, _ = addresses_of(config)
+    if not is_loopback(listen.host):
+        raise BadConfig(
+            f"anybody who reaches {listen} could read, add and fence there",
+            next_step="say --listen 127.0.0.1:3181 and --tls-listen HOST:PORT, "
+            "or --insecure in a network you trust",
+        )
+    tls_listen = tls_address_of(config)
+    if tls_listen and not is_loopback(tls_listen.host) and not config.tls_authorities:
+        raise BadConfig(
+            f"anybody who reaches {tls_listen} could read, add and fence there",
+            next_step="say whose clients may with --tls-authorities FILE, or --insecure",
+        )
+
+
+async def _run_until_stopped(serving: Coroutine[Any, Any, None]) -> None:
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(serving)
+    is_stopping = False
+
+    def stop() -> None:
+        nonlocal is_stopping
+        if not is_stopping:  # Whoever says it twice must not break off the ending.
+            is_stopping = True
+            signal.alarm(_STOP_S_MAX)  # The kernel's: it goes off even if a disk hangs.
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    with suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,126 @@
+"""What `rollbook cluster` does, on the metadata store that a URL names."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+from rollbook.proto.cluster.bookie_watcher import BookieWatcher
+from rollbook.proto.cluster.cluster import Cluster, initialise, open_cluster
+from rollbook.proto.cluster.cookies import CookieNodes
+from rollbook.proto.errors import BadConfig, OutcomeUnknown, Unavailable
+from rollbook.proto.formats.layout import Layout
+from rollbook.proto.formats.service_info import BookieServiceInfo
+from rollbook.proto.metastore.url import Backend, MetadataUrl
+from rollbook.proto.ports import MetadataStore
+from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.metastore import open_metadata_store
+
+T = TypeVar("T")
+
+_TIMEOUT_S: Final = 5.0  # Of one request: somebody waits for the answer.
+
+
+def make_cluster(url: str, layout: str | None) -> dict[str, Any]:
+    """What it is then. Raises `ClusterExists`."""
+    place = _parse_url(url)
+    hint = _layout_of(place)
+    wanted = Layout(layout) if layout else hint or Layout.HIERARCHICAL
+    if hint not in (None, wanted) or not wanted.takes_new_ledgers:
+        usable = " ".join(each.value for each in Layout if each.takes_new_ledgers)
+        raise BadConfig(
+            f"the metadata URL asks for another layout: {place}",
+            next_step=f"write zk://… there, or one of --layout {usable} alike",
+        )
+
+    async def make(store: MetadataStore) -> Cluster:
+        return await initialise(store, place.ledgers_root, random.SystemRandom(), wanted)
+
+    return _facts(place, _run(place, make, create=True))
+
+
+def look_at_cluster(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What it is; its bookies."""
+    place = _parse_url(url)
+
+    async def look(store: MetadataStore) -> tuple[Cluster, bool, list[dict[str, Any]]]:
+        cluster = await open_cluster(store, place.ledgers_root, layout=_layout_of(place))
+        has_own_trees = await store.get(cluster.own_root) is not None
+        return cluster, has_own_trees, await _list_bookies(store, cluster)
+
+    cluster, has_own_trees, bookies = _run(place, look)
+    facts = _facts(place, cluster)
+    if not has_own_trees:
+        facts["own_root"] = None
+    return facts, bookies
+
+
+# --- The metadata store -----------------------------------------------------------------------
+
+
+def _run(
+    url: MetadataUrl, use: Callable[[MetadataStore], Awaitable[T]], *, create: bool = False
+) -> T:
+    configure_logs(level="error", as_json=False)
+    return asyncio.run(_with_store(url, use, create=create))
+
+
+def _parse_url(text: str) -> MetadataUrl:
+    url = MetadataUrl.parse(text)
+    if url.backend is Backend.MEMORY:
+        raise BadConfig(
+            "what is in memory is gone when this command ends",
+            next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
+        )
+    return url
+
+
+def _layout_of(url: MetadataUrl) -> Layout | None:
+    return Layout(url.layout.value) if url.layout else None
+
+
+async def _with_store(
+    url: MetadataUrl, use: Callable[[MetadataStore], Awaitable[T]], *, create: bool = False
+) -> T:
+    """A command serves nobody else: an embedded store that nobody owns it uses alone, briefly."""
+    try:
+        async with await open_metadata_store(
+            url, visit=True, create=create, operation_timeout_s=_TIMEOUT_S
+        ) as store:
+            return await use(store)
+    except (Unavailable, OutcomeUnknown) as error:
+        error.next_step = error.next_step or "check the metadata URL, and that its store runs"
+        raise
+
+
+async def _list_bookies(store: MetadataStore, cluster: Cluster) -> list[dict[str, Any]]:
+    watcher = BookieWatcher(store, cluster.root)
+    await watcher.start()
+    await watcher.close()
+    live = watcher.current
+    known = await CookieNodes(store, cluster.root).list()
+    down = {b: BookieServiceInfo() for b in known if live.find(b) is None}
+    return [
+        {
+            "id": bookie_id,
+            "state": state,
+            "address": str(info.address) if info.address else None,
+            "incarnation": info.incarnation,
+        }
+        for state, bookies in (
+            ("writable", live.writable),
+            ("read-only", live.read_only),
+            ("down", down),
+        )
+        for bookie_id, info in sorted(bookies.items())
+    ]
+
+
+def _facts(url: MetadataUrl, cluster: Cluster) -> dict[str, Any]:
+    return {
+        "instance_id": cluster.instance_id,
+        "metadata": str(url),
+        "ledgers_root": cluster.root,
+        "layout": cluster.layout.value,
+        "own_root": cluster.own_root,
+    }
