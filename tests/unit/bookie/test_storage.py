@@ -526,11 +526,15 @@ def test_listeners_hear_once_of_all_that_one_write_made_durable() -> None:
 def test_listeners_hear_of_a_journal_that_has_stopped() -> None:
     async def story(storage: Storage, node: Node) -> None:
         heard: list[bool] = []
+
+        def on_done(_: int, error: BookieFailed | None) -> None:
+            heard.append(error is not None)
+
         node.disk.sync_error_odds = 1.0
-        storage.add(adds((7, 0)), lambda _, error: heard.append(error is not None))
+        storage.add(adds((7, 0)), on_done)
         await storage.failed()
         assert heard == [True]
-        storage.add(adds((7, 1)), lambda _, error: heard.append(error is not None))
+        assert storage.add(adds((7, 1), is_high_priority=True), on_done).refusals == (None,)
         assert heard == [True]
         await asyncio.sleep(0)
         assert heard == [True, True]
