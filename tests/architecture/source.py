@@ -7,6 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+# Where a program of one's own comes in: they bring the machine to shells that know only ports.
+DOORS: Final = ("ledger/connect.py", "ledger/sync.py")
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("proto", "ledger", "bookie", "recovery", "logservice", "api")
 
@@ -28,7 +31,8 @@ class Module:
     @property
     def is_runtime(self) -> bool:
         """The floor that is the machine, and the doors that build processes."""
-        return self.path.parts[:2] == ("proto", "runtime") or self.package == "api"
+        is_machine = self.path.parts[:2] == ("proto", "runtime")
+        return is_machine or self.package == "api" or str(self.path) in DOORS
 
     @property
     def is_generated(self) -> bool:
