@@ -14,14 +14,18 @@ what the caller may do:
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from rollbook.proto.errors import (
+    BookieUnreachable,
+    ConnectionLost,
     DigestMismatch,
     EntryUnavailable,
     Missing,
     NoSuchEntry,
+    Overloaded,
     RollbookError,
+    Throttled,
 )
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.quorum import Ensemble, Quorum
@@ -30,6 +34,7 @@ _NS_PER_MS: Final = 1_000_000
 _LATENCIES_KEPT: Final = 128
 _SORTED_EVERY: Final = 16
 _PERCENTILE: Final = 0.95
+_PASSING: Final = (BookieUnreachable, ConnectionLost, Overloaded, Throttled)
 
 
 @lru_cache(maxsize=4096)
@@ -63,10 +68,15 @@ class CopySearch:
     def on_failure(self, slot: int, error: type[RollbookError]) -> None:
         self._errors[slot] = error
 
+    @property
+    def may_pass(self) -> bool:
+        """Somebody might answer in a moment."""
+        return any(issubclass(error, _PASSING) for error in self._errors.values())
+
     def error(self, ledger_id: LedgerId, entry_id: EntryId, ensemble: Ensemble) -> RollbookError:
         """When everybody has failed."""
         errors = self._errors
-        ids = {"ledger_id": ledger_id, "entry_id": entry_id}
+        ids: dict[str, Any] = {"ledger_id": ledger_id, "entry_id": entry_id}
         if all(issubclass(error, Missing) for error in errors.values()):
             return NoSuchEntry(**ids)
         told = ", ".join(f"{ensemble[slot]}: {e.code.reason}" for slot, e in errors.items())

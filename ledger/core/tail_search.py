@@ -35,7 +35,7 @@ class Ask(NamedTuple):
 
     slot: int
     first_entry: EntryId
-    count: int
+    span: int
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ class TailSearch:
         self._to_plan.append(entry_id)
 
     def _missing(self, ask: Ask) -> Iterator[tuple[EntryId, _Sought]]:
-        for entry_id in map(EntryId, range(ask.first_entry, ask.first_entry + ask.count)):
+        for entry_id in map(EntryId, range(ask.first_entry, ask.first_entry + ask.span)):
             sought = self._sought.get(entry_id)
             if sought is not None and self._quorum.holds(ask.slot, entry_id):
                 yield entry_id, sought
@@ -238,10 +238,10 @@ class _Runs:
         at = self._open.get(slot)
         if at is not None and may_join:
             ask = self.asks[at]
-            count = entry_id - ask.first_entry + 1
-            next_held = self._quorum.first_held(slot, EntryId(ask.first_entry + ask.count))
-            if next_held == entry_id and count <= self._entries_max:
-                self.asks[at] = ask._replace(count=count)
+            span = entry_id - ask.first_entry + 1
+            next_held = self._quorum.first_held(slot, EntryId(ask.first_entry + ask.span))
+            if next_held == entry_id and span <= self._entries_max:
+                self.asks[at] = ask._replace(span=span)
                 return
         if may_join:
             self._open[slot] = len(self.asks)

@@ -39,6 +39,10 @@ class WriteBack:
     def ensemble(self) -> Ensemble:
         return tuple(holders[-1][1] for holders in self._holders)
 
+    def holders(self) -> list[BookieId]:
+        """Everybody who has, or had, a place."""
+        return [bookie for holders in self._holders for _, bookie in holders]
+
     def add(self, entry: Entry) -> list[int]:
         """The slots it has to be sent to."""
         assert not self._copies or entry.entry_id == next(reversed(self._copies)) + 1
@@ -54,6 +58,14 @@ class WriteBack:
             if (copies := self._copies.get(entry_id)) is not None:
                 copies.acked |= 1 << slot
         self._settle()
+
+    def owes(self, slot: int) -> bool:
+        """Whether something is still expected of that place."""
+        bit = 1 << slot
+        return not self._abandoned & bit and any(
+            not copies.acked & bit and self._quorum.holds(slot, entry_id)
+            for entry_id, copies in self._copies.items()
+        )
 
     def unacked(self, slot: int) -> list[Entry]:
         """What the bookie at that place still owes."""

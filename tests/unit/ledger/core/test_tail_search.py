@@ -130,12 +130,12 @@ def test_negatives_of_others_than_the_write_set_are_none() -> None:
 def test_a_run_is_asked_of_one_member_and_the_end_of_all() -> None:
     tail = search(last_known=9, highest_seen=39, batch_slots=0b111)
     asks = tail.plan(1000)
-    assert [a for a in asks if a.count > 1] == [
+    assert [a for a in asks if a.span > 1] == [
         Ask(1, EntryId(10), 10),
         Ask(2, EntryId(20), 10),
         Ask(0, EntryId(30), 10),
     ]
-    assert [a for a in asks if a.count == 1] == [one(1, 40), one(2, 40), one(0, 40)]
+    assert [a for a in asks if a.span == 1] == [one(1, 40), one(2, 40), one(0, 40)]
 
 
 def test_what_a_batch_had_no_room_for_is_asked_for_again() -> None:
@@ -153,7 +153,7 @@ def test_what_a_batch_passed_over_is_asked_of_others() -> None:
     """FR3: a gap within a sparse batch is no negative."""
     quorum = Quorum(ensemble=4, write=2, ack=2)
     tail = search(quorum, highest_seen=7, batch_slots=0b1111)
-    batches = {a.slot: a for a in tail.plan(1000) if a.count > 1}
+    batches = {a.slot: a for a in tail.plan(1000) if a.span > 1}
     assert batches == {0: Ask(0, EntryId(0), 8), 2: Ask(2, EntryId(1), 6)}
     tail.on_entries(batches[0], [entry(3), entry(4), entry(7)])
     assert not tail.is_absence_proven
@@ -189,11 +189,11 @@ def test_the_slow_are_not_waited_for() -> None:
 
 def test_the_window_bounds_what_is_asked() -> None:
     tail = search(highest_seen=999, batch_slots=0b111, batch_entries_max=100)
-    assert sum(a.count for a in tail.plan(250)) == 250
+    assert sum(a.span for a in tail.plan(250)) == 250
     assert tail.plan(250) == []
     tail.on_entries(Ask(0, EntryId(0), 100), [entry(i) for i in range(100)])
     assert len(tail.take_found()) == 100
-    assert sum(a.count for a in tail.plan(250)) == 100
+    assert sum(a.span for a in tail.plan(250)) == 100
 
 
 def test_a_ledger_longer_than_the_fence_told_is_followed() -> None:
@@ -296,7 +296,7 @@ def answer(
     data: st.DataObject,
 ) -> None:
     bodies: list[Entry] = []
-    for entry_id in range(ask.first_entry, ask.first_entry + ask.count):
+    for entry_id in range(ask.first_entry, ask.first_entry + ask.span):
         if not quorum.holds(ask.slot, EntryId(entry_id)):
             continue
         said = says(ask.slot, entry_id)

@@ -1,0 +1,227 @@
+"""Entries of one ledger, read from whichever of their copies answers first.
+
+One member of the write set is asked; another one, too, when the first fails or takes longer than
+most answers did lately. What was overtaken is dropped, and whoever was overtaken is asked later.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from rollbook.ledger.bookies import Bookies
+from rollbook.ledger.calls import Calls, error_of
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.entries import consecutive, unpack_batch
+from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.read_plan import (
+    CopySearch,
+    HedgeDelay,
+    covering_slots,
+    slots_in_order,
+)
+from rollbook.proto.errors import (
+    BookieFailed,
+    ConnectionLost,
+    DigestMismatch,
+    RollbookError,
+)
+from rollbook.proto.formats.service_info import BATCH_READ
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.ports import Clock
+from rollbook.proto.quorum import Ensemble, Quorum
+from rollbook.proto.wire.digest import Entry, LedgerDigest
+from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply, Reply, Request
+
+_NS_PER_S: Final = 1_000_000_000
+_PASSING_NS: Final = _NS_PER_S  # So long a restart, or a broken line, may take.
+_BATCH_FACTOR: Final = 10  # A batch may take longer than an entry before it is called slow.
+_PAUSE_S: Final = 0.02  # Before everybody is asked again; doubled.
+
+
+class Copies:
+    """Knows how fast the bookies answer; shared by all that is read of one ledger."""
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        digest: LedgerDigest,
+        bookies: Bookies,
+        health: Health,
+        clock: Clock,
+        config: ClientConfig,
+        preferred: int,
+    ) -> None:
+        """`preferred` is the place in an ensemble that is asked first: one reader, one bookie's cache."""
+        self._quorum = quorum
+        self._digest = digest
+        self._bookies = bookies
+        self._health = health
+        self._clock = clock
+        self._deadline_s = config.read_deadline_s
+        self._batch_bytes = config.read_batch_bytes
+        self._preferred = preferred % quorum.ensemble
+        self._hedges = {
+            False: HedgeDelay(config.read_hedge_ms_min),
+            True: HedgeDelay(_BATCH_FACTOR * config.read_hedge_ms_min),
+        }
+        self._without_batches: dict[BookieId, None] = {}  # They hung up on one.
+
+    async def read_one(self, entry_id: EntryId, ensemble: Ensemble) -> Entry:
+        """Raises `NoSuchEntry`, `DigestMismatch`, `EntryUnavailable`."""
+        slots = self._slots_in_order(entry_id, ensemble)
+        return (await self._read(slots, entry_id, 1, ensemble))[0]
+
+    async def read_run(self, first_entry: EntryId, count: int, ensemble: Ensemble) -> list[Entry]:
+        """Consecutive entries from `first_entry` on, at least one, as many as fit a batch.
+
+        Raises as `read_one`, for the first entry.
+        """
+        if count == 1 or not self.has_batches(ensemble):
+            return [await self.read_one(first_entry, ensemble)]
+        if self._quorum.ensemble == self._quorum.write:
+            slots = self._slots_in_order(first_entry, ensemble)
+            return await self._read(slots, first_entry, count, ensemble)
+        return await self._read_stripes(first_entry, count, ensemble)
+
+    def has_batches(self, ensemble: Ensemble) -> bool:
+        """Striped runs have gaps, which only bookies with our extension pass over."""
+        if self._quorum.ensemble == self._quorum.write:
+            return not all(bookie in self._without_batches for bookie in ensemble)
+        return all(self._bookies.has_extension(bookie, BATCH_READ) for bookie in ensemble)
+
+    # ------------------------------------------------------------------------------------------
+
+    async def _read_stripes(
+        self, first_entry: EntryId, count: int, ensemble: Ensemble
+    ) -> list[Entry]:
+        """From the fewest members that together hold everything."""
+        found: dict[EntryId, Entry] = {}
+        async with Calls[int](self._bookies) as calls:
+            for slot in covering_slots(self._quorum, self._preferred):
+                first_held = self._quorum.first_held(slot, first_entry)
+                held = first_entry + count - first_held
+                if held > 0:
+                    request = self._batch_request(ensemble[slot], first_held, held)
+                    calls.ask(slot, ensemble[slot], request, self._deadline_s)
+            hedge = self._hedges[True]
+            started_ns = self._clock.monotonic_ns()
+            while calls.is_waiting:
+                left_ns = started_ns + hedge.delay_ns - self._clock.monotonic_ns()
+                if left_ns <= 0:
+                    break  # Entries that are missing are read one by one, from others.
+                await calls.news(left_ns / _NS_PER_S)
+                for _, answer in calls.take():
+                    hedge.observe(self._clock.monotonic_ns() - started_ns)
+                    if isinstance(answer, BatchReadReply) and not answer.error:
+                        for entry in self._unpack(answer, first_entry, count):
+                            found[entry.entry_id] = entry
+        entries = [found[entry_id] for entry_id in sorted(found)]
+        if usable := consecutive(entries, first_entry):
+            return entries[:usable]
+        return [await self.read_one(first_entry, ensemble)]
+
+    def _unpack(self, reply: BatchReadReply, first_entry: EntryId, count: int) -> list[Entry]:
+        try:
+            return unpack_batch(self._digest, reply.bodies, first_entry, count)
+        except DigestMismatch:
+            return []
+
+    async def _read(
+        self, slots: Sequence[int], first_entry: EntryId, count: int, ensemble: Ensemble
+    ) -> list[Entry]:
+        """What passes, such as a restart, is waited for; everybody is then asked once more."""
+        give_up_ns = self._clock.monotonic_ns() + _PASSING_NS
+        pause_s = _PAUSE_S
+        while True:
+            search = CopySearch(slots)
+            entries = await self._search(search, first_entry, count, ensemble)
+            if entries is not None:
+                return entries
+            if not search.may_pass or self._clock.monotonic_ns() >= give_up_ns:
+                raise search.error(self._digest.ledger_id, first_entry, ensemble)
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+
+    async def _search(
+        self, search: CopySearch, first_entry: EntryId, count: int, ensemble: Ensemble
+    ) -> list[Entry] | None:
+        """None: everybody was asked."""
+        hedge = self._hedges[count > 1]
+        asked_ns: dict[int, int] = {}
+        async with Calls[int](self._bookies) as calls:
+            while True:
+                slot = search.next_slot()
+                if slot is not None:
+                    asked_ns[slot] = self._clock.monotonic_ns()
+                    request = self._request(ensemble[slot], first_entry, count)
+                    calls.ask(slot, ensemble[slot], request, self._deadline_s)
+                elif not calls.is_waiting:
+                    return None
+                wait_s = self._deadline_s if slot is None else hedge.delay_ns / _NS_PER_S
+                await calls.news(wait_s)
+                for answered, answer in calls.take():
+                    try:
+                        entries = self._judge(answer, first_entry, count)
+                    except RollbookError as error:
+                        search.on_failure(answered, type(error))
+                        self._note_failure(ensemble[answered], count, error)
+                        continue
+                    self._note_success(answered, asked_ns, hedge, ensemble)
+                    return entries
+
+    def _note_success(
+        self, answered: int, asked_ns: dict[int, int], hedge: HedgeDelay, ensemble: Ensemble
+    ) -> None:
+        now_ns = self._clock.monotonic_ns()
+        hedge.observe(now_ns - asked_ns[answered])
+        self._health.on_answer(ensemble[answered])
+        for slot, since_ns in asked_ns.items():
+            if slot == answered:
+                break  # Who was asked later had less time.
+            hedge.observe(now_ns - since_ns)
+            self._health.on_slow(ensemble[slot], now_ns)
+
+    def _note_failure(self, bookie: BookieId, count: int, error: RollbookError) -> None:
+        is_foreign = not self._bookies.has_extension(bookie, BATCH_READ)
+        if count > 1 and is_foreign and isinstance(error, ConnectionLost):
+            self._without_batches[bookie] = None  # Old ones close the connection on a batch.
+
+    def _slots_in_order(self, entry_id: EntryId, ensemble: Ensemble) -> list[int]:
+        now_ns = self._clock.monotonic_ns()
+        live = self._bookies.live()
+        ranks = [
+            self._health.read_rank(bookie, now_ns) + 3 * (live.find(bookie) is None)
+            for bookie in ensemble
+        ]
+        return slots_in_order(self._quorum, entry_id, self._preferred, ranks)
+
+    def _request(self, bookie: BookieId, first_entry: EntryId, count: int) -> Request:
+        if count > 1 and bookie not in self._without_batches:
+            return self._batch_request(bookie, first_entry, count)
+        return Read(self._digest.ledger_id, first_entry)
+
+    def _batch_request(self, bookie: BookieId, first_entry: EntryId, count: int) -> BatchRead:
+        return BatchRead(
+            ledger_id=self._digest.ledger_id,
+            first_entry=first_entry,
+            request_id=next(self._bookies.txn_ids),
+            count_max=count,
+            bytes_max=self._batch_bytes,
+            is_sparse=self._quorum.ensemble > self._quorum.write,
+        )
+
+    def _judge(
+        self, answer: Reply | RollbookError, first_entry: EntryId, count: int
+    ) -> list[Entry]:
+        """The entries, or why there are none, by raising."""
+        if isinstance(answer, RollbookError):
+            raise answer
+        if (error := error_of(answer)) is not None:
+            raise error(ledger_id=self._digest.ledger_id, entry_id=first_entry)
+        if isinstance(answer, ReadReply) and answer.body is not None:
+            return [self._digest.unpack_entry(answer.body, first_entry)]
+        if isinstance(answer, BatchReadReply) and answer.bodies:
+            entries = unpack_batch(self._digest, answer.bodies, first_entry, count)
+            if usable := consecutive(entries, first_entry):
+                return entries[:usable]
+        raise BookieFailed("its answer holds nothing", ledger_id=self._digest.ledger_id)

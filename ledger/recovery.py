@@ -1,0 +1,434 @@
+"""Finds out where a ledger ends whose writer is gone, or unwanted, and closes it there.
+
+    metadata   OPEN ──► IN_RECOVERY                    from here on the writer changes nothing (FR1)
+    bookies    fence, tell the LAC                     all of the last fragment, until covered (FR1)
+    bookies    who has the next entry?                 fencing, too; until one is absent (FR2, FR3)
+    bookies    entries found, written back             with the LAC of the beginning (FR4, FR5)
+    metadata   IN_RECOVERY ──► CLOSED at that entry    with whatever bookies were replaced (FR6)
+
+The last change is made to the very metadata that recovery began with. If somebody closed the ledger
+meanwhile, theirs is the end; if fragments changed, what was learnt may be about the wrong bookies, and
+recovery begins anew (FR7). Two recoveries of one ledger are safe, and so is one that dies anywhere.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from rollbook.ledger.bookies import Bookies
+from rollbook.ledger.calls import Calls, error_of
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.copies import Copies
+from rollbook.ledger.core.coverage import LacSurvey
+from rollbook.ledger.core.entries import unpack_batch
+from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.placement import Placement
+from rollbook.ledger.core.read_plan import HedgeDelay
+from rollbook.ledger.core.tail_search import Ask, TailSearch
+from rollbook.ledger.write_backs import WriteBacks
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
+from rollbook.proto.errors import (
+    DigestMismatch,
+    MetadataConflict,
+    Missing,
+    RecoveryIncomplete,
+    RollbookError,
+    Unauthorized,
+)
+from rollbook.proto.formats.service_info import BATCH_READ
+from rollbook.proto.ids import NO_ENTRY, EntryId
+from rollbook.proto.metadata import Fragment
+from rollbook.proto.ports import Clock, Randomness
+from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
+from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply, Reply, Request
+
+logger = structlog.get_logger()
+
+_NS_PER_S: Final = 1_000_000_000
+_RESTARTS_MAX: Final = 20  # Each one because somebody else changed the ledger's fragments.
+_PAUSE_S: Final = 0.05  # Before those are asked again whose answers proved nothing; doubled.
+_PAUSE_S_MAX: Final = 0.5
+_LOOKS_PER_PATIENCE: Final = 4
+_HEDGE_FACTOR: Final = 10  # Runs of entries take longer than single ones.
+_AHEAD_MAX: Final = 20_000  # Entries that are sought at a time.
+_ENTRY_BYTES_GUESSED: Final = 1024  # Of a ledger of which nothing is known yet.
+
+
+class Recovery:
+    """Of any ledger, each with a password of its own."""
+
+    def __init__(
+        self,
+        nodes: LedgerNodes,
+        bookies: Bookies,
+        placement: Placement,
+        health: Health,
+        clock: Clock,
+        randomness: Randomness,
+        config: ClientConfig,
+    ) -> None:
+        self._nodes = nodes
+        self._bookies = bookies
+        self._placement = placement
+        self._health = health
+        self._clock = clock
+        self._randomness = randomness
+        self._config = config
+
+    async def recover(
+        self, stored: StoredLedger, password: bytes, digest_type: DigestType
+    ) -> StoredLedger:
+        """Returns it CLOSED, whoever closed it.
+
+        Raises `RecoveryIncomplete` if too few bookies can be heard: the ledger stays fenced and in
+        recovery, and nothing is lost by trying again. `NoSuchLedger`, `Unauthorized`, and whatever
+        the metadata store raises. Cancelled, it leaves the ledger likewise, or closed.
+        """
+        for _ in range(_RESTARTS_MAX):
+            stored = await self._start(stored)
+            if stored.metadata.is_closed:
+                return stored
+            async with self._attempt(stored, password, digest_type) as attempt:
+                end = await attempt.run()
+            try:
+                closed = stored.metadata.with_recovery_closed(
+                    end.last_entry, end.length, end.new_fragments
+                )
+                stored = await self._nodes.update(stored, closed)
+            except MetadataConflict:
+                stored = await self._nodes.read(stored.metadata.ledger_id, fresh=True)
+                logger.info("recovery_overtaken", ledger_id=stored.metadata.ledger_id)
+                continue
+            logger.info(
+                "ledger_recovered",
+                ledger_id=stored.metadata.ledger_id,
+                last_entry=end.last_entry,
+                recovered_entries=end.recovered,
+                new_fragments=len(end.new_fragments),
+            )
+            return stored
+        raise RecoveryIncomplete(
+            "its fragments change again and again", ledger_id=stored.metadata.ledger_id
+        )
+
+    async def fence(
+        self, stored: StoredLedger, password: bytes, digest_type: DigestType
+    ) -> StoredLedger:
+        """From its return on the writer confirms nothing any more, and cannot move elsewhere.
+
+        The ledger is left in recovery; one that is closed has no writer, and stays as it is.
+        """
+        for _ in range(_RESTARTS_MAX):
+            stored = await self._start(stored)
+            if stored.metadata.is_closed:
+                return stored
+            async with self._attempt(stored, password, digest_type) as attempt:
+                await attempt.fence()
+            found = await self._nodes.read(stored.metadata.ledger_id, fresh=True)
+            if found.metadata.is_closed or found.version == stored.version:
+                return found
+            stored = found
+        raise RecoveryIncomplete(
+            "its fragments change again and again", ledger_id=stored.metadata.ledger_id
+        )
+
+    async def _start(self, stored: StoredLedger) -> StoredLedger:
+        """In recovery or closed (FR1)."""
+        while not stored.metadata.is_closed:
+            try:
+                return await self._nodes.update(stored, stored.metadata.with_recovery_started())
+            except (
+                MetadataConflict
+            ):  # Its writer moves; it loses this race at the latest when it rests.
+                stored = await self._nodes.read(stored.metadata.ledger_id, fresh=True)
+        return stored
+
+    def _attempt(
+        self, stored: StoredLedger, password: bytes, digest_type: DigestType
+    ) -> "_Attempt":
+        metadata = stored.metadata
+        digest = LedgerDigest(digest_type, password, metadata.ledger_id)
+        copies = Copies(
+            *(metadata.quorum, digest, self._bookies, self._health, self._clock, self._config),
+            preferred=self._randomness.randrange(metadata.quorum.ensemble),
+        )
+        return _Attempt(
+            *(stored, digest, ledger_key(password), copies),
+            *(self._bookies, self._placement, self._clock, self._config),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    last_entry: EntryId
+    length: int
+    new_fragments: list[Fragment]
+    recovered: int
+
+
+class _Attempt:
+    """One recovery from one version of the metadata."""
+
+    def __init__(
+        self,
+        stored: StoredLedger,
+        digest: LedgerDigest,
+        key: bytes,
+        copies: Copies,
+        bookies: Bookies,
+        placement: Placement,
+        clock: Clock,
+        config: ClientConfig,
+    ) -> None:
+        self._metadata = stored.metadata
+        self._ledger_id = stored.metadata.ledger_id
+        self._quorum = stored.metadata.quorum
+        self._ensemble = stored.metadata.fragments[-1].ensemble  # Frozen for all questions.
+        self._first_entry = stored.metadata.fragments[-1].first_entry
+        self._digest = digest
+        self._key = key
+        self._copies = copies
+        self._bookies = bookies
+        self._placement = placement
+        self._clock = clock
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._calls = Calls[Ask](bookies)
+        self._hedge = HedgeDelay(_HEDGE_FACTOR * config.read_hedge_ms_min)
+        self._asked_ns: dict[Ask, int] = {}  # In order; who is not overdue.
+        self._entry_bytes = 0  # About what one takes.
+        self._last: Entry | None = None
+
+    async def __aenter__(self) -> "_Attempt":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._calls.close()
+
+    # --- The fence ----------------------------------------------------------------------------
+
+    async def fence(self) -> LacSurvey:
+        """Until nobody can confirm an entry without a bookie that is fenced (FR1)."""
+        survey = LacSurvey(self._quorum, EntryId(self._first_entry - 1))
+        give_up_at = self._loop.time() + self._config.read_deadline_s
+        pause_s = _PAUSE_S
+        for slot in range(self._quorum.ensemble):
+            self._ask(Ask(slot, NO_ENTRY, 1), is_patient=True)
+        while not survey.is_covered:
+            if not self._calls.is_waiting:
+                if self._loop.time() + pause_s >= give_up_at:
+                    raise RecoveryIncomplete(
+                        f"too few bookies could be fenced ({survey.describe(self._ensemble)})",
+                        ledger_id=self._ledger_id,
+                    )
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                for slot in survey.unheard_slots:
+                    self._ask(Ask(slot, NO_ENTRY, 1), is_patient=True)
+            await self._calls.news(self._config.read_deadline_s)
+            for ask, answer in self._calls.take():
+                self._on_fenced(survey, ask.slot, answer)
+        return survey
+
+    def _on_fenced(self, survey: LacSurvey, slot: int, answer: Reply | RollbookError) -> None:
+        error = error_of(answer)
+        self._refuse_wrong_password(error)
+        if error is not None and issubclass(error, Missing):
+            survey.on_heard(slot)
+        elif error is None and isinstance(answer, ReadReply) and answer.body is not None:
+            try:
+                entry = self._digest.unpack_entry(answer.body, None)
+            except DigestMismatch:
+                survey.on_silence(slot, DigestMismatch.code.reason)
+                return
+            survey.on_told(entry.last_add_confirmed, entry.entry_id)
+            survey.on_heard(slot)
+            self._entry_bytes = max(self._entry_bytes, len(answer.body))
+        else:
+            survey.on_silence(slot, (error or RollbookError).code.reason)
+
+    # --- The search ---------------------------------------------------------------------------
+
+    async def run(self) -> _End:
+        survey = await self.fence()
+        start = survey.last_add_confirmed  # Never below what earlier fragments hold.
+        entry_bytes = self._entry_bytes or _ENTRY_BYTES_GUESSED
+        search = TailSearch(
+            *(self._quorum, start, survey.highest_entry),
+            batch_slots=self._batch_slots(),
+            batch_entries_max=max(1, self._config.read_batch_bytes // entry_bytes),
+        )
+        write_backs = WriteBacks(
+            *(self._quorum, EntryId(start + 1), self._ensemble, start),
+            digest=self._digest,
+            ledger_key=self._key,
+            bookies=self._bookies,
+            placement=self._placement,
+            clock=self._clock,
+            config=self._config,
+            on_news=self._calls.wake,
+        )
+        try:
+            await self._find_and_write_back(search, write_backs)
+        finally:
+            write_backs.close()
+        last_entry = EntryId(search.next_entry - 1)
+        return _End(
+            last_entry,
+            await self._length_at(last_entry),
+            write_backs.new_fragments(),
+            last_entry - start,
+        )
+
+    async def _find_and_write_back(self, search: TailSearch, write_backs: WriteBacks) -> None:
+        config = self._config
+        look_every_s = config.recovery_patience_s / _LOOKS_PER_PATIENCE
+        look_at = self._loop.time() + look_every_s
+        proven_at: float | None = None
+        stuck_at: float | None = None
+        pause_s = _PAUSE_S
+        while True:
+            if search.is_over and write_backs.is_settled:
+                return
+            if not search.is_over:
+                for ask in search.plan(self._room(write_backs)):
+                    self._ask(ask, is_patient=True)
+            if search.is_stuck:
+                if stuck_at is None:
+                    stuck_at = self._loop.time()
+                if self._loop.time() + pause_s > stuck_at + config.read_deadline_s:
+                    raise self._undecided(search)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                search.ask_again()
+                continue
+            wait_s = min(look_at - self._loop.time(), self._hedge_in_s())
+            if proven_at is not None:
+                wait_s = min(wait_s, proven_at + config.recovery_patience_s - self._loop.time())
+            await self._calls.news(max(0.0, wait_s))
+            for ask, answer in self._calls.take():
+                self._on_answer(search, ask, answer)
+            if found := search.take_found():
+                self._last = found[-1]
+                self._entry_bytes = max(map(_entry_bytes, found))
+                write_backs.add(found)
+                proven_at = stuck_at = None
+            self._hurry(search)
+            now = self._loop.time()
+            if search.is_absence_proven and not search.is_over:
+                if proven_at is None:
+                    proven_at = now
+                if now >= proven_at + config.recovery_patience_s:
+                    search.stop_waiting()
+                    proven_at = None
+            if now >= look_at:
+                write_backs.look()
+                look_at = now + look_every_s
+            if write_backs.error is not None:
+                raise write_backs.error
+
+    def _on_answer(self, search: TailSearch, ask: Ask, answer: Reply | RollbookError) -> None:
+        if ask.first_entry == NO_ENTRY:
+            return  # A fence that was not needed any more.
+        if (asked_ns := self._asked_ns.pop(ask, None)) is not None:
+            self._hedge.observe(self._clock.monotonic_ns() - asked_ns)
+        error = error_of(answer)
+        self._refuse_wrong_password(error)
+        if error is not None and issubclass(error, Missing):
+            search.on_negative(ask)
+            return
+        try:
+            entries = self._entries(ask, answer)
+        except DigestMismatch:
+            error = DigestMismatch
+            entries = []
+        if entries:
+            search.on_entries(ask, entries)
+        else:
+            search.on_failure(ask, (error or RollbookError).code.reason)
+
+    def _entries(self, ask: Ask, answer: Reply | RollbookError) -> list[Entry]:
+        if isinstance(answer, ReadReply) and not answer.error and answer.body is not None:
+            return [self._digest.unpack_entry(answer.body, ask.first_entry)]
+        if isinstance(answer, BatchReadReply) and not answer.error:
+            return unpack_batch(self._digest, answer.bodies, ask.first_entry, ask.span)
+        return []
+
+    def _hurry(self, search: TailSearch) -> None:
+        """Whoever takes long is not waited for alone."""
+        limit_ns = self._clock.monotonic_ns() - self._hedge.delay_ns
+        while self._asked_ns:
+            ask, asked_ns = next(iter(self._asked_ns.items()))
+            if asked_ns > limit_ns:
+                break
+            del self._asked_ns[ask]
+            search.on_delay(ask)
+
+    def _hedge_in_s(self) -> float:
+        if not self._asked_ns:
+            return self._config.read_deadline_s
+        asked_ns = next(iter(self._asked_ns.values()))
+        left_ns = asked_ns + self._hedge.delay_ns - self._clock.monotonic_ns()
+        return left_ns / _NS_PER_S
+
+    def _room(self, write_backs: WriteBacks) -> int:
+        left = self._config.recovery_window_bytes - write_backs.kept_bytes
+        return min(_AHEAD_MAX, left // (self._entry_bytes or _ENTRY_BYTES_GUESSED))
+
+    def _undecided(self, search: TailSearch) -> RecoveryIncomplete:
+        return RecoveryIncomplete(
+            f"nobody can tell whether the entry exists ({search.describe(self._ensemble)})",
+            ledger_id=self._ledger_id,
+            entry_id=search.next_entry,
+        )
+
+    # ------------------------------------------------------------------------------------------
+
+    async def _length_at(self, last_entry: EntryId) -> int:
+        """Payload bytes of the whole ledger: each entry says so much of itself and those before."""
+        if last_entry == NO_ENTRY:
+            return 0
+        if self._last is None:
+            ensemble = self._metadata.fragment_of(last_entry).ensemble
+            self._last = await self._copies.read_one(last_entry, ensemble)
+        return self._last.ledger_length
+
+    def _batch_slots(self) -> int:
+        return sum(
+            1 << slot
+            for slot, bookie in enumerate(self._ensemble)
+            if self._bookies.has_extension(bookie, BATCH_READ)
+        )
+
+    def _ask(self, ask: Ask, *, is_patient: bool) -> None:
+        request: Request
+        if ask.span == 1:
+            request = Read(self._ledger_id, ask.first_entry, self._key, fence=True)
+        else:
+            request = BatchRead(
+                ledger_id=self._ledger_id,
+                first_entry=ask.first_entry,
+                request_id=next(self._bookies.txn_ids),
+                count_max=ask.span,
+                bytes_max=self._config.read_batch_bytes,
+                ledger_key=self._key,
+                fence=True,
+                is_sparse=self._quorum.ensemble > self._quorum.write,
+            )
+        if ask.first_entry != NO_ENTRY:
+            self._asked_ns[ask] = self._clock.monotonic_ns()
+        self._calls.ask(
+            *(ask, self._ensemble[ask.slot], request, self._config.read_deadline_s),
+            is_high_priority=True,
+            is_patient=is_patient,
+        )
+
+    def _refuse_wrong_password(self, error: type[RollbookError] | None) -> None:
+        if error is not None and issubclass(error, Unauthorized):
+            raise Unauthorized("the bookies do not accept this password", ledger_id=self._ledger_id)
+
+
+def _entry_bytes(entry: Entry) -> int:
+    return 64 + len(entry.payload)

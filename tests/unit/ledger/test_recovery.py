@@ -1,0 +1,418 @@
+"""Recovery over the wire: what it decides, what it leaves behind, whom it does not believe."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from rollbook.proto.cluster.ledger_nodes import StoredLedger
+from rollbook.proto.errors import (
+    BookieFailed,
+    BookieReadOnly,
+    EntryStateUnknown,
+    RecoveryIncomplete,
+    RollbookError,
+    Unauthorized,
+)
+from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
+from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
+from rollbook.proto.quorum import Quorum
+from rollbook.proto.wire.digest import DigestType
+from rollbook.proto.wire.messages import BatchRead, Read
+from tests.unit.ledger.keeper import FAST, PAYLOAD_BYTES, Stage, payload_of, stage
+
+E3 = Quorum(ensemble=3, write=3, ack=2)
+B0, B1, B2, B3 = (BookieId(f"b{i}") for i in range(4))
+
+
+def test_an_empty_ledger_is_closed_empty() -> None:
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        closed = await on.recover()
+        assert closed.is_closed
+        assert (closed.last_entry, closed.length) == (-1, 0)
+        assert all(each.is_fenced for each in on.keepers("b0 b1 b2"))
+
+    stage(act)
+
+
+def test_what_two_of_three_have_is_kept() -> None:
+    """FR2, FR5: and the third gets its copies."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(10), lac=-1)
+        on["b1"].put(range(8), lac=-1)
+        on["b2"].put(range(10), lac=-1)
+        closed = await on.recover()
+        assert (closed.last_entry, closed.length) == (9, 10 * PAYLOAD_BYTES)
+        assert set(on["b1"].entries) == set(range(10))
+        assert closed.fragments == on.stored.metadata.fragments
+
+    stage(act)
+
+
+@pytest.mark.parametrize("batches", [False, True], ids=["singles", "batches"])
+@pytest.mark.parametrize("quorum", [E3, Quorum(5, 3, 2), Quorum(4, 2, 2)], ids=str)
+def test_a_long_tail_is_recovered_whole(quorum: Quorum, batches: bool) -> None:
+    """FR2: striped or not, by runs or one by one."""
+    names = [f"b{i}" for i in range(quorum.ensemble)]
+    ensemble = tuple(map(BookieId, names))
+
+    async def act(on: Stage) -> None:
+        if batches:
+            on.announce_batches(*names)
+        await on.create(quorum, (0, " ".join(names)))
+        for entry_id in range(500):
+            for bookie in quorum.write_set(EntryId(entry_id), ensemble)[: quorum.ack]:
+                on[bookie].put([entry_id], lac=-1)
+        closed = await on.recover()
+        assert (closed.last_entry, closed.length) == (499, 500 * PAYLOAD_BYTES)
+        for entry_id in range(500):
+            for bookie in quorum.write_set(EntryId(entry_id), ensemble):
+                assert payload_of(entry_id) in on[bookie].entries[entry_id]
+        assert batches is any(isinstance(r, BatchRead) for r in on["b0"].heard)
+
+    stage(act, bookies=names)
+
+
+def test_every_question_fences() -> None:
+    """FR1, as #2614 showed: an entry that is at one bookie less than an ack quorum must not reach the
+    last one after that has said that it has none.
+    """
+
+    async def act(on: Stage) -> None:
+        on.announce_batches("b0", "b1")
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(20), lac=5)
+        on["b1"].put(range(7))
+        on["b2"].put(range(7))
+        on["b2"].delay_s = 0.05  # Its fence is not waited for.
+        await on.recover()
+        for keeper in on.keepers("b0 b1 b2"):
+            for request in keeper.heard:
+                assert isinstance(request, Read | BatchRead)
+                assert request.fence
+
+    stage(act)
+
+
+def test_a_bookie_is_fenced_before_its_negative_counts() -> None:
+    """FR1, #2614: the entry has one copy; the writer's add for the second one is still on its way to
+    a bookie that the first round of fences did not reach.
+    """
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put([0], lac=-1)
+        on["b0"].ignores = lambda r: isinstance(r, Read) and r.entry_id == 0
+        on["b2"].ignores = lambda r: isinstance(r, Read) and r.entry_id == NO_ENTRY
+        closed = await on.recover()
+        assert closed.last_entry == -1
+        assert on["b2"].is_fenced, "or else the entry is acknowledged now, and lost"
+
+    stage(act)
+
+
+def test_earlier_fragments_are_taken_as_confirmed() -> None:
+    """FR1, #2615: a LAC below the last fragment's beginning is raised to it."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"), (10, "b0 b1 b3"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(10), lac=-1)
+        on["b0"].put([10], lac=-1)
+        on["b3"].is_hung = True
+        closed = await on.recover()
+        assert closed.last_entry == 10
+        assert [f.first_entry for f in closed.fragments] == [0, 10]
+        asked = [r.entry_id for k in on.keepers("b0 b1") for r in k.heard if isinstance(r, Read)]
+        assert {e for e in asked if e >= 0} <= {10, 11}
+        assert not on["b2"].heard
+
+    stage(act, bookies=("b0", "b1", "b2", "b3"))
+
+
+def test_the_length_is_known_without_anything_to_recover() -> None:
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"), (10, "b0 b1 b3"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(10))
+        closed = await on.recover()
+        assert (closed.last_entry, closed.length) == (9, 10 * PAYLOAD_BYTES)
+
+    stage(act, bookies=("b0", "b1", "b2", "b3"))
+
+
+@pytest.mark.parametrize("error", [EntryStateUnknown, BookieFailed], ids=lambda each: each.__name__)
+def test_what_is_no_answer_is_no_negative(error: type[RollbookError]) -> None:
+    """FR3: one negative and two that do not know prove nothing; the ledger stays in recovery."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(5))
+        for name in ("b1", "b2"):
+            on[name].refusals[5] = error
+        with pytest.raises(RecoveryIncomplete, match="b0: no") as raised:
+            await on.recover()
+        assert raised.value.ids["entry_id"] == 5
+        assert raised.value.retryable
+        assert (await on.read_metadata()).state is LedgerState.IN_RECOVERY
+        on["b2"].refusals.clear()
+        assert (await on.recover()).last_entry == 4
+
+    stage(act)
+
+
+def test_damaged_bytes_are_no_negative() -> None:
+    """FR3."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(5))
+        for name in ("b1", "b2"):
+            on[name].entries[5] = on["b0"].entries[4]  # Somebody else's, digest and all.
+        with pytest.raises(RecoveryIncomplete, match="CHECKSUM"):
+            await on.recover()
+
+    stage(act)
+
+
+def test_wiped_bookies_cannot_be_fenced_into_a_quorum() -> None:
+    """FR1: their silence is no answer."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(5))
+        on["b1"].is_wiped = on["b2"].is_wiped = True
+        with pytest.raises(RecoveryIncomplete, match="b1: ENTRY_STATE_UNKNOWN"):
+            await on.recover()
+        assert (await on.read_metadata()).state is LedgerState.IN_RECOVERY
+
+    stage(act)
+
+
+def test_one_hung_bookie_does_not_block() -> None:
+    """FR3, #1067."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(5))
+        on["b1"].put(range(5))
+        on["b2"].is_hung = True
+        started = asyncio.get_running_loop().time()
+        closed = await on.recover()
+        assert closed.last_entry == 4
+        assert asyncio.get_running_loop().time() - started < 3 * FAST.recovery_patience_s
+
+    stage(act)
+
+
+def test_the_last_one_heard_may_have_the_only_copy() -> None:
+    """FR2: two negatives would be enough, and the third is on its way."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b2"].put(range(3), lac=-1)
+        on["b2"].delay_s = 0.2
+        assert (await on.recover()).last_entry == 2
+        assert set(on["b0"].entries) == {0, 1, 2}
+
+    stage(act)
+
+
+def test_write_backs_carry_the_lac_of_the_beginning() -> None:
+    """FR4: so that a recovery that dies leaves no LAC behind that metadata does not vouch for."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(4))
+        on["b2"].put(range(4, 40), lac=2)
+        await on.recover()
+        added = [entry for keeper in on.keepers("b0 b1 b2") for entry in keeper.added]
+        assert {entry.last_add_confirmed for entry in added} == {2}
+        assert {entry.entry_id for entry in added} == set(range(3, 40))
+
+    stage(act)
+
+
+def test_a_recovery_that_dies_changes_nothing_that_a_later_one_goes_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FR4, FR6: the schedule in which a reader saw an entry that later was gone.
+
+    The first recovery replaces two bookies in memory, writes back and dies; a third bookie, which
+    metadata names, has the entry then. It must not tell a LAC that covers it.
+    """
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b4"))
+        on["b4"].put([0, 1], lac=-1)
+        on["b0"].add_error = on["b1"].add_error = BookieReadOnly
+        update, is_at_the_close = on.nodes.update, asyncio.Event()
+
+        async def die_before_the_close(
+            stored: StoredLedger, metadata: LedgerMetadata
+        ) -> StoredLedger:
+            if metadata.is_closed:
+                is_at_the_close.set()
+                await asyncio.Event().wait()
+            return await update(stored, metadata)
+
+        monkeypatch.setattr(on.nodes, "update", die_before_the_close)
+        first = asyncio.create_task(on.recover())
+        await is_at_the_close.wait()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        monkeypatch.undo()
+        assert on["b2"].entries.keys() == on["b3"].entries.keys() == {0, 1}
+        metadata = await on.read_metadata()
+        assert metadata.fragments == on.stored.metadata.fragments, "only CLOSED shows them"
+        assert on["b4"].lac == -1
+        # Its disk dies; the others never had the entries.
+        on["b4"].entries.clear()
+        on["b0"].add_error = on["b1"].add_error = None
+        closed = await on.recover()
+        assert closed.last_entry == -1
+
+    stage(act, bookies=("b0", "b1", "b2", "b3", "b4"))
+
+
+def test_replaced_bookies_show_with_the_close() -> None:
+    """FR6."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(3), lac=-1)
+        on["b1"].add_error = BookieFailed
+        closed = await on.recover()
+        assert closed.fragments == (Fragment(EntryId(0), (B0, B3, B2)),)
+        assert set(on["b3"].entries) == {0, 1, 2}
+
+    stage(act, bookies=("b0", "b1", "b2", "b3"))
+
+
+def test_negatives_come_from_the_frozen_ensemble_alone() -> None:
+    """FR3: whoever replaced a bookie never had the tail, so its "no" is nothing to go by."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(3), lac=-1)
+        on["b1"].add_error = BookieFailed
+        await on.recover()
+        assert not [r for r in on["b3"].heard if isinstance(r, Read | BatchRead)]
+
+    stage(act, bookies=("b0", "b1", "b2", "b3"))
+
+
+def test_somebody_elses_close_is_taken() -> None:
+    """FR7."""
+
+    async def act(on: Stage) -> None:
+        stored = await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(5))
+        on["b2"].delay_s = 0.1
+        task = asyncio.create_task(on.recover())
+        await on.scene.until(lambda: on["b0"].is_fenced)
+        found = await on.nodes.read(stored.metadata.ledger_id, fresh=True)
+        await on.nodes.update(found, found.metadata.with_recovery_closed(EntryId(3), 40))
+        closed = await task
+        assert (closed.last_entry, closed.length) == (3, 40)
+
+    stage(act)
+
+
+def test_changed_fragments_begin_it_anew() -> None:
+    """FR7: it never closes on what it learnt of bookies that are named no more."""
+
+    async def act(on: Stage) -> None:
+        stored = await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b3"):
+            keeper.put(range(5))
+        on["b2"].delay_s = 0.1
+        task = asyncio.create_task(on.recover())
+        await on.scene.until(lambda: on["b0"].is_fenced)
+        found = await on.nodes.read(stored.metadata.ledger_id, fresh=True)
+        moved = Fragment(EntryId(0), (B0, B1, B3))
+        await on.nodes.update(found, replace(found.metadata, fragments=(moved,)))
+        closed = await task
+        assert closed.fragments == (moved,)
+        assert closed.last_entry == 4
+        assert on["b3"].is_fenced
+
+    stage(act, bookies=("b0", "b1", "b2", "b3"))
+
+
+def test_the_writer_may_move_until_recovery_has_begun() -> None:
+    """FR1: the race for the first change of metadata is run again."""
+
+    async def act(on: Stage) -> None:
+        stale = await on.create(E3, (0, "b0 b1 b2"))
+        moved = stale.metadata.with_writer_ensemble(EntryId(2), (B0, B1, B3))
+        await on.nodes.update(stale, moved)
+        for keeper in on.keepers("b0 b1"):
+            keeper.put(range(3))
+        on["b3"].put([2])
+        closed = await on.recover()  # From the stale one.
+        assert closed.last_entry == 2
+        assert len(closed.fragments) == 2
+
+    stage(act, bookies=("b0", "b1", "b2", "b3"))
+
+
+def test_a_wrong_password_is_told() -> None:
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].refusals[-1] = Unauthorized
+        with pytest.raises(Unauthorized):
+            await on.recover()
+
+    stage(act)
+
+
+def test_two_recoveries_agree() -> None:
+    """FR7."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(30), lac=-1)
+        on["b1"].put(range(20), lac=-1)
+        one, other = await asyncio.gather(on.recover(), on.recover())
+        assert one == other
+        assert one.last_entry == 29
+
+    stage(act)
+
+
+def test_a_fence_stops_the_writer_and_leaves_the_ledger_in_recovery() -> None:
+    """FR1: before a ledger is deleted."""
+
+    async def act(on: Stage) -> None:
+        stored = await on.create(E3, (0, "b0 b1 b2"))
+        on["b2"].is_hung = True
+        fenced = await on.recovery.fence(stored, b"secret", DigestType.CRC32C)
+        assert fenced.metadata.state is LedgerState.IN_RECOVERY
+        assert on["b0"].is_fenced
+        assert on["b1"].is_fenced
+
+    stage(act)
+
+
+def test_too_few_bookies_to_write_back_to_is_no_end() -> None:
+    """FR5: an entry on one bookie only is not closed over."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(3), lac=-1)
+        on["b1"].add_error = on["b2"].add_error = BookieFailed
+        with pytest.raises(RollbookError) as raised:
+            await on.recover()
+        assert raised.value.retryable
+        assert (await on.read_metadata()).state is LedgerState.IN_RECOVERY
+
+    stage(act)
