@@ -1,7 +1,9 @@
 """A client that does what it is told, with the product's codec, and tells the checker all of it.
 
 It has one connection to each bookie in each version, made when first needed and made again after it
-was lost. It retries nothing: whatever had no answer then has an unknown outcome.
+was lost. It retries nothing: whatever had no answer then has an unknown outcome. But like any writer it
+has only so many adds on their way, and waits for a bookie that cannot be reached: else a run whose
+connections break early would be of nothing but unknown outcomes.
 """
 
 import asyncio
@@ -38,6 +40,8 @@ from tests.support.bookie_client import KEY, PASSWORD, BookieClient
 
 PORT: Final = 3181
 CONNECT_S: Final = 1.0
+_CONNECT_AGAIN_S: Final = 0.05
+_WINDOWS: Final = (1, 1, 8)  # Adds on their way to one bookie, if it has not yet answered them.
 _SIZES: Final = (0, 30, 300, 3000)
 _BATCH_BYTES: Final = 32 * 1024
 
@@ -92,6 +96,11 @@ class Link:
     asker_process: int  # and which one asked for it.
     sent: dict[tuple[int, int], list[tuple[Sent, Append, Waiting]]] = field(default_factory=dict)
     reading: dict[tuple[int, int], None] = field(default_factory=dict)
+    has_news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def adds_under_way(self) -> int:
+        return sum(map(len, self.sent.values()))
 
 
 class Client:
@@ -101,22 +110,28 @@ class Client:
         self._sums = sums
         self._links: dict[tuple[str, int], Link] = {}
         self._connecting: dict[tuple[str, int], asyncio.Lock] = {}
+        self._adding: dict[tuple[str, int], asyncio.Lock] = {}
+        self._window = sums.chance.choice(_WINDOWS)
         self._deferred: dict[tuple[str, int], list[Sent]] = {}  # Answered, but not durable yet.
 
     async def do(self, step: str) -> None:
         verb, bookie, ledger, *rest = step.split()
         ledger_id = int(ledger)
         version = 2 if "v2" in rest or verb == "batch" else 3
-        link = await self._link(bookie, version)
-        if link is None:
-            return
         count = int(rest[0]) if rest and rest[0].isdecimal() else 1
+        if verb in ("add", "defer", "mend"):
+            async with self._adding.setdefault((bookie, version), asyncio.Lock()):
+                self.add(
+                    *(await self._link_with_room(bookie, version), ledger_id, count),
+                    is_recovery=verb == "mend",
+                    is_deferred=verb == "defer",
+                )
+        elif link := await self._link(bookie, version):
+            await self._question(link, verb, ledger_id, count)
+
+    async def _question(self, link: Link, verb: str, ledger_id: int, count: int) -> None:
         try:
             match verb:
-                case "add" | "defer":
-                    self.add(link, ledger_id, count, is_deferred=verb == "defer")
-                case "mend":
-                    self.add(link, ledger_id, count, is_recovery=True)
                 case "force":
                     await self._force(link, ledger_id)
                 case "fence" | "read":
@@ -150,6 +165,17 @@ class Client:
                     self._links[key] = link
             return link
 
+    async def _link_with_room(self, bookie: str, version: int) -> Link:
+        while True:
+            link = await self._link(bookie, version)
+            if link is None:
+                await asyncio.sleep(_CONNECT_AGAIN_S)
+            elif link.adds_under_way < self._window:
+                return link
+            else:
+                link.has_news.clear()
+                await link.has_news.wait()
+
     async def _connect(self, bookie: str, version: int) -> Link | None:
         try:
             _, client = await self._transport.connect(
@@ -171,6 +197,7 @@ class Client:
             for _, append, _ in sent:
                 self._sums.history.on_unknown(append, "the connection was lost")
         link.sent.clear()
+        link.has_news.set()
 
     async def _ask(self, link: Link, what: str, request: Request) -> Reply:
         waiting = Waiting(link, what, f"{request}")
@@ -250,6 +277,7 @@ class Client:
 
     def _on_adds(self, link: Link, replies: AddReplies) -> None:
         sums = self._sums
+        link.has_news.set()
         for entry_id in replies.entry_ids:
             sent = link.sent.get((replies.ledger_id, entry_id))
             if not sent:
