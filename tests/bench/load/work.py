@@ -126,10 +126,10 @@ def batch_read_batches(
     ]
 
 
-def count_successes(replies: bytes) -> int:
+def count_successes(replies: bytearray) -> int:
     """Entries that were added or found, according to the answers of one connection."""
     found = 0
-    for heard in ReplyDecoder().feed(replies):
+    for heard in ReplyDecoder().feed(bytes(replies)):
         if isinstance(heard, AddReplies):
             found += len(heard.entry_ids) if heard.error is None else 0
         elif isinstance(heard.reply, BatchReadReply):
