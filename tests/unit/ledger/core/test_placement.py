@@ -1,0 +1,121 @@
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.placement import Placement
+from rollbook.proto.cluster.bookie_watcher import LiveBookies
+from rollbook.proto.errors import NotEnoughBookies
+from rollbook.proto.formats.service_info import BookieServiceInfo
+from rollbook.proto.ids import BookieId
+from rollbook.proto.quorum import Quorum
+
+Q332 = Quorum(ensemble=3, write=3, ack=2)
+
+
+def names(*indexes: int) -> tuple[BookieId, ...]:
+    return tuple(BookieId(f"b{index}") for index in indexes)
+
+
+def live(writable: int, read_only: int = 0) -> LiveBookies:
+    infos = [BookieServiceInfo()] * (writable + read_only)
+    everyone = dict(zip(names(*range(writable + read_only)), infos, strict=True))
+    return LiveBookies(
+        {each: everyone[each] for each in names(*range(writable))},
+        {each: everyone[each] for each in names(*range(writable, writable + read_only))},
+    )
+
+
+def placement(health: Health | None = None, racks: str = "", seed: int = 1) -> Placement:
+    """`racks`: a letter for each of b0, b1 …"""
+    of = {BookieId(f"b{index}"): rack for index, rack in enumerate(racks)}
+    return Placement(health or Health(), Random(seed), of)
+
+
+def test_only_bookies_that_take_entries_are_picked() -> None:
+    ensemble = placement().pick_ensemble(Q332, live(3, read_only=5), 0)
+    assert sorted(ensemble) == sorted(names(0, 1, 2))
+    with pytest.raises(NotEnoughBookies, match="2 bookies take new entries"):
+        placement().pick_ensemble(Q332, live(2, read_only=5), 0)
+
+
+def test_those_in_quarantine_are_picked_when_the_others_do_not_suffice() -> None:
+    health = Health()
+    health.on_failure(BookieId("b1"), 0)
+    health.on_failure(BookieId("b3"), 5)
+    for seed in range(20):
+        assert sorted(placement(health, seed=seed).pick_ensemble(Q332, live(5), 9)) == sorted(
+            names(0, 2, 4)
+        )
+        # The one that leaves it first.
+        assert sorted(placement(health, seed=seed).pick_ensemble(Q332, live(4), 9)) == sorted(
+            names(0, 1, 2)
+        )
+
+
+def test_chance_spreads_ensembles() -> None:
+    picked = placement()
+    seen = {picked.pick_ensemble(Q332, live(6), 0) for _ in range(200)}
+    assert len(seen) > 60
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)).map(sorted),
+    racks=st.text("ABC", min_size=6, max_size=9),
+    seed=st.integers(0, 1000),
+)
+def test_nobody_is_twice_in_an_ensemble(sizes: list[int], racks: str, seed: int) -> None:
+    """WR9."""
+    write, size = sizes
+    quorum = Quorum(size, write, 1)
+    picker = placement(racks=racks, seed=seed)
+    ensemble = picker.pick_ensemble(quorum, live(len(racks)), 0)
+    assert len(set(ensemble)) == size
+    slots = Random(seed).sample(range(size), Random(seed).randint(1, size))
+    picks = picker.pick_replacements(quorum, ensemble, slots, live(len(racks)), 0)
+    assert len(picks) == min(len(slots), len(racks) - size)
+    assert list(picks) == slots[: len(picks)]
+    assert len({*ensemble, *picks.values()}) == size + len(picks)
+
+
+@pytest.mark.parametrize("racks", ["AABBCC", "AAAAABC", "AAABBB"])
+def test_a_write_set_lies_in_more_than_one_rack(racks: str) -> None:
+    for seed in range(30):
+        picker = placement(racks=racks, seed=seed)
+        ensemble = picker.pick_ensemble(Q332, live(len(racks)), 0)
+        assert not picker.lacks_racks(Q332, ensemble)
+        rack_of = {f"b{index}": rack for index, rack in enumerate(racks)}
+        if len(set(racks)) == 3:
+            assert {rack_of[each] for each in ensemble} == set("ABC")
+
+
+def test_a_replacement_goes_where_the_others_are_not() -> None:
+    for seed in range(30):
+        picks = placement(racks="ABABA", seed=seed).pick_replacements(
+            Quorum(2, 2, 1), names(0, 1), [1], live(5), 0
+        )
+        assert picks[1] == BookieId("b3")
+
+
+def test_too_few_racks_are_said_and_no_obstacle() -> None:
+    picker = placement(racks="AAA")
+    assert picker.lacks_racks(Q332, picker.pick_ensemble(Q332, live(3), 0))
+    assert not placement().lacks_racks(Q332, names(0, 1, 2)), "nobody has told of racks"
+    assert not picker.lacks_racks(Quorum(3, 1, 1), names(0, 1, 2)), "one copy is in one rack"
+
+
+def test_who_is_on_no_map_is_in_a_rack_of_its_own() -> None:
+    assert not placement(racks="AA").lacks_racks(Q332, names(0, 1, 7))
+
+
+def test_replacements_are_partial_when_bookies_are_short() -> None:
+    health = Health()
+    health.on_failure(BookieId("b4"), 0)
+    picker = placement(health)
+    assert picker.pick_replacements(Q332, names(0, 1, 2), [2, 0], live(4), 1) == {2: BookieId("b3")}
+    assert picker.pick_replacements(Q332, names(0, 1, 2), [2, 0], live(5), 1) == {2: BookieId("b3")}
+    urgent = picker.pick_replacements(Q332, names(0, 1, 2), [2, 0], live(5), 1, is_urgent=True)
+    assert sorted(urgent.values()) == list(names(3, 4))
+    assert not picker.pick_replacements(Q332, names(0, 1, 2), [2], live(5), 1, excluded=names(3))
