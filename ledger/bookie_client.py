@@ -57,7 +57,7 @@ from rollbook.proto.wire.replies import ReplyDecoder
 RECEIVE_BYTES: Final = 256 * 1024
 _CHUNK_BYTES_MAX: Final = 256 * 1024
 _TICK_S: Final = 0.02  # A deadline is noticed so much late at most.
-_OWED_S_MAX: Final = 5.0  # So long a bookie may be silent while it owes replies to closed channels.
+_LAST_CHANCE_S: Final = 5.0  # For any word at all, after somebody has given up waiting for his.
 
 _ledger_id_of: Final = attrgetter("ledger_id")
 # What answers it, and what the answer repeats of it.
@@ -252,6 +252,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport  # From `connection_made` on.
         self._decoder = ReplyDecoder(config.frame_bytes_max)
         self._heard_at = 0.0
+        self._given_up_at = 0.0  # For the first time since then.
         # Calls. In version 2 one that was given up keeps its key until its answer has come.
         self._waiting: dict[_Key, _Call] = {}
         self._given_up = 0
@@ -275,7 +276,9 @@ class BookieClient(asyncio.BufferedProtocol):
         In version 2 ids alone find a request, so two of the same entry have to go different ways:
         the late answer to a plain read must not count as the answer to a fence.
         """
-        return self.version != v2.VERSION or _v2_key(request) not in self._waiting
+        if self.version != v2.VERSION or isinstance(request, BatchRead):
+            return True
+        return _v2_key(request) not in self._waiting
 
     async def call(self, request: Request, due: float, *, is_high_priority: bool) -> Reply:
         """Until the loop's time `due`. Raises as `Bookies.call` does."""
@@ -313,7 +316,15 @@ class BookieClient(asyncio.BufferedProtocol):
 
     def _give_up(self, key: _Key, call: _Call) -> None:
         """Its answer, if it still comes, is for nobody."""
-        if self.version != v2.VERSION or not call.is_sent:
+        if not call.is_sent:
+            del self._waiting[key]
+            for queue in (self._urgent, self._ordinary):
+                if call in queue:
+                    queue.remove(call)
+            return
+        if not isinstance(call.request, Read) or call.request.previous_lac is None:
+            self._on_given_up()  # The answer to a long poll may be far off.
+        if self.version != v2.VERSION:
             del self._waiting[key]
             return
         self._given_up += 1
@@ -347,7 +358,7 @@ class BookieClient(asyncio.BufferedProtocol):
             self._drop(channel)
         if channel.unanswered:
             self._owed[channel.ledger_id] = channel.unanswered
-            self._look_by(self._loop.time() + _OWED_S_MAX)
+            self._on_given_up()
         channel.on_lost()
 
     def _left_behind(self) -> int:
@@ -460,7 +471,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self._timer = None
         now = self._loop.time()
         silence_s = 0.0
-        dues = [self._heard_at + _OWED_S_MAX] if self._owed else []
+        dues: list[float] = []
         for call in self._waiting.values():
             if call.future.done():
                 continue
@@ -471,12 +482,20 @@ class BookieClient(asyncio.BufferedProtocol):
                 _fail(call.future, BookieTimeout(bookie=self.bookie))
             else:
                 _fail(call.future, self._unreachable("the connection takes nothing"))
-        if self._owed and now - self._heard_at >= _OWED_S_MAX:
-            silence_s = now - self._heard_at
+        if self._given_up_at > self._heard_at:
+            dues.append(self._given_up_at + _LAST_CHANCE_S)
+            if now >= dues[-1]:
+                silence_s = max(silence_s, now - self._heard_at)
         if silence_s >= self._silence_s_max:
             self._end(self._silent(silence_s))
         elif dues:
             self._look_by(max(min(dues), now + _TICK_S))
+
+    def _on_given_up(self) -> None:
+        """A bookie that hangs is noticed, too, if nobody is patient enough for a deadline."""
+        if self._given_up_at <= self._heard_at:
+            self._given_up_at = self._loop.time()
+            self._look_by(self._given_up_at + _LAST_CHANCE_S)
 
     def _silent(self, silence_s: float) -> BookieTimeout:
         return BookieTimeout(f"no answer of any kind for {silence_s:.1f} s", bookie=self.bookie)

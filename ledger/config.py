@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbook.proto.errors import BadConfig
+from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.wire import v2, v3
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX
 
@@ -19,6 +20,7 @@ class ClientConfig:
     protocol_version: int = int(v3.VERSION)  # 2: faster with Java bookies, knows fewer words.
     frame_bytes_max: int = FRAME_BYTES_MAX  # All of the cluster's must be equal.
     uses_tls: bool = False  # Only with bookies that publish a port behind TLS, then.
+    racks: tuple[str, ...] = ()  # bookie=rack: copies of an entry go to different racks.
     connections_per_bookie: int = 1
     connect_timeout_s: float = 3.0
     reconnect_pause_s_min: float = 0.02  # Doubled after each failure in a row,
@@ -46,6 +48,11 @@ class ClientConfig:
     recovery_window_bytes: int = 16 * _MIB
     recovery_patience_s: float = 1.0  # For the last bookies, once an entry's absence is proven.
 
+    @property
+    def rack_of(self) -> dict[BookieId, str]:
+        pairs = [each.partition("=") for each in self.racks]
+        return {parse_bookie_id(bookie.strip()): rack.strip() for bookie, _, rack in pairs}
+
     def __post_init__(self) -> None:
         for name in ("add_deadline_s", "writer_window_bytes", "writer_window_entries"):
             if getattr(self, name) <= 0:
@@ -61,3 +68,7 @@ class ClientConfig:
             raise BadConfig(
                 "reconnect_pause_s_min has to be above 0 and up to reconnect_pause_s_max"
             )
+        for each in self.racks:
+            bookie, _, rack = each.partition("=")
+            if not bookie.strip() or not rack.strip():
+                raise BadConfig(f"racks has {each!r}, which is no bookie=rack")

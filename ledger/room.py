@@ -1,4 +1,6 @@
-"""Room for what waits for answers: so many things, so many bytes. Whoever finds none waits his turn."""
+"""Room for what waits for answers: so many things, so many bytes. Whoever finds none waits his turn,
+until his deadline (CN3).
+"""
 
 import asyncio
 

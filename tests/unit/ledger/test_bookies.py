@@ -264,6 +264,56 @@ def test_a_silent_bookie_costs_a_deadline_and_its_connection(config: ClientConfi
     play(story, config=config)
 
 
+@BOTH
+def test_a_hanging_bookie_is_noticed_though_nobody_waits_for_a_deadline(
+    config: ClientConfig,
+) -> None:
+    """Readers give up as soon as another copy has come."""
+
+    async def story(scene: Scene) -> None:
+        bookie = scene.bookie("b1")
+        bookie.on_call = ignore
+        for entry_id in range(20):
+            asking = asyncio.ensure_future(outcome(scene.bookies, read(entry_id)))
+            await asyncio.sleep(0.5)
+            asking.cancel()
+        await scene.until(lambda: bookie.peers[0].is_gone)
+
+    play(story, config=config)
+
+
+def test_a_long_poll_that_is_given_up_is_no_sign_of_anything() -> None:
+    async def story(scene: Scene) -> None:
+        bookie = scene.bookie("b1")
+        bookie.on_call = ignore
+        poll = Read(L7, NO_ENTRY, previous_lac=EntryId(3), timeout_ms=60_000)
+        polling = asyncio.ensure_future(outcome(scene.bookies, poll, 70.0))
+        await asyncio.sleep(1.0)
+        polling.cancel()
+        await asyncio.sleep(30.0)
+        assert not bookie.peers[0].is_gone
+
+    play(story)
+
+
+def test_what_is_given_up_unsent_takes_no_memory() -> None:
+    async def story(scene: Scene) -> None:
+        channel = scene.bookies.add_channel(B1, L7, Listening())
+        await scene.until(lambda: channel.is_open)
+        (peer,) = scene.bookie("b1").peers
+        peer.transport.pause_reading()
+        channel.write(frames_of(scene, 10, 100_000), 10)
+        for entry_id in range(50):
+            asking = asyncio.ensure_future(outcome(scene.bookies, read(entry_id)))
+            await asyncio.sleep(0.01)
+            asking.cancel()
+        peer.transport.resume_reading()
+        await scene.until(lambda: not channel.unanswered)
+        assert peer.calls == []
+
+    play(story)
+
+
 def test_a_slow_answer_alone_leaves_the_connection_to_the_others() -> None:
     def answer_but_one(peer: Peer, call: Call) -> None:
         if call.request != read(0):
@@ -376,6 +426,8 @@ def test_what_was_not_sent_is_unreachable_and_not_unknown() -> None:
 
 
 def test_callers_beyond_the_bound_wait_and_those_of_high_priority_do_not() -> None:
+    """CN3."""
+
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         bookie.on_call = ignore

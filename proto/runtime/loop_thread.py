@@ -1,0 +1,45 @@
+"""An event loop in a thread of its own, for callers that know nothing of loops."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """The thread does not keep the process alive; what it owns is ended by `close`."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does it there and waits for it. An interrupted caller cancels it, and waits for that."""
+        assert threading.current_thread() is not self._thread
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Like `run`, of what does not wait but needs the loop."""
+
+        async def work() -> T:
+            return function()
+
+        return self.run(work())
+
+    def close(self) -> None:
+        """What still runs there is cancelled. Idempotent."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
