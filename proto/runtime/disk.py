@@ -43,7 +43,8 @@ class _Job:
     """A system call in one of the disk's threads, awaited on the loop that asked for it."""
 
     def __init__(self, work: Callable[[], None]) -> None:
-        self.work = work
+        self.took_s = 0.0  # Without the way to the thread and back.
+        self._work = work
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._has_ended = False
@@ -63,10 +64,12 @@ class _Job:
     def run(self) -> None:
         """In the thread."""
         error: BaseException | None = None
+        began = time.perf_counter()
         try:
-            self.work()
+            self._work()
         except BaseException as raised:  # noqa: BLE001  Whoever waits is told.
             error = raised
+        self.took_s = time.perf_counter() - began
         try:
             self._loop.call_soon_threadsafe(self._end, error)
         except RuntimeError:
@@ -91,7 +94,7 @@ class _Device:
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._under_way = 0
-        self._expected_s = 1.0  # How long a sync may take: the slowest one, gradually forgotten.
+        self._expected_s = 1.0  # How long a small sync may take: the slowest, gradually forgotten.
         self._threads = [
             Thread(target=self._work, name=f"disk-{number}", daemon=True)
             for number in range(_SYNC_THREADS)
@@ -100,9 +103,10 @@ class _Device:
             thread.start()
 
     async def run(self, work: Callable[[], None], *, is_small: bool = False) -> None:
-        started = time.perf_counter()
         if is_small and not self._under_way and self._expected_s < _ON_THE_SPOT_S:
+            began = time.perf_counter()
             work()
+            took_s = time.perf_counter() - began
         else:
             job = _Job(work)
             self._under_way += 1
@@ -111,8 +115,9 @@ class _Device:
                 await job.wait()
             finally:
                 self._under_way -= 1
-        took_s = time.perf_counter() - started
-        self._expected_s = max(took_s, self._expected_s * _SLOWNESS_KEPT)
+            took_s = job.took_s
+        if is_small:
+            self._expected_s = max(took_s, self._expected_s * _SLOWNESS_KEPT)
 
     def close(self) -> None:
         """Returns when everything that was asked for is done."""
