@@ -44,7 +44,7 @@ class ClientConfig:
     read_hedge_ms_min: int = 5  # A second copy is asked for at the observed p95, never sooner.
     read_window_bytes: int = 8 * _MIB  # Read ahead of whoever iterates.
     read_batch_bytes: int = _MIB
-    read_requests_max: int = 4  # Batches that wait for answers.
+    tail_silence_s_max: float = 10.0  # A follower that hears nobody for so long raises.
     recovery_window_bytes: int = 16 * _MIB
     recovery_patience_s: float = 1.0  # For the last bookies, once an entry's absence is proven.
 

@@ -43,7 +43,7 @@ from rollbook.proto.formats.paths import (
 )
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.metadata import LedgerMetadata
-from rollbook.proto.ports import ANY_VERSION, MetadataStore, Node
+from rollbook.proto.ports import ANY_VERSION, MetadataStore, Node, Watch
 
 _LOWEST: Final = LedgerId(0)
 _ID_RACES_MAX: Final = 100  # Lost in a row to clients that pick ids themselves.
@@ -114,6 +114,10 @@ class LedgerNodes:
         metadata = unpack_ledger_metadata(ledger_id, node.value)
         created_ms = node.stat.created_ms if metadata.created_ms is None else metadata.created_ms
         return StoredLedger(metadata, node.stat.version, created_ms)
+
+    async def watch(self, ledger_id: LedgerId) -> Watch:
+        """Tells of every change from now on."""
+        return await self._store.watch(self.path(ledger_id))
 
     async def update(self, stored: StoredLedger, metadata: LedgerMetadata) -> StoredLedger:
         """Raises `MetadataConflict` if the ledger is no longer as it was read, `NoSuchLedger`."""

@@ -12,6 +12,7 @@ from typing import Final
 
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.placement import Placement
+from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.recovery import Recovery
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.errors import (
@@ -72,6 +73,7 @@ class Keeper:
         self.explicit_lac: bytes | None = None
         self.heard: list[Request] = []
         self.added: list[Entry] = []  # As recovery wrote them back.
+        self._parked: list[tuple[Peer, Call]] = []  # Long polls.
         # Faults.
         self.is_hung = False
         self.is_wiped = False  # It answers no question about what it has: it may have lost it.
@@ -84,8 +86,12 @@ class Keeper:
         self.scripted = scripted
 
     def put(self, entry_ids: Iterable[int], lac: int | None = None) -> None:
+        """With the LAC of a writer that waits for each, or another one."""
         for entry_id in entry_ids:
             self.entries[entry_id] = body_of(entry_id, lac)
+        for peer, call in list(self._parked):
+            if not self._has_to_wait(call.request):
+                self._wake(peer, call)
 
     @property
     def lac(self) -> int:
@@ -100,6 +106,40 @@ class Keeper:
         self.heard.append(call.request)
         if self.is_hung or self.ignores(call.request):
             return
+        if not self._has_to_wait(call.request):
+            self._answer(peer, call)
+            return
+        assert isinstance(call.request, Read)
+        assert call.request.timeout_ms
+        self._parked.append((peer, call))
+        wait_s = call.request.timeout_ms / 1000
+        asyncio.get_running_loop().call_later(wait_s, self._wake, peer, call)
+
+    def _has_to_wait(self, request: Request) -> bool:
+        return (
+            isinstance(request, Read)
+            and request.previous_lac is not None
+            and bool(self.entries)
+            and self.lac <= request.previous_lac
+        )
+
+    def _wake(self, peer: Peer, call: Call) -> None:
+        if (peer, call) in self._parked:
+            self._parked.remove((peer, call))
+            if not self.is_hung and not peer.is_gone:
+                self._answer(peer, call)
+
+    def _next_behind(self, request: Read) -> Reply:
+        assert request.previous_lac is not None
+        entry_id = EntryId(request.previous_lac + 1)
+        if not self.entries:
+            self._read(entry_id)
+        lac = EntryId(self.lac)
+        if lac >= entry_id and entry_id in self.entries:
+            return ReadReply(None, L1, entry_id, self._read(entry_id), lac)
+        return ReadReply(None, L1, NO_ENTRY, None, lac)
+
+    def _answer(self, peer: Peer, call: Call) -> None:
         try:
             reply = self.answer(call.request)
         except RollbookError as error:
@@ -114,6 +154,8 @@ class Keeper:
 
     def answer(self, request: Request) -> Reply:
         match request:
+            case Read() if request.previous_lac is not None:
+                return self._next_behind(request)
             case Read():
                 self.is_fenced |= request.fence
                 entry_id = request.entry_id
@@ -232,6 +274,35 @@ class Stage:
     async def recover(self) -> LedgerMetadata:
         stored = await self.recovery.recover(self.stored, PASSWORD, DigestType.CRC32C)
         return stored.metadata
+
+    async def open(self) -> LedgerReader:
+        """As the ledger is in the store now. The caller closes it."""
+        node = self.scene.client_node
+        reader = LedgerReader(
+            await self.nodes.read(L1, fresh=True),
+            DIGEST,
+            nodes=self.nodes,
+            bookies=self.scene.bookies,
+            health=self.scene.health,
+            clock=node.clock,
+            randomness=node.randomness,
+            config=self.config,
+        )
+        await reader.start()
+        return reader
+
+    async def close_at(self, last_entry: int) -> None:
+        stored = await self.nodes.read(L1, fresh=True)
+        length = PAYLOAD_BYTES * (last_entry + 1)
+        closed = stored.metadata.with_close(EntryId(last_entry), length)
+        await self.nodes.update(stored, closed)
+
+    async def move(self, first_entry: int, names: str) -> None:
+        """As the writer does."""
+        stored = await self.nodes.read(L1, fresh=True)
+        ensemble = tuple(map(BookieId, names.split()))
+        moved = stored.metadata.with_writer_ensemble(EntryId(first_entry), ensemble)
+        await self.nodes.update(stored, moved)
 
     async def read_metadata(self) -> LedgerMetadata:
         return (await self.nodes.read(L1, fresh=True)).metadata

@@ -1,0 +1,256 @@
+"""Goes on with a ledger's writer: what is confirmed is handed out as soon as a bookie tells of it.
+
+    long polls    a bookie answers when its LAC rises, and brings the next entry along
+    metadata      tells of new ensembles, and of the end: CLOSED, and where
+
+As few members are polled as together hear of every entry. Whoever does not answer soon is not
+relied upon: others are polled beside it, and first from then on (RD4). A reader never stops in
+silence: it hands out entries, or news that there are none; or it raises.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.ledger.bookies import Bookies
+from rollbook.ledger.calls import Calls, error_of
+from rollbook.ledger.core.read_plan import covering_slots
+from rollbook.ledger.stream import EntryStream
+from rollbook.ledger.view import LedgerView
+from rollbook.proto.errors import (
+    DigestMismatch,
+    EntryUnavailable,
+    Missing,
+    RollbookError,
+)
+from rollbook.proto.ids import NO_ENTRY, EntryId
+from rollbook.proto.metadata import Fragment
+from rollbook.proto.wire.digest import Entry, LedgerDigest
+from rollbook.proto.wire.messages import Read, ReadReply, Reply
+
+_POLL_S: Final = 1.0  # What a quiet bookie is asked to wait.
+_GRACE_S: Final = 1.0  # What an answer may take beyond that.
+_SECOND_OPINION_S: Final = 0.1
+_PAUSE_S_MIN: Final = (
+    0.002  # Before somebody who knows nothing of the ledger yet is asked again; doubled.
+)
+_PAUSE_S_MAX: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a follower hands out; without entries it says that it is alive, and how far it is."""
+
+    entries: tuple[Entry, ...]
+    last_add_confirmed: EntryId  # As far as is known.
+    is_closed: bool
+    waits_for: str = ""  # What keeps it from going on, if that is not the writer.
+
+
+class Follower(AsyncIterator[News]):
+    def __init__(
+        self,
+        start: EntryId,
+        last_add_confirmed: EntryId,
+        *,
+        view: LedgerView,
+        digest: LedgerDigest,
+        bookies: Bookies,
+        preferred: int,
+        silence_s_max: float,
+        read: Callable[[EntryId, EntryId], EntryStream],
+        on_confirmed: Callable[[EntryId], None],
+    ) -> None:
+        self._next = start
+        self._lac = last_add_confirmed
+        self._view = view
+        self._digest = digest
+        self._bookies = bookies
+        self._preferred = preferred
+        self._silence_s_max = silence_s_max
+        self._read = read
+        self._on_confirmed = on_confirmed
+        self._brought: Entry | None = None  # By a poll.
+        self._stream: EntryStream | None = None  # What is confirmed and not handed out yet.
+        self._loop = asyncio.get_running_loop()
+        self._heard_at = self._loop.time()
+        self._waits_for = ""
+        self.is_over = False
+        self._wake: Callable[[], None] = _nobody
+        view.listen(self._on_change)
+
+    async def __anext__(self) -> News:
+        """Cancelled, nothing is lost: the same news come next time."""
+        try:
+            news = await self._next_news()
+        except RollbookError:
+            await self.aclose()
+            raise
+        if news is None:
+            await self.aclose()
+            raise StopAsyncIteration
+        return news
+
+    async def aclose(self) -> None:
+        """Idempotent. Whoever waits for news learns that there are no more."""
+        self.is_over = True
+        self._view.ignore(self._on_change)
+        self._wake()
+        if self._stream is not None:
+            await self._stream.aclose()
+
+    def _on_change(self) -> None:
+        self._wake()
+
+    async def _next_news(self) -> News | None:
+        """None behind the last entry of a closed ledger."""
+        while not self.is_over:
+            if self._stream is not None:
+                if entries := await self._stream.next_run():
+                    self._heard_at = self._loop.time()
+                    return self._hand_out(*entries)
+                self._stream = None
+            metadata = self._view.metadata
+            if metadata.last_entry is not None:
+                self._raise_lac(metadata.last_entry)
+            elif self._view.failure is not None:
+                raise self._view.failure
+            self._raise_lac(EntryId(metadata.fragments[-1].first_entry - 1))
+            if self._next <= self._lac:
+                brought, self._brought = self._brought, None
+                if brought is not None and brought.entry_id == self._next:
+                    return self._hand_out(brought)
+                self._stream = self._read(self._next, self._lac)
+            elif metadata.is_closed:
+                return None
+            else:
+                await self._poll()
+                if self._next > self._lac and not self._view.metadata.is_closed:
+                    return self._hand_out()
+        return None
+
+    def _hand_out(self, *entries: Entry) -> News:
+        self._next = EntryId(self._next + len(entries))
+        return News(entries, self._lac, self._view.metadata.is_closed, self._waits_for)
+
+    def _raise_lac(self, lac: EntryId) -> None:
+        if lac > self._lac:
+            self._lac = lac
+            self._on_confirmed(lac)
+
+    # --- Polling ------------------------------------------------------------------------------
+
+    async def _poll(self) -> None:
+        """Until the LAC rises, the metadata changes, or a while has passed."""
+        metadata = self._view.metadata
+        fragment = metadata.fragments[-1]
+        waves = [
+            covering_slots(metadata.quorum, (self._preferred + wave) % metadata.quorum.ensemble)
+            for wave in range(metadata.quorum.ensemble)
+        ]
+        give_up_at = self._loop.time() + _POLL_S + _GRACE_S
+        pause_s = _PAUSE_S_MIN
+        asked: dict[int, None] = {}
+        async with Calls[int](self._bookies) as calls:
+            self._wake = calls.wake
+            try:
+                while self._loop.time() < give_up_at and not self.is_over:
+                    if waves:
+                        for slot in waves.pop(0):
+                            if slot not in asked:
+                                asked[slot] = None
+                                self._ask(calls, slot, fragment)
+                    wait_s = _SECOND_OPINION_S if waves else give_up_at - self._loop.time()
+                    await calls.news(wait_s)
+                    answers = calls.take()
+                    if self._view.metadata is not metadata or self._view.failure is not None:
+                        return
+                    is_unknown = False
+                    for slot, answer in answers:
+                        if self._on_answer(slot, answer):
+                            return
+                        is_unknown |= self._is_unknown_ledger(answer)
+                    if is_unknown:
+                        await asyncio.sleep(pause_s)
+                        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                        for slot, answer in answers:
+                            if self._is_unknown_ledger(answer):
+                                self._ask(calls, slot, fragment)
+                    elif not calls.is_waiting and not waves:
+                        await asyncio.sleep(_PAUSE_S_MAX)  # All of them fail.
+                        break
+            finally:
+                self._wake = _nobody
+        self._complain()
+
+    def _ask(self, calls: Calls[int], slot: int, fragment: Fragment) -> None:
+        request = Read(
+            *(self._digest.ledger_id, NO_ENTRY),
+            previous_lac=self._lac,
+            timeout_ms=int(_POLL_S * 1000),
+            piggyback=True,
+        )
+        calls.ask(slot, fragment.ensemble[slot], request, _POLL_S + _GRACE_S)
+
+    def _on_answer(self, slot: int, answer: Reply | RollbookError) -> bool:
+        """Whether that ends the wait."""
+        error = error_of(answer)
+        if error is None or issubclass(error, Missing):
+            self._heard_at = self._loop.time()
+            self._waits_for = ""
+        else:
+            self._waits_for = error.code.reason
+        if error is not None or not isinstance(answer, ReadReply):
+            return False
+        lac = answer.last_add_confirmed
+        if answer.body is not None:
+            try:
+                entry = self._digest.unpack_entry(answer.body, answer.entry_id)
+            except DigestMismatch:
+                self._waits_for = DigestMismatch.code.reason
+                return False
+            lac = max(lac or NO_ENTRY, entry.last_add_confirmed)
+            if entry.entry_id == self._next and lac >= entry.entry_id:
+                self._brought = entry
+        self._preferred = slot
+        if lac is not None:
+            self._raise_lac(lac)
+        return True  # Risen, or the bookie's time was up.
+
+    def _is_unknown_ledger(self, answer: Reply | RollbookError) -> bool:
+        error = error_of(answer)
+        return error is not None and issubclass(error, Missing)
+
+    def _complain(self) -> None:
+        silence_s = self._loop.time() - self._heard_at
+        if silence_s >= self._silence_s_max:
+            raise EntryUnavailable(
+                f"no bookie of the last fragment has answered for {silence_s:.0f} s"
+                f" ({self._waits_for or 'no answer'})",
+                ledger_id=self._digest.ledger_id,
+                entry_id=self._next,
+            )
+
+
+def _nobody() -> None:
+    """Nobody waits."""
+
+
+class Tail(AsyncIterator[Entry]):
+    """The entries of a follower, one by one."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._ready: deque[Entry] = deque()
+
+    async def __anext__(self) -> Entry:
+        while not self._ready:
+            self._ready.extend((await anext(self._follower)).entries)
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        """Idempotent."""
+        self._ready.clear()
+        await self._follower.aclose()

@@ -1,0 +1,277 @@
+"""Reads one ledger: what is confirmed, what may not be, and what is being written.
+
+    read              confirmed entries, a window ahead, in batches where bookies can
+    read_unconfirmed  whatever is there; an entry that was seen this way may be gone later
+    tail, follow      confirmed entries as they come, up to the end of the ledger
+
+What is confirmed is known from as many bookies as cannot all have missed it (RD1), asked together
+with the metadata: had the ensemble changed meanwhile, they would have been the wrong ones.
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Final, Self
+
+from rollbook.ledger.bookies import Bookies
+from rollbook.ledger.calls import Calls
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.copies import Copies
+from rollbook.ledger.core.confirmed import judge_lac
+from rollbook.ledger.core.coverage import LacSurvey
+from rollbook.ledger.core.health import Health
+from rollbook.ledger.follower import Follower, Tail
+from rollbook.ledger.stream import EntryStream
+from rollbook.ledger.view import LedgerView
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
+from rollbook.proto.errors import (
+    DigestMismatch,
+    EntryUnavailable,
+    InvalidRequest,
+    NoSuchEntry,
+)
+from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.metadata import LedgerMetadata
+from rollbook.proto.ports import Clock, Randomness
+from rollbook.proto.wire.digest import Entry, LedgerDigest
+from rollbook.proto.wire.messages import ReadLac
+
+_ENTRY_BYTES_GUESSED: Final = 1024  # Of a ledger of which nothing is known yet.
+_PAUSE_S: Final = 0.05
+_PAUSE_S_MAX: Final = 0.5
+
+
+class LedgerReader:
+    """Use it as a context manager, or `close` it. It changes nothing."""
+
+    def __init__(
+        self,
+        stored: StoredLedger,
+        digest: LedgerDigest,
+        *,
+        nodes: LedgerNodes,
+        bookies: Bookies,
+        health: Health,
+        clock: Clock,
+        randomness: Randomness,
+        config: ClientConfig,
+    ) -> None:
+        metadata = stored.metadata
+        self.is_stopped = False
+        self._last_add_confirmed = NO_ENTRY
+        self._view = LedgerView(stored, nodes)
+        self._digest = digest
+        self._bookies = bookies
+        self._config = config
+        self._preferred = randomness.randrange(metadata.quorum.ensemble)
+        self._copies = Copies(
+            *(metadata.quorum, digest, bookies, health, clock, config),
+            preferred=self._preferred,
+        )
+        self._streams: dict[EntryStream, None] = {}
+        self._followers: dict[Follower, None] = {}
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        return self._digest.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """As it was heard last."""
+        return self._view.metadata
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger is, as far as is known; nothing is added to it then."""
+        return self._view.metadata.is_closed
+
+    @property
+    def last_add_confirmed(self) -> EntryId:
+        """As far as is known without asking; NO_ENTRY if there is none."""
+        last_entry = self._view.metadata.last_entry
+        return self._last_add_confirmed if last_entry is None else last_entry
+
+    async def start(self) -> None:
+        """Finds out what is confirmed. Raises `EntryUnavailable`."""
+        if not self.is_closed:
+            self._on_confirmed(await self._ask_lac())
+
+    async def close(self) -> None:
+        """Ends every iteration of it. Idempotent."""
+        self.is_stopped = True
+        for follower in list(self._followers):
+            await follower.aclose()
+        for stream in list(self._streams):
+            await stream.aclose()
+        await self._view.close()
+
+    async def stop(self) -> None:
+        await self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --- What is confirmed --------------------------------------------------------------------
+
+    async def read_last_confirmed(self) -> EntryId:
+        """The last entry that was confirmed before this call, or a later one; NO_ENTRY: none was.
+
+        Of an open ledger it may be one less, for as long as its writer takes to tell: every entry
+        tells of those before it, and the last one is told of by itself when the writer rests.
+        Raises `EntryUnavailable` if too few bookies can be heard, `NoSuchLedger`.
+        """
+        while not self.is_closed:
+            before = self.metadata
+            refreshing = asyncio.ensure_future(self._view.refresh())
+            try:
+                lac = await self._ask_lac()
+                await refreshing
+            finally:
+                refreshing.cancel()
+                await asyncio.gather(refreshing, return_exceptions=True)
+            self._on_confirmed(lac)
+            if self.metadata.fragments[-1] == before.fragments[-1]:
+                break  # Else those who were asked need not have heard of the last entries.
+        return self.last_add_confirmed
+
+    async def _ask_lac(self) -> EntryId:
+        fragment = self.metadata.fragments[-1]
+        survey = LacSurvey(self.metadata.quorum, EntryId(fragment.first_entry - 1))
+        loop = asyncio.get_running_loop()
+        deadline_s = self._config.read_deadline_s
+        give_up_at, pause_s = loop.time() + deadline_s, _PAUSE_S
+        request = ReadLac(self.ledger_id)
+        async with Calls[int](self._bookies) as calls:
+            for slot, bookie in enumerate(fragment.ensemble):
+                calls.ask(slot, bookie, request, deadline_s, is_patient=True)
+            while True:
+                for slot, answer in calls.take():
+                    told = judge_lac(self._digest, answer)
+                    survey.on_told(told.last_add_confirmed, told.highest_entry)
+                    if told.silence is None:
+                        survey.on_heard(slot)
+                    else:
+                        survey.on_silence(slot, told.silence.code.reason)
+                if survey.is_covered:
+                    return survey.last_add_confirmed
+                if not calls.is_waiting:
+                    if loop.time() + pause_s >= give_up_at:
+                        raise EntryUnavailable(
+                            "too few bookies tell what is confirmed "
+                            f"({survey.describe(fragment.ensemble)})",
+                            ledger_id=self.ledger_id,
+                        )
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                    for slot in survey.unheard_slots:
+                        calls.ask(slot, fragment.ensemble[slot], request, deadline_s)
+                await calls.news(deadline_s)
+
+    def _on_confirmed(self, lac: EntryId) -> None:
+        self._last_add_confirmed = max(self._last_add_confirmed, lac)
+
+    # --- Reading ------------------------------------------------------------------------------
+
+    def read(
+        self, first_entry: EntryId = FIRST_ENTRY, last_entry: EntryId | None = None
+    ) -> EntryStream:
+        """Confirmed entries, in order, both ends included; by default up to `last_add_confirmed`.
+
+        Raises `NoSuchEntry` if the last one is not known to be confirmed: `read_last_confirmed`
+        asks anew. Iterating raises `EntryUnavailable` if no copy can be had now, `DigestMismatch`
+        if none is sound, `NoSuchEntry` if every holder says that it has none.
+        """
+        if last_entry is None:
+            last_entry = self.last_add_confirmed
+        elif last_entry > self.last_add_confirmed:
+            raise NoSuchEntry(
+                "it is not known to be confirmed",
+                ledger_id=self.ledger_id,
+                entry_id=last_entry,
+                last_add_confirmed=self.last_add_confirmed,
+                next_step="`read_last_confirmed()` asks anew; `read_unconfirmed` takes what is there.",
+            )
+        return self._stream(first_entry, last_entry)
+
+    def read_unconfirmed(self, first_entry: EntryId, last_entry: EntryId) -> EntryStream:
+        """Whatever is there, confirmed or not. Ends with `NoSuchEntry` where nobody has anything.
+
+        An entry that is not confirmed may never be, and then recovery may drop it.
+        """
+        return self._stream(first_entry, last_entry)
+
+    def _stream(self, first_entry: EntryId, last_entry: EntryId) -> EntryStream:
+        if first_entry < FIRST_ENTRY:
+            raise InvalidRequest(f"there is no entry {first_entry}", ledger_id=self.ledger_id)
+        stream = EntryStream(
+            *(first_entry, last_entry, self._read_run),
+            end_of_run=self._end_of_run,
+            has_batches=lambda each: self._copies.has_batches(
+                self.metadata.fragment_of(each).ensemble
+            ),
+            entry_bytes=self._mean_entry_bytes(),
+            batch_bytes=self._config.read_batch_bytes,
+            window_bytes=self._config.read_window_bytes,
+            on_closed=lambda closed: self._streams.pop(closed, None),
+        )
+        self._streams[stream] = None
+        return stream
+
+    def _end_of_run(self, entry_id: EntryId) -> int:
+        metadata = self.metadata
+        index = metadata.fragments.index(metadata.fragment_of(entry_id))
+        if index + 1 < len(metadata.fragments):
+            return metadata.fragments[index + 1].first_entry
+        return entry_id + 2**31
+
+    def _mean_entry_bytes(self) -> int:
+        metadata = self.metadata
+        if not metadata.length or not metadata.last_entry:
+            return _ENTRY_BYTES_GUESSED
+        return self._digest.overhead_bytes + metadata.length // (metadata.last_entry + 1)
+
+    async def _read_run(self, first_entry: EntryId, count: int) -> list[Entry]:
+        """Copies move when bookies die: before an entry is given up, its metadata is read again."""
+        ensemble = self.metadata.fragment_of(first_entry).ensemble
+        try:
+            return await self._copies.read_run(first_entry, count, ensemble)
+        except (EntryUnavailable, NoSuchEntry, DigestMismatch):
+            await self._view.refresh()
+            moved = self.metadata.fragment_of(first_entry).ensemble
+            if moved == ensemble:
+                raise
+            return [await self._copies.read_one(first_entry, moved)]
+
+    # --- Following ----------------------------------------------------------------------------
+
+    def tail(self, start: EntryId = FIRST_ENTRY) -> Tail:
+        """Entries from `start` on as they are confirmed; ends behind the last of a closed ledger.
+
+        Raises `EntryUnavailable` when nobody could be heard for `tail_silence_s_max`: it never
+        waits in silence for what cannot come. To know meanwhile how far it is, use `follow`.
+        """
+        return Tail(self.follow(start))
+
+    def follow(self, start: EntryId = FIRST_ENTRY) -> Follower:
+        """Like `tail`, with news every two seconds at least, entries or not."""
+        for over in [each for each in self._followers if each.is_over]:
+            del self._followers[over]
+        follower = Follower(
+            *(start, self.last_add_confirmed),
+            view=self._view,
+            digest=self._digest,
+            bookies=self._bookies,
+            preferred=self._preferred,
+            silence_s_max=self._config.tail_silence_s_max,
+            read=self._stream,
+            on_confirmed=self._on_confirmed,
+        )
+        self._followers[follower] = None
+        return follower

@@ -1,0 +1,155 @@
+"""Entries in order, read ahead: a window of runs is under way or waits for whoever iterates.
+
+A run is what one batch brings. What does not fit into it is asked for before anything new. However
+slowly the entries are taken, no more is held than the window and what one run brings too much.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Final, Self
+
+from rollbook.proto.errors import RollbookError
+from rollbook.proto.ids import EntryId
+from rollbook.proto.wire.digest import Entry
+
+_ENTRY_OVERHEAD_BYTES: Final = 64
+_SINGLES_MAX: Final = 64  # That wait for answers, where there are no batches.
+
+ReadRun = Callable[[EntryId, int], Awaitable[list[Entry]]]
+"""Consecutive entries from the first on, at least one, at most so many."""
+
+
+class _Run:
+    __slots__ = ("end", "first_entry", "task")
+
+    def __init__(self, first_entry: EntryId, end: int, task: "asyncio.Task[list[Entry]]") -> None:
+        self.first_entry = first_entry
+        self.end = end
+        self.task = task
+
+
+class EntryStream(AsyncIterator[Entry]):
+    """`async for entry in stream`, or `await stream.next_run()` for whole lists, which is cheaper.
+
+    An error comes where its entry would have come; what was read before it has been handed out.
+    Leave it by its end, by `aclose`, or as a context manager: what is under way is then dropped.
+    """
+
+    def __init__(
+        self,
+        first_entry: EntryId,
+        last_entry: EntryId,
+        read_run: ReadRun,
+        *,
+        end_of_run: Callable[[EntryId], int],
+        has_batches: Callable[[EntryId], bool],
+        entry_bytes: int,
+        batch_bytes: int,
+        window_bytes: int,
+        on_closed: Callable[["EntryStream"], None],
+    ) -> None:
+        """`end_of_run(e)`: up to where a run from `e` on may go, that is, the end of its fragment."""
+        self._next_to_ask = first_entry
+        self._end = last_entry + 1
+        self._read_run = read_run
+        self._end_of_run = end_of_run
+        self._has_batches = has_batches
+        self._entry_bytes = max(1, entry_bytes)
+        self._batch_bytes = batch_bytes
+        self._window_bytes = window_bytes
+        self._on_closed = on_closed
+        self._runs: deque[_Run] = deque()
+        self._ready: deque[Entry] = deque()
+        self._is_over = False
+        self._loop = asyncio.get_running_loop()
+
+    async def __anext__(self) -> Entry:
+        if not self._ready:
+            self._ready.extend(await self.next_run())
+            if not self._ready:
+                raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def next_run(self) -> list[Entry]:
+        """Empty at the end. Cancelled, nothing is lost: the same run comes next time."""
+        if self._ready:
+            ready = list(self._ready)
+            self._ready.clear()
+            return ready
+        self._ask_ahead()
+        if not self._runs:
+            await self.aclose()
+            return []
+        run = self._runs[0]
+        try:
+            entries = await asyncio.shield(run.task)
+        except asyncio.CancelledError:
+            if self._is_over and run.task.cancelled():
+                return []  # Not the one who iterates, but the stream was stopped.
+            raise
+        except RollbookError:
+            await self.aclose()
+            raise
+        self._runs.popleft()
+        self._learn(entries)
+        rest = EntryId(run.first_entry + len(entries))
+        if rest < run.end:
+            self._runs.appendleft(self._start(rest, run.end))
+        self._ask_ahead()
+        return entries
+
+    def _ask_ahead(self) -> None:
+        while self._next_to_ask < self._end:
+            has_batches = self._has_batches(self._next_to_ask)
+            held_max = self._window_bytes // (
+                self._batch_bytes if has_batches else self._entry_bytes
+            )
+            if len(self._runs) >= max(1, held_max if has_batches else min(held_max, _SINGLES_MAX)):
+                return
+            count = max(1, self._batch_bytes // self._entry_bytes) if has_batches else 1
+            end = min(self._next_to_ask + count, self._end_of_run(self._next_to_ask), self._end)
+            self._runs.append(self._start(self._next_to_ask, end))
+            self._next_to_ask = EntryId(end)
+
+    def _start(self, first_entry: EntryId, end: int) -> _Run:
+        async def read() -> list[Entry]:
+            return await self._read_run(first_entry, end - first_entry)
+
+        task = self._loop.create_task(read())
+        task.add_done_callback(_look_at)
+        return _Run(first_entry, end, task)
+
+    def _learn(self, entries: list[Entry]) -> None:
+        """Larger entries are believed at once, smaller ones by and by."""
+        mean = sum(len(each.payload) for each in entries) // len(entries) + _ENTRY_OVERHEAD_BYTES
+        self._entry_bytes = max(mean, (3 * self._entry_bytes + mean) // 4)
+
+    async def aclose(self) -> None:
+        """Idempotent."""
+        self._is_over = True
+        self._next_to_ask = EntryId(self._end)
+        self._ready.clear()
+        runs, self._runs = list(self._runs), deque()
+        for run in runs:
+            run.task.cancel()
+        await asyncio.gather(*(run.task for run in runs), return_exceptions=True)
+        self._on_closed(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+def _look_at(task: "asyncio.Task[list[Entry]]") -> None:
+    """Read ahead in vain, if nobody gets so far."""
+    if not task.cancelled():
+        task.exception()

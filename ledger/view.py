@@ -1,0 +1,110 @@
+"""One ledger's metadata, as far as a reader knows it.
+
+Whoever only reads looks again when something fails. Whoever follows is told of changes, and looks
+every so often all the same.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
+from rollbook.proto.errors import (
+    MetadataUnavailable,
+    NoSuchLedger,
+    OutcomeUnknown,
+    RollbookError,
+    SessionExpired,
+    Unavailable,
+)
+from rollbook.proto.metadata import LedgerMetadata
+from rollbook.proto.ports import Watch
+
+logger = structlog.get_logger()
+
+LOOK_AGAIN_S: Final = 5.0
+_PAUSE_S: Final = 0.2
+
+
+class LedgerView:
+    def __init__(self, stored: StoredLedger, nodes: LedgerNodes) -> None:
+        self._stored = stored
+        self._nodes = nodes
+        self.failure: RollbookError | None = None  # Why nothing will be heard of it any more.
+        self._listeners: dict[Callable[[], None], None] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        return self._stored.metadata
+
+    async def refresh(self) -> bool:
+        """Whether it is another one now. Raises `NoSuchLedger`, what the metadata store raises."""
+        try:
+            found = await self._nodes.read(self.metadata.ledger_id, fresh=True)
+        except NoSuchLedger as error:
+            self._fail(error)
+            raise
+        if found.version <= self._stored.version:
+            return False
+        self._stored = found
+        self._tell()
+        return True
+
+    # --- Following ----------------------------------------------------------------------------
+
+    def listen(self, on_change: Callable[[], None]) -> None:
+        """Called after every change; from the first listener on, changes are watched for."""
+        self._listeners[on_change] = None
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    def ignore(self, on_change: Callable[[], None]) -> None:
+        self._listeners.pop(on_change, None)
+        if not self._listeners and self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        self._listeners.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _fail(self, error: RollbookError) -> None:
+        self.failure = error
+        self._tell()
+
+    def _tell(self) -> None:
+        for on_change in list(self._listeners):
+            on_change()
+
+    async def _follow(self) -> None:
+        while not self.metadata.is_closed and self.failure is None:
+            try:
+                watch = await self._nodes.watch(self.metadata.ledger_id)
+                try:
+                    await self._heed(watch)
+                finally:
+                    await watch.close()
+            except NoSuchLedger:
+                return  # Those who listen were told.
+            except (Unavailable, OutcomeUnknown, SessionExpired) as error:
+                logger.debug("ledger_not_watched", reason=error.code.reason)
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _heed(self, watch: Watch) -> None:
+        """Until it is closed, or the watch ends."""
+        while True:
+            await self.refresh()
+            if self.metadata.is_closed:
+                return
+            try:
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await anext(watch)
+            except TimeoutError:
+                pass
+            except StopAsyncIteration:
+                self._fail(MetadataUnavailable("the metadata store was closed"))
+                return

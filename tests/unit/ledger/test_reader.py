@@ -1,0 +1,423 @@
+"""Reading over the wire: order, windows, copies that fail, what is confirmed, following a writer."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from rollbook.ledger.reader import LedgerReader
+from rollbook.proto.errors import (
+    BookieFailed,
+    DigestMismatch,
+    EntryStateUnknown,
+    EntryUnavailable,
+    NoSuchEntry,
+    NoSuchLedger,
+    RollbookError,
+)
+from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from rollbook.proto.quorum import Quorum
+from rollbook.proto.wire.digest import Entry
+from rollbook.proto.wire.messages import BatchRead
+from tests.unit.ledger.keeper import DIGEST, FAST, L1, Stage, payload_of, stage
+
+E3 = Quorum(ensemble=3, write=3, ack=2)
+STRIPED = Quorum(ensemble=5, write=2, ack=2)
+
+
+async def ids_of(entries: AsyncIterator[Entry]) -> list[int]:
+    found: list[int] = []
+    async for entry in entries:
+        assert entry.payload == payload_of(entry.entry_id)
+        found.append(entry.entry_id)
+    return found
+
+
+async def closed_ledger(on: Stage, quorum: Quorum, entries: int) -> LedgerReader:
+    names = [f"b{i}" for i in range(quorum.ensemble)]
+    await on.create(quorum, (0, " ".join(names)))
+    ensemble = tuple(map(BookieId, names))
+    for entry_id in range(entries):
+        for bookie in quorum.write_set(EntryId(entry_id), ensemble):
+            on[bookie].put([entry_id])
+    await on.close_at(entries - 1)
+    return await on.open()
+
+
+@pytest.mark.parametrize("quorum", [E3, STRIPED, Quorum(4, 2, 1), Quorum(1, 1, 1)], ids=str)
+@pytest.mark.parametrize("batches", [False, True], ids=["plain", "extension"])
+def test_everything_is_read_in_order(quorum: Quorum, batches: bool) -> None:
+    names = [f"b{i}" for i in range(quorum.ensemble)]
+    config = replace(FAST, read_batch_bytes=1000, read_window_bytes=4000)
+
+    async def act(on: Stage) -> None:
+        if batches:
+            on.announce_batches(*names)
+        reader = await closed_ledger(on, quorum, 300)
+        assert await ids_of(reader.read()) == list(range(300))
+        assert await ids_of(reader.read(EntryId(17), EntryId(17))) == [17]
+        assert await ids_of(reader.read(EntryId(290))) == list(range(290, 300))
+        is_batch = any(isinstance(r, BatchRead) for k in on.keepers("b0") for r in k.heard)
+        assert is_batch is (batches or quorum.ensemble == quorum.write)
+        await reader.close()
+
+    stage(act, bookies=names, config=config)
+
+
+def test_an_empty_ledger_has_nothing_to_read() -> None:
+    async def act(on: Stage) -> None:
+        reader = await closed_ledger(on, E3, 0)
+        assert await ids_of(reader.read()) == []
+        assert reader.last_add_confirmed == NO_ENTRY
+        await reader.close()
+
+    stage(act)
+
+
+@pytest.mark.parametrize(
+    "error", [NoSuchEntry, EntryStateUnknown, BookieFailed], ids=lambda each: each.__name__
+)
+def test_the_next_copy_is_read_when_one_fails(error: type[RollbookError]) -> None:
+    """RD2."""
+
+    async def act(on: Stage) -> None:
+        reader = await closed_ledger(on, E3, 30)
+        for name in ("b0", "b1"):
+            on[name].refusals[7] = error
+        assert await ids_of(reader.read()) == list(range(30))
+        await reader.close()
+
+    stage(act)
+
+
+def test_damaged_and_foreign_copies_are_not_handed_out() -> None:
+    """RD3: neither flipped bits nor another entry's bytes."""
+
+    async def act(on: Stage) -> None:
+        reader = await closed_ledger(on, E3, 30)
+        on["b0"].entries[7] = on["b0"].entries[7][:-1] + b"?"
+        on["b1"].entries[7] = on["b1"].entries[8]
+        assert await ids_of(reader.read()) == list(range(30))
+        on["b2"].entries[7] = b"short"
+        with pytest.raises(DigestMismatch):
+            await ids_of(reader.read(EntryId(7), EntryId(7)))
+        await reader.close()
+
+    stage(act)
+
+
+def test_what_was_read_before_an_error_is_handed_out() -> None:
+    """RD3: the verdict names what every copy's holder said."""
+
+    async def act(on: Stage) -> None:
+        reader = await closed_ledger(on, E3, 30)
+        for keeper in on.keepers("b0 b1 b2"):
+            del keeper.entries[20]
+        stream = reader.read()
+        assert [(await anext(stream)).entry_id for _ in range(20)] == list(range(20))
+        with pytest.raises(NoSuchEntry) as raised:
+            await anext(stream)
+        assert raised.value.ids["entry_id"] == 20
+        on["b1"].refusals[20] = EntryStateUnknown
+        with pytest.raises(EntryUnavailable, match="b1: ENTRY_STATE_UNKNOWN"):
+            await ids_of(reader.read(EntryId(20), EntryId(20)))
+        await reader.close()
+
+    stage(act)
+
+
+def test_a_hung_bookie_costs_a_hedge_and_no_deadline() -> None:
+    """RD2."""
+
+    async def act(on: Stage) -> None:
+        reader = await closed_ledger(on, E3, 200)
+        loop = asyncio.get_running_loop()
+        on["b0"].is_hung = True
+        started = loop.time()
+        assert await ids_of(reader.read()) == list(range(200))
+        assert loop.time() - started < FAST.read_deadline_s / 2
+        on["b0"].heard.clear()
+        assert await ids_of(reader.read()) == list(range(200))
+        assert not on["b0"].heard, "it is asked last by now"
+        await reader.close()
+
+    stage(act)
+
+
+def test_a_reader_finds_the_copies_that_moved() -> None:
+    """RD2: bookies died long ago, and the ledger was repaired."""
+
+    async def act(on: Stage) -> None:
+        reader = await closed_ledger(on, E3, 30)
+        stored = await on.nodes.read(L1, fresh=True)
+        metadata = stored.metadata
+        for old, new in (("b0", "b3"), ("b1", "b4"), ("b2", "b5")):
+            on[new].entries.update(on[old].entries)
+            on[old].entries.clear()
+            metadata = metadata.with_replacement(EntryId(0), BookieId(old), BookieId(new))
+        await on.nodes.update(stored, metadata)
+        assert await ids_of(reader.read()) == list(range(30))
+        await reader.close()
+
+    stage(act, bookies=[f"b{i}" for i in range(6)])
+
+
+def test_little_is_held_for_whoever_does_not_take_it() -> None:
+    """RD5."""
+    config = replace(FAST, read_batch_bytes=1000, read_window_bytes=4000)
+
+    async def act(on: Stage) -> None:
+        reader = await closed_ledger(on, E3, 1000)
+        stream = reader.read()
+        assert (await anext(stream)).entry_id == 0
+        await asyncio.sleep(1)
+        asked = [r for k in on.keepers("b0 b1 b2") for r in k.heard if isinstance(r, BatchRead)]
+        assert len(asked) <= 2 + config.read_window_bytes // config.read_batch_bytes
+        assert await ids_of(stream) == list(range(1, 1000))
+        await reader.close()
+
+    stage(act, config=config)
+
+
+def test_closing_the_reader_ends_its_iterations() -> None:
+    async def act(on: Stage) -> None:
+        reader = await closed_ledger(on, E3, 1000)
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.is_hung = True
+        reading = asyncio.create_task(ids_of(reader.read()))
+        await asyncio.sleep(0.1)
+        await reader.close()
+        assert await reading == []
+        assert reader.is_stopped
+
+    stage(act)
+
+
+# --- What is confirmed --------------------------------------------------------------------------
+
+
+def test_the_lac_is_the_highest_of_enough_answers() -> None:
+    """RD1."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(5))
+        on["b1"].put(range(9))
+        on["b2"].is_hung = True
+        reader = await on.open()
+        assert reader.last_add_confirmed == 7
+        with pytest.raises(NoSuchEntry, match="not known to be confirmed"):
+            reader.read(EntryId(0), EntryId(8))
+        assert await ids_of(reader.read_unconfirmed(EntryId(8), EntryId(8))) == [8]
+        on["b2"].explicit_lac = DIGEST.pack_lac(EntryId(8))
+        on["b2"].is_hung, on["b0"].is_hung = False, True
+        assert await reader.read_last_confirmed() == 8
+        assert await ids_of(reader.read()) == list(range(9))
+        await reader.close()
+
+    stage(act)
+
+
+def test_wiped_bookies_tell_nothing_about_the_lac() -> None:
+    """RD1."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(5))
+        on["b1"].is_wiped = on["b2"].is_wiped = True
+        with pytest.raises(EntryUnavailable, match="ENTRY_STATE_UNKNOWN"):
+            await on.open()
+
+    stage(act)
+
+
+def test_the_lac_is_asked_of_the_ensemble_that_is_written_to_now() -> None:
+    """RD1: the writer has moved since the reader was opened."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(5))
+        reader = await on.open()
+        assert reader.last_add_confirmed == 3
+        await on.move(5, "b3 b4 b5")
+        for keeper in on.keepers("b3 b4 b5"):
+            keeper.put(range(5, 9))
+        assert await reader.read_last_confirmed() == 7
+        assert await ids_of(reader.read()) == list(range(8))
+        await on.close_at(8)
+        assert await reader.read_last_confirmed() == 8
+        await reader.close()
+
+    stage(act, bookies=[f"b{i}" for i in range(6)])
+
+
+# --- Following ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quorum", [E3, STRIPED], ids=str)
+def test_a_tail_sees_every_entry_and_the_end(quorum: Quorum) -> None:
+    """RD4."""
+    names = [f"b{i}" for i in range(quorum.ensemble)]
+    ensemble = tuple(map(BookieId, names))
+
+    async def act(on: Stage) -> None:
+        await on.create(quorum, (0, " ".join(names)))
+        reader = await on.open()
+        loop = asyncio.get_running_loop()
+        seen_at: dict[int, float] = {}
+
+        async def follow() -> list[int]:
+            async for entry in reader.tail():
+                seen_at[entry.entry_id] = loop.time()
+            return list(seen_at)
+
+        following = asyncio.create_task(follow())
+        confirmed_at: dict[int, float] = {}
+        for entry_id in range(50):
+            await asyncio.sleep(0.05)
+            for bookie in quorum.write_set(EntryId(entry_id), ensemble):
+                on[bookie].put([entry_id])
+            confirmed_at[entry_id - 1] = loop.time()
+        await on.close_at(49)
+        assert await following == list(range(50))
+        assert all(seen_at[e] - confirmed_at[e] < 0.2 for e in range(49))
+        await reader.close()
+
+    stage(act, bookies=names)
+
+
+def test_a_tail_moves_on_when_a_bookie_hangs() -> None:
+    """RD4."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put([0])
+        reader = await on.open()
+        following = asyncio.create_task(ids_of(reader.tail()))
+        for entry_id in range(1, 60):
+            await asyncio.sleep(0.05)
+            if entry_id % 20 == 10:
+                for i, keeper in enumerate(on.keepers("b0 b1 b2")):
+                    keeper.is_hung = i == entry_id // 20
+            for keeper in on.keepers("b0 b1 b2"):
+                keeper.put([entry_id])
+        await on.close_at(59)
+        assert await following == list(range(60))
+        await reader.close()
+
+    stage(act)
+
+
+def test_a_tail_follows_the_writer_to_other_bookies() -> None:
+    """RD4."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(5))
+        reader = await on.open()
+        following = asyncio.create_task(ids_of(reader.tail()))
+        await asyncio.sleep(0.3)
+        await on.move(5, "b3 b4 b5")
+        for keeper in on.keepers("b3 b4 b5"):
+            keeper.put(range(5, 9))
+        await asyncio.sleep(0.3)
+        assert not following.done()
+        await on.close_at(8)
+        assert await following == list(range(9))
+        await reader.close()
+
+    stage(act, bookies=[f"b{i}" for i in range(6)])
+
+
+def test_a_follower_says_that_it_is_alive() -> None:
+    """RD4: on a quiet ledger, too, and what keeps it."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(2))
+        reader = await on.open()
+        follower = reader.follow(EntryId(1))
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        for _ in range(3):
+            news = await anext(follower)
+            assert (news.entries, news.last_add_confirmed, news.is_closed) == ((), 0, False)
+        assert loop.time() - started < 7
+        await follower.aclose()
+        await reader.close()
+
+    stage(act)
+
+
+def test_a_tail_that_hears_nobody_raises() -> None:
+    """RD4: it never stops in silence."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(2))
+        reader = await on.open()
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.is_hung = True
+        with pytest.raises(EntryUnavailable):
+            await ids_of(reader.tail(EntryId(1)))
+        await reader.close()
+
+    stage(act)
+
+
+def test_a_tail_learns_that_its_ledger_was_deleted() -> None:
+    """RD4."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        reader = await on.open()
+        following = asyncio.create_task(ids_of(reader.tail()))
+        await asyncio.sleep(0.5)
+        await on.nodes.delete(LedgerId(1))
+        with pytest.raises(NoSuchLedger):
+            await following
+        await reader.close()
+
+    stage(act)
+
+
+def test_a_cancelled_wait_loses_nothing() -> None:
+    """RD4."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        reader = await on.open()
+        tail = reader.tail()
+        found: list[int] = []
+        for entry_id in range(20):
+            for keeper in on.keepers("b0 b1 b2"):
+                keeper.put([entry_id])
+            try:
+                async with asyncio.timeout(0.013 * (entry_id % 5)):
+                    while True:
+                        found.append((await anext(tail)).entry_id)
+            except TimeoutError:
+                pass
+        await on.close_at(19)
+        found += await ids_of(tail)
+        assert found == list(range(20))
+        await reader.close()
+
+    stage(act)
+
+
+def test_closing_the_reader_ends_its_tail() -> None:
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        reader = await on.open()
+        following = asyncio.create_task(ids_of(reader.tail()))
+        await asyncio.sleep(0.5)
+        await reader.close()
+        assert await following == []
+
+    stage(act)
