@@ -28,7 +28,7 @@ from rollbook.proto.cluster.cluster import Cluster, ensure_layout, open_cluster
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
 from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.formats.layout import Layout
-from rollbook.proto.formats.service_info import describe_bookie
+from rollbook.proto.formats.service_info import BATCH_READ, describe_bookie
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import (
@@ -236,6 +236,7 @@ class Bookie:
             advertised or self._advertised,
             incarnation=self.identity.incarnation,
             holder=self._holder,
+            extensions=(BATCH_READ,),
             http=http,
             tls=self.tls_address,
         )
