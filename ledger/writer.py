@@ -291,6 +291,8 @@ class LedgerWriter:
             self._on_refused(slot, replies.error, replies.entry_ids)
             return
         self._busy_pauses_s[slot] = 0.0
+        if self._seating.has_lost:
+            self._seating.on_answer(slot)
         if pipeline.on_acks(slot, replies.entry_ids):
             self._on_confirmed()
         if pipeline.release() and self._wants_room:
@@ -309,7 +311,8 @@ class LedgerWriter:
 
     def on_channel_lost(self, channel: AddChannel, error: RollbookError) -> None:
         slot = self._slots.get(channel)
-        if slot is not None and self._seating.on_lost(slot, error):
+        is_missed = slot is not None and self._pipeline.owes(slot)
+        if slot is not None and is_missed and self._seating.on_lost(slot, error):
             self._on_down(slot)
 
     # --- Sending ------------------------------------------------------------------------------
@@ -431,7 +434,8 @@ class LedgerWriter:
             self._on_failure(slot, timeout)
         if self._wants_room:
             self._offer_room()
-        if error := pipeline.find_hopeless(self._seating.standing):
+        is_changing = self._change is not None
+        if error := pipeline.find_hopeless(self._seating.standing, is_changing=is_changing):
             self._stop(error)
             return
         if self._seating.down:

@@ -164,6 +164,10 @@ class Pipeline:
 
     # --- Sending ------------------------------------------------------------------------------
 
+    def owes(self, slot: int) -> bool:
+        """Whether some of its answers are missing."""
+        return self.acks.mark(slot) < self.next_entry
+
     def has_more(self, slot: int) -> bool:
         seat = self._seats[slot]
         return seat.sent < self.next_entry and seat.takes_entries and not seat.is_paused
@@ -292,14 +296,17 @@ class Pipeline:
                 overdue.append(slot)
         return overdue
 
-    def find_hopeless(self, standing: Slots) -> RollbookError | None:
-        """Why the writer has to give up, if so. `standing`: slots whose bookies have not failed."""
+    def find_hopeless(self, standing: Slots, *, is_changing: bool) -> RollbookError | None:
+        """Why the writer has to give up, if so. `standing`: slots whose bookies have not failed.
+
+        While a change is under way, others are about to step in.
+        """
         oldest = EntryId(self.acks.last_add_confirmed + 1)
         age = self._age(oldest)
         if age < DEADLINE_TICKS:
             return None
         usable = (standing & self._quorum.write_mask(oldest)).bit_count()
-        if usable < self._quorum.ack:
+        if usable < self._quorum.ack and not is_changing:
             return NotEnoughBookies(
                 f"{usable} bookies can be used for an entry that needs {self._quorum.ack}",
                 entry_id=oldest,

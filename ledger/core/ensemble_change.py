@@ -15,8 +15,9 @@
 - While one attempt's outcome is unknown, entries may be confirmed by bookies that stay, since they are
   in the ensemble either way. So each new attempt starts at the LAC + 1 of its own time (WR2).
 
-What is a failure: a connection that is lost is made again at once; if that fails, the bookie has failed.
-So has a bookie that answers with an error of its own, or not in time. "Read-only" takes it out of the
+What is a failure: a connection that is lost is made again at once; if that fails, or it is lost again
+before anything was acknowledged, the bookie has failed. Only to a bookie that owes answers: many
+ledgers are idle, and a restart is no reason to move them all. So has a bookie that answers with an error of its own, or not in time. "Read-only" takes it out of the
 ensemble and is no reproach; "busy" is no failure; "fenced" and "unauthorized" end the writer.
 """
 
@@ -69,7 +70,7 @@ class Seating:
         self._quorum = quorum
         self._down: dict[int, _Down] = {}  # In the order of their failures.
         self._leaving: Slots = 0
-        self._lost: Slots = 0  # Without connection, which has not been tried again so far.
+        self._lost: Slots = 0  # They hung up, and have not answered anything since.
 
     @property
     def ensemble(self) -> Ensemble:
@@ -78,6 +79,10 @@ class Seating:
     @property
     def down(self) -> tuple[int, ...]:
         return tuple(self._down)
+
+    @property
+    def has_lost(self) -> bool:
+        return self._lost != 0
 
     @property
     def standing(self) -> Slots:
@@ -104,7 +109,7 @@ class Seating:
         return is_news
 
     def on_lost(self, slot: int, error: RollbookError) -> bool:
-        """A connection was lost or could not be made. Whether it has failed by that."""
+        """A connection that is wanted was lost or could not be made. Whether it has failed by that."""
         if slot in self._down:
             return False
         if not self._lost >> slot & 1:
@@ -113,9 +118,12 @@ class Seating:
         self._down[slot] = _Down(error, ends_when_open=True)
         return True
 
-    def on_open(self, slot: int) -> bool:
-        """Whether it sits again."""
+    def on_answer(self, slot: int) -> None:
+        """It acknowledges what it is sent."""
         self._lost &= ~(1 << slot)
+
+    def on_open(self, slot: int) -> bool:
+        """Whether it sits again. Should it hang up once more before it answers, it has failed again."""
         down = self._down.get(slot)
         if down is None or not down.ends_when_open or self._leaving >> slot & 1:
             return False

@@ -1,26 +1,67 @@
 """The writer among bookies that behave and bookies that do not, in virtual time."""
 
+import asyncio
+from collections.abc import Callable
+from copy import copy
 
 import pytest
 
 from rollbook.ledger.config import ClientConfig
 from rollbook.proto.errors import (
+    AppendUnsettled,
+    BookieFailed,
+    BookieReadOnly,
+    ConnectionLost,
     LedgerClosed,
+    LedgerFenced,
+    MetadataUnavailable,
+    NotEnoughBookies,
+    Outcome,
+    Overloaded,
+    RollbookError,
+    Unauthorized,
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.quorum import Quorum
+from rollbook.proto.wire.adds import Adds
+from tests.unit.ledger.scripted_bookie import Peer, acknowledge, ignore
 from tests.unit.ledger.writer_scene import (
     B1,
     B2,
     B3,
+    B4,
+    B5,
     WriterScene,
     play_writer,
+    refuse_with,
 )
 
 THREE = ("b1", "b2", "b3")
 V2 = ClientConfig(protocol_version=2)
 STRIPED = Quorum(ensemble=4, write=2, ack=2)
+DEADLINE_S = ClientConfig().add_deadline_s
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def hang_up(peer: Peer, _adds: Adds) -> None:
+    peer.transport.abort()
+
+
+def kill(scene: WriterScene, *names: str) -> None:
+    for name in names:
+        scene.bookie(name).hangs_up = True
+        scene.kept[name].answer_adds = hang_up
+        for peer in scene.bookie(name).living_peers:
+            peer.transport.abort()
+
+
+def hang(scene: WriterScene, *names: str) -> None:
+    for name in names:
+        scene.kept[name].answer_adds = ignore
 
 
 @pytest.mark.parametrize("config", [ClientConfig(), V2], ids=["v3", "v2"])
@@ -78,22 +119,634 @@ def test_appends_of_one_turn_leave_in_one_write() -> None:
     play_writer(story)
 
 
+# --- A bookie fails -------------------------------------------------------------------------------
+
+
 def test_a_dead_bookie_is_replaced_and_its_successor_gets_what_is_not_confirmed() -> None:
     """WR2, WR3: and nobody else gets anything twice."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(10)
-        scene.bookie("b3").hangs_up = True
-        scene.bookie("b3").on_adds = lambda peer, _adds: peer.transport.abort()
+        kill(scene, "b3")
         await scene.append(10)
         await scene.until(lambda: len(scene.nodes.updates) == 1)
         (start, old), (first, new) = scene.nodes.fragments
         assert (start, old) == (0, (B1, B2, B3))
         assert new[:2] == (B1, B2)
+        assert new[2] in (B4, B5)
         successor = scene.kept[new[2]]
-        await scene.until(lambda: successor.entries == list(range(first, 20)))
-        assert scene.kept["b1"].entries == list(range(20))
+        await scene.append(1)
+        await scene.until(lambda: successor.entries == list(range(first, 21)))
+        assert scene.kept["b1"].entries == list(range(21))
         await scene.writer.close()
-        assert scene.nodes.stored.metadata.last_entry == 19
+        assert scene.nodes.stored.metadata.last_entry == 20
+
+    play_writer(story)
+
+
+def test_a_failure_after_the_quorum_answered_still_brings_a_third_copy() -> None:
+    """WR3: else the ledger would be born with a copy too few."""
+
+    async def story(scene: WriterScene) -> None:
+        hang(scene, "b3")
+        await scene.append(1)
+        kill(scene, "b3")
+        await scene.until(lambda: len(scene.nodes.updates) == 1)
+        (first, new) = scene.nodes.fragments[-1]
+        await scene.append(1)
+        await scene.until(lambda: scene.kept[new[2]].entries == list(range(first, 2)))
+
+    play_writer(story)
+
+
+def test_a_connection_that_breaks_is_made_again_and_nothing_changes() -> None:
+    """WR3: what it has not acknowledged is sent again, to it alone."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(3)
+        await scene.until(lambda: scene.kept["b3"].entries == [0, 1, 2])
+        await asyncio.sleep(0.1)
+        hang(scene, "b3")
+        await scene.append(2)
+        await scene.until(lambda: scene.kept["b3"].entries == [0, 1, 2, 3, 4])
+        scene.kept["b3"].answer_adds = acknowledge
+        scene.bookie("b3").living_peers[0].transport.abort()
+        await scene.until(lambda: scene.kept["b3"].entries == [0, 1, 2, 3, 4, 3, 4])
+        await asyncio.sleep(2 * DEADLINE_S)
+        assert scene.kept["b1"].entries == [0, 1, 2, 3, 4]
+        assert not scene.nodes.updates
+
+    play_writer(story)
+
+
+@pytest.mark.parametrize("ack", [2, 3])
+def test_a_bookie_that_hangs_costs_one_deadline_at_most_and_then_nothing(ack: int) -> None:
+    """WR6."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(1)
+        hang(scene, "b2")
+        started = now()
+        await scene.append(1)
+        assert now() - started <= (0.1 if ack == 2 else 1.2 * DEADLINE_S)
+        await scene.until(lambda: scene.nodes.updates)
+        assert B2 not in scene.writer.metadata.fragments[-1].ensemble
+        assert now() - started <= 1.2 * DEADLINE_S
+        started = now()
+        await scene.append(100)
+        assert now() - started < 0.1
+        assert scene.health.is_quarantined(B2, scene.clock.monotonic_ns())
+
+    play_writer(story, quorum=Quorum(3, 3, ack))
+
+
+def test_a_hung_third_replica_stops_a_fast_writer_for_a_second_or_so() -> None:
+    """WR6: the window fills with what only it lacks."""
+
+    async def story(scene: WriterScene) -> None:
+        hang(scene, "b2")
+        started = now()
+        for _ in range(50):
+            await scene.writer.ready()
+            await scene.writer.append(b"x")
+        assert now() - started < 0.35 * DEADLINE_S
+        assert scene.writer.kept_bytes <= 16 * 1024 * 1024
+
+    play_writer(story, config=ClientConfig(writer_window_entries=20))
+
+
+@pytest.mark.parametrize("error", [BookieFailed, BookieReadOnly])
+def test_a_bookie_that_refuses_is_replaced(error: type[RollbookError]) -> None:
+    async def story(scene: WriterScene) -> None:
+        scene.kept["b1"].answer_adds = refuse_with(error)
+        await scene.append(10)
+        await scene.until(lambda: scene.nodes.updates)
+        ((first, ensemble),) = scene.nodes.fragments
+        assert first == 0, "nothing was confirmed in the first fragment, so it is gone"
+        assert ensemble[1:] == (B2, B3)
+        is_blamed = scene.health.is_quarantined(B1, scene.clock.monotonic_ns())
+        assert is_blamed == (error is BookieFailed)
+
+    # One turn at a time, so that nothing is confirmed by the other two before.
+    play_writer(story, quorum=Quorum(3, 3, 3))
+
+
+def test_busy_means_later_and_nothing_else() -> None:
+    """WR8: no failure before the deadline, and no ensemble change."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(1)
+        for name in THREE:
+            scene.kept[name].answer_adds = refuse_with(Overloaded)
+        futures = [scene.writer.append(b"x") for _ in range(5)]
+        await asyncio.sleep(0.5 * DEADLINE_S)
+        assert not any(future.done() for future in futures)
+        assert len(scene.kept["b1"].entries) < 100, "pauses grow"
+        for name in THREE:
+            scene.kept[name].answer_adds = acknowledge
+        assert [await each for each in futures] == [1, 2, 3, 4, 5]
+        assert not scene.nodes.updates
+        assert not scene.health.is_quarantined(B1, scene.clock.monotonic_ns())
+
+    play_writer(story)
+
+
+def test_some_of_a_batch_may_be_busy() -> None:
+    """WR8: only what was refused is sent again."""
+
+    async def story(scene: WriterScene) -> None:
+        def every_other(peer: Peer, adds: Adds) -> None:
+            (group,) = adds.groups
+            columns = ("entry_ids", "txn_ids", "entry_varints")
+            for start, error in ((0, None), (1, Overloaded)):
+                some = copy(group)
+                for column in columns:
+                    setattr(some, column, getattr(group, column)[start::2])
+                peer.send(some.pack_replies(error))
+            scene.kept["b1"].answer_adds = acknowledge
+
+        scene.kept["b1"].answer_adds = every_other
+        hang(scene, "b3")
+        assert await scene.append(6) == [0, 1, 2, 3, 4, 5]
+        assert scene.kept["b1"].entries == [0, 1, 2, 3, 4, 5, 1, 3, 5]
+
+    play_writer(story)
+
+
+# --- Several fail ---------------------------------------------------------------------------------
+
+
+def test_failures_during_a_change_are_for_the_next_one() -> None:
+    """WR3."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(5)
+
+        async def meanwhile() -> None:
+            if not scene.nodes.updates:
+                kill(scene, "b2")
+                await asyncio.sleep(1)
+
+        scene.nodes.before_update = meanwhile
+        hang(scene, "b2")
+        kill(scene, "b3")
+        assert await scene.append(5) == [5, 6, 7, 8, 9]
+        await scene.until(lambda: len(scene.nodes.updates) == 2)
+        first, second = (each.fragments[-1] for each in scene.nodes.updates)
+        assert first.ensemble[:2] == (B1, B2)
+        assert sorted(second.ensemble) == [B1, B4, B5]
+        assert second.ensemble[2] == first.ensemble[2]
+
+    play_writer(story)
+
+
+def test_with_too_few_bookies_it_goes_on_with_what_stands() -> None:
+    """WR3: and takes the third one back as soon as it lives again, with all that it missed."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(5)
+        kill(scene, "b3")
+        assert await scene.append(5) == [5, 6, 7, 8, 9]
+        await asyncio.sleep(3 * DEADLINE_S)
+        assert scene.writer.failure is None
+        assert not scene.nodes.updates
+        scene.bookie("b3").hangs_up = False
+        scene.kept["b3"].answer_adds = acknowledge
+        await scene.until(lambda: set(range(10)) <= set(scene.kept["b3"].entries))
+        await scene.writer.close()
+        assert scene.nodes.fragments == [(0, (B1, B2, B3))]
+
+    play_writer(story, bookies=THREE)
+
+
+def test_a_partial_replacement_is_better_than_none() -> None:
+    """WR3."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(1)
+        kill(scene, "b2", "b3")
+        assert await scene.append(5) == [1, 2, 3, 4, 5]
+        ensemble = scene.nodes.fragments[-1][1]
+        assert ensemble in ((B1, B4, B3), (B1, B2, B4))
+
+    play_writer(story, bookies=("b1", "b2", "b3", "b4"))
+
+
+def test_without_a_quorum_it_fails_within_the_deadline_and_can_be_closed() -> None:
+    """WR6: what was sent is unknown until the ledger is closed without it."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(5)
+        hang(scene, "b2", "b3")
+        started = now()
+        lost = scene.writer.append(b"x")
+        kill(scene, "b2", "b3")
+        with pytest.raises(AppendUnsettled) as caught:
+            await lost
+        assert isinstance(caught.value.__cause__, NotEnoughBookies)
+        assert now() - started <= 1.2 * DEADLINE_S
+        with pytest.raises(NotEnoughBookies):
+            scene.writer.append(b"y")
+        with pytest.raises(AppendUnsettled):
+            await scene.writer.flush()
+        with pytest.raises(AppendUnsettled):
+            await scene.writer.close()
+        metadata = scene.nodes.stored.metadata
+        assert (metadata.state, metadata.last_entry) == (LedgerState.CLOSED, 4)
+        assert metadata.length == 5
+
+    play_writer(story, bookies=THREE)
+
+
+def test_what_no_bookie_was_sent_is_known_not_to_be_there() -> None:
+    async def story(scene: WriterScene) -> None:
+        for name in THREE:
+            scene.bookie(name).node.kill()
+        with pytest.raises(NotEnoughBookies) as caught:
+            await scene.writer.append(b"x")
+        assert caught.value.outcome is Outcome.NOT_APPLIED
+
+    play_writer(story, bookies=THREE)
+
+
+def test_a_spare_in_quarantine_is_used_when_the_quorum_needs_it() -> None:
+    async def story(scene: WriterScene) -> None:
+        await scene.append(1)
+        scene.health.on_failure(B4, scene.clock.monotonic_ns())
+        kill(scene, "b2")
+        assert await scene.append(1) == [1]
+        await asyncio.sleep(1)
+        assert not scene.nodes.updates, "two of three stand, and that is enough"
+        kill(scene, "b3")
+        assert await scene.append(1) == [2]
+        assert B4 in scene.nodes.fragments[-1][1]
+
+    play_writer(story, bookies=("b1", "b2", "b3", "b4"))
+
+
+# --- Metadata -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["in recovery", "closed"])
+def test_a_ledger_that_is_not_open_any_more_is_never_changed(is_closed: bool) -> None:
+    """WR4: the writer, cut from two bookies, would go on with two others after recovery."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(5)
+        metadata = scene.nodes.stored.metadata.with_recovery_started()
+        if is_closed:
+            metadata = metadata.with_recovery_closed(EntryId(4), 5)
+        scene.nodes.put(metadata)
+        hang(scene, "b2", "b3")
+        lost = scene.writer.append(b"x")
+        await asyncio.sleep(0.1)
+        kill(scene, "b2", "b3")
+        with pytest.raises(AppendUnsettled) as caught:
+            await lost
+        assert isinstance(caught.value.__cause__, LedgerFenced)
+        with pytest.raises(LedgerFenced):
+            scene.writer.append(b"y")
+        with pytest.raises(AppendUnsettled):
+            await scene.writer.close()
+        assert not scene.nodes.updates
+        assert scene.nodes.stored.metadata == metadata
+
+    play_writer(story)
+
+
+@pytest.mark.parametrize("error", [LedgerFenced, Unauthorized])
+def test_a_fence_ends_the_writer_for_good(error: type[RollbookError]) -> None:
+    """WR4."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(5)
+        scene.kept["b1"].answer_adds = refuse_with(error)
+        hang(scene, "b2", "b3")
+        lost = [scene.writer.append(b"x") for _ in range(3)]
+        unlucky = asyncio.ensure_future(scene.writer.flush())
+        for each in lost:
+            with pytest.raises(AppendUnsettled):
+                await each
+        with pytest.raises(AppendUnsettled):
+            await unlucky
+        with pytest.raises(error):
+            scene.writer.append(b"y")
+        with pytest.raises(error):
+            await scene.writer.ready()
+        with pytest.raises(AppendUnsettled):
+            await scene.writer.close()
+        assert not scene.nodes.updates
+        assert scene.writer.is_stopped
+
+    play_writer(story)
+
+
+def test_an_idle_writer_that_was_fenced_hears_of_it_when_it_closes() -> None:
+    async def story(scene: WriterScene) -> None:
+        await scene.append(5)
+        scene.nodes.put(scene.nodes.stored.metadata.with_recovery_started())
+        with pytest.raises(LedgerFenced):
+            await scene.writer.close()
+
+    play_writer(story)
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+def test_a_change_whose_reply_was_lost_is_found_or_made_again(is_applied: bool) -> None:
+    """WR4: both ways the ledger has one change."""
+
+    async def story(scene: WriterScene) -> None:
+        async def lose() -> None:
+            scene.nodes.before_update = scene.nodes.after_update = nothing
+            raise ConnectionLost
+
+        async def nothing() -> None: ...
+
+        await scene.append(5)
+        if is_applied:
+            scene.nodes.after_update = lose
+        else:
+            scene.nodes.before_update = lose
+        kill(scene, "b3")
+        assert await scene.append(5) == [5, 6, 7, 8, 9]
+        await scene.until(lambda: B3 not in scene.writer.metadata.fragments[-1].ensemble)
+        assert len(scene.nodes.updates) == 1
+        await scene.writer.close()
+        assert scene.nodes.stored.metadata.last_entry == 9
+
+    play_writer(story)
+
+
+def test_a_change_that_comes_true_late_is_recognised() -> None:
+    """WR4: a reply was lost, the node read as it was before, and then the write arrived."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(5)
+        late: list[Callable[[], None]] = []
+        update = scene.nodes.update
+
+        async def delayed(stored: object, metadata: object) -> object:
+            if not late:
+                late.append(lambda: scene.nodes.put(metadata))  # type: ignore[arg-type]  # It is.
+                raise ConnectionLost
+            late.pop()()
+            scene.nodes.update = update  # type: ignore[method-assign]  # As it was.
+            return await update(stored, metadata)  # type: ignore[arg-type]  # Handed through.
+
+        scene.nodes.update = delayed  # type: ignore[assignment,method-assign]  # For this test.
+        kill(scene, "b3")
+        assert await scene.append(5) == [5, 6, 7, 8, 9]
+        await scene.until(lambda: B3 not in scene.writer.metadata.fragments[-1].ensemble)
+        assert scene.writer.failure is None
+
+    play_writer(story)
+
+
+def test_re_replication_of_earlier_fragments_is_no_reason_to_stop() -> None:
+    """WR4."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(5)
+        kill(scene, "b3")
+        await scene.append(1)
+        await scene.until(lambda: scene.nodes.updates)
+        metadata = scene.nodes.stored.metadata
+        spare = B4 if B4 not in metadata.fragments[-1].ensemble else B5
+        scene.nodes.put(metadata.with_replacement(EntryId(0), B3, spare))
+        await scene.append(1)
+        kill(scene, "b2")
+        assert await scene.append(5)
+        await scene.until(lambda: B2 not in scene.writer.metadata.fragments[-1].ensemble)
+        assert scene.nodes.stored.metadata.fragments[0].ensemble == (B1, B2, spare)
+
+    play_writer(story)
+
+
+def test_who_moves_the_end_of_the_ledger_fences_its_writer() -> None:
+    """WR4: two writers of one ledger, whoever the other may be, are one too many."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(5)
+        metadata = scene.nodes.stored.metadata
+        scene.nodes.put(metadata.with_writer_ensemble(EntryId(5), (B1, B4, B3)))
+        kill(scene, "b3")
+        await scene.append(1)
+        await scene.until(lambda: scene.writer.failure)
+        assert isinstance(scene.writer.failure, LedgerFenced)
+        assert not scene.nodes.updates
+
+    play_writer(story)
+
+
+def test_a_metadata_store_that_is_away_stops_nobody_who_has_a_quorum() -> None:
+    """WR2: those who stay confirm entries while the change waits; it is made when the store is back."""
+
+    async def story(scene: WriterScene) -> None:
+        async def fail() -> None:
+            raise MetadataUnavailable
+
+        async def nothing() -> None: ...
+
+        await scene.append(5)
+        scene.nodes.before_update = scene.nodes.before_read = fail
+        kill(scene, "b3")
+        for _ in range(30):
+            await scene.append(2)
+            await asyncio.sleep(DEADLINE_S / 5)
+        assert scene.writer.last_add_confirmed == 64
+        scene.nodes.before_update = scene.nodes.before_read = nothing
+        await scene.until(lambda: scene.nodes.updates)
+        first, ensemble = scene.nodes.fragments[-1]
+        assert first == 65, "a new attempt starts where the ledger ends by then"
+        await scene.append(1)
+        await scene.until(lambda: scene.kept[ensemble[2]].entries == [65])
+
+    play_writer(story, config=ClientConfig(writer_window_entries=40))
+
+
+def test_after_a_day_the_ledger_is_read_back_before_anything_is_sent() -> None:
+    """WR5: fences of deleted ledgers are remembered for a week only."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(1)
+        scene.clock.ahead_s += 86_500
+        assert await scene.append(1) == [1]
+        scene.clock.ahead_s += 86_500
+        scene.nodes.put(scene.nodes.stored.metadata.with_recovery_started())
+        with pytest.raises(LedgerFenced) as caught:
+            await scene.writer.append(b"x")
+        assert caught.value.outcome is Outcome.NOT_APPLIED
+        assert scene.kept["b1"].entries == [0, 1]
+
+    play_writer(story)
+
+
+# --- The end --------------------------------------------------------------------------------------
+
+
+def test_close_waits_for_what_is_pending_and_for_a_change_under_way() -> None:
+    async def story(scene: WriterScene) -> None:
+        async def slowly() -> None:
+            await asyncio.sleep(1)
+
+        await scene.append(5)
+        scene.nodes.before_update = slowly
+        kill(scene, "b3", "b2")
+        futures = [scene.writer.append(b"x") for _ in range(5)]
+        await scene.writer.close()
+        assert all(each.done() for each in futures)
+        metadata = scene.nodes.stored.metadata
+        assert (metadata.last_entry, metadata.length) == (9, 10)
+        assert len(metadata.fragments) == 2
+
+    play_writer(story)
+
+
+def test_a_ledger_that_is_closed_as_wanted_is_closed() -> None:
+    """A recovery may have been quicker, or our own reply was lost."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(5)
+        recovering = scene.nodes.stored.metadata.with_recovery_started()
+        scene.nodes.put(recovering.with_recovery_closed(EntryId(4), 5))
+        await scene.writer.close()
+
+    play_writer(story)
+
+
+def test_a_ledger_that_was_closed_elsewhere_is_an_error() -> None:
+    async def story(scene: WriterScene) -> None:
+        await scene.append(5)
+        recovering = scene.nodes.stored.metadata.with_recovery_started()
+        scene.nodes.put(recovering.with_recovery_closed(EntryId(5), 6))
+        for _ in range(2):
+            with pytest.raises(LedgerClosed):
+                await scene.writer.close()
+
+    play_writer(story)
+
+
+def test_a_cancelled_close_comes_to_its_end() -> None:
+    async def story(scene: WriterScene) -> None:
+        async def slowly() -> None:
+            await asyncio.sleep(1)
+
+        scene.nodes.before_update = slowly
+        scene.writer.append(b"x")
+        closing = asyncio.ensure_future(scene.writer.close())
+        await asyncio.sleep(0.5)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert scene.nodes.stored.metadata.is_closed
+
+    play_writer(story)
+
+
+def test_a_store_that_stays_away_ends_a_close() -> None:
+    async def story(scene: WriterScene) -> None:
+        async def fail() -> None:
+            raise MetadataUnavailable
+
+        await scene.append(1)
+        scene.nodes.before_update = scene.nodes.before_read = fail
+        with pytest.raises(MetadataUnavailable):
+            await scene.writer.close()
+
+    play_writer(story)
+
+
+# --- What callers see -----------------------------------------------------------------------------
+
+
+def test_memory_of_a_writer_that_outruns_its_bookies_stays_within_the_window() -> None:
+    """WR6: `append` says so when it is full, and `ready` waits."""
+
+    async def story(scene: WriterScene) -> None:
+        hang(scene, *THREE)
+        writer, taken = scene.writer, 0
+        while writer.kept_bytes <= 98_900:
+            writer.append(bytes(1000))
+            taken += 1
+        with pytest.raises(Overloaded):
+            writer.append(bytes(1000))
+        assert 80 < taken < 100
+        assert writer.kept_bytes <= 100_000
+        waiting = asyncio.ensure_future(writer.ready(payload_bytes=1000))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        for name in THREE:
+            scene.kept[name].answer_adds = acknowledge
+            scene.bookie(name).living_peers[0].transport.abort()
+        await waiting
+        assert await writer.append(bytes(1000)) == taken
+
+    play_writer(story, config=ClientConfig(writer_window_bytes=100_000))
+
+
+def test_many_who_wait_for_room_all_get_it() -> None:
+    async def story(scene: WriterScene) -> None:
+        async def one() -> EntryId:
+            await scene.writer.ready()
+            return await scene.writer.append(b"x")
+
+        found = await asyncio.gather(*(one() for _ in range(100)))
+        assert sorted(found) == list(range(100))
+
+    play_writer(story, config=ClientConfig(writer_window_entries=7))
+
+
+def test_cancelling_an_append_cancels_the_news_only() -> None:
+    async def story(scene: WriterScene) -> None:
+        cancelled, kept = scene.writer.append(b"x"), scene.writer.append(b"y")
+        cancelled.cancel()
+        assert await kept == 1
+        assert scene.writer.last_add_confirmed == 1
+
+    play_writer(story)
+
+
+def test_the_last_entry_is_told_when_nothing_follows() -> None:
+    """WR7: within 50 ms, once, to the whole ensemble."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(3)
+        await asyncio.sleep(0.05)
+        for name in THREE:
+            assert scene.kept[name].explicit_lacs == [2]
+        await asyncio.sleep(5)
+        await scene.append(1)
+        await asyncio.sleep(0.05)
+        for name in THREE:
+            assert scene.kept[name].explicit_lacs == [2, 3]
+
+    play_writer(story)
+
+
+def test_a_busy_writer_tells_nothing_twice() -> None:
+    """WR7: entries carry the LAC themselves."""
+
+    async def story(scene: WriterScene) -> None:
+        for _ in range(100):
+            await scene.append(1)
+            await asyncio.sleep(0.01)
+        assert not scene.kept["b1"].explicit_lacs
+        assert scene.kept["b1"].lacs[99] == 98
+
+    play_writer(story)
+
+
+def test_a_stopped_writer_leaves_the_ledger_open_and_nothing_running() -> None:
+    async def story(scene: WriterScene) -> None:
+        await scene.append(5)
+        hang(scene, *THREE)
+        lost = scene.writer.append(b"x")
+        unsent = scene.writer.append(b"y")
+        await scene.writer.stop()
+        for each in (lost, unsent):
+            with pytest.raises(LedgerClosed):
+                await each
+        await scene.writer.stop()
+        assert scene.nodes.stored.metadata.state is LedgerState.OPEN
 
     play_writer(story)

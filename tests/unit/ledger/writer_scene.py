@@ -6,11 +6,11 @@ scene.bookie("b1").on_adds = ignore        it hangs
 scene.nodes.on_update = …                   what becomes of the next compare-and-sets
 """
 
-import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Final, cast
+
+import pytest
 
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.placement import Placement
@@ -19,6 +19,7 @@ from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.errors import MetadataConflict, RollbookError
 from rollbook.proto.ids import FIRST_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
+from rollbook.proto.ports import Clock
 from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
@@ -30,6 +31,20 @@ L7: Final = LedgerId(7)
 Q332: Final = Quorum(ensemble=3, write=3, ack=2)
 B1, B2, B3, B4, B5 = map(BookieId, ("b1", "b2", "b3", "b4", "b5"))
 FIVE: Final = ("b1", "b2", "b3", "b4", "b5")
+
+
+class JumpingClock:
+    """The node's, and what a test adds to it: a simulation has no days."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.ahead_s = 0
+        self._clock = clock
+
+    def monotonic_ns(self) -> int:
+        return self._clock.monotonic_ns() + self.ahead_s * 1_000_000_000
+
+    def wall_us(self) -> int:
+        return self._clock.wall_us() + self.ahead_s * 1_000_000
 
 
 class Nodes:
@@ -115,6 +130,7 @@ class WriterScene:
                 creation_token=1,
             )
         )
+        self.clock = JumpingClock(scene.client_node.clock)
         self.writer = self.open()
 
     def open(self) -> LedgerWriter:
@@ -127,7 +143,7 @@ class WriterScene:
             bookies=self.scene.bookies,
             placement=Placement(self.health, node.randomness),
             health=self.health,
-            clock=node.clock,
+            clock=self.clock,
             randomness=node.randomness,
             config=self.config,
         )
@@ -157,16 +173,13 @@ def play_writer(
 ) -> World:
     async def act(scene: Scene) -> None:
         stage = WriterScene(scene, quorum, config)
-        await story(stage)
+        try:
+            await story(stage)
+        except pytest.fail.Exception as failure:  # No `Exception`: it would end the process only.
+            raise AssertionError(str(failure)) from failure
         await stage.writer.stop()
 
     return play(act, seed=seed, config=config, bookies=bookies)
-
-
-def spares_off(scene: WriterScene, *names: str) -> None:
-    """They register, and nobody listens."""
-    for name in names:
-        scene.bookie(name).hangs_up = True
 
 
 def refuse_with(error: type[RollbookError]) -> Callable[[Peer, Adds], None]:
@@ -175,11 +188,3 @@ def refuse_with(error: type[RollbookError]) -> Callable[[Peer, Adds], None]:
             peer.send(group.pack_replies(error))
 
     return answer
-
-
-def with_state(metadata: LedgerMetadata, **changes: object) -> LedgerMetadata:
-    return replace(metadata, **changes)  # type: ignore[arg-type]  # Whatever a test likes.
-
-
-async def soon() -> None:
-    await asyncio.sleep(0.05)

@@ -1,0 +1,327 @@
+"""Entries on their way: what is sent to whom, what is kept, and what time does."""
+
+import itertools
+
+import pytest
+
+from rollbook.ledger.core.append import DEADLINE_TICKS, LAGGARD_TICKS, PATIENCE_TICKS, Pipeline
+from rollbook.proto.errors import (
+    EntryTooLarge,
+    InvalidRequest,
+    NotEnoughBookies,
+    Overloaded,
+    QuorumTimeout,
+)
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.quorum import Quorum
+from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
+from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.v3_adds import V3AddPacker
+
+Q332 = Quorum(ensemble=3, write=3, ack=2)
+STRIPED = Quorum(ensemble=5, write=3, ack=2)
+ALL = 0b111
+MIB = 1024 * 1024
+
+
+def make(quorum: Quorum = Q332, *, window_bytes: int = MIB, window_entries: int = 100) -> Pipeline:
+    digest = LedgerDigest(DigestType.CRC32C, b"", LedgerId(7))
+    packer = V3AddPacker(ledger_key(b""), digest, itertools.count(1))
+    return Pipeline(quorum, packer, window_bytes, window_entries)
+
+
+def append(pipeline: Pipeline, count: int, payload: bytes = b"xy") -> None:
+    for _ in range(count):
+        pipeline.append(payload)
+
+
+def take(pipeline: Pipeline, slot: int, bytes_max: int = MIB) -> list[int]:
+    """Which entries the slot is sent."""
+    frames, count = pipeline.take(slot, bytes_max)
+    entries = entries_in(frames)
+    assert len(entries) == count
+    return entries
+
+
+def entries_in(frames: bytes) -> list[int]:
+    heard = RequestDecoder().feed(frames)
+    groups = [group for adds in heard if isinstance(adds, Adds) for group in adds.groups]
+    return [entry_id for group in groups for entry_id in group.entry_ids]
+
+
+def answer(pipeline: Pipeline, slot: int, *entries: int) -> None:
+    pipeline.on_acks(slot, [EntryId(each) for each in entries])
+    pipeline.release()
+
+
+def tick(pipeline: Pipeline, count: int) -> list[list[int]]:
+    return [pipeline.on_tick() for _ in range(count)]
+
+
+# --- Sending ------------------------------------------------------------------------------------
+
+
+def test_everyone_is_sent_the_same_bytes_once() -> None:
+    pipeline = make()
+    append(pipeline, 3)
+    frames = [pipeline.take(slot, MIB) for slot in range(3)]
+    assert frames[0] == frames[1] == frames[2]
+    assert entries_in(frames[0][0]) == [0, 1, 2]
+    assert [take(pipeline, slot) for slot in range(3)] == [[], [], []]
+
+
+def test_each_stripe_gets_what_it_holds() -> None:
+    pipeline = make(STRIPED)
+    append(pipeline, 20)
+    for slot in range(5):
+        wanted = [each for each in range(20) if STRIPED.holds(slot, EntryId(each))]
+        assert take(pipeline, slot, 400) + take(pipeline, slot) == wanted
+
+
+def test_a_connection_is_handed_only_so_much_at_a_time() -> None:
+    pipeline = make()
+    append(pipeline, 4, bytes(1000))
+    assert take(pipeline, 0, 2500) == [0, 1]
+    assert take(pipeline, 0, 1) == [2], "one goes whatever its size"
+    assert pipeline.has_more(0)
+    assert take(pipeline, 0, 5000) == [3]
+    assert not pipeline.has_more(0)
+
+
+def test_a_new_connection_gets_what_was_not_acknowledged() -> None:
+    pipeline = make()
+    append(pipeline, 5)
+    take(pipeline, 0)
+    answer(pipeline, 0, 0, 1, 3)
+    pipeline.restart(0)
+    assert take(pipeline, 0) == [2, 3, 4]
+
+
+def test_what_was_refused_is_offered_again_and_nothing_else() -> None:
+    """WR8."""
+    pipeline = make()
+    append(pipeline, 4)
+    take(pipeline, 0)
+    assert pipeline.on_busy(0, [EntryId(1), EntryId(3)])
+    assert not pipeline.on_busy(0, [EntryId(2)]), "the pause has begun already"
+    append(pipeline, 1)
+    assert take(pipeline, 0) == [], "nothing is sent to one who is busy"
+    answer(pipeline, 0, 0)
+    frames, count = pipeline.retry(0)
+    assert (entries_in(frames), count) == ([1, 2, 3], 3)
+    assert take(pipeline, 0) == [4]
+
+
+# --- The window -----------------------------------------------------------------------------------
+
+
+def test_the_window_counts_what_is_kept_for_the_slowest() -> None:
+    """WR6: a slow third replica holds the writer back."""
+    pipeline = make(window_entries=3)
+    append(pipeline, 3)
+    with pytest.raises(Overloaded):
+        pipeline.append(b"")
+    for slot in range(3):
+        take(pipeline, slot)
+    answer(pipeline, 0, 0, 1, 2)
+    answer(pipeline, 1, 0, 1, 2)
+    assert pipeline.acks.last_add_confirmed == 2
+    assert not pipeline.has_room(1, 0)
+    answer(pipeline, 2, 0)
+    append(pipeline, 1)
+    assert pipeline.next_entry == 4
+
+
+def test_the_window_is_never_passed_in_bytes() -> None:
+    pipeline = make(window_bytes=10_000)
+    while pipeline.has_room(1, 900):
+        append(pipeline, 1, bytes(900))
+    assert 8_000 < pipeline.kept_bytes <= 10_000
+    taken = pipeline.next_entry
+    with pytest.raises(Overloaded):
+        pipeline.append(bytes(900))
+    assert pipeline.next_entry == taken
+
+
+def test_what_no_window_can_hold_passes_alone() -> None:
+    pipeline = make(window_bytes=1000)
+    append(pipeline, 1, bytes(5000))
+    assert not pipeline.has_room(1, 0)
+
+
+def test_many_are_taken_all_or_none() -> None:
+    pipeline = make(window_bytes=10_000, window_entries=5)
+    assert pipeline.append_all([b"a", b"b"]) == range(2)
+    with pytest.raises(Overloaded):
+        pipeline.append_all([b""] * 4)
+    with pytest.raises(InvalidRequest, match="more than the writer's window"):
+        pipeline.append_all([b""] * 6)
+    with pytest.raises(InvalidRequest, match="more than the writer's window"):
+        pipeline.append_all([bytes(6_000)] * 2)
+    assert pipeline.append_all([]) == range(2, 2)
+    assert pipeline.next_entry == 2
+    with pytest.raises(EntryTooLarge):
+        make(window_bytes=100 * MIB).append_all([b"", bytes(6 * MIB)])
+
+
+def test_the_confirmed_length_is_that_of_the_lac() -> None:
+    pipeline = make()
+    append(pipeline, 2, bytes(10))
+    append(pipeline, 2, bytes(5))
+    for slot in range(3):
+        take(pipeline, slot)
+    assert pipeline.confirmed_length == 0
+    for slot in (0, 1):
+        answer(pipeline, slot, 0, 1, 2)
+    assert (pipeline.length, pipeline.confirmed_length) == (30, 25)
+    answer(pipeline, 2, 0, 1, 2)
+    assert pipeline.confirmed_length == 25
+
+
+# --- Slots that change hands ----------------------------------------------------------------------
+
+
+def test_a_successor_gets_what_follows_the_last_confirmed() -> None:
+    """WR2."""
+    pipeline = make()
+    append(pipeline, 4)
+    for slot in range(3):
+        take(pipeline, slot)
+    for slot in range(3):
+        answer(pipeline, slot, 0)
+    answer(pipeline, 2, 1, 2)
+    pipeline.withdraw(2)
+    answer(pipeline, 0, 1)
+    assert pipeline.acks.last_add_confirmed == 0, "one copy is left of entry 1"
+    append(pipeline, 1)
+    assert take(pipeline, 2) == []
+    assert pipeline.admit(2, EntryId(1)) == (1, 1)
+    assert take(pipeline, 2) == [1, 2, 3, 4]
+    answer(pipeline, 2, 1)
+    assert pipeline.acks.last_add_confirmed == 1
+
+
+def test_who_comes_back_in_time_lacks_nothing() -> None:
+    pipeline = make()
+    append(pipeline, 2)
+    take(pipeline, 0)
+    take(pipeline, 1)
+    pipeline.suspend(2)
+    answer(pipeline, 0, 0, 1)
+    answer(pipeline, 1, 0, 1)
+    assert pipeline.resume(2) == (0, 0)
+    assert take(pipeline, 2) == [0, 1]
+
+
+# --- Time -----------------------------------------------------------------------------------------
+
+
+def test_a_bookie_has_failed_when_its_oldest_add_is_too_old() -> None:
+    """WR6."""
+    pipeline = make()
+    append(pipeline, 1)
+    for slot in range(3):
+        take(pipeline, slot)
+    answer(pipeline, 0, 0)
+    answer(pipeline, 2, 0)
+    assert tick(pipeline, DEADLINE_TICKS) == [[]] * DEADLINE_TICKS
+    assert pipeline.on_tick() == [1]
+
+
+def test_answers_renew_the_patience_with_what_came_later() -> None:
+    pipeline = make()
+    late: list[list[int]] = []
+    for entry in range(3 * DEADLINE_TICKS):
+        append(pipeline, 1)
+        for slot in range(3):
+            take(pipeline, slot)
+            answer(pipeline, slot, entry - DEADLINE_TICKS + 5)
+        late += tick(pipeline, 1)
+    assert late == [[]] * len(late)
+
+
+def test_a_successor_has_a_deadline_of_its_own() -> None:
+    pipeline = make()
+    append(pipeline, 1)
+    for slot in range(3):
+        take(pipeline, slot)
+    answer(pipeline, 0, 0)
+    tick(pipeline, DEADLINE_TICKS)
+    assert pipeline.on_tick() == [1, 2]
+    pipeline.withdraw(2)
+    pipeline.suspend(1)
+    pipeline.admit(2, EntryId(0))
+    assert tick(pipeline, DEADLINE_TICKS - 1) == [[]] * (DEADLINE_TICKS - 1)
+    assert pipeline.on_tick() == [2]
+
+
+def test_a_silent_bookie_that_fills_the_window_has_failed_sooner() -> None:
+    """WR6: unless it is busy, which is not silence."""
+    for is_busy in (False, True):
+        pipeline = make(window_entries=10)
+        append(pipeline, 6)
+        for slot in range(3):
+            take(pipeline, slot)
+        if is_busy:
+            pipeline.on_busy(2, [EntryId(0)])
+        answer(pipeline, 0, *range(6))
+        answer(pipeline, 1, *range(6))
+        late = tick(pipeline, LAGGARD_TICKS + 1)
+        assert late[-1] == ([] if is_busy else [2])
+        assert late[:-1] == [[]] * LAGGARD_TICKS
+
+
+def test_a_slow_bookie_that_fills_the_window_has_not_failed() -> None:
+    pipeline = make(window_entries=10)
+    for entry in range(40):
+        if entry >= 6:
+            answer(pipeline, 2, entry - 6)
+            tick(pipeline, LAGGARD_TICKS - 1)
+        append(pipeline, 1)
+        for slot in range(3):
+            take(pipeline, slot)
+            if slot < 2:
+                answer(pipeline, slot, entry)
+    assert tick(pipeline, 1) == [[]]
+
+
+def test_for_one_that_failed_no_more_than_half_of_the_window_is_kept() -> None:
+    """WR6: the writer goes on with what stands, and it is known which copies lack."""
+    pipeline = make(window_entries=10)
+    pipeline.suspend(2)
+    append(pipeline, 6)
+    for slot in range(2):
+        take(pipeline, slot)
+        answer(pipeline, slot, *range(6))
+    tick(pipeline, PATIENCE_TICKS)
+    assert not pipeline.is_settled
+    tick(pipeline, 1)
+    assert pipeline.is_settled
+    append(pipeline, 10)
+    assert pipeline.resume(2) == (0, 6)
+    assert take(pipeline, 2) == list(range(6, 16))
+
+
+def test_the_writer_gives_up_when_bookies_are_too_few_for_a_deadline() -> None:
+    """WR6."""
+    pipeline = make()
+    append(pipeline, 1)
+    take(pipeline, 0)
+    answer(pipeline, 0, 0)
+    tick(pipeline, DEADLINE_TICKS)
+    assert pipeline.find_hopeless(0b001, is_changing=False) is None
+    tick(pipeline, 1)
+    assert isinstance(pipeline.find_hopeless(0b001, is_changing=False), NotEnoughBookies)
+    assert pipeline.find_hopeless(0b001, is_changing=True) is None
+    assert pipeline.find_hopeless(ALL, is_changing=False) is None
+    tick(pipeline, DEADLINE_TICKS)
+    assert isinstance(pipeline.find_hopeless(ALL, is_changing=True), QuorumTimeout)
+
+
+def test_only_the_entrys_own_write_set_can_confirm_it() -> None:
+    pipeline = make(Quorum(ensemble=4, write=2, ack=2))
+    append(pipeline, 1)
+    tick(pipeline, DEADLINE_TICKS + 1)
+    assert isinstance(pipeline.find_hopeless(0b1110, is_changing=False), NotEnoughBookies)
+    assert pipeline.find_hopeless(0b0011, is_changing=False) is None
