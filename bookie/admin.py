@@ -74,7 +74,7 @@ class Admin:
         if self._is_read_only and not wanted:
             raise BookieReadOnly(
                 f"it stays read-only for now: {self._bookie.space.standing.reason}",
-                next_step="Make room; it becomes writable again by itself.",
+                next_step="make room; it becomes writable again by itself",
             )
 
     def status(self) -> View:

@@ -133,6 +133,7 @@ class Bookie:
         self._tls_listener: Listener | None = None
         self._holder = ""
         self._following: asyncio.Task[None] | None = None
+        self._leavers: list[Callable[[], None]] = []  # Of who asks the metadata store.
         self._closers: list[Callable[[], Awaitable[None]]] = []  # Of what was opened, first first.
 
     @classmethod
@@ -181,6 +182,7 @@ class Bookie:
             *(machine.disk, machine.clock, machine.randomness, self.storage, settings.storage),
             *(settings.space, self._store, self.cluster),
         )
+        self._leavers.append(self.space.garbage.end)
         self.space.set_read_only(settings.bookie.read_only)
         await self.space.open()
         await self._registration().await_others()  # Who lives must not be overtaken by a copy.
@@ -312,6 +314,8 @@ class Bookie:
         if self.state is State.CLOSING:
             return
         self.state = State.CLOSING
+        for leave in self._leavers:
+            leave()
         if self._following:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)

@@ -120,7 +120,7 @@ async def find_store(
                 raise DataLost(
                     "the catalog of this store is missing",
                     path=config.ledger_dirs[0],
-                    next_step=f"Bring the file back; if it is gone for good: {FORMAT}",
+                    next_step=f"bring the file back; if it is gone for good: {FORMAT}",
                 )
         raise BadConfig("there is no store here", next_step=_MOUNT)
     boot = _Boot(disk, config, cache, catalog, accepts_loss)
@@ -200,7 +200,7 @@ class _Boot:
         if not self._accepts_loss:
             raise DataLost(
                 message,
-                next_step=f"Bring the file back; if it is gone for good: {WRITE_OFF}",
+                next_step=f"bring the file back; if it is gone for good: {WRITE_OFF}",
                 **ids,
             )
         logger.error("loss_accepted", what=message, **ids)

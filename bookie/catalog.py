@@ -180,7 +180,7 @@ class CatalogFiles:
                 raise WrongCluster(
                     "the two copies of the catalog belong to different stores",
                     path=self._directories[1],
-                    next_step="Mount the disks that belong together.",
+                    next_step="mount the disks that belong together",
                 )
             catalog = _merge(copies)
             if catalog.is_complete:
@@ -358,6 +358,6 @@ def _merge(copies: Sequence[_Copy | None]) -> Catalog:
         raise DataLost(
             "both copies of the catalog are damaged",
             record=sequence,
-            next_step=f"Bring back a whole copy; if there is none: {FORMAT}",
+            next_step=f"bring back a whole copy; if there is none: {FORMAT}",
         )
     return catalog

@@ -53,7 +53,7 @@ async def open_record_file(
             raise TornRecord("a file has no header", path=path)
         if header.store_id != store_id:
             raise WrongCluster(
-                "a file belongs to another store", path=path, next_step="Mount the right disk."
+                "a file belongs to another store", path=path, next_step="mount the right disk"
             )
     except BaseException:
         await file.close()

@@ -62,6 +62,11 @@ class Garbage:
         self._reason = ""
         self._ended_ms = 0
         self._deleted = 0
+        self._is_ending = False
+
+    def end(self) -> None:
+        """The metadata store goes: that it does not answer is no news any more."""
+        self._is_ending = True
 
     @property
     def state(self) -> GarbageState:
@@ -85,8 +90,9 @@ class Garbage:
                 except BookieFailed:
                     raise
                 except RollbookError as error:
-                    self._end("failed", str(error))
-                    logger.warning("garbage_not_collected", reason=str(error))
+                    self._count("failed", str(error))
+                    if not self._is_ending:
+                        logger.warning("garbage_not_collected", reason=str(error))
             await self._forget()
             self._ended_ms = self._clock.wall_us() // 1000
             self._stats.gc_latency.observe(self._clock.monotonic_ns() - began_ns)
@@ -107,7 +113,7 @@ class Garbage:
                     gone=self._suspects.agreed,
                     next_step="check the metadata; if they were deleted: rollbook bookie gc --force",
                 )
-            self._end("braked", "many ledgers are gone at once")
+            self._count("braked", "many ledgers are gone at once")
             return
         deleted = array("q")
         try:
@@ -123,7 +129,7 @@ class Garbage:
                     self._storage.expect_deletion(suspects, is_wanted=False)
         finally:
             self._suspects.on_deleted(deleted)
-        self._end("done", "")
+        self._count("done", "")
 
     async def _delete(self, ledger_ids: IntArray) -> None:
         await self._storage.delete(*ledger_ids)
@@ -145,6 +151,6 @@ class Garbage:
         for start in range(0, len(due), _BATCH):
             await to_its_end(self._storage.forget(*due[start : start + _BATCH]))
 
-    def _end(self, outcome: str, reason: str) -> None:
+    def _count(self, outcome: str, reason: str) -> None:
         self._outcome, self._reason = outcome, reason
         self._stats.gc_runs[outcome] = self._stats.gc_runs.get(outcome, 0) + 1

@@ -395,6 +395,6 @@ def settling(done: asyncio.Future[None]) -> OnDone:
 
 
 def _failed(cause: BaseException | None) -> BookieFailed:
-    error = BookieFailed("the journal has stopped", next_step="Restart the bookie.")
+    error = BookieFailed("the journal has stopped", next_step="restart the bookie")
     error.__cause__ = cause
     return error

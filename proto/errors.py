@@ -38,7 +38,7 @@ class RollbookError(Exception):
     def __init__(self, message: str = "", *, next_step: str = "", **ids: Any) -> None:
         super().__init__(message)
         self.message = message
-        self.next_step = next_step  # What the reader should do now, as one sentence.
+        self.next_step = next_step  # What the reader should do now: "stop it first", or a command.
         self.ids = ids  # To which ledger, bookie, path … it happened; all that logs need.
 
     def __str__(self) -> str:

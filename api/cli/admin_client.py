@@ -14,6 +14,7 @@ from rollbook.proto.errors import (
     RollbookError,
     every_error,
 )
+from rollbook.proto.runtime.system_errors import told
 
 _TIMEOUT_S: Final = 30.0
 _ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -41,7 +42,7 @@ class AdminClient:
             connection.connect()
         except OSError as error:
             raise BookieUnreachable(
-                f"nobody answers at {self.url}: {error}",
+                f"nobody answers at {self.url}: {told(error)}",
                 next_step="start the bookie with --http, and say the same address here",
             ) from error
         try:
@@ -52,7 +53,7 @@ class AdminClient:
                 answer = response.read(_ANSWER_BYTES_MAX)
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionLost(
-                f"{self.url} hung up: {error}",
+                f"{self.url} hung up: {told(error)}",
                 next_step="is it what the bookie was given as --http, and with --http-tls or without?",
             ) from error
         finally:
@@ -74,7 +75,9 @@ class AdminClient:
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except OSError as error:
-            raise BadConfig(f"cannot read the certificates in {self.ca_file}: {error}") from error
+            raise BadConfig(
+                f"cannot read the certificates in {self.ca_file}: {told(error)}"
+            ) from error
         return http.client.HTTPSConnection(host, port or 8001, timeout=_TIMEOUT_S, context=context)
 
     def _token(self) -> str:
@@ -83,7 +86,7 @@ class AdminClient:
             with open(self.token_file, encoding="ascii") as file:
                 return file.readline().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise BadConfig(f"cannot read the token: {error}") from error
+            raise BadConfig(f"cannot read the token: {told(error)}") from error
 
 
 def _answer_of(status: int, media_type: str, answer: bytes) -> Any:

@@ -69,7 +69,7 @@ class Where:
         if not self.journal_dir or not self.ledger_dirs:
             raise BadConfig(
                 "the files of a bookie are in a journal directory and in ledger directories",
-                next_step="Give --journal-dir and --ledger-dir as the bookie has them, or --config.",
+                next_step="give --journal-dir and --ledger-dir as the bookie has them, or --config",
             )
         journal_dir = os.path.abspath(self.journal_dir)
         ledger_dirs = tuple(map(os.path.abspath, self.ledger_dirs))
@@ -440,7 +440,7 @@ def verify(where: Where, output: str) -> None:
     if findings:
         raise DataLost(
             f"{len(findings)} places are damaged",
-            next_step="Start the bookie and heal it from other copies: rollbook recovery heal.",
+            next_step="start the bookie: it answers UNKNOWN for that, and all else as it was",
         )
 
 

@@ -24,7 +24,7 @@ from rollbook.api.cli.bookie_settings import (
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig
 from rollbook.proto.addresses import is_loopback, parse_address
-from rollbook.proto.errors import BadConfig, BookieFailed
+from rollbook.proto.errors import BadConfig, BookieFailed, RollbookError
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.collector import calm_collector
 from rollbook.proto.runtime.logs import configure_logs
@@ -61,21 +61,27 @@ async def serve_bookie(settings: Settings) -> None:
     store = await open_store(settings.bookie, serve=True)
     machine = RealMachine()
     bookie = await Bookie.open(machine, store, settings, tls)
-    reason = "told to"
+    reason, is_serving = "told to", False
     try:
         async with _admin_pages(bookie, machine) as http:
             try:
                 await bookie.register(http)
                 calm_collector()
                 _say_ready(bookie, http)
+                is_serving = True
                 raise await bookie.failed()
             finally:
                 await bookie.leave()  # First of all, whoever asks for pages right now.
     except Exception as error:
-        reason = str(error) or type(error).__name__
-        logger.error("bookie_failed", bookie=bookie_id, reason=reason)
-        if isinstance(error, OSError | BookieFailed):
-            raise StorageFailed(reason) from error
+        is_of_storage = isinstance(error, OSError | BookieFailed)
+        reason = "it failed" if is_serving else "it could not start"
+        if is_serving or is_of_storage or not isinstance(error, RollbookError):
+            logger.error(
+                "bookie_failed", bookie=bookie_id, reason=str(error) or type(error).__name__
+            )
+        # Else `main` explains it, once.
+        if is_of_storage:
+            raise StorageFailed from error
         raise
     finally:
         await bookie.close()

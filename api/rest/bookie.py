@@ -341,7 +341,7 @@ class RunningOperations:
         if running := self._running.get(kind):
             return running[0]
         if len(self._running) >= _OPERATIONS_AT_ONCE:
-            raise Overloaded("too many operations are running", next_step="Wait for one to end.")
+            raise Overloaded("too many operations are running", next_step="wait for one to end")
         self._number += 1
         operation = Operation(f"{kind}-{self._number}", kind, _now_ms())
         self._known[operation.id] = operation
@@ -449,7 +449,7 @@ def _probes(admin: BookieAdmin) -> APIRouter:
     async def health() -> dict[Literal["status"], Literal["ok"]]:
         """Whether the bookie works, or has to be restarted."""
         if reason := admin.failure():
-            raise Unavailable(reason, next_step="Restart the bookie.")
+            raise Unavailable(reason, next_step="restart the bookie")
         return {"status": "ok"}
 
     @routes.get("/ready", responses=describe_problems(Unavailable))

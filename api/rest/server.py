@@ -39,6 +39,8 @@ from rollbook.proto.errors import (
     Unauthorized,
 )
 from rollbook.proto.ports import Address
+from rollbook.proto.runtime.network import cannot_listen
+from rollbook.proto.runtime.system_errors import told
 from rollbook.proto.runtime.tls import TlsFiles, server_context
 
 _CONNECTIONS_MAX: Final = 64
@@ -68,7 +70,7 @@ class HttpConfig:
         if not self.tls or not self.token_file:
             raise BadConfig(
                 f"HTTP on {self.address} would be open to the network",
-                next_step="Give it TLS and a token, listen on 127.0.0.1, or say --insecure.",
+                next_step="give it TLS and a token, listen on 127.0.0.1, or say --insecure",
             )
 
 
@@ -209,7 +211,7 @@ class Guard:
         host = headers.get("host", "")
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         if name.strip("[]").lower() not in self._hosts:
-            advice = "Use http://127.0.0.1, or give the server a token."
+            advice = "use http://127.0.0.1, or give the server a token"
             raise _Refused(
                 421, InvalidRequest("only loopback names are served here", next_step=advice)
             )
@@ -268,7 +270,7 @@ def read_token(path: str) -> str:
             mode = os.fstat(file.fileno()).st_mode
             token = file.readline(_TOKEN_BYTES[1] + 1).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadConfig(f"cannot read the token: {error}", path=path) from error
+        raise BadConfig(f"cannot read the token: {told(error)}", path=path) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise BadConfig("others may read the token", path=path, next_step=f"chmod 600 {path}")
     if not _TOKEN_BYTES[0] <= len(token) <= _TOKEN_BYTES[1]:
@@ -293,8 +295,5 @@ def _listen(address: Address) -> socket.socket:
             listening.close()
             raise
     except OSError as error:
-        raise BadConfig(
-            f"cannot listen on {address}: {error}",
-            next_step="stop what has this port, or choose another address",
-        ) from error
+        raise cannot_listen(address, error) from error
     return listening

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Address, ProtocolFactory
+from rollbook.proto.runtime.system_errors import told
 
 # A peer that vanished without a word (power cut, dropped NAT entry) is noticed within about 20 s
 # even on a connection on which nothing is asked.
@@ -65,9 +66,7 @@ class SocketTransport:
                 factory, address.host, address.port, backlog=_BACKLOG, **tls
             )
         except OSError as error:
-            raise BadConfig(
-                f"cannot listen on {address}: {error}", next_step=_advice(error)
-            ) from error
+            raise cannot_listen(address, error) from error
         for listening in server.sockets:
             _keep_alive(listening)  # What it accepts inherits that.
         host, port = server.sockets[0].getsockname()[:2]
@@ -86,7 +85,8 @@ class SocketTransport:
                     factory, address.host, address.port, ssl=tls
                 )
         except (OSError, TimeoutError) as error:
-            detail = str(error) or f"no answer within {timeout_s:g} s"
+            is_late = isinstance(error, TimeoutError) and not error.errno
+            detail = f"no answer within {timeout_s:g} s" if is_late else told(error)
             raise Unavailable(f"cannot reach {address}: {detail}") from error
         _keep_alive(transport.get_extra_info("socket"))
         return transport, protocol
@@ -99,16 +99,20 @@ def _keep_alive(connection: socket.socket | TransportSocket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+def cannot_listen(address: Address, error: OSError) -> BadConfig:
+    return BadConfig(f"cannot listen on {address}: {told(error)}", next_step=_advice(error))
+
+
 def _advice(error: OSError) -> str:
     match error.errno:
         case errno.EADDRINUSE:
-            return "another process has this port: stop it or choose another"
+            return "stop the process that has this port, or choose another one"
         case errno.EACCES:
             return "choose a port above 1023 or a folder that this user may write to"
         case errno.EADDRNOTAVAIL:
-            return "this host has no such address"
+            return "choose an address of this host, or 0.0.0.0 for all of them"
         case _:
-            return ""
+            return "choose another address"
 
 
 def address_of_this_host(interface: str | None = None, by_name: bool = False) -> str:
@@ -122,7 +126,7 @@ def address_of_this_host(interface: str | None = None, by_name: bool = False) ->
         return socket.gethostbyname(name)
     except OSError as error:
         raise BadConfig(
-            f"this host does not know its own address: {error}",
+            f"this host does not know its own address: {told(error)}",
             next_step="say which one others should use",
         ) from error
 

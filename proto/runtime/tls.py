@@ -111,5 +111,5 @@ def _no_password() -> str:
 def _unusable(files: tuple[str, ...], error: Exception) -> BadConfig:
     return BadConfig(
         f"cannot use {', '.join(filter(None, files))}: {error}",
-        next_step="They have to be PEM files that this user may read; the key has to be in the clear.",
+        next_step="give PEM files that this user may read, the key in the clear",
     )

@@ -62,7 +62,7 @@ class FrameBuffer:
         if not LENGTH_BYTES < size <= self.frame_bytes_max:
             raise BadFrame(
                 f"a frame of {size} bytes is outside 5 … {self.frame_bytes_max}",
-                next_step="Both ends of a connection need the same frame limit.",
+                next_step="give both ends of a connection the same frame limit",
             )
         return position + size if position + size <= len(buffer) else -1
 

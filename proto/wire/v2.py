@@ -241,7 +241,7 @@ def pack_request(request: Request, *, is_high_priority: bool = False) -> bytes:
             return pack_frame(HEADER.pack(header) + v3.pack_auth_message(plugin, payload))
     raise InvalidRequest(
         f"{type(request).__name__} has no form in version 2",
-        next_step="Send it on a connection of version 3.",
+        next_step="send it on a connection of version 3",
     )
 
 

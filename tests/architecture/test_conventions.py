@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,33 @@ def test_every_config_key_has_a_reader() -> None:
         for field in shape.body:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 assert field.target.id in read, f"{module.path}: nothing reads {field.target.id}"
+
+
+def _texts(value: ast.expr) -> Iterator[str]:
+    """What an expression may come to, as far as it is written there; `{}` for the rest."""
+    match value:
+        case ast.Constant(value=str() as text):
+            yield text
+        case ast.JoinedStr(values=parts):
+            yield "".join(str(p.value) if isinstance(p, ast.Constant) else "{}" for p in parts)
+        case ast.IfExp(body=one, orelse=other):
+            yield from (*_texts(one), *_texts(other))
+
+
+def test_what_to_do_is_said_in_one_style() -> None:
+    """It stands behind `try: `, so it is no sentence: no capital, no full stop."""
+    found = [
+        (module.path, text)
+        for module in hand_written()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.keyword) and node.arg == "next_step"
+        for text in _texts(node.value)
+        if text
+    ]
+    assert len(found) > 40
+    for path, text in found:
+        assert not text[0].isupper(), f"{path}: {text}"
+        assert not text.endswith("."), f"{path}: {text}"
 
 
 @pytest.mark.parametrize("module", hand_written(*PACKAGES, "tests"), ids=lambda m: str(m.path))

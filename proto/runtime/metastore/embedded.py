@@ -8,6 +8,7 @@ moment of a short command, and whoever comes meanwhile waits. A plain client nev
 import asyncio
 import errno
 import os
+import shlex
 import socket
 from collections.abc import Sequence
 from enum import Enum
@@ -29,6 +30,7 @@ from rollbook.proto.runtime.metastore.embedded_owner import (
     end_process,
     socket_address,
 )
+from rollbook.proto.runtime.system_errors import told
 from rollbook.proto.wire.frames import FrameDecoder
 
 
@@ -66,7 +68,7 @@ class EmbeddedConnector:
             return await self._connect(receiver)
         except OSError as error:
             raise BadConfig(
-                f"cannot use {self._path}: {error}",
+                f"cannot use {self._path}: {told(error)}",
                 next_step="its directory must be there for the user who runs this, and writable",
             ) from error
 
@@ -86,9 +88,13 @@ class EmbeddedConnector:
         return await self._connect_to_owner(receiver)
 
     def _look_for_file(self) -> None:
-        if self._create:
-            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-        elif not os.path.exists(self._path):
+        directory = os.path.dirname(self._path)
+        if self._create and not os.path.isdir(directory):
+            raise BadConfig(
+                f"there is no directory {directory}",
+                next_step=f"mkdir -p {shlex.quote(directory)}",
+            )
+        if not self._create and not os.path.exists(self._path):
             raise NoSuchCluster(
                 f"there is no metadata store {self._path}",
                 next_step=f"make one: rollbook cluster init --metadata sqlite://{self._path}",

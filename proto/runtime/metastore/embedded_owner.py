@@ -45,6 +45,7 @@ from rollbook.proto.metastore.host import Host
 from rollbook.proto.metastore.local import LocalChannel
 from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.runtime.metastore.embedded_file import StoreFile
+from rollbook.proto.runtime.system_errors import told
 from rollbook.proto.wire.frames import FrameDecoder
 
 logger = structlog.get_logger()
@@ -188,7 +189,7 @@ class Owner:
                 os.chmod(address, 0o600)
         except OSError as error:
             listening.close()
-            raise BadConfig(f"cannot listen on {self._path}.sock: {error}") from error
+            raise BadConfig(f"cannot listen on {self._path}.sock: {told(error)}") from error
         _CLOSED_IN_CHILDREN[listening.fileno()] = None
         # From Python 3.13 on a server would remove the socket when it closes.
         keep_name: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}

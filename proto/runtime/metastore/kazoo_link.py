@@ -46,6 +46,7 @@ from kazoo.retry import KazooRetry
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.metastore.url import ZooKeeperOptions
 from rollbook.proto.ports import SessionId
+from rollbook.proto.runtime.system_errors import told
 
 logger = structlog.get_logger()
 
@@ -387,7 +388,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         try:
             timeouts: tuple[float, float] = super()._connect(host, hostip, port)
         except Exception as error:
-            self.handler.trouble = str(error.__context__ or error)  # kazoo hides the first one.
+            self.handler.trouble = told(error.__context__ or error)  # kazoo hides the first one.
             raise
         self.handler.trouble = _NO_TROUBLE_YET
         self._heard_s = time.monotonic()

@@ -88,6 +88,7 @@ logger = structlog.get_logger()
 
 _RETRY_DELAY_S: Final = 1.0
 _CLOSE_TIMEOUT_S: Final = 5.0  # For the session to be ended; else it lasts until it expires.
+_ADVICE: Final = "check the metadata URL, and that its servers run"
 _NO_OPTIONS: Final = ZooKeeperOptions()
 
 _ERRORS: Final[dict[type[Exception], type[RollbookError]]] = {
@@ -267,7 +268,9 @@ class ZooKeeperStore:
         except TimeoutError as error:
             waited = f"no answer from {self._hosts} within {self._timeout_s:g} s"
             if reply is None or reply.take():
-                raise MetadataUnavailable(f"{waited}: {self._link.trouble}", **ids) from error
+                raise MetadataUnavailable(
+                    f"{waited}: {self._link.trouble}", next_step=_ADVICE, **ids
+                ) from error
             raise ConnectionLost(waited, **ids) from error
         except RollbookError:
             raise

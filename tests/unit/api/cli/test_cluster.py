@@ -107,3 +107,11 @@ async def test_every_help_ends_with_examples() -> None:
         heading, *examples = output.splitlines()[-4:]
         assert heading.strip() == "Examples:"
         assert all("rollbook cluster" in line for line in examples)
+
+
+async def test_no_directory_is_made_for_a_metadata_store(tmp_path: Path) -> None:
+    """It would be in the wrong place as a rule: another disk is not mounted, or a word misspelt."""
+    code, output, errors = await run("init", "--metadata", f"sqlite://{tmp_path}/no/where/m.db")
+    assert (code, output) == (2, "")
+    assert f"try: mkdir -p {tmp_path}/no/where" in errors
+    assert not (tmp_path / "no").exists()

@@ -325,6 +325,23 @@ def test_a_port_that_is_taken_is_named(local_url: str, tmp_path: Path) -> None:
     assert (exit_code(refused), address in str(refused)) == (2, True)
 
 
+def test_a_start_that_fails_says_why_once(local_url: str, tmp_path: Path) -> None:
+    """The log tells what happened, the last lines why and what to do; nothing else has failed."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        http = ("--http", f"127.0.0.1:{taken.getsockname()[1]}")
+        refused = run(*bookies.arguments(tmp_path / "b", local_url), *http)
+    *log, error, advice = refused.stderr.splitlines()
+    assert refused.returncode == 2
+    assert refused.stderr.count("in use") == 1
+    assert error == f"error: cannot listen on {http[1]}: Address already in use [BAD_CONFIG]"
+    assert advice == "  try: stop the process that has this port, or choose another one"
+    events = [json.loads(line) for line in log]
+    assert {each["level"] for each in events} == {"info"}
+    assert events[-1]["event"] == "bookie_stopped"
+
+
 def test_without_a_cluster_there_is_no_bookie(tmp_path: Path) -> None:
     refused = refusal_of(*bookies.arguments(tmp_path / "b", f"sqlite://{tmp_path}/none.db"))
     assert (exit_code(refused), "rollbook cluster init" in str(refused)) == (3, True)

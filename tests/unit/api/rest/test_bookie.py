@@ -71,7 +71,7 @@ async def test_probes_tell_a_working_bookie_from_one_to_restart(
     admin.failed_with = "the journal has stopped"
     answers = [await client.get(path) for path in probes]
     assert [answer.status for answer in answers] == [200, 503, 503, 503]
-    assert answers[1].json["next_step"] == "Restart the bookie."
+    assert answers[1].json["next_step"] == "restart the bookie"
 
 
 async def test_metrics_are_exactly_the_table(admin: FakeAdmin, client: Client) -> None:
