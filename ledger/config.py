@@ -42,7 +42,7 @@ class ClientConfig:
     # --- Reader -------------------------------------------------------------------------------
     read_deadline_s: float = 5.0
     read_hedge_ms_min: int = 5  # A second copy is asked for at the observed p95, never sooner.
-    read_window_bytes: int = 8 * _MIB  # Read ahead of whoever iterates.
+    read_window_bytes: int = 4 * _MIB  # Read ahead of whoever iterates.
     read_batch_bytes: int = _MIB
     tail_silence_s_max: float = 10.0  # A follower that hears nobody for so long raises.
     recovery_window_bytes: int = 16 * _MIB

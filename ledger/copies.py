@@ -14,6 +14,7 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.entries import consecutive, unpack_batch
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.read_plan import (
+    BATCH_FACTOR,
     CopySearch,
     HedgeDelay,
     covering_slots,
@@ -34,7 +35,6 @@ from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadRe
 
 _NS_PER_S: Final = 1_000_000_000
 _PASSING_NS: Final = _NS_PER_S  # So long a restart, or a broken line, may take.
-_BATCH_FACTOR: Final = 10  # A batch may take longer than an entry before it is called slow.
 _PAUSE_S: Final = 0.02  # Before everybody is asked again; doubled.
 
 
@@ -62,7 +62,7 @@ class Copies:
         self._preferred = preferred % quorum.ensemble
         self._hedges = {
             False: HedgeDelay(config.read_hedge_ms_min),
-            True: HedgeDelay(_BATCH_FACTOR * config.read_hedge_ms_min),
+            True: HedgeDelay(config.read_hedge_ms_min, BATCH_FACTOR),
         }
         self._without_batches: dict[BookieId, None] = {}  # They hung up on one.
 

@@ -25,7 +25,7 @@ from rollbook.ledger.core.coverage import LacSurvey
 from rollbook.ledger.core.entries import unpack_batch
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
-from rollbook.ledger.core.read_plan import HedgeDelay
+from rollbook.ledger.core.read_plan import BATCH_FACTOR, HedgeDelay
 from rollbook.ledger.core.tail_search import Ask, TailSearch
 from rollbook.ledger.write_backs import WriteBacks
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
@@ -51,7 +51,6 @@ _RESTARTS_MAX: Final = 20  # Each one because somebody else changed the ledger's
 _PAUSE_S: Final = 0.05  # Before those are asked again whose answers proved nothing; doubled.
 _PAUSE_S_MAX: Final = 0.5
 _LOOKS_PER_PATIENCE: Final = 4
-_HEDGE_FACTOR: Final = 10  # Runs of entries take longer than single ones.
 _AHEAD_MAX: Final = 20_000  # Entries that are sought at a time.
 _ENTRY_BYTES_GUESSED: Final = 1024  # Of a ledger of which nothing is known yet.
 
@@ -196,7 +195,7 @@ class _Attempt:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._calls = Calls[Ask](bookies)
-        self._hedge = HedgeDelay(_HEDGE_FACTOR * config.read_hedge_ms_min)
+        self._hedge = HedgeDelay(config.read_hedge_ms_min, BATCH_FACTOR)
         self._asked_ns: dict[Ask, int] = {}  # In order; who is not overdue.
         self._entry_bytes = 0  # About what one takes.
         self._last: Entry | None = None
@@ -270,6 +269,8 @@ class _Attempt:
             config=self._config,
             on_news=self._calls.wake,
         )
+        if survey.highest_entry > start:
+            write_backs.open()
         try:
             await self._find_and_write_back(search, write_backs)
         finally:

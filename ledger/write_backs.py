@@ -117,6 +117,11 @@ class WriteBacks:
     def new_fragments(self) -> list[Fragment]:
         return self._copies.new_fragments()
 
+    def open(self) -> None:
+        """There will be something to write back: connections take a moment."""
+        for place in self._places:
+            self._open_channel(place)
+
     def add(self, entries: list[Entry]) -> None:
         """In order, to everybody at once."""
         frames: dict[int, list[bytes]] = {}

@@ -4,35 +4,43 @@ An entry is right if its digest is, and if it names this ledger and an entry tha
 batch everything up to the first flaw is taken; what comes behind is asked for again.
 """
 
+import struct
 from collections.abc import Sequence
+from typing import Final
 
-from rollbook.proto.errors import DigestMismatch
 from rollbook.proto.ids import EntryId
 from rollbook.proto.ports import Buffer
-from rollbook.proto.wire.digest import Entry, LedgerDigest
+from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, Entry, LedgerDigest
+
+_ids_at: Final = struct.Struct(">qqqq").unpack_from
+_new_entry: Final = tuple.__new__  # Without looking at the fields' names.
 
 
 def unpack_batch(
     digest: LedgerDigest, bodies: Sequence[Buffer], first_entry: EntryId, count: int
 ) -> list[Entry]:
-    """In ascending order, perhaps with gaps. Raises `DigestMismatch` if the first body is flawed."""
+    """In ascending order, perhaps with gaps. Raises `DigestMismatch` if the first body is flawed.
+
+    What `LedgerDigest.unpack_entry` does, a batch at a time: half of what reading costs is here.
+    """
     entries: list[Entry] = []
+    ledger_id, overhead_bytes = digest.ledger_id, digest.overhead_bytes
+    digest_of = digest.digest
     next_entry, end = first_entry, first_entry + count
     for body in bodies:
-        try:
-            entry = digest.unpack_entry(body, None)
-            if not next_entry <= entry.entry_id < end:
-                raise DigestMismatch(
-                    f"entry {entry.entry_id} was not asked for",
-                    ledger_id=digest.ledger_id,
-                    entry_id=next_entry,
-                )
-        except DigestMismatch:
-            if not entries:
-                raise
+        data = bytes(body)
+        header, payload = data[:ENTRY_HEADER_BYTES], data[overhead_bytes:]
+        if (
+            len(data) < overhead_bytes
+            or data[ENTRY_HEADER_BYTES:overhead_bytes] != digest_of(header, payload)
+            or (ids := _ids_at(header))[0] != ledger_id
+            or not next_entry <= ids[1] < end
+        ):
+            if not entries:  # It says what is wrong, unless that is the entry's id.
+                digest.unpack_entry(data, next_entry)
             break
-        entries.append(entry)
-        next_entry = EntryId(entry.entry_id + 1)
+        entries.append(_new_entry(Entry, (*ids, payload)))
+        next_entry = ids[1] + 1
     return entries
 
 

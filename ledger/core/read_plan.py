@@ -34,6 +34,8 @@ _NS_PER_MS: Final = 1_000_000
 _LATENCIES_KEPT: Final = 128
 _SORTED_EVERY: Final = 16
 _PERCENTILE: Final = 0.95
+_UNKNOWN_FACTOR: Final = 4
+BATCH_FACTOR: Final = 10  # A batch may take so much longer than an entry before it is called slow.
 _PASSING: Final = (BookieUnreachable, ConnectionLost, Overloaded, Throttled)
 
 
@@ -92,11 +94,13 @@ class HedgeDelay:
     everything is slow, everything is waited for longer, and nothing is asked twice.
     """
 
-    def __init__(self, at_least_ms: float) -> None:
-        self._at_least_ns = int(at_least_ms * _NS_PER_MS)
+    def __init__(self, at_least_ms: float, factor: int = 1) -> None:
+        """`factor`: for what takes so many times longer as a rule."""
+        self._at_least_ns = int(at_least_ms * factor * _NS_PER_MS)
         self._latencies: deque[int] = deque(maxlen=_LATENCIES_KEPT)
         self._since_sorted = 0
-        self.delay_ns = self._at_least_ns
+        # The first ones wait for connections, too.
+        self.delay_ns = _UNKNOWN_FACTOR * self._at_least_ns
 
     def observe(self, latency_ns: int) -> None:
         self._latencies.append(latency_ns)

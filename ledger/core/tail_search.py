@@ -66,7 +66,6 @@ class TailSearch:
         self._highest_seen = highest_seen
         self._batch_slots = batch_slots
         self._batch_entries_max = batch_entries_max
-        self._covers = [covering_slots(quorum, offset) for offset in range(quorum.ensemble)]
         self._probes = 1
         self._planned_end = self._next
         self._sought: dict[EntryId, _Sought] = {}
@@ -85,26 +84,33 @@ class TailSearch:
             self._to_plan.append(entry_id)
         self._planned_end = EntryId(max(self._planned_end, end))
         runs = _Runs(self._quorum, self._batch_slots, self._batch_entries_max)
+        chunk, cover = -1, covering_slots(self._quorum, 0)
         for entry_id in sorted(dict.fromkeys(self._to_plan)):
             if (sought := self._sought.get(entry_id)) is not None:
-                one = self._one_to_ask(entry_id, sought)
+                if entry_id // self._batch_entries_max != chunk:
+                    chunk = entry_id // self._batch_entries_max
+                    cover = covering_slots(self._quorum, chunk % self._quorum.ensemble)
+                one = self._one_to_ask(entry_id, sought, cover)
                 slots = self._all_to_ask(entry_id, sought) if one is None else (one,)
                 for slot in slots:
                     if not sought.pending >> slot & 1:
                         sought.pending |= 1 << slot
                         runs.add(slot, entry_id, may_join=one is not None)
         self._to_plan.clear()
-        return runs.asks
+        return runs.asks()
 
-    def _one_to_ask(self, entry_id: EntryId, sought: _Sought) -> int | None:
+    def _one_to_ask(self, entry_id: EntryId, sought: _Sought, cover: Sequence[int]) -> int | None:
         """The same for neighbours; None: it is unlikely to be there, or was not where it was sought."""
+        if entry_id > self._highest_seen:
+            return None
         untried = self._quorum.write_mask(entry_id) & ~sought.tried
-        if entry_id > self._highest_seen or not untried:
+        if not untried:
             return None
         untried &= (self._batch_slots & untried) or untried
-        chunk = entry_id // self._batch_entries_max
-        cover = self._covers[chunk % self._quorum.ensemble]
-        return next((s for s in cover if untried >> s & 1), untried.bit_length() - 1)
+        for slot in cover:
+            if untried >> slot & 1:
+                return slot
+        return untried.bit_length() - 1
 
     def _all_to_ask(self, entry_id: EntryId, sought: _Sought) -> Iterable[int]:
         return (
@@ -226,23 +232,25 @@ class _Runs:
     """Puts questions for neighbouring entries to one member into one."""
 
     def __init__(self, quorum: Quorum, batch_slots: Slots, entries_max: int) -> None:
-        self.asks: list[Ask] = []
         self._quorum = quorum
         self._batch_slots = batch_slots
         self._entries_max = entries_max
-        self._open: dict[int, int] = {}  # Slot -> index of the ask that may grow.
+        self._runs: list[list[int]] = []  # Slot, first entry, behind the last one.
+        self._open: dict[int, list[int]] = {}  # By slot: the one that may grow.
 
     def add(self, slot: int, entry_id: EntryId, *, may_join: bool) -> None:
         """A question for an entry alone gets an answer; what a batch leaves out has none."""
-        may_join = may_join and self._batch_slots >> slot & 1 == 1
-        at = self._open.get(slot)
-        if at is not None and may_join:
-            ask = self.asks[at]
-            span = entry_id - ask.first_entry + 1
-            next_held = self._quorum.first_held(slot, EntryId(ask.first_entry + ask.span))
-            if next_held == entry_id and span <= self._entries_max:
-                self.asks[at] = ask._replace(span=span)
-                return
-        if may_join:
-            self._open[slot] = len(self.asks)
-        self.asks.append(Ask(slot, entry_id, 1))
+        if may_join and self._batch_slots >> slot & 1:
+            run = self._open.get(slot)
+            if run is not None and entry_id - run[1] < self._entries_max:
+                behind = run[2]
+                if entry_id in (behind, self._quorum.first_held(slot, EntryId(behind))):
+                    run[2] = entry_id + 1
+                    return
+            run = self._open[slot] = [slot, entry_id, entry_id + 1]
+        else:
+            run = [slot, entry_id, entry_id + 1]
+        self._runs.append(run)
+
+    def asks(self) -> list[Ask]:
+        return [Ask(slot, EntryId(first), behind - first) for slot, first, behind in self._runs]
