@@ -196,7 +196,7 @@ class LedgerReader:
                 ledger_id=self.ledger_id,
                 entry_id=last_entry,
                 last_add_confirmed=self.last_add_confirmed,
-                next_step="`read_last_confirmed()` asks anew; `read_unconfirmed` takes what is there.",
+                next_step="`read_last_confirmed()` asks anew, `read_unconfirmed` takes what is there",
             )
         return self._stream(first_entry, last_entry)
 
