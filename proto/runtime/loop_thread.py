@@ -16,15 +16,27 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Does it there and waits for it. An interrupted caller cancels it, and waits for that."""
         assert threading.current_thread() is not self._thread
+        if not self.is_alive:
+            work.close()
+            raise RuntimeError("it was closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except KeyboardInterrupt:
             future.cancel()
             raise
+
+    def start(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Does it there some time soon, unless all is over; from any thread, its own, too."""
+        if self.is_alive:
+            asyncio.run_coroutine_threadsafe(make(), self._loop)
 
     def call(self, function: Callable[[], T]) -> T:
         """Like `run`, of what does not wait but needs the loop."""
@@ -36,7 +48,7 @@ class LoopThread:
 
     def close(self) -> None:
         """What still runs there is cancelled. Idempotent."""
-        if not self._loop.is_closed():
+        if self.is_alive:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 

@@ -1,0 +1,87 @@
+"""How a program of one's own comes to `Ledgers`: on the real machine, by a URL.
+
+    async with connect("zk://zk1,zk2,zk3/ledgers") as ledgers:
+        …
+
+The one module here that knows the machine; the others see it through ports.
+"""
+
+import random
+import ssl
+from collections.abc import Generator
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.formats.layout import Layout
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.network import SocketTransport
+
+
+def connect(
+    metadata: str,
+    config: ClientConfig = ClientConfig(),  # noqa: B008  # A frozen value.
+    *,
+    tls: ssl.SSLContext | None = None,
+    visits: bool = False,
+) -> "Connecting":
+    """To be awaited, or entered with `async with`; the first way the caller calls `close`.
+
+    `metadata` is zk://host,host/ledgers or sqlite:///path. `tls`, as `client_context` of
+    `rollbook.proto.runtime.tls` makes it: bookies are spoken to behind TLS only. `visits`: an
+    embedded store that nobody serves is opened all the same, for a moment's work.
+
+    Raises `NoSuchCluster`, `MetadataUnavailable`, `BadConfig`, `WrongCluster`.
+    """
+    return Connecting(metadata, config, tls, visits)
+
+
+class Connecting:
+    def __init__(
+        self, metadata: str, config: ClientConfig, tls: ssl.SSLContext | None, visits: bool
+    ) -> None:
+        self._metadata = metadata
+        self._config = replace(config, uses_tls=True) if tls else config
+        self._tls = tls
+        self._visits = visits
+        self._ledgers: Ledgers | None = None
+
+    def __await__(self) -> Generator[Any, None, Ledgers]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Ledgers:
+        self._ledgers = await self._open()
+        return self._ledgers
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._ledgers is not None
+        await self._ledgers.close()
+
+    async def _open(self) -> Ledgers:
+        url = MetadataUrl.parse(self._metadata)
+        clock, randomness = SystemClock(), random.Random(random.SystemRandom().getrandbits(128))
+        store = await open_metadata_store(
+            url, visit=self._visits, clock=clock, randomness=randomness
+        )
+        try:
+            layout = Layout(url.layout.value) if url.layout else None
+            cluster = await open_cluster(store, url.ledgers_root, layout=layout)
+        except BaseException:
+            await store.close()
+            raise
+        ledgers = Ledgers(
+            *(SocketTransport(client_tls=self._tls), store, cluster, clock, randomness),
+            self._config,
+            owns_store=True,
+        )
+        return await ledgers.__aenter__()

@@ -1,0 +1,126 @@
+"""What is to be said of a ledger's copies when each of them has been looked at.
+
+    good          sound bytes, the same payload as the others
+    missing       its bookie says that it has none
+    bad           its bytes are not what anybody wrote
+    different     sound, but another payload than most; two against each other: nobody knows which
+    unknown       its bookie may have lost it, or could not read it
+    unreachable   its bookie did not answer
+
+An entry is lost if no copy is good and none may still turn up, in doubt if one may.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from rollbook.proto.errors import BookieFailed, DigestMismatch, EntryStateUnknown, Missing
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.metadata import Fragment
+from rollbook.proto.quorum import Quorum
+
+
+class CopyState(Enum):
+    GOOD = "good"
+    MISSING = "missing"
+    BAD = "bad"
+    DIFFERENT = "different"
+    UNKNOWN = "unknown"
+    UNREACHABLE = "unreachable"
+
+
+Copy = int | CopyState
+"""A sound copy is known by a digest of its payload."""
+
+_MAY_TURN_UP: Final = (CopyState.UNKNOWN, CopyState.UNREACHABLE)
+
+
+def state_after(error: type[Exception]) -> CopyState:
+    """Of a copy that could not be had."""
+    if issubclass(error, Missing):
+        return CopyState.MISSING
+    if issubclass(error, DigestMismatch):
+        return CopyState.BAD
+    if issubclass(error, EntryStateUnknown | BookieFailed):
+        return CopyState.UNKNOWN
+    return CopyState.UNREACHABLE
+
+
+@dataclass(slots=True)
+class Flaw:
+    """Copies of one fragment with one bookie that are all in the same bad state."""
+
+    fragment: EntryId
+    bookie: BookieId
+    state: CopyState
+    first_entry: EntryId
+    last_entry: EntryId
+    count: int
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Of a whole ledger, or of as much as was looked at."""
+
+    quorum: Quorum
+    entries: int = 0
+    copies: Counter[CopyState] = field(default_factory=Counter)
+    under_replicated: int = 0  # Entries with fewer good copies than `write`,
+    below_ack: int = 0  # than `ack`: those, too, count above;
+    in_doubt: int = 0  # without any, of which one may still turn up;
+    lost: int = 0  # without any.
+    flaws: list[Flaw] = field(default_factory=list)
+    _open: dict[tuple[EntryId, int], Flaw] = field(default_factory=dict)
+
+    def on_entry(self, fragment: Fragment, entry_id: EntryId, copies: Mapping[int, Copy]) -> None:
+        """`copies` by their places in the ensemble. Entries come in ascending order."""
+        states = _compare(copies)
+        good = sum(state is CopyState.GOOD for state in states.values())
+        self.entries += 1
+        self.under_replicated += good < self.quorum.write
+        self.below_ack += good < self.quorum.ack
+        if not good:
+            is_doubtful = any(state in _MAY_TURN_UP for state in states.values())
+            self.in_doubt += is_doubtful
+            self.lost += not is_doubtful
+        self.copies.update(states.values())
+        for slot, state in states.items():
+            self._note(fragment, slot, entry_id, state)
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.flaws
+
+    def _note(self, fragment: Fragment, slot: int, entry_id: EntryId, state: CopyState) -> None:
+        """One flaw as long as the place's copies are in one state."""
+        key = fragment.first_entry, slot
+        flaw = self._open.get(key)
+        if flaw is not None and flaw.state is state:
+            flaw.last_entry = entry_id
+            flaw.count += 1
+        elif state is CopyState.GOOD:
+            self._open.pop(key, None)
+        else:
+            bookie = fragment.ensemble[slot]
+            flaw = Flaw(fragment.first_entry, bookie, state, entry_id, entry_id, 1)
+            self._open[key] = flaw
+            self.flaws.append(flaw)
+
+
+def _compare(copies: Mapping[int, Copy]) -> dict[int, CopyState]:
+    sound = [copy for copy in copies.values() if isinstance(copy, int)]
+    if len(set(sound)) > 1:
+        (most, votes), (_, next_votes) = Counter(sound).most_common(2)
+        right = most if votes > next_votes else None
+    else:
+        right = sound[0] if sound else None
+    return {
+        slot: copy
+        if isinstance(copy, CopyState)
+        else CopyState.GOOD
+        if copy == right
+        else CopyState.DIFFERENT
+        for slot, copy in copies.items()
+    }

@@ -1,0 +1,294 @@
+"""The ledgers of one cluster: what users hold, on whatever ports they run.
+
+    create        bookies are picked and the metadata written; no bookie is asked
+    open          as far as is confirmed, of a ledger that may be written meanwhile
+    open_recover  its writer is stopped, its end found, the ledger closed (`recovery.py`)
+    open_tailing  goes on with the writer
+    delete        no writer of a deleted ledger goes on unaware (LG1)
+
+Whoever knows the metadata knows the passwords: they guard a ledger against mistakes, not against
+attackers. One that is given has to be the right one.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+
+from rollbook.ledger.bookies import Bookies
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.placement import Placement
+from rollbook.ledger.reader import LedgerReader
+from rollbook.ledger.recovery import Recovery
+from rollbook.ledger.writer import LedgerWriter
+from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
+from rollbook.proto.cluster.cluster import Cluster, ensure_layout
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes, LedgerWalk, StoredLedger
+from rollbook.proto.errors import InvalidRequest, MetadataConflict, Unauthorized
+from rollbook.proto.ids import FIRST_ENTRY, LedgerId, parse_ledger_id
+from rollbook.proto.metadata import Fragment, LedgerMetadata, draw_creation_token
+from rollbook.proto.ports import Clock, MetadataStore, Randomness, Transport
+from rollbook.proto.quorum import Quorum
+from rollbook.proto.wire.digest import DigestType, LedgerDigest
+
+logger = structlog.get_logger()
+
+_DELETE_RACES_MAX: Final = 20
+_NOTHING: Final[Mapping[str, bytes]] = {}
+
+
+class Ledgers:
+    """Owns its connections and all that it has opened; the metadata store only if told so.
+
+    As a context manager, or `start` and `close`. Use it from one event loop only.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        store: MetadataStore,
+        cluster: Cluster,
+        clock: Clock,
+        randomness: Randomness,
+        config: ClientConfig,
+        *,
+        owns_store: bool = False,
+    ) -> None:
+        self.cluster = cluster
+        self.config = config
+        self.nodes: Final = LedgerNodes(store, cluster.root, cluster.layout)
+        self._store = store
+        self._owns_store = owns_store
+        self._clock = clock
+        self._randomness = randomness
+        self._watcher = BookieWatcher(store, cluster.root)
+        self._health = Health()
+        self.bookies: Final = Bookies(
+            transport, self._watcher, clock, randomness, config, self._health
+        )
+        self._placement = Placement(self._health, randomness, config.rack_of)
+        self._recovery = Recovery(
+            *(self.nodes, self.bookies, self._placement, self._health),
+            *(clock, randomness, config),
+        )
+        self._handles: dict[LedgerWriter | LedgerReader, None] = {}
+        self._has_layout = False
+
+    async def start(self) -> None:
+        """Returns when it knows the bookies. Raises what the metadata store raises."""
+        await self._watcher.start()
+
+    async def close(self) -> None:
+        """Ends whatever it has opened, and leaves nothing behind.
+
+        Ledgers that are still written stay open, for recovery to close: close their writers first.
+        """
+        for handle in list(self._handles):
+            if not handle.is_stopped:
+                await handle.stop()
+        self._handles.clear()
+        await self.bookies.close()
+        await self._watcher.close()
+        if self._owns_store:
+            await self._store.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --- Ledgers ------------------------------------------------------------------------------
+
+    async def create(
+        self,
+        *,
+        ensemble: int = 3,
+        write: int = 3,
+        ack: int = 2,
+        digest: DigestType = DigestType.CRC32C,
+        password: bytes = b"",
+        custom: Mapping[str, bytes] = _NOTHING,
+        ledger_id: int | None = None,
+    ) -> LedgerWriter:
+        """A new ledger, empty and open; close its writer at the end.
+
+        Each entry lies with `write` of `ensemble` bookies and is confirmed when `ack` have it on
+        disk. `ledger_id` is for those who give ids themselves; `NodeExists` if it is taken.
+
+        Raises `NotEnoughBookies`, `InvalidRequest`. Cancelled, or after `ConnectionLost`, there may
+        be an empty ledger that nobody writes.
+        """
+        quorum = Quorum(ensemble, write, ack)
+        if not self._has_layout:
+            await ensure_layout(self._store, self.cluster)
+            self._has_layout = True
+        placed = self._placement.pick_ensemble(quorum, self.live(), self._clock.monotonic_ns())
+        fragments = (Fragment(FIRST_ENTRY, placed),)
+        created_ms = self._clock.wall_us() // 1000
+        token = draw_creation_token(self._randomness)
+
+        def make(new_id: LedgerId) -> LedgerMetadata:
+            return LedgerMetadata(
+                *(new_id, quorum, fragments),
+                digest_type=digest,
+                password=password,
+                custom=tuple(sorted(custom.items())),
+                created_ms=created_ms,
+                creation_token=token,
+            )
+
+        if ledger_id is None:
+            stored = await self.nodes.create_new(make)
+        else:
+            stored = await self.nodes.create(make(parse_ledger_id(ledger_id)))
+        writer = LedgerWriter(
+            *(stored, LedgerDigest(digest, password, stored.metadata.ledger_id), password),
+            nodes=self.nodes,
+            bookies=self.bookies,
+            placement=self._placement,
+            health=self._health,
+            clock=self._clock,
+            randomness=self._randomness,
+            config=self.config,
+        )
+        self._keep(writer)
+        return writer
+
+    async def open(
+        self, ledger_id: int, password: bytes | None = None, *, digest: DigestType | None = None
+    ) -> LedgerReader:
+        """To read what is confirmed now. The writer, if there is one, goes on.
+
+        `password` None: the one that the metadata names. `digest`: of a ledger that is so old that
+        its metadata does not say. Raises `NoSuchLedger`, `Unauthorized`, `InvalidRequest`, and
+        `EntryUnavailable` if too few bookies can be heard to know what is confirmed.
+        """
+        return await self._open(await self.metadata(ledger_id), password, digest)
+
+    async def open_recover(
+        self, ledger_id: int, password: bytes | None = None, *, digest: DigestType | None = None
+    ) -> LedgerReader:
+        """Stops the writer for good, finds out where the ledger ends and closes it there.
+
+        All that was confirmed is in it; what was on its way may be. A closed ledger is opened as it
+        is. Raises as `open`, and `RecoveryIncomplete` if too few bookies can be heard; nothing is
+        lost by trying again.
+        """
+        stored = await self.metadata(ledger_id, fresh=True)
+        key, kind = _credentials(stored.metadata, password, digest)
+        stored = await self._recovery.recover(stored, key, kind)
+        return await self._open(stored, password, digest)
+
+    async def open_tailing(
+        self, ledger_id: int, password: bytes | None = None, *, digest: DigestType | None = None
+    ) -> LedgerReader:
+        """Like `open`, for a reader that goes on with the writer: see `LedgerReader.tail`."""
+        return await self._open(await self.metadata(ledger_id), password, digest)
+
+    async def delete(
+        self,
+        ledger_id: int,
+        password: bytes | None = None,
+        *,
+        digest: DigestType | None = None,
+        is_forced: bool = False,
+    ) -> None:
+        """Its writer, if there is one, is stopped first (LG1); bookies give the space back later.
+
+        Forced, it is deleted though its writer could not be stopped: that one goes on for a while,
+        in vain. Raises `NoSuchLedger`, and as `open_recover`. Cancelled, the ledger may be fenced.
+        """
+        ledger_id = parse_ledger_id(ledger_id)
+        for _ in range(_DELETE_RACES_MAX):
+            stored = await self.metadata(ledger_id, fresh=True)
+            key, kind = _credentials(stored.metadata, password, digest)
+            if not is_forced:
+                stored = await self._recovery.fence(stored, key, kind)
+            with suppress(MetadataConflict):  # Somebody recovers it, or repairs it: once more.
+                await self.nodes.delete(ledger_id, stored.version)
+                logger.info("ledger_deleted", ledger_id=ledger_id)
+                return
+        raise MetadataConflict("it changes again and again", ledger_id=ledger_id)
+
+    def list(self, start: int = 0) -> LedgerWalk:
+        """All ids from `start` on, in order. `async for`; raises rather than pass over any."""
+        return self.nodes.ids(parse_ledger_id(start))
+
+    async def metadata(self, ledger_id: int, *, fresh: bool = False) -> StoredLedger:
+        """`fresh`: not as a replica of the store may remember it. Raises `NoSuchLedger`."""
+        return await self.nodes.read(parse_ledger_id(ledger_id), fresh=fresh)
+
+    # --- Bookies ------------------------------------------------------------------------------
+
+    def live(self) -> LiveBookies:
+        """Who is registered, as was heard last."""
+        return self.bookies.live()
+
+    async def until_writable(self, count: int, deadline_s: float) -> None:
+        """Until so many bookies take new ledgers. Raises `TimeoutError`."""
+        async with asyncio.timeout(deadline_s):
+            while len((live := self.live()).writable) < count:
+                await self._watcher.changed(live)
+
+    # ------------------------------------------------------------------------------------------
+
+    async def _open(
+        self, stored: StoredLedger, password: bytes | None, digest: DigestType | None
+    ) -> LedgerReader:
+        key, kind = _credentials(stored.metadata, password, digest)
+        reader = LedgerReader(
+            *(stored, LedgerDigest(kind, key, stored.metadata.ledger_id)),
+            nodes=self.nodes,
+            bookies=self.bookies,
+            health=self._health,
+            clock=self._clock,
+            randomness=self._randomness,
+            config=self.config,
+        )
+        self._keep(reader)
+        await reader.start()
+        return reader
+
+    def _keep(self, handle: LedgerWriter | LedgerReader) -> None:
+        for each in [each for each in self._handles if each.is_stopped]:
+            del self._handles[each]
+        self._handles[handle] = None
+
+
+def _credentials(
+    metadata: LedgerMetadata, password: bytes | None, digest: DigestType | None
+) -> tuple[bytes, DigestType]:
+    """Raises `Unauthorized`, `InvalidRequest`."""
+    known = metadata.password
+    if password is None:
+        password = known or b""
+    elif known is not None and password != known:
+        raise Unauthorized("the password is wrong", ledger_id=metadata.ledger_id)
+    kind = metadata.digest_type or digest
+    if kind is None:
+        raise InvalidRequest(
+            "the ledger is so old that it does not say how its entries are protected",
+            ledger_id=metadata.ledger_id,
+            next_step="say which digest it is: bookkeeper used CRC32 or HMAC",
+        )
+    if digest is not None and digest is not kind:
+        raise InvalidRequest(
+            f"its entries are protected by {kind.name}, not by {digest.name}",
+            ledger_id=metadata.ledger_id,
+        )
+    return password, kind

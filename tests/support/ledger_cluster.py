@@ -1,0 +1,144 @@
+"""A small cluster of real bookies, to which a ledger client connects as anybody's would.
+
+In this process, on the caller's loop, for tests that look inside or want no processes:
+
+    async with LocalCluster(folder) as cluster:
+        async with cluster.connect() as ledgers: …
+        await cluster.stop("bk-2"); await cluster.start("bk-2")
+
+As child processes on the embedded store, for benches and for tests that kill:
+
+    with processes.family() as children:
+        cluster = ProcessCluster(children, folder)
+        async with connect(cluster.url) as ledgers: …
+        cluster.bookies["bk-2"].kill(); cluster.start("bk-2")
+"""
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from rollbook.bookie.bookie import Bookie, Settings
+from rollbook.bookie.config import BookieConfig, ServerConfig, StorageConfig
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.connecting import Connecting, connect
+from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.ids import BookieId
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.ports import Clock, Disk, MetadataStore, Randomness, Transport
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.disk import SystemDisk
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.network import SocketTransport
+from tests.support import bookies
+from tests.support.processes import Family
+
+MIB: Final = 1024 * 1024
+NAMES: Final = ("bk-1", "bk-2", "bk-3")
+PATIENCE_S: Final = 60.0
+DEFAULT: Final = ClientConfig()
+
+
+@dataclass
+class _Machine:
+    disk: Disk = field(default_factory=SystemDisk)
+    transport: Transport = field(default_factory=SocketTransport)
+    clock: Clock = field(default_factory=SystemClock)
+    randomness: Randomness = field(default_factory=random.Random)
+
+
+class LocalCluster:
+    """Its metadata lies in memory: `url` is good in this process, on this loop."""
+
+    def __init__(self, folder: Path, names: Iterable[str] = NAMES) -> None:
+        self.url = f"memory:{folder.name.replace('_', '-')}-{random.getrandbits(32):x}"
+        self.bookies: dict[str, Bookie] = {}  # Those that run.
+        self._folder = folder
+        self._names = tuple(names)
+        self._store: MetadataStore
+
+    async def __aenter__(self) -> Self:
+        self._store = await open_metadata_store(self.url)
+        root = MetadataUrl.parse(self.url).ledgers_root
+        await initialise(self._store, root, random.Random())
+        for name in self._names:
+            await self.start(name)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for name in list(self.bookies):
+            await self.stop(name)
+        await self._store.close()
+
+    async def start(self, name: str) -> Bookie:
+        """It serves and is registered when this returns."""
+        settings = Settings(
+            BookieConfig(
+                metadata=self.url, bookie_id=name, listen="127.0.0.1:0", session_timeout_s=4.0
+            ),
+            StorageConfig(
+                str(self._folder / name / "journal"),
+                (str(self._folder / name / "ledgers"),),
+                journal_file_bytes=8 * MIB,
+                idle_after_ms=20,
+            ),
+            ServerConfig(),
+        )
+        bookie = await Bookie.open(_Machine(), await open_metadata_store(self.url), settings)
+        await bookie.register()
+        self.bookies[name] = bookie
+        return bookie
+
+    async def stop(self, name: str) -> None:
+        """In order: gone from the registrations first."""
+        await self.bookies.pop(name).close()
+
+    def connect(self, config: ClientConfig = DEFAULT) -> Connecting:
+        return connect(self.url, config)
+
+
+class ProcessCluster:
+    """`rollbook server bookie`, three times; the first of them serves the embedded store."""
+
+    def __init__(
+        self,
+        children: Family,
+        folder: Path,
+        names: Iterable[str] = NAMES,
+        environment: Mapping[str, str] = {},
+    ) -> None:
+        self.url = f"sqlite://{folder}/metadata.db"
+        self.bookies: dict[str, bookies.RunningBookie] = {}
+        self._children = children
+        self._folder = folder
+        self._environment = environment
+        asyncio.run(self._initialise())
+        for name in names:
+            self.start(name)
+
+    async def _initialise(self) -> None:
+        store = await open_metadata_store(self.url, create=True)
+        try:
+            await initialise(store, MetadataUrl.parse(self.url).ledgers_root, random.Random())
+        finally:
+            await store.close()
+
+    def start(self, name: str) -> bookies.RunningBookie:
+        """It serves and is registered when this returns."""
+        bookie = bookies.start(
+            *(self._children, self._folder / name, self.url, "--log-level", "error"),
+            bookie_id=name,
+            environment=self._environment,
+        )
+        bookie.wait_ready(PATIENCE_S)
+        self.bookies[BookieId(name)] = bookie
+        return bookie

@@ -1,0 +1,231 @@
+"""From create to delete, with real bookies on real sockets and disks, in this process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.errors import (
+    AppendUnsettled,
+    InvalidRequest,
+    LedgerFenced,
+    NodeExists,
+    NoSuchLedger,
+    NotEnoughBookies,
+    RecoveryIncomplete,
+    Unauthorized,
+)
+from rollbook.proto.ids import EntryId
+from rollbook.proto.metadata import LedgerState
+from rollbook.proto.wire.digest import DigestType
+from tests.support.ledger_cluster import LocalCluster
+
+PATIENCE_S = 30.0
+VERSIONS = pytest.mark.parametrize("version", [2, 3])
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(tmp_path) as cluster:
+        yield cluster
+
+
+def client(version: int = 3) -> ClientConfig:
+    return ClientConfig(protocol_version=version)
+
+
+async def payloads_of(
+    ledgers: Ledgers, ledger_id: int, password: bytes | None = None
+) -> list[bytes]:
+    async with await ledgers.open(ledger_id, password) as reader:
+        return [entry.payload async for entry in reader.read()]
+
+
+def letters(count: int, size: int = 10) -> list[bytes]:
+    return [b"%0*d" % (size, number) for number in range(count)]
+
+
+@VERSIONS
+@pytest.mark.parametrize("digest", list(DigestType), ids=lambda d: d.name)
+@pytest.mark.parametrize("ensemble", [2, 3], ids=["whole", "striped"])
+async def test_from_create_to_delete(
+    cluster: LocalCluster, version: int, digest: DigestType, ensemble: int
+) -> None:
+    wanted = letters(300)
+    async with asyncio.timeout(PATIENCE_S), cluster.connect(client(version)) as ledgers:
+        writer = await ledgers.create(
+            ensemble=ensemble,
+            write=2,
+            ack=2,
+            digest=digest,
+            password=b"secret",
+            custom={"application": b"test", "blob": b"\x00\xff"},
+        )
+        async with writer:
+            ids = [writer.append(payload) for payload in wanted[:100]]
+            assert await asyncio.gather(*ids) == list(range(100))
+            assert await writer.append_many(wanted[100:200]) == range(100, 200)
+
+            tailer = await ledgers.open_tailing(writer.ledger_id, b"secret")
+            seen: list[bytes] = []
+
+            async def follow() -> None:
+                async for news in tailer.follow():
+                    seen.extend(entry.payload for entry in news.entries)
+
+            following = asyncio.create_task(follow())
+            while len(seen) < 200:  # The last one, too, without a further entry.
+                await asyncio.sleep(0.01)
+            for payload in wanted[200:]:
+                writer.append(payload)
+            await writer.flush()
+        await following
+        assert seen == wanted
+
+        async with await ledgers.open(writer.ledger_id, b"secret") as reader:
+            metadata = reader.metadata
+            assert metadata.state is LedgerState.CLOSED
+            assert (metadata.last_entry, metadata.length) == (299, sum(map(len, wanted)))
+            assert dict(metadata.custom) == {"application": b"test", "blob": b"\x00\xff"}
+            entries = [entry async for entry in reader.read()]
+            assert [entry.payload for entry in entries] == wanted
+            part = [entry.entry_id async for entry in reader.read(EntryId(50), EntryId(59))]
+            assert part == list(range(50, 60))
+
+        await ledgers.delete(writer.ledger_id, b"secret")
+        with pytest.raises(NoSuchLedger):
+            await ledgers.open(writer.ledger_id)
+        with pytest.raises(NoSuchLedger):
+            await ledgers.delete(writer.ledger_id)
+        assert [each async for each in ledgers.list()] == []
+
+
+@VERSIONS
+@pytest.mark.parametrize("ensemble", [2, 3], ids=["whole", "striped"])
+async def test_what_a_dead_writer_left_is_recovered(
+    cluster: LocalCluster, version: int, ensemble: int
+) -> None:
+    wanted = letters(500)
+    async with asyncio.timeout(PATIENCE_S), cluster.connect(client(version)) as ledgers:
+        writer = await ledgers.create(ensemble=ensemble, write=2, ack=2)
+        await writer.append_many(wanted)
+        await writer.stop()
+        async with await ledgers.open_recover(writer.ledger_id) as reader:
+            assert reader.metadata.is_closed
+            assert [entry.payload async for entry in reader.read()] == wanted
+
+
+@VERSIONS
+async def test_a_recovery_stops_the_writer_beside_it(cluster: LocalCluster, version: int) -> None:
+    async with asyncio.timeout(PATIENCE_S), cluster.connect(client(version)) as ledgers:
+        writer = await ledgers.create()
+        await writer.append_many(letters(10))
+        async with await ledgers.open_recover(writer.ledger_id) as reader:
+            assert reader.last_add_confirmed == 9
+        with pytest.raises(AppendUnsettled):
+            await writer.append(b"late")
+        with pytest.raises(LedgerFenced):
+            writer.append(b"later")
+        with pytest.raises(AppendUnsettled):
+            await writer.close()
+        assert await payloads_of(ledgers, writer.ledger_id) == letters(10)
+
+
+async def test_deleting_stops_the_writer(cluster: LocalCluster) -> None:
+    """LG1. Else it would go on, confirming what nobody can ever read."""
+    async with asyncio.timeout(PATIENCE_S), cluster.connect() as ledgers:
+        writer = await ledgers.create()
+        await writer.append(b"first")
+        await ledgers.delete(writer.ledger_id)
+        with pytest.raises(AppendUnsettled):
+            await writer.append(b"second")
+        with pytest.raises(AppendUnsettled):
+            await writer.close()
+
+
+async def test_who_cannot_stop_the_writer_does_not_delete_unless_forced(tmp_path: Path) -> None:
+    """LG1."""
+    quick = ClientConfig(read_deadline_s=0.5, add_deadline_s=0.5)
+    async with LocalCluster(tmp_path) as cluster, cluster.connect(quick) as ledgers:
+        async with asyncio.timeout(PATIENCE_S):
+            writer = await ledgers.create()
+            await writer.append(b"first")
+            await cluster.stop("bk-1")
+            await cluster.stop("bk-2")
+            with pytest.raises(RecoveryIncomplete):
+                await ledgers.delete(writer.ledger_id)
+            assert (await ledgers.metadata(writer.ledger_id)).metadata.state is (
+                LedgerState.IN_RECOVERY
+            )
+            await ledgers.delete(writer.ledger_id, is_forced=True)
+            assert [each async for each in ledgers.list()] == []
+
+
+async def test_a_wrong_password_opens_nothing(cluster: LocalCluster) -> None:
+    async with asyncio.timeout(PATIENCE_S), cluster.connect() as ledgers:
+        async with await ledgers.create(password=b"right") as writer:
+            await writer.append(b"x")
+        for work in (ledgers.open, ledgers.open_recover, ledgers.open_tailing, ledgers.delete):
+            with pytest.raises(Unauthorized):
+                await work(writer.ledger_id, b"wrong")
+        with pytest.raises(InvalidRequest):
+            await ledgers.open(writer.ledger_id, digest=DigestType.HMAC)
+        assert await payloads_of(ledgers, writer.ledger_id, b"right") == [b"x"]
+        assert await payloads_of(ledgers, writer.ledger_id) == [b"x"]
+
+
+async def test_what_cannot_be_created_is_not(cluster: LocalCluster) -> None:
+    async with asyncio.timeout(PATIENCE_S), cluster.connect() as ledgers:
+        with pytest.raises(NotEnoughBookies):
+            await ledgers.create(ensemble=4)
+        with pytest.raises(InvalidRequest):
+            await ledgers.create(ensemble=3, write=2, ack=3)
+        async with await ledgers.create(ledger_id=2**40) as writer:
+            await writer.append(b"x")
+        with pytest.raises(NodeExists):
+            await ledgers.create(ledger_id=2**40)
+        assert await payloads_of(ledgers, 2**40) == [b"x"]
+        async with await ledgers.create() as empty:
+            pass
+        assert await payloads_of(ledgers, empty.ledger_id) == []
+        assert [each async for each in ledgers.list()] == sorted((2**40, empty.ledger_id))
+        assert [each async for each in ledgers.list(empty.ledger_id + 1)] == [2**40]
+
+
+async def test_a_bookie_that_goes_is_replaced_and_one_that_comes_is_found(tmp_path: Path) -> None:
+    names = [f"bk-{number}" for number in range(1, 5)]
+    async with LocalCluster(tmp_path, names) as cluster, cluster.connect() as ledgers:
+        async with asyncio.timeout(PATIENCE_S):
+            async with await ledgers.create() as writer:
+                await writer.append_many(letters(100))
+                gone = writer.metadata.fragments[0].ensemble[1]
+                await cluster.stop(gone)
+                for _ in range(50):
+                    await writer.append_many(letters(10))
+            ensembles = [fragment.ensemble for fragment in writer.metadata.fragments]
+            assert len(ensembles) == 2
+            assert gone not in ensembles[1]
+            assert len(await payloads_of(ledgers, writer.ledger_id)) == 600
+            await cluster.start(gone)
+            await ledgers.until_writable(4, PATIENCE_S)
+
+
+async def test_closing_leaves_nothing_behind(cluster: LocalCluster) -> None:
+    before = asyncio.all_tasks()
+    async with asyncio.timeout(PATIENCE_S):
+        ledgers = await cluster.connect()
+        writer = await ledgers.create()
+        await writer.append(b"x")
+        pending = writer.append(b"y")
+        tailer = await ledgers.open_tailing(writer.ledger_id)
+        tailing = tailer.tail()
+        assert (await anext(tailing)).payload == b"x"
+        await ledgers.close()
+        await asyncio.gather(pending, return_exceptions=True)
+        left = {task.get_name() for task in asyncio.all_tasks() - before}
+        assert not {name for name in left if "bookie" in name.lower()}
+        async with cluster.connect() as again, await again.open_recover(writer.ledger_id) as reader:
+            assert reader.last_add_confirmed in (0, 1)
