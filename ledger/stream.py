@@ -1,7 +1,7 @@
 """Entries in order, read ahead: a window of runs is under way or waits for whoever iterates.
 
 A run is what one batch brings. What does not fit into it is asked for before anything new. However
-slowly the entries are taken, no more is held than the window and what one run brings too much.
+slowly the entries are taken, no more is held than the window and one run that brings too much (RD5).
 """
 
 import asyncio
