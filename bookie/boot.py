@@ -40,7 +40,7 @@ from rollbook.proto.ports import Disk, DiskLock, File, OpenMode, Randomness
 logger = structlog.get_logger()
 
 _FIRST_READ_BYTES = 64 * 1024
-_MOUNT = f"Mount its disks; if they are gone for good: {FORMAT}"
+_MOUNT = f"mount its disks; if they are gone for good: {FORMAT}"
 
 
 def log_path(directory: str, number: int) -> str:
@@ -115,18 +115,23 @@ async def find_store(
             raise BadConfig("there is no store here", path=directory, next_step=_MOUNT)
     catalog = await CatalogFiles.load(disk, catalog_directories(config), randomness)
     if catalog is None:
-        for directory, suffix in _places(config):
-            if await _numbers(disk, directory, suffix):
-                raise DataLost(
-                    "the catalog of this store is missing",
-                    path=config.ledger_dirs[0],
-                    next_step=f"bring the file back; if it is gone for good: {FORMAT}",
-                )
+        await refuse_remains(disk, config)
         raise BadConfig("there is no store here", next_step=_MOUNT)
     boot = _Boot(disk, config, cache, catalog, accepts_loss)
     await boot.look_through_logs()
     await boot.read_journal()
     return boot.found
+
+
+async def refuse_remains(disk: Disk, config: StorageConfig) -> None:
+    """Raises `DataLost` if there are files of a store: without a catalog nobody can read them."""
+    for directory, suffix in _places(config):
+        if await _numbers(disk, directory, suffix):
+            raise DataLost(
+                "the catalog of this store is missing, or both of its copies are damaged",
+                path=config.ledger_dirs[0],
+                next_step=f"bring the file back; if it is gone for good: {FORMAT}",
+            )
 
 
 async def _sync_ancestors(disk: Disk, directory: str) -> None:

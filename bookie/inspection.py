@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollbook.bookie.boot import catalog_directories, log_path
+from rollbook.bookie.boot import catalog_directories, log_path, refuse_remains
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.catalog import Catalog, Log
@@ -48,7 +48,7 @@ _NEEDED: Final = ("needed", "spare", "missing")
 _FIRST_BYTES: Final = 64 * 1024
 _ENTRY_HEAD: Final = 16  # Ledger and entry id, which every entry begins with.
 _LOOKS: Final = 3  # A store that is in use may replace its catalog meanwhile.
-_MAKE_ONE: Final = "Name the directories of a bookie, as `rollbook bookie init` was given them."
+_MAKE_ONE: Final = "name the directories of a bookie, as `rollbook bookie init` was given them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,7 @@ class StoreFiles:
             if found:
                 return cls(disk, config, found)
             break
+        await refuse_remains(disk, config)
         raise BadConfig("there is no store here", path=config.ledger_dirs[0], next_step=_MAKE_ONE)
 
     async def lock(self) -> list[DiskLock]:

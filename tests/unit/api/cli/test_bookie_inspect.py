@@ -341,6 +341,17 @@ def test_damage_that_a_twin_makes_up_for_is_told(folder: Path) -> None:
     assert "catalog" in told[str(catalog)]["what"]
 
 
+@pytest.mark.parametrize("command", ["info", "ledgers", "mark", "verify", "entrylog"])
+def test_a_store_without_a_sound_catalog_is_damaged_and_not_absent(
+    folder: Path, command: str
+) -> None:
+    for path in [*(folder / "a").glob("catalog-*"), *(folder / "b").glob("catalog-*")]:
+        path.write_bytes(bytes(path.stat().st_size))
+    refused = run(command, *files(folder)).exception
+    assert isinstance(refused, errors.DataLost)
+    assert "both of its copies are damaged" in str(refused)
+
+
 def test_an_index_that_leads_astray_is_told(folder: Path) -> None:
     """Sound by its checksums, and wrong."""
     log = shown("entrylog", *files(folder))[0]
