@@ -3,7 +3,8 @@
 Peers write adds in one of two orders, Java before 4.18 by field number, since then with the flag
 first. Both are matched by one regular expression, and then every length is held against the others.
 A writer's adds of one size look all the same, but for three numbers in fixed places: after two of
-them the next ones are compared with the last instead, which proves as much at half the cost.
+them the next ones are compared with the last instead, which proves as much at half the cost. Replies
+to adds that look alike are read by columns.
 An add that looks different in any way, in the order of its fields or with fields that nobody knows,
 is left to protobuf and comes back here packed in the usual way. So what is stored has a known form.
 
@@ -15,11 +16,12 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v3
 from rollbook.proto.wire.adds import AddGroup, AddPacker, AddReplies, Adds
+from rollbook.proto.wire.columns import count_alike, unpack_column
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LedgerDigest, pack_entry_header
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES
 from rollbook.proto.wire.messages import Failure
@@ -47,6 +49,11 @@ _match_reply: Final = message_pattern(
 _match_reply_head: Final = message_pattern(
     rb"\x10(V) \xaa\x06 ([\x00-\x7f]) \x08(V) \x10(V) \x18"
 ).fullmatch
+
+_TXN_ID_AT: Final = 11  # In the frame of a reply.
+_TXN_BYTES_MAX: Final = 9  # With ten, not everything is a number of 64 bits.
+_ALIKE_MIN: Final = 8  # From so many replies on it pays to look for their like.
+_ALIKE_MAX: Final = 1024
 
 _length_at: Final = struct.Struct(">I").unpack_from
 _ids_at: Final = struct.Struct(">qqq").unpack_from  # Of an entry: ledger, entry, LAC.
@@ -318,12 +325,34 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
             add_entry_id = group.entry_ids.append
         if len(entry) != entry_bytes:
             break
+        size = end - position
+        if buffer.startswith(head, match.start(1) + _ALIKE_MIN * size):
+            entry_ids = _take_replies_alike(buffer, position, size, match.start(1), entry_bytes)
+            if entry_ids:
+                group.entry_ids.extend(entry_ids)
+                position += len(entry_ids) * size
+                continue
         if entry[1:] != high_varint:
             high_varint = entry[1:]
             high_bits = _unpack_high_bits(high_varint)
         add_entry_id(EntryId(entry[0] & 0x7F | high_bits))
         position = end
     return [group for group, _ in replies.values() if group.entry_ids], position
+
+
+def _take_replies_alike(
+    buffer: bytes, position: int, size: int, head_at: int, entry_bytes: int
+) -> list[EntryId]:
+    """The entry ids of the reply at `position` and of those behind it that differ from it by their
+    transaction ids and entry ids only. None at all if it has a priority beside its transaction id.
+    """
+    txn_id = range(_TXN_ID_AT, head_at - position)
+    if len(txn_id) > _TXN_BYTES_MAX:
+        return []
+    rows = min((len(buffer) - position) // size, _ALIKE_MAX)
+    rows = count_alike(buffer, position, size, rows, (txn_id, range(size - entry_bytes, size)))
+    entry_at = position + size - entry_bytes
+    return cast(list[EntryId], unpack_column(buffer, entry_at, size, rows, entry_bytes))
 
 
 def _open_replies(head: bytes) -> tuple[AddReplies, int]:

@@ -164,6 +164,34 @@ def test_v3_replies_to_adds_are_heard_as_protobuf_reads_them(seed: int) -> None:
     assert sorted(heard, key=str) == sorted(expected, key=str)
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_v3_replies_to_adds_that_look_alike_are_heard_as_protobuf_reads_them(seed: int) -> None:
+    """W2: read by columns, but for the one whose turn it is to differ, by a byte or by its ids."""
+    chance = random.Random(seed)
+    txn_id = chance.choice((1, 100, 16_300, 2**40, 2**63 - 20, 2**64 - 60))
+    entry_id = chance.choice((0, 100, 16_300, 2**21 - 20, 2**40, 2**62))
+    ledger_id = chance.choice((1, 2**40))
+    frames: list[bytes] = []
+    for row in range(chance.randrange(9, 60)):
+        reply = AddReply(None, LedgerId(ledger_id), EntryId(entry_id + row))
+        frames.append(v3.Origin(3, txn_id + row, Operation.ADD).pack(reply))
+        if chance.random() < 0.1:
+            entry_id += chance.choice((-40, 1, 300))
+            entry_id = max(entry_id, 0)
+    odd = chance.randrange(len(frames))
+    if seed % 3:
+        at, value = chance.randrange(4, len(frames[odd])), chance.randrange(256)
+        changed = frames[odd][:at] + bytes([value]) + frames[odd][at + 1 :]
+        try:
+            ReplyDecoder().feed(changed)
+        except BadFrame:
+            frames = frames[:odd]
+        else:
+            frames[odd] = changed
+    one_by_one = [item for frame in frames for item in ReplyDecoder().feed(frame)]
+    assert _flatten(ReplyDecoder().feed(b"".join(frames))) == _flatten(one_by_one)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_v3_read_replies_are_heard_as_protobuf_reads_them(seed: int) -> None:
     chance = random.Random(seed)
