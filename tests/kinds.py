@@ -20,7 +20,17 @@ LATER: Final = {
 BENCHES: Final = {
     name: f"tests.bench.{name}"
     for name in (
-        *("bookie", "codec", "hostile", "memory", "metastore", "restart", "simulator", "space"),
+        *(
+            "bookie",
+            "codec",
+            "hostile",
+            "ledger_client",
+            "memory",
+            "metastore",
+            "restart",
+            "simulator",
+            "space",
+        ),
     )
 }
 SMOKE_SEEDS: Final = 100
