@@ -29,12 +29,13 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.service_info import BATCH_READ
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.ports import Clock
-from rollbook.proto.quorum import Ensemble, Quorum
+from rollbook.proto.quorum import Ensemble, Quorum, Slots
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply, Reply, Request
 
 _NS_PER_S: Final = 1_000_000_000
 _PASSING_NS: Final = _NS_PER_S  # So long a restart, or a broken line, may take.
+_GONE_RANK: Final = 3  # Behind all of `Health`'s.
 _PAUSE_S: Final = 0.02  # Before everybody is asked again; doubled.
 
 
@@ -87,42 +88,73 @@ class Copies:
         """Striped runs have gaps, which only bookies with our extension pass over."""
         if self._quorum.ensemble == self._quorum.write:
             return not all(bookie in self._without_batches for bookie in ensemble)
-        return all(self._bookies.has_extension(bookie, BATCH_READ) for bookie in ensemble)
+        live = self._bookies.live()
+        return all(
+            self._bookies.has_extension(bookie, BATCH_READ) or live.find(bookie) is None
+            for bookie in ensemble
+        )
 
     # ------------------------------------------------------------------------------------------
 
     async def _read_stripes(
         self, first_entry: EntryId, count: int, ensemble: Ensemble
     ) -> list[Entry]:
-        """From the fewest members that together hold everything."""
+        """From the fewest members that together hold everything; others step in for who is no use."""
         found: dict[EntryId, Entry] = {}
+        ranks = self._ranks(ensemble)
+        useless: Slots = 0
+        asked_ns: dict[int, int] = {}
+        answered: Slots = 0
+        hedge = self._hedges[True]
         async with Calls[int](self._bookies) as calls:
-            for slot in covering_slots(self._quorum, self._preferred):
-                first_held = self._quorum.first_held(slot, first_entry)
-                held = first_entry + count - first_held
-                if held > 0:
-                    request = self._batch_request(ensemble[slot], first_held, held)
-                    calls.ask(slot, ensemble[slot], request, self._deadline_s)
-            hedge = self._hedges[True]
-            started_ns = self._clock.monotonic_ns()
-            while calls.is_waiting:
-                left_ns = started_ns + hedge.delay_ns - self._clock.monotonic_ns()
-                if left_ns <= 0:
-                    break  # Entries that are missing are read one by one, from others.
-                await calls.news(left_ns / _NS_PER_S)
-                for _, answer in calls.take():
-                    hedge.observe(self._clock.monotonic_ns() - started_ns)
-                    if isinstance(answer, BatchReadReply) and not answer.error:
-                        for entry in self._unpack(answer, first_entry, count):
-                            found[entry.entry_id] = entry
+            while True:
+                cover = self._cover(ranks, useless)
+                for slot in cover:
+                    first_held = self._quorum.first_held(slot, first_entry)
+                    held = first_entry + count - first_held
+                    if slot not in asked_ns and held > 0:
+                        asked_ns[slot] = self._clock.monotonic_ns()
+                        request = self._batch_request(first_held, held)
+                        calls.ask(slot, ensemble[slot], request, self._deadline_s)
+                waits_for = [s for s in cover if s in asked_ns and not answered >> s & 1]
+                if not waits_for:
+                    break
+                now_ns = self._clock.monotonic_ns()
+                left_ns = min(asked_ns[slot] for slot in waits_for) + hedge.delay_ns - now_ns
+                await calls.news(max(0, left_ns) / _NS_PER_S)
+                now_ns = self._clock.monotonic_ns()
+                for slot, answer in calls.take():
+                    entries = self._unpack(answer, first_entry, count)
+                    found.update((entry.entry_id, entry) for entry in entries)
+                    answered |= 1 << slot
+                    useless |= (not entries) << slot
+                    hedge.observe(now_ns - asked_ns[slot])
+                for slot in waits_for:
+                    if not answered >> slot & 1 and now_ns - asked_ns[slot] >= hedge.delay_ns:
+                        useless |= 1 << slot
+                        self._health.on_slow(ensemble[slot], now_ns)
         entries = [found[entry_id] for entry_id in sorted(found)]
         if usable := consecutive(entries, first_entry):
             return entries[:usable]
         return [await self.read_one(first_entry, ensemble)]
 
-    def _unpack(self, reply: BatchReadReply, first_entry: EntryId, count: int) -> list[Entry]:
+    def _cover(self, ranks: Sequence[int], useless: Slots) -> tuple[int, ...]:
+        """Of the healthy, if they hold everything."""
+        healthy = sum(1 << slot for slot, rank in enumerate(ranks) if not rank) & ~useless
+        if all(
+            self._quorum.write_mask(EntryId(each)) & healthy
+            for each in range(self._quorum.ensemble)
+        ):
+            return covering_slots(self._quorum, self._preferred, healthy)
+        return covering_slots(self._quorum, self._preferred, ~useless)
+
+    def _unpack(
+        self, answer: Reply | RollbookError, first_entry: EntryId, count: int
+    ) -> list[Entry]:
+        if not isinstance(answer, BatchReadReply) or answer.error:
+            return []
         try:
-            return unpack_batch(self._digest, reply.bodies, first_entry, count)
+            return unpack_batch(self._digest, answer.bodies, first_entry, count)
         except DigestMismatch:
             return []
 
@@ -187,20 +219,23 @@ class Copies:
             self._without_batches[bookie] = None  # Old ones close the connection on a batch.
 
     def _slots_in_order(self, entry_id: EntryId, ensemble: Ensemble) -> list[int]:
+        return slots_in_order(self._quorum, entry_id, self._preferred, self._ranks(ensemble))
+
+    def _ranks(self, ensemble: Ensemble) -> list[int]:
+        """By slot; who is not registered comes last."""
         now_ns = self._clock.monotonic_ns()
         live = self._bookies.live()
-        ranks = [
-            self._health.read_rank(bookie, now_ns) + 3 * (live.find(bookie) is None)
+        return [
+            self._health.read_rank(bookie, now_ns) + _GONE_RANK * (live.find(bookie) is None)
             for bookie in ensemble
         ]
-        return slots_in_order(self._quorum, entry_id, self._preferred, ranks)
 
     def _request(self, bookie: BookieId, first_entry: EntryId, count: int) -> Request:
         if count > 1 and bookie not in self._without_batches:
-            return self._batch_request(bookie, first_entry, count)
+            return self._batch_request(first_entry, count)
         return Read(self._digest.ledger_id, first_entry)
 
-    def _batch_request(self, bookie: BookieId, first_entry: EntryId, count: int) -> BatchRead:
+    def _batch_request(self, first_entry: EntryId, count: int) -> BatchRead:
         return BatchRead(
             ledger_id=self._digest.ledger_id,
             first_entry=first_entry,

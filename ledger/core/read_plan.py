@@ -28,7 +28,7 @@ from rollbook.proto.errors import (
     Throttled,
 )
 from rollbook.proto.ids import EntryId, LedgerId
-from rollbook.proto.quorum import Ensemble, Quorum
+from rollbook.proto.quorum import Ensemble, Quorum, Slots
 
 _NS_PER_MS: Final = 1_000_000
 _LATENCIES_KEPT: Final = 128
@@ -40,10 +40,20 @@ _PASSING: Final = (BookieUnreachable, ConnectionLost, Overloaded, Throttled)
 
 
 @lru_cache(maxsize=4096)
-def covering_slots(quorum: Quorum, offset: int) -> tuple[int, ...]:
-    """The fewest members that together hold every entry; another choice for each offset."""
-    size = quorum.ensemble
-    return tuple((offset + step) % size for step in range(0, size, quorum.write))
+def covering_slots(quorum: Quorum, offset: int, usable: Slots = -1) -> tuple[int, ...]:
+    """Few members, of the usable ones, that together hold all that these hold.
+
+    The fewest if all can be used; another choice for each offset.
+    """
+    size, write = quorum.ensemble, quorum.write
+    cover: dict[int, None] = {}
+    for first in range(offset - write + 1, offset - write + 1 + size):
+        holders = [slot % size for slot in range(first, first + write)]  # Of entries like `first`.
+        if not any(slot in cover for slot in holders):
+            slot = next((slot for slot in reversed(holders) if usable >> slot & 1), None)
+            if slot is not None:
+                cover[slot] = None
+    return tuple(cover)
 
 
 def slots_in_order(

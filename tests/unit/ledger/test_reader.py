@@ -145,6 +145,23 @@ def test_a_hung_bookie_costs_a_hedge_and_no_deadline() -> None:
     stage(act)
 
 
+@pytest.mark.parametrize("is_hung", [True, False], ids=["hung", "in doubt"])
+def test_a_striped_ledger_is_read_by_runs_around_a_bookie_of_no_use(is_hung: bool) -> None:
+    """RD2: by few runs, not entry by entry."""
+    names = [f"b{i}" for i in range(5)]
+
+    async def act(on: Stage) -> None:
+        on.announce_batches(*names)
+        reader = await closed_ledger(on, Quorum(5, 3, 2), 500)
+        on["b1"].is_hung, on["b1"].is_wiped = is_hung, not is_hung
+        on["b3"].is_hung, on["b3"].is_wiped = is_hung, not is_hung
+        assert await ids_of(reader.read()) == list(range(500))
+        assert sum(len(each.heard) for each in on.keepers(" ".join(names))) < 40
+        await reader.close()
+
+    stage(act, bookies=names)
+
+
 def test_a_reader_finds_the_copies_that_moved() -> None:
     """RD2: bookies died long ago, and the ledger was repaired."""
 

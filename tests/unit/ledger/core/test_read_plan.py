@@ -36,6 +36,19 @@ def test_few_members_hold_everything(size: int) -> None:
                 assert any(quorum.holds(slot, entry_id) for slot in cover)
 
 
+@pytest.mark.parametrize("size", range(1, 7))
+def test_others_step_in_for_those_that_cannot_be_used(size: int) -> None:
+    """RD2: as long as anybody holds an entry, somebody of the cover does."""
+    for write in range(1, size + 1):
+        quorum = Quorum(size, write, 1)
+        for usable in range(1 << size):
+            cover = covering_slots(quorum, size // 2, usable)
+            assert all(usable >> slot & 1 for slot in cover)
+            for entry_id in map(EntryId, range(size)):
+                is_held = bool(quorum.write_mask(entry_id) & usable)
+                assert any(quorum.holds(slot, entry_id) for slot in cover) is is_held
+
+
 def test_the_healthy_come_first_and_neighbours_ask_the_same_one() -> None:
     """RD2."""
     quorum = Quorum(3, 3, 2)
