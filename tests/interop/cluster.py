@@ -19,6 +19,7 @@ from kazoo.client import KazooClient
 from rollbook.proto.ports import Address
 from tests.interop import toolchain
 from tests.interop.puppet import Puppet
+from tests.support.bookies import cpu_s
 from tests.support.java import JavaProject
 from tests.support.processes import Child, Family, family
 from tests.support.zookeeper import ZooKeeperTree, free_port
@@ -73,6 +74,12 @@ class Bookie:
     @property
     def is_running(self) -> bool:
         return self._life is not None and self._life.is_running
+
+    @property
+    def cpu_s(self) -> float:
+        """Of this life."""
+        assert self._life is not None
+        return cpu_s(self._life.pid)
 
     @property
     def standing(self) -> Standing | None:

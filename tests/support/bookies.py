@@ -66,6 +66,12 @@ def address_in(ready_line: str) -> Address:
     return Address(host, int(port))
 
 
+def cpu_s(pid: int) -> float:
+    """Of all the process's threads, in user and kernel mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
+
+
 class RunningBookie:
     """One process. What a test may do to it, and what the kernel says about it."""
 
@@ -120,9 +126,7 @@ class RunningBookie:
 
     @property
     def cpu_s(self) -> float:
-        """Of all its threads, in user and kernel mode."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
+        return cpu_s(self.pid)
 
     @property
     def open_files(self) -> int:

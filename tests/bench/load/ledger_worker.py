@@ -1,0 +1,213 @@
+"""Our ledger client under load, in a process of its own: the twin of `java/…/Peer.java`.
+
+A line in is a job, a line out its figures, under the same names. The client is what
+`rollbook.ledger.connect` gives to anybody, with its defaults.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import structlog
+
+from rollbook.ledger import ClientConfig, Ledgers, LedgerWriter, connect
+
+PASSWORD: Final = b"secret"
+_SAMPLED: Final = 16  # Every so manieth append is timed: a callback for each would be the load.
+_BURSTS: Final = 8
+
+Job = dict[str, Any]
+Found = dict[str, Any]
+
+
+class Worker:
+    def __init__(self, metadata: str) -> None:
+        self._metadata = metadata
+
+    async def run(self, job: Job) -> Found:
+        jobs: dict[str, Callable[[Ledgers, Job], Awaitable[Found]]] = {
+            "adds": _adds,
+            "fill": _adds,
+            "read": _read,
+            "recover": _recover,
+            "recover_idle": _recover_idle,
+            "tail": _tail,
+        }
+        config = ClientConfig(
+            protocol_version=2 if job["client"] == "v2" else 3,
+        )
+        async with connect(self._metadata, config) as ledgers:
+            return await jobs[job["do"]](ledgers, job)
+
+
+async def _create(ledgers: Ledgers) -> LedgerWriter:
+    return await ledgers.create(ensemble=3, write=3, ack=2, password=PASSWORD)
+
+
+async def _adds(ledgers: Ledgers, job: Job) -> Found:
+    async with await _create(ledgers) as writer:
+        await writer.append(b"connected")
+        append = _append_many if job.get("many") else _append_each
+        return await append(writer, job)
+
+
+async def _append_each(writer: LedgerWriter, job: Job) -> Found:
+    """A future for each entry; in bursts, of which so many are under way as the window holds."""
+    payload, window = b"x" * job["size"], job["window"]
+    burst = max(1, window // _BURSTS)
+
+    def append(clock: _Latencies) -> "asyncio.Future[Any]":
+        for number in range(burst):
+            future = writer.append(payload)
+            if number % _SAMPLED == 0:
+                clock.start(future)
+        return future
+
+    return await _keep_going(writer, job, burst, window // burst, append)
+
+
+async def _append_many(writer: LedgerWriter, job: Job) -> Found:
+    """The same with one future for each `many` entries."""
+    many = job["many"]
+    payloads = [b"x" * job["size"]] * many
+
+    def append(clock: _Latencies) -> "asyncio.Future[Any]":
+        future = writer.append_many(payloads)
+        clock.start(future)
+        return future
+
+    return await _keep_going(writer, job, many, job["window"] // many, append)
+
+
+async def _keep_going(
+    writer: LedgerWriter,
+    job: Job,
+    burst: int,
+    bursts: int,
+    append: Callable[["_Latencies"], "asyncio.Future[Any]"],
+) -> Found:
+    latencies, stopwatch = _Latencies(), _Stopwatch()
+    end_ns = time.perf_counter_ns() + int(job["seconds"] * 1e9)
+    under_way: deque[asyncio.Future[Any]] = deque()
+    sent = 0
+    while sent < job["count"] and time.perf_counter_ns() < end_ns:
+        if len(under_way) == bursts:
+            await under_way.popleft()
+        await writer.ready(burst, burst * job["size"])
+        under_way.append(append(latencies))
+        sent += burst
+    await writer.flush()
+    return stopwatch.found(latencies.found_ns, sent, writer.ledger_id)
+
+
+class _Latencies:
+    """From an append to the news that it is confirmed."""
+
+    def __init__(self) -> None:
+        self.found_ns: list[int] = []
+
+    def start(self, future: "asyncio.Future[Any]") -> None:
+        since_ns = time.perf_counter_ns()
+
+        def on_done(done: "asyncio.Future[Any]") -> None:
+            assert done.exception() is None
+            self.found_ns.append(time.perf_counter_ns() - since_ns)
+
+        future.add_done_callback(on_done)
+
+
+async def _read(ledgers: Ledgers, job: Job) -> Found:
+    """All of a closed ledger, entry objects included."""
+    async with await ledgers.open(job["ledger"], PASSWORD) as reader:
+        stopwatch = _Stopwatch()
+        entries = payload_bytes = 0
+        async with reader.read() as stream:
+            while run := await stream.next_run():
+                entries += len(run)
+                payload_bytes += sum(len(entry.payload) for entry in run)
+        return {**stopwatch.read(), "entries": entries, "bytes": payload_bytes}
+
+
+async def _recover(ledgers: Ledgers, job: Job) -> Found:
+    stopwatch = _Stopwatch()
+    async with await ledgers.open_recover(job["ledger"], PASSWORD) as reader:
+        return {**stopwatch.read(), "last": reader.last_add_confirmed}
+
+
+async def _recover_idle(ledgers: Ledgers, job: Job) -> Found:
+    times = []
+    whole = _Stopwatch()
+    for _ in range(job["count"]):
+        writer = await _create(ledgers)
+        for _ in range(10):
+            await writer.append(b"x" * job["size"])
+        since_ns = time.perf_counter_ns()
+        async with await ledgers.open_recover(writer.ledger_id, PASSWORD):
+            times.append(time.perf_counter_ns() - since_ns)
+        await writer.stop()
+    return whole.found(times, job["count"], -1)
+
+
+async def _tail(ledgers: Ledgers, job: Job) -> Found:
+    """From the append to a reader that follows in the same process, at a steady pace."""
+    count, interval_s = job["count"], 1 / job["rate"]
+    sent_ns = [0] * count
+    latencies = [0] * count
+    payload = b"x" * job["size"]
+    writer = await _create(ledgers)
+    reader = await ledgers.open_tailing(writer.ledger_id, PASSWORD)
+
+    async def follow() -> None:
+        async for entry in reader.tail():
+            latencies[entry.entry_id] = time.perf_counter_ns() - sent_ns[entry.entry_id]
+            if entry.entry_id == count - 1:
+                return
+
+    following = asyncio.ensure_future(follow())
+    stopwatch = _Stopwatch()
+    start = time.perf_counter()
+    for number in range(count):
+        await asyncio.sleep(max(0.0, start + number * interval_s - time.perf_counter()))
+        sent_ns[number] = time.perf_counter_ns()
+        writer.append(payload)
+    await following
+    await reader.close()
+    await writer.close()
+    return stopwatch.found(latencies, count, writer.ledger_id)
+
+
+class _Stopwatch:
+    def __init__(self) -> None:
+        self._since, self._cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> Found:
+        return {
+            "seconds": time.perf_counter() - self._since,
+            "cpu_s": time.process_time() - self._cpu,
+        }
+
+    def found(self, latencies_ns: list[int], count: int, ledger: int) -> Found:
+        found = self.read() | {"count": count, "ledger": ledger}
+        latencies_ns.sort()
+        for name, share in (("p50_ns", 0.5), ("p99_ns", 0.99), ("p999_ns", 0.999)):
+            found[name] = latencies_ns[min(len(latencies_ns) - 1, int(len(latencies_ns) * share))]
+        return found
+
+
+def main() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    worker = Worker(sys.argv[1])
+    for line in sys.stdin:
+        try:
+            answer: Found = {"value": asyncio.run(worker.run(json.loads(line)))}
+        except Exception as error:  # noqa: BLE001  # The harness tells it to whoever looks on.
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
