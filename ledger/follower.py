@@ -211,7 +211,8 @@ class Follower(AsyncIterator[News]):
             except DigestMismatch:
                 self._waits_for = DigestMismatch.code.reason
                 return False
-            lac = max(lac or NO_ENTRY, entry.last_add_confirmed)
+            known = NO_ENTRY if lac is None else lac  # Which may be entry 0.
+            lac = max(known, entry.last_add_confirmed)
             if entry.entry_id == self._next and lac >= entry.entry_id:
                 self._brought = entry
         self._preferred = slot

@@ -15,7 +15,7 @@ from rollbook.proto.runtime.loop_thread import LoopThread
 from tests.support import processes
 from tests.support.ledger_cluster import ProcessCluster
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
