@@ -1,12 +1,16 @@
 """How commands show facts: tables and lines for people, JSON for programs."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
 
 FORMATS: Final = ("table", "json", "ndjson")
+_HUMP: Final = re.compile(r"(?<=[a-z0-9])([A-Z])")
+_THEN_MS: Final = 10**12  # In 2001: what is less is no time of ours but a duration.
 
 output_option: Final = click.option(
     "-o",
@@ -42,8 +46,20 @@ def show_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], output:
 
 
 def as_lines(facts: Mapping[str, Any]) -> str:
-    width = max(map(len, facts))
-    return "\n".join(f"{name:{width}}  {shown(value)}" for name, value in facts.items())
+    lines = dict(_flat(facts))
+    width = max(map(len, lines))
+    return "\n".join(f"{name:{width}}  {text}" for name, text in lines.items())
+
+
+def _flat(facts: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in facts.items():
+        name = within + _HUMP.sub(r"_\1", name).lower()  # BookKeeper's names are in camelCase.
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{name}.")
+        elif name.endswith("_ms") and isinstance(value, int) and (not value or value >= _THEN_MS):
+            yield name.removesuffix("_ms"), _time(value)
+        else:
+            yield name, shown(value)
 
 
 def as_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -61,8 +77,16 @@ def shown(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.3f}".rstrip("0").rstrip(".")
     if isinstance(value, dict):
         return " ".join(f"{name}={shown(each)}" for name, each in value.items()) or "-"
     if isinstance(value, list):
         return ", ".join(map(shown, value)) or "-"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value)
+
+
+def _time(wall_ms: int) -> str:
+    return (
+        f"{datetime.fromtimestamp(wall_ms / 1000, UTC):%Y-%m-%d %H:%M:%SZ}" if wall_ms else "never"
+    )
