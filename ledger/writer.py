@@ -41,7 +41,7 @@ from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.adds import AddPacker, AddReplies
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
-from rollbook.proto.wire.messages import WriteLac
+from rollbook.proto.wire.messages import WriteLac, WriteLacReply
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from rollbook.proto.wire.v3_adds import V3AddPacker
 
@@ -105,9 +105,10 @@ class LedgerWriter:
         self._is_closing = False
         self._is_drained = False  # Nothing changes any more but to CLOSED.
         self._closing: asyncio.Task[None] | None = None
-        self._turn_is_due = False
+        self._turn_is_due = self._offer_is_due = False
         self._tick_s = config.add_deadline_s / DEADLINE_TICKS
         self._ticker: asyncio.TimerHandle | None = None
+        self._lac_idle_s = config.explicit_lac_idle_ms / 1000
         self._lac_timer: asyncio.TimerHandle | None = None
         self._lac_seen = self._lac_sent = self._pipeline.acks.last_add_confirmed
         self._busy_pauses_s = [0.0] * metadata.quorum.ensemble
@@ -194,14 +195,18 @@ class LedgerWriter:
 
         Raises what `append` would. Cancelling it leaves nothing behind.
         """
-        while True:
-            if self._is_closing or self._failure is not None:
-                raise self._refusal()
-            if self._pipeline.has_room(entries, payload_bytes):
-                return
+        has_waited = False
+        while not self._has_room(entries, payload_bytes):
             turn = self._new_future()
             self._wants_room.append(turn)
-            await turn
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._pass_room_on()
+                raise
+            has_waited = True
+        if has_waited:
+            self._pass_room_on()
 
     async def flush(self) -> None:
         """Returns when all that was appended before is confirmed.
@@ -247,7 +252,8 @@ class LedgerWriter:
 
     async def stop(self) -> None:
         """Ends at once and leaves the ledger open, for recovery to close. Idempotent."""
-        self._stop(LedgerClosed("its writer was stopped", ledger_id=self.ledger_id))
+        if not self.is_stopped:
+            self._stop(LedgerClosed("its writer was stopped", ledger_id=self.ledger_id))
         if self._closing is not None:
             self._closing.cancel()
             await asyncio.gather(self._closing, return_exceptions=True)
@@ -323,14 +329,12 @@ class LedgerWriter:
             return
         if self._ticker is None:
             self._ticker = self._loop.call_later(self._tick_s, self._on_tick)
-        if self._must_read_back():
-            return  # `_read_back` sends it.
         for slot in range(len(self._channels)):
             self._send(slot)
 
     def _send(self, slot: int) -> None:
         channel = self._channels[slot]
-        if not channel.is_open or self._reading_back is not None:
+        if not channel.is_open or self._must_read_back():
             return
         room = _SEND_AHEAD_BYTES - channel.queued_bytes
         if room > 0:
@@ -374,8 +378,12 @@ class LedgerWriter:
     def _retry(self, slot: int) -> None:
         del self._timers[slot]
         frames, count = self._pipeline.retry(slot)
-        if count and self._channels[slot].is_open:
-            self._channels[slot].write(frames, count)
+        channel = self._channels[slot]
+        if count and channel.is_open:
+            if self._must_read_back():
+                self._pipeline.restart(slot)
+            else:
+                channel.write(frames, count)
         self._send(slot)
 
     # --- Confirming ---------------------------------------------------------------------------
@@ -386,31 +394,43 @@ class LedgerWriter:
             _, future, result = waiting.popleft()
             if not future.done():  # Else its caller has cancelled it.
                 future.set_result(result)
-        if self._lac_timer is None and self._config.explicit_lac_idle_ms and not self._is_closing:
-            self._plan_lac()
+        if self._lac_timer is None and self._lac_idle_s and not self._is_closing:
+            self._plan_lac(self._lac_idle_s)
+
+    def _has_room(self, entries: int, payload_bytes: int) -> bool:
+        if self._is_closing or self._failure is not None:
+            raise self._refusal()
+        return self._pipeline.has_room(entries, payload_bytes)
 
     def _offer_room(self) -> None:
-        """To all who wait: each looks again, and those who find none come back here."""
-        waiting, self._wants_room = self._wants_room, deque()
-        for turn in waiting:
-            if not turn.done():
+        """To as many as there may be room for. Who finds too little of it waits again."""
+        self._offer_is_due = False
+        is_over = self._is_closing or self._failure is not None
+        count = len(self._wants_room) if is_over else self._pipeline.free_entries
+        for _ in range(min(count, len(self._wants_room))):
+            turn = self._wants_room.popleft()
+            if not turn.done():  # Else he was cancelled.
                 turn.set_result(None)
+
+    def _pass_room_on(self) -> None:
+        """Whoever leaves may have left some."""
+        if self._wants_room and not self._offer_is_due:
+            self._offer_is_due = True
+            self._loop.call_soon(self._offer_room)
 
     # --- The explicit LAC (WR7) -----------------------------------------------------------------
 
-    def _plan_lac(self) -> None:
+    def _plan_lac(self, after_s: float) -> None:
         self._lac_seen = self.last_add_confirmed
-        idle_s = self._config.explicit_lac_idle_ms / 1000
-        self._lac_timer = self._loop.call_later(idle_s, self._on_idle)
+        self._lac_timer = self._loop.call_later(after_s, self._on_idle)
 
     def _on_idle(self) -> None:
         """Readers see the last entry though none follows that would carry its confirmation."""
         self._lac_timer = None
         lac = self.last_add_confirmed
         if lac > self._lac_seen or self._telling is not None:
-            self._plan_lac()
-        elif lac > max(self._pipeline.told_lac, self._lac_sent) and self._reading_back is None:
-            self._lac_sent = lac
+            self._plan_lac(self._lac_idle_s)
+        elif lac > max(self._pipeline.told_lac, self._lac_sent) and not self._must_read_back():
             self._telling = self._loop.create_task(self._tell_lac(lac))
 
     async def _tell_lac(self, lac: EntryId) -> None:
@@ -419,9 +439,13 @@ class LedgerWriter:
             self._bookies.call(bookie, request, deadline_s=self._config.add_deadline_s)
             for bookie in self._seating.ensemble
         ]
-        # Who does not hear of it hears the next one, or learns it when the ledger is closed.
-        await asyncio.gather(*calls, return_exceptions=True)
+        replies = await asyncio.gather(*calls, return_exceptions=True)
         self._telling = None
+        heard = sum(isinstance(each, WriteLacReply) and each.error is None for each in replies)
+        if heard >= self._quorum.ack:
+            self._lac_sent = lac
+        elif self._lac_timer is None:  # Too few for readers to be sure to hear of it.
+            self._plan_lac(self._tick_s)
 
     # --- Time ---------------------------------------------------------------------------------
 
@@ -577,7 +601,6 @@ class LedgerWriter:
             )
         if self._placement.lacks_racks(self._quorum, tail.ensemble):
             self._log.warning("ledger_racks_lacking", ensemble=tail.ensemble)
-        self._on_confirmed()  # What was confirmed meanwhile.
         if self._pipeline.release() and self._wants_room:
             self._offer_room()
 
@@ -595,21 +618,25 @@ class LedgerWriter:
         self._looked_ns, self._looked_us = self._clock.monotonic_ns(), self._clock.wall_us()
 
     def _must_read_back(self) -> bool:
-        """The longer of two clocks counts: one of them stands still while the machine sleeps."""
+        """The longer of two clocks counts: one of them stands still while the machine sleeps.
+
+        Nothing may be sent before; `_read_back` sends it.
+        """
+        if self._reading_back is not None:
+            return True
         unseen_s = max(
             (self._clock.monotonic_ns() - self._looked_ns) / 1e9,
             (self._clock.wall_us() - self._looked_us) / 1e6,
         )
         if unseen_s < _READ_BACK_S:
             return False
-        if self._reading_back is None:
-            self._reading_back = self._loop.create_task(self._read_back())
+        self._reading_back = self._loop.create_task(self._read_back())
         return True
 
     async def _read_back(self) -> None:
-        """Nothing is sent before."""
         try:
-            await self._await_change()
+            while self._change is not None:  # It moves the end; none begins meanwhile.
+                await asyncio.shield(self._change)
             self._stored = await self._read_patiently()
             self._seating.verify(self._stored.metadata)
         except RollbookError as error:

@@ -20,17 +20,8 @@ LATER: Final = {
 BENCHES: Final = {
     name: f"tests.bench.{name}"
     for name in (
-        *(
-            "bookie",
-            "codec",
-            "hostile",
-            "ledger_client",
-            "memory",
-            "metastore",
-            "restart",
-            "simulator",
-            "space",
-        ),
+        *("bookie", "codec", "hostile", "ledger_client", "memory", "metastore", "restart"),
+        *("simulator", "space"),
     )
 }
 SMOKE_SEEDS: Final = 100

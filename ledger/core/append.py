@@ -106,6 +106,10 @@ class Pipeline:
             and self._bytes + payload_bytes + entries * _AROUND_BYTES <= self._window_bytes
         )
 
+    @property
+    def free_entries(self) -> int:
+        return self._window_entries - len(self._frames)
+
     def append(self, payload: bytes) -> EntryId:
         """Raises `Overloaded` and `EntryTooLarge`; then nothing has happened."""
         if not self.has_room(1, len(payload)):

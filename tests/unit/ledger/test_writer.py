@@ -25,6 +25,7 @@ from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.messages import Call
 from tests.unit.ledger.scripted_bookie import Peer, acknowledge, ignore
 from tests.unit.ledger.writer_scene import (
     B1,
@@ -581,6 +582,25 @@ def test_after_a_day_the_ledger_is_read_back_before_anything_is_sent() -> None:
     play_writer(story)
 
 
+def test_after_a_day_nothing_is_sent_again_either() -> None:
+    """WR5: a process that stood still for so long has adds without answers."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(1)
+        hang(scene, *THREE)
+        lost = scene.writer.append(b"x")
+        await asyncio.sleep(0.1)
+        scene.clock.ahead_s += 86_500
+        scene.nodes.put(scene.nodes.stored.metadata.with_recovery_started())
+        for name in THREE:
+            scene.bookie(name).living_peers[0].transport.abort()
+        with pytest.raises(AppendUnsettled):
+            await lost
+        assert scene.kept["b1"].entries == [0, 1]
+
+    play_writer(story)
+
+
 # --- The end --------------------------------------------------------------------------------------
 
 
@@ -696,6 +716,26 @@ def test_many_who_wait_for_room_all_get_it() -> None:
     play_writer(story, config=ClientConfig(writer_window_entries=7))
 
 
+def test_room_that_one_gives_up_goes_to_the_next() -> None:
+    async def story(scene: WriterScene) -> None:
+        writer = scene.writer
+        hang(scene, *THREE)
+        writer.append(b"x")
+        writer.append(b"y")
+        waiting = [asyncio.ensure_future(writer.ready()) for _ in range(6)]
+        await asyncio.sleep(0.1)
+        for each in waiting[:3]:
+            each.add_done_callback(lambda _: waiting[3].cancel())
+        waiting[0].cancel()
+        for name in THREE:
+            scene.kept[name].answer_adds = acknowledge
+            scene.bookie(name).living_peers[0].transport.abort()
+        for each in (*waiting[1:3], *waiting[4:]):
+            await each
+
+    play_writer(story, config=ClientConfig(writer_window_entries=2))
+
+
 def test_cancelling_an_append_cancels_the_news_only() -> None:
     async def story(scene: WriterScene) -> None:
         cancelled, kept = scene.writer.append(b"x"), scene.writer.append(b"y")
@@ -719,6 +759,29 @@ def test_the_last_entry_is_told_when_nothing_follows() -> None:
         await asyncio.sleep(0.05)
         for name in THREE:
             assert scene.kept[name].explicit_lacs == [2, 3]
+
+    play_writer(story)
+
+
+def test_the_last_entry_is_told_until_a_quorum_knows() -> None:
+    """WR7."""
+
+    async def story(scene: WriterScene) -> None:
+        def refuse(peer: Peer, call: Call) -> None:
+            peer.send(call.refuse(BookieFailed))
+
+        listening = [scene.bookie(name).on_call for name in THREE]
+        for name in THREE[:2]:
+            scene.bookie(name).on_call = refuse
+        await scene.append(3)
+        await asyncio.sleep(2)
+        for name, listen in zip(THREE, listening, strict=True):
+            scene.bookie(name).on_call = listen
+        await scene.until(lambda: scene.kept["b1"].explicit_lacs)
+        assert set(scene.kept["b3"].explicit_lacs) == {2}
+        assert len(scene.kept["b3"].explicit_lacs) < 12
+        await asyncio.sleep(10)
+        assert len(scene.kept["b1"].explicit_lacs) == 1
 
     play_writer(story)
 
