@@ -33,9 +33,8 @@ from rollbook.proto.wire.messages import Read, ReadReply, Reply
 _POLL_S: Final = 1.0  # What a quiet bookie is asked to wait.
 _GRACE_S: Final = 1.0  # What an answer may take beyond that.
 _SECOND_OPINION_S: Final = 0.1
-_PAUSE_S_MIN: Final = (
-    0.002  # Before somebody who knows nothing of the ledger yet is asked again; doubled.
-)
+_PAUSE_S_MIN: Final = 0.002  # Before anybody is polled again who did not wait; doubled.
+_HEARTBEAT_S: Final = 1.0  # With what a poll may take, so often there are news of any kind.
 _PAUSE_S_MAX: Final = 0.1
 
 
@@ -77,6 +76,7 @@ class Follower(AsyncIterator[News]):
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
         self._waits_for = ""
+        self._pause_s = _PAUSE_S_MIN
         self.is_over = False
         self._wake: Callable[[], None] = _nobody
         view.listen(self._on_change)
@@ -106,6 +106,7 @@ class Follower(AsyncIterator[News]):
 
     async def _next_news(self) -> News | None:
         """None behind the last entry of a closed ledger."""
+        silent_until = self._loop.time() + _HEARTBEAT_S
         while not self.is_over:
             if self._stream is not None:
                 if entries := await self._stream.next_run():
@@ -127,7 +128,7 @@ class Follower(AsyncIterator[News]):
                 return None
             else:
                 await self._poll()
-                if self._next > self._lac and not self._view.metadata.is_closed:
+                if self._next > self._lac and self._loop.time() >= silent_until:
                     return self._hand_out()
         return None
 
@@ -144,46 +145,51 @@ class Follower(AsyncIterator[News]):
 
     async def _poll(self) -> None:
         """Until the LAC rises, the metadata changes, or a while has passed."""
+        began, lac = self._loop.time(), self._lac
+        await self._poll_in_waves(began + _POLL_S + _GRACE_S)
+        if self._lac > lac:
+            self._pause_s = _PAUSE_S_MIN
+        elif self._loop.time() < began + _SECOND_OPINION_S:
+            # Who knows nothing of the ledger yet, or cannot wait, answers at once.
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
+        silence_s = self._loop.time() - self._heard_at
+        if silence_s >= self._silence_s_max:
+            raise EntryUnavailable(
+                f"no bookie of the last fragment has answered for {silence_s:.0f} s"
+                f" ({self._waits_for or 'no answer'})",
+                ledger_id=self._digest.ledger_id,
+                entry_id=self._next,
+            )
+
+    async def _poll_in_waves(self, give_up_at: float) -> None:
         metadata = self._view.metadata
-        fragment = metadata.fragments[-1]
-        waves = [
-            covering_slots(metadata.quorum, (self._preferred + wave) % metadata.quorum.ensemble)
-            for wave in range(metadata.quorum.ensemble)
-        ]
-        give_up_at = self._loop.time() + _POLL_S + _GRACE_S
-        pause_s = _PAUSE_S_MIN
+        fragment, quorum = metadata.fragments[-1], metadata.quorum
+        waves = deque(
+            covering_slots(quorum, (self._preferred + wave) % quorum.ensemble)
+            for wave in range(quorum.ensemble)
+        )
         asked: dict[int, None] = {}
         async with Calls[int](self._bookies) as calls:
             self._wake = calls.wake
             try:
-                while self._loop.time() < give_up_at and not self.is_over:
-                    if waves:
-                        for slot in waves.pop(0):
-                            if slot not in asked:
-                                asked[slot] = None
-                                self._ask(calls, slot, fragment)
+                while self._loop.time() < give_up_at and (waves or calls.is_waiting):
+                    for slot in waves.popleft() if waves else ():
+                        if slot not in asked:
+                            asked[slot] = None
+                            self._ask(calls, slot, fragment)
                     wait_s = _SECOND_OPINION_S if waves else give_up_at - self._loop.time()
                     await calls.news(wait_s)
-                    answers = calls.take()
-                    if self._view.metadata is not metadata or self._view.failure is not None:
+                    has_changed = self._view.metadata is not metadata or self._view.failure
+                    if has_changed or self.is_over:
                         return
-                    is_unknown = False
-                    for slot, answer in answers:
-                        if self._on_answer(slot, answer):
-                            return
-                        is_unknown |= self._is_unknown_ledger(answer)
-                    if is_unknown:
-                        await asyncio.sleep(pause_s)
-                        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
-                        for slot, answer in answers:
-                            if self._is_unknown_ledger(answer):
-                                self._ask(calls, slot, fragment)
-                    elif not calls.is_waiting and not waves:
-                        await asyncio.sleep(_PAUSE_S_MAX)  # All of them fail.
-                        break
+                    is_done = False
+                    for slot, answer in calls.take():
+                        is_done |= self._on_answer(slot, answer)
+                    if is_done:
+                        return
             finally:
                 self._wake = _nobody
-        self._complain()
 
     def _ask(self, calls: Calls[int], slot: int, fragment: Fragment) -> None:
         request = Read(
@@ -195,7 +201,7 @@ class Follower(AsyncIterator[News]):
         calls.ask(slot, fragment.ensemble[slot], request, _POLL_S + _GRACE_S)
 
     def _on_answer(self, slot: int, answer: Reply | RollbookError) -> bool:
-        """Whether that ends the wait."""
+        """Whether that ends the wait: the LAC has risen, or there is nothing to wait for."""
         error = error_of(answer)
         if error is None or issubclass(error, Missing):
             self._heard_at = self._loop.time()
@@ -203,36 +209,21 @@ class Follower(AsyncIterator[News]):
         else:
             self._waits_for = error.code.reason
         if error is not None or not isinstance(answer, ReadReply):
-            return False
-        lac = answer.last_add_confirmed
+            self._preferred = (slot + 1) % self._view.metadata.quorum.ensemble
+            return error is not None and issubclass(error, Missing)
+        lac = NO_ENTRY if answer.last_add_confirmed is None else answer.last_add_confirmed
         if answer.body is not None:
             try:
                 entry = self._digest.unpack_entry(answer.body, answer.entry_id)
             except DigestMismatch:
                 self._waits_for = DigestMismatch.code.reason
                 return False
-            known = NO_ENTRY if lac is None else lac  # Which may be entry 0.
-            lac = max(known, entry.last_add_confirmed)
+            lac = max(lac, entry.last_add_confirmed)
             if entry.entry_id == self._next and lac >= entry.entry_id:
                 self._brought = entry
         self._preferred = slot
-        if lac is not None:
-            self._raise_lac(lac)
-        return True  # Risen, or the bookie's time was up.
-
-    def _is_unknown_ledger(self, answer: Reply | RollbookError) -> bool:
-        error = error_of(answer)
-        return error is not None and issubclass(error, Missing)
-
-    def _complain(self) -> None:
-        silence_s = self._loop.time() - self._heard_at
-        if silence_s >= self._silence_s_max:
-            raise EntryUnavailable(
-                f"no bookie of the last fragment has answered for {silence_s:.0f} s"
-                f" ({self._waits_for or 'no answer'})",
-                ledger_id=self._digest.ledger_id,
-                entry_id=self._next,
-            )
+        self._raise_lac(lac)
+        return True
 
 
 def _nobody() -> None:

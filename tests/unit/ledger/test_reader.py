@@ -305,6 +305,44 @@ def test_a_tail_sees_every_entry_and_the_end(quorum: Quorum) -> None:
     stage(act, bookies=names)
 
 
+@pytest.mark.parametrize("entries", [1, 2])
+def test_a_tail_of_a_short_ledger_waits_and_does_not_spin(entries: int) -> None:
+    """RD4: a LAC of 0 is one, and so is none."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(entries))
+        reader = await on.open()
+        following = asyncio.create_task(ids_of(reader.tail()))
+        await asyncio.sleep(5)
+        assert sum(len(keeper.heard) for keeper in on.keepers("b0 b1 b2")) < 50
+        await on.close_at(entries - 1)
+        assert await following == list(range(entries))
+        await reader.close()
+
+    stage(act)
+
+
+def test_a_tail_of_a_ledger_that_nobody_has_heard_of_does_not_spin() -> None:
+    """RD4."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        reader = await on.open()
+        following = asyncio.create_task(ids_of(reader.tail()))
+        await asyncio.sleep(10)
+        assert sum(len(keeper.heard) for keeper in on.keepers("b0 b1 b2")) < 200
+        for keeper in on.keepers("b2 b1"):  # The third one never hears of it.
+            keeper.put(range(20))
+        await asyncio.sleep(1)
+        await on.close_at(19)
+        assert await following == list(range(20))
+        await reader.close()
+
+    stage(act)
+
+
 def test_a_tail_moves_on_when_a_bookie_hangs() -> None:
     """RD4."""
 
