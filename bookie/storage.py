@@ -523,22 +523,23 @@ class Storage:
     async def _read_run(
         self, ledger_id: int, entry_id: int, count_max: int, bytes_max: int
     ) -> list[bytes]:
-        """From one place, as far as it goes."""
+        """From one place, as far as it goes and nothing younger has them."""
         try:
             for file in self._files():
                 rows = file.memtable.ledgers.get(ledger_id)
                 if rows is None:
                     continue
-                places = rows.run_from(entry_id, count_max)
-                if not places and (place := rows.find(entry_id)):
-                    places = [place]
-                if places:
+                if places := rows.run_from(entry_id, count_max):
                     return await file.records.read_run(places, bytes_max)
             for number in self.catalog.holding(ledger_id, entry_id):
+                count_max = rows.absent_from(entry_id, count_max)
+            beyond = self.catalog.next_extent(ledger_id, entry_id)
+            count_max = min(count_max, beyond - entry_id)
                 async with self._logs.use(number) as log:
                     if found := await log.read_run(ledger_id, entry_id, count_max, bytes_max):
                         return found
         except _DAMAGE:
+                count_max = 1  # Perhaps it has the next one.
             pass
         return []
 

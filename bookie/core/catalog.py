@@ -218,6 +218,11 @@ class Catalog:
             if fields[at + 1] <= entry_id <= fields[at + 2]
         ]
 
+    def next_extent(self, ledger_id: int, entry_id: int) -> int:
+        """The first entry of the next range behind the entry; more than any id if there is none."""
+        fields = self._held.get(ledger_id, ())
+        return min((first for first in fields[1::_HELD] if first > entry_id), default=2**63)
+
     @property
     def held_ledgers(self) -> Collection[int]:
         """Those with entries in logs."""

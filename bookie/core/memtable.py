@@ -90,11 +90,26 @@ class LedgerRows:
         return Place(positions[at], lengths[at])
 
     def run_from(self, entry_id: int, count_max: int) -> list[Place]:
-        """Of the entry and those that follow it without a gap; strays are left to `find`."""
+        """Of the entry and those that follow it without a gap, each at its newest place."""
+        if self.strays:
+            if stray := self.strays.get(entry_id):
+                return [stray]
+            count_max = self._until_stray(entry_id, count_max)
         entry_ids, positions, lengths = self.columns
         start = bisect_left(entry_ids, entry_id)
         end = run_end(entry_ids, entry_id, start, count_max)
         return list(map(Place, positions[start:end], lengths[start:end]))
+
+    def absent_from(self, entry_id: int, count_max: int) -> int:
+        """How many from the entry on it does not have."""
+        if self.strays:
+            count_max = self._until_stray(entry_id, count_max)
+        entry_ids = self.columns.entry_ids
+        at = bisect_left(entry_ids, entry_id)
+        return min(count_max, entry_ids[at] - entry_id) if at < len(entry_ids) else count_max
+
+    def _until_stray(self, entry_id: int, count_max: int) -> int:
+        return next((n for n in range(count_max) if entry_id + n in self.strays), count_max)
 
     @property
     def last_entry(self) -> int:

@@ -260,6 +260,32 @@ def test_a_run_is_what_reading_one_by_one_gives(where: str) -> None:
     tell(story)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_run_gives_the_youngest_of_repeats(seed: int) -> None:
+    """B12: wherever they lie, in memory, in several journal files, in logs."""
+    chance = random.Random(seed)
+
+    async def story(storage: Storage, node: Node) -> None:
+        newest: dict[int, bytes] = {}
+        for _ in range(6):
+            for _ in range(5):
+                first = chance.randrange(40)
+                ids = list(range(first, first + chance.randint(1, 12)))
+                if chance.random() < 0.3:
+                    chance.shuffle(ids)
+                payload = chance.randbytes(20)
+                await add(storage, *((7, n) for n in ids), payload=payload)
+                newest |= {n: entry(7, n, payload) for n in ids}
+            await fill(storage, range(1), entries=chance.choice((0, 20, 70)), size=1000)
+            if chance.random() < 0.5:
+                await settle(storage)
+        for first in newest:
+            run = await storage.read_run(7, first, 1000, 10**6)
+            assert run == [newest[n] for n in range(first, first + len(run))]
+
+    tell(story)
+
+
 def test_a_deferred_sync_is_answered_early_and_made_durable_by_force() -> None:
     async def story(storage: Storage, node: Node) -> None:
         packer = v3_adds.V3AddPacker(KEY, digest_of(7), iter(range(9)), is_sync_deferred=True)
