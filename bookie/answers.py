@@ -15,6 +15,8 @@ from typing import Final, TypeVar
 
 import structlog
 
+from rollbook.bookie.core.flow import Making
+from rollbook.bookie.lanes import Turn
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import (
     BookieFailed,
@@ -65,14 +67,16 @@ _BATCH_HEAD_BYTES: Final = 36
 _BATCH_ENTRY_HEAD_BYTES: Final = 4
 _BATCH_IDS_MAX: Final = 16 * 1024  # That are looked at for one request,
 _BATCH_STEPS_IN_A_ROW: Final = 64  # and gaps that are passed over before others have a turn.
+_BATCH_STEP_BYTES: Final = 128 * 1024  # Of one that are made before others have a turn.
 
 _lac_ids_at: Final = struct.Struct(">qq").unpack_from
 _LAC_PACKET_SIZES: Final = frozenset(16 + kind.size for kind in DigestType)
 
 
 class Answers:
-    def __init__(self, storage: Storage, frame_bytes_max: int) -> None:
+    def __init__(self, storage: Storage, turn: Turn, frame_bytes_max: int) -> None:
         self._storage = storage
+        self._turn = turn
         # In version 3 there may be a little more around them.
         self._batch_bytes_max = frame_bytes_max - _BATCH_HEAD_BYTES
         self._ranges_max = (frame_bytes_max - ENTRY_BYTES_SLACK) // ENTRY_GROUP_BYTES
@@ -93,12 +97,12 @@ class Answers:
                 return refusal_of(request, InvalidRequest)
         return None
 
-    async def in_time(self, request: Request, news_ms: int | None = None) -> Reply:
+    async def in_time(self, request: Request, making: Making, news_ms: int | None = None) -> Reply:
         """`news_ms`: it is a long poll, and that is when its wait came to a good end."""
         try:
             if isinstance(request, Read) and request.piggyback and not request.fence:
                 return await self._piggyback(request, news_ms)
-            return await self._answer(request)
+            return await self._answer(request, making)
         except RollbookError as error:
             return refusal_of(request, said(error))
         except OSError as error:
@@ -110,12 +114,12 @@ class Answers:
         lac = None if read.fence else EntryId(self._storage.last_add_confirmed(read.ledger_id))
         return ReadReply(None, read.ledger_id, read.entry_id, body, lac)
 
-    def _answer(self, request: Request) -> Awaitable[Reply]:
+    def _answer(self, request: Request, making: Making) -> Awaitable[Reply]:
         match request:
             case Read():
                 return self._read(request)
             case BatchRead():
-                return self._batch_read(request)
+                return self._batch_read(request, making)
             case WriteLac():
                 return self._write_lac(request)
             case ReadLac():
@@ -159,20 +163,25 @@ class Answers:
             raise InvalidRequest("a ledger's id is not negative", ledger_id=ledger_id)
         await self._storage.fence(ledger_id, ledger_key)
 
-    async def _batch_read(self, batch: BatchRead) -> Reply:
-        """Counts bytes as Java does, so that no client gets more than it made room for."""
+    async def _batch_read(self, batch: BatchRead, making: Making) -> Reply:
+        """Counts bytes as Java does, so that no client gets more than it made room for.
+
+        Where memory is short it is a short one: who wants the rest asks for it.
+        """
         if batch.fence:
             await self._fence(batch.ledger_id, batch.ledger_key)
         room = min(batch.bytes_max, self._batch_bytes_max) - _BATCH_HEAD_BYTES
         count = min(batch.count_max if batch.count_max > 0 else _BATCH_IDS_MAX, _BATCH_IDS_MAX)
         bodies: list[bytes] = []
         next_entry, end, steps = batch.first_entry, batch.first_entry + count, 0
-        while next_entry < end and (room > 0 or not bodies):
+        while next_entry < end and (not bodies or (room > 0 and making.may_grow)):
             steps += 1
             if steps % _BATCH_STEPS_IN_A_ROW == 0:
                 await asyncio.sleep(0)
+            await self._turn.come()
+            step_bytes = min(room, _BATCH_STEP_BYTES)
             try:
-                run = await self._run(batch.ledger_id, next_entry, end - next_entry, room)
+                run = await self._run(batch.ledger_id, next_entry, end - next_entry, step_bytes)
             except RollbookError as error:
                 if batch.is_sparse and isinstance(error, NoSuchEntry):
                     next_entry = EntryId(next_entry + 1)
@@ -187,6 +196,9 @@ class Answers:
                     break
                 bodies.append(body)
             next_entry = EntryId(next_entry + len(run))
+            made = sum(map(len, run))
+            making.grow(made)
+            self._turn.spend(made)
         return BatchReadReply(
             None, batch.ledger_id, batch.first_entry, batch.request_id, tuple(bodies)
         )

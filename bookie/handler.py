@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, cast
 
 import structlog
 
-from rollbook.bookie.core.flow import Account
+from rollbook.bookie.core.flow import Account, Making
 from rollbook.bookie.core.patience import PROGRESS_BYTES
 from rollbook.bookie.lanes import Asked, Queue
 from rollbook.bookie.long_polls import Parked
@@ -297,14 +297,14 @@ class Connection(asyncio.BufferedProtocol):
         self._account.give(_CALL_BYTES)
         reply = answers.at_once(call.request)
         if reply is None:
-            self._shared.pool.reserve(_READ_BYTES)
+            making = Making(self._shared.pool, _READ_BYTES)
             try:
-                reply = await answers.in_time(call.request, asked.news_ms)
+                reply = await answers.in_time(call.request, making, asked.news_ms)
             except Exception:  # A bug. Rather no connection than a request without an answer.
                 self.hang_up("crashed")
                 raise
             finally:
-                self._shared.pool.release(_READ_BYTES)
+                making.end()
         self._count(asked, reply)
         frame = call.answer(reply)
         self._shared.turn.spend(len(frame))
@@ -337,7 +337,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         if not transport.is_closing():
             self._shared.stats.sent_bytes += self._out_bytes
-            transport.write(out[0] if len(out) == 1 else b"".join(out))
+            frames = out[0] if len(out) == 1 else b"".join(out)
+            # A view: of bytes asyncio copies what the socket does not take, and then keeps a copy.
+            transport.write(memoryview(frames))
         out.clear()
         self._out_bytes = 0
         unread = transport.get_write_buffer_size()

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from rollbook.proto.wire.messages import Call
 
-_TURN_BYTES: Final = 1024 * 1024
+_TURN_BYTES: Final = 256 * 1024  # Half a millisecond or so: an add takes several turns.
 _ANSWER_BYTES: Final = 256  # An answer takes its time, however small it is.
 
 
@@ -20,15 +20,23 @@ class Turn:
     """What was made since the loop last looked at its sockets.
 
     Answers from memory never let go of the loop by themselves; when a turn is over, what is left waits
-    for the next one, so that everybody else is heard in between.
+    for the next one, so that everybody else is heard in between. So do the steps of a long answer: each
+    of those in the making has a step in turn.
     """
 
     def __init__(self) -> None:
         self._spent = 0
+        self._line = asyncio.Lock()  # Fair: first come, first served.
 
     @property
     def is_over(self) -> bool:
         return self._spent >= _TURN_BYTES
+
+    async def come(self) -> None:
+        """Returns when there is time for a step."""
+        async with self._line:
+            while self.is_over:  # noqa: ASYNC110  An event would be heard of a turn later.
+                await asyncio.sleep(0)
 
     def spend(self, size: int) -> None:
         if not self._spent:

@@ -62,7 +62,7 @@ class BookieServer:
             config=config,
             clock=clock,
             stats=stats,
-            answers=Answers(storage, config.frame_bytes_max),
+            answers=Answers(storage, turn, config.frame_bytes_max),
             polls=LongPolls(
                 storage,
                 clock,

@@ -48,15 +48,6 @@ class Pool:
     def is_overdrawn(self) -> bool:
         return self.lent >= self.bytes_max + self.bytes_max // 4
 
-    def reserve(self, size: int) -> None:
-        """For an answer in the making: nobody's hoard, so it keeps no connection from being heard."""
-        self.held += size
-        self.lend(size)
-
-    def release(self, size: int) -> None:
-        self.held -= size
-        self.take_back(size)
-
     def lend(self, size: int) -> None:
         self.lent += size
         self._was_exhausted |= self.is_exhausted
@@ -84,6 +75,32 @@ class Pool:
         for account in ready:
             del self.waiting[account]
         return ready
+
+
+class Making:
+    """An answer in the making: nobody's hoard, so it keeps no connection from being heard."""
+
+    __slots__ = ("_pool", "_size")
+
+    def __init__(self, pool: Pool, size: int) -> None:
+        self._pool = pool
+        self._size = 0
+        self.grow(size)
+
+    @property
+    def may_grow(self) -> bool:
+        """Some room is left to others: an answer may be shorter, an add may not wait for long."""
+        return self._pool.is_roomy
+
+    def grow(self, size: int) -> None:
+        self._size += size
+        self._pool.held += size
+        self._pool.lend(size)
+
+    def end(self) -> None:
+        self._pool.held -= self._size
+        self._pool.take_back(self._size)
+        self._size = 0
 
 
 class Account:

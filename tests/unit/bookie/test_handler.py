@@ -275,6 +275,27 @@ def test_a_batch_of_large_entries_fits_its_frame(version: int) -> None:
     tell(story, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
 
 
+def test_a_batch_is_a_short_one_where_memory_is_short() -> None:
+    """B7: and whoever asks for the rest gets it."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect(2)
+        await add_entries(scene.storage, 7, range(60), bytes(9_000))
+        asked = [client.ask(BatchRead(L7, EntryId(0), at, 60, 2**22)) for at in range(8)]
+        replies = [await each for each in asked]
+        taken = [len(reply.bodies) for reply in replies if isinstance(reply, BatchReadReply)]
+        assert len(taken) == 8
+        assert all(0 < each < 60 for each in taken)
+        assert max(taken) * 9_000 < 400_000
+        found: list[bytes] = []
+        while len(found) < 60:
+            found += await batch(client, BatchRead(L7, EntryId(len(found)), 9, 60, 2**22))
+        assert found == [entry(7, n, bytes(9_000)) for n in range(60)]
+
+    config = ServerConfig(held_bytes_max=256 * 1024)
+    tell(story, config=config, storage_config=replace(STORAGE, journal_file_bytes=2**23))
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_adds_with_deferred_sync_are_durable_once_force_is_answered(fails: bool) -> None:
     async def story(scene: Scene) -> None:

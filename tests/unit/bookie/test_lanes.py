@@ -170,3 +170,38 @@ async def test_who_is_not_ready_any_more_can_say_when_it_is() -> None:
         while not told:
             await asyncio.sleep(0)
     await lane.close()
+
+
+async def test_whoever_makes_something_long_has_a_step_in_turn() -> None:
+    turn = Turn()
+    steps: list[str] = []
+
+    async def make(name: str, count: int) -> None:
+        for _ in range(count):
+            await turn.come()
+            steps.append(name)
+            turn.spend(2_000_000)  # Each of them fills a turn.
+
+    beats = 0
+
+    async def beat() -> None:
+        nonlocal beats
+        while len(steps) < 13:
+            beats += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(make("a", 6), make("b", 6), make("c", 1), beat())
+    assert "".join(steps) == "aabcababababb"  # One had begun before the others came.
+    assert beats >= 13  # Others had theirs in between.
+
+
+async def test_who_gives_up_waiting_for_a_step_keeps_nobody_from_it() -> None:
+    turn = Turn()
+    first, second = (asyncio.create_task(turn.come()) for _ in range(2))
+    turn.spend(2_000_000)
+    await asyncio.sleep(0)
+    first.cancel()
+    async with asyncio.timeout(30):
+        await second
+    assert first.cancelled()

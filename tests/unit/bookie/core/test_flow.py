@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rollbook.bookie.core.flow import Account, Pool
+from rollbook.bookie.core.flow import Account, Making, Pool
 
 
 def make(bytes_max: int = 800, floor: int = 100, ceiling: int = 500) -> Pool:
@@ -84,14 +84,17 @@ def test_answers_in_the_making_take_room_and_keep_nobody_from_being_heard() -> N
     """B7."""
     pool = make()
     asking = account(pool)
-    pool.reserve(900)
+    making = Making(pool, 700)
+    assert making.may_grow
+    making.grow(200)
+    assert not making.may_grow
     assert pool.is_exhausted
     assert (pool.held, pool.lent) == (900, 900)
     assert asking.may_take()
     asking.take(100)
     assert not asking.may_take()
     pool.waiting[asking] = None
-    pool.release(900)
+    making.end()
     assert pool.take_ready() == [asking]
     assert (pool.held, pool.lent) == (100, 0)
 

@@ -69,6 +69,29 @@ async def test_a_vanished_peer_is_noticed_without_traffic() -> None:
     await listener.close()
 
 
+async def test_little_lies_in_the_system_for_a_peer_that_takes_nothing() -> None:
+    """Of the rest the protocol is told."""
+    network = SocketTransport()
+    accepted: list[Echo] = []
+
+    def accept() -> Echo:
+        accepted.append(Echo())
+        return accepted[-1]
+
+    listener = await network.listen(accept, Address("127.0.0.1", 0))
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        client.connect((listener.address.host, listener.address.port))
+        async with asyncio.timeout(30):
+            while not (accepted and hasattr(accepted[0], "transport")):
+                await asyncio.sleep(0.001)
+        server = accepted[0]
+        server.transport.write(bytes(8 * 1024 * 1024))
+        assert server.transport.get_write_buffer_size() > 6 * 1024 * 1024
+        server.transport.abort()
+    await listener.close()
+
+
 async def test_a_port_that_is_taken_says_what_to_do() -> None:
     network = SocketTransport()
     listener = await network.listen(Echo, Address("127.0.0.1", 0))
