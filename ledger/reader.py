@@ -9,6 +9,7 @@ with the metadata: had the ensemble changed meanwhile, they would have been the 
 """
 
 import asyncio
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -28,6 +29,8 @@ from rollbook.proto.errors import (
     EntryUnavailable,
     InvalidRequest,
     NoSuchEntry,
+    OutcomeUnknown,
+    Unavailable,
 )
 from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.metadata import LedgerMetadata
@@ -243,7 +246,8 @@ class LedgerReader:
         try:
             return await self._copies.read_run(first_entry, count, ensemble)
         except (EntryUnavailable, NoSuchEntry, DigestMismatch):
-            await self._view.refresh()
+            with suppress(Unavailable, OutcomeUnknown):
+                await self._view.refresh()
             moved = self.metadata.fragment_of(first_entry).ensemble
             if moved == ensemble:
                 raise

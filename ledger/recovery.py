@@ -22,7 +22,7 @@ from rollbook.ledger.calls import Calls, error_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.copies import Copies
 from rollbook.ledger.core.coverage import LacSurvey
-from rollbook.ledger.core.entries import unpack_batch
+from rollbook.ledger.core.entries import unpack_batch, unpack_last
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.core.read_plan import BATCH_FACTOR, HedgeDelay
@@ -238,7 +238,7 @@ class _Attempt:
             survey.on_heard(slot)
         elif error is None and isinstance(answer, ReadReply) and answer.body is not None:
             try:
-                entry = self._digest.unpack_entry(answer.body, None)
+                entry = unpack_last(self._digest, answer.body)
             except DigestMismatch:
                 survey.on_silence(slot, DigestMismatch.code.reason)
                 return
@@ -375,8 +375,10 @@ class _Attempt:
         return left_ns / _NS_PER_S
 
     def _room(self, write_backs: WriteBacks) -> int:
+        """For so many entries, one at least if nothing is on its way."""
         left = self._config.recovery_window_bytes - write_backs.kept_bytes
-        return min(_AHEAD_MAX, left // (self._entry_bytes or _ENTRY_BYTES_GUESSED))
+        entries = min(_AHEAD_MAX, left // (self._entry_bytes or _ENTRY_BYTES_GUESSED))
+        return max(entries, int(write_backs.is_settled))
 
     def _undecided(self, search: TailSearch) -> RecoveryIncomplete:
         return RecoveryIncomplete(

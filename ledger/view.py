@@ -88,11 +88,11 @@ class LedgerView:
                     await self._heed(watch)
                 finally:
                     await watch.close()
-            except NoSuchLedger:
-                return  # Those who listen were told.
             except (Unavailable, OutcomeUnknown, SessionExpired) as error:
                 logger.debug("ledger_not_watched", reason=error.code.reason)
                 await asyncio.sleep(_PAUSE_S)
+            except RollbookError as error:  # It is deleted, or cannot be read.
+                self._fail(error)
 
     async def _heed(self, watch: Watch) -> None:
         """Until it is closed, or the watch ends."""

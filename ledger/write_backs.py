@@ -48,6 +48,7 @@ class _Place:
         self.channel: AddChannel | None = None
         self.losses = 0
         self.progress_at = now
+        self.refused: dict[EntryId, None] = {}  # By a bookie that is busy; offered again.
         self.busy_timer: asyncio.TimerHandle | None = None
 
 
@@ -183,8 +184,9 @@ class WriteBacks:
             place.progress_at = self._loop.time()
             self._copies.on_acks(place.slot, place.bookie, replies.entry_ids)
         elif issubclass(replies.error, Overloaded | Throttled):
+            place.refused.update(dict.fromkeys(replies.entry_ids))
             if place.busy_timer is None:
-                place.busy_timer = self._loop.call_later(_BUSY_PAUSE_S, self._send_again, place)
+                place.busy_timer = self._loop.call_later(_BUSY_PAUSE_S, self._send_refused, place)
         elif issubclass(replies.error, Unauthorized):
             self.error = replies.error("recovery adds are refused", ledger_id=self._ledger_id)
         else:
@@ -199,15 +201,18 @@ class WriteBacks:
         )
 
     def _send_owed(self, place: _Place) -> None:
-        assert place.channel is not None
-        owed = self._copies.unacked(place.slot)
-        if owed and place.channel.is_open:
-            place.channel.write([self._pack(entry) for entry in owed], len(owed))
+        place.refused.clear()
+        self._send(place, self._copies.unacked(place.slot))
 
-    def _send_again(self, place: _Place) -> None:
+    def _send_refused(self, place: _Place) -> None:
         place.busy_timer = None
-        if place.channel is not None:
-            self._send_owed(place)
+        refused, place.refused = place.refused, {}
+        owed = self._copies.unacked(place.slot)
+        self._send(place, [entry for entry in owed if entry.entry_id in refused])
+
+    def _send(self, place: _Place, entries: list[Entry]) -> None:
+        if entries and place.channel is not None and place.channel.is_open:
+            place.channel.write([self._pack(entry) for entry in entries], len(entries))
 
     def _give_up(self, place: _Place, reason: str) -> None:
         """Somebody else takes its place, if there is anybody."""

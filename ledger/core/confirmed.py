@@ -7,6 +7,7 @@ least one and nothing unsound, or says that it has neither (RD1).
 
 from dataclasses import dataclass
 
+from rollbook.ledger.core.entries import unpack_last
 from rollbook.proto.errors import BookieFailed, DigestMismatch, Missing, RollbookError
 from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.wire.digest import LedgerDigest
@@ -38,7 +39,7 @@ def judge_lac(digest: LedgerDigest, answer: Reply | RollbookError) -> ToldLac:
         silence = DigestMismatch
     try:
         if answer.last_entry is not None:
-            entry = digest.unpack_entry(answer.last_entry, None)
+            entry = unpack_last(digest, answer.last_entry)
             lac, highest = max(lac, entry.last_add_confirmed), entry.entry_id
     except DigestMismatch:
         silence = DigestMismatch

@@ -8,7 +8,8 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from rollbook.proto.ids import EntryId
+from rollbook.proto.errors import DigestMismatch
+from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, Entry, LedgerDigest
 
@@ -42,6 +43,20 @@ def unpack_batch(
         entries.append(_new_entry(Entry, (*ids, payload)))
         next_entry = ids[1] + 1
     return entries
+
+
+def unpack_last(digest: LedgerDigest, body: Buffer) -> Entry:
+    """Of the answer to "your last entry", whichever that is. Raises `DigestMismatch`.
+
+    Nobody confirms an entry before it was sent: without a digest that is all that can be checked.
+    """
+    entry = digest.unpack_entry(body, None)
+    if not NO_ENTRY <= entry.last_add_confirmed < entry.entry_id:
+        raise DigestMismatch(
+            f"entry {entry.entry_id} tells a LAC of {entry.last_add_confirmed}",
+            ledger_id=digest.ledger_id,
+        )
+    return entry
 
 
 def consecutive(entries: Sequence[Entry], first_entry: EntryId) -> int:

@@ -10,6 +10,7 @@ from rollbook.proto.errors import (
     BookieFailed,
     BookieReadOnly,
     EntryStateUnknown,
+    Overloaded,
     RecoveryIncomplete,
     RollbookError,
     Unauthorized,
@@ -371,6 +372,71 @@ def test_a_wrong_password_is_told() -> None:
         on["b0"].refusals[-1] = Unauthorized
         with pytest.raises(Unauthorized):
             await on.recover()
+
+    stage(act)
+
+
+def test_it_speaks_version_2_as_well() -> None:
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(100), lac=-1)
+        closed = await on.recover()
+        assert closed.last_entry == 99
+        assert len(on["b2"].entries) == 100
+
+    stage(act, config=replace(FAST, protocol_version=2))
+
+
+def test_entries_larger_than_the_window_come_one_by_one() -> None:
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(10), lac=-1)
+        assert (await on.recover()).last_entry == 9
+
+    stage(act, config=replace(FAST, recovery_window_bytes=1))
+
+
+def test_a_busy_bookie_is_offered_the_same_again() -> None:
+    """FR5: later, and nothing else."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(10), lac=-1)
+        on["b1"].add_error = Overloaded
+        asyncio.get_running_loop().call_later(0.3, setattr, on["b1"], "add_error", None)
+        closed = await on.recover()
+        assert closed.fragments == on.stored.metadata.fragments
+        assert sorted(entry.entry_id for entry in on["b1"].added) == list(range(10))
+
+    stage(act, bookies=("b0", "b1", "b2", "b3"))
+
+
+def test_a_broken_line_is_no_broken_bookie() -> None:
+    """FR5."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(10), lac=-1)
+        recovering = asyncio.create_task(on.recover())
+        await on.scene.until(lambda: on["b1"].is_fenced)
+        for peer in on["b1"].scripted.living_peers:
+            peer.transport.abort()
+        closed = await recovering
+        assert closed.fragments == on.stored.metadata.fragments
+        assert set(on["b1"].entries) == set(range(10))
+
+    stage(act, bookies=("b0", "b1", "b2", "b3"))
+
+
+def test_an_entry_that_tells_of_itself_is_not_believed() -> None:
+    """FR1: without a digest nonsense would end the ledger anywhere."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(3))
+        on["b2"].put([3], lac=2**40)
+        assert (await on.recover()).last_entry in (2, 3)
 
     stage(act)
 
