@@ -94,9 +94,8 @@ class LedgerReader:
         return self._last_add_confirmed if last_entry is None else last_entry
 
     async def start(self) -> None:
-        """Finds out what is confirmed. Raises `EntryUnavailable`."""
-        if not self.is_closed:
-            self._on_confirmed(await self._ask_lac())
+        """Finds out what is confirmed, as `read_last_confirmed` does, and raises likewise."""
+        await self.read_last_confirmed()
 
     async def close(self) -> None:
         """Ends every iteration of it. Idempotent."""

@@ -275,11 +275,11 @@ class Stage:
         stored = await self.recovery.recover(self.stored, PASSWORD, DigestType.CRC32C)
         return stored.metadata
 
-    async def open(self) -> LedgerReader:
+    async def open(self, stored: StoredLedger | None = None) -> LedgerReader:
         """As the ledger is in the store now. The caller closes it."""
         node = self.scene.client_node
         reader = LedgerReader(
-            await self.nodes.read(L1, fresh=True),
+            stored or await self.nodes.read(L1, fresh=True),
             DIGEST,
             nodes=self.nodes,
             bookies=self.scene.bookies,

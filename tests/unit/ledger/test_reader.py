@@ -270,6 +270,23 @@ def test_the_lac_is_asked_of_the_ensemble_that_is_written_to_now() -> None:
     stage(act, bookies=[f"b{i}" for i in range(6)])
 
 
+def test_a_reader_that_was_given_old_metadata_finds_out_what_is_confirmed_now() -> None:
+    """RD1: as a replica of the store that lags behind may tell it."""
+
+    async def act(on: Stage) -> None:
+        stale = await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(5))
+        await on.move(5, "b3 b4 b5")
+        for keeper in on.keepers("b3 b4 b5"):
+            keeper.put(range(5, 9))
+        reader = await on.open(stale)
+        assert reader.last_add_confirmed == 7
+        await reader.close()
+
+    stage(act, bookies=[f"b{i}" for i in range(6)])
+
+
 # --- Following ----------------------------------------------------------------------------------
 
 
