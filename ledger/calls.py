@@ -46,6 +46,7 @@ class Calls(Generic[Question]):
         self._bookies = bookies
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._unanswered = 0  # A task lives on for a moment after its answer has come.
         self._answers: deque[tuple[Question, Reply | RollbookError]] = deque()
         self._news = asyncio.Event()
 
@@ -61,6 +62,7 @@ class Calls(Generic[Question]):
     ) -> None:
         """Patient: a busy bookie and a broken line are tried again until the deadline."""
         due = self._loop.time() + deadline_s
+        self._unanswered += 1
         task = self._loop.create_task(
             self._call(question, bookie, request, due, is_high_priority, is_patient)
         )
@@ -92,6 +94,7 @@ class Calls(Generic[Question]):
                 break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        self._unanswered -= 1
         self._answers.append((question, answer))
         self._news.set()
 
@@ -122,7 +125,7 @@ class Calls(Generic[Question]):
     @property
     def is_waiting(self) -> bool:
         """For an answer, or to be asked for one that has come."""
-        return bool(self._tasks or self._answers)
+        return bool(self._unanswered or self._answers)
 
     async def close(self) -> None:
         tasks = list(self._tasks)

@@ -1,6 +1,7 @@
 """The ledgers of one cluster: what users hold, on whatever ports they run.
 
     create        bookies are picked and the metadata written; no bookie is asked
+    reserve       the same, for a writer that is to come; claim makes oneself that writer (LG2)
     open          as far as is confirmed, of a ledger that may be written meanwhile
     open_recover  its writer is stopped, its end found, the ledger closed (`recovery.py`)
     open_tailing  goes on with the writer
@@ -11,8 +12,9 @@ attackers. One that is given has to be the right one.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
@@ -22,22 +24,39 @@ from rollbook.ledger.bookies import Bookies
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
+from rollbook.ledger.core.verification import Verdict
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.recovery import Recovery
+from rollbook.ledger.verifier import Verifier
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.cluster import Cluster, ensure_layout
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, LedgerWalk, StoredLedger
-from rollbook.proto.errors import InvalidRequest, MetadataConflict, Unauthorized
+from rollbook.proto.errors import (
+    InvalidRequest,
+    LedgerClosed,
+    LedgerFenced,
+    MetadataConflict,
+    Unauthorized,
+)
 from rollbook.proto.ids import FIRST_ENTRY, LedgerId, parse_ledger_id
-from rollbook.proto.metadata import Fragment, LedgerMetadata, draw_creation_token
+from rollbook.proto.metadata import (
+    Fragment,
+    LedgerMetadata,
+    LedgerState,
+    draw_creation_token,
+)
 from rollbook.proto.ports import Clock, MetadataStore, Randomness, Transport
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 
 logger = structlog.get_logger()
 
-_DELETE_RACES_MAX: Final = 20
+# In the custom metadata of a ledger that was reserved.
+UNCLAIMED: Final = "rollbook.unclaimed"
+CLAIMED: Final = "rollbook.claimed"
+
+_RACES_MAX: Final = 20
 _NOTHING: Final[Mapping[str, bytes]] = {}
 
 
@@ -133,41 +152,58 @@ class Ledgers:
         Raises `NotEnoughBookies`, `InvalidRequest`. Cancelled, or after `ConnectionLost`, there may
         be an empty ledger that nobody writes.
         """
-        quorum = Quorum(ensemble, write, ack)
-        if not self._has_layout:
-            await ensure_layout(self._store, self.cluster)
-            self._has_layout = True
-        placed = self._placement.pick_ensemble(quorum, self.live(), self._clock.monotonic_ns())
-        fragments = (Fragment(FIRST_ENTRY, placed),)
-        created_ms = self._clock.wall_us() // 1000
-        token = draw_creation_token(self._randomness)
-
-        def make(new_id: LedgerId) -> LedgerMetadata:
-            return LedgerMetadata(
-                *(new_id, quorum, fragments),
-                digest_type=digest,
-                password=password,
-                custom=tuple(sorted(custom.items())),
-                created_ms=created_ms,
-                creation_token=token,
-            )
-
-        if ledger_id is None:
-            stored = await self.nodes.create_new(make)
-        else:
-            stored = await self.nodes.create(make(parse_ledger_id(ledger_id)))
-        writer = LedgerWriter(
-            *(stored, LedgerDigest(digest, password, stored.metadata.ledger_id), password),
-            nodes=self.nodes,
-            bookies=self.bookies,
-            placement=self._placement,
-            health=self._health,
-            clock=self._clock,
-            randomness=self._randomness,
-            config=self.config,
+        stored = await self._create(
+            Quorum(ensemble, write, ack), digest, password, dict(custom), ledger_id
         )
-        self._keep(writer)
-        return writer
+        return self._write(stored, digest, password)
+
+    async def reserve(
+        self,
+        *,
+        ensemble: int = 3,
+        write: int = 3,
+        ack: int = 2,
+        digest: DigestType = DigestType.CRC32C,
+        password: bytes = b"",
+        custom: Mapping[str, bytes] = _NOTHING,
+        ledger_id: int | None = None,
+    ) -> LedgerId:
+        """A new ledger that nobody writes yet: `claim` it, now or later, here or elsewhere.
+
+        Raises as `create`.
+        """
+        marked = {**custom, UNCLAIMED: b""}
+        stored = await self._create(
+            Quorum(ensemble, write, ack), digest, password, marked, ledger_id
+        )
+        return stored.metadata.ledger_id
+
+    async def claim(self, ledger_id: int, password: bytes | None = None) -> LedgerWriter:
+        """Makes this client the one writer of a ledger that was reserved (LG2).
+
+        Raises `LedgerFenced` if the ledger has, or had, a writer, or is being recovered;
+        `LedgerClosed`, `NoSuchLedger`, `Unauthorized`. After `ConnectionLost`, or cancelled, it may
+        be claimed, and then nobody will write it.
+        """
+        for _ in range(_RACES_MAX):
+            stored = await self.metadata(ledger_id, fresh=True)
+            metadata = stored.metadata
+            key, kind = _credentials(metadata, password, None)
+            if metadata.is_closed:
+                raise LedgerClosed(ledger_id=ledger_id)
+            custom = dict(metadata.custom)
+            if metadata.state is not LedgerState.OPEN or custom.pop(UNCLAIMED, None) is None:
+                raise LedgerFenced(
+                    "this ledger has a writer already, or had one",
+                    ledger_id=ledger_id,
+                    next_step="write another ledger; each one has one writer in its life",
+                )
+            # What two claimants write has to differ, or both would take the other's for their own.
+            custom[CLAIMED] = b"%032x" % self._randomness.getrandbits(128)
+            claimed = replace(metadata, custom=tuple(sorted(custom.items())))
+            with suppress(MetadataConflict):  # Somebody was quicker, or a bookie was replaced.
+                return self._write(await self.nodes.update(stored, claimed), kind, key)
+        raise MetadataConflict("it changes again and again", ledger_id=ledger_id)
 
     async def open(
         self, ledger_id: int, password: bytes | None = None, *, digest: DigestType | None = None
@@ -214,7 +250,7 @@ class Ledgers:
         in vain. Raises `NoSuchLedger`, and as `open_recover`. Cancelled, the ledger may be fenced.
         """
         ledger_id = parse_ledger_id(ledger_id)
-        for _ in range(_DELETE_RACES_MAX):
+        for _ in range(_RACES_MAX):
             stored = await self.metadata(ledger_id, fresh=True)
             key, kind = _credentials(stored.metadata, password, digest)
             if not is_forced:
@@ -233,6 +269,25 @@ class Ledgers:
         """`fresh`: not as a replica of the store may remember it. Raises `NoSuchLedger`."""
         return await self.nodes.read(parse_ledger_id(ledger_id), fresh=fresh)
 
+    async def verify(
+        self,
+        ledger_id: int,
+        password: bytes | None = None,
+        *,
+        digest: DigestType | None = None,
+        on_progress: Callable[[int], None] = lambda _: None,
+    ) -> Verdict:
+        """Reads every copy from every bookie that should have one; mends nothing.
+
+        Of an open ledger what is confirmed; copies of its last entries may still be on their way.
+        `on_progress` hears how many more entries are done. Raises as `open`.
+        """
+        async with await self.open(ledger_id, password, digest=digest) as reader:
+            key, kind = _credentials(reader.metadata, password, digest)
+            entry_digest = LedgerDigest(kind, key, reader.ledger_id)
+            verifier = Verifier(reader.metadata, entry_digest, self.bookies, self.config)
+            return await verifier.verify(reader.last_add_confirmed, on_progress)
+
     # --- Bookies ------------------------------------------------------------------------------
 
     def live(self) -> LiveBookies:
@@ -246,6 +301,49 @@ class Ledgers:
                 await self._watcher.changed(live)
 
     # ------------------------------------------------------------------------------------------
+
+    async def _create(
+        self,
+        quorum: Quorum,
+        digest: DigestType,
+        password: bytes,
+        custom: dict[str, bytes],
+        ledger_id: int | None,
+    ) -> StoredLedger:
+        if not self._has_layout:
+            await ensure_layout(self._store, self.cluster)
+            self._has_layout = True
+        placed = self._placement.pick_ensemble(quorum, self.live(), self._clock.monotonic_ns())
+        created_ms = self._clock.wall_us() // 1000
+        token = draw_creation_token(self._randomness)
+
+        def make(new_id: LedgerId) -> LedgerMetadata:
+            return LedgerMetadata(
+                *(new_id, quorum, (Fragment(FIRST_ENTRY, placed),)),
+                digest_type=digest,
+                password=password,
+                custom=tuple(sorted(custom.items())),
+                created_ms=created_ms,
+                creation_token=token,
+            )
+
+        if ledger_id is None:
+            return await self.nodes.create_new(make)
+        return await self.nodes.create(make(parse_ledger_id(ledger_id)))
+
+    def _write(self, stored: StoredLedger, digest: DigestType, password: bytes) -> LedgerWriter:
+        writer = LedgerWriter(
+            *(stored, LedgerDigest(digest, password, stored.metadata.ledger_id), password),
+            nodes=self.nodes,
+            bookies=self.bookies,
+            placement=self._placement,
+            health=self._health,
+            clock=self._clock,
+            randomness=self._randomness,
+            config=self.config,
+        )
+        self._keep(writer)
+        return writer
 
     async def _open(
         self, stored: StoredLedger, password: bytes | None, digest: DigestType | None

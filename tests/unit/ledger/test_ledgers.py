@@ -2,15 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.verification import CopyState, Verdict
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.errors import (
     AppendUnsettled,
     InvalidRequest,
+    LedgerClosed,
     LedgerFenced,
     NodeExists,
     NoSuchLedger,
@@ -18,12 +22,15 @@ from rollbook.proto.errors import (
     RecoveryIncomplete,
     Unauthorized,
 )
-from rollbook.proto.ids import EntryId
+from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
 from rollbook.proto.metadata import LedgerState
-from rollbook.proto.wire.digest import DigestType
+from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
+from rollbook.proto.wire.v3_adds import V3AddPacker
 from tests.support.ledger_cluster import LocalCluster
+from tests.unit.ledger.scripted_bookie import Listening
 
 PATIENCE_S = 30.0
+HMAC = DigestType.HMAC
 VERSIONS = pytest.mark.parametrize("version", [2, 3])
 
 
@@ -229,3 +236,123 @@ async def test_closing_leaves_nothing_behind(cluster: LocalCluster) -> None:
         assert not {name for name in left if "bookie" in name.lower()}
         async with cluster.connect() as again, await again.open_recover(writer.ledger_id) as reader:
             assert reader.last_add_confirmed in (0, 1)
+
+
+async def test_a_reserved_ledger_has_one_writer(cluster: LocalCluster) -> None:
+    """LG2."""
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        cluster.connect() as ledgers,
+        cluster.connect() as others,
+    ):
+        ledger_id = await ledgers.reserve(password=b"secret", custom={"a": b"b"})
+        assert await payloads_of(ledgers, ledger_id) == []
+        claims = [each.claim(ledger_id, b"secret") for each in (ledgers, others) * 4]
+        outcomes = await asyncio.gather(*claims, return_exceptions=True)
+        (writer,) = (each for each in outcomes if isinstance(each, LedgerWriter))
+        assert [type(each) for each in outcomes].count(LedgerFenced) == 7
+        async with writer:
+            await writer.append_many(letters(10))
+        assert await payloads_of(others, ledger_id, b"secret") == letters(10)
+        assert dict(writer.metadata.custom)["a"] == b"b"
+        with pytest.raises(LedgerClosed):
+            await others.claim(ledger_id)
+
+
+async def test_what_has_a_writer_or_is_recovered_is_not_claimed(cluster: LocalCluster) -> None:
+    """LG2."""
+    async with asyncio.timeout(PATIENCE_S), cluster.connect() as ledgers:
+        writer = await ledgers.create()
+        with pytest.raises(LedgerFenced):
+            await ledgers.claim(writer.ledger_id)
+        reserved = await ledgers.reserve()
+        with pytest.raises(Unauthorized):
+            await ledgers.claim(reserved, b"wrong")
+        async with await ledgers.open_recover(reserved) as reader:
+            assert reader.metadata.last_entry == -1
+        with pytest.raises(LedgerClosed):
+            await ledgers.claim(reserved)
+
+
+# --- Every copy ---------------------------------------------------------------------------------
+
+
+def flaws_of(verdict: Verdict) -> list[tuple[str, str, int, int, int]]:
+    return [
+        (flaw.bookie, flaw.state.value, flaw.first_entry, flaw.last_entry, flaw.count)
+        for flaw in verdict.flaws
+    ]
+
+
+async def write_copies(
+    ledgers: Ledgers, ledger_id: int, bookie: str, entries: dict[int, bytes]
+) -> None:
+    """As a recovery writes them back, whatever they say."""
+    metadata = (await ledgers.metadata(ledger_id)).metadata
+    assert metadata.digest_type is not None
+    assert metadata.password is not None
+    digest = LedgerDigest(metadata.digest_type, metadata.password, metadata.ledger_id)
+    key = ledger_key(metadata.password)
+    packer = V3AddPacker(key, digest, ledgers.bookies.txn_ids, is_recovery=True)
+    sink = Listening()
+    channel = ledgers.bookies.add_channel(BookieId(bookie), metadata.ledger_id, sink)
+    while not channel.is_open:
+        await asyncio.sleep(0.01)
+    frames = [packer.pack(EntryId(e), NO_ENTRY, 0, p) for e, p in entries.items()]
+    channel.write(frames, len(frames))
+    while channel.unanswered:
+        await asyncio.sleep(0.01)
+    assert [replies.error for replies in sink.replies] == [None] * len(sink.replies)
+    channel.close()
+
+
+@VERSIONS
+@pytest.mark.parametrize("ensemble", [2, 3], ids=["whole", "striped"])
+async def test_every_copy_is_looked_at(cluster: LocalCluster, version: int, ensemble: int) -> None:
+    async with asyncio.timeout(PATIENCE_S), cluster.connect(client(version)) as ledgers:
+        async with await ledgers.create(ensemble=ensemble, write=2, ack=2) as writer:
+            await writer.append_many(letters(3000))
+        done: list[int] = []
+        verdict = await ledgers.verify(writer.ledger_id, on_progress=done.append)
+        assert verdict.is_sound
+        assert (verdict.entries, sum(done)) == (3000, 3000)
+        assert verdict.copies == {CopyState.GOOD: 6000}
+
+        gone = writer.metadata.fragments[0].ensemble[1]
+        await cluster.stop(gone)
+        verdict = await ledgers.verify(writer.ledger_id)
+        (flaw,) = verdict.flaws
+        held = 6000 // ensemble
+        assert (flaw.bookie, flaw.state, flaw.count) == (gone, CopyState.UNREACHABLE, held)
+        assert (verdict.under_replicated, verdict.lost, verdict.in_doubt) == (held, 0, 0)
+
+
+async def test_missing_bad_and_different_copies_are_told_apart(tmp_path: Path) -> None:
+    names = [f"bk-{number}" for number in range(1, 5)]
+    async with LocalCluster(tmp_path, names) as cluster, cluster.connect() as ledgers:
+        async with asyncio.timeout(PATIENCE_S):
+            async with await ledgers.create() as writer:
+                await writer.append_many(letters(100))
+            first, second, _ = writer.metadata.fragments[0].ensemble
+            (spare,) = {*names} - {*writer.metadata.fragments[0].ensemble}
+            # A bookie takes the place of one that has all, and has a few copies of its own.
+            copies = {e: b"%010d" % e for e in range(100) if not 20 <= e < 30}
+            copies[50] = b"9999999999"
+            await write_copies(ledgers, writer.ledger_id, spare, copies)
+            stored = await ledgers.metadata(writer.ledger_id)
+            moved = stored.metadata.with_replacement(EntryId(0), first, BookieId(spare))
+            await ledgers.nodes.update(stored, moved)
+            verdict = await ledgers.verify(writer.ledger_id)
+            assert flaws_of(verdict) == [
+                (spare, "missing", 20, 29, 10),
+                (spare, "different", 50, 50, 1),
+            ]
+            assert (verdict.under_replicated, verdict.below_ack, verdict.lost) == (11, 0, 0)
+
+            # Whoever asks with another key finds every digest wrong.
+            stored = await ledgers.metadata(writer.ledger_id)
+            await ledgers.nodes.update(stored, replace(stored.metadata, digest_type=HMAC))
+            verdict = await ledgers.verify(writer.ledger_id)
+            assert {flaw.state for flaw in verdict.flaws} == {CopyState.BAD, CopyState.MISSING}
+            assert (verdict.lost, verdict.below_ack) == (100, 100)
+            assert second in {flaw.bookie for flaw in verdict.flaws}
