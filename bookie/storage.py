@@ -362,8 +362,7 @@ class Storage:
     def expect_deletion(self, ledger_ids: Iterable[int], *, is_wanted: bool) -> None:
         """Whether adds are refused, so that what is found out about these ledgers goes on to hold."""
         for ledger_id in ledger_ids:
-            ledger = self._ledger(ledger_id)
-            ledger.deletion_is_wanted = is_wanted or ledger.is_deleted
+            self._ledger(ledger_id).is_suspect = is_wanted
 
     async def delete(self, *ledger_ids: int) -> None:
         """Their entries are gone, and late adds are refused from the call on; durable on return."""
@@ -531,15 +530,15 @@ class Storage:
                     continue
                 if places := rows.run_from(entry_id, count_max):
                     return await file.records.read_run(places, bytes_max)
-            for number in self.catalog.holding(ledger_id, entry_id):
                 count_max = rows.absent_from(entry_id, count_max)
             beyond = self.catalog.next_extent(ledger_id, entry_id)
             count_max = min(count_max, beyond - entry_id)
+            for number in self.catalog.holding(ledger_id, entry_id):
                 async with self._logs.use(number) as log:
                     if found := await log.read_run(ledger_id, entry_id, count_max, bytes_max):
                         return found
-        except _DAMAGE:
                 count_max = 1  # Perhaps it has the next one.
+        except _DAMAGE:
             pass
         return []
 

@@ -12,7 +12,7 @@ copy of a ledger that lost its key to damage takes the next one shown.
 from dataclasses import dataclass, replace
 from typing import Self
 
-from rollbook.proto.errors import LedgerFenced, NoSuchLedger, Unauthorized
+from rollbook.proto.errors import LedgerFenced, NoSuchLedger, Overloaded, Unauthorized
 from rollbook.proto.ids import NO_ENTRY
 from rollbook.proto.wire.messages import Failure
 
@@ -50,8 +50,8 @@ class Ledger:
     """One ledger, as it is now: facts, and what is on its way to becoming one."""
 
     __slots__ = (
-        *("deletion_is_wanted", "facts", "fence_is_wanted", "last_add_confirmed", "ledger_id"),
-        "shown_key",
+        *("deletion_is_wanted", "facts", "fence_is_wanted", "is_suspect", "last_add_confirmed"),
+        *("ledger_id", "shown_key"),
     )
 
     def __init__(self, ledger_id: int, facts: LedgerFacts) -> None:
@@ -60,6 +60,7 @@ class Ledger:
         self.shown_key = facts.ledger_key  # The first one shown, durable or not yet.
         self.fence_is_wanted = facts.is_fenced
         self.deletion_is_wanted = self.is_deleted
+        self.is_suspect = False  # It is being asked whether it was deleted.
         self.last_add_confirmed: int = facts.lac_of_packet  # The highest that is durable here.
 
     @property
@@ -71,6 +72,8 @@ class Ledger:
             return Unauthorized
         if self.deletion_is_wanted or (self.fence_is_wanted and not is_recovery):
             return LedgerFenced
+        if self.is_suspect:  # Nobody has taken the ledger from its writer, as far as one knows.
+            return Overloaded
         return None
 
     def refusal_of_control(self, ledger_key: bytes) -> Failure:
@@ -88,6 +91,7 @@ class Ledger:
             self.shown_key == self.facts.ledger_key
             and self.fence_is_wanted == self.facts.is_fenced
             and self.deletion_is_wanted == self.is_deleted
+            and not self.is_suspect
         )
 
     def show_key(self, ledger_key: bytes) -> None:
