@@ -20,7 +20,7 @@ import structlog
 
 from rollbook.ledger.bookies import AddChannel, Bookies
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.append import DEADLINE_TICKS, Pipeline
+from rollbook.ledger.core.append import DEADLINE_TICKS, LAGGARD_TICKS, Pipeline
 from rollbook.ledger.core.ensemble_change import Seating, Verdict, judge
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
@@ -41,7 +41,7 @@ from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.adds import AddPacker, AddReplies
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
-from rollbook.proto.wire.messages import WriteLac, WriteLacReply
+from rollbook.proto.wire.messages import BookieInfoReply, GetBookieInfo, WriteLac, WriteLacReply
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from rollbook.proto.wire.v3_adds import V3AddPacker
 
@@ -116,6 +116,7 @@ class LedgerWriter:
         self._change: asyncio.Task[None] | None = None
         self._reading_back: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None  # Bookies, of the LAC.
+        self._asking: asyncio.Task[None] | None = None  # Bookies in quarantine.
         self._note_looked()
         self._slots: dict[AddChannel, int] = {}
         self._channels: list[AddChannel] = []
@@ -506,7 +507,30 @@ class LedgerWriter:
                     self._sit_again(slot)
                     self._send(slot)
         if self._seating.down:
+            self._ask_resting()
             self._start_change()
+
+    def _ask_resting(self) -> None:
+        """Nobody healthy is left to step in; perhaps one of those who failed before has recovered."""
+        if self._asking is not None or self._pipeline.tick % LAGGARD_TICKS:
+            return
+        now_ns = self._clock.monotonic_ns()
+        down = [self._seating.ensemble[slot] for slot in self._seating.down]
+        others = [b for b in self._bookies.live().writable if b not in self._seating.ensemble]
+        resting = [b for b in (*others, *down) if self._health.is_quarantined(b, now_ns)]
+        if resting:
+            self._asking = self._loop.create_task(self._ask(resting))
+
+    async def _ask(self, resting: list[BookieId]) -> None:
+        """A bookie that hangs does not answer, and has cost nothing by that."""
+        question = GetBookieInfo(total_bytes=False, free_bytes=False)
+        deadline_s = LAGGARD_TICKS * self._tick_s
+        calls = [self._bookies.call(each, question, deadline_s=deadline_s) for each in resting]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for bookie, answer in zip(resting, answers, strict=True):
+            if isinstance(answer, BookieInfoReply) and answer.error is None:
+                self._health.pardon(bookie, self._clock.monotonic_ns())
+        self._asking = None
 
     def _sit_again(self, slot: int) -> None:
         start, end = self._pipeline.resume(slot)
@@ -689,7 +713,7 @@ class LedgerWriter:
             task.cancel()
 
     def _tasks(self) -> list["asyncio.Task[None]"]:
-        tasks = (self._change, self._reading_back, self._telling)
+        tasks = (self._change, self._reading_back, self._telling, self._asking)
         return [each for each in tasks if each and each is not asyncio.current_task()]
 
     async def _end_tasks(self) -> None:

@@ -3,7 +3,8 @@
 A bookie that failed (no answer in time, no connection, an I/O error) is in quarantine: nothing new is
 placed with it as long as others are to be had, and readers ask it last. The first quarantine takes
 a minute; one that fails again soon after takes twice as long as the last, up to half an hour. So a
-bookie that hangs costs those who share this object one deadline and then next to nothing.
+bookie that hangs costs those who share this object one deadline and then next to nothing. Who needs
+a bookie and finds only such ones asks them whether they live, and pardons those who answer.
 
 Being slow is less than having failed: a reader that got its answer from another copy first asks that
 bookie later, until it answers again. "Busy" and "read-only" are no failures.
@@ -46,11 +47,16 @@ class Health:
         self._record(bookie).slow_until_ns = now_ns + _SLOW_NS
 
     def on_answer(self, bookie: BookieId) -> None:
-        """It answers as it should. A quarantine goes on all the same: one that fails now and then
-        is what it is for.
+        """It answers as it should. A quarantine goes on all the same: an answer may be old, and one
+        that fails now and then is what it is for.
         """
         if record := self._records.get(bookie):
             record.slow_until_ns = -1
+
+    def pardon(self, bookie: BookieId, now_ns: int) -> None:
+        """Asked on purpose, it answered: its quarantine is over. A relapse still counts as one."""
+        if (record := self._records.get(bookie)) and now_ns < record.failed_until_ns:
+            record.failed_until_ns = now_ns
 
     def is_quarantined(self, bookie: BookieId, now_ns: int) -> bool:
         record = self._records.get(bookie)

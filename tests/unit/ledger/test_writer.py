@@ -370,10 +370,44 @@ def test_what_no_bookie_was_sent_is_known_not_to_be_there() -> None:
     play_writer(story, bookies=THREE)
 
 
-def test_a_spare_in_quarantine_is_used_when_the_quorum_needs_it() -> None:
+def test_a_spare_in_quarantine_is_used_once_it_answers() -> None:
+    """WR3: another that hangs is no help, so it is asked first."""
+
     async def story(scene: WriterScene) -> None:
         await scene.append(1)
         scene.health.on_failure(B4, scene.clock.monotonic_ns())
+        hang(scene, "b4")
+        kill(scene, "b2")
+        assert await scene.append(1) == [1]
+        await asyncio.sleep(DEADLINE_S)
+        assert not scene.nodes.updates, "two of three stand, and that is enough"
+        scene.kept["b4"].answer_adds = acknowledge
+        await asyncio.sleep(DEADLINE_S)
+        assert scene.nodes.fragments[-1][1] == (B1, B4, B3)
+
+    play_writer(story, bookies=("b1", "b2", "b3", "b4"))
+
+
+def test_a_bookie_that_hung_sits_again_once_it_answers() -> None:
+    """WR3."""
+
+    async def story(scene: WriterScene) -> None:
+        hang(scene, "b2")
+        await scene.append(3)
+        await asyncio.sleep(3 * DEADLINE_S)
+        assert scene.health.is_quarantined(B2, scene.clock.monotonic_ns())
+        scene.kept["b2"].answer_adds = acknowledge
+        await scene.until(lambda: scene.kept["b2"].entries[-3:] == [0, 1, 2])
+        assert not scene.nodes.updates
+
+    play_writer(story, bookies=THREE)
+
+
+def test_a_spare_in_quarantine_is_used_at_once_when_the_quorum_needs_it() -> None:
+    async def story(scene: WriterScene) -> None:
+        await scene.append(1)
+        scene.health.on_failure(B4, scene.clock.monotonic_ns())
+        scene.bookie("b4").on_call = ignore
         kill(scene, "b2")
         assert await scene.append(1) == [1]
         await asyncio.sleep(1)

@@ -33,6 +33,16 @@ def test_who_fails_again_soon_is_left_alone_for_longer() -> None:
     assert not health.is_quarantined(B1, now + 10 * QUARANTINE_NS_MAX + QUARANTINE_NS_MIN)
 
 
+def test_who_answers_when_asked_is_pardoned_and_a_relapse_counts_all_the_same() -> None:
+    health = Health()
+    health.pardon(B1, 0)
+    health.on_failure(B1, 0)
+    health.pardon(B1, 5 * S)
+    assert not health.is_quarantined(B1, 5 * S)
+    health.on_failure(B1, 6 * S)
+    assert health.quarantined_until_ns(B1) == 6 * S + 2 * QUARANTINE_NS_MIN
+
+
 def test_readers_ask_the_healthy_first_and_those_in_quarantine_last() -> None:
     health = Health()
     health.on_failure(B1, 0)
