@@ -24,6 +24,7 @@ Question = TypeVar("Question")
 
 _PAUSE_S: Final = 0.02  # Before a bookie that was busy, or broke the line, is asked again; doubled.
 _PAUSE_S_MAX: Final = 0.5
+_MOMENT_S: Final = 1e-6  # A wait that rounding has made too short to move the clock would never end.
 
 
 class Caller(Protocol):
@@ -111,7 +112,7 @@ class Calls(Generic[Question]):
         """Returns, too, when `timeout_s` have passed."""
         if not self._news.is_set():
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(max(timeout_s, _MOMENT_S)):
                     await self._news.wait()
             except TimeoutError:
                 return
