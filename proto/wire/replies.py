@@ -46,7 +46,8 @@ class ReplyDecoder:
 def _unpack(buffer: bytes, position: int, end: int) -> AddReplies | Answer:
     """One frame in unusual dress; its body is `[position:end]`."""
     if buffer[position] == V3_FIRST_BYTE:
-        answer = v3.unpack_reply(buffer[position:end])
+        batch = v3_reads.unpack_batch_reply(buffer, position, end)
+        answer = batch or v3.unpack_reply(buffer[position:end])
     else:
         answer = v2.unpack_reply(buffer, position, end)
     if isinstance(answer.reply, AddReply):

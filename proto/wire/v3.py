@@ -126,6 +126,8 @@ class Origin(NamedTuple):
     def pack(self, reply: Reply) -> bytes:
         if isinstance(reply, ReadReply):
             return _pack_read_reply(self.txn_id, reply)
+        if isinstance(reply, BatchReadReply):
+            return _pack_batch_reply(self.txn_id, reply)
         return pack_frame(_response(self, reply).SerializeToString())
 
 
@@ -140,10 +142,30 @@ def _pack_read_reply(txn_id: int, reply: ReadReply) -> bytes:
         parts += (b"\x28", pack_varint(reply.last_add_confirmed))
     if reply.lac_updated_ms is not None:
         parts += (b"\x30", pack_varint(reply.lac_updated_ms))
+    return _pack_by_hand(b"\x01", txn_id, status, b"\xa2\x06", parts)
+
+
+def _pack_batch_reply(txn_id: int, reply: BatchReadReply) -> bytes:
+    """Likewise."""
+    status = pack_varint(code_of(reply.error))
+    parts: list[Buffer] = [
+        *(b"\x08", status, b"\x10", pack_varint(reply.ledger_id)),
+        *(b"\x18", pack_varint(reply.first_entry), b"\x20", pack_varint(reply.request_id)),
+    ]
+    if reply.bodies:
+        entries = list(pack_bodies(reply.bodies))
+        parts += (b"\x2a", pack_varint(sum(map(len, entries))), *entries)
+    return _pack_by_hand(b"\x0c", txn_id, status, b"\xca\x3e", parts)
+
+
+def _pack_by_hand(
+    operation: bytes, txn_id: int, status: bytes, field: bytes, parts: list[Buffer]
+) -> bytes:
+    """The frame of a reply whose own message, under that field, is made of these parts."""
     size = sum(map(len, parts))
-    header = b"\x08\x03\x10\x01\x18" + pack_varint(txn_id)
+    header = b"".join((b"\x08\x03\x10", operation, b"\x18", pack_varint(txn_id)))
     head = b"".join(
-        (b"\x0a", pack_varint(len(header)), header, b"\x10", status, b"\xa2\x06", pack_varint(size))
+        (b"\x0a", pack_varint(len(header)), header, b"\x10", status, field, pack_varint(size))
     )
     return b"".join((_pack_length(len(head) + size), head, *parts))
 
@@ -195,15 +217,6 @@ def _reply_message(reply: Reply, status: pb.StatusCode.ValueType) -> dict[str, A
                 status=status, ledgerId=ledger_id, availabilityOfEntriesOfLedger=packed
             )
             return {"getListOfEntriesOfLedgerResponse": listed}
-        case BatchReadReply():
-            batch = pb.BatchReadResponse(
-                status=status,
-                ledgerId=reply.ledger_id,
-                firstEntry=reply.first_entry,
-                requestId=reply.request_id,
-                entries=b"".join(pack_bodies(reply.bodies)) if reply.bodies else None,
-            )
-            return {"batchReadResponse": batch}
         case StartTlsReply(None):
             return {"startTLSResponse": pb.StartTLSResponse()}
         case StartTlsReply() | Refusal():

@@ -1,7 +1,7 @@
 """Reads and their replies in version 3, a run at a time, if they are in usual dress.
 
-That is: plain reads, without a key or a flag, and entries that were found. All others, and whatever
-a peer writes in another order, go through protobuf one by one.
+That is: plain reads, without a key or a flag, and entries that were found, in batches, too. All
+others, and whatever a peer writes in another order, go through protobuf one by one.
 """
 
 import struct
@@ -9,8 +9,9 @@ from typing import Final
 
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v3
+from rollbook.proto.wire.bodies import unpack_bodies
 from rollbook.proto.wire.frames import LENGTH_BYTES
-from rollbook.proto.wire.messages import Answer, Call, Operation, Read, ReadReply
+from rollbook.proto.wire.messages import Answer, BatchReadReply, Call, Operation, Read, ReadReply
 from rollbook.proto.wire.varint import message_pattern, unpack_varint
 
 _READ: Final = Operation.READ
@@ -29,6 +30,13 @@ _match_reply: Final = message_pattern(
     """
 ).match
 _match_reply_tail: Final = message_pattern(rb"(?: \x28(V) )? (?: \x30(V) )?").fullmatch
+
+_match_batch: Final = message_pattern(
+    rb"""
+    \x0a . \x08\x03 \x10\x0c \x18(V) \x10\x00                # header, EOK;
+    \xca\x3e(V) \x08\x00 \x10(V) \x18(V) \x20(V) \x2a(V)      # size, EOK, ids, size of the entries
+    """
+).match
 
 _length_at: Final = struct.Struct(">I").unpack_from
 
@@ -85,3 +93,27 @@ def take_read_replies(
         answers.append(Answer(unpack_varint(txn_id), reply))
         position = end
     return answers, position
+
+
+def unpack_batch_reply(buffer: bytes, position: int, end: int) -> Answer | None:
+    """The batch in usual dress whose frame has its body at `[position:end]`; None: it is no such.
+
+    It may be megabytes, of which protobuf would make two more copies. Raises `BadFrame`.
+    """
+    if (match := _match_batch(buffer, position, end)) is None:
+        return None
+    txn_id, size, ledger_id, first_entry, request_id, entries_size = match.groups()
+    if (
+        match.end() + unpack_varint(entries_size) != end
+        or match.end(2) + unpack_varint(size) != end
+        or match.end(1) != position + 2 + buffer[position + 1]
+    ):
+        return None
+    reply = BatchReadReply(
+        None,
+        LedgerId(unpack_varint(ledger_id)),
+        EntryId(unpack_varint(first_entry)),
+        unpack_varint(request_id),
+        tuple(unpack_bodies(buffer, match.end(), end)),
+    )
+    return Answer(unpack_varint(txn_id), reply)
