@@ -49,5 +49,5 @@ def test_names_are_in_one_dress_and_times_are_times() -> None:
 
 
 def test_columns_are_as_wide_as_they_must_be() -> None:
-    rows = [{"id": 7, "path": "/a"}, {"id": 12_345, "path": None}]
+    rows: list[dict[str, object]] = [{"id": 7, "path": "/a"}, {"id": 12_345, "path": None}]
     assert as_table(("id", "path"), rows).splitlines() == ["ID     PATH", "7      /a", "12345  -"]
