@@ -124,6 +124,10 @@ class Nemesis:
                 metadata.expire(nodes[0])
             case Kind.METADATA_LAG, _:
                 return self._set([metadata], lag_s=(0.0, seconds))
+            case Kind.PARTIAL_LISTING, _:
+                return self._set([metadata], partial_listing_odds=fault.amount / 100)
+            case Kind.ROLLBACK, _:
+                return _roll_back(nodes[0])
             case _:
                 raise ValueError(f"no way to inflict {fault}")
         return None
@@ -183,6 +187,23 @@ def _stop(nodes: Sequence[Node], how: Callable[[Node], object], *, returns: bool
                 node.restart()
 
     return start if returns else None
+
+
+def _roll_back(node: Node) -> Undo | None:
+    """As when a disk is replaced by its snapshot, and the process starts in between."""
+    if not node.is_running:
+        return None
+    snapshot = node.disk.image()
+    node.kill()
+    node.restart()
+
+    def replace() -> None:
+        node.kill()
+        node.disk.put_back(snapshot)
+        if node.is_up:
+            node.restart()
+
+    return replace
 
 
 def _pause(node: Node) -> Undo | None:

@@ -4,7 +4,7 @@ Facts come in as they happen: what clients ask, what they hear, what is done to 
 of the bookie's inside. Rules, each by the name under which a run fails:
 
 - **acked**: an entry that was acknowledged is there: never absent, and UNKNOWN only on a damaged disk.
-- **bytes**: an entry is answered as somebody wrote it.
+- **bytes**: an entry is answered as somebody wrote it, and not as it was before somebody wrote it again.
 - **fence**: nobody who asks after a fence was answered has an ordinary add accepted; nothing that was
   called absent under a fence is acknowledged, before or after; nobody is refused for a fence that
   nobody asked for.
@@ -50,7 +50,8 @@ _NEVER: Final = 1 << 62
 class _Ledger:
     """One ledger on one bookie, as its clients know it."""
 
-    sent: dict[int, list[bytes]] = field(default_factory=dict)
+    sent: dict[int, list["Sent"]] = field(default_factory=dict)
+    durable: dict[int, int] = field(default_factory=dict)  # When: by the event of each add.
     acked: dict[int, int] = field(default_factory=dict)  # When first.
     ordinary_acked: dict[int, None] = field(default_factory=dict)
     denied: dict[int, None] = field(default_factory=dict)  # Under a fence.
@@ -124,10 +125,11 @@ class BookieChecker:
     ) -> Sent:
         ledger = self._of(bookie, ledger_id)
         _, entry_id, lac = _ids_at(body)
-        ledger.sent.setdefault(entry_id, []).append(body)
         ledger.lac_named = max(ledger.lac_named, lac)
         at = self._event()
-        return Sent(bookie, ledger_id, entry_id, body, at, is_recovery, is_deferred)
+        sent = Sent(bookie, ledger_id, entry_id, body, at, is_recovery, is_deferred)
+        ledger.sent.setdefault(entry_id, []).append(sent)
+        return sent
 
     def on_add_answer(self, add: Sent, error: Failure) -> None:
         ledger, now = self._of(add.bookie, add.ledger_id), self._event()
@@ -161,6 +163,7 @@ class BookieChecker:
 
     def _on_durable(self, ledger: _Ledger, add: Sent, now: int) -> None:
         ledger.acked.setdefault(add.entry_id, now)
+        ledger.durable.setdefault(add.at, now)
         if not add.is_recovery:
             ledger.ordinary_acked[add.entry_id] = None
         ledger.lac_told = max(ledger.lac_told, _ids_at(add.body)[2])
@@ -179,14 +182,27 @@ class BookieChecker:
         self.heard["entries"] += 1
         ids = _ids_at(body)
         what = f"{asked.bookie}: ledger {asked.ledger_id} entry {entry_id}"
-        if entry_id not in (ids[1], NO_ENTRY) or bytes(body) not in ledger.sent.get(ids[1], ()):
+        same = [add for add in ledger.sent.get(ids[1], ()) if add.body == body]
+        if entry_id not in (ids[1], NO_ENTRY) or not same:
             self._break(BYTES, f"{what} comes as nobody wrote it")
+        elif all(self._was_replaced(ledger, add, asked) for add in same):
+            self._break(BYTES, f"{what} comes as it was before it was written again")
         if ledger.gone_at < asked.at:
             self._break(DELETED, f"{what} is there, though the ledger was gone")
         if entry_id == NO_ENTRY:
             later = [e for e, at in ledger.acked.items() if e > ids[1] and at < asked.at]
             if later and not self._may_be_gone(asked):
                 self._break(ACKED, f"{what}: the last one is {ids[1]}, acknowledged are {later}")
+
+    def _was_replaced(self, ledger: _Ledger, add: Sent, asked: Asked) -> bool:
+        """Surely: by an add that was sent when this one was durable, and durable before anybody asked."""
+        if asked.bookie in self.damaged:
+            return False
+        durable_at = ledger.durable.get(add.at, _NEVER)
+        return any(
+            other.at > durable_at and ledger.durable.get(other.at, _NEVER) < asked.at
+            for other in ledger.sent[add.entry_id]
+        )
 
     def on_failure(self, asked: Asked, entry_id: int | None, error: type[Exception]) -> None:
         """`entry_id` NO_ENTRY: any; None: it was no question about entries."""
@@ -266,6 +282,22 @@ class BookieChecker:
 
     def on_damaged(self, bookie: str) -> None:
         self.damaged[bookie] = None
+
+    def on_rolled_back(self, bookie: str) -> None:
+        """It is as it was before, and knows it: what came since is in doubt, and each ledger fenced.
+
+        But nobody names those that were deleted in the metadata, so they are as they were.
+        """
+        self.on_damaged(bookie)
+        for (name, ledger_id), ledger in self._ledgers.items():
+            if name == bookie:
+                ledger.lac_told = ledger.packet_acked = NO_ENTRY
+                ledger.fence_asked_at = min(ledger.fence_asked_at, self._event())
+                if ledger_id in self._doomed:
+                    ledger.gone_at = ledger.fenced_at = _NEVER
+                    ledger.acked.clear()
+                    ledger.denied.clear()
+                    ledger.ordinary_acked.clear()
 
     # --- Inside -------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from tests.support.bookie_client import KEY, PASSWORD, BookieClient
 PORT: Final = 3181
 CONNECT_S: Final = 1.0
 _CONNECT_AGAIN_S: Final = 0.05
+_AGAIN_ODDS: Final = (0.03, 0.03, 0.3)  # With many, an entry lies in logs of several ages.
 _WINDOWS: Final = (1, 1, 8)  # Adds on their way to one bookie, if it has not yet answered them.
 _SIZES: Final = (0, 30, 300, 3000)
 _BATCH_BYTES: Final = 32 * 1024
@@ -96,7 +97,6 @@ class Link:
     asker_process: int  # and which one asked for it.
     sent: dict[tuple[int, int], list[tuple[Sent, Append, Waiting]]] = field(default_factory=dict)
     reading: dict[tuple[int, int], None] = field(default_factory=dict)
-    has_news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def adds_under_way(self) -> int:
@@ -110,8 +110,10 @@ class Client:
         self._sums = sums
         self._links: dict[tuple[str, int], Link] = {}
         self._connecting: dict[tuple[str, int], asyncio.Lock] = {}
-        self._adding: dict[tuple[str, int], asyncio.Lock] = {}
+        self._adding: dict[str, asyncio.Lock] = {}  # By bookie.
+        self._has_news = asyncio.Event()
         self._window = sums.chance.choice(_WINDOWS)
+        self._again_odds = sums.chance.choice(_AGAIN_ODDS)
         self._deferred: dict[tuple[str, int], list[Sent]] = {}  # Answered, but not durable yet.
 
     async def do(self, step: str) -> None:
@@ -120,7 +122,7 @@ class Client:
         version = 2 if "v2" in rest or verb == "batch" else 3
         count = int(rest[0]) if rest and rest[0].isdecimal() else 1
         if verb in ("add", "defer", "mend"):
-            async with self._adding.setdefault((bookie, version), asyncio.Lock()):
+            async with self._adding.setdefault(bookie, asyncio.Lock()):
                 self.add(
                     *(await self._link_with_room(bookie, version), ledger_id, count),
                     is_recovery=verb == "mend",
@@ -170,11 +172,14 @@ class Client:
             link = await self._link(bookie, version)
             if link is None:
                 await asyncio.sleep(_CONNECT_AGAIN_S)
-            elif link.adds_under_way < self._window:
+            elif self._adds_under_way(bookie) < self._window:
                 return link
             else:
-                link.has_news.clear()
-                await link.has_news.wait()
+                self._has_news.clear()
+                await self._has_news.wait()
+
+    def _adds_under_way(self, bookie: str) -> int:
+        return sum(link.adds_under_way for link in self._links.values() if link.bookie == bookie)
 
     async def _connect(self, bookie: str, version: int) -> Link | None:
         try:
@@ -197,7 +202,7 @@ class Client:
             for _, append, _ in sent:
                 self._sums.history.on_unknown(append, "the connection was lost")
         link.sent.clear()
-        link.has_news.set()
+        self._has_news.set()
 
     async def _ask(self, link: Link, what: str, request: Request) -> Reply:
         waiting = Waiting(link, what, f"{request}")
@@ -236,7 +241,13 @@ class Client:
             entry_id = self._pick_entry(bookie, ledger_id, is_recovery)
             if link.sent.get((ledger_id, entry_id)):
                 continue  # Answers to adds are told apart by these ids.
-            lac = entry_id - 1 if chance.random() < 0.7 else chance.randint(-1, entry_id - 1)
+            is_again = (
+                bookie,
+                ledger_id,
+                entry_id,
+            ) in sums.payloads  # Then its LAC tells which it is.
+            is_usual = chance.random() < (0.2 if is_again else 0.7)
+            lac = entry_id - 1 if is_usual else chance.randint(-1, entry_id - 1)
             if is_deferred:  # A LAC is of what is durable.
                 lac = min(lac, sums.checker.known_lac(bookie, ledger_id))
             payload = self._payload(bookie, ledger_id, entry_id)
@@ -262,7 +273,7 @@ class Client:
 
     def _pick_entry(self, bookie: str, ledger_id: int, is_recovery: bool) -> int:
         following = self._sums.next_entry.get((bookie, ledger_id), 0)
-        if following and self._sums.chance.random() < (0.8 if is_recovery else 0.03):
+        if following and self._sums.chance.random() < (0.8 if is_recovery else self._again_odds):
             return self._sums.chance.randrange(following)
         self._sums.next_entry[bookie, ledger_id] = following + 1
         return following
@@ -277,7 +288,7 @@ class Client:
 
     def _on_adds(self, link: Link, replies: AddReplies) -> None:
         sums = self._sums
-        link.has_news.set()
+        self._has_news.set()
         for entry_id in replies.entry_ids:
             sent = link.sent.get((replies.ledger_id, entry_id))
             if not sent:

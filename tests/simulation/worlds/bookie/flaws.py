@@ -1,11 +1,13 @@
 """Ways to build a bookie wrongly, which fresh seeds of its world must find."""
 
 import asyncio
+from array import array
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rollbook.bookie.answers import Answers
 from rollbook.bookie.census import Census
+from rollbook.bookie.core.catalog import Catalog
 from rollbook.bookie.core.control import Control, Operation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.flow import Account
@@ -16,7 +18,7 @@ from rollbook.bookie.journal import Journal
 from rollbook.bookie.long_polls import LongPolls
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
-from rollbook.proto.errors import EntryStateUnknown, NoSuchEntry, WrongBookie
+from rollbook.proto.errors import BookieFailed, EntryStateUnknown, NoSuchEntry, WrongBookie
 from rollbook.proto.ids import NO_ENTRY
 from rollbook.proto.wire.messages import Read, Reply
 from tests.simulation.worlds.bookie.scene import BookieScene
@@ -157,6 +159,10 @@ async def _let_in(self: Identity) -> None:
         self.incarnation = self._draw_incarnation()
 
 
+def _append_extent(self: Catalog, ledger_id: int, fields: IntArray) -> None:
+    self._held.setdefault(ledger_id, array("q")).extend(fields)
+
+
 async def _see_half(self: Census, ids: IntArray) -> IntArray:
     """A listing that breaks off counts as complete."""
     return ids[len(ids) // 2 :]
@@ -261,6 +267,18 @@ BOOKIE_MUTANTS: Final = (
             (Identity, "begin", _do_nothing),
             (BookieRegistration, "await_others", _do_nothing),
         ),
+    ),
+    BookieMutant(
+        "uncounted-starts",
+        "Directories that were restored from a snapshot pass for the latest.",
+        300,
+        ((Identity, "begin", _do_nothing),),
+    ),
+    BookieMutant(
+        "older-first",
+        "A log that compaction made counts as the youngest.",
+        600,
+        ((Catalog, "_insert", _append_extent),),
     ),
     BookieMutant(
         "half-a-listing",

@@ -46,7 +46,11 @@ VERBS: Final[dict[str, tuple[float, Draw]]] = {
 def draw_case(seed: int) -> Case:
     rng = random.Random(f"bookie {seed}")
     steps = _draw_steps(rng)
-    return Case(WORLD, seed, steps, draw(rng, RECIPES, CHAOS_US, steps))
+    faults = draw(rng, RECIPES, CHAOS_US, steps)
+    if any(fault.kind is Kind.ROLLBACK for fault in faults):
+        # Only garbage collection doubts a listing; who writes off what is lost takes it for whole.
+        faults = tuple(fault for fault in faults if fault.kind is not Kind.PARTIAL_LISTING)
+    return Case(WORLD, seed, steps, faults)
 
 
 def _draw_steps(rng: random.Random) -> tuple[Step, ...]:
@@ -104,4 +108,6 @@ RECIPES: Final = (
     Recipe(Kind.METADATA_LOSS, _EACH_BOOKIE, times=(1, 3), amount=(0, 1), odds=0.3),
     Recipe(Kind.METADATA_EXPIRY, _EACH_BOOKIE, times=(1, 3), odds=0.3),
     Recipe(Kind.METADATA_LAG, ((),), times=(1, 1), amount=(MS, 300 * MS), odds=0.2),
+    Recipe(Kind.PARTIAL_LISTING, ((),), times=(1, 1), amount=(20, 100), odds=0.3, from_start=True),
+    Recipe(Kind.ROLLBACK, _EACH_BOOKIE, times=(1, 1), for_us=(50 * MS, 2000 * MS), odds=0.2),
 )

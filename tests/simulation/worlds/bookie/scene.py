@@ -23,8 +23,9 @@ from rollbook.bookie.compaction import Compactor
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
 from rollbook.bookie.core import catalog as core_catalog
 from rollbook.bookie.garbage import Garbage
+from rollbook.bookie.identity import Identity
 from rollbook.bookie.scrub import Scrubber
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster import initialise, open_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.registration import BookieRegistration
 from rollbook.proto.errors import (
@@ -180,6 +181,8 @@ class _Nemesis(Nemesis):
     def _inflict(self, fault: Fault) -> Any:
         if fault.kind in (Kind.ROT, Kind.READ_ERROR):
             self._run.checker.on_damaged(fault.nodes[0])
+        if fault.kind is Kind.ROLLBACK:
+            return self._run.roll_back(super()._inflict(fault), fault.nodes[0])
         if fault.kind is Kind.DISK_FULL:
             node = self._world.node(fault.nodes[0])
             return self._set([node.disk], capacity_bytes=node.disk.system.used_bytes)
@@ -208,6 +211,7 @@ class _Run:
         self.is_telling = is_telling
         self._case = case
         self._serving: dict[str, Bookie] = {}
+        self._rolled_back: dict[str, None] = {}  # And not yet in service again.
         self._is_peaceful = False
         self._nemesis = _Nemesis(self)
         self._sums = Sums(
@@ -258,6 +262,18 @@ class _Run:
         for name in CLIENTS:
             world.node(name).kill()
         await self._within(LIVENESS_S, self._nothing_held, "bookies hold what nobody waits for")
+
+    def roll_back(
+        self, undo: Callable[[], object] | None, name: str
+    ) -> Callable[[], object] | None:
+        if undo is None:
+            return None
+
+        def replace_and_note() -> None:
+            self._rolled_back[name] = None
+            undo()
+
+        return replace_and_note
 
     def _all_registered(self) -> bool:
         tree = self.world.metadata.tree
@@ -326,7 +342,12 @@ class _Run:
             self.history.on_answered(starting)
             self.tell(f"{node.name} serves")
             self._serving[node.name] = bookie
+            self._rolled_back.pop(node.name, None)
             error = await self._serve(bookie)
+        except WrongBookie as refusal:
+            error = refusal
+            if node.name in self._rolled_back:
+                error = await self._write_off(node)
         except (RollbookError, OSError) as failure:
             error = failure
         if isinstance(error, _NEVER_AT_START) and bookie is None:
@@ -336,6 +357,22 @@ class _Run:
         if bookie is not None:
             await bookie.close()
         self.world.at(self.world.now + RESTART_S, self._start_again, node)
+
+    async def _write_off(self, node: Node) -> BaseException | None:
+        """What an operator does who reads why the bookie does not start."""
+        self.tell(f"{node.name} is as it was before, and is told to go on")
+        self.checker.on_rolled_back(node.name)
+        try:
+            store = await node.metadata(session_timeout_s=SESSION_S, operation_timeout_s=1.0)
+            cluster = await open_cluster(store, ROOT)
+            identity = Identity(
+                *(node.disk, STORAGE, node.randomness, store, cluster, BookieId(node.name))
+            )
+            await identity.write_off(node.clock)
+            await store.close()
+        except (RollbookError, OSError) as failure:
+            return failure
+        return None
 
     async def _serve(self, bookie: Bookie) -> BaseException:
         """Registers it, and returns what ends it."""
