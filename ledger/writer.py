@@ -9,7 +9,6 @@ ticks while entries are on their way, one for the explicit LAC, and one for each
 """
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,12 +23,13 @@ from rollbook.ledger.core.append import DEADLINE_TICKS, LAGGARD_TICKS, Pipeline
 from rollbook.ledger.core.ensemble_change import Seating, Verdict, judge
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
+from rollbook.ledger.explicit_lac import ExplicitLac
+from rollbook.ledger.ledger_tail import LedgerTail
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.errors import (
     AppendUnsettled,
     BookieTimeout,
     LedgerClosed,
-    MetadataConflict,
     Outcome,
     OutcomeUnknown,
     RollbookError,
@@ -41,7 +41,7 @@ from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.adds import AddPacker, AddReplies
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
-from rollbook.proto.wire.messages import BookieInfoReply, GetBookieInfo, WriteLac, WriteLacReply
+from rollbook.proto.wire.messages import BookieInfoReply, GetBookieInfo, WriteLac
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from rollbook.proto.wire.v3_adds import V3AddPacker
 
@@ -51,9 +51,7 @@ _SEND_AHEAD_BYTES: Final = 1024 * 1024  # Handed to a connection, and not taken 
 _LOOK_AGAIN_S: Final = 0.01  # Whether a socket that was full takes more.
 _BUSY_PAUSE_S_MIN: Final = 0.02  # Doubled with each "busy" in a row,
 _BUSY_PAUSE_S_MAX: Final = 0.64  # up to this.
-_METADATA_PAUSE_S_MIN: Final = 0.02
-_METADATA_PAUSE_S_MAX: Final = 1.0
-_READ_BACK_S: Final = 86_400.0  # See WR5.
+_CHANGES_PAUSE_S_MAX: Final = 1.0
 
 _Waiting = tuple[EntryId, "asyncio.Future[Any]", Any]
 
@@ -81,11 +79,9 @@ class LedgerWriter:
         config: ClientConfig,
     ) -> None:
         metadata = stored.metadata
-        self._stored = stored
         self._digest = digest
         self._key = ledger_key(password)
-        self._nodes, self._bookies = nodes, bookies
-        self._placement, self._health = placement, health
+        self._bookies, self._placement, self._health = bookies, placement, health
         self._clock, self._randomness, self._config = clock, randomness, config
         self._quorum = metadata.quorum
         self._loop = asyncio.get_running_loop()
@@ -98,6 +94,13 @@ class LedgerWriter:
             config.writer_window_entries,
         )
         self._seating = Seating(metadata.quorum, metadata.fragments[-1])
+        self._tail = LedgerTail(stored, self._seating, nodes, clock, self._log)
+        self._explicit_lac = ExplicitLac(
+            *(self._pipeline, self._seating, bookies, self._make_write_lac, self._may_send),
+            ack_quorum=metadata.quorum.ack,
+            idle_s=config.explicit_lac_idle_ms / 1000,
+            deadline_s=config.add_deadline_s,
+        )
         self._waiting: deque[_Waiting] = deque()  # By the last entry that each waits for.
         self._wants_room: deque[asyncio.Future[None]] = deque()
         self._failure: RollbookError | None = None
@@ -108,16 +111,11 @@ class LedgerWriter:
         self._turn_is_due = self._offer_is_due = False
         self._tick_s = config.add_deadline_s / DEADLINE_TICKS
         self._ticker: asyncio.TimerHandle | None = None
-        self._lac_idle_s = config.explicit_lac_idle_ms / 1000
-        self._lac_timer: asyncio.TimerHandle | None = None
-        self._lac_seen = self._lac_sent = self._pipeline.acks.last_add_confirmed
         self._busy_pauses_s = [0.0] * metadata.quorum.ensemble
         self._timers: dict[int, asyncio.TimerHandle] = {}  # By slot: when to send it more.
         self._change: asyncio.Task[None] | None = None
         self._reading_back: asyncio.Task[None] | None = None
-        self._telling: asyncio.Task[None] | None = None  # Bookies, of the LAC.
         self._asking: asyncio.Task[None] | None = None  # Bookies in quarantine.
-        self._note_looked()
         self._slots: dict[AddChannel, int] = {}
         self._channels: list[AddChannel] = []
         for slot, bookie in enumerate(self._seating.ensemble):
@@ -127,12 +125,12 @@ class LedgerWriter:
 
     @property
     def ledger_id(self) -> LedgerId:
-        return self._stored.metadata.ledger_id
+        return self._tail.stored.metadata.ledger_id
 
     @property
     def metadata(self) -> LedgerMetadata:
         """As this writer last wrote or read it."""
-        return self._stored.metadata
+        return self._tail.stored.metadata
 
     @property
     def last_add_confirmed(self) -> EntryId:
@@ -287,6 +285,9 @@ class LedgerWriter:
         txn_ids = self._bookies.txn_ids
         return V3AddPacker(self._key, self._digest, txn_ids, frame_bytes_max=limit)
 
+    def _make_write_lac(self, lac: EntryId) -> WriteLac:
+        return WriteLac(self.ledger_id, lac, self._key, self._digest.pack_lac(lac))
+
     # --- For channels -------------------------------------------------------------------------
 
     def on_add_replies(self, channel: AddChannel, replies: AddReplies) -> None:
@@ -335,7 +336,7 @@ class LedgerWriter:
 
     def _send(self, slot: int) -> None:
         channel = self._channels[slot]
-        if not channel.is_open or self._must_read_back():
+        if not channel.is_open or not self._may_send():
             return
         room = _SEND_AHEAD_BYTES - channel.queued_bytes
         if room > 0:
@@ -381,10 +382,10 @@ class LedgerWriter:
         frames, count = self._pipeline.retry(slot)
         channel = self._channels[slot]
         if count and channel.is_open:
-            if self._must_read_back():
-                self._pipeline.restart(slot)
-            else:
+            if self._may_send():
                 channel.write(frames, count)
+            else:
+                self._pipeline.restart(slot)
         self._send(slot)
 
     # --- Confirming ---------------------------------------------------------------------------
@@ -395,8 +396,7 @@ class LedgerWriter:
             _, future, result = waiting.popleft()
             if not future.done():  # Else its caller has cancelled it.
                 future.set_result(result)
-        if self._lac_timer is None and self._lac_idle_s and not self._is_closing:
-            self._plan_lac(self._lac_idle_s)
+        self._explicit_lac.on_confirmed()
 
     def _has_room(self, entries: int, payload_bytes: int) -> bool:
         if self._is_closing or self._failure is not None:
@@ -418,35 +418,6 @@ class LedgerWriter:
         if self._wants_room and not self._offer_is_due:
             self._offer_is_due = True
             self._loop.call_soon(self._offer_room)
-
-    # --- The explicit LAC (WR7) -----------------------------------------------------------------
-
-    def _plan_lac(self, after_s: float) -> None:
-        self._lac_seen = self.last_add_confirmed
-        self._lac_timer = self._loop.call_later(after_s, self._on_idle)
-
-    def _on_idle(self) -> None:
-        """Readers see the last entry though none follows that would carry its confirmation."""
-        self._lac_timer = None
-        lac = self.last_add_confirmed
-        if lac > self._lac_seen or self._telling is not None:
-            self._plan_lac(self._lac_idle_s)
-        elif lac > max(self._pipeline.told_lac, self._lac_sent) and not self._must_read_back():
-            self._telling = self._loop.create_task(self._tell_lac(lac))
-
-    async def _tell_lac(self, lac: EntryId) -> None:
-        request = WriteLac(self.ledger_id, lac, self._key, self._digest.pack_lac(lac))
-        calls = [
-            self._bookies.call(bookie, request, deadline_s=self._config.add_deadline_s)
-            for bookie in self._seating.ensemble
-        ]
-        replies = await asyncio.gather(*calls, return_exceptions=True)
-        self._telling = None
-        heard = sum(isinstance(each, WriteLacReply) and each.error is None for each in replies)
-        if heard >= self._quorum.ack:
-            self._lac_sent = lac
-        elif self._lac_timer is None:  # Too few for readers to be sure to hear of it.
-            self._plan_lac(self._tick_s)
 
     # --- Time ---------------------------------------------------------------------------------
 
@@ -565,7 +536,7 @@ class LedgerWriter:
                 await self._move(picks)
                 # Whoever steps in may fail as quickly: metadata is not for counting that.
                 is_progress = self.last_add_confirmed > lac
-                pause_s = 0.0 if is_progress else min(2 * pause_s + 0.01, _METADATA_PAUSE_S_MAX)
+                pause_s = 0.0 if is_progress else min(2 * pause_s + 0.01, _CHANGES_PAUSE_S_MAX)
                 await asyncio.sleep(pause_s)
         except RollbookError as error:
             self._stop(error)
@@ -577,38 +548,10 @@ class LedgerWriter:
         self._seating.on_leaving(picks)
         for slot in picks:
             self._pipeline.withdraw(slot)
-        attempts: list[Fragment] = []
-        while True:
-            wanted = self._seating.plan(EntryId(self.last_add_confirmed + 1), picks)
-            attempts.append(wanted)
-            changed = self._stored.metadata.with_writer_ensemble(
-                wanted.first_entry, wanted.ensemble
-            )
-            try:
-                self._stored = await self._nodes.update(self._stored, changed)
-                break
-            except MetadataConflict:
-                pass  # By re-replication of earlier fragments; or the ledger is recovered.
-            except (Unavailable, OutcomeUnknown) as error:
-                self._log.warning("ledger_metadata_not_written", reason=error.code.reason)
-                await asyncio.sleep(_METADATA_PAUSE_S_MIN)
-            self._stored = await self._read_patiently()
-            if made := self._seating.find_made(self._stored.metadata, attempts):
-                wanted = made
-                break
-        self._note_looked()
-        self._on_moved(wanted)
+        self._on_moved(await self._tail.move(picks, self._next_unconfirmed))
 
-    async def _read_patiently(self, due: float = math.inf) -> StoredLedger:
-        pause_s = _METADATA_PAUSE_S_MIN
-        while True:
-            try:
-                return await self._nodes.read(self.ledger_id, fresh=True)
-            except (Unavailable, OutcomeUnknown):
-                if self._loop.time() >= due:
-                    raise
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _METADATA_PAUSE_S_MAX)
+    def _next_unconfirmed(self) -> EntryId:
+        return EntryId(self.last_add_confirmed + 1)
 
     def _on_moved(self, tail: Fragment) -> None:
         old = self._seating.ensemble
@@ -638,35 +581,20 @@ class LedgerWriter:
 
     # --- Still ours? (WR5) ----------------------------------------------------------------------
 
-    def _note_looked(self) -> None:
-        self._looked_ns, self._looked_us = self._clock.monotonic_ns(), self._clock.wall_us()
-
-    def _must_read_back(self) -> bool:
-        """The longer of two clocks counts: one of them stands still while the machine sleeps.
-
-        Nothing may be sent before; `_read_back` sends it.
-        """
-        if self._reading_back is not None:
-            return True
-        unseen_s = max(
-            (self._clock.monotonic_ns() - self._looked_ns) / 1e9,
-            (self._clock.wall_us() - self._looked_us) / 1e6,
-        )
-        if unseen_s < _READ_BACK_S:
-            return False
-        self._reading_back = self._loop.create_task(self._read_back())
-        return True
+    def _may_send(self) -> bool:
+        """Else `_read_back` will do it."""
+        if self._reading_back is None and self._tail.is_stale:
+            self._reading_back = self._loop.create_task(self._read_back())
+        return self._reading_back is None
 
     async def _read_back(self) -> None:
         try:
             while self._change is not None:  # It moves the end; none begins meanwhile.
                 await asyncio.shield(self._change)
-            self._stored = await self._read_patiently()
-            self._seating.verify(self._stored.metadata)
+            await self._tail.verify()
         except RollbookError as error:
             self._stop(error)
             return
-        self._note_looked()
         self._reading_back = None
         for slot in range(len(self._channels)):
             self._send(slot)
@@ -705,15 +633,16 @@ class LedgerWriter:
         for channel in self._channels:
             channel.close()
         self._slots.clear()
-        for timer in (self._ticker, self._lac_timer, *self._timers.values()):
+        for timer in (self._ticker, *self._timers.values()):
             if timer is not None:
                 timer.cancel()
         self._timers.clear()
+        self._explicit_lac.stop()
         for task in self._tasks():
             task.cancel()
 
     def _tasks(self) -> list["asyncio.Task[None]"]:
-        tasks = (self._change, self._reading_back, self._telling, self._asking)
+        tasks = (self._change, self._reading_back, self._explicit_lac.task, self._asking)
         return [each for each in tasks if each and each is not asyncio.current_task()]
 
     async def _end_tasks(self) -> None:
@@ -743,10 +672,15 @@ class LedgerWriter:
                 loss = error  # Bookies were missing: the ledger can be closed all the same.
             self._is_drained = True
             await self._await_change()
+            await self._hand_over()
         finally:
             self._release_all()
             await self._end_tasks()
-        await self._close_metadata()
+        await self._tail.close(
+            self.last_add_confirmed,
+            self._pipeline.confirmed_length,
+            patience_s=2 * self._config.add_deadline_s,
+        )
         self._log.info("ledger_closed", last_entry=self.last_add_confirmed)
         if loss is not None:
             raise loss
@@ -757,18 +691,12 @@ class LedgerWriter:
                 async with asyncio.timeout(self._config.add_deadline_s):
                     await asyncio.shield(self._change)
 
-    async def _close_metadata(self) -> None:
-        last_entry, length = self.last_add_confirmed, self._pipeline.confirmed_length
-        due = self._loop.time() + 2 * self._config.add_deadline_s
-        while True:
-            changed = self._stored.metadata.with_close(last_entry, length)
-            try:
-                self._stored = await self._nodes.update(self._stored, changed)
-                return
-            except MetadataConflict:
-                pass
-            except (Unavailable, OutcomeUnknown):
-                if self._loop.time() >= due:
-                    raise
-                await asyncio.sleep(_METADATA_PAUSE_S_MIN)
-            self._stored = await self._read_patiently(due)
+    async def _hand_over(self) -> None:
+        """All is confirmed, but third copies may still have to be given to their connections, which
+        then deliver them without us. For these nobody waits long.
+        """
+        slots = range(len(self._channels))
+        for _ in range(round(LAGGARD_TICKS * self._tick_s / _LOOK_AGAIN_S)):
+            if not any(map(self._pipeline.has_more, slots)):
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S)

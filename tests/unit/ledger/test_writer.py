@@ -656,6 +656,24 @@ def test_close_waits_for_what_is_pending_and_for_a_change_under_way() -> None:
     play_writer(story)
 
 
+def test_close_gives_third_copies_on_their_way() -> None:
+    """A successor that is about to be connected gets the last entries, too."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(1)
+        hang(scene, "b3")
+        await scene.append(5)
+        kill(scene, "b3")
+        await scene.append(1)
+        await scene.until(lambda: scene.nodes.updates)
+        successor = scene.kept[scene.nodes.fragments[-1][1][2]]
+        await scene.writer.close()
+        first = scene.nodes.fragments[-1][0]
+        await scene.until(lambda: successor.entries == list(range(first, 7)))
+
+    play_writer(story)
+
+
 def test_a_ledger_that_is_closed_as_wanted_is_closed() -> None:
     """A recovery may have been quicker, or our own reply was lost."""
 

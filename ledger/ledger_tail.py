@@ -1,0 +1,114 @@
+"""The open end of a ledger in its metadata: moved and closed by compare-and-set, by its only writer.
+
+What is to be decided about metadata that was found is in `core/ensemble_change.py`.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from rollbook.ledger.core.ensemble_change import Seating
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
+from rollbook.proto.errors import MetadataConflict, OutcomeUnknown, Unavailable
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.metadata import Fragment
+from rollbook.proto.ports import Clock
+
+_PAUSE_S_MIN: Final = 0.02
+_PAUSE_S_MAX: Final = 1.0
+_TRUSTED_S: Final = 86_400.0
+
+
+class LedgerTail:
+    def __init__(
+        self,
+        stored: StoredLedger,
+        seating: Seating,
+        nodes: LedgerNodes,
+        clock: Clock,
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self.stored = stored  # As it was last written or read.
+        self._seating, self._nodes, self._clock, self._log = seating, nodes, clock, log
+        self._loop = asyncio.get_running_loop()
+        self._note_looked()
+
+    @property
+    def is_stale(self) -> bool:
+        """Nobody has seen it OPEN for a day (WR5).
+
+        The longer of two clocks counts: one of them stands still while the machine sleeps.
+        """
+        unseen_s = max(
+            (self._clock.monotonic_ns() - self._looked_ns) / 1e9,
+            (self._clock.wall_us() - self._looked_us) / 1e6,
+        )
+        return unseen_s >= _TRUSTED_S
+
+    async def verify(self) -> None:
+        """Raises `LedgerFenced` unless it is OPEN, with the end that we gave it (WR4)."""
+        self.stored = await self._read()
+        self._seating.verify(self.stored.metadata)
+        self._note_looked()
+
+    async def move(
+        self, picks: dict[int, BookieId], next_unconfirmed: Callable[[], EntryId]
+    ) -> Fragment:
+        """The new end, with these bookies in these slots. Takes as long as the store is away.
+
+        Each attempt starts at what is not confirmed by then (WR2). Raises what ends the writer.
+        """
+        attempts: list[Fragment] = []
+        while True:
+            wanted = self._seating.plan(next_unconfirmed(), picks)
+            attempts.append(wanted)
+            metadata = self.stored.metadata
+            changed = metadata.with_writer_ensemble(wanted.first_entry, wanted.ensemble)
+            try:
+                self.stored = await self._nodes.update(self.stored, changed)
+            except MetadataConflict:
+                pass  # Earlier fragments were re-replicated; or the ledger is being recovered.
+            except (Unavailable, OutcomeUnknown) as error:
+                self._log.warning("ledger_metadata_not_written", reason=error.code.reason)
+                await asyncio.sleep(_PAUSE_S_MIN)
+            else:
+                self._note_looked()
+                return wanted
+            self.stored = await self._read()
+            made = self._seating.find_made(self.stored.metadata, attempts)
+            self._note_looked()
+            if made is not None:
+                return made
+
+    async def close(self, last_entry: EntryId, length: int, patience_s: float) -> None:
+        """Raises `LedgerFenced`, `LedgerClosed`; and what the store says if it stays away."""
+        due = self._loop.time() + patience_s
+        while True:
+            changed = self.stored.metadata.with_close(last_entry, length)
+            try:
+                self.stored = await self._nodes.update(self.stored, changed)
+                return
+            except MetadataConflict:
+                pass
+            except (Unavailable, OutcomeUnknown):
+                if self._loop.time() >= due:
+                    raise
+                await asyncio.sleep(_PAUSE_S_MIN)
+            self.stored = await self._read(due)
+
+    async def _read(self, due: float = math.inf) -> StoredLedger:
+        pause_s = _PAUSE_S_MIN
+        while True:
+            try:
+                return await self._nodes.read(self.stored.metadata.ledger_id, fresh=True)
+            except (Unavailable, OutcomeUnknown):
+                if self._loop.time() >= due:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+    def _note_looked(self) -> None:
+        self._looked_ns, self._looked_us = self._clock.monotonic_ns(), self._clock.wall_us()
