@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, Final
 
+from tests.bench import Figure
 from tests.tally import Tally, clean, missing_piece, progress_line
 
 LATER: Final = {
@@ -272,31 +273,34 @@ def fuzz(arguments: argparse.Namespace) -> Tally:
 
 
 def bench(arguments: argparse.Namespace) -> Tally | None:
+    """Each figure is printed when it is known."""
     module = importlib.import_module(BENCHES[arguments.name])
     before = _load()
     sizes = {} if arguments.gib is None else {"gib": arguments.gib}
-    figures = module.figures(arguments.runs, **sizes)
+    figures: list[Figure] = []
+    if not arguments.json:
+        print(f"bench {arguments.name}: medians of {arguments.runs} runs", flush=True)
+    for figure in module.figures(arguments.runs, **sizes):
+        figures.append(figure)
+        if not arguments.json:
+            print(_row(figure), flush=True)
     load = [before, _load()]
     if arguments.json:
         rows = [asdict(figure) for figure in figures]
         print(json.dumps({"bench": arguments.name, "load": load, "figures": rows}))
     else:
-        _print_table(arguments, figures, load)
+        print(f"load average over the last minute: {load[0]:.2f} before, {load[1]:.2f} after")
     if any(figure.holds is False for figure in figures):
         sys.exit(1)
     return None
 
 
-def _print_table(arguments: argparse.Namespace, figures: Sequence[Any], load: list[float]) -> None:
-    width = max(len(figure.name) for figure in figures)
-    print(f"bench {arguments.name}: medians of {arguments.runs} runs")
-    for figure in figures:
-        target = "" if figure.target is None else f"target {figure.target:,g}"
-        verdict = {None: "", True: "holds", False: "MISSED"}[figure.holds]
-        print(
-            f"  {figure.name:<{width}}  {figure.value:>12,.4g} {figure.unit:<10} {target:<18} {verdict}"
-        )
-    print(f"load average over the last minute: {load[0]:.2f} before, {load[1]:.2f} after")
+def _row(figure: Figure) -> str:
+    target = "" if figure.target is None else f"target {figure.target:,g}"
+    verdict = {None: "", True: "holds", False: "MISSED"}[figure.holds]
+    return (
+        f"  {figure.name:<64}  {figure.value:>12,.4g} {figure.unit:<10} {target:<18} {verdict}"
+    ).rstrip()
 
 
 # --- Saying things ------------------------------------------------------------------------------

@@ -1,8 +1,14 @@
-"""Benchmarks behind `python -m tests bench NAME`: `figures(runs)` of the module of that name."""
+"""Benchmarks behind `python -m tests bench NAME`: `figures(runs)` of the module of that name.
 
+Those that take their time yield each figure when they know it, and meanwhile show how far they are.
+"""
+
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+
+from tests.tally import progress_line
 
 
 @dataclass(frozen=True)
@@ -27,3 +33,10 @@ def judged(name: str, unit: str, target: float | None, values: Sequence[float]) 
         return Figure(name, value, unit, None, None)
     holds = value >= target if unit.endswith("/s") else value <= target
     return Figure(name, value, unit, target, holds)
+
+
+def show_progress(what: str, done: int, total: int) -> None:
+    """A bar on a terminal, gone when it is full; nothing elsewhere."""
+    if sys.stderr.isatty():
+        line = progress_line(done, total, what) if done < total else "\r\x1b[K"
+        print(line, end="", file=sys.stderr, flush=True)

@@ -71,13 +71,14 @@ SMALL: Final = Size(
 )
 
 
-def figures(runs: int, size: Size = FULL) -> list[Figure]:
+def figures(runs: int, size: Size = FULL) -> Iterator[Figure]:
     configure_logs(level="error")
     parts: tuple[Part, ...] = (
         *(adds, where_it_goes, alone, cached_reads, cold_reads, written),
         *(beside_checkpoints, beside_collection),
     )
-    return [found for part in parts for found in part(runs, size)]
+    for part in parts:
+        yield from part(runs, size)
 
 
 Part = Callable[[int, Size], Iterator[Figure]]

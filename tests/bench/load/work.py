@@ -50,16 +50,18 @@ def add_batches(
     *,
     version: int = 2,
     first_entry: int = 0,
+    in_a_row: int = 1,
 ) -> list[Batch]:
-    """`entries` adds of one connection, to its ledgers in turn."""
+    """`entries` adds of one connection, to its ledgers in turn, so many to each in a row."""
     packers = [_packer(version, ledger_id) for ledger_id in ledger_ids]
     payload = b"x" * payload_bytes
     batches: list[Batch] = []
     frames: list[bytes] = []
     size = 0
     for number in range(entries):
-        turn, at = divmod(number, len(packers))
-        entry_id = first_entry + turn
+        turn, at = divmod(number, len(packers) * in_a_row)
+        at, within = divmod(at, in_a_row)
+        entry_id = first_entry + turn * in_a_row + within
         frame = packers[at].pack(
             EntryId(entry_id), EntryId(entry_id - 1), entry_id * payload_bytes, payload
         )

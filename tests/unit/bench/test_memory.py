@@ -6,7 +6,7 @@ from tests.bench import memory
 
 
 def test_every_figure_is_measured() -> None:
-    figures = memory.figures(1, memory.SMALL)
+    figures = list(memory.figures(1, memory.SMALL))
     assert len({figure.name for figure in figures}) == len(figures)
     assert all(isfinite(figure.value) for figure in figures)
     assert figures[0].unit == "MiB"
