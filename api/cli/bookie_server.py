@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import click
@@ -27,6 +28,7 @@ from rollbook.proto.addresses import is_loopback, parse_address
 from rollbook.proto.errors import BadConfig, BookieFailed, RollbookError
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.collector import calm_collector
+from rollbook.proto.runtime.limits import allow_open_files
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.runtime.tls import TlsFiles, server_context
@@ -34,6 +36,7 @@ from rollbook.proto.runtime.tls import TlsFiles, server_context
 logger = structlog.get_logger()
 
 DEFAULT_HTTP_PORT: Final = 8001
+_OTHER_FILES: Final = 512  # Of the store, the metadata, the admin pages.
 _STOP_S_MAX: Final = 20  # Whatever hangs then, hangs for ever.
 
 
@@ -58,6 +61,7 @@ async def serve_bookie(settings: Settings) -> None:
     )
     _, _, bookie_id = addresses_of(settings.bookie)
     logger.info("bookie_started", bookie=bookie_id, version=__version__, pid=os.getpid())
+    settings = _within_limits(settings)
     store = await open_store(settings.bookie, serve=True)
     machine = RealMachine()
     bookie = await Bookie.open(machine, store, settings, tls)
@@ -86,6 +90,17 @@ async def serve_bookie(settings: Settings) -> None:
     finally:
         await bookie.close()
         logger.info("bookie_stopped", bookie=bookie_id, reason=reason)
+
+
+def _within_limits(settings: Settings) -> Settings:
+    """With no more connections than the system gives files for: the store needs some, too."""
+    server = settings.server
+    allowed = allow_open_files(server.connections_max + _OTHER_FILES)
+    connections = max(1, allowed - _OTHER_FILES)
+    if connections >= server.connections_max:
+        return settings
+    logger.warning("connections_limited", connections=connections, open_files=allowed)
+    return replace(settings, server=replace(server, connections_max=connections))
 
 
 def _say_ready(bookie: Bookie, http: Address | None) -> None:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -247,6 +247,28 @@ async def test_a_failed_journal_ends_the_process_with_a_code_of_its_own(
             await client.drain()
         await client.lost
         assert bookie.wait() == EXIT_STORAGE_FAILED
+
+
+async def test_no_more_connections_are_taken_than_there_are_files_for(
+    local_url: str, tmp_path: Path, children: Family
+) -> None:
+    """Else the store would be refused its next file, and the bookie would have to end."""
+    command = [sys.executable, "-m", "rollbook.api.cli.main"]
+    command += bookies.arguments(tmp_path / "b", local_url)
+    shell = ("sh", "-c", 'ulimit -n 600 && exec "$@"', "sh")
+    bookie = RunningBookie(children.start(*shell, *command))
+    address = bookie.wait_ready()
+    with ExitStack() as stack:
+        for _ in range(700):
+            stack.enter_context(socket.create_connection((address.host, address.port)))
+        async with asyncio.timeout(PATIENCE_S):
+            while bookie.open_files > 300:  # Those that are too many are hung up on.
+                await asyncio.sleep(0.05)
+    async with asyncio.timeout(PATIENCE_S):
+        while bookie.open_files > 100:
+            await asyncio.sleep(0.05)
+    await write_and_read(address, 7)
+    assert bookie.is_running
 
 
 def refusal_of(*command: str) -> RollbookError:
