@@ -1,12 +1,13 @@
 """What an operator may set about a bookie: who and where it is, its storage, how it serves."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollbook.bookie.core.entry_log_format import FILE_BYTES_MAX
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX
 
 MIB = 1024 * 1024
+_QUEUED_BYTES_MAX = 64 * MIB
 _USAGE_MAX = 0.999  # Beyond, there is no room for what makes room.
 
 
@@ -44,7 +45,8 @@ class StorageConfig:
     journal_file_bytes: int = 128 * MIB  # Larger: fewer, longer checkpoints, and a longer replay.
     index_bytes_max: int = 96 * MIB  # Of the file being written, in memory; full, the file ends.
     cache_bytes: int = 192 * MIB  # Records that were written or read lately.
-    queued_bytes_max: int = 64 * MIB  # Adds waiting for the journal; above, "busy" is the answer.
+    # Adds waiting for the journal; above, "busy" is the answer. At most half a journal file.
+    queued_bytes_max: int = _QUEUED_BYTES_MAX
     waiting_files_max: int = 4  # Filled journal files not yet indexed; above, no new adds.
     idle_after_ms: int = 100  # Silence after which the journal says what is durable.
 
@@ -63,6 +65,22 @@ class StorageConfig:
         ):
             if getattr(self, name) <= 0:
                 raise BadConfig(f"{name} must be above zero")
+
+    def with_fitting_queue(self) -> "StorageConfig":
+        """What was accepted must find room even when no other file can be had: the queue takes twice its
+        bound, for what is urgent, and a journal file must take the queue. Raises `BadConfig`.
+        """
+        fitting = self.journal_file_bytes // 2
+        if self.queued_bytes_max <= fitting:
+            return self
+        if self.queued_bytes_max == _QUEUED_BYTES_MAX:  # Nobody has chosen it.
+            return replace(self, queued_bytes_max=fitting)
+        raise BadConfig(
+            f"queued_bytes_max is {self.queued_bytes_max} bytes, and journal_file_bytes "
+            f"{self.journal_file_bytes}: a full disk could keep what was accepted from being written",
+            next_step=f"set queued_bytes_max to {fitting} or less, or journal_file_bytes to "
+            f"{2 * self.queued_bytes_max} or more",
+        )
 
 
 @dataclass(frozen=True, slots=True)

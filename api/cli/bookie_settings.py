@@ -62,7 +62,7 @@ def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
             storage,
             journal_dir=os.path.abspath(storage.journal_dir),
             ledger_dirs=tuple(map(os.path.abspath, storage.ledger_dirs)),
-        ),
+        ).with_fitting_queue(),
         _load(ServerConfig, "server", tables, os.environ, {}),
         _load(SpaceConfig, "space", tables, os.environ, {}),
     )
