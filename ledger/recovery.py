@@ -196,7 +196,10 @@ class _Attempt:
         self._loop = asyncio.get_running_loop()
         self._calls = Calls[Ask](bookies)
         self._hedge = HedgeDelay(config.read_hedge_ms_min, BATCH_FACTOR)
-        self._asked_ns: dict[Ask, int] = {}  # In order; who is not overdue.
+        self._asked_at: dict[Ask, float] = {}  # In order; who is not overdue.
+        self._proven_at: float | None = None  # That the next entry is absent; others may be heard.
+        self._stuck_at: float | None = None
+        self._pause_s = _PAUSE_S
         self._entry_bytes = 0  # About what one takes.
         self._last: Entry | None = None
 
@@ -214,7 +217,7 @@ class _Attempt:
         give_up_at = self._loop.time() + self._config.read_deadline_s
         pause_s = _PAUSE_S
         for slot in range(self._quorum.ensemble):
-            self._ask(Ask(slot, NO_ENTRY, 1), is_patient=True)
+            self._ask(Ask(slot, NO_ENTRY, 1))
         while not survey.is_covered:
             if not self._calls.is_waiting:
                 if self._loop.time() + pause_s >= give_up_at:
@@ -225,7 +228,7 @@ class _Attempt:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
                 for slot in survey.unheard_slots:
-                    self._ask(Ask(slot, NO_ENTRY, 1), is_patient=True)
+                    self._ask(Ask(slot, NO_ENTRY, 1))
             await self._calls.news(self._config.read_deadline_s)
             for ask, answer in self._calls.take():
                 self._on_fenced(survey, ask.slot, answer)
@@ -284,57 +287,78 @@ class _Attempt:
         )
 
     async def _find_and_write_back(self, search: TailSearch, write_backs: WriteBacks) -> None:
-        config = self._config
-        look_every_s = config.recovery_patience_s / _LOOKS_PER_PATIENCE
+        look_every_s = self._config.recovery_patience_s / _LOOKS_PER_PATIENCE
         look_at = self._loop.time() + look_every_s
-        proven_at: float | None = None
-        stuck_at: float | None = None
-        pause_s = _PAUSE_S
-        while True:
-            if search.is_over and write_backs.is_settled:
-                return
+        while not (search.is_over and write_backs.is_settled):
             if not search.is_over:
                 for ask in search.plan(self._room(write_backs)):
-                    self._ask(ask, is_patient=True)
+                    self._ask(ask)
             if search.is_stuck:
-                if stuck_at is None:
-                    stuck_at = self._loop.time()
-                if self._loop.time() + pause_s > stuck_at + config.read_deadline_s:
-                    raise self._undecided(search)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
-                search.ask_again()
+                await self._ask_again(search)
                 continue
-            wait_s = min(look_at - self._loop.time(), self._hedge_in_s())
-            if proven_at is not None:
-                wait_s = min(wait_s, proven_at + config.recovery_patience_s - self._loop.time())
-            await self._calls.news(max(0.0, wait_s))
+            await self._calls.news(self._next_step_at(search, look_at) - self._loop.time())
             for ask, answer in self._calls.take():
                 self._on_answer(search, ask, answer)
             if found := search.take_found():
                 self._last = found[-1]
                 self._entry_bytes = max(map(_entry_bytes, found))
                 write_backs.add(found)
-                proven_at = stuck_at = None
+                self._stuck_at = None
             self._hurry(search)
-            now = self._loop.time()
-            if search.is_absence_proven and not search.is_over:
-                if proven_at is None:
-                    proven_at = now
-                if now >= proven_at + config.recovery_patience_s:
-                    search.stop_waiting()
-                    proven_at = None
-            if now >= look_at:
+            self._lose_patience(search)
+            if self._loop.time() >= look_at:
                 write_backs.look()
-                look_at = now + look_every_s
+                look_at = self._loop.time() + look_every_s
             if write_backs.error is not None:
                 raise write_backs.error
+
+    def _next_step_at(self, search: TailSearch, look_at: float) -> float:
+        """When something is to be done even without news."""
+        due = look_at
+        if not search.is_over:
+            if self._asked_at:
+                due = min(due, next(iter(self._asked_at.values())) + self._hedge.delay_s)
+            if self._proven_at is not None:
+                due = min(due, self._proven_at + self._config.recovery_patience_s)
+        return due
+
+    def _hurry(self, search: TailSearch) -> None:
+        """Whoever takes long is not waited for alone."""
+        now = self._loop.time()
+        while self._asked_at:
+            ask, asked_at = next(iter(self._asked_at.items()))
+            if now < asked_at + self._hedge.delay_s:
+                break
+            del self._asked_at[ask]
+            search.on_delay(ask)
+
+    def _lose_patience(self, search: TailSearch) -> None:
+        if not search.is_absence_proven or search.is_over:
+            self._proven_at = None
+        elif self._proven_at is None:
+            self._proven_at = self._loop.time()
+        elif self._loop.time() >= self._proven_at + self._config.recovery_patience_s:
+            search.stop_waiting()
+
+    async def _ask_again(self, search: TailSearch) -> None:
+        """Bookies restart, and lines come back."""
+        if self._stuck_at is None:
+            self._stuck_at, self._pause_s = self._loop.time(), _PAUSE_S
+        if self._loop.time() + self._pause_s > self._stuck_at + self._config.read_deadline_s:
+            raise RecoveryIncomplete(
+                f"nobody can tell whether the entry exists ({search.describe(self._ensemble)})",
+                ledger_id=self._ledger_id,
+                entry_id=search.next_entry,
+            )
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
+        search.ask_again()
 
     def _on_answer(self, search: TailSearch, ask: Ask, answer: Reply | RollbookError) -> None:
         if ask.first_entry == NO_ENTRY:
             return  # A fence that was not needed any more.
-        if (asked_ns := self._asked_ns.pop(ask, None)) is not None:
-            self._hedge.observe(self._clock.monotonic_ns() - asked_ns)
+        if (asked_at := self._asked_at.pop(ask, None)) is not None:
+            self._hedge.observe(int((self._loop.time() - asked_at) * _NS_PER_S))
         error = error_of(answer)
         self._refuse_wrong_password(error)
         if error is not None and issubclass(error, Missing):
@@ -357,35 +381,11 @@ class _Attempt:
             return unpack_batch(self._digest, answer.bodies, ask.first_entry, ask.span)
         return []
 
-    def _hurry(self, search: TailSearch) -> None:
-        """Whoever takes long is not waited for alone."""
-        limit_ns = self._clock.monotonic_ns() - self._hedge.delay_ns
-        while self._asked_ns:
-            ask, asked_ns = next(iter(self._asked_ns.items()))
-            if asked_ns > limit_ns:
-                break
-            del self._asked_ns[ask]
-            search.on_delay(ask)
-
-    def _hedge_in_s(self) -> float:
-        if not self._asked_ns:
-            return self._config.read_deadline_s
-        asked_ns = next(iter(self._asked_ns.values()))
-        left_ns = asked_ns + self._hedge.delay_ns - self._clock.monotonic_ns()
-        return left_ns / _NS_PER_S
-
     def _room(self, write_backs: WriteBacks) -> int:
         """For so many entries, one at least if nothing is on its way."""
         left = self._config.recovery_window_bytes - write_backs.kept_bytes
         entries = min(_AHEAD_MAX, left // (self._entry_bytes or _ENTRY_BYTES_GUESSED))
         return max(entries, int(write_backs.is_settled))
-
-    def _undecided(self, search: TailSearch) -> RecoveryIncomplete:
-        return RecoveryIncomplete(
-            f"nobody can tell whether the entry exists ({search.describe(self._ensemble)})",
-            ledger_id=self._ledger_id,
-            entry_id=search.next_entry,
-        )
 
     # ------------------------------------------------------------------------------------------
 
@@ -405,7 +405,7 @@ class _Attempt:
             if self._bookies.has_extension(bookie, BATCH_READ)
         )
 
-    def _ask(self, ask: Ask, *, is_patient: bool) -> None:
+    def _ask(self, ask: Ask) -> None:
         request: Request
         if ask.span == 1:
             request = Read(self._ledger_id, ask.first_entry, self._key, fence=True)
@@ -421,11 +421,11 @@ class _Attempt:
                 is_sparse=self._quorum.ensemble > self._quorum.write,
             )
         if ask.first_entry != NO_ENTRY:
-            self._asked_ns[ask] = self._clock.monotonic_ns()
+            self._asked_at[ask] = self._loop.time()
         self._calls.ask(
             *(ask, self._ensemble[ask.slot], request, self._config.read_deadline_s),
             is_high_priority=True,
-            is_patient=is_patient,
+            is_patient=True,
         )
 
     def _refuse_wrong_password(self, error: type[RollbookError] | None) -> None:

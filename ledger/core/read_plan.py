@@ -31,6 +31,7 @@ from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.quorum import Ensemble, Quorum, Slots
 
 _NS_PER_MS: Final = 1_000_000
+_NS_PER_S: Final = 1_000_000_000
 _LATENCIES_KEPT: Final = 128
 _SORTED_EVERY: Final = 16
 _PERCENTILE: Final = 0.95
@@ -111,6 +112,10 @@ class HedgeDelay:
         self._since_sorted = 0
         # The first ones wait for connections, too.
         self.delay_ns = _UNKNOWN_FACTOR * self._at_least_ns
+
+    @property
+    def delay_s(self) -> float:
+        return self.delay_ns / _NS_PER_S
 
     def observe(self, latency_ns: int) -> None:
         self._latencies.append(latency_ns)
