@@ -34,7 +34,9 @@ from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest
 from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
+    BookieInfoReply,
     Call,
+    GetBookieInfo,
     Read,
     ReadLac,
     ReadLacReply,
@@ -89,6 +91,9 @@ class Keeper:
         """With the LAC of a writer that waits for each, or another one."""
         for entry_id in entry_ids:
             self.entries[entry_id] = body_of(entry_id, lac)
+        self._wake_some()
+
+    def _wake_some(self) -> None:
         for peer, call in list(self._parked):
             if not self._has_to_wait(call.request):
                 self._wake(peer, call)
@@ -172,7 +177,10 @@ class Keeper:
                 return ReadLacReply(None, L1, self.explicit_lac, last)
             case WriteLac():
                 self.explicit_lac = request.packet
+                self._wake_some()
                 return WriteLacReply(None, L1)
+            case GetBookieInfo():
+                return BookieInfoReply(None)
         raise AssertionError(request)
 
     def _read(self, entry_id: int) -> bytes:
@@ -223,6 +231,7 @@ class Keeper:
                 self.added.append(entry)
                 self.entries[entry.entry_id] = bytes(adds.buffer[start:end])
             peer.send(group.pack_replies())
+        self._wake_some()
 
 
 class Stage:
