@@ -36,7 +36,7 @@ from rollbook.proto.runtime.tls import TlsFiles, server_context
 logger = structlog.get_logger()
 
 DEFAULT_HTTP_PORT: Final = 8001
-_OTHER_FILES: Final = 512  # Of the store, the metadata, the admin pages.
+_OTHER_FILES: Final = 768  # Of the store, handshakes, the metadata, the admin pages.
 _STOP_S_MAX: Final = 20  # Whatever hangs then, hangs for ever.
 
 

@@ -5,7 +5,7 @@ cannot listen. What stays is owned: `close` ends the listener, the connections a
 
 Nobody gets much without having shown the token:
 
-    connections    `_CONNECTIONS_MAX`; whoever comes then is hung up on
+    connections    `_CONNECTIONS_MAX`, and so many handshakes; whoever comes then is hung up on
     a request      its head, its body and a deadline for both, the answer included
     off loopback   only with TLS and a token, unless told otherwise
     on loopback    without a token, only under a loopback name: a page in a browser on this machine
@@ -13,11 +13,8 @@ Nobody gets much without having shown the token:
 """
 
 import asyncio
-import hmac
 import logging
-import os
 import socket
-import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,6 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from rollbook.api.rest.problems import response_of
+from rollbook.api.rest.token import Token
 from rollbook.proto.addresses import is_loopback
 from rollbook.proto.errors import (
     BadConfig,
@@ -39,8 +37,8 @@ from rollbook.proto.errors import (
     Unauthorized,
 )
 from rollbook.proto.ports import Address
+from rollbook.proto.runtime.handshakes import Handshakes
 from rollbook.proto.runtime.network import cannot_listen
-from rollbook.proto.runtime.system_errors import told
 from rollbook.proto.runtime.tls import TlsFiles, server_context
 
 _CONNECTIONS_MAX: Final = 64
@@ -53,7 +51,6 @@ _BODY_S: Final = 10.0
 _HANDSHAKE_S: Final = 5.0
 _KEEP_ALIVE_S: Final = 5
 _BACKLOG: Final = 32
-_TOKEN_BYTES: Final = (16, 4096)
 _LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
@@ -87,7 +84,7 @@ class HttpServer:
         cls, app: FastAPI, config: HttpConfig, open_paths: Collection[str]
     ) -> "HttpServer":
         """`open_paths` are answered without a token. Raises `BadConfig`."""
-        token = read_token(config.token_file) if config.token_file else None
+        token = Token(config.token_file) if config.token_file else None
         hosts = _LOOPBACK_NAMES if token is None and not config.insecure else None
         tls = server_context(config.tls) if config.tls else None
         settings = uvicorn.Config(
@@ -108,15 +105,15 @@ class HttpServer:
         # What fails in a request has been logged as an event, and strangers' nonsense is worth none.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         loop, state = asyncio.get_running_loop(), ServerState()
+
+        def factory() -> asyncio.Protocol:
+            return _Connection(settings, state, {}, loop)
+
+        if tls:
+            factory = Handshakes(factory, tls, _CONNECTIONS_MAX, _HANDSHAKE_S)
         listening = _listen(config.address)
         try:
-            server = await loop.create_server(
-                lambda: _Connection(settings, state, {}, loop),
-                sock=listening,
-                ssl=tls,
-                ssl_handshake_timeout=_HANDSHAKE_S if tls else None,
-                backlog=_BACKLOG,
-            )
+            server = await loop.create_server(factory, sock=listening, backlog=_BACKLOG)
         except BaseException:
             listening.close()
             raise
@@ -174,7 +171,7 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        token: str | None,
+        token: Token | None,
         hosts: frozenset[str] | None,
         open_paths: frozenset[str],
     ) -> None:
@@ -220,8 +217,7 @@ class Guard:
         if self._token is None:
             return
         scheme, _, shown = headers.get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(shown.strip().encode(), self._token.encode())
-        if scheme.lower() != "bearer" or not is_right:
+        if scheme.lower() != "bearer" or not self._token.is_it(shown.strip()):
             raise _Refused(401, Unauthorized("show the token: Authorization: Bearer …"))
 
 
@@ -261,25 +257,6 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes:
     except TimeoutError:
         late = InvalidRequest(f"the body did not arrive within {_BODY_S:g} s")
         raise _Refused(408, late) from None
-
-
-def read_token(path: str) -> str:
-    """Raises `BadConfig`, too if others than its owner may read the file."""
-    try:
-        with open(path, encoding="ascii") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            token = file.readline(_TOKEN_BYTES[1] + 1).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadConfig(f"cannot read the token: {told(error)}", path=path) from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise BadConfig("others may read the token", path=path, next_step=f"chmod 600 {path}")
-    if not _TOKEN_BYTES[0] <= len(token) <= _TOKEN_BYTES[1]:
-        raise BadConfig(
-            f"a token has {_TOKEN_BYTES[0]} to {_TOKEN_BYTES[1]} characters",
-            path=path,
-            next_step=f"openssl rand -hex 32 > {path}",
-        )
-    return token
 
 
 def _listen(address: Address) -> socket.socket:

@@ -8,10 +8,11 @@ import socket
 import ssl
 import struct
 from asyncio.trsock import TransportSocket
-from typing import Any, Final
+from typing import Final
 
 from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Address, ProtocolFactory
+from rollbook.proto.runtime.handshakes import Handshakes
 from rollbook.proto.runtime.system_errors import told
 
 # A peer that vanished without a word (power cut, dropped NAT entry) is noticed within about 20 s
@@ -21,8 +22,7 @@ _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT",
 # connection, taken at one go: 100 slow readers were 250 MiB that nobody counted.
 _UNSENT_BYTES_MAX: Final = 512 * 1024
 _BACKLOG: Final = 1024
-_HANDSHAKE_S_MAX: Final = 10.0  # Under TLS. Who takes longer is hung up on,
-_SHUTDOWN_S_MAX: Final = 5.0  # and who does not say goodbye is left without.
+_HANDSHAKES_MAX: Final = 256  # Under TLS, at a time.
 _SIOCGIFADDR: Final = 0x8915  # What Linux is asked for an interface's address.
 
 
@@ -51,23 +51,14 @@ class SocketTransport:
 
     async def listen(self, factory: ProtocolFactory, address: Address) -> SocketListener:
         loop = asyncio.get_running_loop()
-        tls: dict[str, Any] = {}
         if self._server_tls is not None:
-            tls = {
-                "ssl": self._server_tls,
-                "ssl_handshake_timeout": _HANDSHAKE_S_MAX,
-                "ssl_shutdown_timeout": _SHUTDOWN_S_MAX,
-            }
+            factory = Handshakes(factory, self._server_tls, _HANDSHAKES_MAX)
         try:
             if address.is_unix:
-                server = await loop.create_unix_server(
-                    factory, address.host, backlog=_BACKLOG, **tls
-                )
+                server = await loop.create_unix_server(factory, address.host, backlog=_BACKLOG)
                 os.chmod(address.host, 0o600)
                 return SocketListener(server, address)
-            server = await loop.create_server(
-                factory, address.host, address.port, backlog=_BACKLOG, **tls
-            )
+            server = await loop.create_server(factory, address.host, address.port, backlog=_BACKLOG)
         except OSError as error:
             raise cannot_listen(address, error) from error
         for listening in server.sockets:

@@ -255,11 +255,11 @@ async def test_no_more_connections_are_taken_than_there_are_files_for(
     """Else the store would be refused its next file, and the bookie would have to end."""
     command = [sys.executable, "-m", "rollbook.api.cli.main"]
     command += bookies.arguments(tmp_path / "b", local_url)
-    shell = ("sh", "-c", 'ulimit -n 600 && exec "$@"', "sh")
+    shell = ("sh", "-c", 'ulimit -n 900 && exec "$@"', "sh")
     bookie = RunningBookie(children.start(*shell, *command))
     address = bookie.wait_ready()
     with ExitStack() as stack:
-        for _ in range(700):
+        for _ in range(1000):
             stack.enter_context(socket.create_connection((address.host, address.port)))
         async with asyncio.timeout(PATIENCE_S):
             while bookie.open_files > 300:  # Those that are too many are hung up on.

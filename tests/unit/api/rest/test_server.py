@@ -12,7 +12,8 @@ import pytest
 
 from rollbook.api.rest import server as module
 from rollbook.api.rest.bookie import AdminServer
-from rollbook.api.rest.server import HttpConfig, read_token
+from rollbook.api.rest.server import HttpConfig
+from rollbook.api.rest.token import read_token
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.tls import TlsFiles
@@ -123,6 +124,23 @@ async def test_the_token_opens_and_nothing_else_does(client: Client) -> None:
     assert (await client.get(STATE, **right)).status == 200
     assert (await client.get("/nope", **right)).status == 404
     assert (await client.get(f"{STATE}?token={TOKEN}")).status == 401
+
+
+async def test_a_new_token_counts_at_once_and_a_bad_one_never(
+    client: Client, token_file: str
+) -> None:
+    async def statuses(*tokens: str) -> list[int]:
+        return [(await client.get(STATE, authorization=f"Bearer {each}")).status for each in tokens]
+
+    new = "fedcba9876543210-canary"
+    assert await statuses(TOKEN, new) == [200, 401]
+    path = Path(token_file)
+    path.write_text(new)
+    assert await statuses(TOKEN, new) == [401, 200]
+    path.write_text("short")
+    assert await statuses("short", new) == [401, 200]
+    path.unlink()
+    assert await statuses("", new) == [401, 200]
 
 
 async def test_probes_need_no_token(client: Client) -> None:

@@ -1,0 +1,65 @@
+"""TLS for a server that takes so many handshakes at a time, and hangs up on whoever comes then.
+
+asyncio's own servers know nothing of a connection before its handshake is over: whoever connects and says
+nothing costs a file, and nobody counts him. The files would be missing elsewhere.
+"""
+
+import asyncio
+import ssl
+from asyncio.sslproto import SSLProtocol
+from typing import Final, cast
+
+from rollbook.proto.ports import ProtocolFactory
+
+_HANDSHAKE_S_MAX: Final = 10.0  # Who takes longer is hung up on,
+_SHUTDOWN_S_MAX: Final = 5.0  # and who does not say goodbye is left without.
+
+
+class Handshakes:
+    """A factory for a server without TLS, made of one that is to be behind TLS."""
+
+    def __init__(
+        self,
+        factory: ProtocolFactory,
+        context: ssl.SSLContext,
+        at_once_max: int,
+        timeout_s: float = _HANDSHAKE_S_MAX,
+    ) -> None:
+        self._factory = factory
+        self._context = context
+        self._at_once_max = at_once_max
+        self._timeout_s = timeout_s
+        self._under_way = 0
+
+    def __call__(self) -> asyncio.Protocol:
+        return _Arriving(self)
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        if self._under_way >= self._at_once_max:
+            transport.abort()
+            return
+        self._under_way += 1
+        loop = asyncio.get_running_loop()
+        is_over: asyncio.Future[None] = loop.create_future()
+        is_over.add_done_callback(self._on_over)
+        tls = SSLProtocol(
+            *(loop, self._factory(), self._context, is_over),
+            server_side=True,
+            ssl_handshake_timeout=self._timeout_s,
+            ssl_shutdown_timeout=_SHUTDOWN_S_MAX,
+        )
+        transport.set_protocol(tls)
+        tls.connection_made(transport)
+
+    def _on_over(self, handshake: asyncio.Future[None]) -> None:
+        """It went well, or not: then the connection is closed by now."""
+        self._under_way -= 1
+        handshake.exception()  # Nobody else asks for it.
+
+
+class _Arriving(asyncio.Protocol):
+    def __init__(self, handshakes: Handshakes) -> None:
+        self._handshakes = handshakes
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._handshakes.begin(cast(asyncio.Transport, transport))
