@@ -83,7 +83,6 @@ class Space:
         self.scrubber = Scrubber(storage, clock, config, self.compactor.damaged)
         self._reserved: dict[str, int] = {}  # Bytes of the reserve, by directory.
         self._is_told_read_only = False  # By an operator.
-        self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._show_gauges()
 
@@ -129,13 +128,6 @@ class Space:
             reason = "the journal has no room for another file, or checkpoints fail"
         return Standing(bool(reason), reason, tuple(self._usage.directories.values()))
 
-    async def standing_other_than(self, known: Standing) -> Standing:
-        """Waits until the bookie takes entries again, or does no longer."""
-        while (standing := self.standing).is_read_only == known.is_read_only:
-            self._changed.clear()
-            await self._changed.wait()
-        return standing
-
     def set_read_only(self, is_read_only: bool) -> None:
         """An operator's word; it lasts until the next start."""
         self._is_told_read_only = is_read_only
@@ -159,7 +151,6 @@ class Space:
     # --- Disks --------------------------------------------------------------------------------
 
     async def _watch_disks(self) -> None:
-        was_read_only = self.standing.is_read_only
         next_look_ns = 0
         while True:
             if self._clock.monotonic_ns() >= next_look_ns or self._storage.is_read_only:
@@ -169,10 +160,6 @@ class Space:
                     logger.error("disk_space_unknown", reason=str(error))
                 wait_s = self._usage.next_look_s(self._config.disk_check_interval_s)
                 next_look_ns = self._clock.monotonic_ns() + int(wait_s * 1e9)
-            is_read_only = self.standing.is_read_only
-            if is_read_only != was_read_only:
-                was_read_only = is_read_only
-                self._changed.set()
             left_s = (next_look_ns - self._clock.monotonic_ns()) / 1e9
             await asyncio.sleep(min(_TICK_S, max(left_s, 0.01)))
 

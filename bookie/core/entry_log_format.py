@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from rollbook.bookie.core.memtable import Columns, Memtable, Place, run_end
+from rollbook.bookie.core.memtable import Columns, Place, run_end
 from rollbook.bookie.core.records import seed_of
 from rollbook.proto.errors import TornRecord, UnsupportedVersion
 
@@ -216,21 +216,6 @@ class FooterBuilder:
         trailer_at = self.position + len(tables)
         crc = _extend(seed_of(self._file_id, trailer_at), trailer)
         return b"".join((tables, trailer, _CRC.pack(crc)))
-
-
-def pack_footer(
-    file_id: bytes, position: int, memtable: Memtable, record_positions: Sequence[int]
-) -> list[bytes]:
-    """The whole footer of a file whose entries a memtable knows."""
-    builder = FooterBuilder(file_id, position)
-    packed: list[bytes] = []
-    for ledger_id, rows in memtable.by_ledger():
-        if rows.columns.entry_ids:
-            packed += builder.add_ledger(
-                ledger_id, rows.sorted_columns(), rows.last_add_confirmed, rows.entry_bytes
-            )
-    packed.append(builder.finish(record_positions))
-    return packed
 
 
 def _cut_pages(columns: Columns) -> Iterator[Columns]:

@@ -2,16 +2,17 @@
 
 import random
 from array import array
+from collections.abc import Sequence
 
 import pytest
 
 from rollbook.bookie.core.entry_log_format import (
     PAGE_ROWS_MAX,
     TRAILER_BYTES,
+    FooterBuilder,
     Tables,
     check_page,
     find_in_page,
-    pack_footer,
     unpack_page,
     unpack_tables,
     unpack_trailer,
@@ -21,6 +22,21 @@ from rollbook.proto.errors import TornRecord
 
 FILE_ID = b"i" * 16
 START = 4096
+
+
+def pack_footer(
+    file_id: bytes, position: int, memtable: Memtable, record_positions: Sequence[int]
+) -> list[bytes]:
+    """The whole footer of a file whose entries a memtable knows."""
+    builder = FooterBuilder(file_id, position)
+    packed: list[bytes] = []
+    for ledger_id, rows in memtable.by_ledger():
+        if rows.columns.entry_ids:
+            packed += builder.add_ledger(
+                ledger_id, rows.sorted_columns(), rows.last_add_confirmed, rows.entry_bytes
+            )
+    packed.append(builder.finish(record_positions))
+    return packed
 
 
 def packed(table: Memtable, records: list[int]) -> bytes:
