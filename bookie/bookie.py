@@ -40,6 +40,7 @@ from rollbook.proto.ports import (
     Randomness,
     Transport,
 )
+from rollbook.proto.tasks import first_of
 
 logger = structlog.get_logger()
 
@@ -248,21 +249,10 @@ class Bookie:
         )
 
     async def _unless_failed(self, work: Coroutine[Any, Any, None]) -> None:
-        loop = asyncio.get_running_loop()
-        tasks = (loop.create_task(work), loop.create_task(self.failed()))
-        is_over = asyncio.Event()
-        for task in tasks:
-            task.add_done_callback(lambda _: is_over.set())
-        working, failing = tasks
-        try:
-            await is_over.wait()
-            if not working.done():
-                raise failing.result()
-            working.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        async def fail() -> None:
+            raise await self.failed()
+
+        await first_of(work, fail())
 
     @property
     def is_read_only(self) -> bool:
@@ -290,24 +280,8 @@ class Bookie:
 
     async def failed(self) -> BaseException:
         """Returns what makes it impossible to go on: then the process has to end."""
-        loop = asyncio.get_running_loop()
-        failure: asyncio.Future[BaseException] = loop.create_future()
-
-        async def watch(failed: Awaitable[BaseException]) -> None:
-            error = await failed
-            if not failure.done():
-                failure.set_result(error)
-
-        parts = (self.storage, self.space)
-        watching = [loop.create_task(watch(part.failed())) for part in parts]
-        if self.membership:
-            watching.append(loop.create_task(watch(self.membership.failed())))
-        try:
-            return await failure
-        finally:
-            for task in watching:
-                task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
+        parts = (self.storage, self.space, *([self.membership] if self.membership else ()))
+        return await first_of(*(part.failed() for part in parts))
 
     async def leave(self) -> None:
         """Out of sight at once (B9), and still serving."""

@@ -1,5 +1,5 @@
 """Groups of tasks that end together, always in the same order; work that is not interrupted; which
-of several tasks failed first.
+of several is the first to end, or to fail.
 """
 
 import asyncio
@@ -17,6 +17,22 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         await asyncio.gather(task, return_exceptions=True)
         raise
+
+
+async def first_of(*works: Coroutine[Any, Any, T]) -> T:
+    """What comes of the one that ends first; the others are cancelled, and have ended, too."""
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(work) for work in works]
+    is_over = asyncio.Event()
+    for task in tasks:
+        task.add_done_callback(lambda _: is_over.set())
+    try:
+        await is_over.wait()
+        return next(task for task in tasks if task.done()).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def first_failure(tasks: "Iterable[asyncio.Task[None]]") -> BaseException:

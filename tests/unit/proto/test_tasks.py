@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rollbook.proto.tasks import TaskGroup, first_failure
+from rollbook.proto.tasks import TaskGroup, first_failure, first_of
 
 
 async def test_children_are_cancelled_in_the_order_in_which_they_were_made() -> None:
@@ -89,3 +89,32 @@ async def test_the_first_failure_is_told_and_no_other_end() -> None:
         assert (await first_failure(tasks)).args == (5,)
     tasks[2].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_the_first_to_end_ends_the_others() -> None:
+    ended: list[str] = []
+
+    async def work(name: str, seconds: float) -> str:
+        try:
+            await asyncio.sleep(seconds)
+            return name
+        finally:
+            ended.append(name)
+
+    async def failing() -> str:
+        raise ValueError("at once")
+
+    assert await first_of(work("long", 100), work("short", 0), work("longer", 200)) == "short"
+    assert ended == ["short", "long", "longer"]
+    ended.clear()
+    with pytest.raises(ValueError, match="at once"):
+        await first_of(work("long", 100), failing())
+    assert ended == ["long"]
+    ended.clear()
+    waiting = asyncio.create_task(first_of(work("one", 100), work("two", 100)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ended == ["one", "two"]
