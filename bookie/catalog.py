@@ -2,15 +2,18 @@
 
 A change counts once both copies have it, so one damaged copy loses nothing; it is applied to memory
 after that, and never before. What only one copy has, because of a crash or of damage, counts as well:
-it was asked for. Boot writes a new generation unless both copies are whole and equal.
+it was asked for. Boot brings it to the other copy, too, or writes a new generation if one is damaged.
+
+A new generation is written beside the changes that go on: each of these also goes there, behind the
+parts that were written before it. So nothing waits for it but the last sync.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 import structlog
 
-from rollbook.bookie.core.catalog import Catalog
+from rollbook.bookie.core.catalog import COMPLETE, Catalog
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.records import (
@@ -38,6 +41,7 @@ logger = structlog.get_logger()
 _PREFIX = "catalog-"
 _FENCED = LedgerFacts(is_fenced=True)
 _STEP_BYTES = 256 * 1024  # Space is reserved so far ahead: a full disk then fails no write.
+_SYNC_BYTES = 1024 * 1024
 _ANEW_BYTES = 4 * 1024 * 1024
 _ANEW_GROWTH = 3  # A catalog this many times what it began with is begun anew.
 
@@ -63,7 +67,9 @@ class _Generation:
         self.files: list[tuple[File, RecordPacker]] = []
         self.bytes = 0
         self.bytes_at_first = 0
+        self.failure: OSError | None = None  # Of one that was being written.
         self._allocated = 0
+        self._unsynced = 0
 
     def add(self, file: File, packer: RecordPacker, size: int) -> None:
         self.files.append((file, packer))
@@ -91,10 +97,17 @@ class _Generation:
             self.bytes = write.end
 
     async def append_unsynced(self, body: bytes) -> None:
+        """Nothing claims that it is durable until `sync`; but not too much is left for that."""
+        await self.reserve(len(body))
         for file, packer in self.files:
             write = packer.pack_body(Kind.CHANGES, body)
             await file.write_at(write.position, write.buffers)
             self.bytes = self.bytes_at_first = write.end
+        self._unsynced += len(body)
+        if self._unsynced >= _SYNC_BYTES:
+            self._unsynced = 0
+            for file, _ in self.files:
+                await file.sync()
 
     async def sync(self) -> None:
         for file, packer in self.files:
@@ -122,7 +135,10 @@ class CatalogFiles:
         self._randomness = randomness
         self._turn = asyncio.Lock()
         self._current = _Generation(0)
+        self._next: _Generation | None = None  # Being written.
+        self._writing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
+        self.give_way: Callable[[], Awaitable[None]] = _next_turn  # Others have adds to answer.
 
     # --- Opening ------------------------------------------------------------------------------
 
@@ -235,22 +251,23 @@ class CatalogFiles:
 
     async def _go_on(self, copies: Sequence[_Copy | None]) -> None:
         first, second = copies
-        if (
-            first is None
-            or second is None
-            or not (first.is_whole and second.is_whole)
-            or first.found.next_sequence != second.found.next_sequence
-        ):
+        if first is None or second is None or not (first.is_whole and second.is_whole):
             logger.info("catalog_begun_anew", generation=self._current.number + 1)
             await self._begin_anew()
             return
+        bodies = first.bodies() | second.bodies()
         for path, copy in zip(self._paths(self._current.number), (first, second), strict=True):
             file = await self._disk.open(path, OpenMode.WRITE)
             found, file_id = copy.found, copy.header.file_id
             last = found.next_sequence - 1
             packer = RecordPacker(file_id, found.end, found.next_sequence, last)
+            # What came to the other copy only: it has its place here, even on a full disk.
+            while body := bodies.get(packer.next_sequence):
+                write = packer.pack_body(Kind.CHANGES, body)
+                await file.write_and_sync(write.position, write.buffers)
+                packer.on_synced(write)
             # From where the records end: what was reserved behind them may differ by file.
-            self._current.add(file, packer, found.end)
+            self._current.add(file, packer, packer.position)
 
     # --- Changing -----------------------------------------------------------------------------
 
@@ -273,33 +290,44 @@ class CatalogFiles:
             await self._current.reserve(len(body))
             try:
                 await self._current.append(body)
+                await self._tell_next(body)
+                for _ in self.catalog.applying(body):
+                    await self.give_way()
             except BaseException as error:
                 self._failure = error
                 if isinstance(error, OSError):
                     raise BookieFailed("the catalog could not be written") from error
                 raise
-            for _ in self.catalog.applying(body):
-                await asyncio.sleep(0)  # Others have adds to answer.
-            if self._current.is_due:
-                await self._begin_anew()
+            if self._current.is_due and (self._writing is None or self._writing.done()):
+                self._writing = asyncio.create_task(self._begin_anew())
+
+    async def _tell_next(self, body: bytes) -> None:
+        new = self._next
+        if new and not new.failure:
+            try:
+                await new.append_unsynced(body)
+            except OSError as error:
+                new.failure = error
 
     async def _begin_anew(self) -> None:
         """The older generation counts until both copies of the new one are durable."""
         former, new = self._current, _Generation(self._current.number + 1)
+        parts = self.catalog.pack_all()
         try:
-            await self._write(new)
+            while self._current is former:
+                async with self._turn:
+                    try:
+                        await self._write_part(new, parts)
+                    except OSError as error:
+                        if not former.files:
+                            raise
+                        await self._give_up(new, error)
+                        return
+                await self.give_way()
         except BaseException as error:
+            self._failure, self._next = error, None
             await new.close()
-            if isinstance(error, OSError) and former.files:
-                # The one at hand still serves; but boot must never take the other for newer.
-                await self._remove_or_fail(new.number)
-                former.bytes_at_first = former.bytes
-                logger.warning("catalog_not_begun_anew", reason=str(error))
-                return
-            self._failure = error
             raise
-        self._current = new
-        self.catalog.is_complete = True
         await former.close()
         if former.number:
             try:
@@ -307,21 +335,38 @@ class CatalogFiles:
             except OSError as error:  # It is the older one: boot removes it, and takes the newer.
                 logger.warning("catalog_not_removed", number=former.number, reason=str(error))
 
-    async def _write(self, new: _Generation) -> None:
+    async def _write_part(self, new: _Generation, parts: Iterator[bytes]) -> None:
+        """After the last one it is the generation that counts."""
+        if failure := self._failure or new.failure:
+            raise failure
+        if not new.files:
+            await self._create(new)
+            self._next = new
+        part = next(parts)
+        if part:
+            await new.append_unsynced(part)
+        if part == COMPLETE:
+            await new.sync()
+            for directory in dict.fromkeys(self._directories):
+                await self._disk.sync_directory(directory)
+            self._current, self._next = new, None
+            self.catalog.is_complete = True
+
+    async def _create(self, new: _Generation) -> None:
         for path in self._paths(new.number):
             file = await self._disk.open(path, OpenMode.CREATE)
             file_id = self._randomness.randbytes(ID_BYTES)
             header = FileHeader(Purpose.CATALOG, new.number, self.store_id, file_id)
             new.add(file, RecordPacker(file_id, FILE_HEADER_BYTES, 1, 0), FILE_HEADER_BYTES)
             await file.write_at(0, [header.pack()])
-        for body in self.catalog.pack_all():
-            if body:
-                await new.reserve(len(body))
-                await new.append_unsynced(body)
-                await asyncio.sleep(0)  # Others have adds to answer.
-        await new.sync()
-        for directory in dict.fromkeys(self._directories):
-            await self._disk.sync_directory(directory)
+
+    async def _give_up(self, new: _Generation, error: OSError) -> None:
+        """The one at hand still serves; but boot must never take the other for newer."""
+        self._next = None
+        await new.close()
+        await self._remove_or_fail(new.number)
+        self._current.bytes_at_first = self._current.bytes
+        logger.warning("catalog_not_begun_anew", reason=str(error))
 
     async def _remove_or_fail(self, generation: int) -> None:
         try:
@@ -338,7 +383,14 @@ class CatalogFiles:
             await self._disk.sync_directory(directory)
 
     async def close(self) -> None:
+        if self._writing:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
         await self._current.close()
+
+
+async def _next_turn() -> None:
+    await asyncio.sleep(0)
 
 
 def _merge(copies: Sequence[_Copy | None]) -> Catalog:

@@ -10,13 +10,13 @@ A failure to write pins the mark: the files wait, new adds are refused once too 
 tried again. Where checkpoints merely do not keep up, adds wait for them. Only when the catalog cannot be written the bookie has to stop.
 """
 
-import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import structlog
 
+from rollbook.bookie.background import Background
 from rollbook.bookie.boot import log_path
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
@@ -37,7 +37,7 @@ logger = structlog.get_logger()
 
 _FILES_IN_A_HURRY: Final = 3
 _STEPS_IN_A_HURRY: Final = 4
-_STEP_NS_MAX: Final = 5_000_000
+_LEDGERS_PER_STEP: Final = 64
 
 
 class Checkpointer:
@@ -57,10 +57,9 @@ class Checkpointer:
         self._randomness = randomness
         self._catalog = catalog
         self._cache = cache
-        self._clock = clock
+        self._background = Background(clock)
         self._waiting = waiting
         self._steps = 0
-        self._resumed_ns = clock.monotonic_ns()
 
     async def checkpoint(
         self, file: JournalFile, facts: Callable[[], list[bytes]]
@@ -75,7 +74,7 @@ class Checkpointer:
         if new:
             for part in changes.pack_log(new.log, new.extents):
                 news.append(part)
-                await asyncio.sleep(0)  # Others have adds to answer.
+                await self._give_way()
         news += self._settle_doubts(file)  # What rot took of these very entries comes behind it.
         for doubt in (*file.doubts, *(new.doubts if new else ())):
             news.append(changes.pack_doubt(*doubt))
@@ -126,7 +125,9 @@ class Checkpointer:
     async def _adopt(self, file: JournalFile, directory: int, path: str) -> NewLog:
         records = file.records
         builder = FooterBuilder(records.header.file_id, file.end)
-        size = await write_footer(records.file, builder, _indexed(file), records.records)
+        size = await write_footer(
+            records.file, builder, _indexed(file), records.records, self._give_way
+        )
         await records.file.truncate(size)
         await records.file.sync()
         try:
@@ -160,6 +161,7 @@ class Checkpointer:
         bodies = await self._bodies(file.records)
         positions = file.records.records
         lost: list[tuple[int, int, int]] = []
+        done = 0
         for ledger_id, rows in file.memtable.by_ledger():
             columns = rows.sorted_columns()
             if not columns.entry_ids:
@@ -177,6 +179,9 @@ class Checkpointer:
                         continue
                 if writer.add(entry_id, entry):
                     await writer.flush()
+            done += 1
+            if done % _LEDGERS_PER_STEP == 0:
+                await self._give_way()
         return lost
 
     async def _bodies(self, records: RecordFile) -> list[bytes | None]:
@@ -189,16 +194,11 @@ class Checkpointer:
         return found
 
     async def _give_way(self, _written: int = 0, _entries: int = 0) -> None:
-        """After a step of a millisecond or two: an add takes several turns of the loop, and must not
-        meet a step in each. The more files wait, the less is rested, and then the fewer adds come.
-        """
+        """The more files wait, the less is rested, and then the fewer adds come."""
         self._steps += 1
         waiting = self._waiting()
-        if waiting > _FILES_IN_A_HURRY and self._steps % _STEPS_IN_A_HURRY:
-            return
-        step_ns = min(self._clock.monotonic_ns() - self._resumed_ns, _STEP_NS_MAX)
-        await asyncio.sleep(step_ns / 1e9 * max(0, _FILES_IN_A_HURRY - waiting))
-        self._resumed_ns = self._clock.monotonic_ns()
+        if waiting <= _FILES_IN_A_HURRY or self._steps % _STEPS_IN_A_HURRY == 0:
+            await self._background.give_way(max(0, _FILES_IN_A_HURRY - waiting))
 
 
 def _indexed(file: JournalFile) -> Indexed:

@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 
 import structlog
 
+from rollbook.bookie.background import Background
 from rollbook.bookie.boot import log_path
 from rollbook.bookie.config import SpaceConfig, StorageConfig
 from rollbook.bookie.core.byte_cache import ByteCache
@@ -52,7 +53,7 @@ _ROOM_BYTES: Final = 64 * 1024  # Left free beside a new log.
 _ENTRY_COST_BYTES: Final = (
     256  # What handling an entry costs, in bytes that could be copied instead.
 )
-_LEDGERS_PER_STEP: Final = 256
+_LEDGERS_PER_STEP: Final = 64
 _EAGERNESS: Final = 8  # While space is short: nobody adds, and everybody waits for space.
 
 
@@ -103,6 +104,7 @@ class Compactor:
         self._usage = usage
         self._bytes_per_s = config.compaction_bytes_per_s
         self._pace = Pace(config.compaction_bytes_per_s)
+        self._background = Background(clock)
         self.schedule = Schedule(
             Kind("minor", config.minor_compaction_threshold, config.minor_compaction_interval_s),
             Kind("major", config.major_compaction_threshold, config.major_compaction_interval_s),
@@ -231,7 +233,7 @@ class Compactor:
         for number in numbers if other.age > batch.age else [other.number]:
             for done, (ledger_id, _) in enumerate(catalog.held_in(number)):
                 if done % _LEDGERS_PER_STEP == 0:
-                    await asyncio.sleep(0)  # Others have adds to answer.
+                    await self._background.give_way()
                 held = list(catalog.held(ledger_id))
                 if len(held) > 1 and hides_younger(
                     held, lambda log: catalog.logs[log].age, numbers
@@ -301,11 +303,11 @@ class Compactor:
         for number in numbers:
             for ledger_id, _ in catalog.held_in(number):
                 ledger_ids.append(ledger_id)
-            await asyncio.sleep(0)  # Others have adds to answer.
+            await self._background.give_way()
         doubts: list[tuple[int, int, int]] = []
         for done, ledger_id in enumerate(dict.fromkeys(sorted(ledger_ids))):
             if done % _LEDGERS_PER_STEP == 0:
-                await asyncio.sleep(0)
+                await self._background.give_way()
             held = [each for each in catalog.held(ledger_id) if each.log in numbers]
             if held:  # Else it was deleted meanwhile.
                 lost = await _LedgerCopy(sources, writer, ledger_id, held).run()
@@ -316,7 +318,9 @@ class Compactor:
         self._check()
         self._pace.bytes_per_s = self._bytes_per_s * (_EAGERNESS if self._usage.is_short else 1)
         cost = written + _ENTRY_COST_BYTES * entries
-        await asyncio.sleep(self._pace.spend(cost, self._clock.monotonic_ns()))
+        await self._background.give_way(
+            at_least_s=self._pace.spend(cost, self._clock.monotonic_ns())
+        )
 
     def _check(self) -> None:
         if self._is_closing or (self._running and self.schedule.is_suspended(self._running.name)):

@@ -4,7 +4,6 @@ Whoever writes one sees to it that it is synced, has its name durably, and is th
 catalog: in this order.
 """
 
-import asyncio
 import struct
 from array import array
 from collections.abc import Awaitable, Callable, Iterator
@@ -43,7 +42,7 @@ Pause: TypeAlias = Callable[[int, int], Awaitable[None]]
 
 
 async def write_footer(
-    file: File, builder: FooterBuilder, indexed: Indexed, records: IntArray
+    file: File, builder: FooterBuilder, indexed: Indexed, records: IntArray, pause: Pause
 ) -> int:
     """Returns where it ends: the size of the file."""
     packed: list[bytes] = []
@@ -54,9 +53,9 @@ async def write_footer(
             size += len(page)
             if size >= _WRITE_BYTES:
                 await file.write_at(position, packed)
+                await pause(size, 0)
                 position += size
                 packed, size = [], 0
-                await asyncio.sleep(0)  # Others have adds to answer.
     packed.append(builder.finish(records))
     await file.write_at(position, packed)
     return position + size + len(packed[-1])
@@ -66,7 +65,7 @@ class SortedWriter:
     """ENTRIES records, one after the other, and where the entries in them lie."""
 
     def __init__(self, file: File, file_id: bytes, pause: Pause) -> None:
-        self._pause = pause
+        self.pause = pause
         self.records = array("I")
         self._file = file
         self._packer = RecordPacker(file_id, FILE_HEADER_BYTES, 1, 0)
@@ -118,7 +117,7 @@ class SortedWriter:
             await self._file.sync()
             self._unsynced = 0
         entries, self._entries = self._entries, 0
-        await self._pause(size, entries)
+        await self.pause(size, entries)
 
     async def finish(self) -> int:
         """Returns where the footer goes."""
@@ -181,7 +180,8 @@ class SortedLog:
         writer = self.writer
         footer_at = await writer.finish()
         builder = FooterBuilder(self._header.file_id, footer_at)
-        size = await write_footer(self._file, builder, writer.indexed(), writer.records)
+        indexed = writer.indexed()
+        size = await write_footer(self._file, builder, indexed, writer.records, writer.pause)
         await self._file.sync()
         await self._disk.sync_directory(self._path.rpartition("/")[0])
         records = RecordFile(self._file, self._header, cache)

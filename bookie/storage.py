@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
+from rollbook.bookie.background import Background
 from rollbook.bookie.boot import Found, find_store, lock_directories, log_path, make_store
 from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.config import StorageConfig
@@ -60,7 +61,7 @@ logger = structlog.get_logger()
 T = TypeVar("T")
 
 _RETRY_S: Final = (0.1, 10.0)  # First and longest pause between attempts at a checkpoint.
-_FACTS_PER_RECORD: Final = 4096
+_FACTS_PER_RECORD: Final = 1024
 _IDS_PER_STEP: Final = 4096
 _LEDGERS_MAX: Final = 65_536  # In memory as objects; more only while their facts are unsaved.
 _DAMAGE: Final = (TornRecord, WrongCluster, OSError)
@@ -94,6 +95,7 @@ class Storage:
         self._config = config
         self._clock = clock
         self._catalog_files = found.catalog
+        self._catalog_files.give_way = Background(clock).give_way
         self.catalog = found.catalog.catalog  # To look at.
         self.store_id = found.catalog.store_id
         self.cache = cache
@@ -617,16 +619,17 @@ class Storage:
     async def ledger_ids(self) -> IntArray:
         """All that anything is known of and that are not deleted, ascending."""
         runs: list[list[int]] = []
+        background = Background(self._clock)
         for known in (self.catalog.facts, self.catalog.held_ledgers, self._unsaved):
             ids = list(known)
             for start in range(0, len(ids), _IDS_PER_STEP):
                 part = ids[start : start + _IDS_PER_STEP]
                 runs.append(sorted(each for each in part if not self._is_deleted(each)))
-                await asyncio.sleep(0)  # Others have adds to answer.
+                await background.give_way()
         found = array("q")
         for number, ledger_id in enumerate(merge(*runs)):
             if number % _IDS_PER_STEP == 0:
-                await asyncio.sleep(0)
+                await background.give_way()
             if not found or found[-1] != ledger_id:
                 found.append(ledger_id)
         return found
@@ -693,9 +696,10 @@ class Storage:
         """
         parts: list[bytes] = []
         if new:
+            background = Background(self._clock)
             for part in changes.pack_log(new.log, new.extents):
                 parts.append(part)
-                await asyncio.sleep(0)  # Others have adds to answer.
+                await background.give_way()
         paths = [self._path_of_log(number) for number in numbers]
         parts += [changes.pack_doubt(*each) for each in doubts]
         parts += map(changes.pack_unlog, numbers)

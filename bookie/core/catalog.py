@@ -58,10 +58,10 @@ _DOUBT: Final = struct.Struct("<Bqqq")
 _EXTENT: Final = struct.Struct("<qqqQQqII")
 COMPACTED: Final = 10**15  # Logs above it were made of others; no journal file gets there.
 
-_PER_RECORD: Final = 4096  # Ledgers in a new generation.
+_PER_RECORD: Final = 512  # Ledgers in a new generation.
 _EXTENTS_MAX: Final = 1024
-_STEP_BYTES: Final = 64 * 1024  # What is applied at a time: a millisecond or two.
-_LEDGERS_PER_STEP: Final = 1024
+_STEP_BYTES: Final = 16 * 1024  # What is applied at a time: half a millisecond.
+_LEDGERS_PER_STEP: Final = 256
 _SHARED_MAX: Final = 4096
 
 
@@ -425,17 +425,24 @@ class Catalog:
     # --- A new generation ---------------------------------------------------------------------
 
     def pack_all(self) -> Iterator[bytes]:
-        """Bodies of records that, applied to an empty catalog, give this one. It must not change
-        meanwhile."""
+        """Bodies of records that, applied to an empty catalog, give this one.
+
+        What it is changed by between two of them must stand between these two.
+        """
+        logs = sorted(self.logs.values(), key=attrgetter("age"))  # Later ones come as changes.
         yield pack_mark(self.mark) + pack_opened(self.opened) + pack_scrubbed(self.scrubbed)
         yield b"".join([DOUBT_ALL] * self.doubts.everything + [*map(pack_lost, self.lost)])
-        for batch in _batches(self.doubts, _PER_RECORD):
-            yield b"".join([pack_doubt(ledger_id, *doubt) for ledger_id, doubt in batch])
-        for facts in _batches(self.facts.items(), _PER_RECORD):
-            yield b"".join([pack_ledger(*each) for each in facts])
-        for log in sorted(self.logs.values(), key=attrgetter("age")):
+        for ids in _batches(self.doubts.ledger_ids, _PER_RECORD):
+            doubts = [(each, doubt) for each in ids for doubt in self.doubts.of(each)]
+            yield b"".join([pack_doubt(ledger_id, *doubt) for ledger_id, doubt in doubts])
+        for ids in _batches(list(self.facts), _PER_RECORD):
+            known = [(each, self.facts[each]) for each in ids if each in self.facts]
+            yield b"".join([pack_ledger(*each) for each in known])
+        for log in logs:
             held = self.held_in(log.number)
-            yield from pack_log(log, (Extent(each, *of[1:], 0, 0) for each, of in held))
+            parts = pack_log(log, (Extent(each, *of[1:], 0, 0) for each, of in held))
+            while log.number in self.logs and (part := next(parts, None)):
+                yield part
         yield COMPLETE
 
 

@@ -100,6 +100,10 @@ class Doubts:
                 yield Range(entry_ids[start], entry_ids[run - 1])
                 start = run
 
+    @property
+    def ledger_ids(self) -> list[int]:
+        return list(self._ranges)
+
     def __iter__(self) -> Iterator[tuple[int, Range]]:
         for ledger_id, ranges in self._ranges.items():
             for each in ranges:

@@ -1,14 +1,15 @@
-"""Bytes a second for work in the background: small steps, evenly, so that nobody waits behind it.
-
-What was not used is not saved up beyond `_AHEAD_S`, so a pause is not followed by a burst.
-"""
+"""Work in the background goes in small steps, evenly, so that nobody waits behind it."""
 
 from typing import Final
 
 _AHEAD_S: Final = 0.05
+_STEP_NS_MIN: Final = 500_000
+_STEP_NS_MAX: Final = 5_000_000  # What seems to take longer waited for the disk.
 
 
 class Pace:
+    """Bytes a second. What was not used is not saved up beyond `_AHEAD_S`: no burst follows a pause."""
+
     def __init__(self, bytes_per_s: float) -> None:
         assert bytes_per_s > 0
         self.bytes_per_s = bytes_per_s
@@ -19,3 +20,26 @@ class Pace:
         cost_ns = int(size / self.bytes_per_s * 1e9)
         self._free_ns = max(self._free_ns, now_ns - int(_AHEAD_S * 1e9)) + cost_ns
         return max(0, self._free_ns - now_ns) / 1e9
+
+
+class Rests:
+    """How long work on the loop rests after a step: an add takes several turns of the loop, and must
+    not meet a step in each of them.
+
+    Short steps are put together first: no timer is finer than a millisecond.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self._began_ns = now_ns
+        self._worked_ns = 0
+
+    def on_paused(self, now_ns: int, times: float) -> float:
+        """A step ends. Seconds to rest: so many times as long as it took, or it was no time yet."""
+        self._worked_ns += now_ns - self._began_ns
+        if self._worked_ns < _STEP_NS_MIN:
+            return 0.0
+        worked_ns, self._worked_ns = min(self._worked_ns, _STEP_NS_MAX), 0
+        return worked_ns * times / 1e9
+
+    def on_resumed(self, now_ns: int) -> None:
+        self._began_ns = now_ns

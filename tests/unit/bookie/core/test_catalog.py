@@ -1,6 +1,9 @@
 """Changes of the catalog, and generations that begin with all of them."""
 
+import copy
+import itertools
 import random
+from unittest import mock
 
 import pytest
 
@@ -76,6 +79,37 @@ def test_a_new_generation_says_the_same(seed: int) -> None:
     for body in catalog.pack_all():
         assert not again.is_complete
         again.apply(body)
+    assert again.is_complete
+    assert state(again) == state(catalog)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_new_generation_takes_in_what_changes_while_it_is_written(seed: int) -> None:
+    """B5."""
+    chance = random.Random(seed)
+    catalog, again = Catalog(), Catalog()
+    numbers = itertools.count(1)
+
+    def change() -> bytes:
+        while True:
+            found = a_change(chance, catalog, next(numbers))
+            before = {each for each in catalog.facts if catalog.is_deleted(each)}
+            tried = copy.deepcopy(catalog)
+            tried.apply(found)
+            # Deleted ledgers come back only after they were forgotten, and no two logs are as old.
+            is_real = all(tried.is_deleted(each) or each not in tried.facts for each in before)
+            if is_real and len({log.age for log in tried.logs.values()}) == len(tried.logs):
+                return found
+
+    for _ in range(chance.randint(1, 30)):
+        catalog.apply(change())
+    with mock.patch.multiple(changes, _PER_RECORD=1, _EXTENTS_MAX=1):
+        for body in catalog.pack_all():
+            again.apply(body)
+            for _ in range(chance.choice((0, 0, 1, 3)) if body != changes.COMPLETE else 0):
+                between = change()
+                catalog.apply(between)
+                again.apply(between)
     assert again.is_complete
     assert state(again) == state(catalog)
 
