@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+import structlog
+
 from rollbook.ledger.bookies import Bookies
 from rollbook.ledger.calls import Calls, error_of
 from rollbook.ledger.config import ClientConfig
@@ -32,6 +34,8 @@ from rollbook.proto.ports import Clock
 from rollbook.proto.quorum import Ensemble, Quorum, Slots
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply, Reply, Request
+
+logger = structlog.get_logger()
 
 _NS_PER_S: Final = 1_000_000_000
 _PASSING_NS: Final = _NS_PER_S  # So long a restart, or a broken line, may take.
@@ -124,7 +128,7 @@ class Copies:
                 await calls.news(max(0, left_ns) / _NS_PER_S)
                 now_ns = self._clock.monotonic_ns()
                 for slot, answer in calls.take():
-                    entries = self._unpack(answer, first_entry, count)
+                    entries = self._unpack(ensemble[slot], answer, first_entry, count)
                     found.update((entry.entry_id, entry) for entry in entries)
                     answered |= 1 << slot
                     useless |= (not entries) << slot
@@ -149,13 +153,14 @@ class Copies:
         return covering_slots(self._quorum, self._preferred, ~useless)
 
     def _unpack(
-        self, answer: Reply | RollbookError, first_entry: EntryId, count: int
+        self, bookie: BookieId, answer: Reply | RollbookError, first_entry: EntryId, count: int
     ) -> list[Entry]:
         if not isinstance(answer, BatchReadReply) or answer.error:
             return []
         try:
             return unpack_batch(self._digest, answer.bodies, first_entry, count)
-        except DigestMismatch:
+        except DigestMismatch as error:
+            self._note_failure(bookie, count, error)
             return []
 
     async def _read(
@@ -214,6 +219,8 @@ class Copies:
             self._health.on_slow(ensemble[slot], now_ns)
 
     def _note_failure(self, bookie: BookieId, count: int, error: RollbookError) -> None:
+        if isinstance(error, DigestMismatch):
+            logger.warning("damaged_copy_met", bookie=bookie, detail=error.message, **error.ids)
         is_foreign = not self._bookies.has_extension(bookie, BATCH_READ)
         if count > 1 and is_foreign and isinstance(error, ConnectionLost):
             self._without_batches[bookie] = None  # Old ones close the connection on a batch.
