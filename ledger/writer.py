@@ -590,7 +590,7 @@ class LedgerWriter:
     async def _read_back(self) -> None:
         try:
             while self._change is not None:  # It moves the end; none begins meanwhile.
-                await asyncio.shield(self._change)
+                await asyncio.gather(self._change, return_exceptions=True)
             await self._tail.verify()
         except RollbookError as error:
             self._stop(error)
@@ -689,7 +689,7 @@ class LedgerWriter:
         if self._change is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._config.add_deadline_s):
-                    await asyncio.shield(self._change)
+                    await asyncio.gather(self._change, return_exceptions=True)
 
     async def _hand_over(self) -> None:
         """All is confirmed, but third copies may still have to be given to their connections, which

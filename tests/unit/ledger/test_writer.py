@@ -728,6 +728,25 @@ def test_a_store_that_stays_away_ends_a_close() -> None:
     play_writer(story)
 
 
+def test_a_close_that_loses_both_quorum_and_store_says_so() -> None:
+    """The change that was under way is given up with the writer: nobody cancelled the close."""
+
+    async def story(scene: WriterScene) -> None:
+        async def fail() -> None:
+            raise MetadataUnavailable
+
+        await scene.append(1)
+        scene.nodes.before_update = scene.nodes.before_read = fail
+        kill(scene, "b2", "b3")
+        lost = scene.writer.append(b"x")
+        with pytest.raises(MetadataUnavailable):
+            await scene.writer.close()
+        with pytest.raises(AppendUnsettled):
+            await lost
+
+    play_writer(story)
+
+
 # --- What callers see -----------------------------------------------------------------------------
 
 
