@@ -7,8 +7,9 @@ Whatever one turn of the loop asks for leaves in one write. Once the socket is s
 `_CHUNK_BYTES_MAX` more lie in front of it and all else waits in two queues here, of which the one of
 high priority goes first, in front of whatever has not begun.
 
-An answer is handed to nobody but the one who asked (CN1). What comes unasked, in a wrong shape or with
-the ids of something else ends the connection: its peer, or our idea of it, is broken.
+An answer is handed to nobody but the one who asked (CN1), and a reply to an add to nobody but the
+channel that wrote it (CN2). What comes unasked, in a wrong shape or with the ids of something else ends
+the connection: its peer, or our idea of it, is broken.
 """
 
 import asyncio

@@ -28,6 +28,7 @@ _GROUPS: Final = {
     "server": "Run a bookie",
     "bookie": "Make, mend and inspect a bookie",
     "cluster": "Initialise and inspect a cluster",
+    "ledger": "Look at, write, read, recover and verify ledgers",
 }
 _PLACES: Final = {
     name: Place(f"rollbook.api.cli.{name}", "group", what) for name, what in _GROUPS.items()

@@ -1,0 +1,220 @@
+"""`rollbook ledger` against three bookie processes, as a user meets it."""
+
+import base64
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollbook.api.cli.ledger_entries import Cutter
+from rollbook.proto.errors import EntryTooLarge, InvalidRequest
+from tests.support import processes
+from tests.support.ledger_cluster import ProcessCluster
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    with processes.family() as children:
+        yield ProcessCluster(children, tmp_path_factory.mktemp("cluster"))
+
+
+class Shell:
+    def __init__(self, url: str) -> None:
+        self._environment = {**os.environ, "NO_COLOR": "1", "ROLLBOOK_METADATA": url}
+
+    def run(self, *arguments: str | int, stdin: bytes = b"", code: int = 0) -> bytes:
+        done = subprocess.run(
+            [sys.executable, "-m", "rollbook.api.cli.main", "ledger", *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            env=self._environment,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        self.errors = done.stderr.decode()
+        assert "Traceback" not in self.errors, self.errors
+        assert done.returncode == code, self.errors or done.stdout
+        return done.stdout
+
+    def json(self, *arguments: str | int, stdin: bytes = b"", code: int = 0) -> object:
+        return json.loads(self.run(*arguments, "-o", "json", stdin=stdin, code=code))
+
+
+@pytest.fixture
+def shell(cluster: ProcessCluster) -> Shell:
+    return Shell(cluster.url)
+
+
+def test_lines_go_in_and_come_out(shell: Shell) -> None:
+    lines = b"".join(b"line %d\n" % number for number in range(2000))
+    made = shell.json("append", stdin=lines)
+    assert isinstance(made, dict)
+    ledger_id = made["ledger_id"]
+    assert made == {
+        "ledger_id": ledger_id,
+        "last_entry": 1999,
+        "length": len(lines) - 2000,
+        "state": "closed",
+    }
+    assert shell.run("read", ledger_id, "-o", "raw") == lines
+    table = shell.run("read", ledger_id, "--first", 5, "--last", 6).decode().splitlines()
+    assert [line.split() for line in table] == [
+        ["ENTRY_ID", "BYTES", "PAYLOAD"],
+        ["5", "6", "line", "5"],
+        ["6", "6", "line", "6"],
+    ]
+    limited = shell.run("read", ledger_id, "--limit", 1, "-o", "ndjson")
+    assert json.loads(limited) == {"entry_id": 0, "bytes": 6, "payload": "line 0"}
+    assert shell.run("read", ledger_id, "--follow", "-o", "raw", "--first", 1999) == b"line 1999\n"
+
+
+def test_a_ledger_that_was_made_is_written_once(shell: Shell) -> None:
+    made = shell.run(
+        *("create", "--ensemble", 3, "--write", 2, "--ack", 2, "--digest", "hmac"),
+        *("--password", "hush", "--custom", "owner=me", "-o", "raw"),
+    )
+    ledger_id = int(made)
+    shown = shell.json("show", ledger_id)
+    assert isinstance(shown, dict)
+    assert (shown["state"], shown["quorum"], shown["digest"]) == ("open", "3/2/2", "hmac")
+    assert shown["custom"]["owner"] == "me"
+    image = bytes(range(256))
+    password = ("--password", "hush")
+    assert int(
+        shell.run("append", ledger_id, *password, "--frame", "whole", "-o", "raw", stdin=image)
+    ) == ledger_id  # fmt: skip
+    (entry,) = json.loads(shell.run("read", ledger_id, *password, "-o", "json"))
+    assert base64.b64decode(entry["payload_base64"]) == image
+    shell.run("append", ledger_id, *password, stdin=b"more", code=4)
+    assert "LEDGER_CLOSED" in shell.errors
+    shell.run("read", ledger_id, "--password", "wrong", code=6)
+    assert "UNAUTHORIZED" in shell.errors
+
+
+def test_ledgers_are_listed_and_removed(shell: Shell) -> None:
+    first, second = (int(shell.run("append", "-o", "raw", stdin=b"x\n")) for _ in range(2))
+    listed = [int(line) for line in shell.run("ls", "-o", "raw").split()]
+    assert {first, second} <= set(listed)
+    assert listed == sorted(listed)
+    rows = shell.json("ls", "--long", "--start", first, "--limit", 1)
+    assert isinstance(rows, list)
+    assert [(row["ledger_id"], row["last_entry"]) for row in rows] == [(first, 0)]
+    assert b"STATE" in shell.run("ls", "-l")
+
+    shell.run("rm", first, code=2)
+    assert "--yes" in shell.errors
+    shell.run("rm", first, second, "--yes")
+    shell.run("show", first, code=3)
+    assert "LEDGER_NOT_FOUND" in shell.errors
+    assert "rollbook ledger ls" in shell.errors
+    assert not {first, second} & {int(line) for line in shell.run("ls", "-o", "raw").split()}
+
+
+def test_what_nobody_writes_is_recovered(shell: Shell) -> None:
+    ledger_id = int(shell.run("create", "-o", "raw"))
+    (row,) = json.loads(shell.run("recover", ledger_id, "-o", "json"))
+    assert row == {"ledger_id": ledger_id, "state": "closed", "last_entry": -1, "length": 0}
+    assert shell.run("recover", ledger_id, "-o", "raw") == b"-1\n"
+    shell.run("recover", 2**62, code=3)
+
+
+def test_a_benchmark_cleans_up(shell: Shell) -> None:
+    before = shell.run("ls", "-o", "raw")
+    facts = shell.json("bench", "--seconds", "0.5", "--size", 10, "--window", 100, "--protocol", 2)
+    assert isinstance(facts, dict)
+    assert facts["adds_per_s"] > 0
+    assert facts["reads"] >= facts["adds"] > 0
+    assert shell.run("ls", "-o", "raw") == before
+
+
+def test_wrong_usage_is_told(shell: Shell) -> None:
+    shell.run("verify", code=2)
+    assert "--all" in shell.errors
+    shell.run("read", 0, "--unconfirmed", code=2)
+    shell.run("create", "--write", 4, code=2)
+    shell.run("create", "--ensemble", 4, code=5)
+    assert "rollbook cluster info" in shell.errors
+    shell.run("ls", "--tls-key", "key.pem", code=2)
+    shell.run("append", "--frame", "len32", stdin=b"\0\0\0\5abc", code=2)
+
+
+def test_copies_that_are_not_there_are_named(shell: Shell, cluster: ProcessCluster) -> None:
+    """Ends with codes that scripts can tell apart."""
+    ledger_id = int(shell.run("append", "-o", "raw", stdin=b"one\ntwo\n"))
+    (sound,) = json.loads(shell.run("verify", ledger_id, "-o", "json"))
+    assert (sound["verdict"], sound["copies"], sound["flaws"]) == ("sound", {"good": 6}, [])
+    assert b"sound" in shell.run("verify", "--all")
+
+    cluster.bookies["bk-3"].kill()
+    (degraded,) = json.loads(shell.run("verify", ledger_id, "-o", "json", code=8))
+    assert degraded["verdict"] == "degraded"
+    assert degraded["flaws"] == [
+        {
+            "ledger_id": ledger_id,
+            "fragment": 0,
+            "bookie": "bk-3",
+            "state": "unreachable",
+            "first_entry": 0,
+            "last_entry": 1,
+            "copies": 2,
+        }
+    ]
+    assert b"bk-3" in shell.run("verify", ledger_id, code=8)
+    cluster.start("bk-3")
+    assert shell.run("verify", ledger_id, "-o", "raw") == b"%d sound\n" % ledger_id
+
+
+def test_metadata_can_be_looked_at_while_nobody_serves(tmp_path: Path) -> None:
+    with processes.family() as children:
+        cluster = ProcessCluster(children, tmp_path)
+        shell = Shell(cluster.url)
+        ledger_id = int(shell.run("append", "-o", "raw", stdin=b"x\n"))
+        for bookie in cluster.bookies.values():
+            bookie.terminate()
+            bookie.wait()
+        shown = shell.json("show", ledger_id)
+        assert isinstance(shown, dict)
+        assert shown["last_entry"] == 0
+        shell.run("read", ledger_id, code=5)
+        assert "start a server" in shell.errors
+
+
+# --- Input --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frame", "data", "entries"),
+    [
+        ("lf", b"a\n\nbc\nrest", [b"a", b"", b"bc", b"rest"]),
+        ("lf", b"", []),
+        ("nul", b"a\nb\0\0", [b"a\nb", b""]),
+        ("len32", struct.pack(">I", 3) + b"abc" + bytes(4), [b"abc", b""]),
+        ("whole", b"a\nb", [b"a\nb"]),
+        ("whole", b"", [b""]),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_input_is_cut_the_same_however_it_comes(
+    frame: str, data: bytes, entries: list[bytes], size: int
+) -> None:
+    cutter = Cutter(frame)
+    found = [e for at in range(0, len(data), size) for e in cutter.feed(data[at : at + size])]
+    assert found + cutter.end() == entries
+
+
+def test_input_that_never_ends_an_entry_is_refused() -> None:
+    cutter = Cutter("lf")
+    cutter.feed(bytes(5 * 1024 * 1024))
+    with pytest.raises(EntryTooLarge):
+        cutter.feed(b"more")
+    cutter = Cutter("len32")
+    cutter.feed(b"\0\0\0\5abc")
+    with pytest.raises(InvalidRequest):
+        cutter.end()
