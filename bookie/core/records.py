@@ -155,7 +155,7 @@ def pack_record(
         *(_extend(seed, rows), _extend(seed, body)),
     )
     head = _HEAD.pack(_HEAD_MAGIC, *fields)
-    tail = _HEAD.pack(_TAIL_MAGIC, *fields)
+    tail = _TAIL_MAGIC + head[len(_HEAD_MAGIC) :]
     return Frame(
         head + _CRC.pack(_extend(seed, head)),
         b"".join((rows, tail, _CRC.pack(_extend(seed_of(file_id, tail_at), tail)))),

@@ -17,7 +17,7 @@ from unittest import mock
 from rollbook.bookie import boot, catalog, checkpoint
 from rollbook.bookie.core.catalog import Mark
 from rollbook.bookie.core.fencing import Ledger
-from rollbook.bookie.journal import Journal
+from rollbook.bookie.journal import Journal, OnDone
 from rollbook.bookie.storage import Storage
 from rollbook.proto.ports import File
 from tests.crash.images import flaws as in_images
@@ -35,11 +35,11 @@ def answers_what_it_will_write() -> None:
     enqueue = Journal._enqueue
     write_waiting = Journal._write_waiting
 
-    def answer(journal: Journal, *arguments: Any) -> asyncio.Future[None]:
-        enqueue(journal, *arguments)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.set_result(None)
-        return done
+    def answer(
+        journal: Journal, item: Any, is_sync_deferred: bool, size: int, on_done: OnDone
+    ) -> None:
+        enqueue(journal, item, is_sync_deferred, size, lambda _count, _error: None)
+        asyncio.get_running_loop().call_soon(on_done, 1, None)
 
     async def write_later(journal: Journal) -> None:
         await asyncio.sleep(_LATER_S)

@@ -16,7 +16,7 @@ from rollbook.bookie.core.control import Control, Operation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker, Write
 from rollbook.bookie.core.records import Kind, Record, RecordReader
-from rollbook.bookie.journal import Journal, JournalFile
+from rollbook.bookie.journal import Journal, JournalFile, OnDone
 from rollbook.bookie.storage import Storage
 from rollbook.proto.ports import Disk, File, OpenMode
 from tests.support.planting import Patch
@@ -40,17 +40,19 @@ async def _write_without_sync(self: Journal, write: Write) -> None:
     self.active.packer.on_synced(write)
 
 
-_append = Journal.append
+_submit = Journal.submit
 
 
-def _answer_before_the_sync(self: Journal, item: Any, **_: Any) -> Any:
-    return _append(self, item, is_sync_deferred=True)
+def _answer_before_the_sync(self: Journal, item: Any, on_done: OnDone, **_: Any) -> None:
+    _submit(self, item, on_done, is_sync_deferred=True)
 
 
-def _answer_controls_before_the_sync(self: Journal, item: Any, **keywords: Any) -> Any:
+def _answer_controls_before_the_sync(
+    self: Journal, item: Any, on_done: OnDone, **keywords: Any
+) -> None:
     if isinstance(item, Control):
         keywords["is_sync_deferred"] = True
-    return _append(self, item, **keywords)
+    _submit(self, item, on_done, **keywords)
 
 
 async def _fill_without_sync(self: Journal) -> None:
@@ -177,7 +179,7 @@ def _seed_of_nothing(_file_id: bytes, _position: int) -> int:
 FLAWS: Final = {
     # The journal.
     "the journal never syncs": Flaw(500, ((Journal, "_write", _write_without_sync),)),
-    "adds are answered before the sync": Flaw(500, ((Journal, "append", _answer_before_the_sync),)),
+    "adds are answered before the sync": Flaw(500, ((Journal, "submit", _answer_before_the_sync),)),
     "a record calls itself durable": Flaw(2_000, ((RecordPacker, "pack", _pack_as_if_synced),)),
     "a file goes on before its predecessor is synced": Flaw(
         10_000, ((Journal, "fill", _fill_without_sync),)
@@ -189,7 +191,7 @@ FLAWS: Final = {
     "fences are answered before they are durable": Flaw(
         5_000, ((Storage, "fence", _fence_at_once),)
     ),
-    "all controls are": Flaw(5_000, ((Journal, "append", _answer_controls_before_the_sync),)),
+    "all controls are": Flaw(5_000, ((Journal, "submit", _answer_controls_before_the_sync),)),
     "fences are forgotten": Flaw(5_000, ((LedgerFacts, "with_fence", _forget),)),
     "deletions are forgotten": Flaw(10_000, ((LedgerFacts, "with_deletion", _forget),)),
     "explicit LACs go back": Flaw(60_000, ((LedgerFacts, "with_lac_packet", _take_any_lac),)),

@@ -14,7 +14,7 @@ from rollbook.bookie.core.flow import Account
 from rollbook.bookie.core.memtable import IntArray
 from rollbook.bookie.handler import Connection
 from rollbook.bookie.identity import Identity
-from rollbook.bookie.journal import Journal
+from rollbook.bookie.journal import Journal, OnDone
 from rollbook.bookie.long_polls import LongPolls
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
@@ -40,11 +40,11 @@ class BookieMutant:
 # --- Storage ------------------------------------------------------------------------------------
 
 
-_append = Journal.append
+_submit = Journal.submit
 
 
-def _answer_before_the_sync(self: Journal, item: Any, **_: Any) -> Any:
-    return _append(self, item, is_sync_deferred=True)
+def _answer_before_the_sync(self: Journal, item: Any, on_done: OnDone, **_: Any) -> None:
+    _submit(self, item, on_done, is_sync_deferred=True)
 
 
 async def _sync_until_it_works(self: Journal, write: Any) -> None:
@@ -189,7 +189,7 @@ BOOKIE_MUTANTS: Final = (
         "early-ack",
         "Adds are answered before they are durable.",
         100,
-        ((Journal, "append", _answer_before_the_sync),),
+        ((Journal, "submit", _answer_before_the_sync),),
     ),
     BookieMutant(
         "failed-sync-again",
