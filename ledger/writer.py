@@ -107,6 +107,7 @@ class LedgerWriter:
         self._was_unsettled = False  # Somebody was told so.
         self._is_closing = False
         self._is_drained = False  # Nothing changes any more but to CLOSED.
+        self._is_over = False  # No bookie is used any more.
         self._closing: asyncio.Task[None] | None = None
         self._turn_is_due = self._offer_is_due = False
         self._tick_s = config.add_deadline_s / DEADLINE_TICKS
@@ -327,10 +328,9 @@ class LedgerWriter:
 
     def _on_turn(self) -> None:
         self._turn_is_due = False
-        if self._failure is not None:
+        if self._is_over:
             return
-        if self._ticker is None:
-            self._ticker = self._loop.call_later(self._tick_s, self._on_tick)
+        self._keep_ticking()
         for slot in range(len(self._channels)):
             self._send(slot)
 
@@ -369,6 +369,7 @@ class LedgerWriter:
                     self._on_down(slot)
 
     def _pause(self, slot: int) -> None:
+        """It is busy (WR8)."""
         pause_s = min(max(2 * self._busy_pauses_s[slot], _BUSY_PAUSE_S_MIN), _BUSY_PAUSE_S_MAX)
         self._busy_pauses_s[slot] = pause_s
         if timer := self._timers.pop(slot, None):
@@ -437,6 +438,10 @@ class LedgerWriter:
         if self._seating.down:
             self._seek_remedy()
         if not pipeline.is_settled or self._seating.down:
+            self._keep_ticking()
+
+    def _keep_ticking(self) -> None:
+        if self._ticker is None and not self._is_over:
             self._ticker = self._loop.call_later(self._tick_s, self._on_tick)
 
     # --- Bookies that failed --------------------------------------------------------------------
@@ -459,12 +464,11 @@ class LedgerWriter:
         )
         self._pipeline.suspend(slot)
         self._start_change()
-        if self._ticker is None:
-            self._ticker = self._loop.call_later(self._tick_s, self._on_tick)
+        self._keep_ticking()
 
     def _start_change(self) -> None:
         is_free = self._change is None and self._reading_back is None
-        if is_free and self._failure is None and not self._is_drained:
+        if is_free and not self._is_over and not self._is_drained:
             self._change = self._loop.create_task(self._replace_failed())
 
     def _seek_remedy(self) -> None:
@@ -630,6 +634,7 @@ class LedgerWriter:
 
     def _release_all(self) -> None:
         """Connections and timers, at once; tasks are told to end."""
+        self._is_over = True
         for channel in self._channels:
             channel.close()
         self._slots.clear()

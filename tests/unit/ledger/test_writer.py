@@ -201,6 +201,18 @@ def test_a_bookie_that_hangs_costs_one_deadline_at_most_and_then_nothing(ack: in
     play_writer(story, quorum=Quorum(3, 3, ack))
 
 
+def test_time_goes_on_at_one_pace_whatever_fails() -> None:
+    """WR6: a tick that finds a failure is followed by one tick, not by two."""
+
+    async def story(scene: WriterScene) -> None:
+        hang(scene, "b1", "b2")
+        await scene.append(1)
+        await asyncio.sleep(1.5 * DEADLINE_S)
+        assert 28 <= scene.writer._pipeline.tick <= 30
+
+    play_writer(story, bookies=THREE, quorum=Quorum(3, 3, 1))
+
+
 def test_a_hung_third_replica_stops_a_fast_writer_for_a_second_or_so() -> None:
     """WR6: the window fills with what only it lacks."""
 
