@@ -22,7 +22,6 @@ from tests.unit.bookie.test_storage import (
     CONFIG,
     FRAME_BYTES_MAX,
     KEY,
-    _quiet,
     add,
     digest_of,
     entry,
@@ -31,8 +30,6 @@ from tests.unit.bookie.test_storage import (
     settle,
     tell,
 )
-
-__all__ = ["_quiet"]  # The fixture.
 
 FAST = SpaceConfig(compaction_bytes_per_s=10**12, gc_interval_s=10.0, gc_quarantine_s=20.0)
 TWO_DIRS = StorageConfig(

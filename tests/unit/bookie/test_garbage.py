@@ -23,7 +23,6 @@ from tests.simulation.kernel import Node, World
 from tests.unit.bookie.test_storage import (
     CONFIG,
     KEY,
-    _quiet,
     add,
     adds,
     entry,
@@ -31,8 +30,6 @@ from tests.unit.bookie.test_storage import (
     open_storage,
     settle,
 )
-
-__all__ = ["_quiet"]  # The fixture.
 
 SPACE = SpaceConfig(gc_interval_s=100.0, gc_quarantine_s=1000.0, deleted_kept_s=5000.0)
 

@@ -19,7 +19,6 @@ from tests.simulation.kernel import Node, World
 from tests.unit.bookie.test_storage import (
     CONFIG,
     KEY,
-    _quiet,
     add,
     adds,
     entry,
@@ -28,9 +27,6 @@ from tests.unit.bookie.test_storage import (
     settle,
     tell,
 )
-
-__all__ = ["_quiet"]  # The fixture.
-
 
 # --- Doubts -----------------------------------------------------------------------------------
 

@@ -11,9 +11,7 @@ from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import EntryStateUnknown
 from tests.simulation.kernel import Node
 from tests.unit.bookie.test_compaction import compactor_of, delete
-from tests.unit.bookie.test_storage import _quiet, add, entry, fill, open_storage, settle, tell
-
-__all__ = ["_quiet"]  # The fixture.
+from tests.unit.bookie.test_storage import add, entry, fill, open_storage, settle, tell
 
 FAST = SpaceConfig(scrub_bytes_per_s=10**12)
 

@@ -20,7 +20,6 @@ from tests.unit.bookie.test_garbage import metadata
 from tests.unit.bookie.test_storage import (
     CONFIG,
     KEY,
-    _quiet,
     add,
     adds,
     entry,
@@ -28,8 +27,6 @@ from tests.unit.bookie.test_storage import (
     open_storage,
     settle,
 )
-
-__all__ = ["_quiet"]  # The fixture.
 
 KIB = 1024
 SPACE = SpaceConfig(

@@ -2,14 +2,12 @@
 
 import asyncio
 import errno
-import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from rollbook.bookie import storage as storage_module
 from rollbook.bookie.config import StorageConfig
@@ -43,14 +41,6 @@ CONFIG = StorageConfig(
     "/store/journal", ("/store/ledgers",), journal_file_bytes=64 * 1024, idle_after_ms=20
 )
 FRAME_BYTES_MAX = 5 * 1024 * 1024
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(**before)
 
 
 def digest_of(ledger_id: int, kind: DigestType = DigestType.CRC32C) -> LedgerDigest:
