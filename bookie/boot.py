@@ -17,7 +17,7 @@ import structlog
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
-from rollbook.bookie.core.catalog import Log
+from rollbook.bookie.core.catalog import COMPACTED, Log
 from rollbook.bookie.core.control import Operation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker
@@ -178,7 +178,10 @@ class _Boot:
             for number in await _numbers(self._disk, directory, ".log"):
                 log = logs.get(number)
                 if log is None or log.directory != index:
-                    await self._drop(log_path(directory, number))
+                    path = log_path(directory, number)
+                    if self._catalog.catalog.opened < number < COMPACTED:
+                        await self._give_up_catalog("an entry log", path)
+                    await self._drop(path)
         for log in list(logs.values()):
             await self._require(log)
 
@@ -200,6 +203,11 @@ class _Boot:
             changes.pack_doubt(each, held.first_entry, held.last_entry) for each, held in lost
         ]
         await self._catalog.commit([*doubts, changes.pack_unlog(log.number)])
+
+    async def _give_up_catalog(self, what: str, path: str) -> None:
+        """It is of a journal file of which it knows nothing, and does not come before knowing that."""
+        self._refuse(f"{what} is newer than the catalog", path=path)
+        await self._catalog.commit([changes.DOUBT_ALL])
 
     def _refuse(self, message: str, **ids: object) -> None:
         if not self._accepts_loss:
@@ -231,7 +239,10 @@ class _Boot:
         there = await _numbers(self._disk, directory, ".journal")
         for number in there:
             if number not in needed:
-                await self._drop(journal_path(directory, number))
+                path = journal_path(directory, number)
+                if number > catalog.opened and not await self._is_unused(path):
+                    await self._give_up_catalog("a journal file", path)
+                await self._drop(path)
         self.found.next_sequence = catalog.mark.first_sequence
         for number in needed:
             if number in catalog.lost:
@@ -242,6 +253,14 @@ class _Boot:
                 self._refuse("a journal file is missing", path=journal_path(directory, number))
                 await self._give_up(number)
         self.found.next_journal = needed.stop
+
+    async def _is_unused(self, path: str) -> bool:
+        """It was made ready, and nobody had written to it when that was cut short."""
+        file = await self._disk.open(path, OpenMode.READ)
+        try:
+            return await is_blank_from(file, FILE_HEADER_BYTES)
+        finally:
+            await file.close()
 
     async def _give_up(self, number: int) -> None:
         """Nobody can say whose it was."""
