@@ -1,5 +1,10 @@
-"""One open file of records, for reading: whole records, verified, through the cache."""
+"""One open file of records, for reading: whole records, verified, through the cache.
 
+Who reads on from a record gets a stretch of those behind it as well; what one reader fetches, others
+wait for.
+"""
+
+import asyncio
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -36,6 +41,7 @@ class RecordFile:
         self.end = FILE_HEADER_BYTES  # Of the last of them, and of what may lie behind it.
         self._cache = cache.bodies
         self._serial = next(cache.serials) << _SERIAL_SHIFT
+        self._coming: dict[int, asyncio.Event] = {}  # Numbers of records that are being fetched.
         self._readers = 0
         self._is_retired = False
 
@@ -98,21 +104,44 @@ class RecordFile:
         return found
 
     async def body(self, at: int) -> bytes:
-        """Of record number `at`. Reads ahead when its predecessor was read before."""
+        """Of record number `at`. Reads ahead when its predecessor was read before, or is being read."""
+        if coming := self._coming.get(at):
+            await coming.wait()
+            body = self._cache.get(self._serial | self.records[at])
+            if body is not None:  # Else it is damaged, or was not kept.
+                return body
         start, last = self.records[at], at
-        if at and self._cache.peek(self._serial | self.records[at - 1]) is not None:
+        if at and (
+            at - 1 in self._coming
+            or self._cache.peek(self._serial | self.records[at - 1]) is not None
+        ):
             while (
-                last + 1 < len(self.records) and self._end_of(last + 1) - start <= _AHEAD_BYTES_MAX
+                last + 1 < len(self.records)
+                and last + 1 not in self._coming
+                and self._end_of(last + 1) - start <= _AHEAD_BYTES_MAX
             ):
                 last += 1
-        data = await self.file.read_at(start, self._end_of(last) - start)
-        reader = RecordReader(data, self.header.file_id, start)
-        for ahead in range(at + 1, last + 1):
-            try:
-                self._keep(reader, self.records[ahead])
-            except TornRecord:
-                pass  # Whoever wants it will see for himself.
-        return self._keep(reader, self.records[at])
+        return await self._fetch(at, last)
+
+    async def _fetch(self, at: int, last: int) -> bytes:
+        """Record number `at`, verified; those behind it go to the cache."""
+        start, numbers = self.records[at], range(at, last + 1)
+        has_come = asyncio.Event()
+        self._coming |= dict.fromkeys(numbers, has_come)
+        try:
+            data = await self.file.read_at(start, self._end_of(last) - start)
+            reader = RecordReader(data, self.header.file_id, start)
+            for ahead in numbers[1:]:
+                try:
+                    self._keep(reader, self.records[ahead])
+                except TornRecord:
+                    pass  # Whoever wants it will see for himself.
+            return self._keep(reader, self.records[at])
+        finally:
+            has_come.set()
+            for number in numbers:
+                if self._coming.get(number) is has_come:
+                    del self._coming[number]
 
     async def bodies_from(self, first: int) -> list[bytes | None]:
         """Of record number `first` and some behind it, None for damaged ones: those in memory, or

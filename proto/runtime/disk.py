@@ -1,10 +1,10 @@
 """Files of the machine.
 
-Reads and writes go straight to the system: they mean the page cache and take microseconds. What
-waits for the device (`sync`, `write_and_sync`) or may go through a whole file's blocks (`truncate`,
-`unlink`, and `close` behind it: 40 ms for 128 MiB) runs on the disk's own threads, so that the loop
-goes on; what changes one file still takes effect in the order of the calls, since each
-change waits for the file's previous one. Reads wait for nobody.
+Writes go straight to the system: they mean the page cache and take microseconds, and so do reads of what
+that has. What waits for the device (other reads, `sync`, `write_and_sync`) or may go through a whole
+file's blocks (`truncate`, `unlink`, and `close` behind it: 40 ms for 128 MiB) runs on the disk's own
+threads, so that the loop goes on; what changes one file still takes effect in the order of the calls,
+since each change waits for the file's previous one. Reads wait for nobody, and `close` for them.
 
 Where the device is quick, a small `write_and_sync` waits for it on the spot: the way to a thread and
 back costs as much as the sync itself. Not while anything else is under way there, and not until
@@ -30,6 +30,8 @@ _ON_THE_SPOT_S: Final = 0.0005  # So long may a sync hold the loop: as long as a
 _ON_THE_SPOT_BYTES: Final = 64 * 1024
 _SLOWNESS_KEPT: Final = 0.9  # Of what is expected, at each sync: 10 ms are forgotten after 30.
 _SYNC_THREADS: Final = 4  # One per file that syncs at the same time: journal, entry logs, ledgers.
+_READ_THREADS: Final = 4  # Of their own: no sync stands behind reads.
+_NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
 _BUFFERS_PER_WRITE: Final = min(1024, os.sysconf("SC_IOV_MAX"))
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _FLAGS: Final = {
@@ -85,39 +87,22 @@ class _Job:
             self._ended.set_result(None)
 
 
-class _Device:
-    """Where to wait for it.
+class _Threads:
+    """They have a bare queue: that is half of what a hop through an executor costs."""
 
-    The threads have a bare queue: that is half of what a hop through an executor costs.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, name: str, count: int) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._under_way = 0
-        self._expected_s = 1.0  # How long a small sync may take: the slowest, gradually forgotten.
         self._threads = [
-            Thread(target=self._work, name=f"disk-{number}", daemon=True)
-            for number in range(_SYNC_THREADS)
+            Thread(target=self._work, name=f"{name}-{number}", daemon=True)
+            for number in range(count)
         ]
         for thread in self._threads:
             thread.start()
 
-    async def run(self, work: Callable[[], None], *, is_small: bool = False) -> None:
-        if is_small and not self._under_way and self._expected_s < _ON_THE_SPOT_S:
-            began = time.perf_counter()
-            work()
-            took_s = time.perf_counter() - began
-        else:
-            job = _Job(work)
-            self._under_way += 1
-            self._jobs.put(job)
-            try:
-                await job.wait()
-            finally:
-                self._under_way -= 1
-            took_s = job.took_s
-        if is_small:
-            self._expected_s = max(took_s, self._expected_s * _SLOWNESS_KEPT)
+    async def run(self, work: Callable[[], None]) -> None:
+        job = _Job(work)
+        self._jobs.put(job)
+        await job.wait()
 
     def close(self) -> None:
         """Returns when everything that was asked for is done."""
@@ -131,17 +116,58 @@ class _Device:
             job.run()
 
 
+class _Device:
+    """Where to wait for it."""
+
+    def __init__(self) -> None:
+        self.readers = _Threads("disk-read", _READ_THREADS)
+        self._threads = _Threads("disk", _SYNC_THREADS)
+        self._under_way = 0
+        self._expected_s = 1.0  # How long a sync may take: the slowest one, gradually forgotten.
+
+    async def run(self, work: Callable[[], None], *, is_small: bool = False) -> None:
+        started = time.perf_counter()
+        if is_small and not self._under_way and self._expected_s < _ON_THE_SPOT_S:
+            work()
+        else:
+            self._under_way += 1
+            try:
+                await self._threads.run(work)
+            finally:
+                self._under_way -= 1
+        took_s = time.perf_counter() - started
+        self._expected_s = max(took_s, self._expected_s * _SLOWNESS_KEPT)
+
+    def close(self) -> None:
+        self.readers.close()
+        self._threads.close()
+
+
 class SystemFile:
     def __init__(self, descriptor: int, device: _Device) -> None:
         self._descriptor = descriptor
         self._device = device
         self._turn = asyncio.Lock()  # Fair: first come, first served.
+        self._reads = 0  # In threads.
+        self._reads_ended = asyncio.Event()
 
     async def size(self) -> int:
         return os.fstat(self._open_descriptor()).st_size
 
     async def read_at(self, position: int, length: int) -> bytes:
-        return _read_fully(self._open_descriptor(), position, length)
+        descriptor = self._open_descriptor()
+        if _is_at_hand(descriptor, position, length):
+            return _read_fully(descriptor, position, length)
+        found: list[bytes] = []
+        self._reads += 1
+        try:
+            await self._device.readers.run(
+                lambda: found.append(_read_fully(descriptor, position, length))
+            )
+        finally:
+            self._reads -= 1
+            self._reads_ended.set()
+        return found[0]
 
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
         async with self._turn:
@@ -173,6 +199,9 @@ class SystemFile:
     async def close(self) -> None:
         async with self._turn:
             descriptor, self._descriptor = self._descriptor, -1
+            while self._reads:
+                self._reads_ended.clear()
+                await self._reads_ended.wait()
             if descriptor >= 0:
                 await self._device.run(lambda: os.close(descriptor))
 
@@ -266,6 +295,21 @@ class SystemDisk:
 
     def close(self) -> None:
         self._device.close()
+
+
+def _is_at_hand(descriptor: int, position: int, length: int) -> bool:
+    """Whether the page cache has it, to judge by its ends. Where one cannot ask, it is read at once."""
+    if _NOWAIT is None or not length:
+        return True
+    byte = bytearray(1)
+    try:
+        for at in (position, position + length - 1):
+            os.preadv(descriptor, [byte], at, _NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _read_fully(descriptor: int, position: int, length: int) -> bytes:

@@ -193,3 +193,54 @@ async def test_small_syncs_are_waited_for_on_the_spot_only_where_they_are_quick(
     await file.close()
     await other_file.close()
     disk.close()
+
+
+async def test_what_the_system_does_not_have_at_hand_is_read_in_a_thread(
+    disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a file is closed behind its last read."""
+    (tmp_path / "f").write_bytes(b"what there is")
+    file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
+    threads, may_go_on, real_read = [], threading.Event(), os.pread
+
+    def read(descriptor: int, length: int, position: int) -> bytes:
+        threads.append(threading.current_thread())
+        if threads[-1] is not threading.main_thread():
+            assert may_go_on.wait(30)
+        return real_read(descriptor, length, position)
+
+    monkeypatch.setattr(os, "pread", read)
+    assert await file.read_at(5, 5) == b"there"
+    assert threads == [threading.main_thread()]
+    monkeypatch.setattr("rollbook.proto.runtime.disk._is_at_hand", lambda *_: False)
+    reading = [asyncio.create_task(file.read_at(at, 4)) for at in (0, 5, 100)]
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(file.close())
+    reading[1].cancel()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    may_go_on.set()
+    assert await reading[0] == b"what"
+    assert await reading[2] == b""
+    await closing
+    assert reading[1].cancelled()
+    assert threading.main_thread() not in threads[1:]
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        await file.read_at(0, 4)
+
+
+async def test_a_read_that_fails_in_a_thread_fails_where_it_was_asked_for(
+    disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(b"x")
+    file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
+    monkeypatch.setattr("rollbook.proto.runtime.disk._is_at_hand", lambda *_: False)
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        await file.read_at(0, 1)
+    await file.close()

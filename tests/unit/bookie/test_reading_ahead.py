@@ -1,0 +1,106 @@
+"""Readers of one file that come at the same time: what one of them fetches, nobody fetches again."""
+
+import asyncio
+import random
+from typing import cast
+
+import pytest
+
+from rollbook.bookie.core.byte_cache import ByteCache
+from rollbook.bookie.core.group_commit import RecordPacker
+from rollbook.bookie.core.memtable import Place
+from rollbook.bookie.core.records import (
+    FILE_HEADER_BYTES,
+    HEAD_BYTES,
+    FileHeader,
+    Kind,
+    Purpose,
+)
+from rollbook.bookie.record_file import Cache, RecordFile
+from rollbook.proto.errors import TornRecord
+from rollbook.proto.ports import File
+
+FILE_ID = bytes(range(16))
+BODIES = [random.Random(n).randbytes(40_000) for n in range(64)]
+
+
+class SlowFile:
+    """In memory; what is read comes when `gate` is open."""
+
+    def __init__(self) -> None:
+        self.contents = bytearray(FILE_HEADER_BYTES)
+        self.reads: list[tuple[int, int]] = []
+        self.gate = asyncio.Event()
+
+    async def read_at(self, position: int, length: int) -> bytes:
+        self.reads.append((position, length))
+        await self.gate.wait()
+        return bytes(self.contents[position : position + length])
+
+
+def written(cache_bytes: int = 2**24) -> tuple[RecordFile, SlowFile]:
+    packer, file = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 1, 0), SlowFile()
+    header = FileHeader(Purpose.JOURNAL, 1, bytes(16), FILE_ID)
+    records = RecordFile(cast(File, file), header, Cache(ByteCache(cache_bytes)))
+    for body in BODIES:
+        write = packer.pack_body(Kind.ENTRIES, body)
+        file.contents += b"".join(write.buffers)
+        records.records.append(write.position)
+        records.end = write.end
+    return records, file
+
+
+async def until_reads(file: SlowFile, count: int) -> None:
+    async with asyncio.timeout(30):
+        while len(file.reads) < count:
+            await asyncio.sleep(0)
+
+
+async def test_several_readers_of_one_record_read_it_once() -> None:
+    records, file = written()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        readers = [group.create_task(records.body(7)) for _ in range(5)]
+        await until_reads(file, 1)
+        file.gate.set()
+    assert [reader.result() for reader in readers] == [BODIES[7]] * 5
+    assert len(file.reads) == 1
+
+
+async def test_who_comes_behind_another_reads_ahead_and_nothing_twice() -> None:
+    """As one does who asks for the next stretch before he has had the last."""
+    records, file = written()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        readers = []
+        for at in range(4):
+            readers.append(group.create_task(records.body(at)))
+            await asyncio.sleep(0)
+        await until_reads(file, 2)
+        assert file.reads[1][1] > 10 * len(BODIES[0])
+        file.gate.set()
+    assert [reader.result() for reader in readers] == BODIES[:4]
+    places = [Place(each + HEAD_BYTES, len(BODIES[0])) for each in records.records]
+    assert await records.read_run(places, 2**30) == BODIES
+    assert sum(length for _, length in file.reads) == records.end - FILE_HEADER_BYTES
+
+
+async def test_what_was_not_kept_or_is_damaged_is_read_by_whoever_waited_for_it() -> None:
+    records, file = written(cache_bytes=10)
+    file.gate.set()
+    assert await asyncio.gather(*(records.body(3) for _ in range(3))) == [BODIES[3]] * 3
+    records, file = written()
+    file.contents[records.records[3] + 100] ^= 1
+    file.gate.set()
+    found = await asyncio.gather(*(records.body(3) for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in found] == [TornRecord] * 3
+
+
+async def test_a_reader_that_gives_up_leaves_the_others_their_record() -> None:
+    records, file = written()
+    first, second = (asyncio.create_task(records.body(5)) for _ in range(2))
+    await until_reads(file, 1)
+    first.cancel()
+    file.gate.set()
+    async with asyncio.timeout(30):
+        assert await second == BODIES[5]
+    with pytest.raises(asyncio.CancelledError):
+        await first
