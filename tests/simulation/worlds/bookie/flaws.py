@@ -1,13 +1,11 @@
 """Ways to build a bookie wrongly, which fresh seeds of its world must find."""
 
 import asyncio
-from array import array
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rollbook.bookie.answers import Answers
 from rollbook.bookie.census import Census
-from rollbook.bookie.core.catalog import Catalog
 from rollbook.bookie.core.control import Control, Operation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.flow import Account
@@ -159,10 +157,6 @@ async def _let_in(self: Identity) -> None:
         self.incarnation = self._draw_incarnation()
 
 
-def _append_extent(self: Catalog, ledger_id: int, fields: IntArray) -> None:
-    self._held.setdefault(ledger_id, array("q")).extend(fields)
-
-
 async def _see_half(self: Census, ids: IntArray) -> IntArray:
     """A listing that breaks off counts as complete."""
     return ids[len(ids) // 2 :]
@@ -273,12 +267,6 @@ BOOKIE_MUTANTS: Final = (
         "Directories that were restored from a snapshot pass for the latest.",
         300,
         ((Identity, "begin", _do_nothing),),
-    ),
-    BookieMutant(
-        "older-first",
-        "A log that compaction made counts as the youngest.",
-        600,
-        ((Catalog, "_insert", _append_extent),),
     ),
     BookieMutant(
         "half-a-listing",
