@@ -21,6 +21,7 @@ from rollbook.ledger.bookies import Bookies
 from rollbook.ledger.calls import Calls, error_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.copies import Copies
+from rollbook.ledger.core.confirmed import judge_lac
 from rollbook.ledger.core.coverage import LacSurvey
 from rollbook.ledger.core.entries import unpack_batch, unpack_last
 from rollbook.ledger.core.health import Health
@@ -41,8 +42,17 @@ from rollbook.proto.formats.service_info import BATCH_READ
 from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.metadata import Fragment
 from rollbook.proto.ports import Clock, Randomness
+from rollbook.proto.wire import v3
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
-from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply, Reply, Request
+from rollbook.proto.wire.messages import (
+    BatchRead,
+    BatchReadReply,
+    Read,
+    ReadLac,
+    ReadReply,
+    Reply,
+    Request,
+)
 
 logger = structlog.get_logger()
 
@@ -52,6 +62,8 @@ _PAUSE_S: Final = 0.05  # Before those are asked again whose answers proved noth
 _PAUSE_S_MAX: Final = 0.5
 _LOOKS_PER_PATIENCE: Final = 4
 _AHEAD_MAX: Final = 20_000  # Entries that are sought at a time.
+_FENCE: Final = NO_ENTRY, 1  # A fencing question for the last entry,
+_LAC: Final = NO_ENTRY, 0  # and one for the LAC.
 _ENTRY_BYTES_GUESSED: Final = 1024  # Of a ledger of which nothing is known yet.
 
 
@@ -201,7 +213,7 @@ class _Attempt:
         self._stuck_at: float | None = None
         self._pause_s = _PAUSE_S
         self._entry_bytes = 0  # About what one takes.
-        self._last: Entry | None = None
+        self._last: Entry | None = None  # The highest that was met.
 
     async def __aenter__(self) -> "_Attempt":
         return self
@@ -211,13 +223,19 @@ class _Attempt:
 
     # --- The fence ----------------------------------------------------------------------------
 
-    async def fence(self) -> LacSurvey:
-        """Until nobody can confirm an entry without a bookie that is fenced (FR1)."""
+    async def fence(self, *, asks_lac: bool = False) -> LacSurvey:
+        """Until nobody can confirm an entry without a bookie that is fenced (FR1).
+
+        A fence's answer has the LAC that came with the last entry. A writer that rested may have
+        told a higher one since: asked for beside it, it saves writing its entries once more.
+        """
         survey = LacSurvey(self._quorum, EntryId(self._first_entry - 1))
         give_up_at = self._loop.time() + self._config.read_deadline_s
         pause_s = _PAUSE_S
         for slot in range(self._quorum.ensemble):
-            self._ask(Ask(slot, NO_ENTRY, 1))
+            self._ask(Ask(slot, *_FENCE))
+            if asks_lac and self._bookies.protocol_version == v3.VERSION:
+                self._ask(Ask(slot, *_LAC))
         while not survey.is_covered:
             if not self._calls.is_waiting:
                 if self._loop.time() + pause_s >= give_up_at:
@@ -228,10 +246,14 @@ class _Attempt:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
                 for slot in survey.unheard_slots:
-                    self._ask(Ask(slot, NO_ENTRY, 1))
+                    self._ask(Ask(slot, *_FENCE))
             await self._calls.news(self._config.read_deadline_s)
             for ask, answer in self._calls.take():
-                self._on_fenced(survey, ask.slot, answer)
+                if ask.span:
+                    self._on_fenced(survey, ask.slot, answer)
+                else:
+                    told = judge_lac(self._digest, answer)
+                    survey.on_told(told.last_add_confirmed, told.highest_entry)
         return survey
 
     def _on_fenced(self, survey: LacSurvey, slot: int, answer: Reply | RollbookError) -> None:
@@ -248,13 +270,15 @@ class _Attempt:
             survey.on_told(entry.last_add_confirmed, entry.entry_id)
             survey.on_heard(slot)
             self._entry_bytes = max(self._entry_bytes, len(answer.body))
+            if self._last is None or entry.entry_id > self._last.entry_id:
+                self._last = entry
         else:
             survey.on_silence(slot, (error or RollbookError).code.reason)
 
     # --- The search ---------------------------------------------------------------------------
 
     async def run(self) -> _End:
-        survey = await self.fence()
+        survey = await self.fence(asks_lac=True)
         start = survey.last_add_confirmed  # Never below what earlier fragments hold.
         entry_bytes = self._entry_bytes or _ENTRY_BYTES_GUESSED
         search = TailSearch(
@@ -393,7 +417,7 @@ class _Attempt:
         """Payload bytes of the whole ledger: each entry says so much of itself and those before."""
         if last_entry == NO_ENTRY:
             return 0
-        if self._last is None:
+        if self._last is None or self._last.entry_id != last_entry:
             ensemble = self._metadata.fragment_of(last_entry).ensemble
             self._last = await self._copies.read_one(last_entry, ensemble)
         return self._last.ledger_length
@@ -407,7 +431,9 @@ class _Attempt:
 
     def _ask(self, ask: Ask) -> None:
         request: Request
-        if ask.span == 1:
+        if ask.span == 0:
+            request = ReadLac(self._ledger_id)
+        elif ask.span == 1:
             request = Read(self._ledger_id, ask.first_entry, self._key, fence=True)
         else:
             request = BatchRead(
