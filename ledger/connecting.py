@@ -19,6 +19,7 @@ from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.logs import log_as_a_library
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.network import SocketTransport
 
@@ -68,6 +69,7 @@ class Connecting:
         await self._ledgers.close()
 
     async def _open(self) -> Ledgers:
+        log_as_a_library()
         url = MetadataUrl.parse(self._metadata)
         clock, randomness = SystemClock(), random.Random(random.SystemRandom().getrandbits(128))
         store = await open_metadata_store(

@@ -44,6 +44,27 @@ def configure_logs(
     set_level(level)
 
 
+def log_as_a_library() -> None:
+    """Unless the program has configured structlog: events go to Python's own `logging`, under the
+    names of their modules, so that whoever uses a library of ours says what he wants to see. By
+    default that is warnings, on standard error.
+    """
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.contextvars.merge_contextvars,
+            _redact,
+            structlog.processors.StackInfoRenderer(),
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+
+
 def level_now() -> str:
     return _now["level"]
 

@@ -10,7 +10,7 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logs import configure_logs, log_as_a_library
 from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.stats import (
     LATENCY_BOUNDS_NS,
@@ -42,6 +42,25 @@ def test_an_event_is_one_json_line_without_secrets() -> None:
         "by": "b1",
         "password": "***",
     }
+
+
+def test_a_library_logs_where_its_program_says(caplog: pytest.LogCaptureFixture) -> None:
+    structlog.reset_defaults()
+    log_as_a_library()
+    try:
+        with caplog.at_level("WARNING", "rollbook"):
+            logger = structlog.get_logger("rollbook.ledger.bookies")
+            logger.info("not_shown")
+            logger.warning("bookie_connection_lost", bookie="bk-1", password="canary")
+        (record,) = caplog.records
+        assert (record.name, record.levelname) == ("rollbook.ledger.bookies", "WARNING")
+        assert record.getMessage() == "event='bookie_connection_lost' bookie='bk-1' password='***'"
+        configure_logs(stream=io.StringIO())
+        before = structlog.get_config()
+        log_as_a_library()  # Whoever has configured it knows better.
+        assert structlog.get_config() == before
+    finally:
+        structlog.reset_defaults()
 
 
 def test_a_log_that_cannot_be_written_stops_nobody() -> None:

@@ -1,0 +1,50 @@
+"""Pages of documentation, run as they stand: shell blocks one after the other in one shell, each
+Python block as a program of its own. Only where the cluster is, is put in their place.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.support.processes import REPOSITORY
+
+EXISTING_CLUSTERS: Final = REPOSITORY / "docs" / "existing-bookkeeper-clusters.md"
+_BLOCK: Final = r"^```{}\n(.*?)^```"
+_PLACE: Final = "zk://zk1:2181,zk2:2181,zk3:2181/ledgers"
+PATIENCE_S: Final = 120.0
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    pattern = re.compile(_BLOCK.format(language), re.MULTILINE | re.DOTALL)
+    return pattern.findall(page.read_text())
+
+
+def run_shell(page: Path, url: str, folder: Path) -> str:
+    """Its output, of all blocks. Any failure is one of the test."""
+    script = "\n".join(blocks(page, "sh"))
+    assert _PLACE in script
+    return _run(["sh", "-euc", script.replace(_PLACE, url)], folder)
+
+
+def run_python(program: str, url: str, folder: Path) -> str:
+    assert _PLACE in program
+    return _run([sys.executable, "-W", "error", "-c", program.replace(_PLACE, url)], folder)
+
+
+def _run(command: list[str], folder: Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PATH": path, "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
