@@ -2,13 +2,11 @@
 
 import asyncio
 import errno
-import logging
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from rollbook.bookie import catalog as catalog_module
 from rollbook.bookie.catalog import CatalogFiles, _Generation
@@ -18,14 +16,6 @@ from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.proto.runtime.disk import SystemDisk
 
 LEDGERS = 5_000
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(**before)
 
 
 @pytest.fixture
