@@ -77,7 +77,8 @@ Disk: `node.disk`, the Disk port; state survives processes
     .contents(path), .durable(path)          bytes or None: as cached, and as the last sync left them
     .mount(path) -> a disk                   for that directory: another device, with faults of its own
     .record = None                           a list here receives every operation (see filesystem.py)
-    .on_synced = None                        called with the bytes that a sync has made durable
+    .on_synced = None                        called with a file's durable bytes after each sync, and
+                                             from where to where they are new
 
 Metadata: `world.metadata`, a ZooKeeper of the network's host "metadata"
     .down(), .up()                           the whole store

@@ -129,7 +129,7 @@ class SimulatedFile:
             if disk.on_synced and (written := [c for c in synced if isinstance(c, Write)]):
                 start = min(write.position for write in written)
                 end = max(write.end for write in written)
-                disk.on_synced(bytes(inode.durable[start:end]))
+                disk.on_synced(inode.durable, start, end)
             return
         dirty: dict[int, None] = {}
         for change in inode.pending[: max(0, changes - inode.synced)]:
@@ -189,8 +189,9 @@ class SimulatedDisk:
         self._boots = 0  # Also of other disks in its place.
         # All that is done from here on; complete if it was set before anything, or before `wipe`.
         self.record: list[Operation] | None = None
-        # Told of each sync that ends well: the bytes from the first to the last that it made durable.
-        self.on_synced: Callable[[bytes], None] | None = None
+        # Told of each sync that ends well: what of the file is durable now, and from where to where
+        # that is new.
+        self.on_synced: Callable[[bytearray, int, int], None] | None = None
         self.sync_s: Span = SYNC_S
         self.tail_odds = 0.0
         self.tail_s: Span = (0.0, 0.0)

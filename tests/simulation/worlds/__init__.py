@@ -40,5 +40,7 @@ def scene(name: str) -> Scene:
     if name not in _SCENES:
         raise KeyError(f"no world {name!r}; there are: {', '.join(_SCENES)}")
     module, kind = _SCENES[name]
-    made: Scene = getattr(importlib.import_module(module), kind)()  # They build on what stands here.
+    made: Scene = getattr(
+        importlib.import_module(module), kind
+    )()  # They build on what stands here.
     return made

@@ -65,6 +65,9 @@ class LedgerChecker:
         if is_late:
             self._copies.on_late_confirmed(ledger_id, number)
 
+    def on_refused(self, ledger_id: int, number: int) -> None:
+        self._copies.on_refused(ledger_id, number)
+
     def on_read(
         self, ledger_id: int, entry_id: int, payload: bytes, *, is_confirmed: bool = True
     ) -> None:
@@ -124,6 +127,9 @@ class LedgerChecker:
 
     def on_wiped(self, bookie: str) -> None:
         self._copies.on_wiped(bookie)
+
+    def on_formatted(self, bookie: str) -> None:
+        self._copies.on_formatted(bookie)
 
     # --- At the end -----------------------------------------------------------------------------
 

@@ -92,16 +92,17 @@ class AnswerRules:
     def _on_denied(
         self, bookie: str, asker: str, ledger: LedgerFacts, entry_id: int, *, is_fenced: bool
     ) -> None:
+        if is_fenced:
+            self._metadata.on_denied(asker, bookie, ledger.ledger_id, entry_id)
         if ledger.is_doomed or ledger.metadata is None:
             return
         kept = self._facts.kept(bookie, ledger.ledger_id)
         if entry_id in kept.durable:
             self._break(ABSENCE, f"{bookie} denies {ledger.name(entry_id)}, which it has")
-        if entry_id in kept.forgotten:
+        if entry_id in kept.lost:
             self._break(ABSENCE, f"{bookie} denies {ledger.name(entry_id)}, which it had")
         if is_fenced:
             kept.denied[entry_id] = None
-            self._metadata.on_denied(asker, bookie, ledger.ledger_id, entry_id)
 
     def _on_body(self, bookie: str, ledger: LedgerFacts, body: Buffer, entry_id: int | None) -> int:
         """Which entry it is."""

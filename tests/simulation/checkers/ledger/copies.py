@@ -7,6 +7,7 @@
 - **clean LAC** (S8): a LAC that a named bookie may hand out names entries that have `ack` copies there.
 - **durable ack** (S11): what a writer is told has `ack` copies that no power cut can take away.
 - **vanished**: what a reader was shown as confirmed is in the ledger when it is closed.
+- **refused**: what a writer was told is not in the ledger is not in it when it is closed.
 - **deleted**: nothing that is written after a deletion was reported done is confirmed.
 
 Copies that went with a disk which we destroyed are excused, but for S2.
@@ -33,6 +34,7 @@ CLEAN_LAC: Final = "clean LAC"
 DURABLE_ACK: Final = "durable ack"
 VANISHED: Final = "vanished"
 DELETED: Final = "deleted"
+REFUSED: Final = "refused"
 
 
 class CopyRules:
@@ -44,7 +46,7 @@ class CopyRules:
     # --- Disks --------------------------------------------------------------------------------
 
     def on_durable(self, bookie: str, data: bytes) -> list[tuple[int, int]]:
-        """A sync of one of its files has ended well, and these bytes were written before it.
+        """A sync of one of its files has ended well, and this is a sound record of it.
 
         Returns the entries that are new there.
         """
@@ -86,15 +88,20 @@ class CopyRules:
         facts.destroyed[bookie] = None
         for ledger in list(facts.ledgers.values()):
             kept = facts.kept(bookie, ledger.ledger_id)
-            metadata = ledger.metadata
-            if metadata is not None and not metadata.is_closed and metadata.names(BookieId(bookie)):
-                kept.forgotten.update(kept.durable)
-            else:  # It need not know that there was anything.
-                kept.denied.clear()
-                kept.fence_was_answered = False
+            kept.lost.update(kept.durable)
             kept.durable.clear()
             kept.lac, kept.has_fence = NO_ENTRY, False
             self._check_readable(ledger)
+
+    def on_formatted(self, bookie: str) -> None:
+        """It begins again, in doubt of ledgers that are not closed and name it, and of no others."""
+        facts = self._facts
+        for ledger in list(facts.ledgers.values()):
+            kept, metadata = facts.kept(bookie, ledger.ledger_id), ledger.metadata
+            if metadata is None or metadata.is_closed or not metadata.names(BookieId(bookie)):
+                kept.lost.clear()
+                kept.denied.clear()
+                kept.fence_was_answered = False
 
     # --- What writers and readers are told ------------------------------------------------------
 
@@ -115,6 +122,20 @@ class CopyRules:
             )
             self._break(TRUNCATED, text)
         self._check(ledger, entry_id, metadata.quorum.ack, DURABLE_ACK, "confirmed")
+
+    def on_refused(self, ledger_id: int, number: int) -> None:
+        """A writer is told that its n-th payload is not in the ledger and never will be."""
+        ledger = self._facts.ledger(ledger_id)
+        ledger.refused = min(ledger.refused, number)
+        self._check_refused(ledger)
+
+    def _check_refused(self, ledger: LedgerFacts) -> None:
+        metadata = ledger.metadata
+        if metadata is None or metadata.last_entry is None:
+            return
+        if ledger.refused <= metadata.last_entry:
+            what = f"{ledger.name(ledger.refused)} was refused"
+            self._break(REFUSED, f"{what}, and the ledger is closed at {metadata.last_entry}")
 
     def on_told(self, ledger_id: int, entry_id: int) -> None:
         """A reader that keeps to the LAC is shown the entry, or a LAC that covers it."""
@@ -175,6 +196,7 @@ class CopyRules:
             what = f"{ledger.name(ledger.confirmed)} was confirmed"
             self._break(TRUNCATED, f"{what}, and it closes at {metadata.last_entry}")
         self._check_vanished(ledger)
+        self._check_refused(ledger)
         for entry_id in range(metadata.last_entry + 1):
             self._check(ledger, entry_id, metadata.quorum.ack, COPIES, "closed over")
 

@@ -17,6 +17,7 @@ from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.quorum import Slots
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, DigestType, LedgerDigest, ledger_key
 
+NEVER: Final = 1 << 62
 MARK: Final = b"\xfeentry\xfe:"
 _NUMBERS: Final = struct.Struct(">qq")
 _HEADER: Final = struct.Struct(">qqq")
@@ -43,6 +44,7 @@ class LedgerFacts:
     sizes: list[int] = field(default_factory=list)  # Of the payloads, in the order of writing.
     confirmed: int = NO_ENTRY  # What its writer was told.
     told: int = NO_ENTRY  # What somebody was told by a reader that keeps to the LAC.
+    refused: int = NEVER  # The lowest that its writer was told is not in it.
     is_doomed: bool = False  # Somebody deletes it.
     is_gone: bool = False  # And was told that this is done.
     clean: int = NO_ENTRY  # Up to here every entry had its copies when one last looked.
@@ -63,7 +65,7 @@ class BookieFacts:
     """What one bookie keeps of one ledger, and what it has said of it."""
 
     durable: dict[int, None] = field(default_factory=dict)  # Entries.
-    forgotten: dict[int, None] = field(default_factory=dict)  # That went with a destroyed disk.
+    lost: dict[int, None] = field(default_factory=dict)  # With a disk, and it has to know that.
     lac: int = NO_ENTRY  # The highest that it may hand out.
     has_fence: bool = False  # Durably.
     fence_was_answered: bool = False

@@ -4,6 +4,7 @@
   the last fragment of an open ledger and nothing else; setting it in recovery changes no fragment, and
   recovery's own fragments come with the close; a closed ledger stays as it is.
 - **versions** (S9): each change goes from the version that its author named to the next one.
+- **length**: a closed ledger's length is that of the payloads up to its last entry.
 - **frozen** (S10): once a ledger is in recovery, the process that wrote it changes nothing of it.
 - **absence** (S6): who closes a ledger in recovery was told by `write - ack + 1` bookies of the next
   entry's write set that they do not have it.
@@ -19,6 +20,7 @@ from tests.simulation.checkers.ledger.facts import Facts, LedgerFacts, OnBroken
 
 FRAGMENTS: Final = "fragments"
 VERSIONS: Final = "versions"
+LENGTH: Final = "length"
 FROZEN: Final = "frozen"
 ABSENCE: Final = "absence"
 
@@ -61,6 +63,13 @@ class MetadataRules:
         names = [name for name, _ in authors]
         if before.state is not _OPEN and names and all(name == ledger.writer for name in names):
             self._break(FROZEN, f"ledger {ledger.ledger_id} is changed by its writer {names[0]}")
+        if before.state is _OPEN and now.state is not _IN_RECOVERY and ledger.writer not in names:
+            self._break(FRAGMENTS, f"ledger {ledger.ledger_id} is open, and changed by {names}")
+        if now.state is _CLOSED and now.last_entry is not None:
+            length = sum(ledger.sizes[: now.last_entry + 1])
+            if now.length != length:
+                what = f"{ledger.name(now.last_entry)} is its last, at {now.length} bytes"
+                self._break(LENGTH, f"{what} instead of {length}")
         if before.state is _IN_RECOVERY and now.state is _CLOSED:
             self._check_absence(ledger, before, now, names)
 

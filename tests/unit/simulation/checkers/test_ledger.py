@@ -283,6 +283,22 @@ def shown_and_then_cut_off(story: Story) -> None:
     story.close(2)
 
 
+def closed_over_what_was_refused(story: Story) -> None:
+    story.checker.on_refused(ID, 2)
+    story.mark()
+    story.close(2)
+
+
+def closed_at_a_wrong_length(story: Story) -> None:
+    assert story.now is not None
+    story.commit(story.now.with_close(EntryId(2), 2 * SIZE), WRITER)
+
+
+def closed_without_a_mark(story: Story) -> None:
+    assert story.now is not None
+    story.commit(story.now.with_close(EntryId(2), 3 * SIZE), RECOVERER)
+
+
 def confirmed_after_the_deletion(story: Story) -> None:
     story.checker.on_confirmed(ID, 2, 2, is_late=True)
 
@@ -318,6 +334,9 @@ PLANTED: tuple[tuple[Callable[[Story], None], str], ...] = (
     (answered_with_a_bad_digest, RULES["S12"]),
     (answered_with_a_neighbour, RULES["S12"]),
     (shown_and_then_cut_off, "vanished"),
+    (closed_over_what_was_refused, "refused"),
+    (closed_at_a_wrong_length, "length"),
+    (closed_without_a_mark, RULES["S7"]),
     (confirmed_after_the_deletion, "deleted"),
 )
 

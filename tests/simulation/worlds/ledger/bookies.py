@@ -1,0 +1,271 @@
+"""The bookies of a run, each a whole one as `rollbook server bookie` runs it, and what they let be seen.
+
+What the checker needs to know of them is taken where it leaves them: adds as the storage accepts them,
+answers as they are handed to the connection, bytes as a sync has made them durable. Work in the
+background that no ledger's safety rests on (scrub, compaction, garbage) has worlds of its own and is
+hardly ever due here: that is what makes a run cheap.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any, Final
+
+from rollbook.bookie import catalog, identity, server
+from rollbook.bookie.answers import Answers
+from rollbook.bookie.bookie import Bookie, Settings
+from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
+from rollbook.bookie.core.identity import unpack_stamp
+from rollbook.bookie.core.records import FILE_HEADER_BYTES, RecordReader, unpack_file_header
+from rollbook.bookie.handler import Connection
+from rollbook.bookie.identity import Identity
+from rollbook.bookie.storage import Admission, Storage
+from rollbook.proto.cluster import cookies
+from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.errors import (
+    DataLost,
+    NodeExists,
+    RollbookError,
+    TornRecord,
+    UnsupportedVersion,
+    WrongBookie,
+    WrongCluster,
+)
+from rollbook.proto.formats.cookie import unpack_cookie
+from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
+from rollbook.proto.ids import BookieId
+from rollbook.proto.ports import MetadataStore
+from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.messages import Read, Reply, Request
+from tests.simulation.checkers.ledger import LedgerChecker
+from tests.simulation.history import History
+from tests.simulation.kernel.world import Node, World
+from tests.support.planting import Patch
+
+ROOT: Final = "/ledgers"
+PORT: Final = 3181
+START: Final = "start"
+SESSION_S: Final = 2.0
+_RESTART_S: Final = 0.2  # After a bookie has stopped by itself.
+_NEVER: Final = 1e6
+
+STORAGE: Final = StorageConfig(
+    "/bookie/journal",
+    ("/bookie/ledgers",),
+    journal_file_bytes=16 * 1024,
+    index_bytes_max=4_000,
+    cache_bytes=32 * 1024,
+    queued_bytes_max=64 * 1024,
+    waiting_files_max=2,
+    idle_after_ms=200,
+)
+_SERVER: Final = ServerConfig(
+    frame_bytes_max=64 * 1024,
+    held_bytes_max=256 * 1024,
+    connection_bytes_max=128 * 1024,
+    connection_bytes_floor=4 * 1024,
+    reads_max=4,
+    connection_reads_max=2,
+    long_polls_max=20,
+)
+# What no start may end in, whatever crashed before: nothing of a disk was taken away.
+_NEVER_AT_START: Final = (DataLost, WrongBookie, WrongCluster, TornRecord, UnsupportedVersion)
+
+
+class Cluster:
+    """Whoever runs the bookies: starts them, starts them again, formats what came back empty."""
+
+    def __init__(
+        self,
+        world: World,
+        history: History,
+        checker: LedgerChecker,
+        names: tuple[str, ...],
+        *,
+        disks_fill_up: bool,
+        tell: Callable[[str], None],
+        on_broken: Callable[[str, str], None],
+    ) -> None:
+        self.serving: dict[str, Bookie] = {}
+        self.names = names
+        self.stay_down: tuple[str, ...] = ()
+        self._world = world
+        self._history = history
+        self._checker = checker
+        self._tell = tell
+        self._break = on_broken
+        self._empty: dict[str, None] = {}
+        self._space = SpaceConfig(
+            gc_interval_s=_NEVER,
+            minor_compaction_interval_s=0.0,
+            major_compaction_interval_s=0.0,
+            scrub_interval_s=_NEVER,
+            disk_check_interval_s=0.2 if disks_fill_up else _NEVER,
+            reserve_bytes=4096 if disks_fill_up else 0,
+        )
+
+    def start(self) -> None:
+        for name in self.names:
+            node = self._world.node(name)
+            node.disk.on_synced = partial(self._on_synced, name)
+            node.start(self._keep)
+
+    def _on_synced(self, name: str, durable: bytearray, start: int, end: int) -> None:
+        for body in _sound_records(durable, start, end):
+            self._checker.on_durable(name, body)
+
+    def start_all_again(self) -> None:
+        """Those that run go on."""
+        for name in self.names:
+            self._start_again(self._world.node(name))
+
+    def cut_all(self) -> None:
+        for name in self.names:
+            self._world.node(name).power_cut()
+        self.serving.clear()
+        self.stay_down = ()
+        for name in self.names:
+            self._world.node(name).restart()
+
+    def wipe(self, node: Node) -> None:
+        """The machine is off, and has another disk when it is started again."""
+        node.power_cut()
+        node.disk.wipe()
+        self._empty[node.name] = None
+        self._checker.on_wiped(node.name)
+
+    def all_registered(self) -> bool:
+        tree = self._world.metadata.tree
+        wanted = [name for name in self.names if name not in self.stay_down]
+        return all(
+            name in self.serving
+            and any(tree.get(f"{ROOT}/{folder}/{name}") for folder in (AVAILABLE, READ_ONLY))
+            for name in wanted
+        )
+
+    # --- One life of a bookie's process ---------------------------------------------------------
+
+    async def _keep(self, node: Node) -> None:
+        starting = self._history.call("start")
+        error: BaseException | None = None
+        bookie: Bookie | None = None
+        try:
+            store = await node.metadata(session_timeout_s=SESSION_S, operation_timeout_s=1.0)
+            if node.name in self._empty:
+                await self._format(node, store)
+            bookie = await Bookie.open(node, store, self._settings(node.name))
+            self._history.on_answered(starting)
+            self._tell(f"{node.name} serves")
+            self.serving[node.name] = bookie
+            error = await self._serve(bookie)
+        except (RollbookError, OSError) as failure:
+            error = failure
+        if isinstance(error, _NEVER_AT_START) and bookie is None:
+            self._break(START, f"{node.name} does not start: {error!r}")
+        self._tell(f"{node.name} stops: {error!r}")
+        self.serving.pop(node.name, None)
+        if bookie is not None:
+            await bookie.close()
+        self._world.at(self._world.now + _RESTART_S, self._start_again, node)
+
+    async def _format(self, node: Node, store: MetadataStore) -> None:
+        """As `rollbook bookie format` does it."""
+        try:
+            cluster = await open_cluster(store, ROOT)
+            erased = Identity(
+                *(node.disk, STORAGE, node.randomness, store, cluster, BookieId(node.name))
+            )
+            formatted = await erased.format(patience_s=2 * SESSION_S)
+        except NodeExists:
+            await store.close()
+            raise
+        self._tell(f"{node.name} is formatted, in doubt of {formatted.doubted} ledgers")
+        self._checker.on_formatted(node.name)
+        del self._empty[node.name]
+
+    async def _serve(self, bookie: Bookie) -> BaseException:
+        """Registers it, and returns what ends it."""
+        await bookie.register()
+        return await bookie.failed()
+
+    def _start_again(self, node: Node) -> None:
+        if not node.is_running and node.is_up and node.name not in self.stay_down:
+            node.restart()
+
+    def _settings(self, name: str) -> Settings:
+        return Settings(
+            BookieConfig(
+                metadata=f"zk://metadata{ROOT}",
+                bookie_id=name,
+                listen=f"{name}:{PORT}",
+                insecure=True,
+                session_timeout_s=SESSION_S,
+                drain_s=0.5,
+            ),
+            STORAGE,
+            _SERVER,
+            self._space,
+        )
+
+
+def watched(world: World, checker: LedgerChecker) -> list[Patch]:
+    """So that the checker hears what bookies accept and say."""
+    add, at_once, write_lac = Storage.add, Answers.at_once, Storage.write_lac
+    count = Connection._count
+
+    def host() -> str:
+        return world.loop.lane().host
+
+    def judged_add(self: Storage, adds: Adds, *rest: Any, **more: Any) -> Admission:
+        admission = add(self, adds, *rest, **more)
+        for group, refusal in zip(adds.groups, admission.refusals, strict=True):
+            if refusal is None:
+                checker.on_accepted(
+                    host(), group.ledger_id, group.entry_ids, mends=group.is_recovery
+                )
+        return admission
+
+    def judged_at_once(self: Answers, request: Request) -> Reply | None:
+        reply = at_once(self, request)
+        if reply is not None and type(request) is Read:
+            checker.on_answer(host(), "", request, reply)
+        return reply
+
+    def judged_answer(self: Connection, asked: Any, reply: Reply) -> None:
+        asker = self._transport.peer.process  # type: ignore[attr-defined]  # An Endpoint.
+        checker.on_answer(host(), asker, asked.call.request, reply)
+        count(self, asked, reply)
+
+    async def judged_lac(
+        self: Storage, ledger_id: int, ledger_key: bytes, lac: int, packet: bytes
+    ) -> None:
+        await write_lac(self, ledger_id, ledger_key, lac, packet)
+        checker.on_lac_written(host(), ledger_id, lac)
+
+    return [
+        (Storage, "add", judged_add),
+        (Storage, "write_lac", judged_lac),
+        (Answers, "at_once", judged_at_once),
+        (Connection, "_count", judged_answer),
+    ]
+
+
+def _sound_records(durable: bytearray, start: int, end: int) -> Iterator[bytes]:
+    """The bodies of those between the two positions that a bookie would believe after a crash."""
+    header = unpack_file_header(bytes(durable[:FILE_HEADER_BYTES]))
+    if header is None:
+        return
+    reader = RecordReader(bytes(durable[start:end]), header.file_id, start)
+    position = start
+    while (record := reader.next_after(position, 0)) is not None:
+        if reader.is_whole(record):
+            yield reader.body(record)
+        position = record.end
+
+
+# Small files in small steps, and texts that are parsed once: half of what starting a bookie costs.
+FRUGAL: Final[tuple[Patch, ...]] = (
+    (catalog, "_STEP_BYTES", 4096),
+    (identity, "unpack_stamp", cache(unpack_stamp)),
+    (cookies, "unpack_cookie", cache(unpack_cookie)),
+    (server, "CHUNK_BYTES_MAX", 64 * 1024),
+)

@@ -1,0 +1,387 @@
+"""The ledger client at work on whole bookies: chaos, healing, a power cut of everything, the reckoning.
+
+Writers, recoverers and readers are processes of their own that know nothing of each other; all of them
+are the product's client on simulated ports. While they do what the case tells them its faults come and
+go. Then they end, perhaps but for one bookie that stays away: whoever appends has an answer, a follower
+sees what was written, every ledger is closed, each within a deadline (V1, V3, V4), and clients that are
+closed leave nothing behind (V5). At last all bookies lose power and come back, and every copy of
+every entry is asked for.
+
+Nothing of the client's inside is known here; what makes a bug of it visible is said in
+`checkers/ledger`.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.errors import RollbookError
+from rollbook.proto.formats.layout import Layout
+from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
+from rollbook.proto.formats.paths import ledger_of_path
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.metadata import LedgerMetadata
+from rollbook.proto.ports import Address, Create, Set
+from rollbook.proto.wire.messages import BatchRead, BatchReadReply
+from tests.simulation.checkers.ledger import LedgerChecker
+from tests.simulation.history import History
+from tests.simulation.kernel.disk import SimulatedDisk
+from tests.simulation.kernel.failures import SimulationFailed
+from tests.simulation.kernel.metadata import Commit
+from tests.simulation.kernel.world import Main, Node, Process, World
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.schedule import Case, Fault, Kind
+from tests.simulation.worlds import Report
+from tests.simulation.worlds.ledger import plan
+from tests.simulation.worlds.ledger.bookies import FRUGAL, PORT, ROOT, STORAGE, Cluster, watched
+from tests.simulation.worlds.ledger.users import LIVENESS, Sums, Users
+from tests.support.bookie_client import BookieClient
+from tests.support.planting import Patch, planted
+
+CHAOS_S: Final = plan.CHAOS_US[1] / 1e6
+LIVENESS_S: Final = 15.0  # A session that runs out, a cut that TCP notices late, a few attempts.
+APPENDED_S: Final = 10.0
+SEEN_S: Final = 2.0  # V4: from the confirmation to the follower, without further writes.
+CRASH: Final = "crash"
+AUDITOR: Final = "auditor"
+_AUDIT_BYTES: Final = 48 * 1024
+LAST: Final = "last-recoverer"
+LAST_FOLLOWER: Final = "last-follower"
+UNSEEN: Final = "unseen"
+# Steps of which two faults at least must have been in force during one, or the run proves too little.
+DECISIVE: Final = ("change ensemble", "recover", "close")
+
+
+class LedgerScene:
+    def __init__(self, patches: Sequence[Patch] = ()) -> None:
+        """`patches` plant a bug for as long as a case runs."""
+        self._patches = patches
+
+    def case(self, seed: int) -> Case:
+        return plan.draw_case(seed)
+
+    def run(self, case: Case, *, tell: bool = False) -> Report:
+        run = _Run(case, tell)
+        broke, detail = None, ""
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(planted(FRUGAL))
+                stack.enter_context(planted(self._patches))
+                stack.enter_context(planted(watched(run.world, run.checker)))
+                stack.enter_context(planted(_measured(run.history)))
+                run.world.run(run.scenario())
+        except SimulationFailed as failure:
+            broke = run.broke or type(failure).__name__
+            detail = str(failure)
+        digest = run.world.trace.digest()
+        return Report(broke, detail, digest, run.history, run.story, run.world.callbacks)
+
+
+# Steps that no user sees, by what takes them.
+_INNER_STEPS: Final[tuple[tuple[Any, str, str], ...]] = ()
+
+
+def _measured(history: History) -> list[Patch]:
+    """So that the history has the inner steps, too."""
+
+    def measure(original: Any, step: str) -> Any:
+        async def take(*arguments: Any, **keywords: Any) -> Any:
+            call = history.call(step)
+            try:
+                return await original(*arguments, **keywords)
+            finally:
+                history.on_answered(call)
+
+        return take
+
+    return [
+        (owner, name, measure(getattr(owner, name), step)) for owner, name, step in _INNER_STEPS
+    ]
+
+
+class _Nemesis(Nemesis):
+    def __init__(self, run: "_Run") -> None:
+        super().__init__(run.world, run.history, run.tell if run.is_telling else None)
+        self._run = run
+
+    def _inflict(self, fault: Fault) -> Any:
+        world, facts = self._world, self._run.checker.facts
+        if fault.nodes and fault.nodes[0] not in world.nodes:
+            return None  # A bookie that a smaller cluster does not have.
+        if fault.kind in (Kind.ROT, Kind.READ_ERROR):
+            facts.damaged[fault.nodes[0]] = None
+        if fault.kind is Kind.WIPE:
+            node = world.node(fault.nodes[0])
+            self._run.cluster.wipe(node)
+            return node.restart
+        if fault.kind is Kind.DISK_FULL:
+            node = world.node(fault.nodes[0])
+            return self._set([node.disk], capacity_bytes=node.disk.system.used_bytes)
+        return super()._inflict(fault)
+
+    def _in_some_file(self, node: Node, damage: Callable[[SimulatedDisk, str], int]) -> None:
+        """In an entry log: what rots elsewhere keeps a bookie from starting, or is taken for torn."""
+        folder = STORAGE.ledger_dirs[0]
+        if node.disk.system.find(folder) is not None:
+            names = node.disk.system.list_directory(folder)
+            if logs := [f"{folder}/{name}" for name in names if name.endswith(".log")]:
+                damage(node.disk, self._chance.choice(logs))
+
+
+class _Run:
+    def __init__(self, case: Case, is_telling: bool) -> None:
+        self.world = World(case.seed)
+        self.history = History(lambda: self.world.now, decisive=DECISIVE)
+        self.checker = LedgerChecker(self.broken)
+        self.story: list[str] = []
+        self.broke: str | None = None
+        self.is_telling = is_telling
+        self._case = case
+        self._asked: dict[str, list[tuple[str, bytes | None, int | None]]] = {}
+        self.cluster = Cluster(
+            *(self.world, self.history, self.checker, plan.bookies_of(case)),
+            disks_fill_up=any(fault.kind is Kind.DISK_FULL for fault in case.faults),
+            tell=self.tell,
+            on_broken=self.broken,
+        )
+        self._sums = Sums(*(self.world, self.history, self.checker, case, self.tell, self.broken))
+        self._users = Users(self._sums)
+        self._nemesis = _Nemesis(self)
+
+    async def scenario(self) -> None:
+        world = self.world
+        await world.node(plan.OPERATOR).start(self._make_cluster).result
+        world.metadata.on_asked = self._on_asked
+        world.metadata.on_commit = self._on_commit
+        self.cluster.start()
+        if not await self._holds(LIVENESS_S, self.cluster.all_registered):
+            self.broken(LIVENESS, "not all bookies are registered at first")
+        mains = self._users.mains()
+        acting = dict.fromkeys(step.actor for step in self._case.steps)
+        for name, main in mains.items():
+            if name in acting:
+                world.node(name).start(partial(self._live, main))
+        self._let_operate()
+        self._nemesis.schedule(self._case.faults)
+        await asyncio.sleep(CHAOS_S - world.now)
+
+        self.tell("the chaos is over")
+        self._nemesis.heal()
+        self.cluster.stay_down = tuple(
+            step.actor for step in self._case.steps if step.what == plan.STAY_DOWN
+        )
+        for name in self.cluster.stay_down:
+            world.node(name).kill()
+        self.cluster.start_all_again()
+        await self._settle()
+
+        self.tell("the whole cluster loses power")
+        self.cluster.cut_all()
+        await self._within(LIVENESS_S, self.cluster.all_registered, "not all bookies are back")
+        await world.node(AUDITOR).start(self._audit).result
+
+    # --- Liveness -------------------------------------------------------------------------------
+
+    async def _settle(self) -> None:
+        world = self.world
+        await self._within(LIVENESS_S, self.cluster.all_registered, "not all are registered")
+        if world.node(plan.WRITER).is_running:  # V3.
+            await self._within(APPENDED_S, self._all_answered, "an append has no answer")
+        following = await self._follow_one_more()
+        last = world.node(LAST).start(partial(self._live, self._finish))
+        for process in (last, following):
+            if process is not None:
+                try:
+                    async with asyncio.timeout(4 * LIVENESS_S):
+                        await process.result
+                except TimeoutError:
+                    self.broken(LIVENESS, f"{process.node.name} does not come to an end")
+        for name in plan.CLIENTS:
+            world.node(name).kill()
+
+    async def _follow_one_more(self) -> Process | None:
+        """What a healthy writer adds comes to a follower without anything behind it (V4)."""
+        sums, writer = self._sums, self._sums.living_writer()
+        if writer is None:
+            return None
+        ledger_id, seen = writer.ledger_id, [-1]
+        facts = self.checker.facts.ledger(ledger_id)
+        expected = facts.confirmed
+
+        async def follow(node: Node) -> None:
+            async with self._users.client(node) as ledgers:
+                await self._users.follow_to_the_end(ledgers, ledger_id, seen.append)
+
+        following = self.world.node(LAST_FOLLOWER).start(partial(self._live, follow))
+        what = f"a follower sees {{}} of ledger {ledger_id}, confirmed are"
+        if not await self._holds(LIVENESS_S, lambda: seen[-1] >= expected) and sums.living_writer():
+            self.broken(UNSEEN, f"{what.format(seen[-1])} {expected}")
+        sums.one_more.set()
+        await self._holds(APPENDED_S, lambda: sums.last_append is not None)
+        await self._within(APPENDED_S, self._all_answered, "the last append has no answer")
+        expected = facts.confirmed
+        # Unless it was stopped with that very entry: then only a recovery can tell.
+        if not await self._holds(SEEN_S, lambda: seen[-1] >= expected) and sums.living_writer():
+            self.broken(UNSEEN, f"{what.format(seen[-1])} {expected}, after {SEEN_S:g} s")
+        return following
+
+    async def _finish(self, node: Node) -> None:
+        """Every ledger is closed, and everything in it can be read (V1)."""
+        users, facts = self._users, self.checker.facts
+        async with users.client(node) as ledgers:
+            for ledger_id in map(LedgerId, list(facts.ledgers)):
+                if facts.ledger(ledger_id).is_doomed:
+                    continue
+                last = await self._in_time(
+                    users.close_for_good(ledgers, ledger_id), f"ledger {ledger_id} is not closed"
+                )
+                await self._in_time(
+                    users.read_for_sure(ledgers, ledger_id, last), f"ledger {ledger_id} is not read"
+                )
+
+    async def _in_time(self, work: Any, what: str) -> Any:
+        try:
+            async with asyncio.timeout(LIVENESS_S):
+                return await work
+        except (TimeoutError, RollbookError) as error:
+            self.broken(LIVENESS, f"{what} within {LIVENESS_S:g} s: {error!r}")
+            raise
+
+    def _all_answered(self) -> bool:
+        return not self._sums.unanswered()
+
+    async def _within(self, seconds: float, holds: Any, what: str) -> None:
+        if not await self._holds(seconds, holds):
+            for append in self._sums.unanswered():
+                self.tell(f"waiting: {append}")
+            self.broken(LIVENESS, f"{what} within {seconds:g} s")
+
+    async def _holds(self, seconds: float, holds: Any) -> bool:
+        deadline = self.world.now + seconds
+        while not holds():
+            if self.world.now > deadline:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    # --- Telling --------------------------------------------------------------------------------
+
+    def broken(self, rule: str, text: str) -> None:
+        if self.broke is None:
+            self.broke = rule
+            self.world.fail(f"{rule}: {text}")
+
+    def tell(self, text: str) -> None:
+        if self.is_telling:
+            self.story.append(f"{self.world.now:8.4f}s {text}")
+
+    async def _live(self, main: Main, node: Node) -> None:
+        """Whatever ends a client's process that is no error of ours is a bug of somebody's."""
+        try:
+            await main(node)
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self.broken(CRASH, f"{node.name}: {error!r} in {where.name}, line {where.lineno}")
+            raise
+
+    # --- Metadata -------------------------------------------------------------------------------
+
+    async def _make_cluster(self, node: Node) -> None:
+        store = await node.metadata()
+        await initialise(store, ROOT, node.randomness)
+        await store.close()
+
+    def _on_asked(self, process: str, question: Any) -> None:
+        for op in getattr(question, "ops", ()):
+            if isinstance(op, Set | Create) and op.path.startswith(_LEDGERS):
+                version = op.version if isinstance(op, Set) else None
+                self._asked.setdefault(op.path, []).append((process, op.value, version))
+
+    def _on_commit(self, commit: Commit) -> None:
+        for path, row in commit.rows.items():
+            ledger_id = self._ledger_of(path)
+            if ledger_id is None:
+                continue
+            if row is None:
+                self.tell(f"ledger {ledger_id} is removed")
+                self.checker.on_committed(ledger_id, None, -1, ())
+                continue
+            facts = self.checker.facts.ledger(ledger_id)
+            if row.version == facts.version:
+                continue  # Only its children have changed.
+            metadata = unpack_ledger_metadata(ledger_id, row.value)
+            authors = [
+                (process, version)
+                for process, value, version in self._asked.get(path, ())
+                if value == row.value
+            ]
+            self.tell(f"ledger {ledger_id} version {row.version}: {_told(metadata)}")
+            self.checker.on_committed(ledger_id, metadata, row.version, authors)
+
+    def _ledger_of(self, path: str) -> LedgerId | None:
+        if not path.startswith(_LEDGERS):
+            return None
+        return ledger_of_path(Layout.HIERARCHICAL, path[len(_LEDGERS) :])
+
+    # --- The operator's hand ----------------------------------------------------------------------
+
+    def _let_operate(self) -> None:
+        for step in self._case.steps:
+            verb, *rest = step.what.split()
+            if verb == plan.READ_ONLY:
+                self.world.at(step.at_us / 1e6, self._make_read_only, rest[0])
+
+    def _make_read_only(self, name: str) -> None:
+        node, bookie = self.world.node(name), self.cluster.serving.get(name)
+        if bookie is not None and node.is_running:
+            self.tell(f"{name} is made read-only")
+            self.world.loop.create_task(bookie.set_read_only(True), context=node.context.copy())
+
+    # --- The reckoning ----------------------------------------------------------------------------
+
+    async def _audit(self, node: Node) -> None:
+        """Asks every bookie for every copy that metadata says it has."""
+        facts = self.checker.facts
+        for name in self.cluster.names:
+            _, client = await node.transport.connect(
+                lambda: BookieClient(3), Address(name, PORT), LIVENESS_S
+            )
+            assert isinstance(client, BookieClient)
+            for ledger in facts.ledgers.values():
+                metadata = ledger.metadata
+                if metadata is None or metadata.last_entry is None or ledger.is_doomed:
+                    continue
+                await self._ask_for_copies(client, name, metadata)
+            client.abort()
+        self.checker.check_copies()
+
+    async def _ask_for_copies(
+        self, client: BookieClient, name: str, metadata: LedgerMetadata
+    ) -> None:
+        assert metadata.last_entry is not None
+        first = EntryId(0)
+        while first <= metadata.last_entry:
+            count = metadata.last_entry - first + 1
+            reply = await client.ask(
+                BatchRead(metadata.ledger_id, first, 0, count, _AUDIT_BYTES, is_sparse=True)
+            )
+            assert isinstance(reply, BatchReadReply)
+            if not reply.bodies:  # It has none of the rest, or cannot say.
+                return
+            for body in reply.bodies:
+                entry_id = EntryId(int.from_bytes(body[8:16]))
+                self.checker.on_copy(metadata.ledger_id, entry_id, name)
+            first = EntryId(entry_id + 1)
+
+
+_LEDGERS: Final = f"{ROOT}/"
+
+
+def _told(metadata: Any) -> str:
+    fragments = "; ".join(f"{f.first_entry}: {', '.join(f.ensemble)}" for f in metadata.fragments)
+    end = f" at {metadata.last_entry}" if metadata.last_entry is not None else ""
+    return f"{metadata.state.value}{end}, {fragments}"
