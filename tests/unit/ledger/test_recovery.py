@@ -106,6 +106,7 @@ def test_every_question_fences() -> None:
         await on.recover()
         for keeper in on.keepers("b0 b1 b2"):
             for request in keeper.heard:
+                assert isinstance(request, ReadLac | Read | BatchRead)
                 assert isinstance(request, ReadLac) or request.fence
 
     stage(act)
