@@ -1,28 +1,38 @@
-"""What the README tells people to type works as written."""
+"""What people are told to type works as written: by the README, and by every `--help`."""
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
+import click
 import pytest
 
+from rollbook.api.cli.main import rollbook
+from tests import __main__ as door
 from tests.architecture.source import ROOT
+from tests.support import bookies, processes
+from tests.support.bookies import PATIENCE_S, RunningBookie
 
-SHELL_BLOCKS = re.findall(
-    r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-)
-LINKS = re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "README.md").read_text())
+README = (ROOT / "README.md").read_text()
+SHELL_BLOCKS = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+LINKS = re.findall(r"\]\((?!http)([^)#]+)\)", README)
+# On a line, or with backslashes over several; in a block, or in the text.
+TYPED = re.compile(r"rollbook (?:[^\n`|&;\\]|\\\n)+")
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 @pytest.mark.parametrize("block", SHELL_BLOCKS)
 def test_shell_blocks_run_as_written(block: str, tmp_path: Path) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["sh", "-euc", block],
         cwd=tmp_path,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": PATH},
         capture_output=True,
         text=True,
         check=False,
@@ -32,6 +42,80 @@ def test_shell_blocks_run_as_written(block: str, tmp_path: Path) -> None:
     assert "instance_id" in done.stdout
 
 
+def test_the_bookie_of_the_readme_serves(tmp_path: Path) -> None:
+    """In the cluster of the README; ports are free ones, so that it can run anywhere."""
+    (command,) = re.findall(r"^    (rollbook server bookie (?:.*\\\n)*.*)$", README, re.MULTILINE)
+    command = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:0", command)
+    script = f"{SHELL_BLOCKS[0]}\nexec {command}"
+    environ = {**os.environ, "PATH": PATH}
+    with processes.family() as children:
+        child = children.start("sh", "-euc", f"cd {tmp_path}; {script}", environment=environ)
+        while not (line := child.line(PATIENCE_S)).startswith("ready: bookie bk-1 "):
+            pass
+        bookie = RunningBookie(child)
+        pages = f"http://{line.partition('http on ')[2].partition(')')[0]}"
+        with urlopen(f"{pages}/metrics", timeout=PATIENCE_S) as found:
+            assert b"rollbook_bookie_" in found.read()
+        with urlopen(f"{pages}/openapi.json", timeout=PATIENCE_S) as found:
+            assert "/api/v1/bookie/status" in json.load(found)["paths"]
+        assert bookies.address_in(line).port
+        bookie.terminate()
+        assert bookie.wait() == 0
+
+
 @pytest.mark.parametrize("link", LINKS)
 def test_links_lead_somewhere(link: str) -> None:
     assert (ROOT / link).exists()
+
+
+def _commands(
+    group: click.Command = rollbook, words: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield words, group
+    if isinstance(group, click.Group):
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            if command := group.get_command(context, name):
+                yield from _commands(command, (*words, name))
+
+
+def _typed(text: str) -> list[str]:
+    return [" ".join(each.replace("\\\n", " ").split()) for each in TYPED.findall(text)]
+
+
+def test_every_example_of_a_help_can_be_typed() -> None:
+    """It names a command that is there, with flags that it has and values that they take."""
+    examples = 0
+    for words, command in _commands():
+        text = f"{command.help or ''}\n{command.epilog or ''}".partition("Examples:")[2]
+        for line in _typed(text):
+            examples += 1
+            _parse(line, f"rollbook {' '.join(words)} --help")
+    assert examples > 60
+
+
+def test_every_command_of_the_readme_can_be_typed() -> None:
+    found = _typed(README)
+    assert len(found) > 3
+    for line in found:
+        _parse(line, "README.md")
+
+
+@pytest.mark.parametrize("line", re.findall(r"^\| `([a-z][^`]+)` \|", README, re.MULTILINE))
+def test_every_kind_of_test_in_the_readme_can_be_typed(line: str) -> None:
+    door._parser().parse_args(line.split())
+
+
+def _parse(line: str, where: str) -> None:
+    words = shlex.split(re.split("[<>…]", line)[0])
+    command: click.Command = rollbook
+    context, rest = click.Context(rollbook), words[1:]
+    try:
+        while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+            name, found, rest = command.resolve_command(context, rest)
+            assert found is not None
+            command, context = found, click.Context(found, parent=context, info_name=name)
+        if "--help" not in rest and not isinstance(command, click.Group):
+            command.make_context(context.info_name, list(rest), parent=context.parent)
+    except click.UsageError as error:
+        raise AssertionError(f"{where}: {line}: {error.format_message()}") from error
