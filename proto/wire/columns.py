@@ -1,16 +1,16 @@
-"""Frames that look alike, read by columns instead of one by one.
+"""Frames that look alike, compared as one and read by columns, instead of one by one.
 
-In a row of frames of one size, what stands at one place in all of them is one slice of the buffer. So
-that all agree with the first one is proven place by place, at a fraction of the price of taking each
-of them apart; so are the varints that may differ, as long as they are of the same length.
+That all frames of a row agree with the first one is a question to one large number: what they differ
+by, under a mask that leaves out their varints but for the bits that say how long these are. Then what
+stands at one place in all of them is one slice of the buffer.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from rollbook.proto.wire.varint import unpack_varint
 
-_MORE_FOLLOW: Final = bytes(range(0x80, 0x100))  # Of a varint, all bytes but the last.
-_LAST: Final = bytes(range(0x80))
+_ROWS: Final = 32  # Compared at once. Larger numbers cost more for each of their bytes.
 
 
 def count_alike(
@@ -21,19 +21,25 @@ def count_alike(
     Alike in everything but the varints, which lie at these places of a frame, and in how long those
     are. All the rows are within the buffer.
     """
-    ends = [places[-1] for places in varints]
-    free = {place for places in varints for place in places}
-    for place in range(size):
-        column = buffer[position + place : position + rows * size : size]
-        if place not in free:
-            if column != column[:1] * rows:
-                rows -= len(column.lstrip(column[:1]))
-        elif place in ends:
-            if not column.isascii():
-                rows -= len(column.lstrip(_LAST))
-        elif column.translate(None, _MORE_FOLLOW):
-            rows -= len(column.lstrip(_MORE_FOLLOW))
+    model = buffer[position : position + size]
+    for first in range(0, rows, _ROWS):
+        count = min(_ROWS, rows - first)
+        start = position + first * size
+        found = int.from_bytes(buffer[start : start + count * size], "little")
+        difference = (found ^ int.from_bytes(model * count, "little")) & _mask(size, count, varints)
+        if difference:
+            lowest_bit = (difference & -difference).bit_length() - 1
+            return first + lowest_bit // (8 * size)
     return rows
+
+
+@lru_cache(maxsize=512)
+def _mask(size: int, rows: int, varints: tuple[range, ...]) -> int:
+    mask = bytearray(b"\xff" * size)
+    for places in varints:
+        for place in places:
+            mask[place] = 0x80
+    return int.from_bytes(mask * rows, "little")
 
 
 def unpack_column(buffer: bytes, position: int, size: int, rows: int, length: int) -> list[int]:

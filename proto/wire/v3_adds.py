@@ -12,6 +12,7 @@ A transaction id is unique on its connection, and nobody asks for more. Drawn fr
 all connections of a client it lets one frame serve all bookies of a write set.
 """
 
+import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -51,7 +52,8 @@ _match_reply_head: Final = message_pattern(
 ).fullmatch
 
 _TXN_ID_AT: Final = 11  # In the frame of a reply.
-_TXN_BYTES_MAX: Final = 9  # With ten, not everything is a number of 64 bits.
+# With ten bytes, not everything is a number of 64 bits.
+_is_short_varint: Final = re.compile(rb"[\x80-\xff]{0,8}[\x00-\x7f]").fullmatch
 _ALIKE_MIN: Final = 8  # From so many replies on it pays to look for their like.
 _ALIKE_MAX: Final = 1024
 
@@ -344,10 +346,10 @@ def _take_replies_alike(
     buffer: bytes, position: int, size: int, head_at: int, entry_bytes: int
 ) -> list[EntryId]:
     """The entry ids of the reply at `position` and of those behind it that differ from it by their
-    transaction ids and entry ids only. None at all if it has a priority beside its transaction id.
+    transaction ids and entry ids only. None at all if it has a priority behind its transaction id.
     """
     txn_id = range(_TXN_ID_AT, head_at - position)
-    if len(txn_id) > _TXN_BYTES_MAX:
+    if not _is_short_varint(buffer[position + _TXN_ID_AT : head_at]):
         return []
     rows = min((len(buffer) - position) // size, _ALIKE_MAX)
     rows = count_alike(buffer, position, size, rows, (txn_id, range(size - entry_bytes, size)))
