@@ -257,11 +257,14 @@ def cold_reads(runs: int, size: Size) -> Iterator[Figure]:
         with victim({"ROLLBOOK_STORAGE_CACHE_BYTES": str(8 * MIB)}) as bookie:
             _run(bookie.address, [add_batches([1], entries, payload_bytes, BATCH_BYTES)])
             work = [batch_read_batches(1, entries, payload_bytes, MIB // payload_bytes)]
-            for _ in range(runs):
+            for run in range(runs):
+                if run % 2:  # Whoever comes second may find more in a cache below the machine.
+                    plain_s.append(_read_plainly(bookie))
                 bookie.drop_caches()
                 result = _run(bookie.address, work)
                 bookie_s.append(result.seconds / (result.entries * entry_bytes(payload_bytes)))
-                plain_s.append(_read_plainly(bookie))
+                if not run % 2:
+                    plain_s.append(_read_plainly(bookie))
         ratios = [ours / plain for ours, plain in zip(bookie_s, plain_s, strict=True)]
         what = f"cold reads of {name} in order"
         yield judged(what, "MB/s", None, [1e-6 / each for each in bookie_s])
