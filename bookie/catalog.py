@@ -9,6 +9,7 @@ parts that were written before it. So nothing waits for it but the last sync.
 """
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 import structlog
@@ -42,6 +43,7 @@ _PREFIX = "catalog-"
 _FENCED = LedgerFacts(is_fenced=True)
 _STEP_BYTES = 256 * 1024  # Space is reserved so far ahead: a full disk then fails no write.
 _SYNC_BYTES = 1024 * 1024
+_RECORDS_PER_STEP = 16
 _ANEW_BYTES = 4 * 1024 * 1024
 _ANEW_GROWTH = 3  # A catalog this many times what it began with is begun anew.
 
@@ -268,6 +270,55 @@ class CatalogFiles:
                 packer.on_synced(write)
             # From where the records end: what was reserved behind them may differ by file.
             self._current.add(file, packer, packer.position)
+
+    # --- Looking after it ---------------------------------------------------------------------
+
+    async def scrub(self) -> list[str]:
+        """Reads both copies again, as far as they go now. Those that are damaged, by their paths: the
+        catalog is begun anew then, from memory, for it takes one sound copy to start.
+
+        Raises `OSError` other than EIO, which is damage.
+        """
+        async with self._turn:
+            generation = self._current
+            end, following = generation.bytes, generation.files[0][1].next_sequence
+        damaged = [
+            path
+            for path in self._paths(generation.number)
+            if not await self._is_sound(path, end, following)
+        ]
+        if generation is not self._current:
+            return []  # Whatever it was, it is gone.
+        if damaged and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.create_task(self._begin_anew())
+        return damaged
+
+    async def _is_sound(self, path: str, end: int, following: int) -> bool:
+        """Record upon record, and nothing else."""
+        try:
+            file = await self._disk.open(path, OpenMode.READ)
+        except FileNotFoundError:
+            return False
+        try:
+            contents = await file.read_at(0, end)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+        finally:
+            await file.close()
+        header = unpack_file_header(contents)
+        if header is None:
+            return False
+        reader, position, sequence = RecordReader(contents, header.file_id), FILE_HEADER_BYTES, 1
+        while position < end:
+            record = reader.at(position)
+            if record is None or record.sequence != sequence or not reader.is_whole(record):
+                return False
+            position, sequence = align(record.end), sequence + 1
+            if sequence % _RECORDS_PER_STEP == 0:
+                await self.give_way()
+        return sequence == following
 
     # --- Changing -----------------------------------------------------------------------------
 

@@ -111,6 +111,7 @@ class Scrubber:
             try:
                 while left := self._left():
                     await self._scrub_log(left[0])
+                await self._scrub_catalog()
                 await to_its_end(self._storage.note_scrubbed(0))
             except Stopped:
                 return self.state
@@ -122,6 +123,11 @@ class Scrubber:
     def _left(self) -> list[int]:
         catalog = self._storage.catalog
         return sorted(log.number for log in catalog.whole_logs if log.number > catalog.scrubbed)
+
+    async def _scrub_catalog(self) -> None:
+        if damaged := await self._storage.scrub_catalog():
+            logger.error("catalog_rotten", paths=damaged)
+            self._stats.scrub_damages += len(damaged)
 
     async def _scrub_log(self, number: int) -> None:
         doubts = await self._doubts_in(number)

@@ -681,6 +681,10 @@ class Storage:
         """Ledgers, first and last entries that are damaged. Raises `OSError`."""
         await self._catalog_files.commit([changes.pack_doubt(*each) for each in doubts])
 
+    async def scrub_catalog(self) -> list[str]:
+        """Its damaged copies, which are about to be replaced. Raises `OSError`."""
+        return await self._catalog_files.scrub()
+
     async def note_scrubbed(self, number: int) -> None:
         await self._catalog_files.commit([changes.pack_scrubbed(number)])
 

@@ -165,3 +165,33 @@ def test_one_ledger_is_verified_on_demand() -> None:
         assert await storage.read(0, 41) == entry(0, 41)
 
     tell(story)
+
+
+@pytest.mark.parametrize("copy", "ab")
+def test_a_damaged_copy_of_the_catalog_is_replaced_while_there_is_another(copy: str) -> None:
+    """B1: it takes one to start, and the other may rot, too."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(1, 4), entries=20, size=50)
+        scrubber = scrubber_of(storage, node)
+        assert (await scrubber.scrub()).damages == 0
+        paths = await catalogs(node)
+        path = next(each for each in paths if each.endswith(f".{copy}"))
+        contents = node.disk.contents(path)
+        assert contents
+        node.disk.rot(path, len(contents.rstrip(b"\0")) // 2)
+        node.disk.drop_caches()
+        assert (await scrubber.scrub()).damages == 1
+        async with asyncio.timeout(10):
+            while path in await catalogs(node):
+                await asyncio.sleep(0.01)
+        assert (await scrubber.scrub()).damages == 1
+        await storage.doubt([(99, 0, 0)])  # It goes on where it was.
+        assert (await scrubber.scrub()).damages == 1
+
+    tell(story)
+
+
+async def catalogs(node: Node) -> list[str]:
+    names = await node.disk.list_directory("/store/ledgers")
+    return [f"/store/ledgers/{name}" for name in names if name.startswith("catalog-")]
