@@ -265,7 +265,7 @@ BOOKIE_MUTANTS: Final = (
     BookieMutant(
         "uncounted-starts",
         "Directories that were restored from a snapshot pass for the latest.",
-        300,
+        600,
         ((Identity, "begin", _do_nothing),),
     ),
     BookieMutant(
