@@ -9,27 +9,41 @@ The bookie is handed in as a `BookieAdmin`; nothing is decided here.
 
 import asyncio
 import os
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Protocol
 
 import structlog
 from fastapi import APIRouter, FastAPI, Path, Query, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
 
 from rollbook import __version__
-from rollbook.api.rest.problems import add_problems, describe_problems, problem_of
+from rollbook.api.rest.bookie_models import (
+    Files,
+    GcDetails,
+    GcState,
+    Info,
+    LedgerDetails,
+    Ledgers,
+    LogLevel,
+    Mark,
+    Operations,
+    OperationState,
+    ReadOnly,
+    Resume,
+    Sanity,
+    State,
+    Status,
+    Suspend,
+    Suspended,
+    TriggerGc,
+)
+from rollbook.api.rest.operations import Facts, RunningOperations
+from rollbook.api.rest.problems import add_problems, describe_problems
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import (
     InvalidRequest,
     Missing,
     NoSuchLedger,
-    OutcomeUnknown,
-    Overloaded,
-    RollbookError,
     Unavailable,
 )
 from rollbook.proto.ids import LEDGER_ID_MAX
@@ -39,13 +53,8 @@ from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
 
 logger = structlog.get_logger()
 
-Facts = Mapping[str, Any]
-"""Plain values, named like the fields of the model that shows them."""
-
 # Load balancers and orchestrators ask these, and show no token.
 OPEN_PATHS: Final = ("/heartbeat", "/health", "/ready", "/api/v1/bookie/is_ready")
-_OPERATIONS_KEPT: Final = 100
-_OPERATIONS_AT_ONCE: Final = 8
 _PAGE_MAX: Final = 1_000
 
 
@@ -114,280 +123,6 @@ class BookieAdmin(Protocol):
 
     async def verify_ledger(self, ledger_id: int) -> Facts:
         """Raises `NoSuchLedger`."""
-
-
-# --- What is shown ----------------------------------------------------------------------------
-
-
-class _Shown(BaseModel):
-    """In snake_case."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class _AsBookKeeper(BaseModel):
-    """Under BookKeeper's names."""
-
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="forbid")
-
-
-class State(_AsBookKeeper):
-    running: bool = Field(examples=[True])
-    read_only: bool = Field(examples=[False])
-    shutting_down: bool = Field(examples=[False])
-    available_for_high_priority_writes: bool = Field(examples=[True])
-
-
-class ReadOnly(_AsBookKeeper):
-    read_only: bool = Field(examples=[True])
-
-
-class Info(_AsBookKeeper):
-    free_space: int = Field(examples=[410_000_000_000])
-    total_space: int = Field(examples=[500_000_000_000])
-
-
-class Sanity(_AsBookKeeper):
-    passed: bool = Field(examples=[True])
-    read_only: bool = Field(examples=[False])
-
-
-class TriggerGc(_AsBookKeeper):
-    """Which compactions are to follow; without either only what is deleted goes.
-
-    With `force` deleted ledgers go however many they are: else a metadata store that names hardly
-    any is taken for the wrong one.
-    """
-
-    force_major: bool = Field(False, examples=[False])
-    force_minor: bool = Field(False, examples=[True])
-    force: bool = Field(False, examples=[False])
-
-
-class GcState(BaseModel):
-    is_in_force_gc: bool = Field(examples=[False])
-
-
-class GcDetails(_AsBookKeeper):
-    """Times are milliseconds since 1970; 0 is never."""
-
-    force_compacting: bool = Field(examples=[False])
-    major_compacting: bool = Field(examples=[False])
-    minor_compacting: bool = Field(examples=[False])
-    last_major_compaction_time: int = Field(examples=[0])
-    last_minor_compaction_time: int = Field(examples=[1_790_000_000_000])
-    major_compaction_counter: int = Field(examples=[0])
-    minor_compaction_counter: int = Field(examples=[3])
-
-
-class Suspended(_AsBookKeeper):
-    is_major_gc_suspended: bool = Field(examples=[False])
-    is_minor_gc_suspended: bool = Field(examples=[False])
-
-
-class Suspend(_AsBookKeeper):
-    suspend_major: bool = Field(False, examples=[True])
-    suspend_minor: bool = Field(False, examples=[True])
-
-
-class Resume(_AsBookKeeper):
-    resume_major: bool = Field(False, examples=[True])
-    resume_minor: bool = Field(False, examples=[True])
-
-
-class Mark(_Shown):
-    """Where replay would start, and where the journal is."""
-
-    journal: int = Field(examples=[12])
-    first_sequence: int = Field(examples=[40_312])
-    active_journal: int = Field(examples=[12])
-    active_position: int = Field(examples=[1_048_576])
-
-
-class Files(_Shown):
-    journal: list[str] | None = Field(None, examples=[["0000000000000012.journal"]])
-    entrylog: list[str] | None = Field(None, examples=[["0000000000000011.log"]])
-    index: list[str] | None = Field(None, examples=[["catalog-0000000003.a"]])
-
-
-class Directory(_Shown):
-    path: str = Field(examples=["/var/lib/rollbook/ledgers"])
-    kind: str = Field(examples=["ledger"])
-    free_bytes: int = Field(examples=[410_000_000_000])
-    total_bytes: int = Field(examples=[500_000_000_000])
-
-
-class Status(BaseModel):
-    """Everything at a glance."""
-
-    bookie_id: str = Field(examples=["bk-1"])
-    address: str | None = Field(examples=["127.0.0.1:3181"])
-    version: str = Field(examples=[__version__])
-    incarnation: str | None = Field(examples=["5f0c2a…"])
-    instance_id: str | None = Field(examples=["2f9f3a1e-7f0e-4a9b-8c45-2f3f7a9d1b77"])
-    state: str = Field(examples=["writable"])
-    why: str | None = Field(None, examples=[None])
-    uptime_s: float = Field(examples=[86_400.0])
-    pid: int = Field(examples=[4711])
-    ledgers: int = Field(examples=[10_000])
-    entries: int = Field(examples=[10_000_000])
-    doubtful_ledgers: int = Field(examples=[0])
-    doubts_everything: bool = Field(examples=[False])
-    entry_logs: int = Field(examples=[120])
-    entry_log_bytes: int = Field(examples=[16_000_000_000])
-    journal_files_waiting: int = Field(examples=[0])
-    journal_queue_bytes: int = Field(examples=[0])
-    connections: int = Field(examples=[12])
-    entries_added: int = Field(examples=[1_000_000])
-    latencies_ms: dict[str, dict[str, float]] = Field(
-        examples=[{"journal_sync": {"p50": 0.4, "p99": 2.1}}]
-    )
-    cache_hit_ratio: float | None = Field(examples=[0.97])
-    refusals: dict[str, int] = Field(examples=[{"LEDGER_FENCED": 1}])
-    directories: list[Directory]
-
-
-class LedgerSummary(_Shown):
-    """One ledger as this bookie has it: other copies are on other bookies."""
-
-    ledger_id: int = Field(examples=[7])
-    entries: int = Field(examples=[1_000])
-    first_entry: int | None = Field(examples=[0])
-    last_entry: int | None = Field(examples=[2_998])
-    entry_bytes: int = Field(examples=[1_024_000])
-    last_add_confirmed: int = Field(examples=[2_997])
-    is_fenced: bool = Field(examples=[False])
-    is_deleted: bool = Field(examples=[False])
-    is_doubtful: bool = Field(examples=[False])
-
-
-class Place(_Shown):
-    file: str = Field(examples=["0000000000000011.log"])
-    first_entry: int = Field(examples=[0])
-    last_entry: int = Field(examples=[2_998])
-    entries: int = Field(examples=[1_000])
-    entry_bytes: int = Field(examples=[1_024_000])
-
-
-class Doubt(_Shown):
-    first_entry: int = Field(examples=[10])
-    last_entry: int = Field(examples=[12])
-
-
-class LedgerDetails(LedgerSummary):
-    has_key: bool = Field(examples=[True])
-    explicit_lac: int | None = Field(examples=[2_998])
-    places: list[Place]
-    doubts: list[Doubt]
-
-
-class Ledgers(_Shown):
-    ledgers: list[LedgerSummary]
-    next_after: int | None = Field(examples=[None])  # What `after` is for the next page.
-
-
-class OperationState(_Shown):
-    """Something that runs in the background; one of a kind at a time."""
-
-    id: str = Field(examples=["gc-1"])
-    kind: str = Field(examples=["gc"])
-    state: Literal["running", "done", "failed"] = Field(examples=["done"])
-    started_ms: int = Field(examples=[1_790_000_000_000])
-    ended_ms: int | None = Field(examples=[1_790_000_000_250])
-    result: dict[str, Any] | None = Field(examples=[{"ledgers": 3}])
-    problem: dict[str, Any] | None = Field(examples=[None])
-
-
-class Operations(_Shown):
-    operations: list[OperationState]
-
-
-class LogLevel(_Shown):
-    level: Literal["debug", "info", "warning", "error"] = Field(examples=["info"])
-
-
-# --- What runs in the background --------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Operation:
-    id: str
-    kind: str
-    started_ms: int
-    ended_ms: int | None = None
-    result: dict[str, Any] | None = None
-    problem: dict[str, Any] | None = None
-
-    def describe(self) -> dict[str, Any]:
-        state = "failed" if self.problem else "running" if self.ended_ms is None else "done"
-        return {
-            **{name: getattr(self, name) for name in ("id", "kind", "started_ms", "ended_ms")},
-            "state": state,
-            "result": self.result,
-            "problem": self.problem,
-        }
-
-
-class RunningOperations:
-    """Each has an id to ask after; the last hundred are remembered."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Operation] = {}  # Oldest first.
-        self._running: dict[str, tuple[Operation, asyncio.Task[None]]] = {}  # By kind.
-        self._number = 0
-
-    def start(self, kind: str, work: Callable[[], Awaitable[Facts]]) -> Operation:
-        """The one that runs already, if there is one of this kind. Raises `Overloaded`."""
-        if running := self._running.get(kind):
-            return running[0]
-        if len(self._running) >= _OPERATIONS_AT_ONCE:
-            raise Overloaded("too many operations are running", next_step="wait for one to end")
-        self._number += 1
-        operation = Operation(f"{kind}-{self._number}", kind, _now_ms())
-        self._known[operation.id] = operation
-        while len(self._known) > _OPERATIONS_KEPT:
-            del self._known[next(iter(self._known))]
-        task = asyncio.create_task(self._run(operation, work))
-        self._running[kind] = operation, task
-        logger.info("operation_started", operation=operation.id)
-        return operation
-
-    async def _run(self, operation: Operation, work: Callable[[], Awaitable[Facts]]) -> None:
-        try:
-            operation.result = dict(await work())
-        except asyncio.CancelledError:
-            operation.problem = problem_of(OutcomeUnknown("the server was stopped meanwhile"))
-            raise
-        except RollbookError as error:
-            operation.problem = problem_of(error)
-        except Exception as error:
-            logger.error("operation_failed", operation=operation.id, exc_info=error)
-            operation.problem = problem_of(RollbookError("the log says what happened"))
-        finally:
-            operation.ended_ms = _now_ms()
-            del self._running[operation.kind]
-        outcome = "failed" if operation.problem else "done"
-        logger.info("operation_ended", operation=operation.id, outcome=outcome)
-
-    def is_running(self, *kinds: str) -> bool:
-        return any(kind in self._running for kind in kinds)
-
-    def find(self, operation_id: str) -> Operation:
-        if operation := self._known.get(operation_id):
-            return operation
-        raise Missing("there is no such operation", operation=operation_id)
-
-    def newest_first(self) -> list[Operation]:
-        return list(reversed(self._known.values()))
-
-    async def close(self) -> None:
-        for _, task in list(self._running.values()):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 # --- The application --------------------------------------------------------------------------

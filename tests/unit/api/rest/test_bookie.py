@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollbook.api.rest.bookie import (
-    OPEN_PATHS,
-    AdminServer,
-    LogLevel,
-    RunningOperations,
-    make_app,
-)
+from rollbook.api.rest.bookie import OPEN_PATHS, AdminServer, make_app
+from rollbook.api.rest.bookie_models import LogLevel
+from rollbook.api.rest.operations import RunningOperations
 from rollbook.api.rest.server import HttpConfig
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BookieFailed, Overloaded

@@ -1,0 +1,101 @@
+"""What was asked for over HTTP and takes its time: it runs in the background, and can be asked after."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from rollbook.api.rest.problems import problem_of
+from rollbook.proto.errors import Missing, OutcomeUnknown, Overloaded, RollbookError
+
+logger = structlog.get_logger()
+
+Facts = Mapping[str, Any]
+"""Plain values, named like the fields of the model that shows them."""
+
+_OPERATIONS_KEPT: Final = 100
+_OPERATIONS_AT_ONCE: Final = 8
+
+
+@dataclass(slots=True)
+class Operation:
+    id: str
+    kind: str
+    started_ms: int
+    ended_ms: int | None = None
+    result: dict[str, Any] | None = None
+    problem: dict[str, Any] | None = None
+
+    def describe(self) -> dict[str, Any]:
+        state = "failed" if self.problem else "running" if self.ended_ms is None else "done"
+        return {
+            **{name: getattr(self, name) for name in ("id", "kind", "started_ms", "ended_ms")},
+            "state": state,
+            "result": self.result,
+            "problem": self.problem,
+        }
+
+
+class RunningOperations:
+    """Each has an id to ask after; the last hundred are remembered."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Operation] = {}  # Oldest first.
+        self._running: dict[str, tuple[Operation, asyncio.Task[None]]] = {}  # By kind.
+        self._number = 0
+
+    def start(self, kind: str, work: Callable[[], Awaitable[Facts]]) -> Operation:
+        """The one that runs already, if there is one of this kind. Raises `Overloaded`."""
+        if running := self._running.get(kind):
+            return running[0]
+        if len(self._running) >= _OPERATIONS_AT_ONCE:
+            raise Overloaded("too many operations are running", next_step="wait for one to end")
+        self._number += 1
+        operation = Operation(f"{kind}-{self._number}", kind, _now_ms())
+        self._known[operation.id] = operation
+        while len(self._known) > _OPERATIONS_KEPT:
+            del self._known[next(iter(self._known))]
+        task = asyncio.create_task(self._run(operation, work))
+        self._running[kind] = operation, task
+        logger.info("operation_started", operation=operation.id)
+        return operation
+
+    async def _run(self, operation: Operation, work: Callable[[], Awaitable[Facts]]) -> None:
+        try:
+            operation.result = dict(await work())
+        except asyncio.CancelledError:
+            operation.problem = problem_of(OutcomeUnknown("the server was stopped meanwhile"))
+            raise
+        except RollbookError as error:
+            operation.problem = problem_of(error)
+        except Exception as error:
+            logger.error("operation_failed", operation=operation.id, exc_info=error)
+            operation.problem = problem_of(RollbookError("the log says what happened"))
+        finally:
+            operation.ended_ms = _now_ms()
+            del self._running[operation.kind]
+        outcome = "failed" if operation.problem else "done"
+        logger.info("operation_ended", operation=operation.id, outcome=outcome)
+
+    def is_running(self, *kinds: str) -> bool:
+        return any(kind in self._running for kind in kinds)
+
+    def find(self, operation_id: str) -> Operation:
+        if operation := self._known.get(operation_id):
+            return operation
+        raise Missing("there is no such operation", operation=operation_id)
+
+    def newest_first(self) -> list[Operation]:
+        return list(reversed(self._known.values()))
+
+    async def close(self) -> None:
+        for _, task in list(self._running.values()):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
