@@ -610,7 +610,9 @@ class LedgerWriter:
         if self._failure is not None:
             return
         self._failure = error
-        self._log.warning(
+        is_wanted = isinstance(error, LedgerClosed)
+        say = self._log.info if is_wanted else self._log.warning
+        say(
             "ledger_writer_stopped",
             reason=error.code.reason,
             detail=error.message,

@@ -62,7 +62,7 @@ class Seat:
     refused: list[EntryId] = field(default_factory=list)  # It was busy. To be offered again.
     is_paused: bool = False  # For as long as it gets nothing at all.
     mark_seen: EntryId = FIRST_ENTRY
-    mark_moved: int = 0  # The tick at which its mark was last seen to move.
+    last_sign: int = 0  # The tick at which its mark was last seen to move, or it said "busy".
 
 
 class Pipeline:
@@ -220,6 +220,7 @@ class Pipeline:
         seat.refused += [
             e for e in entry_ids if e < seat.sent and self.acks.is_waiting_for(slot, e)
         ]
+        seat.last_sign = self.tick
         is_news = not seat.is_paused and bool(seat.refused)
         seat.is_paused = seat.is_paused or is_news
         return is_news
@@ -279,7 +280,7 @@ class Pipeline:
     def _seat(self, slot: int) -> None:
         mark = self.acks.mark(slot)
         self._seats[slot] = Seat(
-            max(mark, self._first), since=self.tick, mark_seen=mark, mark_moved=self.tick
+            max(mark, self._first), since=self.tick, mark_seen=mark, last_sign=self.tick
         )
 
     # --- Time ---------------------------------------------------------------------------------
@@ -293,7 +294,7 @@ class Pipeline:
         for slot, seat in enumerate(self._seats):
             mark = self.acks.mark(slot)
             if mark != seat.mark_seen or mark >= self.next_entry:
-                seat.mark_seen, seat.mark_moved = mark, self.tick
+                seat.mark_seen, seat.last_sign = mark, self.tick
             if not seat.takes_entries:
                 self._excuse_if_full(slot)
             elif self._age(mark, seat.since) >= DEADLINE_TICKS or self._is_laggard(seat):
@@ -341,8 +342,10 @@ class Pipeline:
         self._half_full_since = (self._half_full_since or self.tick) if is_half_full else 0
 
     def _is_laggard(self, seat: Seat) -> bool:
-        """Unless it was busy: that is said to be slow, and never counts before the deadline."""
-        silent_for = self.tick - max(seat.mark_moved, self._half_full_since)
+        """Who was busy has said something, and it is our turn then: that never counts before the
+        deadline (WR8).
+        """
+        silent_for = self.tick - max(seat.last_sign, self._half_full_since)
         return (
             self._half_full_since > 0
             and silent_for >= LAGGARD_TICKS

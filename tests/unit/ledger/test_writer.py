@@ -201,6 +201,24 @@ def test_a_bookie_that_hangs_costs_one_deadline_at_most_and_then_nothing(ack: in
     play_writer(story, quorum=Quorum(3, 3, ack))
 
 
+def test_a_writer_that_stood_still_reads_its_answers_before_anything_expires() -> None:
+    """WR6: time is counted in ticks, and it has not ticked."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(1)
+        node, world = scene.scene.client_node, scene.scene.world
+        futures = [scene.writer.append(b"x") for _ in range(10)]
+        world.at(world.now + 0.0001, node.pause)
+        world.at(world.now + 100, node.resume)
+        await asyncio.sleep(0.001)
+        assert world.now > 99
+        assert [await each for each in futures] == [*range(1, 11)]
+        await asyncio.sleep(2 * DEADLINE_S)
+        assert not scene.nodes.updates
+
+    play_writer(story)
+
+
 def test_time_goes_on_at_one_pace_whatever_fails() -> None:
     """WR6: a tick that finds a failure is followed by one tick, not by two."""
 

@@ -272,6 +272,21 @@ def test_a_silent_bookie_that_fills_the_window_has_failed_sooner() -> None:
         assert late[:-1] == [[]] * LAGGARD_TICKS
 
 
+def test_who_is_busy_again_and_again_is_not_silent() -> None:
+    """WR8: though what was refused has just been offered again when the tick comes."""
+    pipeline = make(window_entries=10)
+    append(pipeline, 6)
+    for slot in range(3):
+        take(pipeline, slot)
+    answer(pipeline, 0, *range(6))
+    answer(pipeline, 1, *range(6))
+    for _ in range(DEADLINE_TICKS):
+        pipeline.on_busy(2, [EntryId(0)])
+        pipeline.retry(2)
+        assert pipeline.on_tick() == []
+    assert pipeline.on_tick() == [2]
+
+
 def test_a_slow_bookie_that_fills_the_window_has_not_failed() -> None:
     pipeline = make(window_entries=10)
     for entry in range(40):
