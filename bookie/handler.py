@@ -407,7 +407,8 @@ class Connection(asyncio.BufferedProtocol):
                 shared.kept_waiting.start(self, shared.clock.monotonic_ns())
                 shared.look_after()
             self._transport.pause_reading()
-        shared.ordinary.offer(self._ordinary)
-        shared.urgent.offer(self._urgent)
+        if self._calls_waiting:
+            shared.ordinary.offer(self._ordinary)
+            shared.urgent.offer(self._urgent)
         if self._is_leaving and self._is_idle and not self._transport.is_closing():
             self._close()
