@@ -12,9 +12,9 @@ Everything runs on one event loop; what changes together changes without an `awa
 """
 
 import asyncio
-import sys
+import errno
 from array import array
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
@@ -29,12 +29,12 @@ from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.control import Control, Operation
 from rollbook.bookie.core.fencing import Ledger, LedgerFacts
-from rollbook.bookie.core.group_commit import Frames, Write, index_of
+from rollbook.bookie.core.group_commit import Frames, Write, index_of, size_of
 from rollbook.bookie.core.memtable import IntArray
-from rollbook.bookie.core.ranges import Ranges, ranges_of
 from rollbook.bookie.core.salvage import take_frames
 from rollbook.bookie.entry_log import EntryLogs
 from rollbook.bookie.journal import Journal, JournalFile, OnDone, settling
+from rollbook.bookie.reading import Reading
 from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log import NewLog
 from rollbook.bookie.stats import Stats
@@ -42,11 +42,7 @@ from rollbook.bookie.views import LedgerViews
 from rollbook.proto.errors import (
     BookieReadOnly,
     EntryStateUnknown,
-    EntryTooLarge,
-    NoSuchEntry,
-    NoSuchLedger,
     Overloaded,
-    RollbookError,
     TornRecord,
     WrongCluster,
 )
@@ -104,12 +100,15 @@ class Storage:
         self._has_filled = asyncio.Event()
         self._has_room = asyncio.Event()  # For another filled file; or there will be none.
         self._checkpoints_fail = False
-        self._moves = 0  # How often entries moved from one file to another.
         self._ledgers: dict[int, Ledger] = {}  # Those that were spoken of lately, and busy ones.
         self._fences: dict[int, asyncio.Future[None]] = {}  # On their way to the disk.
         self._unsaved: dict[int, None] = {}  # Ledgers whose facts the catalog does not have.
         parts = (disk, config, randomness, found.catalog, cache)
         self._logs = EntryLogs(disk, found.catalog.store_id, self._path_of_log, cache)
+        self._reading = Reading(self.catalog, self._logs, self._files, self._known_ledger, stats)
+        self.peek, self.read = self._reading.peek, self._reading.read
+        self.read_run, self.read_last = self._reading.read_run, self._reading.read_last
+        self.entry_ids, self.entry_ranges = self._reading.entry_ids, self._reading.entry_ranges
         self._checkpointer = Checkpointer(*parts, clock, lambda: len(self._filled))
         self._journal = Journal(
             *parts, clock, stats, self._until_it_may_fill, self._on_written, self._on_filled
@@ -367,13 +366,20 @@ class Storage:
             self._ledger(ledger_id).is_suspect = is_wanted
 
     async def delete(self, *ledger_ids: int) -> None:
-        """Their entries are gone, and late adds are refused from the call on; durable on return."""
+        """Their entries are gone, and late adds are refused from the call on; durable on return.
+
+        Raises `OSError`, and has done nothing, if what the journal has left is for fences and recovery.
+        """
         wall_ms = self._clock.wall_us() // 1000
-        for ledger_id in ledger_ids:
-            ledger = self._ledger(ledger_id)
+        ledgers = list(map(self._ledger, ledger_ids))
+        controls = [
+            Control(Operation.DELETE, each.ledger_id, each.shown_key, wall_ms) for each in ledgers
+        ]
+        if not self._journal.has_room_for(sum(map(size_of, controls))):
+            raise OSError(errno.ENOSPC, "what the journal has left is for fences and recovery")
+        for ledger, control in zip(ledgers, controls, strict=True):
             ledger.fence_is_wanted = ledger.deletion_is_wanted = True
-            key = ledger.shown_key
-            deletion = self._journal.append(Control(Operation.DELETE, ledger_id, key, wall_ms))
+            deletion = self._journal.append(control)
         await deletion
 
     async def space(self) -> DiskSpace:
@@ -439,158 +445,6 @@ class Storage:
         return any(ledger_id in file.memtable.ledgers for file in self._files()) or any(
             True for _ in self.catalog.held(ledger_id)
         )
-
-    # --- Reading ------------------------------------------------------------------------------
-
-    def peek(self, ledger_id: int, entry_id: int) -> bytes | None:
-        """The entry if memory has it; None says nothing."""
-        ledger = self._ledgers.get(ledger_id) or self._known_ledger(ledger_id)
-        if ledger is None or ledger.is_deleted:
-            return None
-        for file in self._files():
-            if place := file.memtable.find(ledger_id, entry_id):
-                return file.records.peek(place)
-        return None
-
-    async def read(self, ledger_id: int, entry_id: int) -> bytes:
-        """Raises `NoSuchLedger`, `NoSuchEntry`, `EntryStateUnknown`."""
-        if (found := self.peek(ledger_id, entry_id)) is not None:
-            return found
-        return await self._settled(lambda: self._read(ledger_id, entry_id))
-
-    async def read_run(
-        self, ledger_id: int, first_entry: int, count_max: int, bytes_max: int
-    ) -> list[bytes]:
-        """Consecutive entries, the first one in any case. That no more came says nothing.
-
-        Raises like `read`.
-        """
-        found = [await self.read(ledger_id, first_entry)]
-        bytes_max -= len(found[0])
-        while len(found) < count_max:
-            wanted = (ledger_id, first_entry + len(found), count_max - len(found), bytes_max)
-            more = await self._read_run(*wanted)
-            if not more:
-                break
-            found += more
-            bytes_max -= sum(map(len, more))
-        return found
-
-    async def read_last(self, ledger_id: int) -> bytes:
-        """The entry with the highest id. Raises like `read`."""
-        return await self._settled(lambda: self._read_last(ledger_id))
-
-    async def entry_ids(self, ledger_id: int) -> list[int]:
-        """All that are here, ascending. Raises like `read`, never `NoSuchEntry`."""
-        ranges = await self.entry_ranges(ledger_id)
-        return [entry_id for first, last in ranges for entry_id in range(first, last + 1)]
-
-    async def entry_ranges(self, ledger_id: int, ranges_max: int = sys.maxsize) -> Ranges:
-        """Likewise, as ranges. Raises like it, and `EntryTooLarge` if there are too many of them."""
-        return await self._settled(lambda: self._entry_ranges(ledger_id, ranges_max))
-
-    async def _settled(self, question: Callable[[], Awaitable[T]]) -> T:
-        """Asks again if entries moved to another file meanwhile: no answer but an entry counts then."""
-        while True:
-            moves = self._moves, self.catalog.removals
-            try:
-                return await question()
-            except (NoSuchLedger, NoSuchEntry, EntryStateUnknown):
-                if moves == (self._moves, self.catalog.removals):
-                    raise
-
-    async def _read(self, ledger_id: int, entry_id: int) -> bytes:
-        self._require_not_deleted(ledger_id)
-        damage: BaseException | None = None
-        for file in self._files():
-            if place := file.memtable.find(ledger_id, entry_id):
-                try:
-                    return await file.records.read(ledger_id, entry_id, place)
-                except _DAMAGE as error:
-                    damage = error
-                    self.stats.damages_met += 1
-        for number in self.catalog.holding(ledger_id, entry_id):
-            try:
-                async with self._logs.use(number) as log:
-                    if (found := await log.read(ledger_id, entry_id)) is not None:
-                        return found
-            except _DAMAGE as error:
-                damage = error
-                self.stats.damages_met += 1
-        if damage or self.catalog.doubts.about(ledger_id, entry_id):
-            raise EntryStateUnknown(ledger_id=ledger_id, entry_id=entry_id) from damage
-        raise self._absence(ledger_id)(ledger_id=ledger_id, entry_id=entry_id)
-
-    async def _read_run(
-        self, ledger_id: int, entry_id: int, count_max: int, bytes_max: int
-    ) -> list[bytes]:
-        """From one place, as far as it goes and nothing younger has them."""
-        try:
-            for file in self._files():
-                rows = file.memtable.ledgers.get(ledger_id)
-                if rows is None:
-                    continue
-                if places := rows.run_from(entry_id, count_max):
-                    return await file.records.read_run(places, bytes_max)
-                count_max = rows.absent_from(entry_id, count_max)
-            beyond = self.catalog.next_extent(ledger_id, entry_id)
-            count_max = min(count_max, beyond - entry_id)
-            for number in self.catalog.holding(ledger_id, entry_id):
-                async with self._logs.use(number) as log:
-                    if found := await log.read_run(ledger_id, entry_id, count_max, bytes_max):
-                        return found
-                count_max = 1  # Perhaps it has the next one.
-        except _DAMAGE:
-            pass
-        return []
-
-    async def _read_last(self, ledger_id: int) -> bytes:
-        self._require_not_deleted(ledger_id)
-        last = max(
-            [
-                *(file.memtable.last_entry(ledger_id) for file in self._files()),
-                *(held.last_entry for held in self.catalog.held(ledger_id)),
-            ]
-        )
-        if self.catalog.doubts.beyond(ledger_id, last):
-            raise EntryStateUnknown(ledger_id=ledger_id)
-        if last == NO_ENTRY:
-            raise self._absence(ledger_id)(ledger_id=ledger_id)
-        return await self._read(ledger_id, last)
-
-    async def _entry_ranges(self, ledger_id: int, ranges_max: int) -> Ranges:
-        self._require_not_deleted(ledger_id)
-        found = Ranges()
-        for file in self._files():
-            if rows := file.memtable.ledgers.get(ledger_id):
-                await self._add_ranges(found, rows.sorted_columns().entry_ids, ranges_max)
-        for held in self.catalog.held(ledger_id):
-            try:
-                async with self._logs.use(held.log) as log:
-                    await self._add_ranges(found, await log.entry_ids(ledger_id), ranges_max)
-            except _DAMAGE as error:
-                raise EntryStateUnknown(ledger_id=ledger_id) from error
-        if not found and (self.catalog.doubts.everything or self.catalog.doubts.of(ledger_id)):
-            raise EntryStateUnknown(ledger_id=ledger_id)
-        if not found and self._known_ledger(ledger_id) is None:
-            raise NoSuchLedger(ledger_id=ledger_id)
-        return found
-
-    async def _add_ranges(self, found: Ranges, entry_ids: IntArray, ranges_max: int) -> None:
-        for number, (first, last) in enumerate(ranges_of(entry_ids), start=1):
-            found.add(first, last)
-            if len(found) > ranges_max:
-                raise EntryTooLarge("a ledger's entries lie in too many ranges to be listed")
-            if number % _IDS_PER_STEP == 0:
-                await asyncio.sleep(0)
-
-    def _require_not_deleted(self, ledger_id: int) -> None:
-        ledger = self._known_ledger(ledger_id)
-        if ledger and ledger.is_deleted:
-            raise NoSuchLedger(ledger_id=ledger_id)
-
-    def _absence(self, ledger_id: int) -> type[RollbookError]:
-        return NoSuchEntry if self._known_ledger(ledger_id) else NoSuchLedger
 
     def _files(self) -> list[JournalFile]:
         """With entries that no entry log has yet, newest first."""
@@ -755,7 +609,7 @@ class Storage:
         )
         # Nobody else runs until readers find it in one place.
         del self._filled[0]
-        self._moves += 1
+        self._reading.moves += 1
         self._on_saved(saved)
         if records:
             await self._logs.put(file.number, records)

@@ -27,6 +27,7 @@ from rollbook.proto.errors import BookieFailed
 from tests.crash.bookie_flaws import FLAWS
 
 _PR_SET_PDEATHSIG: Final = 1
+_DELETE_AGAIN_S: Final = 0.05
 
 
 def _obey(storage: Storage) -> None:
@@ -36,10 +37,15 @@ def _obey(storage: Storage) -> None:
     tasks: dict[asyncio.Task[None], None] = {}
 
     async def delete(ledger_id: int) -> None:
-        try:
-            await storage.delete(ledger_id)
-        except BookieFailed:
-            return  # It is about to end.
+        while True:
+            try:
+                await storage.delete(ledger_id)
+            except BookieFailed:
+                return  # It is about to end.
+            except OSError:  # There will be room again.
+                await asyncio.sleep(_DELETE_AGAIN_S)
+            else:
+                break
         _say(f"deleted {ledger_id}")
 
     def on_input() -> None:

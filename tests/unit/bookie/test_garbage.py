@@ -4,6 +4,7 @@ import asyncio
 import random
 from array import array
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -382,3 +383,25 @@ def test_the_census_is_the_difference_of_two_sets(seed: int) -> None:
         assert await census.still_absent(ids) == absent
 
     tell(story, seed=seed, layout=Layout.LONG_HIERARCHICAL)
+
+
+def test_deletions_leave_a_full_journal_to_fences() -> None:
+    """B4: what cannot be made anywhere else comes first."""
+
+    async def story(site: Site) -> None:
+        await site.fill(0)
+        journal = site.storage._journal
+        records, journal.is_full = journal.active.records, True
+        records.header, header = (
+            replace(records.header, allocated_bytes=records.end + 128),
+            records.header,
+        )
+        with pytest.raises(OSError, match="for fences and recovery"):
+            await site.storage.delete(0)
+        records.header, journal.is_full = header, False
+        assert await site.is_here(0)
+        await add(site.storage, (0, 9))  # Nothing has been done to it.
+        await site.storage.delete(0)
+        assert not await site.is_here(0)
+
+    tell(story)
