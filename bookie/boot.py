@@ -72,12 +72,17 @@ async def make_directories(disk: Disk, config: StorageConfig) -> None:
 
 async def lock_directories(disk: Disk, config: StorageConfig) -> list[DiskLock]:
     """Those that are there. Raises `DirectoryInUse`."""
+    directories = (config.journal_dir, *config.ledger_dirs)
+    return await lock_all(disk, [each for each in directories if await disk.stat(each)])
+
+
+async def lock_all(disk: Disk, directories: Iterable[str]) -> list[DiskLock]:
+    """Or none. Raises `DirectoryInUse`."""
     locks: list[DiskLock] = []
     try:
-        for directory in (config.journal_dir, *config.ledger_dirs):
-            if await disk.stat(directory) is not None:
-                lock = await disk.lock(f"{directory}/lock")
-                locks.append(lock)  # One by one: what is held must be let go of below.
+        for directory in directories:
+            lock = await disk.lock(f"{directory}/lock")
+            locks.append(lock)  # One by one: what is held must be let go of below.
     except BaseException:
         for lock in locks:
             await lock.release()

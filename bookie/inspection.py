@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollbook.bookie.boot import catalog_directories, log_path, refuse_remains
+from rollbook.bookie.boot import catalog_directories, lock_all, log_path, refuse_remains
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.catalog import Catalog, Log
@@ -104,17 +104,9 @@ class StoreFiles:
 
         Raises `DirectoryInUse` if one is running. Only files that are there are locked.
         """
-        locks: list[DiskLock] = []
-        try:
-            for directory in (self._config.journal_dir, *self._config.ledger_dirs):
-                if await self._disk.stat(f"{directory}/lock") is not None:
-                    lock = await self._disk.lock(f"{directory}/lock")
-                    locks.append(lock)  # One by one: what is held must be let go of below.
-        except BaseException:
-            for lock in locks:
-                await lock.release()
-            raise
-        return locks
+        directories = (self._config.journal_dir, *self._config.ledger_dirs)
+        there = [each for each in directories if await self._disk.stat(f"{each}/lock")]
+        return await lock_all(self._disk, there)
 
     # --- Journal ------------------------------------------------------------------------------
 

@@ -513,8 +513,9 @@ async def test_a_token_is_shown_and_not_told(tmp_path: Path) -> None:
         assert (await ask(http, "readonly", "--token-file", str(path))) == {"readOnly": False}
         refused = await failure(http, "readonly")
         assert isinstance(refused, errors.Unauthorized)
-        path.write_text(f"{TOKEN}x")
-        refused = await failure(http, "readonly", "--token-file", str(path))
+        wrong = tmp_path / "wrong"
+        wrong.write_text(f"{TOKEN}x")
+        refused = await failure(http, "readonly", "--token-file", str(wrong))
         assert isinstance(refused, errors.Unauthorized)
         assert TOKEN not in str(refused)
         missing = await failure(http, "readonly", "--token-file", f"{path}x")
