@@ -78,6 +78,7 @@ class Keeper:
         self._parked: list[tuple[Peer, Call]] = []  # Long polls.
         # Faults.
         self.is_hung = False
+        self.is_old = False  # Of a version that hangs up on a batch.
         self.is_wiped = False  # It answers no question about what it has: it may have lost it.
         self.refusals: dict[int, type[RollbookError]] = {}  # Of reads, by entry.
         self.add_error: type[RollbookError] | None = None
@@ -109,6 +110,9 @@ class Keeper:
 
     def _on_call(self, peer: Peer, call: Call) -> None:
         self.heard.append(call.request)
+        if self.is_old and isinstance(call.request, BatchRead):
+            peer.transport.abort()
+            return
         if self.is_hung or self.ignores(call.request):
             return
         if not self._has_to_wait(call.request):

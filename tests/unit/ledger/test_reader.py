@@ -12,6 +12,7 @@ from rollbook.proto.errors import (
     DigestMismatch,
     EntryStateUnknown,
     EntryUnavailable,
+    MetadataUnavailable,
     NoSuchEntry,
     NoSuchLedger,
     RollbookError,
@@ -140,6 +141,38 @@ def test_a_hung_bookie_costs_a_hedge_and_no_deadline() -> None:
         on["b0"].heard.clear()
         assert await ids_of(reader.read()) == list(range(200))
         assert not on["b0"].heard, "it is asked last by now"
+        await reader.close()
+
+    stage(act)
+
+
+def test_old_bookies_are_read_entry_by_entry() -> None:
+    """RD2: they close the connection when they are asked for a batch."""
+
+    async def act(on: Stage) -> None:
+        reader = await closed_ledger(on, E3, 100)
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.is_old = True
+        assert await ids_of(reader.read()) == list(range(100))
+        assert sum(isinstance(r, BatchRead) for k in on.keepers("b0 b1 b2") for r in k.heard) < 10
+        await reader.close()
+
+    stage(act)
+
+
+def test_a_follower_of_a_closed_store_raises() -> None:
+    """RD4: nobody would tell it of the end."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put([0])
+        reader = await on.open()
+        following = asyncio.create_task(ids_of(reader.tail()))
+        await asyncio.sleep(0.5)
+        await on.store.close()
+        with pytest.raises(MetadataUnavailable):
+            await following
         await reader.close()
 
     stage(act)
