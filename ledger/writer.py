@@ -1,4 +1,5 @@
-"""The writer of a ledger: the shell around `core/append.py` and `core/ensemble_change.py`.
+"""The writer of a ledger: the shell around `core/append.py`. With it work `stand_ins.py`, which finds
+successors for bookies that fail, `ledger_tail.py`, which writes its metadata, and `explicit_lac.py`.
 
     append ──► Pipeline ──► one write per bookie and turn of the loop ──► bookies
     futures ◄── LAC moved ◄── Pipeline ◄── batches of acks ◄───────────────┘
@@ -25,6 +26,7 @@ from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.explicit_lac import ExplicitLac
 from rollbook.ledger.ledger_tail import LedgerTail
+from rollbook.ledger.stand_ins import StandIns
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.errors import (
     AppendUnsettled,
@@ -41,7 +43,7 @@ from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.adds import AddPacker, AddReplies
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
-from rollbook.proto.wire.messages import BookieInfoReply, GetBookieInfo, WriteLac
+from rollbook.proto.wire.messages import WriteLac
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from rollbook.proto.wire.v3_adds import V3AddPacker
 
@@ -51,7 +53,6 @@ _SEND_AHEAD_BYTES: Final = 1024 * 1024  # Handed to a connection, and not taken 
 _LOOK_AGAIN_S: Final = 0.01  # Whether a socket that was full takes more.
 _BUSY_PAUSE_S_MIN: Final = 0.02  # Doubled with each "busy" in a row,
 _BUSY_PAUSE_S_MAX: Final = 0.64  # up to this.
-_CHANGES_PAUSE_S_MAX: Final = 1.0
 
 _Waiting = tuple[EntryId, "asyncio.Future[Any]", Any]
 
@@ -95,6 +96,14 @@ class LedgerWriter:
         )
         self._seating = Seating(metadata.quorum, metadata.fragments[-1])
         self._tail = LedgerTail(stored, self._seating, nodes, clock, self._log)
+        self._tick_s = config.add_deadline_s / DEADLINE_TICKS
+        self._stand_ins = StandIns(
+            *(metadata.quorum, self._seating, self._pipeline, self._tail),
+            *(placement, health, bookies, clock),
+            question_s=LAGGARD_TICKS * self._tick_s,
+            on_moved=self._on_moved,
+            on_refused=self._stop,
+        )
         self._explicit_lac = ExplicitLac(
             *(self._pipeline, self._seating, bookies, self._make_write_lac, self._may_send),
             ack_quorum=metadata.quorum.ack,
@@ -106,21 +115,18 @@ class LedgerWriter:
         self._failure: RollbookError | None = None
         self._was_unsettled = False  # Somebody was told so.
         self._is_closing = False
-        self._is_drained = False  # Nothing changes any more but to CLOSED.
         self._is_over = False  # No bookie is used any more.
         self._closing: asyncio.Task[None] | None = None
         self._turn_is_due = self._offer_is_due = False
-        self._tick_s = config.add_deadline_s / DEADLINE_TICKS
         self._ticker: asyncio.TimerHandle | None = None
         self._busy_pauses_s = [0.0] * metadata.quorum.ensemble
         self._timers: dict[int, asyncio.TimerHandle] = {}  # By slot: when to send it more.
-        self._change: asyncio.Task[None] | None = None
         self._reading_back: asyncio.Task[None] | None = None
-        self._asking: asyncio.Task[None] | None = None  # Bookies in quarantine.
         self._slots: dict[AddChannel, int] = {}
         self._channels: list[AddChannel] = []
         for slot, bookie in enumerate(self._seating.ensemble):
             self._channels.append(self._open_channel(slot, bookie))
+        self._tell_racks()
 
     # --- For users ----------------------------------------------------------------------------
 
@@ -431,7 +437,7 @@ class LedgerWriter:
             self._on_failure(slot, timeout)
         if self._wants_room:
             self._offer_room()
-        is_changing = self._change is not None
+        is_changing = self._stand_ins.is_changing
         if error := pipeline.find_hopeless(self._seating.standing, is_changing=is_changing):
             self._stop(error)
             return
@@ -463,49 +469,19 @@ class LedgerWriter:
             reason=self._seating.error_of(slot).code.reason,
         )
         self._pipeline.suspend(slot)
-        self._start_change()
+        self._stand_ins.start()
         self._keep_ticking()
 
-    def _start_change(self) -> None:
-        is_free = self._change is None and self._reading_back is None
-        if is_free and not self._is_over and not self._is_drained:
-            self._change = self._loop.create_task(self._replace_failed())
-
     def _seek_remedy(self) -> None:
-        """For those who are down: a successor, or another chance."""
-        now_ns = self._clock.monotonic_ns()
-        if self._change is None:
-            for slot in self._seating.down:
-                bookie = self._seating.ensemble[slot]
-                if self._channels[slot].is_open and not self._health.is_quarantined(bookie, now_ns):
-                    self._seating.on_rested(slot)
-                    self._sit_again(slot)
-                    self._send(slot)
+        """For those who are down: another chance, or a successor."""
+        for slot in self._stand_ins.find_rested():
+            if self._channels[slot].is_open:
+                self._seating.on_rested(slot)
+                self._sit_again(slot)
+                self._send(slot)
         if self._seating.down:
-            self._ask_resting()
-            self._start_change()
-
-    def _ask_resting(self) -> None:
-        """Nobody healthy is left to step in; perhaps one of those who failed before has recovered."""
-        if self._asking is not None or self._pipeline.tick % LAGGARD_TICKS:
-            return
-        now_ns = self._clock.monotonic_ns()
-        down = [self._seating.ensemble[slot] for slot in self._seating.down]
-        others = [b for b in self._bookies.live().writable if b not in self._seating.ensemble]
-        resting = [b for b in (*others, *down) if self._health.is_quarantined(b, now_ns)]
-        if resting:
-            self._asking = self._loop.create_task(self._ask(resting))
-
-    async def _ask(self, resting: list[BookieId]) -> None:
-        """A bookie that hangs does not answer, and has cost nothing by that."""
-        question = GetBookieInfo(total_bytes=False, free_bytes=False)
-        deadline_s = LAGGARD_TICKS * self._tick_s
-        calls = [self._bookies.call(each, question, deadline_s=deadline_s) for each in resting]
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        for bookie, answer in zip(resting, answers, strict=True):
-            if isinstance(answer, BookieInfoReply) and answer.error is None:
-                self._health.pardon(bookie, self._clock.monotonic_ns())
-        self._asking = None
+            self._stand_ins.ask_resting()
+            self._stand_ins.start()
 
     def _sit_again(self, slot: int) -> None:
         start, end = self._pipeline.resume(slot)
@@ -521,42 +497,6 @@ class LedgerWriter:
                 last_entry=end - 1,
             )
 
-    async def _replace_failed(self) -> None:
-        """One change after the other, until nobody is down or nobody can step in."""
-        pause_s = 0.0
-        try:
-            while slots := self._seating.down:
-                picks = self._placement.pick_replacements(
-                    self._quorum,
-                    self._seating.ensemble,
-                    slots,
-                    self._bookies.live(),
-                    self._clock.monotonic_ns(),
-                    is_urgent=self._seating.is_short,
-                )
-                if not picks or self._is_drained:
-                    return  # The next tick tries again.
-                lac = self.last_add_confirmed
-                await self._move(picks)
-                # Whoever steps in may fail as quickly: metadata is not for counting that.
-                is_progress = self.last_add_confirmed > lac
-                pause_s = 0.0 if is_progress else min(2 * pause_s + 0.01, _CHANGES_PAUSE_S_MAX)
-                await asyncio.sleep(pause_s)
-        except RollbookError as error:
-            self._stop(error)
-        finally:
-            self._change = None
-
-    async def _move(self, picks: dict[int, BookieId]) -> None:
-        """Raises what ends the writer."""
-        self._seating.on_leaving(picks)
-        for slot in picks:
-            self._pipeline.withdraw(slot)
-        self._on_moved(await self._tail.move(picks, self._next_unconfirmed))
-
-    def _next_unconfirmed(self) -> EntryId:
-        return EntryId(self.last_add_confirmed + 1)
-
     def _on_moved(self, tail: Fragment) -> None:
         old = self._seating.ensemble
         for slot in self._seating.on_moved(tail):
@@ -570,10 +510,13 @@ class LedgerWriter:
                 successor=tail.ensemble[slot],
                 first_entry=tail.first_entry,
             )
-        if self._placement.lacks_racks(self._quorum, tail.ensemble):
-            self._log.warning("ledger_racks_lacking", ensemble=tail.ensemble)
+        self._tell_racks()
         if self._pipeline.release() and self._wants_room:
             self._offer_room()
+
+    def _tell_racks(self) -> None:
+        if self._placement.lacks_racks(self._quorum, self._seating.ensemble):
+            self._log.warning("ledger_racks_lacking", ensemble=self._seating.ensemble)
 
     def _drop_channel(self, slot: int) -> None:
         channel = self._channels[slot]
@@ -593,13 +536,14 @@ class LedgerWriter:
 
     async def _read_back(self) -> None:
         try:
-            while self._change is not None:  # It moves the end; none begins meanwhile.
-                await asyncio.gather(self._change, return_exceptions=True)
+            self._stand_ins.freeze()  # A change moves the end that is to be verified.
+            await self._stand_ins.until_unchanging()
             await self._tail.verify()
         except RollbookError as error:
             self._stop(error)
             return
         self._reading_back = None
+        self._stand_ins.thaw()
         for slot in range(len(self._channels)):
             self._send(slot)
 
@@ -649,7 +593,7 @@ class LedgerWriter:
             task.cancel()
 
     def _tasks(self) -> list["asyncio.Task[None]"]:
-        tasks = (self._change, self._reading_back, self._explicit_lac.task, self._asking)
+        tasks = (*self._stand_ins.tasks, self._reading_back, self._explicit_lac.task)
         return [each for each in tasks if each and each is not asyncio.current_task()]
 
     async def _end_tasks(self) -> None:
@@ -677,7 +621,7 @@ class LedgerWriter:
                 if not isinstance(self._failure, Unavailable | OutcomeUnknown):
                     raise
                 loss = error  # Bookies were missing: the ledger can be closed all the same.
-            self._is_drained = True
+            self._stand_ins.freeze()
             await self._await_change()
             await self._hand_over()
         finally:
@@ -693,10 +637,9 @@ class LedgerWriter:
             raise loss
 
     async def _await_change(self) -> None:
-        if self._change is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._config.add_deadline_s):
-                    await asyncio.gather(self._change, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.add_deadline_s):
+                await self._stand_ins.until_unchanging()
 
     async def _hand_over(self) -> None:
         """All is confirmed, but third copies may still have to be given to their connections, which
