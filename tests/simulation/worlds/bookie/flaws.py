@@ -14,6 +14,7 @@ from rollbook.bookie.handler import Connection
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal, OnDone
 from rollbook.bookie.long_polls import LongPolls
+from rollbook.bookie.reading import Reading
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
 from rollbook.proto.errors import BookieFailed, EntryStateUnknown, NoSuchEntry, WrongBookie
@@ -70,10 +71,10 @@ def _forget_fence(self: LedgerFacts) -> LedgerFacts:
     return self
 
 
-_read = Storage._read
+_read = Reading._read
 
 
-async def _read_damage_as_absence(self: Storage, ledger_id: int, entry_id: int) -> bytes:
+async def _read_damage_as_absence(self: Reading, ledger_id: int, entry_id: int) -> bytes:
     try:
         return await _read(self, ledger_id, entry_id)
     except EntryStateUnknown:
@@ -207,7 +208,7 @@ BOOKIE_MUTANTS: Final = (
         "damage-is-absence",
         "What cannot be read is called absent.",
         600,
-        ((Storage, "_read", _read_damage_as_absence),),
+        ((Reading, "_read", _read_damage_as_absence),),
     ),
     BookieMutant(
         "read-then-fence",

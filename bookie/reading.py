@@ -1,0 +1,202 @@
+"""Reads: an entry, a run of them, the last one, which there are; from wherever they lie by now.
+
+Journal files first, the newest one first of all, then entry logs, likewise: so the youngest of several
+copies is what is found (B12). Entries move while they are looked for. What was found is right in any case;
+that something is absent, or unknown, counts only if nothing moved meanwhile (B1).
+"""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from rollbook.bookie.core.catalog import Catalog
+from rollbook.bookie.core.fencing import Ledger
+from rollbook.bookie.core.memtable import IntArray
+from rollbook.bookie.core.ranges import Ranges, ranges_of
+from rollbook.bookie.entry_log import EntryLogs
+from rollbook.bookie.journal import JournalFile
+from rollbook.bookie.stats import Stats
+from rollbook.proto.errors import (
+    EntryStateUnknown,
+    EntryTooLarge,
+    NoSuchEntry,
+    NoSuchLedger,
+    RollbookError,
+    TornRecord,
+    WrongCluster,
+)
+from rollbook.proto.ids import NO_ENTRY
+
+T = TypeVar("T")
+
+_IDS_PER_STEP: Final = 4096
+_DAMAGE: Final = (TornRecord, WrongCluster, OSError)
+
+
+class Reading:
+    def __init__(
+        self,
+        catalog: Catalog,
+        logs: EntryLogs,
+        files: Callable[[], Sequence[JournalFile]],
+        ledger: Callable[[int], Ledger | None],
+        stats: Stats,
+    ) -> None:
+        """`files` are those with entries that no log has yet, newest first; `ledger` is known or None."""
+        self.moves = 0  # How often entries moved from one file to another.
+        self._catalog = catalog
+        self._logs = logs
+        self._files = files
+        self._ledger = ledger
+        self._stats = stats
+
+    def peek(self, ledger_id: int, entry_id: int) -> bytes | None:
+        """The entry if memory has it; None says nothing."""
+        ledger = self._ledger(ledger_id)
+        if ledger is None or ledger.is_deleted:
+            return None
+        for file in self._files():
+            if place := file.memtable.find(ledger_id, entry_id):
+                return file.records.peek(place)
+        return None
+
+    async def read(self, ledger_id: int, entry_id: int) -> bytes:
+        """Raises `NoSuchLedger`, `NoSuchEntry`, `EntryStateUnknown`."""
+        if (found := self.peek(ledger_id, entry_id)) is not None:
+            return found
+        return await self._settled(lambda: self._read(ledger_id, entry_id))
+
+    async def read_run(
+        self, ledger_id: int, first_entry: int, count_max: int, bytes_max: int
+    ) -> list[bytes]:
+        """Consecutive entries, the first one in any case. That no more came says nothing.
+
+        Raises like `read`.
+        """
+        found = [await self.read(ledger_id, first_entry)]
+        bytes_max -= len(found[0])
+        while len(found) < count_max:
+            wanted = (ledger_id, first_entry + len(found), count_max - len(found), bytes_max)
+            more = await self._read_run(*wanted)
+            if not more:
+                break
+            found += more
+            bytes_max -= sum(map(len, more))
+        return found
+
+    async def read_last(self, ledger_id: int) -> bytes:
+        """The entry with the highest id. Raises like `read`."""
+        return await self._settled(lambda: self._read_last(ledger_id))
+
+    async def entry_ids(self, ledger_id: int) -> list[int]:
+        """All that are here, ascending. Raises like `read`, never `NoSuchEntry`."""
+        ranges = await self.entry_ranges(ledger_id)
+        return [entry_id for first, last in ranges for entry_id in range(first, last + 1)]
+
+    async def entry_ranges(self, ledger_id: int, ranges_max: int = sys.maxsize) -> Ranges:
+        """Likewise, as ranges. Raises like it, and `EntryTooLarge` if there are too many of them."""
+        return await self._settled(lambda: self._entry_ranges(ledger_id, ranges_max))
+
+    async def _settled(self, question: Callable[[], Awaitable[T]]) -> T:
+        """Asks again if entries moved to another file meanwhile: no answer but an entry counts then."""
+        while True:
+            moves = self.moves, self._catalog.removals
+            try:
+                return await question()
+            except (NoSuchLedger, NoSuchEntry, EntryStateUnknown):
+                if moves == (self.moves, self._catalog.removals):
+                    raise
+
+    async def _read(self, ledger_id: int, entry_id: int) -> bytes:
+        self._require_not_deleted(ledger_id)
+        damage: BaseException | None = None
+        for file in self._files():
+            if place := file.memtable.find(ledger_id, entry_id):
+                try:
+                    return await file.records.read(ledger_id, entry_id, place)
+                except _DAMAGE as error:
+                    damage = error
+                    self._stats.damages_met += 1
+        for number in self._catalog.holding(ledger_id, entry_id):
+            try:
+                async with self._logs.use(number) as log:
+                    if (found := await log.read(ledger_id, entry_id)) is not None:
+                        return found
+            except _DAMAGE as error:
+                damage = error
+                self._stats.damages_met += 1
+        if damage or self._catalog.doubts.about(ledger_id, entry_id):
+            raise EntryStateUnknown(ledger_id=ledger_id, entry_id=entry_id) from damage
+        raise self._absence(ledger_id)(ledger_id=ledger_id, entry_id=entry_id)
+
+    async def _read_run(
+        self, ledger_id: int, entry_id: int, count_max: int, bytes_max: int
+    ) -> list[bytes]:
+        """From one place, as far as it goes and nothing younger has them."""
+        try:
+            for file in self._files():
+                rows = file.memtable.ledgers.get(ledger_id)
+                if rows is None:
+                    continue
+                if places := rows.run_from(entry_id, count_max):
+                    return await file.records.read_run(places, bytes_max)
+                count_max = rows.absent_from(entry_id, count_max)
+            beyond = self._catalog.next_extent(ledger_id, entry_id)
+            count_max = min(count_max, beyond - entry_id)
+            for number in self._catalog.holding(ledger_id, entry_id):
+                async with self._logs.use(number) as log:
+                    if found := await log.read_run(ledger_id, entry_id, count_max, bytes_max):
+                        return found
+                count_max = 1  # Perhaps it has the next one.
+        except _DAMAGE:
+            pass
+        return []
+
+    async def _read_last(self, ledger_id: int) -> bytes:
+        self._require_not_deleted(ledger_id)
+        last = max(
+            [
+                *(file.memtable.last_entry(ledger_id) for file in self._files()),
+                *(held.last_entry for held in self._catalog.held(ledger_id)),
+            ]
+        )
+        if self._catalog.doubts.beyond(ledger_id, last):
+            raise EntryStateUnknown(ledger_id=ledger_id)
+        if last == NO_ENTRY:
+            raise self._absence(ledger_id)(ledger_id=ledger_id)
+        return await self._read(ledger_id, last)
+
+    async def _entry_ranges(self, ledger_id: int, ranges_max: int) -> Ranges:
+        self._require_not_deleted(ledger_id)
+        found = Ranges()
+        for file in self._files():
+            if rows := file.memtable.ledgers.get(ledger_id):
+                await self._add_ranges(found, rows.sorted_columns().entry_ids, ranges_max)
+        for held in self._catalog.held(ledger_id):
+            try:
+                async with self._logs.use(held.log) as log:
+                    await self._add_ranges(found, await log.entry_ids(ledger_id), ranges_max)
+            except _DAMAGE as error:
+                raise EntryStateUnknown(ledger_id=ledger_id) from error
+        if not found and (self._catalog.doubts.everything or self._catalog.doubts.of(ledger_id)):
+            raise EntryStateUnknown(ledger_id=ledger_id)
+        if not found and self._ledger(ledger_id) is None:
+            raise NoSuchLedger(ledger_id=ledger_id)
+        return found
+
+    async def _add_ranges(self, found: Ranges, entry_ids: IntArray, ranges_max: int) -> None:
+        for number, (first, last) in enumerate(ranges_of(entry_ids), start=1):
+            found.add(first, last)
+            if len(found) > ranges_max:
+                raise EntryTooLarge("a ledger's entries lie in too many ranges to be listed")
+            if number % _IDS_PER_STEP == 0:
+                await asyncio.sleep(0)
+
+    def _require_not_deleted(self, ledger_id: int) -> None:
+        ledger = self._ledger(ledger_id)
+        if ledger and ledger.is_deleted:
+            raise NoSuchLedger(ledger_id=ledger_id)
+
+    def _absence(self, ledger_id: int) -> type[RollbookError]:
+        return NoSuchEntry if self._ledger(ledger_id) else NoSuchLedger
