@@ -33,6 +33,7 @@ from rollbook.proto.wire.digest import LEDGER_KEY_BYTES, DigestType
 from rollbook.proto.wire.entry_list import ENTRY_GROUP_BYTES, EntryList
 from rollbook.proto.wire.messages import (
     AUTH_DISABLED_PLUGIN,
+    IDENTITY_PLUGIN,
     Auth,
     AuthReply,
     BatchRead,
@@ -62,6 +63,7 @@ logger = structlog.get_logger()
 
 T = TypeVar("T")
 
+_NO_AUTH: Final = AuthReply(AUTH_DISABLED_PLUGIN, b"")
 # Of a batch as Java counts it: length, header and request id, and a size before each entry.
 _BATCH_HEAD_BYTES: Final = 36
 _BATCH_ENTRY_HEAD_BYTES: Final = 4
@@ -74,8 +76,9 @@ _LAC_PACKET_SIZES: Final = frozenset(16 + kind.size for kind in DigestType)
 
 
 class Answers:
-    def __init__(self, storage: Storage, turn: Turn, frame_bytes_max: int) -> None:
+    def __init__(self, storage: Storage, turn: Turn, frame_bytes_max: int, identity: bytes) -> None:
         self._storage = storage
+        self._identity = identity
         self._turn = turn
         # In version 3 there may be a little more around them.
         self._batch_bytes_max = frame_bytes_max - _BATCH_HEAD_BYTES
@@ -89,8 +92,9 @@ class Answers:
             body = self._storage.peek(request.ledger_id, request.entry_id)
             return None if body is None else self.found(request, body)
         match request:
-            case Auth():
-                return AuthReply(AUTH_DISABLED_PLUGIN, b"")
+            case Auth(plugin):
+                is_asked_who = plugin == IDENTITY_PLUGIN
+                return AuthReply(plugin, self._identity) if is_asked_who else _NO_AUTH
             case StartTls():
                 return StartTlsReply(InvalidRequest)
             case Unknown():

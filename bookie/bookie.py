@@ -28,7 +28,7 @@ from rollbook.proto.cluster.cluster import Cluster, ensure_layout, open_cluster
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
 from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.formats.layout import Layout
-from rollbook.proto.formats.service_info import BATCH_READ, describe_bookie
+from rollbook.proto.formats.service_info import BATCH_READ, IDENTITY, describe_bookie
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import (
@@ -189,7 +189,8 @@ class Bookie:
         await self._registration().await_others()  # Who lives must not be overtaken by a copy.
         await self.identity.begin()
         self.server = BookieServer(
-            self.storage, settings.server, machine.transport, machine.clock, self.stats
+            *(self.storage, settings.server, machine.transport, machine.clock, self.stats),
+            identity=self.bookie_id.encode(),
         )
         self._closers.append(lambda: self.server.drain(settings.bookie.drain_s))
         self._listener = await self.server.listen(self._listen)
@@ -239,7 +240,7 @@ class Bookie:
             advertised or self._advertised,
             incarnation=self.identity.incarnation,
             holder=self._holder,
-            extensions=(BATCH_READ,),
+            extensions=(BATCH_READ, IDENTITY),
             http=http,
             tls=self.tls_address,
         )

@@ -40,7 +40,9 @@ class BookieServer:
         transport: Transport,
         clock: Clock,
         stats: Stats,
+        identity: bytes = b"",
     ) -> None:
+        """`identity` is what it says to whoever asks who it is."""
         self._transport = transport
         self._listeners: dict[Listener, None] = {}
         self._connections: dict[Connection, None] = {}
@@ -62,7 +64,7 @@ class BookieServer:
             config=config,
             clock=clock,
             stats=stats,
-            answers=Answers(storage, turn, config.frame_bytes_max),
+            answers=Answers(storage, turn, config.frame_bytes_max, identity),
             polls=LongPolls(
                 storage,
                 clock,

@@ -27,6 +27,7 @@ from rollbook.proto.errors import (
     BookieTimeout,
     BookieUnreachable,
     ConnectionLost,
+    OutcomeUnknown,
     RollbookError,
 )
 from rollbook.proto.ids import BookieId, LedgerId
@@ -34,7 +35,10 @@ from rollbook.proto.wire import v2, v3
 from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.messages import (
+    IDENTITY_PLUGIN,
     Answer,
+    Auth,
+    AuthReply,
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
@@ -70,6 +74,7 @@ _ECHOED: Final[dict[type[Request], tuple[type[Reply], Callable[[object], object]
     ForceLedger: (ForceLedgerReply, _ledger_id_of),
     ListEntries: (ListEntriesReply, _ledger_id_of),
     GetBookieInfo: (BookieInfoReply, lambda _: None),
+    Auth: (AuthReply, attrgetter("plugin")),
 }
 
 _length_at: Final = struct.Struct(">I").unpack_from
@@ -280,6 +285,16 @@ class BookieClient(asyncio.BufferedProtocol):
         if self.version != v2.VERSION or isinstance(request, BatchRead):
             return True
         return _v2_key(request) not in self._waiting
+
+    async def identify(self, due: float) -> None:
+        """Raises `BookieUnreachable` if somebody else is at the other end (CN4)."""
+        try:
+            reply = await self.call(Auth(IDENTITY_PLUGIN, b""), due, is_high_priority=True)
+        except OutcomeUnknown as error:
+            raise self._unreachable(f"it does not say who it is: {error}") from None
+        if not isinstance(reply, AuthReply) or reply.payload != self.bookie.encode():
+            name = reply.payload[:80] if isinstance(reply, AuthReply) else b""
+            raise self._unreachable(f"another bookie is there: {name.decode(errors='replace')!r}")
 
     async def call(self, request: Request, due: float, *, is_high_priority: bool) -> Reply:
         """Until the loop's time `due`. Raises as `Bookies.call` does."""
@@ -596,6 +611,8 @@ def _fail(future: "asyncio.Future[Reply]", error: RollbookError) -> None:
 def _v2_key(request: Request) -> _Key:
     if isinstance(request, BatchRead):
         return BatchRead, request.request_id, 0
+    if isinstance(request, Auth):
+        return Auth, 0, 0
     assert isinstance(request, Read), f"{type(request).__name__} has no form in version 2"
     return Read, request.ledger_id, request.entry_id
 
@@ -606,6 +623,8 @@ def _v2_key_of_reply(reply: Reply) -> _Key:
             return Read, ledger_id, entry_id
         case BatchReadReply():
             return BatchRead, reply.request_id, 0
+        case AuthReply():
+            return Auth, 0, 0
     raise BadFrame(f"a {type(reply).__name__} that nobody asked for")
 
 

@@ -6,6 +6,9 @@ A connection speaks one protocol version. Words that version 2 lacks go over a c
 bookies that have them in no other words. A second channel to one ledger has a connection of its own,
 since replies to adds name the ledger and the entry and nothing else.
 
+Addresses are used again, by other bookies, and what those do not have proves nothing: a bookie that
+announces that it can is asked who it is before anything else (CN4).
+
 A bookie that cannot be reached is left alone for a pause that grows from failure to failure, with
 chance in it, so that its clients do not come back all at once.
 """
@@ -24,7 +27,7 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.health import Health
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.errors import BookieTimeout, BookieUnreachable, RollbookError, Unavailable
-from rollbook.proto.formats.service_info import BATCH_READ, unpack_service_info
+from rollbook.proto.formats.service_info import BATCH_READ, IDENTITY, unpack_service_info
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Address, Clock, Randomness, Transport
 from rollbook.proto.wire import v2, v3
@@ -61,7 +64,9 @@ class Bookies:
         self._is_closed = False
         buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._shared = _Shared(
-            transport, clock, randomness, config, health, self.txn_ids, buffer, self._address
+            *(transport, clock, randomness, config, health, self.txn_ids, buffer),
+            address_of=self._address,
+            names_itself=lambda bookie: self.has_extension(bookie, IDENTITY),
         )
 
     def live(self) -> LiveBookies:
@@ -190,6 +195,7 @@ class _Shared:
     txn_ids: Iterator[int]
     buffer: memoryview
     address_of: Callable[[BookieId], Address | None]
+    names_itself: Callable[[BookieId], bool]
 
     def note_failure(self, bookie: BookieId) -> None:
         self.health.on_failure(bookie, self.clock.monotonic_ns())
@@ -315,10 +321,18 @@ class Link:
             buffer=shared.buffer,
             on_lost=self._on_lost,
         )
+        due = self._loop.time() + shared.config.connect_timeout_s
         await shared.transport.connect(lambda: client, address, shared.config.connect_timeout_s)
+        self._last_client = client
+        if shared.names_itself(self._bookie) and not client.is_over:
+            try:
+                await client.identify(due)
+            except BaseException:
+                client.close()
+                raise
         if client.is_over:
             raise self._unreachable("it hung up at once")
-        self.client = self._last_client = client
+        self.client = client
         return client
 
     def _on_attempted(self, attempt: "asyncio.Task[BookieClient]") -> None:

@@ -13,7 +13,7 @@ attackers. One that is given has to be the right one.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
@@ -96,6 +96,7 @@ class Ledgers:
         )
         self._handles: dict[LedgerWriter | LedgerReader, None] = {}
         self._has_layout = False
+        self._is_closed = False
 
     async def start(self) -> None:
         """Returns when it knows the bookies. Raises what the metadata store raises."""
@@ -106,14 +107,16 @@ class Ledgers:
 
         Ledgers that are still written stay open, for recovery to close: close their writers first.
         """
-        for handle in list(self._handles):
-            if not handle.is_stopped:
-                await handle.stop()
+        self._is_closed = True
+        async with AsyncExitStack() as ending:  # Each comes to its turn, whatever the others do.
+            if self._owns_store:
+                ending.push_async_callback(self._store.close)
+            ending.push_async_callback(self._watcher.close)
+            ending.push_async_callback(self.bookies.close)
+            for handle in self._handles:
+                if not handle.is_stopped:
+                    ending.push_async_callback(handle.stop)
         self._handles.clear()
-        await self.bookies.close()
-        await self._watcher.close()
-        if self._owns_store:
-            await self._store.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -310,6 +313,7 @@ class Ledgers:
         custom: dict[str, bytes],
         ledger_id: int | None,
     ) -> StoredLedger:
+        self._make_sure_it_is_open()
         if not self._has_layout:
             await ensure_layout(self._store, self.cluster)
             self._has_layout = True
@@ -332,6 +336,7 @@ class Ledgers:
         return await self.nodes.create(make(parse_ledger_id(ledger_id)))
 
     def _write(self, stored: StoredLedger, digest: DigestType, password: bytes) -> LedgerWriter:
+        self._make_sure_it_is_open()
         writer = LedgerWriter(
             *(stored, LedgerDigest(digest, password, stored.metadata.ledger_id), password),
             nodes=self.nodes,
@@ -342,12 +347,13 @@ class Ledgers:
             randomness=self._randomness,
             config=self.config,
         )
-        self._keep(writer)
+        self._handles[writer] = None
         return writer
 
     async def _open(
         self, stored: StoredLedger, password: bytes | None, digest: DigestType | None
     ) -> LedgerReader:
+        self._make_sure_it_is_open()
         key, kind = _credentials(stored.metadata, password, digest)
         reader = LedgerReader(
             *(stored, LedgerDigest(kind, key, stored.metadata.ledger_id)),
@@ -358,14 +364,20 @@ class Ledgers:
             randomness=self._randomness,
             config=self.config,
         )
-        self._keep(reader)
-        await reader.start()
+        self._handles[reader] = None
+        try:
+            await reader.start()
+        except BaseException:
+            await reader.stop()
+            raise
         return reader
 
-    def _keep(self, handle: LedgerWriter | LedgerReader) -> None:
+    def _make_sure_it_is_open(self) -> None:
+        """And forgets what was closed since it was looked last."""
+        if self._is_closed:
+            raise InvalidRequest("this client was closed")
         for each in [each for each in self._handles if each.is_stopped]:
             del self._handles[each]
-        self._handles[handle] = None
 
 
 def _credentials(

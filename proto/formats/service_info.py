@@ -25,6 +25,7 @@ EXTENSIONS: Final = "rollbook.extensions"  # Names of what it understands beyond
 
 # What there is of those.
 BATCH_READ: Final = "batch-read"  # In version 3; in both, batches that pass over gaps.
+IDENTITY: Final = "identity"  # Says who it is, on any connection: addresses are used again.
 
 _PORT_MAX: Final = 65535
 

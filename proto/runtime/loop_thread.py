@@ -21,7 +21,7 @@ class LoopThread:
         return self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does it there and waits for it. An interrupted caller cancels it, and waits for that."""
+        """Does it there and waits for it. An interrupted caller cancels it."""
         assert threading.current_thread() is not self._thread
         if not self.is_alive:
             work.close()

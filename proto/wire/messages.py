@@ -20,6 +20,9 @@ Failure = type[RollbookError] | None
 AUTH_DISABLED_PLUGIN = "AuthDisabledPlugin"
 """Whoever sends Auth to a bookie without authentication gets it back under this name."""
 
+IDENTITY_PLUGIN = "rollbook.identity"
+"""Whoever sends Auth under this name gets the bookie's id back as payload. An extension of ours."""
+
 
 class Operation(IntEnum):
     """Numbered as in version 3."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -18,11 +19,11 @@ from rollbook.proto.errors import (
     RollbookError,
     Unavailable,
 )
-from rollbook.proto.formats.service_info import unpack_service_info
+from rollbook.proto.formats.service_info import IDENTITY, unpack_service_info
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.core.ops import ROOT as TOP
 from rollbook.proto.ports import Address, CreateMode, MetadataStore, Transport
-from rollbook.proto.wire.messages import Read
+from rollbook.proto.wire.messages import IDENTITY_PLUGIN, Auth, AuthReply, Read
 from tests.simulation.kernel import Node, World
 from tests.support.bookie_client import BookieClient
 from tests.unit.bookie.serving import add_entries
@@ -143,6 +144,29 @@ def test_it_is_seen_once_its_port_answers_and_not_before() -> None:
 
     for seed in range(10):
         Town(seed).tell(story)
+
+
+def _itself(client: BookieClient) -> BookieClient:
+    return client
+
+
+def test_it_says_who_it_is() -> None:
+    """Its address may have been another's."""
+
+    async def story(town: Town) -> None:
+        town.node.start(town.serve)
+        await town.until_seen()
+        node = await town.eyes.get(WRITABLE)
+        assert node is not None
+        assert IDENTITY in unpack_service_info(ID, node.value).extensions
+        for client in (BookieClient(2), BookieClient(3)):
+            eyes = town.world.node("eyes")
+            await eyes.transport.connect(partial(_itself, client), Address("b1", 3181), 1.0)
+            reply = await client.call(Auth(IDENTITY_PLUGIN, b""))
+            assert reply == AuthReply(IDENTITY_PLUGIN, ID.encode())
+            client.abort()
+
+    Town().tell(story)
 
 
 def test_told_to_end_it_is_out_of_sight_at_once() -> None:

@@ -21,7 +21,13 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Address
 from rollbook.proto.wire.adds import AddPacker, AddReplies, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
-from rollbook.proto.wire.messages import Call, refusal_of
+from rollbook.proto.wire.messages import (
+    IDENTITY_PLUGIN,
+    Auth,
+    AuthReply,
+    Call,
+    refusal_of,
+)
 from rollbook.proto.wire.requests import RequestDecoder
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from rollbook.proto.wire.v3_adds import V3AddPacker
@@ -60,9 +66,15 @@ class Peer(asyncio.Protocol):
             if isinstance(heard, Adds):
                 self.adds.append(heard)
                 self.bookie.on_adds(self, heard)
+            elif isinstance(heard, Call) and self._is_asked_who(heard):
+                name = self.bookie.node.name.encode()
+                self.send(heard.answer(AuthReply(IDENTITY_PLUGIN, name)))
             elif isinstance(heard, Call):
                 self.calls.append(heard)
                 self.bookie.on_call(self, heard)
+
+    def _is_asked_who(self, call: Call) -> bool:
+        return isinstance(call.request, Auth) and self.bookie.says_who
 
     def send(self, data: bytes) -> None:
         self.transport.write(data)
@@ -73,6 +85,7 @@ class ScriptedBookie:
         self.node = node
         self.peers: list[Peer] = []
         self.hangs_up = False
+        self.says_who = True
         self.on_call: Callable[[Peer, Call], None] = find_nothing
         self.on_adds: Callable[[Peer, Adds], None] = acknowledge
 

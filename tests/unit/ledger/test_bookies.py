@@ -19,7 +19,7 @@ from rollbook.proto.errors import (
     RollbookError,
     Unauthorized,
 )
-from rollbook.proto.formats.service_info import BATCH_READ, describe_bookie
+from rollbook.proto.formats.service_info import BATCH_READ, IDENTITY, describe_bookie
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.ports import Address
 from rollbook.proto.wire.adds import Adds
@@ -746,6 +746,42 @@ def test_a_bookie_that_moved_is_found_at_once() -> None:
         assert isinstance(await outcome(scene.bookies, read(1)), ReadReply)
 
     play(story, bookies=("b1", "b2"))
+
+
+@BOTH
+def test_another_bookie_at_the_address_is_not_taken_for_it(config: ClientConfig) -> None:
+    """CN4. What that one does not have would count as this one's negative."""
+
+    async def story(scene: Scene) -> None:
+        scene.infos[B1] = describe_bookie(Address("b2", PORT), extensions=(IDENTITY,))
+        sink = Listening()
+        scene.bookies.add_channel(B1, L7, sink)
+        error = await outcome(scene.bookies, read(1))
+        assert isinstance(error, BookieUnreachable)
+        assert "b2" in str(error)
+        await scene.until(lambda: sink.losses)
+        assert sink.opened == 0
+        scene.infos[B1] = describe_bookie(Address("b1", PORT), extensions=(IDENTITY,))
+        assert isinstance(await outcome(scene.bookies, read(1)), ReadReply)
+        await scene.until(lambda: sink.opened)
+
+    play(story, bookies=("b1", "b2"), config=config)
+
+
+@BOTH
+def test_a_bookie_that_does_not_say_who_it_is_is_not_used(config: ClientConfig) -> None:
+    """CN4."""
+
+    async def story(scene: Scene) -> None:
+        bookie = scene.bookie("b1")
+        scene.infos[B1] = describe_bookie(Address("b1", PORT), extensions=(IDENTITY,))
+        bookie.says_who = False
+        for on_call in (ignore, find_nothing):
+            bookie.on_call = on_call
+            assert isinstance(await outcome(scene.bookies, read(1), 9.0), BookieUnreachable)
+            await asyncio.sleep(1.0)
+
+    play(story, config=config)
 
 
 def test_an_id_that_is_an_address_needs_no_registration() -> None:

@@ -13,9 +13,11 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.errors import (
     AppendUnsettled,
+    EntryUnavailable,
     InvalidRequest,
     LedgerClosed,
     LedgerFenced,
+    MetadataUnavailable,
     NodeExists,
     NoSuchLedger,
     NotEnoughBookies,
@@ -220,6 +222,32 @@ async def test_a_bookie_that_goes_is_replaced_and_one_that_comes_is_found(tmp_pa
             await ledgers.until_writable(4, PATIENCE_S)
 
 
+def _tasks_of_clients(before: set[asyncio.Task[object]]) -> list[str]:
+    """By where they are: the bookies have tasks of their own, which come and go."""
+    found = []
+    for task in asyncio.all_tasks() - before:
+        frames = task.get_stack(limit=1)
+        path = frames[0].f_code.co_filename if frames else ""
+        if "/ledger/" in path or "bookie_watcher" in path:
+            found.append(f"{task.get_name()} {path}")
+    return found
+
+
+async def test_an_open_that_fails_is_forgotten(tmp_path: Path) -> None:
+    quick = ClientConfig(read_deadline_s=0.3)
+    async with LocalCluster(tmp_path) as cluster, cluster.connect(quick) as ledgers:
+        async with asyncio.timeout(PATIENCE_S):
+            writer = await ledgers.create()
+            await writer.append(b"x")
+            await writer.stop()
+            before = asyncio.all_tasks()
+            for name in list(cluster.bookies):
+                await cluster.stop(name)
+            with pytest.raises(EntryUnavailable):
+                await ledgers.open(writer.ledger_id)
+            assert not _tasks_of_clients(before)
+
+
 async def test_closing_leaves_nothing_behind(cluster: LocalCluster) -> None:
     before = asyncio.all_tasks()
     async with asyncio.timeout(PATIENCE_S):
@@ -232,8 +260,11 @@ async def test_closing_leaves_nothing_behind(cluster: LocalCluster) -> None:
         assert (await anext(tailing)).payload == b"x"
         await ledgers.close()
         await asyncio.gather(pending, return_exceptions=True)
-        left = {task.get_name() for task in asyncio.all_tasks() - before}
-        assert not {name for name in left if "bookie" in name.lower()}
+        assert not _tasks_of_clients(before)
+        for work in (ledgers.create(), ledgers.open(writer.ledger_id), ledgers.reserve()):
+            with pytest.raises((InvalidRequest, MetadataUnavailable)):
+                await work
+        await ledgers.close()
         async with cluster.connect() as again, await again.open_recover(writer.ledger_id) as reader:
             assert reader.last_add_confirmed in (0, 1)
 
