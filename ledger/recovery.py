@@ -42,6 +42,7 @@ from rollbook.proto.formats.service_info import BATCH_READ
 from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.metadata import Fragment
 from rollbook.proto.ports import Clock, Randomness
+from rollbook.proto.quorum import Slots
 from rollbook.proto.wire import v3
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
 from rollbook.proto.wire.messages import (
@@ -61,7 +62,8 @@ _RESTARTS_MAX: Final = 20  # Each one because somebody else changed the ledger's
 _PAUSE_S: Final = 0.05  # Before those are asked again whose answers proved nothing; doubled.
 _PAUSE_S_MAX: Final = 0.5
 _LOOKS_PER_PATIENCE: Final = 4
-_AHEAD_MAX: Final = 20_000  # Entries that are sought at a time.
+_AHEAD_MAX: Final = 20_000  # Entries that are sought at a time,
+_AHEAD_MAX_SINGLY: Final = 1_000  # and where each is a question of its own.
 _FENCE: Final = NO_ENTRY, 1  # A fencing question for the last entry,
 _LAC: Final = NO_ENTRY, 0  # and one for the LAC.
 _ENTRY_BYTES_GUESSED: Final = 1024  # Of a ledger of which nothing is known yet.
@@ -207,6 +209,11 @@ class _Attempt:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._calls = Calls[Ask](bookies)
+        self._batch_slots: Slots = sum(
+            1 << slot
+            for slot, bookie in enumerate(self._ensemble)
+            if bookies.has_extension(bookie, BATCH_READ)
+        )
         self._hedge = HedgeDelay(config.read_hedge_ms_min, BATCH_FACTOR)
         self._asked_at: dict[Ask, float] = {}  # In order; who is not overdue.
         self._proven_at: float | None = None  # That the next entry is absent; others may be heard.
@@ -283,7 +290,7 @@ class _Attempt:
         entry_bytes = self._entry_bytes or _ENTRY_BYTES_GUESSED
         search = TailSearch(
             *(self._quorum, start, survey.highest_entry),
-            batch_slots=self._batch_slots(),
+            batch_slots=self._batch_slots,
             batch_entries_max=max(1, self._config.read_batch_bytes // entry_bytes),
         )
         write_backs = WriteBacks(
@@ -408,7 +415,8 @@ class _Attempt:
     def _room(self, write_backs: WriteBacks) -> int:
         """For so many entries, one at least if nothing is on its way."""
         left = self._config.recovery_window_bytes - write_backs.kept_bytes
-        entries = min(_AHEAD_MAX, left // (self._entry_bytes or _ENTRY_BYTES_GUESSED))
+        ahead_max = _AHEAD_MAX if self._batch_slots else _AHEAD_MAX_SINGLY
+        entries = min(ahead_max, left // (self._entry_bytes or _ENTRY_BYTES_GUESSED))
         return max(entries, int(write_backs.is_settled))
 
     # ------------------------------------------------------------------------------------------
@@ -421,13 +429,6 @@ class _Attempt:
             ensemble = self._metadata.fragment_of(last_entry).ensemble
             self._last = await self._copies.read_one(last_entry, ensemble)
         return self._last.ledger_length
-
-    def _batch_slots(self) -> int:
-        return sum(
-            1 << slot
-            for slot, bookie in enumerate(self._ensemble)
-            if self._bookies.has_extension(bookie, BATCH_READ)
-        )
 
     def _ask(self, ask: Ask) -> None:
         request: Request
