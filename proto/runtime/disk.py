@@ -99,10 +99,12 @@ class _Threads:
         for thread in self._threads:
             thread.start()
 
-    async def run(self, work: Callable[[], None]) -> None:
+    async def run(self, work: Callable[[], None]) -> float:
+        """Returns how many seconds it took there, without the way."""
         job = _Job(work)
         self._jobs.put(job)
         await job.wait()
+        return job.took_s
 
     def close(self) -> None:
         """Returns when everything that was asked for is done."""
@@ -123,20 +125,21 @@ class _Device:
         self.readers = _Threads("disk-read", _READ_THREADS)
         self._threads = _Threads("disk", _SYNC_THREADS)
         self._under_way = 0
-        self._expected_s = 1.0  # How long a sync may take: the slowest one, gradually forgotten.
+        self._expected_s = 1.0  # How long a small sync may take: the slowest, gradually forgotten.
 
     async def run(self, work: Callable[[], None], *, is_small: bool = False) -> None:
-        started = time.perf_counter()
         if is_small and not self._under_way and self._expected_s < _ON_THE_SPOT_S:
+            began = time.perf_counter()
             work()
+            took_s = time.perf_counter() - began
         else:
             self._under_way += 1
             try:
-                await self._threads.run(work)
+                took_s = await self._threads.run(work)
             finally:
                 self._under_way -= 1
-        took_s = time.perf_counter() - started
-        self._expected_s = max(took_s, self._expected_s * _SLOWNESS_KEPT)
+        if is_small:
+            self._expected_s = max(took_s, self._expected_s * _SLOWNESS_KEPT)
 
     def close(self) -> None:
         self.readers.close()
