@@ -244,3 +244,34 @@ async def test_a_read_that_fails_in_a_thread_fails_where_it_was_asked_for(
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         await file.read_at(0, 1)
     await file.close()
+
+
+async def test_only_small_syncs_tell_how_long_the_next_one_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 60.0)
+    monkeypatch.setattr("rollbook.proto.runtime.disk._SLOWNESS_KEPT", 1.0)
+    disk, threads = SystemDisk(), list[str]()
+    now_s, took_s = 0.0, 0.0
+
+    def sync(_: int) -> None:
+        nonlocal now_s
+        now_s += took_s
+        threads.append(threading.current_thread().name)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    monkeypatch.setattr("rollbook.proto.runtime.disk.time.perf_counter", lambda: now_s)
+    file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
+    took_s = 100.0
+    await file.write_and_sync(0, [b"x" * 100_000])
+    await file.sync()
+    took_s = 0.0
+    await file.write_and_sync(0, [b"x"])
+    assert threads.pop() == threading.main_thread().name
+    took_s = 100.0
+    await file.write_and_sync(0, [b"x"])
+    assert threads.pop() == threading.main_thread().name
+    await file.write_and_sync(0, [b"x"])
+    assert threads.pop() != threading.main_thread().name
+    await file.close()
+    disk.close()
