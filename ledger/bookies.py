@@ -2,8 +2,8 @@
 anew when they break.
 
 A connection speaks one protocol version. Words that version 2 lacks go over a connection of version
-3 beside it, and so does what could not be told apart there; batches go over one of version 2 to
-bookies that have them in no other words. A second channel to one ledger has a connection of its own,
+3 beside it, and so does what could not be told apart there; batches go over one of version 2 and of
+their own to bookies that have them in no other words, or not at all: those hang up. A second channel to one ledger has a connection of its own,
 since replies to adds name the ledger and the entry and nothing else.
 
 Addresses are used again, by other bookies, and what those do not have proves nothing: a bookie that
@@ -26,7 +26,13 @@ from rollbook.ledger.bookie_client import RECEIVE_BYTES, AddChannel, AddSink, Bo
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.health import Health
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
-from rollbook.proto.errors import BookieTimeout, BookieUnreachable, RollbookError, Unavailable
+from rollbook.proto.errors import (
+    BookieTimeout,
+    BookieUnreachable,
+    ConnectionLost,
+    RollbookError,
+    Unavailable,
+)
 from rollbook.proto.formats.service_info import BATCH_READ, IDENTITY, unpack_service_info
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Address, Clock, Randomness, Transport
@@ -38,6 +44,9 @@ __all__ = ("AddChannel", "AddSink", "Bookies")
 logger = structlog.get_logger()
 
 _GOODBYE_S: Final = 5.0
+
+_FORGET_BATCHES_S: Final = 600.0
+_BATCHES: Final = -1  # In place of a number: a connection that is lost costs nobody anything else.
 
 _LinkId = tuple[BookieId, int, int]  # The version of its protocol; which of several.
 
@@ -61,6 +70,7 @@ class Bookies:
         self._config = config
         self._health = health
         self._links: dict[_LinkId, Link] = {}
+        self._hung_up_on_batches: dict[BookieId, float] = {}
         self._is_closed = False
         buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._shared = _Shared(
@@ -107,16 +117,32 @@ class Bookies:
         """
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
+        link = self._link(bookie, request)
         try:
-            link = self._link(bookie, self._version_for(bookie, request), request)
             client = link.client or await link.connected(due)
             if not client.can_tell_apart(request):
-                link = self._link(bookie, v3.VERSION, request)
+                link = self._link_in(bookie, v3.VERSION, self._lane(request))
                 client = link.client or await link.connected(due)
             return await client.call(request, due, is_high_priority=is_high_priority)
         except BookieTimeout:
             self._shared.note_failure(bookie)
             raise
+        except ConnectionLost:
+            if link.is_for_batches and not link.has_answered:
+                self._hung_up_on_batches[bookie] = loop.time() + _FORGET_BATCHES_S
+            raise
+
+    def has_batches(self, bookie: BookieId) -> bool:
+        """Whether it is worth asking for one. Bookies before 4.17 hang up on it, and are not asked
+        again for a while. Striped ledgers need `has_extension(bookie, BATCH_READ)`.
+        """
+        until = self._hung_up_on_batches.get(bookie)
+        if until is None or self.has_extension(bookie, BATCH_READ):
+            return True
+        if asyncio.get_running_loop().time() < until:
+            return False
+        del self._hung_up_on_batches[bookie]  # It may be a newer one by now.
+        return True
 
     def add_channel(
         self,
@@ -131,7 +157,7 @@ class Bookies:
         Of high priority: its frames overtake what waits for the same socket.
         """
         assert not self._is_closed
-        lane = self._lane(ledger_id)
+        lane = ledger_id % self._config.connections_per_bookie
         while (link := self._link_in(bookie, self.protocol_version, lane)).serves(ledger_id):
             lane = max(lane + 1, self._config.connections_per_bookie)
         return link.add_channel(ledger_id, sink, is_high_priority)
@@ -148,21 +174,17 @@ class Bookies:
 
     # ------------------------------------------------------------------------------------------
 
-    def _version_for(self, bookie: BookieId, request: Request) -> int:
+    def _link(self, bookie: BookieId, request: Request) -> "Link":
+        version: int = v3.VERSION
         match request:
-            case BatchRead():
-                if self.protocol_version == v3.VERSION and self.has_extension(bookie, BATCH_READ):
-                    return v3.VERSION
-                return v2.VERSION
-            case Read(previous_lac=None):
-                return self.protocol_version
-            case _:
-                return int(v3.VERSION)
+            case BatchRead() if not self.has_extension(bookie, BATCH_READ):
+                return self._link_in(bookie, v2.VERSION, _BATCHES)
+            case BatchRead() | Read(previous_lac=None):
+                version = self.protocol_version
+        return self._link_in(bookie, version, self._lane(request))
 
-    def _link(self, bookie: BookieId, version: int, request: Request) -> "Link":
-        return self._link_in(bookie, version, self._lane(getattr(request, "ledger_id", 0)))
-
-    def _lane(self, ledger_id: int) -> int:
+    def _lane(self, request: Request) -> int:
+        ledger_id: int = getattr(request, "ledger_id", 0)
         return ledger_id % self._config.connections_per_bookie
 
     def _link_in(self, bookie: BookieId, version: int, lane: int) -> "Link":
@@ -206,7 +228,9 @@ class Link:
 
     def __init__(self, link_id: _LinkId, shared: _Shared) -> None:
         self.client: BookieClient | None = None  # Connected, and not over.
-        self._bookie, self._version, _ = link_id
+        self.has_answered = False  # On any of its connections.
+        self._bookie, self._version, lane = link_id
+        self.is_for_batches = lane == _BATCHES
         self._shared = shared
         self._channels: dict[LedgerId, AddChannel] = {}
         self._loop = asyncio.get_running_loop()
@@ -351,12 +375,14 @@ class Link:
     def _on_lost(self, client: BookieClient, error: RollbookError) -> None:
         if client is self.client:  # Else it never was: the attempt tells.
             self.client = None
+            self.has_answered |= client.has_answered
             self._on_failure(error, has_worked=client.has_answered)
 
     def _on_failure(self, error: RollbookError, *, has_worked: bool) -> None:
         shared, config = self._shared, self._shared.config
         if not self._is_stopped:
-            shared.note_failure(self._bookie)
+            if not self.is_for_batches:
+                shared.note_failure(self._bookie)
             is_news = self._failure is None or has_worked
             say = logger.warning if is_news else logger.debug
             say(

@@ -17,7 +17,7 @@ from rollbook.ledger.calls import Calls, error_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.entries import unpack_batch
 from rollbook.ledger.core.verification import Copy, CopyState, Verdict, state_after
-from rollbook.proto.errors import BookieFailed, ConnectionLost, RollbookError
+from rollbook.proto.errors import BookieFailed, RollbookError
 from rollbook.proto.formats.service_info import BATCH_READ
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
@@ -42,7 +42,6 @@ class Verifier:
         self._bookies = bookies
         self._deadline_s = config.read_deadline_s
         self._batch_bytes = config.read_batch_bytes
-        self._without_batches: dict[BookieId, None] = {}
 
     async def verify(
         self, last_entry: EntryId, on_progress: Callable[[int], None] = lambda _: None
@@ -90,10 +89,9 @@ class Verifier:
         return found
 
     def _has_batches(self, bookie: BookieId) -> bool:
-        if bookie in self._without_batches:
-            return False
-        is_striped = self._quorum.ensemble > self._quorum.write
-        return not is_striped or self._bookies.has_extension(bookie, BATCH_READ)
+        if self._quorum.ensemble > self._quorum.write:
+            return self._bookies.has_extension(bookie, BATCH_READ)
+        return self._bookies.has_batches(bookie)
 
     async def _read_batches(
         self, bookie: BookieId, share: Sequence[EntryId], found: dict[EntryId, Copy]
@@ -115,9 +113,6 @@ class Verifier:
                 if not isinstance(reply, BatchReadReply) or reply.error or not reply.bodies:
                     return
                 entries = unpack_batch(self._digest, reply.bodies, expected[0], count)
-            except ConnectionLost:
-                self._without_batches[bookie] = None  # Old ones hang up on a batch.
-                return
             except RollbookError:
                 return
             taken = 0

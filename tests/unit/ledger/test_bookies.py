@@ -158,6 +158,40 @@ def test_batches_go_in_version_3_only_to_those_who_announce_it() -> None:
 
 
 @BOTH
+def test_a_bookie_that_hangs_up_on_batches_is_not_blamed(config: ClientConfig) -> None:
+    """Those before 4.17 do; a writer's connection must not end by it."""
+
+    def hang_up_on_batches(peer: Peer, call: Call) -> None:
+        if isinstance(call.request, BatchRead):
+            peer.transport.abort()
+        else:
+            find_nothing(peer, call)
+
+    async def story(scene: Scene) -> None:
+        bookies = scene.bookies
+        scene.bookie("b1").on_call = hang_up_on_batches
+        sink = Listening()
+        channel = bookies.add_channel(B1, L7, sink)
+        await scene.until(lambda: channel.is_open)
+        assert bookies.has_batches(B1)
+        assert isinstance(await outcome(bookies, batch()), ConnectionLost)
+        assert not bookies.has_batches(B1)
+        assert isinstance(await outcome(bookies, read(1)), ReadReply)
+        assert channel.is_open
+        assert not scene.health.is_quarantined(B1, scene.client_node.clock.monotonic_ns())
+        await asyncio.sleep(601)
+        assert bookies.has_batches(B1)
+
+        scene.bookie("b1").on_call = find_nothing
+        await outcome(bookies, batch())
+        scene.bookie("b1").on_call = hang_up_on_batches
+        assert isinstance(await outcome(bookies, batch()), ConnectionLost)
+        assert bookies.has_batches(B1), "it had answered one: it was for another reason"
+
+    play(story, config=config)
+
+
+@BOTH
 def test_a_late_answer_to_a_plain_read_is_never_the_answer_to_a_fence(config: ClientConfig) -> None:
     """CN1. Else a recoverer would take a bookie for fenced that is not."""
 
