@@ -63,6 +63,9 @@ class Pool:
             self._favoured = account
         return self._favoured is account
 
+    def is_favoured(self, account: "Account") -> bool:
+        return self._favoured is account
+
     def favour_no_more(self, account: "Account") -> None:
         if self._favoured is account:
             self._favoured = None
@@ -131,6 +134,8 @@ class Account:
     def room(self) -> int:
         """What it may take at least before it has to stop."""
         pool, held = self.pool, self.held
+        if pool.is_favoured(self):  # By small pieces it would take as long, and much more work.
+            return pool.ceiling - held
         return max(pool.floor - held, min(pool.ceiling - held, pool.bytes_max - pool.lent))
 
     def may_resume(self) -> bool:

@@ -143,3 +143,16 @@ def test_what_has_begun_may_hold_half_of_what_is_lent() -> None:
     assert pool.overdue == 100
     half.set_begun(400)
     assert pool.overdue <= 0  # It is not half requests that keep others waiting.
+
+
+def test_who_is_favoured_goes_on_by_large_pieces() -> None:
+    pool = make(ceiling=600)
+    half, busy = account(pool), account(pool)
+    half.set_begun(200)
+    busy.take(900)
+    assert pool.is_exhausted
+    assert half.room <= 0
+    assert half.may_take()  # Since it has nothing else to give back.
+    assert half.room == 400
+    half.set_begun(0)
+    assert half.room == 100
