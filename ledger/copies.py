@@ -24,7 +24,6 @@ from rollbook.ledger.core.read_plan import (
 )
 from rollbook.proto.errors import (
     BookieFailed,
-    ConnectionLost,
     DigestMismatch,
     RollbookError,
 )
@@ -69,7 +68,6 @@ class Copies:
             False: HedgeDelay(config.read_hedge_ms_min),
             True: HedgeDelay(config.read_hedge_ms_min, BATCH_FACTOR),
         }
-        self._without_batches: dict[BookieId, None] = {}  # They hung up on one.
 
     async def read_one(self, entry_id: EntryId, ensemble: Ensemble) -> Entry:
         """Raises `NoSuchEntry`, `DigestMismatch`, `EntryUnavailable`."""
@@ -91,7 +89,7 @@ class Copies:
     def has_batches(self, ensemble: Ensemble) -> bool:
         """Striped runs have gaps, which only bookies with our extension pass over."""
         if self._quorum.ensemble == self._quorum.write:
-            return not all(bookie in self._without_batches for bookie in ensemble)
+            return any(map(self._bookies.has_batches, ensemble))
         live = self._bookies.live()
         return all(
             self._bookies.has_extension(bookie, BATCH_READ) or live.find(bookie) is None
@@ -160,7 +158,7 @@ class Copies:
         try:
             return unpack_batch(self._digest, answer.bodies, first_entry, count)
         except DigestMismatch as error:
-            self._note_failure(bookie, count, error)
+            self._note_failure(bookie, error)
             return []
 
     async def _read(
@@ -201,7 +199,7 @@ class Copies:
                         entries = self._judge(answer, first_entry, count)
                     except RollbookError as error:
                         search.on_failure(answered, type(error))
-                        self._note_failure(ensemble[answered], count, error)
+                        self._note_failure(ensemble[answered], error)
                         continue
                     self._note_success(answered, asked_ns, hedge, ensemble)
                     return entries
@@ -218,12 +216,9 @@ class Copies:
             hedge.observe(now_ns - since_ns)
             self._health.on_slow(ensemble[slot], now_ns)
 
-    def _note_failure(self, bookie: BookieId, count: int, error: RollbookError) -> None:
+    def _note_failure(self, bookie: BookieId, error: RollbookError) -> None:
         if isinstance(error, DigestMismatch):
             logger.warning("damaged_copy_met", bookie=bookie, detail=error.message, **error.ids)
-        is_foreign = not self._bookies.has_extension(bookie, BATCH_READ)
-        if count > 1 and is_foreign and isinstance(error, ConnectionLost):
-            self._without_batches[bookie] = None  # Old ones close the connection on a batch.
 
     def _slots_in_order(self, entry_id: EntryId, ensemble: Ensemble) -> list[int]:
         return slots_in_order(self._quorum, entry_id, self._preferred, self._ranks(ensemble))
@@ -238,7 +233,7 @@ class Copies:
         ]
 
     def _request(self, bookie: BookieId, first_entry: EntryId, count: int) -> Request:
-        if count > 1 and bookie not in self._without_batches:
+        if count > 1 and self._bookies.has_batches(bookie):
             return self._batch_request(first_entry, count)
         return Read(self._digest.ledger_id, first_entry)
 
