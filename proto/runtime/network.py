@@ -21,7 +21,8 @@ _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT",
 # What may lie in the system unsent, for a peer that does not take it. By default it is megabytes, for each
 # connection, taken at one go: 100 slow readers were 250 MiB that nobody counted.
 _UNSENT_BYTES_MAX: Final = 512 * 1024
-_BACKLOG: Final = 1024
+_BACKLOG: Final = 1024  # Connections that the system keeps for us,
+_ACCEPTED_AT_ONCE: Final = 16  # and how many are taken in one go: a tenth of a millisecond each.
 _HANDSHAKES_MAX: Final = 256  # Under TLS, at a time.
 _SIOCGIFADDR: Final = 0x8915  # What Linux is asked for an interface's address.
 
@@ -55,12 +56,18 @@ class SocketTransport:
             factory = Handshakes(factory, self._server_tls, _HANDSHAKES_MAX)
         try:
             if address.is_unix:
-                server = await loop.create_unix_server(factory, address.host, backlog=_BACKLOG)
+                server = await loop.create_unix_server(
+                    factory, address.host, backlog=_ACCEPTED_AT_ONCE
+                )
                 os.chmod(address.host, 0o600)
+                _widen_backlog(server)
                 return SocketListener(server, address)
-            server = await loop.create_server(factory, address.host, address.port, backlog=_BACKLOG)
+            server = await loop.create_server(
+                factory, address.host, address.port, backlog=_ACCEPTED_AT_ONCE
+            )
         except OSError as error:
             raise cannot_listen(address, error) from error
+        _widen_backlog(server)
         for listening in server.sockets:
             _keep_alive(listening)  # What it accepts inherits that,
             _limit_unsent(listening)  # and that.
@@ -85,6 +92,13 @@ class SocketTransport:
             raise Unavailable(f"cannot reach {address}: {detail}") from error
         _keep_alive(transport.get_extra_info("socket"))
         return transport, protocol
+
+
+def _widen_backlog(server: asyncio.Server) -> None:
+    """To asyncio the backlog is also how many connections it takes in one go."""
+    for listening in server.sockets:
+        with listening.dup() as same:
+            same.listen(_BACKLOG)
 
 
 def _keep_alive(connection: socket.socket | TransportSocket) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import socket
+from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,37 @@ async def test_a_vanished_peer_is_noticed_without_traffic() -> None:
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
     transport.close()
+    await listener.close()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+async def test_a_rush_of_connections_leaves_turns_to_others(kind: str, tmp_path: Path) -> None:
+    network = SocketTransport()
+    accepted: list[Echo] = []
+
+    def accept() -> Echo:
+        accepted.append(Echo())
+        return accepted[-1]
+
+    wanted = Address("127.0.0.1", 0) if kind == "tcp" else Address(str(tmp_path / "s"), 0)
+    listener = await network.listen(accept, wanted)
+    address = listener.address
+    with ExitStack() as stack:
+        for _ in range(200):  # Nobody has accepted any: the system keeps them.
+            family = socket.AF_INET if kind == "tcp" else socket.AF_UNIX
+            client = stack.enter_context(socket.socket(family))
+            client.settimeout(30)
+            client.connect((address.host, address.port) if kind == "tcp" else address.host)
+        counts = [0]
+        async with asyncio.timeout(30):
+            while counts[-1] < 200:
+                await asyncio.sleep(0)
+                counts.append(len(accepted))
+            while not all(hasattr(each, "transport") for each in accepted):
+                await asyncio.sleep(0)
+        assert max(after - before for before, after in pairwise(counts)) <= 32
+        for each in accepted:
+            each.transport.abort()
     await listener.close()
 
 
