@@ -34,6 +34,7 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.network import SocketTransport
+from rollbook.proto.runtime.tls import TlsFiles, server_context
 from tests.support import bookies
 from tests.support.processes import Family
 
@@ -54,7 +55,11 @@ class _Machine:
 class LocalCluster:
     """Its metadata lies in memory: `url` is good in this process, on this loop."""
 
-    def __init__(self, folder: Path, names: Iterable[str] = NAMES) -> None:
+    def __init__(
+        self, folder: Path, names: Iterable[str] = NAMES, tls: TlsFiles | None = None
+    ) -> None:
+        """With `tls` it listens behind it, too."""
+        self._tls = tls
         self.url = f"memory:{folder.name.replace('_', '-')}-{random.getrandbits(32):x}"
         self.bookies: dict[str, Bookie] = {}  # Those that run.
         self._folder = folder
@@ -83,7 +88,12 @@ class LocalCluster:
         """It serves and is registered when this returns."""
         settings = Settings(
             BookieConfig(
-                metadata=self.url, bookie_id=name, listen="127.0.0.1:0", session_timeout_s=4.0
+                metadata=self.url,
+                bookie_id=name,
+                listen="127.0.0.1:0",
+                session_timeout_s=4.0,
+                tls_listen="127.0.0.1:0" if self._tls else "",
+                tls_certificate=self._tls.certificate if self._tls else "",
             ),
             StorageConfig(
                 str(self._folder / name / "journal"),
@@ -93,7 +103,9 @@ class LocalCluster:
             ),
             ServerConfig(),
         )
-        bookie = await Bookie.open(_Machine(), await open_metadata_store(self.url), settings)
+        tls = SocketTransport(server_tls=server_context(self._tls)) if self._tls else None
+        store = await open_metadata_store(self.url)
+        bookie = await Bookie.open(_Machine(), store, settings, tls)
         await bookie.register()
         self.bookies[name] = bookie
         return bookie

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.connecting import connect
 from rollbook.ledger.core.verification import CopyState, Verdict
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.writer import LedgerWriter
@@ -26,6 +27,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
 from rollbook.proto.metadata import LedgerState
+from rollbook.proto.runtime.tls import TlsFiles, client_context
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.v3_adds import V3AddPacker
 from tests.support.ledger_cluster import LocalCluster
@@ -387,3 +389,28 @@ async def test_missing_bad_and_different_copies_are_told_apart(tmp_path: Path) -
             assert {flaw.state for flaw in verdict.flaws} == {CopyState.BAD, CopyState.MISSING}
             assert (verdict.lost, verdict.below_ack) == (100, 100)
             assert second in {flaw.bookie for flaw in verdict.flaws}
+
+
+# --- Behind TLS ---------------------------------------------------------------------------------
+
+
+def golden(name: str) -> str:
+    return str(Path(__file__).parents[2] / "golden" / "tls" / f"{name}.pem")
+
+
+async def test_behind_tls_with_certificates_on_both_sides(tmp_path: Path) -> None:
+    files = TlsFiles(golden("server-a"), authorities=golden("authority-a"))
+    ours = client_context(golden("authority-a"), certificate=golden("client-a"))
+    stranger = client_context(golden("authority-a"), certificate=golden("client-b"))
+    doubting = client_context(golden("authority-b"), certificate=golden("client-a"))
+    quick = ClientConfig(add_deadline_s=0.5, read_deadline_s=0.5)
+    async with LocalCluster(tmp_path, tls=files) as cluster, asyncio.timeout(PATIENCE_S):
+        async with connect(cluster.url, tls=ours) as ledgers:
+            async with await ledgers.create() as writer:
+                await writer.append_many(letters(1000, 2000))
+            assert await payloads_of(ledgers, writer.ledger_id) == letters(1000, 2000)
+            assert (await ledgers.verify(writer.ledger_id)).is_sound
+        for context in (stranger, doubting):
+            async with connect(cluster.url, quick, tls=context) as ledgers:
+                with pytest.raises(EntryUnavailable):
+                    await payloads_of(ledgers, writer.ledger_id)
