@@ -107,7 +107,7 @@ class Files:
         self.bookie.kill()
         self._family.forget_ended()
 
-    def add(self, shape: Shape, entries_bytes: int) -> int:
+    def add(self, shape: Shape, entries_bytes: int, batch_bytes: int = BATCH_BYTES) -> int:
         """Returns how many entries that were."""
         address = self.bookie.address.host, self.bookie.address.port
         each = shape.ledgers // CONNECTIONS
@@ -120,7 +120,7 @@ class Files:
             work = [
                 add_batches(
                     range(1 + at * each, 1 + (at + 1) * each),
-                    *(count * turn, shape.payload_bytes, BATCH_BYTES),
+                    *(count * turn, shape.payload_bytes, batch_bytes),
                     version=shape.version,
                     first_entry=first * shape.in_a_row,
                     in_a_row=shape.in_a_row,
@@ -172,7 +172,7 @@ def _many_logs(runs: int, size: Size) -> Iterator[Figure]:
     with _files(settings) as files:
         files.start("nothing")
         for _ in itertools.takewhile(lambda _: _logs(files) < size.logs, itertools.count()):
-            files.add(shape, 4 * MIB)
+            files.add(shape, 4 * MIB, 4 * KIB)  # Half a journal file may be under way.
         times = [_again(files, "nothing") for _ in range(runs)]
         logs = _logs(files)
     opened_s, ready_s = zip(*times, strict=True)
