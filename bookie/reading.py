@@ -18,6 +18,7 @@ from rollbook.bookie.entry_log import EntryLogs
 from rollbook.bookie.journal import JournalFile
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import (
+    BookieFailed,
     EntryStateUnknown,
     EntryTooLarge,
     NoSuchEntry,
@@ -42,14 +43,18 @@ class Reading:
         files: Callable[[], Sequence[JournalFile]],
         ledger: Callable[[int], Ledger | None],
         stats: Stats,
+        has_failed: Callable[[], bool],
     ) -> None:
-        """`files` are those with entries that no log has yet, newest first; `ledger` is known or None."""
+        """`files` are those with entries that no log has yet, newest first; `ledger` is known or None.
+        When the journal `has_failed`, nobody knows what it has.
+        """
         self.moves = 0  # How often entries moved from one file to another.
         self._catalog = catalog
         self._logs = logs
         self._files = files
         self._ledger = ledger
         self._stats = stats
+        self._has_failed = has_failed
 
     def peek(self, ledger_id: int, entry_id: int) -> bytes | None:
         """The entry if memory has it; None says nothing."""
@@ -199,4 +204,6 @@ class Reading:
             raise NoSuchLedger(ledger_id=ledger_id)
 
     def _absence(self, ledger_id: int) -> type[RollbookError]:
+        if self._has_failed():  # What was written and not synced may be found by the next start.
+            return BookieFailed
         return NoSuchEntry if self._ledger(ledger_id) else NoSuchLedger

@@ -105,7 +105,10 @@ class Storage:
         self._unsaved: dict[int, None] = {}  # Ledgers whose facts the catalog does not have.
         parts = (disk, config, randomness, found.catalog, cache)
         self._logs = EntryLogs(disk, found.catalog.store_id, self._path_of_log, cache)
-        self._reading = Reading(self.catalog, self._logs, self._files, self._known_ledger, stats)
+        self._reading = Reading(
+            *(self.catalog, self._logs, self._files, self._known_ledger, stats),
+            has_failed=lambda: self._journal.failure is not None,
+        )
         self.peek, self.read = self._reading.peek, self._reading.read
         self.read_run, self.read_last = self._reading.read_run, self._reading.read_last
         self.entry_ids, self.entry_ranges = self._reading.entry_ids, self._reading.entry_ranges
