@@ -3,9 +3,8 @@
     calls      one request, one reply; found by transaction id, in version 2 by the reply's ids
     channels   the adds of a ledger, as bytes; their replies are handed on a batch at a time
 
-Whatever one turn of the loop asks for leaves in one write. Once the socket is stuck, at most
-`_CHUNK_BYTES_MAX` more lie in front of it and all else waits in two queues here, of which the one of
-high priority goes first, in front of whatever has not begun.
+Whatever one turn of the loop asks for leaves in one write. Once the socket is stuck, two chunks at most
+lie in front of it, and all else waits in the outbox.
 
 An answer is handed to nobody but the one who asked (CN1), and a reply to an add to nobody but the
 channel that wrote it (CN2). What comes unasked, in a wrong shape or with the ids of something else ends
@@ -13,14 +12,14 @@ the connection: its peer, or our idea of it, is broken.
 """
 
 import asyncio
-import struct
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import attrgetter
-from typing import Final, Protocol, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
+from rollbook.ledger.add_channel import AddChannel, WaitingAdds
 from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.outbox import CHUNK_BYTES_MAX, Outbox, in_pieces
 from rollbook.ledger.room import Room
 from rollbook.proto.errors import (
     BadFrame,
@@ -33,7 +32,6 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.wire import v2, v3
 from rollbook.proto.wire.adds import AddReplies
-from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.messages import (
     IDENTITY_PLUGIN,
     Answer,
@@ -60,7 +58,6 @@ from rollbook.proto.wire.messages import (
 from rollbook.proto.wire.replies import ReplyDecoder
 
 RECEIVE_BYTES: Final = 256 * 1024
-_CHUNK_BYTES_MAX: Final = 256 * 1024
 _TICK_S: Final = 0.02  # A deadline is noticed so much late at most.
 _LAST_CHANCE_S: Final = 5.0  # For any word at all, after somebody has given up waiting for his.
 
@@ -77,138 +74,15 @@ _ECHOED: Final[dict[type[Request], tuple[type[Reply], Callable[[object], object]
     Auth: (AuthReply, attrgetter("plugin")),
 }
 
-_length_at: Final = struct.Struct(">I").unpack_from
 
 _Key: TypeAlias = int | tuple[type, int, int]
 """What finds a request again: its transaction id, in version 2 the ids that the reply repeats."""
 
 
-class AddSink(Protocol):
-    """Who adds to a ledger. None of these is called from within a call of the channel's own."""
-
-    def on_add_replies(self, channel: "AddChannel", replies: AddReplies) -> None:
-        """A whole batch, synchronously from where bytes are received. May name entries twice, or
-        ones that were never sent, if the bookie is no good.
-        """
-
-    def on_channel_open(self, channel: "AddChannel") -> None:
-        """(Again) connected: what was sent before and has no answer has to be sent again."""
-
-    def on_channel_lost(self, channel: "AddChannel", error: RollbookError) -> None:
-        """The connection was lost or could not be made. It is tried again, with growing pauses,
-        until the channel is closed: this comes once for each failure.
-        """
-
-
-class AddChannel:
-    """The adds of one ledger to one bookie, in the words of the client's protocol version.
-
-    Frames are written in order and stay so as long as the connection lasts. No other channel hears
-    their replies, not even a later one of the same ledger.
-    """
-
-    __slots__ = (
-        "_client",
-        "_on_close",
-        "bookie",
-        "is_closed",
-        "is_high_priority",
-        "ledger_id",
-        "sink",
-        "unanswered",
-        "waiting_bytes",
-    )
-
-    def __init__(
-        self,
-        bookie: BookieId,
-        ledger_id: LedgerId,
-        sink: AddSink,
-        on_close: "Callable[[AddChannel], None]",
-        *,
-        is_high_priority: bool,
-    ) -> None:
-        self.bookie = bookie
-        self.ledger_id = ledger_id
-        self.sink = sink
-        self.is_high_priority = is_high_priority
-        self.is_closed = False
-        self.unanswered = 0  # Adds written on the present connection, their replies not come.
-        self.waiting_bytes = 0  # In its connection's queue.
-        self._client: BookieClient | None = None
-        self._on_close = on_close
-
-    @property
-    def is_open(self) -> bool:
-        """False until `on_channel_open`, and again from `on_channel_lost` on."""
-        return self._client is not None
-
-    @property
-    def queued_bytes(self) -> int:
-        """Handed over and not yet taken by the kernel.
-
-        What lies in front of the socket counts for each of its ledgers; it is at most 512 KiB.
-        """
-        client = self._client
-        return 0 if client is None else self.waiting_bytes + client.unsent_bytes
-
-    def write(self, frames: bytes | list[bytes], count: int) -> None:
-        """`count` adds. Only while it is open. Takes whatever it is given: windows are the caller's."""
-        assert self._client is not None
-        self.unanswered += count
-        self._client.write_adds(self, frames, count)
-
-    def complain(self, waited_s: float) -> None:
-        """The caller's deadline passed: an add has waited so long for its reply.
-
-        If the bookie was silent all the while, its connection is given up for all and made anew;
-        then `on_channel_lost` follows.
-        """
-        if self._client is not None:
-            self._client.complain(waited_s)
-
-    def close(self) -> None:
-        """Idempotent; no more replies are heard. What was written is sent all the same, as far as
-        the connection lasts and 16 MiB of such remains do not wait already.
-        """
-        if not self.is_closed:
-            self.is_closed = True
-            self._on_close(self)
-
-    # --- For its connection -------------------------------------------------------------------
-
-    def on_open(self, client: "BookieClient") -> None:
-        self._client = client
-        self.unanswered = self.waiting_bytes = 0
-
-    def on_lost(self) -> None:
-        self._client = None
-
-
-class _Adds:
-    """Frames of a channel that wait to be sent."""
-
-    __slots__ = ("_frames", "channel", "count")
-
-    def __init__(self, channel: AddChannel, frames: bytes, count: int) -> None:
-        self.channel = channel
-        self.count = count
-        self._frames = frames
-
-    @property
-    def size(self) -> int:
-        return len(self._frames)
-
-    def take(self, _now: float) -> bytes:
-        """To be sent now."""
-        self.channel.waiting_bytes -= len(self._frames)
-        return self._frames
-
-
 class _Call:
     """A request that waits for its reply."""
 
-    __slots__ = ("due", "frame", "future", "request", "sent_at")
+    __slots__ = ("due", "frame", "future", "is_given_up", "request", "sent_at")
 
     def __init__(
         self, request: Request, frame: bytes, due: float, future: asyncio.Future[Reply]
@@ -218,6 +92,7 @@ class _Call:
         self.due = due
         self.future = future
         self.sent_at = -1.0
+        self.is_given_up = False  # And counted as such.
 
     @property
     def is_sent(self) -> bool:
@@ -268,9 +143,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self._channels: dict[LedgerId, AddChannel] = {}
         self._owed: dict[LedgerId, int] = {}
         # What waits to be sent.
-        self._urgent: deque[_Adds | _Call] = deque()
-        self._ordinary: deque[_Adds | _Call] = deque()
-        self._rest: bytes | memoryview = b""  # Of a large frame that has begun.
+        self._outbox = Outbox()
         self._is_clogged = False
         self._will_flush = False
 
@@ -319,7 +192,7 @@ class BookieClient(asyncio.BufferedProtocol):
 
     async def _ask(self, key: _Key, call: _Call, is_high_priority: bool) -> Reply:
         self._waiting[key] = call
-        (self._urgent if is_high_priority else self._ordinary).append(call)
+        self._outbox.put(call, is_high_priority)
         if not self._will_flush:
             self._will_flush = True
             self._loop.call_soon(self._flush)
@@ -334,15 +207,14 @@ class BookieClient(asyncio.BufferedProtocol):
         """Its answer, if it still comes, is for nobody."""
         if not call.is_sent:
             del self._waiting[key]
-            for queue in (self._urgent, self._ordinary):
-                if call in queue:
-                    queue.remove(call)
+            self._outbox.remove(call)
             return
         if not isinstance(call.request, Read) or call.request.previous_lac is None:
             self._on_given_up()  # The answer to a long poll may be far off.
         if self.version != v2.VERSION:
             del self._waiting[key]
             return
+        call.is_given_up = True
         self._given_up += 1
         if self._given_up > self._calls_max:
             self._end(BookieTimeout("answers to many requests never came", bookie=self.bookie))
@@ -379,27 +251,23 @@ class BookieClient(asyncio.BufferedProtocol):
 
     def _left_behind(self) -> int:
         """Bytes that closed channels wrote and that are still not sent."""
-        waiting = (*self._urgent, *self._ordinary)
-        return sum(e.size for e in waiting if isinstance(e, _Adds) and e.channel.is_closed)
+        waiting = [each for each in self._outbox if isinstance(each, WaitingAdds)]
+        return sum(each.size for each in waiting if each.channel.is_closed)
 
     def _drop(self, channel: AddChannel) -> None:
-        for queue in (self._urgent, self._ordinary):
-            kept = [e for e in queue if not (isinstance(e, _Adds) and e.channel is channel)]
-            channel.unanswered -= sum(e.count for e in queue if isinstance(e, _Adds)) - sum(
-                e.count for e in kept if isinstance(e, _Adds)
-            )
-            queue.clear()
-            queue.extend(kept)
+        for each in list(self._outbox):
+            if isinstance(each, WaitingAdds) and each.channel is channel:
+                self._outbox.remove(each)
+                channel.unanswered -= each.count
 
     def write_adds(self, channel: AddChannel, frames: bytes | list[bytes], count: int) -> None:
         data = frames if isinstance(frames, bytes) else b"".join(frames)
-        is_idle = not (self._is_clogged or self._ordinary or self._urgent or self._rest)
-        if is_idle and len(data) <= _CHUNK_BYTES_MAX:
+        if not self._is_clogged and self._outbox.is_empty and len(data) <= CHUNK_BYTES_MAX:
             self._transport.write(data)
             return
         channel.waiting_bytes += len(data)
-        queue = self._urgent if channel.is_high_priority else self._ordinary
-        queue += [_Adds(channel, *piece) for piece in _in_pieces(data, count)]
+        for piece, adds in in_pieces(data, count):
+            self._outbox.put(WaitingAdds(channel, piece, adds), channel.is_high_priority)
         self._flush()
 
     def complain(self, waited_s: float) -> None:
@@ -412,33 +280,15 @@ class BookieClient(asyncio.BufferedProtocol):
     @property
     def unsent_bytes(self) -> int:
         """In front of the socket; without the queues."""
-        return self._transport.get_write_buffer_size() + len(self._rest)
+        return self._transport.get_write_buffer_size() + self._outbox.begun_bytes
 
     def _flush(self) -> None:
         self._will_flush = False
         if self.is_over:
             return
         now = self._loop.time()
-        while not self._is_clogged and (chunk := self._next_chunk(now)):
+        while not self._is_clogged and (chunk := self._outbox.next_chunk(now)):
             self._transport.write(chunk)
-
-    def _next_chunk(self, now: float) -> bytes:
-        pieces: list[bytes | memoryview] = []
-        room = _CHUNK_BYTES_MAX
-        while room:
-            piece: bytes | memoryview
-            if self._rest:
-                piece, self._rest = self._rest, b""
-            elif queue := self._urgent or self._ordinary:
-                piece = queue.popleft().take(now)
-            else:
-                break
-            if len(piece) > room:
-                whole = memoryview(piece)
-                piece, self._rest = whole[:room], whole[room:]
-            pieces.append(piece)
-            room -= len(piece)
-        return b"".join(pieces)
 
     # --- Hearing ------------------------------------------------------------------------------
 
@@ -466,7 +316,7 @@ class BookieClient(asyncio.BufferedProtocol):
                 raise BadFrame(f"a {type(reply).__name__} that nobody asked for")
             # Else its caller has given up.
         elif call.future.done():
-            self._given_up -= 1
+            self._given_up -= call.is_given_up
         elif not _is_reply_to(call.request, reply):
             self._waiting[key] = call  # To be told that the connection is over.
             raise BadFrame(f"a {type(reply).__name__} that answers something else")
@@ -532,9 +382,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self._transport.abort()
         if self._timer is not None:
             self._timer.cancel()
-        self._urgent.clear()
-        self._ordinary.clear()
-        self._rest = b""
+        self._outbox.clear()
         calls, self._waiting = self._waiting, {}
         for call in calls.values():
             if not call.future.done():
@@ -553,7 +401,7 @@ class BookieClient(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=_CHUNK_BYTES_MAX)
+        self._transport.set_write_buffer_limits(high=CHUNK_BYTES_MAX)
         self._heard_at = self._loop.time()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -586,21 +434,6 @@ class BookieClient(asyncio.BufferedProtocol):
         detail = str(exc or "") or "the bookie hung up"
         self._end(ConnectionLost(detail, bookie=self.bookie))
         self.gone.set_result(None)
-
-
-def _in_pieces(frames: bytes, count: int) -> Iterator[tuple[bytes, int]]:
-    """Cut between frames, so that what is urgent can come between; and how many each piece has."""
-    if len(frames) > _CHUNK_BYTES_MAX:
-        start = position = passed = 0
-        while position < len(frames):
-            end = position + LENGTH_BYTES + _length_at(frames, position)[0]
-            if end - start > _CHUNK_BYTES_MAX and passed:
-                yield frames[start:position], passed
-                count -= passed
-                start, passed = position, 0
-            position, passed = end, passed + 1
-        frames = frames[start:]
-    yield frames, count
 
 
 def _fail(future: "asyncio.Future[Reply]", error: RollbookError) -> None:

@@ -1,0 +1,91 @@
+"""What waits to be sent on one connection: two queues, and the rest of a frame that has begun.
+
+High priority goes first, in front of whatever has not begun. What is taken out comes in chunks of a
+bounded size, small things together and large ones cut.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from rollbook.proto.wire.frames import LENGTH_BYTES
+
+CHUNK_BYTES_MAX: Final = 256 * 1024
+
+_length_at: Final = struct.Struct(">I").unpack_from
+
+
+class Waiting(Protocol):
+    """Whole frames."""
+
+    def take(self, now: float) -> bytes:
+        """To be sent now, at the loop's time `now`; nothing if nobody wants it any more."""
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self._urgent: deque[Waiting] = deque()
+        self._ordinary: deque[Waiting] = deque()
+        self._rest: bytes | memoryview = b""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._ordinary or self._urgent or self._rest)
+
+    @property
+    def begun_bytes(self) -> int:
+        """Of a frame that is larger than a chunk and partly sent."""
+        return len(self._rest)
+
+    def put(self, waiting: Waiting, is_urgent: bool) -> None:
+        (self._urgent if is_urgent else self._ordinary).append(waiting)
+
+    def next_chunk(self, now: float) -> bytes:
+        """Empty if there is nothing."""
+        pieces: list[bytes | memoryview] = []
+        room = CHUNK_BYTES_MAX
+        while room:
+            piece: bytes | memoryview
+            if self._rest:
+                piece, self._rest = self._rest, b""
+            elif queue := self._urgent or self._ordinary:
+                piece = queue.popleft().take(now)
+            else:
+                break
+            if len(piece) > room:
+                whole = memoryview(piece)
+                piece, self._rest = whole[:room], whole[room:]
+            pieces.append(piece)
+            room -= len(piece)
+        return b"".join(pieces)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        yield from self._urgent
+        yield from self._ordinary
+
+    def remove(self, waiting: Waiting) -> None:
+        """If it is still here."""
+        for queue in (self._urgent, self._ordinary):
+            if waiting in queue:
+                queue.remove(waiting)
+
+    def clear(self) -> None:
+        self._urgent.clear()
+        self._ordinary.clear()
+        self._rest = b""
+
+
+def in_pieces(frames: bytes, count: int) -> Iterator[tuple[bytes, int]]:
+    """Cut between frames, so that what is urgent can come between; and how many each piece has."""
+    if len(frames) > CHUNK_BYTES_MAX:
+        start = position = passed = 0
+        while position < len(frames):
+            end = position + LENGTH_BYTES + _length_at(frames, position)[0]
+            if end - start > CHUNK_BYTES_MAX and passed:
+                yield frames[start:position], passed
+                count -= passed
+                start, passed = position, 0
+            position, passed = end, passed + 1
+        frames = frames[start:]
+    yield frames, count
