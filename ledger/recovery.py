@@ -131,21 +131,14 @@ class Recovery:
     ) -> StoredLedger:
         """From its return on the writer confirms nothing any more, and cannot move elsewhere.
 
-        The ledger is left in recovery; one that is closed has no writer, and stays as it is.
+        The ledger is left in recovery; one that is closed has no writer, and stays as it is. Whoever
+        acts on it names the version that is returned: no other one was fenced.
         """
-        for _ in range(_RESTARTS_MAX):
-            stored = await self._start(stored)
-            if stored.metadata.is_closed:
-                return stored
+        stored = await self._start(stored)
+        if not stored.metadata.is_closed:
             async with self._attempt(stored, password, digest_type) as attempt:
                 await attempt.fence()
-            found = await self._nodes.read(stored.metadata.ledger_id, fresh=True)
-            if found.metadata.is_closed or found.version == stored.version:
-                return found
-            stored = found
-        raise RecoveryIncomplete(
-            "its fragments change again and again", ledger_id=stored.metadata.ledger_id
-        )
+        return stored
 
     async def _start(self, stored: StoredLedger) -> StoredLedger:
         """In recovery or closed (FR1)."""

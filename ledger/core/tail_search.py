@@ -206,7 +206,7 @@ class TailSearch:
     def _is_everybody_asked(self) -> bool:
         sought = self._sought[self._next]
         answered = sought.negatives | sum(1 << slot for slot in sought.failures)
-        return not sought.pending and not self._quorum.write_mask(self._next) & ~answered
+        return not self._quorum.write_mask(self._next) & ~answered
 
     def stop_waiting(self) -> None:
         """Whoever has not answered by now is taken for unreachable, if absence is proven."""

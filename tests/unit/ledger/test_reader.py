@@ -401,9 +401,21 @@ def test_a_tail_moves_on_when_a_bookie_hangs() -> None:
         for keeper in on.keepers("b0 b1 b2"):
             keeper.put([0])
         reader = await on.open()
-        following = asyncio.create_task(ids_of(reader.tail()))
+        loop = asyncio.get_running_loop()
+        seen_at: list[float] = []
+
+        async def follow() -> list[int]:
+            found: list[int] = []
+            async for entry in reader.tail():
+                found.append(entry.entry_id)
+                seen_at.append(loop.time())
+            return found
+
+        following = asyncio.create_task(follow())
+        written_at = [loop.time()]
         for entry_id in range(1, 60):
             await asyncio.sleep(0.05)
+            written_at.append(loop.time())
             if entry_id % 20 == 10:
                 for i, keeper in enumerate(on.keepers("b0 b1 b2")):
                     keeper.is_hung = i == entry_id // 20
@@ -411,6 +423,8 @@ def test_a_tail_moves_on_when_a_bookie_hangs() -> None:
                 keeper.put([entry_id])
         await on.close_at(59)
         assert await following == list(range(60))
+        late_s = [seen_at[e] - written_at[e + 1] for e in range(59)]
+        assert max(late_s) < 0.3, "it is not told to wait for the one that hangs"
         await reader.close()
 
     stage(act)
