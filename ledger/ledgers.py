@@ -13,7 +13,7 @@ attackers. One that is given has to be the right one.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
@@ -48,6 +48,7 @@ from rollbook.proto.metadata import (
 )
 from rollbook.proto.ports import Clock, MetadataStore, Randomness, Transport
 from rollbook.proto.quorum import Quorum
+from rollbook.proto.tasks import to_its_end
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 
 logger = structlog.get_logger()
@@ -106,17 +107,26 @@ class Ledgers:
         """Ends whatever it has opened, and leaves nothing behind.
 
         Ledgers that are still written stay open, for recovery to close: close their writers first.
+        Idempotent. Cancelled, it goes on to its end first.
         """
         self._is_closed = True
-        async with AsyncExitStack() as ending:  # Each comes to its turn, whatever the others do.
-            if self._owns_store:
-                ending.push_async_callback(self._store.close)
-            ending.push_async_callback(self._watcher.close)
-            ending.push_async_callback(self.bookies.close)
-            for handle in self._handles:
-                if not handle.is_stopped:
-                    ending.push_async_callback(handle.stop)
+        await to_its_end(self._close())
+
+    async def _close(self) -> None:
+        """Each comes to its turn, whatever becomes of the others."""
+        endings = [handle.stop for handle in self._handles if not handle.is_stopped]
+        endings += [self.bookies.close, self._watcher.close]
+        if self._owns_store:
+            endings.append(self._store.close)
         self._handles.clear()
+        failures: list[Exception] = []
+        for end in endings:
+            try:
+                await end()
+            except Exception as error:  # noqa: BLE001  # Raised below, when all have had their turn.
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     async def __aenter__(self) -> Self:
         try:
