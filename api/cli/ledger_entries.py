@@ -60,9 +60,14 @@ def append_input(
             )
         else:
             writer = await ledgers.claim(ledger_id, password_of(password))
-        async with writer:
-            with bar(f"ledger {writer.ledger_id}", _input_bytes()) as advance:
-                await _append_chunks(writer, frame, advance)
+        try:
+            async with writer:
+                with bar(f"ledger {writer.ledger_id}", _input_bytes()) as advance:
+                    await _append_chunks(writer, frame, advance)
+        except asyncio.CancelledError:
+            last_entry = writer.metadata.last_entry
+            click.echo(f"interrupted: ledger {writer.ledger_id} ends at {last_entry}", err=True)
+            raise
         metadata = writer.metadata
         return {
             "ledger_id": metadata.ledger_id,

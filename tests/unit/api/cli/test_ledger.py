@@ -3,9 +3,11 @@
 import base64
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,6 +117,35 @@ def test_ledgers_are_listed_and_removed(shell: Shell) -> None:
     assert "LEDGER_NOT_FOUND" in shell.errors
     assert "rollbook ledger ls" in shell.errors
     assert not {first, second} & {int(line) for line in shell.run("ls", "-o", "raw").split()}
+
+
+def test_an_interrupted_append_keeps_what_it_has_written(
+    shell: Shell, cluster: ProcessCluster
+) -> None:
+    before = {*shell.run("ls", "-o", "raw").split()}
+    with subprocess.Popen(
+        [sys.executable, "-m", "rollbook.api.cli.main", "ledger", "append"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "ROLLBOOK_METADATA": cluster.url},
+    ) as child:
+        assert child.stdin
+        assert child.stderr
+        child.stdin.write(b"one\ntwo\nhalf of")
+        child.stdin.flush()
+        deadline = time.monotonic() + PATIENCE_S
+        while not (new := {*shell.run("ls", "-o", "raw").split()} - before):
+            assert time.monotonic() < deadline
+        (ledger_id,) = map(int, new)
+        while b"two" not in shell.run("read", ledger_id, "-o", "raw"):
+            assert time.monotonic() < deadline
+        child.send_signal(signal.SIGINT)
+        assert child.wait(PATIENCE_S) == 130
+        assert f"ledger {ledger_id} ends at 1" in child.stderr.read().decode()
+    assert shell.run("read", ledger_id, "-o", "raw") == b"one\ntwo\n"
+    shown = shell.json("show", ledger_id)
+    assert isinstance(shown, dict)
+    assert shown["state"] == "closed"
 
 
 def test_what_nobody_writes_is_recovered(shell: Shell) -> None:
