@@ -126,7 +126,8 @@ class Bookies:
                 client = link.client or await link.connected(due)
             return await client.call(request, due, is_high_priority=is_high_priority)
         except BookieTimeout:
-            self._shared.note_failure(bookie)
+            if deadline_s >= self._config.silence_s_max:  # Less proves nothing.
+                self._shared.note_failure(bookie)
             raise
         except ConnectionLost:
             if link.is_for_batches and not link.has_answered:

@@ -348,6 +348,20 @@ def test_what_is_given_up_unsent_takes_no_memory() -> None:
     play(story)
 
 
+def test_a_short_wait_is_nobodys_failure() -> None:
+    """Whoever has little time left blames nobody for it."""
+
+    async def story(scene: Scene) -> None:
+        scene.bookie("b1").on_call = ignore
+        assert isinstance(await outcome(scene.bookies, read(1), 0.3), BookieTimeout)
+        clock = scene.client_node.clock
+        assert not scene.health.is_quarantined(B1, clock.monotonic_ns())
+        assert isinstance(await outcome(scene.bookies, read(2), 1.5), BookieTimeout)
+        assert scene.health.is_quarantined(B1, clock.monotonic_ns())
+
+    play(story)
+
+
 def test_a_slow_answer_alone_leaves_the_connection_to_the_others() -> None:
     def answer_but_one(peer: Peer, call: Call) -> None:
         if call.request != read(0):
