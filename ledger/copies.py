@@ -18,8 +18,8 @@ from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.read_plan import (
     BATCH_FACTOR,
     CopySearch,
+    CoverSearch,
     HedgeDelay,
-    covering_slots,
     slots_in_order,
 )
 from rollbook.proto.errors import (
@@ -30,7 +30,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.service_info import BATCH_READ
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.ports import Clock
-from rollbook.proto.quorum import Ensemble, Quorum, Slots
+from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply, Reply, Request
 
@@ -103,52 +103,39 @@ class Copies:
     ) -> list[Entry]:
         """From the fewest members that together hold everything; others step in for who is no use."""
         found: dict[EntryId, Entry] = {}
-        ranks = self._ranks(ensemble)
-        useless: Slots = 0
-        asked_ns: dict[int, int] = {}
-        answered: Slots = 0
+        search = CoverSearch(self._quorum, self._preferred, self._ranks(ensemble))
         hedge = self._hedges[True]
+        asked_ns: dict[int, int] = {}
         async with Calls[int](self._bookies) as calls:
             while True:
-                cover = self._cover(ranks, useless)
-                for slot in cover:
+                for slot in search.next_slots():
                     first_held = self._quorum.first_held(slot, first_entry)
-                    held = first_entry + count - first_held
-                    if slot not in asked_ns and held > 0:
-                        asked_ns[slot] = self._clock.monotonic_ns()
-                        request = self._batch_request(first_held, held)
-                        calls.ask(slot, ensemble[slot], request, self._deadline_s)
-                waits_for = [s for s in cover if s in asked_ns and not answered >> s & 1]
-                if not waits_for:
+                    span = first_entry + count - first_held
+                    if span <= 0:  # It holds none of these.
+                        search.on_answer(slot, is_useful=True)
+                        continue
+                    asked_ns[slot] = self._clock.monotonic_ns()
+                    request = self._batch_request(first_held, span)
+                    calls.ask(slot, ensemble[slot], request, self._deadline_s)
+                if not (waits_for := search.waits_for):
                     break
-                now_ns = self._clock.monotonic_ns()
-                left_ns = min(asked_ns[slot] for slot in waits_for) + hedge.delay_ns - now_ns
-                await calls.news(max(0, left_ns) / _NS_PER_S)
+                due_ns = min(asked_ns[slot] for slot in waits_for) + hedge.delay_ns
+                await calls.news((due_ns - self._clock.monotonic_ns()) / _NS_PER_S)
                 now_ns = self._clock.monotonic_ns()
                 for slot, answer in calls.take():
                     entries = self._unpack(ensemble[slot], answer, first_entry, count)
                     found.update((entry.entry_id, entry) for entry in entries)
-                    answered |= 1 << slot
-                    useless |= (not entries) << slot
+                    search.on_answer(slot, is_useful=bool(entries))
                     hedge.observe(now_ns - asked_ns[slot])
                 for slot in waits_for:
-                    if not answered >> slot & 1 and now_ns - asked_ns[slot] >= hedge.delay_ns:
-                        useless |= 1 << slot
+                    is_late = now_ns - asked_ns[slot] >= hedge.delay_ns
+                    if is_late and slot in search.waits_for:
+                        search.on_delay(slot)
                         self._health.on_slow(ensemble[slot], now_ns)
         entries = [found[entry_id] for entry_id in sorted(found)]
         if usable := consecutive(entries, first_entry):
             return entries[:usable]
         return [await self.read_one(first_entry, ensemble)]
-
-    def _cover(self, ranks: Sequence[int], useless: Slots) -> tuple[int, ...]:
-        """Of the healthy, if they hold everything."""
-        healthy = sum(1 << slot for slot, rank in enumerate(ranks) if not rank) & ~useless
-        if all(
-            self._quorum.write_mask(EntryId(each)) & healthy
-            for each in range(self._quorum.ensemble)
-        ):
-            return covering_slots(self._quorum, self._preferred, healthy)
-        return covering_slots(self._quorum, self._preferred, ~useless)
 
     def _unpack(
         self, bookie: BookieId, answer: Reply | RollbookError, first_entry: EntryId, count: int

@@ -98,6 +98,46 @@ class CopySearch:
         return EntryUnavailable(f"no copy could be read ({told})", **ids)
 
 
+class CoverSearch:
+    """One question for a run of striped entries: who together brings all of them."""
+
+    def __init__(self, quorum: Quorum, preferred: int, ranks: Sequence[int]) -> None:
+        self._quorum = quorum
+        self._preferred = preferred
+        self._healthy = sum(1 << slot for slot, rank in enumerate(ranks) if not rank)
+        self._asked: Slots = 0
+        self._answered: Slots = 0
+        self._useless: Slots = 0
+
+    def next_slots(self) -> list[int]:
+        """Whom to ask now."""
+        slots = [slot for slot in self._cover() if not self._asked >> slot & 1]
+        for slot in slots:
+            self._asked |= 1 << slot
+        return slots
+
+    def on_answer(self, slot: int, *, is_useful: bool) -> None:
+        self._answered |= 1 << slot
+        self._useless |= (not is_useful) << slot
+
+    def on_delay(self, slot: int) -> None:
+        """Others are asked for what it holds."""
+        self._useless |= 1 << slot
+
+    @property
+    def waits_for(self) -> list[int]:
+        """Nobody: all was brought that can be had."""
+        return [slot for slot in self._cover() if not self._answered >> slot & 1]
+
+    def _cover(self) -> tuple[int, ...]:
+        """Of the healthy, if they hold everything."""
+        usable = self._healthy & ~self._useless
+        write_sets = (self._quorum.write_mask(EntryId(e)) for e in range(self._quorum.ensemble))
+        if not all(write_set & usable for write_set in write_sets):
+            usable = ~self._useless
+        return covering_slots(self._quorum, self._preferred, usable)
+
+
 class HedgeDelay:
     """How long to wait for an answer before another member is asked: longer than 95 % took lately.
 

@@ -4,6 +4,7 @@ import pytest
 
 from rollbook.ledger.core.read_plan import (
     CopySearch,
+    CoverSearch,
     HedgeDelay,
     covering_slots,
     slots_in_order,
@@ -83,6 +84,34 @@ def test_the_answers_together_say_what_the_caller_may_do(
         search.on_failure(slot, error)
     assert search.next_slot() is None
     assert type(search.error(LedgerId(1), EntryId(7), B)) is verdict
+
+
+def test_a_striped_run_is_asked_of_the_fewest_that_hold_all() -> None:
+    search = CoverSearch(Quorum(4, 2, 2), 1, [0, 0, 0, 0])
+    assert search.next_slots() == [1, 3]
+    assert search.next_slots() == []
+    search.on_answer(1, is_useful=True)
+    assert search.waits_for == [3]
+    search.on_answer(3, is_useful=True)
+    assert search.waits_for == []
+
+
+def test_others_bring_what_a_holder_does_not() -> None:
+    """RD2: of five, each holding two entries of five."""
+    search = CoverSearch(Quorum(5, 2, 2), 0, [0, 0, 0, 0, 0])
+    assert search.next_slots() == [0, 2, 4]
+    search.on_delay(2)
+    search.on_answer(4, is_useful=False)
+    assert search.next_slots() == [1, 3]
+    for slot in (1, 3, 0):
+        search.on_answer(slot, is_useful=True)
+    assert search.waits_for == []
+
+
+def test_the_unhealthy_are_asked_only_for_what_nobody_else_holds() -> None:
+    """RD2."""
+    assert CoverSearch(Quorum(3, 2, 2), 1, [0, 2, 0]).next_slots() == [0, 2]
+    assert CoverSearch(Quorum(3, 2, 2), 0, [0, 2, 2]).next_slots() == [0, 2]
 
 
 def test_what_takes_longer_than_most_is_asked_for_twice() -> None:
