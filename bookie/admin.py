@@ -8,6 +8,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from heapq import nsmallest
 from typing import Final
 
 from rollbook import __version__
@@ -191,6 +192,32 @@ class Admin:
         if ledger_id not in views:
             raise NoSuchLedger(ledger_id=ledger_id)
         return views.details(ledger_id)
+
+    # --- Doubts -------------------------------------------------------------------------------
+
+    def doubts(self, after: int, limit: int) -> View:
+        """Those about ledgers with an id above `after`, ascending."""
+        doubts = self._bookie.storage.catalog.doubts
+        ids = nsmallest(limit, (each for each in doubts.ledger_ids if each > after))
+        return {
+            "bookie_id": self._bookie.bookie_id,
+            "instance_id": self._bookie.cluster.instance_id,
+            "stamp": self._bookie.storage.doubts_stamp,
+            "everything": doubts.everything,
+            "ledgers": [
+                {"ledger_id": each, "ranges": [part._asdict() for part in doubts.of(each)]}
+                for each in ids
+            ],
+            "next_after": ids[-1] if len(ids) == limit else None,
+        }
+
+    async def settle_doubts(
+        self, stamp: str, ledger_id: int, ranges: Sequence[tuple[int, int]]
+    ) -> None:
+        await self._bookie.storage.settle(stamp, ledger_id, ranges)
+
+    async def settle_everything(self, stamp: str) -> None:
+        await self._bookie.storage.settle_everything(stamp)
 
     # --- Space --------------------------------------------------------------------------------
 

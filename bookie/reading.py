@@ -184,7 +184,8 @@ class Reading:
                     await self._add_ranges(found, await log.entry_ids(ledger_id), ranges_max)
             except _DAMAGE as error:
                 raise EntryStateUnknown(ledger_id=ledger_id) from error
-        if not found and (self._catalog.doubts.everything or self._catalog.doubts.of(ledger_id)):
+        doubts = self._catalog.doubts
+        if not found and (doubts.all_of(ledger_id) or doubts.of(ledger_id)):
             raise EntryStateUnknown(ledger_id=ledger_id)
         if not found and self._ledger(ledger_id) is None:
             raise NoSuchLedger(ledger_id=ledger_id)

@@ -43,6 +43,7 @@ from rollbook.proto.errors import (
     BookieReadOnly,
     EntryStateUnknown,
     Overloaded,
+    Superseded,
     TornRecord,
     WrongCluster,
 )
@@ -103,6 +104,8 @@ class Storage:
         self._ledgers: dict[int, Ledger] = {}  # Those that were spoken of lately, and busy ones.
         self._fences: dict[int, asyncio.Future[None]] = {}  # On their way to the disk.
         self._unsaved: dict[int, None] = {}  # Ledgers whose facts the catalog does not have.
+        self._first_journal = found.next_journal  # What came before it was replayed.
+        self._opened_us = clock.wall_us()
         parts = (disk, config, randomness, found.catalog, cache)
         self._logs = EntryLogs(disk, found.catalog.store_id, self._path_of_log, cache)
         self._reading = Reading(
@@ -537,6 +540,49 @@ class Storage:
     async def doubt(self, doubts: Sequence[tuple[int, int, int]]) -> None:
         """Ledgers, first and last entries that are damaged. Raises `OSError`."""
         await self._catalog_files.commit([changes.pack_doubt(*each) for each in doubts])
+
+    @property
+    def doubts_stamp(self) -> str:
+        """Another one after each start, and whenever something came into doubt."""
+        return f"{self._opened_us:x}-{self.catalog.doubts.news:x}"
+
+    async def settle(self, stamp: str, ledger_id: int, ranges: Iterable[tuple[int, int]]) -> None:
+        """These are here again, or nobody will ever count on them: no doubt about them, durably.
+
+        `stamp` is from when the caller saw what is in doubt. Raises `Superseded` if more came into
+        doubt since: it may be about the very same entries. `OSError`.
+        """
+        await self._until_replay_is_saved()
+        settled = list(ranges)
+
+        def pack() -> list[bytes]:
+            self._require_stamp(stamp == self.doubts_stamp)
+            return [changes.pack_trust(ledger_id, *each) for each in settled]
+
+        await self._catalog_files.commit_latest(pack)
+        logger.info("doubts_settled", ledger_id=ledger_id, ranges=settled)
+
+    async def settle_everything(self, stamp: str) -> None:
+        """Not everything is in doubt any more; single ledgers may be. Raises like `settle`."""
+        await self._until_replay_is_saved()
+
+        def pack() -> list[bytes]:
+            # While it runs no more than single entries come into doubt, each by itself.
+            self._require_stamp(stamp.partition("-")[0] == f"{self._opened_us:x}")
+            return [changes.TRUST_ALL]
+
+        await self._catalog_files.commit_latest(pack)
+        logger.warning("everything_settled")
+
+    def _require_stamp(self, is_right: bool) -> None:
+        if not is_right:
+            raise Superseded("more came into doubt meanwhile", next_step="look again")
+
+    async def _until_replay_is_saved(self) -> None:
+        """Else the next start would find the same damage in the same journal files."""
+        while self._filled and self._filled[0].number < self._first_journal:
+            self._has_room.clear()
+            await self._has_room.wait()
 
     async def scrub_catalog(self) -> list[str]:
         """Its damaged copies, which are about to be replaced. Raises `OSError`."""

@@ -61,7 +61,7 @@ class LedgerViews:
             "last_add_confirmed": self._last_add_confirmed(ledger_id, facts),
             "is_fenced": facts.is_fenced,
             "is_deleted": facts.deleted_ms is not None,
-            "is_doubtful": doubts.everything or bool(doubts.of(ledger_id)),
+            "is_doubtful": doubts.all_of(ledger_id) or bool(doubts.of(ledger_id)),
         }
 
     def details(self, ledger_id: int) -> View:

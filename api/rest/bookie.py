@@ -18,6 +18,7 @@ from fastapi.responses import PlainTextResponse
 
 from rollbook import __version__
 from rollbook.api.rest.bookie_models import (
+    Doubts,
     Files,
     GcDetails,
     GcState,
@@ -31,6 +32,7 @@ from rollbook.api.rest.bookie_models import (
     ReadOnly,
     Resume,
     Sanity,
+    SettleDoubts,
     State,
     Status,
     Suspend,
@@ -44,6 +46,7 @@ from rollbook.proto.errors import (
     InvalidRequest,
     Missing,
     NoSuchLedger,
+    Superseded,
     Unavailable,
 )
 from rollbook.proto.ids import LEDGER_ID_MAX
@@ -97,6 +100,17 @@ class BookieAdmin(Protocol):
 
     async def ledger(self, ledger_id: int) -> Facts:
         """Raises `NoSuchLedger`."""
+
+    def doubts(self, after: int, limit: int) -> Facts:
+        """About ledgers, ascending, and about everything."""
+
+    async def settle_doubts(
+        self, stamp: str, ledger_id: int, ranges: Sequence[tuple[int, int]]
+    ) -> None:
+        """Raises `Superseded` if the stamp is not the latest one."""
+
+    async def settle_everything(self, stamp: str) -> None:
+        """Raises `Superseded`."""
 
     def garbage(self) -> Facts: ...
 
@@ -282,6 +296,33 @@ def _looking(admin: BookieAdmin) -> APIRouter:
         ledger_id: Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)],
     ) -> LedgerDetails:
         return LedgerDetails.model_validate(await admin.ledger(ledger_id))
+
+    @routes.get("/bookie/doubts")
+    async def get_doubts(
+        after: Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)] = -1,
+        limit: Annotated[int, Query(ge=1, le=_PAGE_MAX)] = 100,
+    ) -> Doubts:
+        """What the bookie may have lost, of ledgers with an id above `after`. Entry -1 is the
+        explicit LAC.
+        """
+        return Doubts.model_validate(admin.doubts(after, limit))
+
+    @routes.put("/bookie/doubts/settled", responses=describe_problems(Superseded, InvalidRequest))
+    async def settle_doubts(wanted: SettleDoubts) -> Doubts:
+        """For `rollbook recovery heal`: these entries are here again, or nobody counts on them.
+
+        Said in error it loses data: the bookie then answers that it never had them. `stamp` is that
+        of the doubts as they were seen.
+        """
+        if wanted.everything == (wanted.ledger_id is not None):
+            raise InvalidRequest("say either a ledger or everything")
+        if wanted.ledger_id is None:
+            await admin.settle_everything(wanted.stamp)
+        else:
+            ranges = [(each.first_entry, each.last_entry) for each in wanted.ranges]
+            await admin.settle_doubts(wanted.stamp, wanted.ledger_id, ranges)
+        after = -1 if wanted.ledger_id is None else wanted.ledger_id - 1
+        return Doubts.model_validate(admin.doubts(after, 1))
 
     @routes.get("/config/server_config")
     async def get_settings() -> dict[str, Any]:

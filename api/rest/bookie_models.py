@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from rollbook import __version__
+from rollbook.proto.ids import LEDGER_ID_MAX
 
 
 class _Shown(BaseModel):
@@ -39,6 +40,36 @@ class Info(_AsBookKeeper):
 class Sanity(_AsBookKeeper):
     passed: bool = Field(examples=[True])
     read_only: bool = Field(examples=[False])
+
+
+class EntryRange(_Shown):
+    """Both included."""
+
+    first_entry: int = Field(ge=-1, le=LEDGER_ID_MAX, examples=[-1])
+    last_entry: int = Field(ge=-1, le=LEDGER_ID_MAX, examples=[999])
+
+
+class LedgerDoubts(_Shown):
+    ledger_id: int = Field(examples=[42])
+    ranges: list[EntryRange]
+
+
+class Doubts(_Shown):
+    bookie_id: str = Field(examples=["bk-1"])
+    instance_id: str | None = Field(examples=["3f2c0b5a-9d1e-4c7a-8a55-0b8f6f0f2b11"])
+    stamp: str = Field(examples=["64af0c55e1b00-2"])
+    everything: bool = Field(examples=[False])
+    ledgers: list[LedgerDoubts]
+    next_after: int | None = Field(examples=[None])
+
+
+class SettleDoubts(_Shown):
+    """Of one ledger, or of everything."""
+
+    stamp: str = Field(max_length=64, examples=["64af0c55e1b00-2"])
+    everything: bool = Field(False, examples=[False])
+    ledger_id: int | None = Field(None, ge=0, le=LEDGER_ID_MAX, examples=[42])
+    ranges: list[EntryRange] = Field(default_factory=list, max_length=10_000)
 
 
 class TriggerGc(_AsBookKeeper):

@@ -16,9 +16,10 @@ ledgers with it, and its journal file becomes superfluous, in one step (B5).
     OPENED      u64 journal file        it exists and may have records
     LOST        u64 journal file        it was given up: do not ask for it again
     DOUBT       i64 ledger · i64 first entry · i64 last entry
-    TRUST       i64 ledger · i64 first entry · i64 last entry    these are here again
+    TRUST       i64 ledger · i64 first entry · i64 last entry    these are here again, or not needed
     SCRUBBED    u64 number              logs up to this one have been verified, in this round
     DOUBT_ALL
+    TRUST_ALL                           no DOUBT_ALL any more; doubts about single ledgers stay
     COMPLETE                            ends what a new generation begins with
 
 A generation begins with all that is known; the older one counts until both copies of the new one are
@@ -79,6 +80,7 @@ class Change(IntEnum):
     LOST = 11
     EXTENTS = 12
     SCRUBBED = 13
+    TRUST_ALL = 14
 
 
 _FENCED, _HAS_PACKET, _DELETED = 1, 2, 4
@@ -176,6 +178,7 @@ def pack_scrubbed(number: int) -> bytes:
 
 
 DOUBT_ALL: Final = _KIND.pack(Change.DOUBT_ALL)
+TRUST_ALL: Final = _KIND.pack(Change.TRUST_ALL)
 COMPLETE: Final = _KIND.pack(Change.COMPLETE)
 
 
@@ -300,7 +303,7 @@ class Catalog:
                 return _DOUBT.size
             case Change.TRUST:
                 _, ledger_id, first, last = _DOUBT.unpack_from(body, at)
-                self.doubts.remove(ledger_id, first, last)
+                self.doubts.settle(ledger_id, first, last)
                 return _DOUBT.size
             case Change.MARK:
                 _, journal, first_sequence = _MARK.unpack_from(body, at)
@@ -309,7 +312,10 @@ class Catalog:
                 self.lost = {number: None for number in self.lost if number >= journal}
                 return _MARK.size
             case Change.DOUBT_ALL:
-                self.doubts.everything = True
+                self.doubts.add_everything()
+                return _KIND.size
+            case Change.TRUST_ALL:
+                self.doubts.remove_everything()
                 return _KIND.size
             case Change.COMPLETE:
                 self.is_complete = True
@@ -432,6 +438,8 @@ class Catalog:
         logs = sorted(self.logs.values(), key=attrgetter("age"))  # Later ones come as changes.
         yield pack_mark(self.mark) + pack_opened(self.opened) + pack_scrubbed(self.scrubbed)
         yield b"".join([DOUBT_ALL] * self.doubts.everything + [*map(pack_lost, self.lost)])
+        for ids in _batches(self.doubts.settled_ids, _PER_RECORD):
+            yield b"".join([pack_trust(each, NO_ENTRY, LEDGER_ID_MAX) for each in ids])
         for ids in _batches(self.doubts.ledger_ids, _PER_RECORD):
             doubts = [(each, doubt) for each in ids for doubt in self.doubts.of(each)]
             yield b"".join([pack_doubt(ledger_id, *doubt) for ledger_id, doubt in doubts])

@@ -3,7 +3,8 @@
 Doubt is kept by ledger, as ranges of entries, or about everything once nobody can say whose the lost
 bytes were; entry -1 of a ledger stands for its explicit LAC. It only turns ABSENT into UNKNOWN: an
 entry that is found and sound is answered. It goes when the entries have been brought back from other
-copies, or are given up by name.
+copies, or are given up by name. Of a ledger that was settled as a whole nothing is in doubt any more,
+though everything else may be.
 """
 
 from bisect import bisect_left, bisect_right
@@ -25,6 +26,8 @@ EVERYTHING: Final = (Range(NO_ENTRY, LEDGER_ID_MAX),)
 class Doubts:
     def __init__(self) -> None:
         self.everything = False
+        self.news = 0  # How often anything came into doubt: who settles must have seen it all.
+        self._settled: dict[int, None] = {}  # Ledgers apart from everything.
         self._ranges: dict[int, list[Range]] = {}  # Ascending, neither touching nor overlapping.
 
     def __bool__(self) -> bool:
@@ -32,6 +35,7 @@ class Doubts:
 
     def add(self, ledger_id: int, first_entry: int, last_entry: int) -> bool:
         """Whether that is news."""
+        self.news += 1
         ranges = self._ranges.setdefault(ledger_id, [])
         at = bisect_right(ranges, Range(first_entry, LEDGER_ID_MAX))
         if at and ranges[at - 1].last_entry >= last_entry:
@@ -60,8 +64,28 @@ class Doubts:
         if kept:
             self._ranges[ledger_id] = kept
 
+    def settle(self, ledger_id: int, first_entry: int, last_entry: int) -> None:
+        """Somebody has seen to these; if it is the whole ledger, whatever else is in doubt."""
+        if self.everything and (first_entry, last_entry) == EVERYTHING[0]:
+            self._settled[ledger_id] = None
+        self.remove(ledger_id, first_entry, last_entry)
+
+    def add_everything(self) -> None:
+        self.news += 1
+        self.everything = True
+        self._settled.clear()
+
+    def remove_everything(self) -> None:
+        """What single ledgers are doubted for stays."""
+        self.everything = False
+        self._settled.clear()
+
+    def all_of(self, ledger_id: int) -> bool:
+        """Whether nobody can say which of its entries."""
+        return self.everything and ledger_id not in self._settled
+
     def about(self, ledger_id: int, entry_id: int) -> bool:
-        if self.everything:
+        if self.all_of(ledger_id):
             return True
         ranges = self._ranges.get(ledger_id)
         if not ranges:
@@ -70,15 +94,15 @@ class Doubts:
         return at > 0 and ranges[at - 1].last_entry >= entry_id
 
     def covers(self, ledger_id: int, first_entry: int, last_entry: int) -> bool:
-        """Whether all of these are in doubt already."""
-        return self.everything or any(
+        """Whether all of these are in doubt by themselves, so that they stay so."""
+        return any(
             each.first_entry <= first_entry and last_entry <= each.last_entry
             for each in self._ranges.get(ledger_id, ())
         )
 
     def beyond(self, ledger_id: int, entry_id: int) -> bool:
         """Whether an entry above this one may have been lost."""
-        if self.everything:
+        if self.all_of(ledger_id):
             return True
         ranges = self._ranges.get(ledger_id)
         return bool(ranges and ranges[-1].last_entry > entry_id)
@@ -99,6 +123,10 @@ class Doubts:
                 run = run_end(entry_ids, entry_ids[start], start, end - start)
                 yield Range(entry_ids[start], entry_ids[run - 1])
                 start = run
+
+    @property
+    def settled_ids(self) -> list[int]:
+        return list(self._settled)
 
     @property
     def ledger_ids(self) -> list[int]:

@@ -57,6 +57,11 @@ class BookieServiceInfo:
     def tls_address(self) -> Address | None:
         return self._address(TLS_PROTOCOL)
 
+    @property
+    def http_address(self) -> Address | None:
+        """Of its admin pages."""
+        return self._address(HTTP_PROTOCOL)
+
     def _address(self, protocol: str) -> Address | None:
         for endpoint in self.endpoints:
             if endpoint.protocol == protocol and endpoint.port:

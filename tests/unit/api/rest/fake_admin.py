@@ -6,7 +6,7 @@ from typing import Any
 
 from rollbook.api.rest.operations import Facts
 from rollbook.bookie.stats import Stats
-from rollbook.proto.errors import BookieReadOnly, NoSuchLedger
+from rollbook.proto.errors import BookieReadOnly, NoSuchLedger, Superseded
 
 SUMMARY = {
     "ledger_id": 7,
@@ -173,6 +173,28 @@ class FakeAdmin:
 
     def resume_scrub(self) -> None:
         self.scrub_is_suspended = False
+
+    def doubts(self, after: int, limit: int) -> Facts:
+        whole = [{"first_entry": -1, "last_entry": 2**63 - 1}]
+        found = [{"ledger_id": 7, "ranges": whole}] if after < 7 else []
+        return {
+            "bookie_id": "bk-1",
+            "instance_id": "i",
+            "stamp": "1-1",
+            "everything": False,
+            "ledgers": found,
+            "next_after": 7 if len(found) == limit else None,
+        }
+
+    async def settle_doubts(
+        self, stamp: str, ledger_id: int, ranges: Sequence[tuple[int, int]]
+    ) -> None:
+        if stamp != "1-1":
+            raise Superseded("more came into doubt meanwhile", next_step="look again")
+        self.done.append(f"settle {ledger_id} {list(ranges)}")
+
+    async def settle_everything(self, stamp: str) -> None:
+        self.done.append(f"settle everything {stamp}")
 
     async def verify_ledger(self, ledger_id: int) -> Facts:
         if ledger_id != 7:
