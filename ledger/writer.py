@@ -337,12 +337,17 @@ class LedgerWriter:
         if self._is_over:
             return
         self._keep_ticking()
-        for slot in range(len(self._channels)):
-            self._send(slot)
+        if self._may_send():
+            for slot in range(len(self._channels)):
+                self._hand_to(slot)
 
     def _send(self, slot: int) -> None:
+        if self._channels[slot].is_open and self._may_send():
+            self._hand_to(slot)
+
+    def _hand_to(self, slot: int) -> None:
         channel = self._channels[slot]
-        if not channel.is_open or not self._may_send():
+        if not channel.is_open:
             return
         room = _SEND_AHEAD_BYTES - channel.queued_bytes
         if room > 0:

@@ -359,6 +359,12 @@ def _take_replies_alike(
 
 def _open_replies(head: bytes) -> tuple[AddReplies, int]:
     """Replies that agree in `head`, and how many bytes it leaves to the entry id, -1 if it is bad."""
+    error, ledger_id, entry_bytes = _unpack_head(head)
+    return AddReplies(error, ledger_id, []), entry_bytes
+
+
+@lru_cache(maxsize=4096)
+def _unpack_head(head: bytes) -> tuple[Failure, LedgerId, int]:
     match = _match_reply_head(head)
     assert match is not None
     outer, own_size, inner, ledger_id = match.groups()
@@ -367,4 +373,4 @@ def _open_replies(head: bytes) -> tuple[AddReplies, int]:
     entry_bytes = match.end(2) + own_size[0] - len(head)
     if not all(map(v3.is_status, statuses)):
         entry_bytes = -1
-    return AddReplies(error, LedgerId(unpack_varint(ledger_id)), []), entry_bytes
+    return error, LedgerId(unpack_varint(ledger_id)), entry_bytes
