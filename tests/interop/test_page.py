@@ -1,20 +1,39 @@
 """The page for users of existing BookKeeper clusters, on one: what it tells them to type works."""
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.interop.cluster import Cluster
+from tests.interop.cluster import ROLLBOOK, Cluster, Make, empty
 from tests.support import pages
+from tests.support.processes import REPOSITORY
+from tests.support.zookeeper import ZooKeeperServer, tree
 
 PROGRAMS = pages.blocks(pages.EXISTING_CLUSTERS, "python")
 
 
-def test_the_shell_blocks_run_as_written(cluster: Cluster, tmp_path: Path) -> None:
-    shown = pages.run_shell(pages.EXISTING_CLUSTERS, cluster.metadata, tmp_path)
+@pytest.fixture(scope="module")
+def existing(
+    java: None, zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Of Java's bookies alone, and of nobody else's ledgers: the page verifies all."""
+    folder = tmp_path_factory.mktemp("existing")
+    with tree(zookeeper_server) as own, empty(own, folder) as cluster:
+        command = [*ROLLBOOK, "cluster", "init", "--metadata", cluster.metadata]
+        subprocess.run(command, cwd=REPOSITORY, check=True)
+        for _ in range(3):
+            cluster.add_bookie(Make.JAVA)
+        cluster.start()
+        yield cluster
+
+
+def test_the_shell_blocks_run_as_written(existing: Cluster, tmp_path: Path) -> None:
+    shown = pages.run_shell(pages.EXISTING_CLUSTERS, existing.metadata, tmp_path)
     assert "sound" in shown
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_the_programs_run_as_written(program: str, cluster: Cluster, tmp_path: Path) -> None:
-    pages.run_python(program, cluster.metadata, tmp_path)
+def test_the_programs_run_as_written(program: str, existing: Cluster, tmp_path: Path) -> None:
+    pages.run_python(program, existing.metadata, tmp_path)
