@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final, Generic, Protocol, Self, TypeVar
 
 from rollbook.proto.errors import (
-    BookieTimeout,
+    BookieUnreachable,
     ConnectionLost,
     Overloaded,
     RollbookError,
@@ -22,9 +22,16 @@ from rollbook.proto.wire.messages import AuthReply, Reply, Request
 
 Question = TypeVar("Question")
 
+Passing = tuple[type[RollbookError], ...]
+BUSY_OR_BROKEN: Final[Passing] = (ConnectionLost, Overloaded, Throttled)
+UNTIL_HEARD: Final[Passing] = (*BUSY_OR_BROKEN, BookieUnreachable)
+"""For those who have to be asked, also if they are just being started."""
+
 _PAUSE_S: Final = 0.02  # Before a bookie that was busy, or broke the line, is asked again; doubled.
 _PAUSE_S_MAX: Final = 0.5
-_MOMENT_S: Final = 1e-6  # A wait that rounding has made too short to move the clock would never end.
+_MOMENT_S: Final = (
+    1e-6  # A wait that rounding has made too short to move the clock would never end.
+)
 
 
 class Caller(Protocol):
@@ -59,13 +66,13 @@ class Calls(Generic[Question]):
         deadline_s: float,
         *,
         is_high_priority: bool = False,
-        is_patient: bool = False,
+        passing: Passing = (),
     ) -> None:
-        """Patient: a busy bookie and a broken line are tried again until the deadline."""
+        """After errors that may pass it is tried again, until the deadline."""
         due = self._loop.time() + deadline_s
         self._unanswered += 1
         task = self._loop.create_task(
-            self._call(question, bookie, request, due, is_high_priority, is_patient)
+            self._call(question, bookie, request, due, is_high_priority, passing)
         )
         self._tasks[task] = None
         task.add_done_callback(self._forget)
@@ -77,7 +84,7 @@ class Calls(Generic[Question]):
         request: Request,
         due: float,
         is_high_priority: bool,
-        is_patient: bool,
+        passing: Passing,
     ) -> None:
         pause_s = _PAUSE_S
         while True:
@@ -87,11 +94,9 @@ class Calls(Generic[Question]):
                 answer = await self._bookies.call(
                     bookie, request, deadline_s=left_s, is_high_priority=is_high_priority
                 )
-                is_passing = error_of(answer) in (Overloaded, Throttled)
             except RollbookError as error:
                 answer = error
-                is_passing = isinstance(error, ConnectionLost)
-            if not (is_patient and is_passing) or self._loop.time() + pause_s >= due:
+            if error_of(answer) not in passing or self._loop.time() + pause_s >= due:
                 break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
@@ -151,8 +156,3 @@ def error_of(answer: Reply | RollbookError) -> type[RollbookError] | None:
     if isinstance(answer, RollbookError):
         return type(answer)
     return None if isinstance(answer, AuthReply) else answer.error
-
-
-def is_no_answer(error: type[RollbookError]) -> bool:
-    """The bookie itself has not been heard."""
-    return issubclass(error, BookieTimeout | ConnectionLost)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from rollbook.ledger.bookies import Bookies
-from rollbook.ledger.calls import Calls
+from rollbook.ledger.calls import UNTIL_HEARD, Calls
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.copies import Copies
 from rollbook.ledger.core.confirmed import judge_lac
@@ -39,8 +39,6 @@ from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.messages import ReadLac
 
 _ENTRY_BYTES_GUESSED: Final = 1024  # Of a ledger of which nothing is known yet.
-_PAUSE_S: Final = 0.05
-_PAUSE_S_MAX: Final = 0.5
 
 
 class LedgerReader:
@@ -146,14 +144,18 @@ class LedgerReader:
     async def _ask_lac(self) -> EntryId:
         fragment = self.metadata.fragments[-1]
         survey = LacSurvey(self.metadata.quorum, EntryId(fragment.first_entry - 1))
-        loop = asyncio.get_running_loop()
         deadline_s = self._config.read_deadline_s
-        give_up_at, pause_s = loop.time() + deadline_s, _PAUSE_S
-        request = ReadLac(self.ledger_id)
         async with Calls[int](self._bookies) as calls:
             for slot, bookie in enumerate(fragment.ensemble):
-                calls.ask(slot, bookie, request, deadline_s, is_patient=True)
-            while True:
+                calls.ask(slot, bookie, ReadLac(self.ledger_id), deadline_s, passing=UNTIL_HEARD)
+            while not survey.is_covered:
+                if not calls.is_waiting:
+                    raise EntryUnavailable(
+                        "too few bookies tell what is confirmed "
+                        f"({survey.describe(fragment.ensemble)})",
+                        ledger_id=self.ledger_id,
+                    )
+                await calls.news(deadline_s)
                 for slot, answer in calls.take():
                     told = judge_lac(self._digest, answer)
                     survey.on_told(told.last_add_confirmed, told.highest_entry)
@@ -161,20 +163,7 @@ class LedgerReader:
                         survey.on_heard(slot)
                     else:
                         survey.on_silence(slot, told.silence.code.reason)
-                if survey.is_covered:
-                    return survey.last_add_confirmed
-                if not calls.is_waiting:
-                    if loop.time() + pause_s >= give_up_at:
-                        raise EntryUnavailable(
-                            "too few bookies tell what is confirmed "
-                            f"({survey.describe(fragment.ensemble)})",
-                            ledger_id=self.ledger_id,
-                        )
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _PAUSE_S_MAX)
-                    for slot in survey.unheard_slots:
-                        calls.ask(slot, fragment.ensemble[slot], request, deadline_s)
-                await calls.news(deadline_s)
+        return survey.last_add_confirmed
 
     def _on_confirmed(self, lac: EntryId) -> None:
         self._last_add_confirmed = max(self._last_add_confirmed, lac)

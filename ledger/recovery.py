@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.bookies import Bookies
-from rollbook.ledger.calls import Calls, error_of
+from rollbook.ledger.calls import BUSY_OR_BROKEN, UNTIL_HEARD, Calls, Passing, error_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.copies import Copies
 from rollbook.ledger.core.confirmed import judge_lac
@@ -145,9 +145,8 @@ class Recovery:
         while not stored.metadata.is_closed:
             try:
                 return await self._nodes.update(stored, stored.metadata.with_recovery_started())
-            except (
-                MetadataConflict
-            ):  # Its writer moves; it loses this race at the latest when it rests.
+            except MetadataConflict:
+                # Its writer moved. It needs a failed bookie for that, and loses this race once.
                 stored = await self._nodes.read(stored.metadata.ledger_id, fresh=True)
         return stored
 
@@ -230,23 +229,16 @@ class _Attempt:
         told a higher one since: asked for beside it, it saves writing its entries once more.
         """
         survey = LacSurvey(self._quorum, EntryId(self._first_entry - 1))
-        give_up_at = self._loop.time() + self._config.read_deadline_s
-        pause_s = _PAUSE_S
         for slot in range(self._quorum.ensemble):
-            self._ask(Ask(slot, *_FENCE))
+            self._ask(Ask(slot, *_FENCE), passing=UNTIL_HEARD)
             if asks_lac and self._bookies.protocol_version == v3.VERSION:
                 self._ask(Ask(slot, *_LAC))
         while not survey.is_covered:
             if not self._calls.is_waiting:
-                if self._loop.time() + pause_s >= give_up_at:
-                    raise RecoveryIncomplete(
-                        f"too few bookies could be fenced ({survey.describe(self._ensemble)})",
-                        ledger_id=self._ledger_id,
-                    )
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
-                for slot in survey.unheard_slots:
-                    self._ask(Ask(slot, *_FENCE))
+                raise RecoveryIncomplete(
+                    f"too few bookies could be fenced ({survey.describe(self._ensemble)})",
+                    ledger_id=self._ledger_id,
+                )
             await self._calls.news(self._config.read_deadline_s)
             for ask, answer in self._calls.take():
                 if ask.span:
@@ -423,7 +415,7 @@ class _Attempt:
             self._last = await self._copies.read_one(last_entry, ensemble)
         return self._last.ledger_length
 
-    def _ask(self, ask: Ask) -> None:
+    def _ask(self, ask: Ask, passing: Passing = BUSY_OR_BROKEN) -> None:
         request: Request
         if ask.span == 0:
             request = ReadLac(self._ledger_id)
@@ -445,7 +437,7 @@ class _Attempt:
         self._calls.ask(
             *(ask, self._ensemble[ask.slot], request, self._config.read_deadline_s),
             is_high_priority=True,
-            is_patient=True,
+            passing=passing,
         )
 
     def _refuse_wrong_password(self, error: type[RollbookError] | None) -> None:

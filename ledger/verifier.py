@@ -13,7 +13,7 @@ from typing import Final
 import google_crc32c
 
 from rollbook.ledger.bookies import Bookies
-from rollbook.ledger.calls import Calls, error_of
+from rollbook.ledger.calls import BUSY_OR_BROKEN, Calls, error_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.entries import unpack_batch
 from rollbook.ledger.core.verification import Copy, CopyState, Verdict, state_after
@@ -132,7 +132,7 @@ class Verifier:
         async with Calls[EntryId](self._bookies) as calls:
             for entry_id in entry_ids:
                 request = Read(ledger_id, entry_id)
-                calls.ask(entry_id, bookie, request, self._deadline_s, is_patient=True)
+                calls.ask(entry_id, bookie, request, self._deadline_s, passing=BUSY_OR_BROKEN)
             while calls.is_waiting:
                 await calls.news(self._deadline_s)
                 for entry_id, answer in calls.take():

@@ -260,6 +260,9 @@ class Stage:
     def __getitem__(self, name: str) -> Keeper:
         return self._keepers[name]
 
+    def start(self, name: str) -> None:
+        self._keepers[name] = Keeper(self.scene.start(name))
+
     def keepers(self, names: str) -> list[Keeper]:
         return [self[name] for name in names.split()]
 

@@ -456,6 +456,22 @@ def test_an_entry_that_tells_of_itself_is_not_believed() -> None:
     stage(act)
 
 
+def test_bookies_that_are_being_started_are_waited_for() -> None:
+    """FR1: until the deadline, whether others of them hang or not."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].is_hung = True
+        recovering = asyncio.create_task(on.recover())
+        await asyncio.sleep(0.5)
+        on.start("b1")
+        await asyncio.sleep(0.5)
+        on.start("b2")
+        assert (await recovering).last_entry == -1
+
+    stage(act, bookies=["b0"])
+
+
 def test_two_recoveries_agree() -> None:
     """FR7."""
 
