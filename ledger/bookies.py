@@ -359,6 +359,7 @@ class Link:
         if client.is_over:
             raise self._unreachable("it hung up at once")
         self.client = client
+        self._failure = None
         return client
 
     def _on_attempted(self, attempt: "asyncio.Task[BookieClient]") -> None:
