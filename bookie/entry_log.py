@@ -226,8 +226,9 @@ class EntryLogs:
     @asynccontextmanager
     async def use(self, number: int) -> AsyncIterator[EntryLog]:
         """Raises `TornRecord` or `OSError`: then what it holds is unknown for now."""
-        log = self._open.pop(number, None) or await self._find(number)
-        self._open[number] = log
+        while (log := self._open.pop(number, None)) is None:
+            await self._open_log(number)
+        self._open[number] = log  # Used last.
         log.users += 1
         try:
             yield log
@@ -244,19 +245,20 @@ class EntryLogs:
         else:
             self._open[number] = EntryLog(number, records, self._cache)
 
-    async def _find(self, number: int) -> EntryLog:
+    async def _open_log(self, number: int) -> None:
+        """It is open when this returns, unless it was closed again since somebody else had opened it."""
         file, header = await open_record_file(
             self._disk, self._path_of(number), OpenMode.READ, self._store_id
         )
-        if other := self._open.pop(number, None):  # Somebody was faster while we waited.
+        if number in self._open:  # Somebody was faster while we waited.
             await file.close()
-            return other
+            return
         try:
             self._path_of(number)
         except OSError:  # Removed meanwhile; kept open, it would keep its space.
             await file.close()
             raise
-        return EntryLog(number, RecordFile(file, header, self._cache), self._cache)
+        self._open[number] = EntryLog(number, RecordFile(file, header, self._cache), self._cache)
 
     async def remove(self, number: int) -> None:
         """Its file is about to go. Who reads it right now may finish."""
