@@ -111,6 +111,7 @@ class Journal:
         self._work: asyncio.Future[None] | None = None  # Awaited while there is none.
         self._spare: asyncio.Task[RecordFile] | None = None
         self._is_closing = False
+        self._is_closed = False  # Nothing waits, and nothing is written any more.
         self._has_unsynced = False  # Written for somebody who did not want to wait.
         self._has_unsaid = False  # Durable, and no record says so yet.
         self._is_silent = False  # And nothing was added for a while.
@@ -170,7 +171,7 @@ class Journal:
     def _enqueue(
         self, item: Frames | Control | None, is_sync_deferred: bool, size: int, on_done: OnDone
     ) -> None:
-        if self.failure or self._is_closing:
+        if self.failure or self._is_closed:
             asyncio.get_running_loop().call_soon(on_done, 1, _failed(self.failure))
             return
         self._waiting.append(Waiting(item, is_sync_deferred, size, on_done))
@@ -187,14 +188,15 @@ class Journal:
         """Until `close`. Raises what poisoned it."""
         self._spare = asyncio.create_task(self._prepare(self.active.number + 1))
         try:
-            while self._waiting or not self._is_closing:
+            while not self._is_closed:
                 if self._waiting:
                     await self._write_waiting()
-                elif self._is_silent:
+                elif self._is_silent or (self._is_closing and self._has_unsaid):
                     await self._say_what_is_durable()
+                elif self._is_closing:
+                    self._is_closed = True
                 else:
                     await self._wait_for_work()
-            await self._say_what_is_durable()
         except BaseException as error:
             self._poison(error)
             raise
@@ -205,7 +207,7 @@ class Journal:
             await asyncio.gather(self._spare, return_exceptions=True)
 
     def close(self) -> None:
-        """Lets `run` finish what is waiting and end."""
+        """Lets `run` finish what is waiting, or comes meanwhile, and end."""
         self._is_closing = True
         self._wake()
 
@@ -255,12 +257,13 @@ class Journal:
             await self._sync()
         self._writing = []
         self.queued_bytes -= size
-        # Whoever waits for an answer gets it first. Nobody else runs before readers find it, too.
-        _tell(batch)
-        if write:
-            self._on_written(self.active, write)
-            self._has_unsaid, self._is_silent = True, False
-            self._written_s = asyncio.get_running_loop().time()
+        try:
+            _tell(batch)  # First. Nobody else runs before readers find it, too.
+        finally:
+            if write:
+                self._on_written(self.active, write)
+                self._has_unsaid, self._is_silent = True, False
+                self._written_s = asyncio.get_running_loop().time()
 
     def _take(self) -> tuple[list[Waiting], int]:
         """What goes into one write: all that waits, in order, up to a bound.
@@ -373,12 +376,22 @@ class Journal:
 
 
 def _tell(batch: Sequence[Waiting], cause: BaseException | None = None) -> None:
-    """Everybody once, however much of it is his."""
+    """Everybody once, however much of it is his.
+
+    Raises a bug of one of them behind the last: else others would wait for ever, and a bookie that
+    ends for them.
+    """
     counts: dict[OnDone, int] = {}
     for waiting in batch:
         counts[waiting.on_done] = counts.get(waiting.on_done, 0) + 1
+    bug: Exception | None = None
     for on_done, count in counts.items():
-        on_done(count, _failed(cause) if cause else None)
+        try:
+            on_done(count, _failed(cause) if cause else None)
+        except Exception as error:  # noqa: BLE001  Raised below.
+            bug = error
+    if bug:
+        raise bug
 
 
 def settling(done: asyncio.Future[None]) -> OnDone:

@@ -558,6 +558,41 @@ def test_listeners_hear_of_a_journal_that_has_stopped() -> None:
     tell(story)
 
 
+def test_who_adds_while_the_journal_closes_hears_in_order() -> None:
+    """B1: listeners count, so a refusal must not be heard before what was asked for earlier."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        heard: list[bool] = []
+
+        def on_done(count: int, error: BookieFailed | None) -> None:
+            heard.extend([error is None] * count)
+
+        storage.add(adds((7, 0)), on_done)
+        closing = asyncio.create_task(storage.close())
+        await asyncio.sleep(0)  # It has begun.
+        storage.add(adds((7, 1)), on_done)
+        await closing
+        await asyncio.sleep(0)
+        again = await open_storage(node)
+        assert await again.entry_ids(7) == [each for each in (0, 1) if heard[each]]
+        await again.close()
+
+    tell(story)
+
+
+def test_a_listener_that_fails_takes_no_answer_from_others() -> None:
+    async def story(storage: Storage, _: Node) -> None:
+        def broken(_: int, __: BookieFailed | None) -> None:
+            raise ZeroDivisionError
+
+        storage.add(adds((7, 0)), broken)
+        await add(storage, (7, 1))
+        assert isinstance(await storage.failed(), ZeroDivisionError)
+        assert [storage.peek(7, each) for each in (0, 1)] == [entry(7, 0), entry(7, 1)]
+
+    tell(story)
+
+
 # --- Failures ---------------------------------------------------------------------------------
 
 
