@@ -132,7 +132,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport  # From `connection_made` on.
         self._decoder = ReplyDecoder(config.frame_bytes_max)
-        self._heard_at = 0.0
+        self._heard_at = self._made_at = 0.0
         self._given_up_at = 0.0  # For the first time since then.
         # Calls. In version 2 one that was given up keeps its key until its answer has come.
         self._waiting: dict[_Key, _Call] = {}
@@ -146,6 +146,10 @@ class BookieClient(asyncio.BufferedProtocol):
         self._outbox = Outbox()
         self._is_clogged = False
         self._will_flush = False
+
+    @property
+    def age_s(self) -> float:
+        return self._loop.time() - self._made_at
 
     # --- Calls --------------------------------------------------------------------------------
 
@@ -402,7 +406,7 @@ class BookieClient(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=CHUNK_BYTES_MAX)
-        self._heard_at = self._loop.time()
+        self._heard_at = self._made_at = self._loop.time()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer

@@ -379,7 +379,8 @@ class Link:
         if client is self.client:  # Else it never was: the attempt tells.
             self.client = None
             self.has_answered |= client.has_answered
-            self._on_failure(error, has_worked=client.has_answered)
+            has_lasted = client.age_s >= self._shared.config.reconnect_pause_s_max
+            self._on_failure(error, has_worked=client.has_answered and has_lasted)
 
     def _on_failure(self, error: RollbookError, *, has_worked: bool) -> None:
         shared, config = self._shared, self._shared.config

@@ -723,6 +723,25 @@ def test_a_bookie_that_hangs_up_on_everybody_is_not_stormed() -> None:
     play(story)
 
 
+def test_nor_is_one_that_hangs_up_on_adds() -> None:
+    """It accepts, says who it is, and takes nothing: the frame limits may differ."""
+
+    async def story(scene: Scene) -> None:
+        bookie = scene.bookie("b1")
+        scene.infos[B1] = describe_bookie(Address("b1", PORT), extensions=(IDENTITY,))
+        bookie.on_adds = lambda peer, adds: peer.transport.abort()
+
+        class Stubborn(Listening):
+            def on_channel_open(self, channel: AddChannel) -> None:
+                channel.write(frames_of(scene, 1), 1)
+
+        scene.bookies.add_channel(B1, L7, Stubborn())
+        await asyncio.sleep(20)
+        assert 15 <= len(bookie.peers) <= 50
+
+    play(story)
+
+
 def test_complaints_end_a_silent_connection_only() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
