@@ -45,7 +45,7 @@ class Handshakes:
         tls = SSLProtocol(
             *(loop, self._factory(), self._context, is_over),
             server_side=True,
-            ssl_handshake_timeout=self._timeout_s,
+            ssl_handshake_timeout=self._timeout_s,  # type: ignore[arg-type]  # Any number does.
             ssl_shutdown_timeout=_SHUTDOWN_S_MAX,
         )
         transport.set_protocol(tls)
