@@ -19,6 +19,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 from typing import Final
@@ -53,14 +54,15 @@ class _Job:
         self._is_given_up = False  # Nobody wants to hear how it ended, only when.
 
     async def wait(self) -> None:
-        """To the end, even when cancelled: the descriptor must outlive the system call."""
+        """To the end, however often cancelled: the descriptor must outlive the system call."""
         try:
             await self._ended
         except asyncio.CancelledError:
-            if not self._has_ended:
-                self._is_given_up = True
+            self._is_given_up = True
+            while not self._has_ended:
                 self._ended = self._loop.create_future()
-                await asyncio.wait((self._ended,))
+                with suppress(asyncio.CancelledError):
+                    await self._ended
             raise
 
     def run(self) -> None:
@@ -201,10 +203,10 @@ class SystemFile:
 
     async def close(self) -> None:
         async with self._turn:
-            descriptor, self._descriptor = self._descriptor, -1
             while self._reads:
                 self._reads_ended.clear()
                 await self._reads_ended.wait()
+            descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
                 await self._device.run(lambda: os.close(descriptor))
 

@@ -77,6 +77,55 @@ async def test_cancelling_a_sync_waits_for_the_system_call(
     await file.close()
 
 
+async def test_cancelling_a_sync_again_waits_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that ends what it has begun is told more than once: by its caller, then by the caller's."""
+    may_end = threading.Event()
+    monkeypatch.setattr(os, "fdatasync", lambda _: may_end.wait(30))
+    disk = SystemDisk()
+    file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
+    sync = asyncio.ensure_future(file.sync())
+    for _ in range(3):
+        await asyncio.sleep(0.01)
+        sync.cancel()
+    await asyncio.sleep(0.01)
+    assert not sync.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await sync
+    await file.close()
+    disk.close()
+
+
+async def test_a_close_that_was_cancelled_behind_a_read_can_be_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    closed: list[int] = []
+    close = os.close
+    disk = SystemDisk()
+    file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
+    with monkeypatch.context() as patch:
+        patch.setattr("rollbook.proto.runtime.disk._is_at_hand", lambda *_: False)
+        patch.setattr(os, "pread", lambda *_: b"x" * may_end.wait(30))
+        reading = asyncio.ensure_future(file.read_at(0, 1))
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(file.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        may_end.set()
+        assert await reading == b"x"
+        patch.setattr(
+            os, "close", lambda descriptor: (closed.append(descriptor), close(descriptor))
+        )
+        await file.close()
+        await file.close()
+    assert len(closed) == 1
+    disk.close()
+
+
 async def test_open_modes(disk: SystemDisk, tmp_path: Path) -> None:
     path = str(tmp_path / "f")
     with pytest.raises(FileNotFoundError):
