@@ -102,8 +102,12 @@ async def test_a_close_that_was_cancelled_behind_a_read_can_be_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end = threading.Event()
-    closed: list[int] = []
-    close = os.close
+    closed, close = [], os.close
+
+    def closing_for_good(descriptor: int) -> None:
+        closed.append(descriptor)
+        close(descriptor)
+
     disk = SystemDisk()
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     with monkeypatch.context() as patch:
@@ -117,9 +121,7 @@ async def test_a_close_that_was_cancelled_behind_a_read_can_be_done_again(
         await asyncio.gather(closing, return_exceptions=True)
         may_end.set()
         assert await reading == b"x"
-        patch.setattr(
-            os, "close", lambda descriptor: (closed.append(descriptor), close(descriptor))
-        )
+        patch.setattr(os, "close", closing_for_good)
         await file.close()
         await file.close()
     assert len(closed) == 1
