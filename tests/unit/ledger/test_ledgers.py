@@ -159,10 +159,14 @@ async def test_deleting_stops_the_writer(cluster: LocalCluster) -> None:
 
 async def test_who_cannot_stop_the_writer_does_not_delete_unless_forced(tmp_path: Path) -> None:
     """LG1."""
-    quick = ClientConfig(read_deadline_s=0.5, add_deadline_s=0.5)
-    async with LocalCluster(tmp_path) as cluster, cluster.connect(quick) as ledgers:
+    quick = ClientConfig(read_deadline_s=0.5)
+    async with (
+        LocalCluster(tmp_path) as cluster,
+        cluster.connect() as others,
+        cluster.connect(quick) as ledgers,
+    ):
         async with asyncio.timeout(PATIENCE_S):
-            writer = await ledgers.create()
+            writer = await others.create()
             await writer.append(b"first")
             await cluster.stop("bk-1")
             await cluster.stop("bk-2")
