@@ -180,6 +180,48 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_changes() -> None:
     play_writer(story)
 
 
+def test_a_restart_of_a_bookie_that_owes_nothing_moves_no_ledger() -> None:
+    """WR3: idle ledgers are many."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(3)
+        await asyncio.sleep(0.1)
+        kill(scene, "b3")
+        await asyncio.sleep(10)
+        scene.bookie("b3").hangs_up = False
+        scene.kept["b3"].answer_adds = acknowledge
+        await asyncio.sleep(2)
+        await scene.append(1)
+        await scene.until(lambda: scene.kept["b3"].entries == [0, 1, 2, 3])
+        assert not scene.nodes.updates
+
+    play_writer(story)
+
+
+def test_there_is_no_way_back_for_a_bookie_whose_successor_is_picked() -> None:
+    """WR2: its copies do not count any more, so nothing is sent to it either."""
+
+    async def story(scene: WriterScene) -> None:
+        async def slowly() -> None:
+            await asyncio.sleep(2)
+
+        await scene.append(1)
+        await asyncio.sleep(0.1)
+        scene.nodes.before_update = slowly
+        kill(scene, "b3")
+        await scene.append(1)
+        await asyncio.sleep(0.5)
+        had = list(scene.kept["b3"].entries)
+        scene.bookie("b3").hangs_up = False
+        scene.kept["b3"].answer_adds = acknowledge
+        await asyncio.sleep(1.2)
+        await scene.append(1)
+        await scene.until(lambda: scene.nodes.updates)
+        assert scene.kept["b3"].entries == had
+
+    play_writer(story)
+
+
 @pytest.mark.parametrize("ack", [2, 3])
 def test_a_bookie_that_hangs_costs_one_deadline_at_most_and_then_nothing(ack: int) -> None:
     """WR6."""
@@ -193,6 +235,7 @@ def test_a_bookie_that_hangs_costs_one_deadline_at_most_and_then_nothing(ack: in
         await scene.until(lambda: scene.nodes.updates)
         assert B2 not in scene.writer.metadata.fragments[-1].ensemble
         assert now() - started <= 1.2 * DEADLINE_S
+        await scene.until(lambda: not scene.bookie("b2").living_peers)  # It was given up.
         started = now()
         await scene.append(100)
         assert now() - started < 0.1
@@ -543,7 +586,9 @@ def test_a_change_whose_reply_was_lost_is_found_or_made_again(is_applied: bool) 
 
 
 def test_a_change_that_comes_true_late_is_recognised() -> None:
-    """WR4: a reply was lost, the node read as it was before, and then the write arrived."""
+    """WR4: a reply was lost, the node read as it was before, and then the write arrived. By then the
+    next attempt starts further on.
+    """
 
     async def story(scene: WriterScene) -> None:
         await scene.append(5)
@@ -558,11 +603,36 @@ def test_a_change_that_comes_true_late_is_recognised() -> None:
             scene.nodes.update = update  # type: ignore[method-assign]  # As it was.
             return await update(stored, metadata)  # type: ignore[arg-type]  # Handed through.
 
+        async def confirm_some() -> None:
+            await scene.append(1)
+
         scene.nodes.update = delayed  # type: ignore[assignment,method-assign]  # For this test.
+        scene.nodes.before_read = confirm_some
         kill(scene, "b3")
         assert await scene.append(5) == [5, 6, 7, 8, 9]
         await scene.until(lambda: B3 not in scene.writer.metadata.fragments[-1].ensemble)
         assert scene.writer.failure is None
+        first, ensemble = scene.nodes.fragments[-1]
+        last = scene.writer.last_appended
+        await scene.until(lambda: scene.kept[ensemble[2]].entries == [*range(first, last + 1)])
+
+    play_writer(story)
+
+
+def test_a_change_that_was_made_before_a_recovery_is_no_reason_to_go_on() -> None:
+    """WR4: its reply was lost, and when the ledger is read again somebody recovers it."""
+
+    async def story(scene: WriterScene) -> None:
+        async def recover() -> None:
+            scene.nodes.put(scene.nodes.stored.metadata.with_recovery_started())
+            raise ConnectionLost
+
+        await scene.append(5)
+        scene.nodes.after_update = recover
+        kill(scene, "b3")
+        await scene.append(1)
+        await scene.until(lambda: scene.writer.failure)
+        assert isinstance(scene.writer.failure, LedgerFenced)
 
     play_writer(story)
 
@@ -687,19 +757,21 @@ def test_close_waits_for_what_is_pending_and_for_a_change_under_way() -> None:
 
 
 def test_close_gives_third_copies_on_their_way() -> None:
-    """A successor that is about to be connected gets the last entries, too."""
+    """A successor that is still being connected gets the last entries, too."""
 
     async def story(scene: WriterScene) -> None:
-        await scene.append(1)
+        async def slowly() -> None:
+            await asyncio.sleep(1)
+
         hang(scene, "b3")
         await scene.append(5)
+        scene.nodes.before_update = slowly
         kill(scene, "b3")
-        await scene.append(1)
-        await scene.until(lambda: scene.nodes.updates)
-        successor = scene.kept[scene.nodes.fragments[-1][1][2]]
+        await asyncio.sleep(0.5)
         await scene.writer.close()
-        first = scene.nodes.fragments[-1][0]
-        await scene.until(lambda: successor.entries == list(range(first, 7)))
+        (first, ensemble), *_ = reversed(scene.nodes.fragments)
+        assert ensemble[:2] == (B1, B2)
+        await scene.until(lambda: scene.kept[ensemble[2]].entries == [*range(first, 5)])
 
     play_writer(story)
 

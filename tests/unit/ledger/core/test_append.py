@@ -101,7 +101,7 @@ def test_a_new_connection_gets_what_was_not_acknowledged() -> None:
 def test_what_was_refused_is_offered_again_and_nothing_else() -> None:
     """WR8."""
     pipeline = make()
-    append(pipeline, 4)
+    append(pipeline, 5)
     take(pipeline, 0)
     assert pipeline.on_busy(0, [EntryId(1), EntryId(3)])
     assert not pipeline.on_busy(0, [EntryId(2)]), "the pause has begun already"
@@ -109,8 +109,8 @@ def test_what_was_refused_is_offered_again_and_nothing_else() -> None:
     assert take(pipeline, 0) == [], "nothing is sent to one who is busy"
     answer(pipeline, 0, 0)
     frames, count = pipeline.retry(0)
-    assert (entries_in(frames), count) == ([1, 2, 3], 3)
-    assert take(pipeline, 0) == [4]
+    assert (entries_in(frames), count) == ([1, 2, 3], 3), "4 is on its way"
+    assert take(pipeline, 0) == [5]
 
 
 # --- The window -----------------------------------------------------------------------------------
