@@ -60,6 +60,7 @@ class Follower(AsyncIterator[News]):
         preferred: int,
         silence_s_max: float,
         read: Callable[[EntryId, EntryId], EntryStream],
+        require_open: Callable[[], None],
         on_confirmed: Callable[[EntryId], None],
     ) -> None:
         self._next = start
@@ -70,6 +71,7 @@ class Follower(AsyncIterator[News]):
         self._preferred = preferred
         self._silence_s_max = silence_s_max
         self._read = read
+        self._require_open = require_open
         self._on_confirmed = on_confirmed
         self._brought: Entry | None = None  # By a poll.
         self._stream: EntryStream | None = None  # What is confirmed and not handed out yet.
@@ -77,9 +79,8 @@ class Follower(AsyncIterator[News]):
         self._heard_at = self._loop.time()
         self._waits_for = ""
         self._pause_s = _PAUSE_S_MIN
-        self.is_over = False
+        self._is_over = False
         self._wake: Callable[[], None] = _nobody
-        view.listen(self._on_change)
 
     async def __anext__(self) -> News:
         """Cancelled, nothing is lost: the same news come next time."""
@@ -95,19 +96,16 @@ class Follower(AsyncIterator[News]):
 
     async def aclose(self) -> None:
         """Idempotent. Whoever waits for news learns that there are no more."""
-        self.is_over = True
-        self._view.ignore(self._on_change)
+        self._is_over = True
         self._wake()
         if self._stream is not None:
             await self._stream.aclose()
 
-    def _on_change(self) -> None:
-        self._wake()
-
     async def _next_news(self) -> News | None:
         """None behind the last entry of a closed ledger."""
         silent_until = self._loop.time() + _HEARTBEAT_S
-        while not self.is_over:
+        while not self._is_over:
+            self._require_open()
             if self._stream is not None:
                 if entries := await self._stream.next_run():
                     self._heard_at = self._loop.time()
@@ -172,6 +170,7 @@ class Follower(AsyncIterator[News]):
         asked: dict[int, None] = {}
         async with Calls[int](self._bookies) as calls:
             self._wake = calls.wake
+            self._view.listen(calls.wake)
             try:
                 while self._loop.time() < give_up_at and (waves or calls.is_waiting):
                     for slot in waves.popleft() if waves else ():
@@ -180,8 +179,12 @@ class Follower(AsyncIterator[News]):
                             self._ask(calls, slot, fragment)
                     wait_s = _SECOND_OPINION_S if waves else give_up_at - self._loop.time()
                     await calls.news(wait_s)
-                    has_changed = self._view.metadata is not metadata or self._view.failure
-                    if has_changed or self.is_over:
+                    if (
+                        self._is_over
+                        or self._view.is_stopped
+                        or self._view.failure is not None
+                        or self._view.metadata is not metadata
+                    ):
                         return
                     is_done = False
                     for slot, answer in calls.take():
@@ -190,6 +193,7 @@ class Follower(AsyncIterator[News]):
                         return
             finally:
                 self._wake = _nobody
+                self._view.ignore(calls.wake)
 
     def _ask(self, calls: Calls[int], slot: int, fragment: Fragment) -> None:
         request = Read(

@@ -68,8 +68,7 @@ class LedgerReader:
             *(metadata.quorum, digest, bookies, health, clock, config),
             preferred=self._preferred,
         )
-        self._streams: dict[EntryStream, None] = {}
-        self._followers: dict[Follower, None] = {}
+        self._tasks: dict[asyncio.Task[list[Entry]], None] = {}  # Of all its streams.
 
     @property
     def ledger_id(self) -> LedgerId:
@@ -96,13 +95,13 @@ class LedgerReader:
         await self.read_last_confirmed()
 
     async def close(self) -> None:
-        """Ends every iteration of it. Idempotent."""
+        """Whoever still iterates gets `InvalidRequest`, not an end. Idempotent."""
         self.is_stopped = True
-        for follower in list(self._followers):
-            await follower.aclose()
-        for stream in list(self._streams):
-            await stream.aclose()
         await self._view.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
         await self.close()
@@ -118,6 +117,10 @@ class LedgerReader:
     ) -> None:
         await self.close()
 
+    def _require_open(self) -> None:
+        if self.is_stopped:
+            raise InvalidRequest("the reader was closed", ledger_id=self.ledger_id)
+
     # --- What is confirmed --------------------------------------------------------------------
 
     async def read_last_confirmed(self) -> EntryId:
@@ -127,6 +130,7 @@ class LedgerReader:
         tells of those before it, and the last one is told of by itself when the writer rests.
         Raises `EntryUnavailable` if too few bookies can be heard, `NoSuchLedger`.
         """
+        self._require_open()
         while not self.is_closed:
             before = self.metadata
             refreshing = asyncio.ensure_future(self._view.refresh())
@@ -201,7 +205,7 @@ class LedgerReader:
     def _stream(self, first_entry: EntryId, last_entry: EntryId) -> EntryStream:
         if first_entry < FIRST_ENTRY:
             raise InvalidRequest(f"there is no entry {first_entry}", ledger_id=self.ledger_id)
-        stream = EntryStream(
+        return EntryStream(
             *(first_entry, last_entry, self._read_run),
             end_of_run=self._end_of_run,
             has_batches=lambda each: self._copies.has_batches(
@@ -210,10 +214,9 @@ class LedgerReader:
             entry_bytes=self._mean_entry_bytes(),
             batch_bytes=self._config.read_batch_bytes,
             window_bytes=self._config.read_window_bytes,
-            on_closed=lambda closed: self._streams.pop(closed, None),
+            tasks=self._tasks,
+            require_open=self._require_open,
         )
-        self._streams[stream] = None
-        return stream
 
     def _end_of_run(self, entry_id: EntryId) -> int:
         metadata = self.metadata
@@ -253,9 +256,7 @@ class LedgerReader:
 
     def follow(self, start: EntryId = FIRST_ENTRY) -> Follower:
         """Like `tail`, with news every two seconds at least, entries or not."""
-        for over in [each for each in self._followers if each.is_over]:
-            del self._followers[over]
-        follower = Follower(
+        return Follower(
             *(start, self.last_add_confirmed),
             view=self._view,
             digest=self._digest,
@@ -263,7 +264,6 @@ class LedgerReader:
             preferred=self._preferred,
             silence_s_max=self._config.tail_silence_s_max,
             read=self._stream,
+            require_open=self._require_open,
             on_confirmed=self._on_confirmed,
         )
-        self._followers[follower] = None
-        return follower

@@ -48,9 +48,14 @@ class EntryStream(AsyncIterator[Entry]):
         entry_bytes: int,
         batch_bytes: int,
         window_bytes: int,
-        on_closed: Callable[["EntryStream"], None],
+        tasks: dict["asyncio.Task[list[Entry]]", None],
+        require_open: Callable[[], None],
     ) -> None:
-        """`end_of_run(e)`: up to where a run from `e` on may go, that is, the end of its fragment."""
+        """`end_of_run(e)`: up to where a run from `e` on may go, that is, the end of its fragment.
+
+        What is under way stands in `tasks`, of whoever has to stop it at the end: a stream that is
+        left in the middle is nobody's any more. `require_open` raises from then on.
+        """
         self._next_to_ask = first_entry
         self._end = last_entry + 1
         self._read_run = read_run
@@ -59,10 +64,10 @@ class EntryStream(AsyncIterator[Entry]):
         self._entry_bytes = max(1, entry_bytes)
         self._batch_bytes = batch_bytes
         self._window_bytes = window_bytes
-        self._on_closed = on_closed
+        self._tasks = tasks
+        self._require_open = require_open
         self._runs: deque[_Run] = deque()
         self._ready: deque[Entry] = deque()
-        self._is_over = False
         self._loop = asyncio.get_running_loop()
 
     async def __anext__(self) -> Entry:
@@ -78,6 +83,7 @@ class EntryStream(AsyncIterator[Entry]):
             ready = list(self._ready)
             self._ready.clear()
             return ready
+        self._require_open()
         self._ask_ahead()
         if not self._runs:
             await self.aclose()
@@ -86,9 +92,11 @@ class EntryStream(AsyncIterator[Entry]):
         try:
             entries = await asyncio.shield(run.task)
         except asyncio.CancelledError:
-            if self._is_over and run.task.cancelled():
-                return []  # Not the one who iterates, but the stream was stopped.
-            raise
+            me = asyncio.current_task()
+            if not run.task.cancelled() or (me is not None and me.cancelling()):
+                raise
+            self._require_open()
+            return []  # It was closed from elsewhere.
         except RollbookError:
             await self.aclose()
             raise
@@ -118,8 +126,14 @@ class EntryStream(AsyncIterator[Entry]):
             return await self._read_run(first_entry, end - first_entry)
 
         task = self._loop.create_task(read())
-        task.add_done_callback(_look_at)
+        self._tasks[task] = None
+        task.add_done_callback(self._on_read)
         return _Run(first_entry, end, task)
+
+    def _on_read(self, task: "asyncio.Task[list[Entry]]") -> None:
+        del self._tasks[task]
+        if not task.cancelled():
+            task.exception()  # It was read ahead in vain, if nobody gets so far.
 
     def _learn(self, entries: list[Entry]) -> None:
         """Larger entries are believed at once, smaller ones by and by."""
@@ -128,14 +142,12 @@ class EntryStream(AsyncIterator[Entry]):
 
     async def aclose(self) -> None:
         """Idempotent."""
-        self._is_over = True
         self._next_to_ask = EntryId(self._end)
         self._ready.clear()
         runs, self._runs = list(self._runs), deque()
         for run in runs:
             run.task.cancel()
         await asyncio.gather(*(run.task for run in runs), return_exceptions=True)
-        self._on_closed(self)
 
     async def __aenter__(self) -> Self:
         return self
@@ -147,9 +159,3 @@ class EntryStream(AsyncIterator[Entry]):
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
-
-
-def _look_at(task: "asyncio.Task[list[Entry]]") -> None:
-    """Read ahead in vain, if nobody gets so far."""
-    if not task.cancelled():
-        task.exception()

@@ -25,6 +25,7 @@ from rollbook.proto.ports import Watch
 logger = structlog.get_logger()
 
 LOOK_AGAIN_S: Final = 5.0
+_LINGER_S: Final = 10.0  # A follower listens while it waits, not while its entries are worked on.
 _PAUSE_S: Final = 0.2
 
 
@@ -33,7 +34,9 @@ class LedgerView:
         self._stored = stored
         self._nodes = nodes
         self.failure: RollbookError | None = None  # Why nothing will be heard of it any more.
+        self.is_stopped = False
         self._listeners: dict[Callable[[], None], None] = {}
+        self._left_at = 0.0  # When somebody stopped listening.
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -56,17 +59,28 @@ class LedgerView:
     # --- Following ----------------------------------------------------------------------------
 
     def listen(self, on_change: Callable[[], None]) -> None:
-        """Called after every change; from the first listener on, changes are watched for."""
+        """Called after every change until `ignore`. Changes are watched for as long as somebody
+        listens now and then.
+        """
         self._listeners[on_change] = None
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._follow())
 
     def ignore(self, on_change: Callable[[], None]) -> None:
         self._listeners.pop(on_change, None)
-        if not self._listeners and self._task is not None:
-            self._task.cancel()
+        self._left_at = asyncio.get_running_loop().time()
+
+    @property
+    def _is_wanted(self) -> bool:
+        if self.metadata.is_closed or self.failure is not None:
+            return False
+        is_heard = self._left_at + _LINGER_S > asyncio.get_running_loop().time()
+        return bool(self._listeners) or is_heard
 
     async def close(self) -> None:
+        """Whoever listens is told a last time."""
+        self.is_stopped = True
+        self._tell()
         self._listeners.clear()
         if self._task is not None:
             self._task.cancel()
@@ -81,7 +95,7 @@ class LedgerView:
             on_change()
 
     async def _follow(self) -> None:
-        while not self.metadata.is_closed and self.failure is None:
+        while self._is_wanted:
             try:
                 watch = await self._nodes.watch(self.metadata.ledger_id)
                 try:
@@ -95,8 +109,8 @@ class LedgerView:
                 self._fail(error)
 
     async def _heed(self, watch: Watch) -> None:
-        """Until it is closed, or the watch ends."""
-        while True:
+        """Until nobody wants to know any more, or the watch ends."""
+        while self._is_wanted:
             await self.refresh()
             if self.metadata.is_closed:
                 return

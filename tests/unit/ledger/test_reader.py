@@ -12,6 +12,7 @@ from rollbook.proto.errors import (
     DigestMismatch,
     EntryStateUnknown,
     EntryUnavailable,
+    InvalidRequest,
     MetadataUnavailable,
     NoSuchEntry,
     NoSuchLedger,
@@ -238,8 +239,38 @@ def test_closing_the_reader_ends_its_iterations() -> None:
         reading = asyncio.create_task(ids_of(reader.read()))
         await asyncio.sleep(0.1)
         await reader.close()
-        assert await reading == []
-        assert reader.is_stopped
+        with pytest.raises(InvalidRequest):  # And not an end, as if there were no more.
+            await reading
+        with pytest.raises(InvalidRequest):
+            await ids_of(reader.read())
+        with pytest.raises(InvalidRequest):
+            await reader.read_last_confirmed()
+
+    stage(act)
+
+
+def test_iterations_that_are_left_in_the_middle_are_forgotten() -> None:
+    """RD5: a reader that lives long keeps nothing of them."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(50))
+        reader = await on.open()
+        for _ in range(5):
+            async for entry in reader.read():
+                if entry.entry_id == 3:
+                    break
+            async for entry in reader.tail():
+                if entry.entry_id == 20:
+                    break
+        follower = reader.follow(EntryId(49))
+        await anext(follower)  # There is nothing yet; then nobody goes on.
+        await asyncio.sleep(30)
+        assert not reader._tasks
+        assert not reader._view._listeners
+        assert reader._view._task is None or reader._view._task.done()
+        await reader.close()
 
     stage(act)
 
@@ -537,6 +568,21 @@ def test_closing_the_reader_ends_its_tail() -> None:
         following = asyncio.create_task(ids_of(reader.tail()))
         await asyncio.sleep(0.5)
         await reader.close()
+        with pytest.raises(InvalidRequest):
+            await following
+
+    stage(act)
+
+
+def test_a_follower_can_be_closed_from_elsewhere() -> None:
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        reader = await on.open()
+        tail = reader.tail()
+        following = asyncio.create_task(ids_of(tail))
+        await asyncio.sleep(0.5)
+        await tail.aclose()
         assert await following == []
+        await reader.close()
 
     stage(act)
