@@ -13,10 +13,9 @@ from array import array
 from typing import Final
 
 from rollbook.bookie.core.memtable import IntArray
-from rollbook.proto.cluster.cluster import Cluster, open_cluster
+from rollbook.proto.cluster.cluster import Cluster, require_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.lost_replies import read_surely
-from rollbook.proto.errors import BadMetadata, NoSuchLedger, WrongCluster
+from rollbook.proto.errors import BadMetadata, NoSuchLedger
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.ports import MetadataStore
 
@@ -36,7 +35,7 @@ class Census:
 
         Raises `Unavailable`, `OutcomeUnknown`, `WrongCluster`, `NoSuchCluster`, …
         """
-        await self._require_our_cluster()
+        await require_cluster(self._store, self._cluster)
         absent = array("q")
         at, count = 0, len(ids)
         walk = self._nodes.ids(LedgerId(ids[0])) if ids else None
@@ -57,12 +56,12 @@ class Census:
                 absent.extend(ids[at:])
                 break
             walk = self._nodes.ids(LedgerId(ids[at])) if at < count else None
-        await self._require_our_cluster()
+        await require_cluster(self._store, self._cluster)
         return absent
 
     async def still_absent(self, ids: IntArray) -> IntArray:
         """Each asked for by itself. Raises like `absent_of`."""
-        await self._require_our_cluster()
+        await require_cluster(self._store, self._cluster)
         absent = array("q")
         for start in range(0, len(ids), _READS_AT_ONCE):
             batch = ids[start : start + _READS_AT_ONCE]
@@ -78,11 +77,3 @@ class Census:
         except BadMetadata:
             return True  # Somebody's, whatever it says.
         return True
-
-    async def _require_our_cluster(self) -> None:
-        ours = self._cluster
-        found = await open_cluster(self._store, ours.root, instance_id=ours.instance_id)
-        if found != ours:
-            raise WrongCluster("the cluster's layout has changed", path=ours.root)
-        if await read_surely(self._store, ours.own_root) is None:
-            raise WrongCluster("our own trees are gone from it", path=ours.own_root)

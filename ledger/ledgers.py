@@ -30,7 +30,7 @@ from rollbook.ledger.recovery import Recovery
 from rollbook.ledger.verifier import Verifier
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
-from rollbook.proto.cluster.cluster import Cluster, ensure_layout
+from rollbook.proto.cluster.cluster import Cluster, ensure_layout, require_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, LedgerWalk, StoredLedger
 from rollbook.proto.errors import (
     InvalidRequest,
@@ -201,7 +201,7 @@ class Ledgers:
         for _ in range(_RACES_MAX):
             stored = await self.metadata(ledger_id, fresh=True)
             metadata = stored.metadata
-            key, kind = _credentials(metadata, password, None)
+            key, kind = credentials(metadata, password, None)
             if metadata.is_closed:
                 raise LedgerClosed(ledger_id=ledger_id)
             custom = dict(metadata.custom)
@@ -239,7 +239,7 @@ class Ledgers:
         lost by trying again.
         """
         stored = await self.metadata(ledger_id, fresh=True)
-        key, kind = _credentials(stored.metadata, password, digest)
+        key, kind = credentials(stored.metadata, password, digest)
         stored = await self._recovery.recover(stored, key, kind)
         return await self._open(stored, password, digest)
 
@@ -265,7 +265,7 @@ class Ledgers:
         ledger_id = parse_ledger_id(ledger_id)
         for _ in range(_RACES_MAX):
             stored = await self.metadata(ledger_id, fresh=True)
-            key, kind = _credentials(stored.metadata, password, digest)
+            key, kind = credentials(stored.metadata, password, digest)
             if not is_forced:
                 stored = await self._recovery.fence(stored, key, kind)
             with suppress(MetadataConflict):  # Somebody recovers it, or repairs it: once more.
@@ -296,10 +296,17 @@ class Ledgers:
         `on_progress` hears how many more entries are done. Raises as `open`.
         """
         async with await self.open(ledger_id, password, digest=digest) as reader:
-            key, kind = _credentials(reader.metadata, password, digest)
+            key, kind = credentials(reader.metadata, password, digest)
             entry_digest = LedgerDigest(kind, key, reader.ledger_id)
             verifier = Verifier(reader.metadata, entry_digest, self.bookies, self.config)
             return await verifier.verify(reader.last_add_confirmed, on_progress)
+
+    async def require_cluster(self) -> None:
+        """That the metadata store is still the one of this cluster, and has not been emptied.
+
+        What it says to be missing is missing only then. Raises `WrongCluster`, `NoSuchCluster`.
+        """
+        await require_cluster(self._store, self.cluster)
 
     # --- Bookies ------------------------------------------------------------------------------
 
@@ -364,7 +371,7 @@ class Ledgers:
         self, stored: StoredLedger, password: bytes | None, digest: DigestType | None
     ) -> LedgerReader:
         self._make_sure_it_is_open()
-        key, kind = _credentials(stored.metadata, password, digest)
+        key, kind = credentials(stored.metadata, password, digest)
         reader = LedgerReader(
             *(stored, LedgerDigest(kind, key, stored.metadata.ledger_id)),
             nodes=self.nodes,
@@ -390,7 +397,7 @@ class Ledgers:
             del self._handles[each]
 
 
-def _credentials(
+def credentials(
     metadata: LedgerMetadata, password: bytes | None, digest: DigestType | None
 ) -> tuple[bytes, DigestType]:
     """Raises `Unauthorized`, `InvalidRequest`."""

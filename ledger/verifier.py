@@ -66,7 +66,7 @@ class Verifier:
         ]
         found = await asyncio.gather(
             *(
-                self._read_share(bookie, share)
+                self.read_share(bookie, share)
                 for bookie, share in zip(fragment.ensemble, shares, strict=True)
             )
         )
@@ -75,8 +75,8 @@ class Verifier:
             copies = {slot: found[slot][entry_id] for slot in slots}
             verdict.on_entry(fragment, entry_id, copies)
 
-    async def _read_share(self, bookie: BookieId, share: Sequence[EntryId]) -> dict[EntryId, Copy]:
-        """What one bookie has of the entries that it should have."""
+    async def read_share(self, bookie: BookieId, share: Sequence[EntryId]) -> dict[EntryId, Copy]:
+        """What one bookie has of these entries, which it should have; they ascend."""
         found: dict[EntryId, Copy] = {}
         if self._has_batches(bookie):
             await self._read_batches(bookie, share, found)

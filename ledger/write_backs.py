@@ -39,6 +39,25 @@ _BUSY_PAUSE_S: Final = 0.05
 _LOSSES_MAX: Final = 2  # In a row: a broken line is tried again, a bookie that is gone is not.
 
 
+def make_recovery_packer(
+    bookies: Bookies, ledger_key: bytes, digest: LedgerDigest, config: ClientConfig
+) -> AddPacker:
+    """Of adds that pass a fence, in the protocol that channels of adds speak."""
+    if bookies.protocol_version == v2.VERSION:
+        return V2AddPacker(
+            *(ledger_key, digest),
+            is_recovery=True,
+            is_high_priority=True,
+            frame_bytes_max=config.frame_bytes_max,
+        )
+    return V3AddPacker(
+        *(ledger_key, digest, bookies.txn_ids),
+        is_recovery=True,
+        is_high_priority=True,
+        frame_bytes_max=config.frame_bytes_max,
+    )
+
+
 class _Place:
     """One slot of the ensemble, and who has it at present."""
 
@@ -80,30 +99,13 @@ class WriteBacks:
         self._patience_s = config.recovery_patience_s
         self._on_news = on_news
         self._loop = asyncio.get_running_loop()
-        self._packer = self._make_packer(ledger_key, digest, config)
+        self._packer = make_recovery_packer(bookies, ledger_key, digest, config)
         self._places = [
             _Place(slot, bookie, self._loop.time()) for slot, bookie in enumerate(ensemble)
         ]
         self._of_channel: dict[AddChannel, _Place] = {}
         self._failed: dict[BookieId, None] = {}
         self._enough_since: float | None = None
-
-    def _make_packer(
-        self, ledger_key: bytes, digest: LedgerDigest, config: ClientConfig
-    ) -> AddPacker:
-        if self._bookies.protocol_version == v2.VERSION:
-            return V2AddPacker(
-                *(ledger_key, digest),
-                is_recovery=True,
-                is_high_priority=True,
-                frame_bytes_max=config.frame_bytes_max,
-            )
-        return V3AddPacker(
-            *(ledger_key, digest, self._bookies.txn_ids),
-            is_recovery=True,
-            is_high_priority=True,
-            frame_bytes_max=config.frame_bytes_max,
-        )
 
     # --- For the recovery ---------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ _frame_option: Final = click.option(
 )
 
 
-def _with_access(command: Callable[..., Any]) -> Callable[..., Any]:
+def with_access(command: Callable[..., Any]) -> Callable[..., Any]:
     """The common options, as one value."""
 
     @wraps(command)
@@ -125,7 +125,7 @@ def _with_quorum(command: Callable[..., Any]) -> Callable[..., Any]:
         "rollbook ledger ls -o raw --metadata zk://zk1/ledgers | wc -l",
     )
 )
-@_with_access
+@with_access
 @click.option("--long", "-l", is_flag=True, help="With what the metadata says of each.")
 @click.option("--start", type=_ID, default=0, help="From this id on.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many.")
@@ -145,7 +145,7 @@ def ls(access: "Access", **how: Any) -> None:
     )
 )
 @click.argument("ledger_id", type=_ID)
-@_with_access
+@with_access
 @_output_option
 def show(access: "Access", **how: Any) -> None:
     """Show what the metadata says of a ledger; no bookie is asked. `raw` is as it is stored."""
@@ -162,7 +162,7 @@ def show(access: "Access", **how: Any) -> None:
     )
 )
 @click.argument("ledger_ids", type=_ID, nargs=-1)
-@_with_access
+@with_access
 @click.option("--all", "every", is_flag=True, help="Every ledger of the cluster.")
 @_password_option
 @_output_option
@@ -189,7 +189,7 @@ def verify(access: "Access", **how: Any) -> None:
         "id=$(rollbook ledger create -o raw --metadata zk://zk1/ledgers)",
     )
 )
-@_with_access
+@with_access
 @_with_quorum
 @click.option(
     "--password", envvar="ROLLBOOK_PASSWORD", show_envvar=True, default="", help="Guards it."
@@ -214,7 +214,7 @@ def create(access: "Access", **how: Any) -> None:
     )
 )
 @click.argument("ledger_id", type=_ID, required=False)
-@_with_access
+@with_access
 @_with_quorum
 @_password_option
 @_frame_option
@@ -237,7 +237,7 @@ def append(access: "Access", **how: Any) -> None:
     )
 )
 @click.argument("ledger_ids", type=_ID, nargs=-1, required=True)
-@_with_access
+@with_access
 @_password_option
 @_yes_option
 @click.option("--force", is_flag=True, help="Though its writer cannot be stopped.")
@@ -257,7 +257,7 @@ def rm(access: "Access", **how: Any) -> None:
     )
 )
 @click.argument("ledger_ids", type=_ID, nargs=-1, required=True)
-@_with_access
+@with_access
 @_password_option
 @_output_option
 def recover(access: "Access", **how: Any) -> None:
@@ -281,7 +281,7 @@ def recover(access: "Access", **how: Any) -> None:
     )
 )
 @click.argument("ledger_id", type=_ID)
-@_with_access
+@with_access
 @click.option("--first", type=_ID, default=0, help="From this entry on.")
 @click.option("--last", type=_ID, help="Up to this one.  [default: the last that is confirmed]")
 @click.option("--limit", type=click.IntRange(1), help="At most so many.")
@@ -306,7 +306,7 @@ def read(access: "Access", **how: Any) -> None:
         "rollbook ledger bench --protocol 2 -o json --metadata zk://zk1/ledgers",
     )
 )
-@_with_access
+@with_access
 @_with_quorum
 @click.option(
     "--size", type=click.IntRange(0), default=100, show_default=True, help="Bytes of an entry."

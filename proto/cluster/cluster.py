@@ -123,6 +123,18 @@ async def open_cluster(
     return cluster
 
 
+async def require_cluster(store: MetadataStore, ours: Cluster) -> None:
+    """That the store still is this cluster's, and has our own trees: what it lacks was removed then.
+
+    Raises `NoSuchCluster`, `WrongCluster`.
+    """
+    found = await open_cluster(store, ours.root, instance_id=ours.instance_id)
+    if found != ours:
+        raise WrongCluster("the cluster's layout has changed", path=ours.root)
+    if await read_surely(store, ours.own_root) is None:
+        raise WrongCluster("our own trees are gone from it", path=ours.own_root)
+
+
 async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
     """Writes down what was taken for granted, as BookKeeper does: from now on it stays so."""
     path = cluster.path(paths.LAYOUT)
