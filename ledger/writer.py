@@ -80,6 +80,7 @@ class LedgerWriter:
         config: ClientConfig,
     ) -> None:
         metadata = stored.metadata
+        assert len(metadata.fragments) == 1, "somebody has written this ledger"
         self._digest = digest
         self._key = ledger_key(password)
         self._bookies, self._placement, self._health = bookies, placement, health
@@ -391,14 +392,17 @@ class LedgerWriter:
 
     def _retry(self, slot: int) -> None:
         del self._timers[slot]
-        frames, count = self._pipeline.retry(slot)
         channel = self._channels[slot]
-        if count and channel.is_open:
-            if self._may_send():
-                channel.write(frames, count)
-            else:
-                self._pipeline.restart(slot)
-        self._send(slot)
+        if not channel.is_open or not self._may_send():
+            self._pipeline.restart(slot)  # All that it lacks, once it may be sent.
+            return
+        frames, count = self._pipeline.retry(slot, _SEND_AHEAD_BYTES)
+        if count:
+            channel.write(frames, count)
+        if self._pipeline.is_paused(slot):
+            self._timers[slot] = self._loop.call_later(_LOOK_AGAIN_S, self._retry, slot)
+        else:
+            self._hand_to(slot)
 
     # --- Confirming ---------------------------------------------------------------------------
 

@@ -196,10 +196,10 @@ class Pipeline:
         seat, holds = self._seats[slot], self._quorum.holds
         ids = [each for each in range(seat.sent, self.next_entry) if holds(slot, EntryId(each))]
         frames = [self._frames[each - self._first] for each in ids]
-        count = max(1, bisect_right(list(accumulate(map(len, frames))), bytes_max))
+        count = _count_that_fit(frames, bytes_max)
         seat.sent = EntryId(ids[count]) if count < len(ids) else self.next_entry
         self.handed_end = max(self.handed_end, seat.sent)
-        return b"".join(frames[:count]), min(count, len(frames))
+        return b"".join(frames[:count]), count
 
     def restart(self, slot: int) -> None:
         """On a new connection: whatever it has not acknowledged is to be sent again."""
@@ -225,20 +225,24 @@ class Pipeline:
         seat.is_paused = seat.is_paused or is_news
         return is_news
 
-    def retry(self, slot: int) -> tuple[bytes, int]:
-        """The pause is over: what was refused, once more."""
+    def retry(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
+        """The pause is over: of what was refused, as much as fits but at least one. If that is not
+        all, it stays paused, and `retry` is due again.
+        """
         seat = self._seats[slot]
-        seat.is_paused = False
-        refused = sorted(set(seat.refused))
-        seat.refused.clear()
-        if not seat.takes_entries:
-            return _NOTHING
-        frames = [
-            self._frames[each - self._first]
-            for each in refused
-            if each >= self._first and self.acks.is_waiting_for(slot, each)
-        ]
-        return b"".join(frames), len(frames)
+        refused = [each for each in sorted(set(seat.refused)) if self._lacks(slot, each)]
+        frames = [self._frames[each - self._first] for each in refused]
+        count = _count_that_fit(frames, bytes_max)
+        seat.refused = refused[count:]
+        seat.is_paused = bool(seat.refused)
+        return b"".join(frames[:count]), count
+
+    def is_paused(self, slot: int) -> bool:
+        return self._seats[slot].is_paused
+
+    def _lacks(self, slot: int, entry_id: EntryId) -> bool:
+        is_kept = entry_id >= self._first and self._seats[slot].takes_entries
+        return is_kept and self.acks.is_waiting_for(slot, entry_id)
 
     def release(self) -> bool:
         """Lets go of what nobody waits for. Whether there was any."""
@@ -357,3 +361,8 @@ class Pipeline:
         if self._half_full_since and self.tick - self._half_full_since >= PATIENCE_TICKS:
             self.acks.excuse(slot)
             self.release()
+
+
+def _count_that_fit(frames: Sequence[bytes], bytes_max: int) -> int:
+    """One goes whatever its size."""
+    return min(len(frames), max(1, bisect_right(list(accumulate(map(len, frames))), bytes_max)))

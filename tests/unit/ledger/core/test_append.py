@@ -108,9 +108,26 @@ def test_what_was_refused_is_offered_again_and_nothing_else() -> None:
     append(pipeline, 1)
     assert take(pipeline, 0) == [], "nothing is sent to one who is busy"
     answer(pipeline, 0, 0)
-    frames, count = pipeline.retry(0)
+    frames, count = pipeline.retry(0, MIB)
     assert (entries_in(frames), count) == ([1, 2, 3], 3), "4 is on its way"
     assert take(pipeline, 0) == [5]
+
+
+def test_a_bookie_that_was_busy_is_not_buried() -> None:
+    """WR8: what it refused goes to it a piece at a time, and nothing else before that is done."""
+    pipeline = make()
+    append(pipeline, 5, bytes(1000))
+    take(pipeline, 0)
+    pipeline.on_busy(0, [EntryId(each) for each in range(4)])
+    append(pipeline, 1)
+    assert entries_in(pipeline.retry(0, 2500)[0]) == [0, 1]
+    assert pipeline.is_paused(0)
+    assert take(pipeline, 0) == []
+    answer(pipeline, 0, 2)
+    assert entries_in(pipeline.retry(0, 100)[0]) == [3]
+    assert not pipeline.is_paused(0)
+    assert take(pipeline, 0) == [5]
+    assert pipeline.retry(0, MIB) == (b"", 0)
 
 
 # --- The window -----------------------------------------------------------------------------------
@@ -282,7 +299,7 @@ def test_who_is_busy_again_and_again_is_not_silent() -> None:
     answer(pipeline, 1, *range(6))
     for _ in range(DEADLINE_TICKS):
         pipeline.on_busy(2, [EntryId(0)])
-        pipeline.retry(2)
+        pipeline.retry(2, MIB)
         assert pipeline.on_tick() == []
     assert pipeline.on_tick() == [2]
 
