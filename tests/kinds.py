@@ -68,6 +68,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
     kinds["images"] = ["tests", "crash", images, first]
     bookies = "--seeds=250" if arguments.thorough else "--seeds=60"
     kinds["bookies"] = ["tests", "simulate", "--world=bookie", bookies, first]
+    ledgers = "--seeds=1000" if arguments.thorough else "--seeds=100"
+    kinds["ledgers"] = ["tests", "simulate", "--world=ledger", ledgers, first]
     style = _STYLE | {"generated": ["tests.generate", "--check"]} if arguments.thorough else {}
     every = style | {"unit": ["tests", "unit"]} | kinds
     computing = {name: every.pop(name) for name in list(every) if name in _COMPUTING}
@@ -77,7 +79,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
 # They know no time but their own, so they may take what the others leave of the processors.
 _COMPUTING: Final = (
     *("format", "lint", "types", "generated"),
-    *("simulate", "bookies", "determinism", "mutants", "images", "fuzz"),
+    *("simulate", "bookies", "ledgers", "determinism", "mutants", "images", "fuzz"),
 )
 _GIVING_WAY: Final = ("nice", "-n", "10")
 
@@ -221,7 +223,7 @@ def determinism(arguments: argparse.Namespace) -> Tally:
     return tally
 
 
-_DETERMINISTIC: Final = {"toy": 1, "bookie": 6}
+_DETERMINISTIC: Final = {"toy": 1, "bookie": 6, "ledger": 6}
 """Worlds, and how many times fewer seeds of each are tried, for they take longer."""
 
 

@@ -1,7 +1,7 @@
 """Planted bugs: what the simulator must find, or else its silence about our own code means nothing.
 
-Each mutant is the toy protocol with one rule broken, or a bookie with a flaw
-(`worlds/bookie/flaws.py`), and is searched for with fresh seeds. One of them is no bug: `LacFenceOnOne`. Entries are confirmed in order, and so the fencing reads alone keep
+Each mutant is the toy protocol with one rule broken, a bookie with a flaw (`worlds/bookie/flaws.py`) or
+a ledger client with one (`worlds/ledger/flaws.py`), and is searched for with fresh seeds. One of them is no bug: `LacFenceOnOne`. Entries are confirmed in order, and so the fencing reads alone keep
 the promise. Let recovery close at L. Entry L+1 was denied by `absence` fenced members of its write
 set; each of them had no durable copy of it then and accepts no ordinary add ever after. So at most
 `ack` - 1 bookies of the ensemble that the writer uses can ever tell it that they have L+1, and since
@@ -25,6 +25,7 @@ from tests.simulation.run import find_failure, parallel
 from tests.simulation.schedule import Case
 from tests.simulation.shrink import shrink
 from tests.simulation.worlds.bookie.flaws import BOOKIE_MUTANTS, BookieMutant
+from tests.simulation.worlds.ledger.flaws import LEDGER_MUTANTS, LedgerMutant
 from tests.simulation.worlds.toy.bookie import JOURNAL, Bookie
 from tests.simulation.worlds.toy.ledger import CLOSED, Ledger
 from tests.simulation.worlds.toy.model import Rules, explore
@@ -259,7 +260,9 @@ MUTANTS: Final = (
 )
 
 
-ALL_MUTANTS: Final[tuple[Mutant | BookieMutant, ...]] = (*MUTANTS, *BOOKIE_MUTANTS)
+AnyMutant = Mutant | BookieMutant | LedgerMutant
+
+ALL_MUTANTS: Final[tuple[AnyMutant, ...]] = (*MUTANTS, *BOOKIE_MUTANTS, *LEDGER_MUTANTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +281,7 @@ class Found:
 def run(from_seed: int, say: Say) -> Tally:
     """Every mutant falls within its budget of fresh seeds; the equivalent one stands."""
     tally = Tally("mutants")
-    say(f"{'mutant':<20}{'seeds':>7}{'CPU s':>8}{'seeds/CPU s':>13}  first broken rule")
+    say(f"{'mutant':<30}{'seeds':>7}{'CPU s':>8}{'seeds/CPU s':>13}  first broken rule")
     searches = [(mutant.name, from_seed, EVERY_RULE) for mutant in ALL_MUTANTS]
     for mutant, found in zip(ALL_MUTANTS, parallel(search, searches), strict=True):
         is_right = (found.seed is None) == mutant.is_equivalent
@@ -290,7 +293,7 @@ def run(from_seed: int, say: Say) -> Tally:
         elif found.seed is None:
             told = f"MISSED in {found.seeds:,} seeds: {mutant.what}"
         say(
-            f"{mutant.name:<20}{found.seeds:>7,}{found.cpu_s:>8.1f}"
+            f"{mutant.name:<30}{found.seeds:>7,}{found.cpu_s:>8.1f}"
             f"{found.seeds_per_cpu_second:>13.0f}  {told}"
         )
         tally.passed += is_right
@@ -352,7 +355,7 @@ def show(name: str, from_seed: int, say: Say) -> Tally:
     return tally
 
 
-def by_name(name: str) -> Mutant | BookieMutant:
+def by_name(name: str) -> AnyMutant:
     for mutant in ALL_MUTANTS:
         if mutant.name == name:
             return mutant

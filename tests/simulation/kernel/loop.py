@@ -34,6 +34,7 @@ Ts = TypeVarTuple("Ts")
 _STANDSTILL_CALLBACKS_MAX: Final = 1_000_000  # At one instant: some loop never waits.
 _CANCELLED_TIMERS_MIN: Final = 256  # Fewer than this are not worth a rebuild of the heap.
 _SHUFFLE_WINDOW: Final = 4
+_GOODBYES_MAX: Final = 100
 
 LANE: ContextVar["Lane"] = ContextVar("lane")
 WORLD: Final = "world"  # The host of what runs outside every node.
@@ -461,11 +462,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             lane.bury()
             for task in lane.buried:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # Known to asyncio.
-                if not task.done():
+                for _ in range(_GOODBYES_MAX if not task.done() else 0):
                     try:
                         task.get_coro().close()
+                    except RuntimeError:  # It has waited again, in a `finally`.
+                        continue
                     except BaseException:  # noqa: BLE001  # Nobody is left to care.
                         pass
+                    break
             lane.buried.clear()
             lane.queue.clear()
         self._timers.clear()

@@ -142,6 +142,9 @@ class CopyRules:
         ledger = self._facts.ledger(ledger_id)
         ledger.told = max(ledger.told, entry_id)
         self._check_vanished(ledger)
+        if ledger.metadata is not None and entry_id >= 0 and not ledger.is_doomed:
+            what = "shown to a reader as confirmed"
+            self._check(ledger, entry_id, ledger.metadata.quorum.ack, CLEAN_LAC, what)
 
     def on_read(self, ledger_id: int, entry_id: int, payload: bytes) -> None:
         ledger = self._facts.ledger(ledger_id)

@@ -1,12 +1,13 @@
 """The bookies of a run, each a whole one as `rollbook server bookie` runs it, and what they let be seen.
 
 What the checker needs to know of them is taken where it leaves them: adds as the storage accepts them,
-answers as they are handed to the connection, bytes as a sync has made them durable. Work in the
-background that no ledger's safety rests on (scrub, compaction, garbage) has worlds of its own and is
-hardly ever due here: that is what makes a run cheap.
+answers as they are handed to the connection, records as a sync has made them durable. Work in the
+background that no ledger's safety rests on (scrub, compaction, garbage) has a world of its own and does
+not happen here: that is what makes a run cheap.
 """
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
 from functools import cache, partial
 from typing import Any, Final
 
@@ -15,9 +16,15 @@ from rollbook.bookie.answers import Answers
 from rollbook.bookie.bookie import Bookie, Settings
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
 from rollbook.bookie.core.identity import unpack_stamp
-from rollbook.bookie.core.records import FILE_HEADER_BYTES, RecordReader, unpack_file_header
+from rollbook.bookie.core.records import (
+    FILE_HEADER_BYTES,
+    Purpose,
+    RecordReader,
+    unpack_file_header,
+)
 from rollbook.bookie.handler import Connection
 from rollbook.bookie.identity import Identity
+from rollbook.bookie.space import Space
 from rollbook.bookie.storage import Admission, Storage
 from rollbook.proto.cluster import cookies
 from rollbook.proto.cluster.cluster import open_cluster
@@ -38,7 +45,7 @@ from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.messages import Read, Reply, Request
 from tests.simulation.checkers.ledger import LedgerChecker
 from tests.simulation.history import History
-from tests.simulation.kernel.world import Node, World
+from tests.simulation.kernel.world import Main, Node, Process, World
 from tests.support.planting import Patch
 
 ROOT: Final = "/ledgers"
@@ -84,8 +91,9 @@ class Cluster:
         disks_fill_up: bool,
         tell: Callable[[str], None],
         on_broken: Callable[[str, str], None],
+        live: Callable[[Main, Node], Coroutine[Any, Any, None]],
     ) -> None:
-        self.serving: dict[str, Bookie] = {}
+        self._serving: dict[str, tuple[Process, Bookie]] = {}  # Whose process may be dead by now.
         self.names = names
         self.stay_down: tuple[str, ...] = ()
         self._world = world
@@ -93,12 +101,9 @@ class Cluster:
         self._checker = checker
         self._tell = tell
         self._break = on_broken
+        self._live = live
         self._empty: dict[str, None] = {}
         self._space = SpaceConfig(
-            gc_interval_s=_NEVER,
-            minor_compaction_interval_s=0.0,
-            major_compaction_interval_s=0.0,
-            scrub_interval_s=_NEVER,
             disk_check_interval_s=0.2 if disks_fill_up else _NEVER,
             reserve_bytes=4096 if disks_fill_up else 0,
         )
@@ -107,7 +112,7 @@ class Cluster:
         for name in self.names:
             node = self._world.node(name)
             node.disk.on_synced = partial(self._on_synced, name)
-            node.start(self._keep)
+            node.start(partial(self._live, self._keep))
 
     def _on_synced(self, name: str, durable: bytearray, start: int, end: int) -> None:
         for body in _sound_records(durable, start, end):
@@ -121,7 +126,7 @@ class Cluster:
     def cut_all(self) -> None:
         for name in self.names:
             self._world.node(name).power_cut()
-        self.serving.clear()
+        self._serving.clear()
         self.stay_down = ()
         for name in self.names:
             self._world.node(name).restart()
@@ -133,13 +138,20 @@ class Cluster:
         self._empty[node.name] = None
         self._checker.on_wiped(node.name)
 
+    def find(self, name: str) -> Bookie | None:
+        """The one that serves."""
+        process, bookie = self._serving.get(name, (None, None))
+        return bookie if process is not None and process.is_alive else None
+
+    def all_serve(self) -> bool:
+        return all(self.find(name) for name in self.names if name not in self.stay_down)
+
     def all_registered(self) -> bool:
         tree = self._world.metadata.tree
-        wanted = [name for name in self.names if name not in self.stay_down]
-        return all(
-            name in self.serving
-            and any(tree.get(f"{ROOT}/{folder}/{name}") for folder in (AVAILABLE, READ_ONLY))
-            for name in wanted
+        return self.all_serve() and all(
+            any(tree.get(f"{ROOT}/{folder}/{name}") for folder in (AVAILABLE, READ_ONLY))
+            for name in self.names
+            if name not in self.stay_down
         )
 
     # --- One life of a bookie's process ---------------------------------------------------------
@@ -155,14 +167,15 @@ class Cluster:
             bookie = await Bookie.open(node, store, self._settings(node.name))
             self._history.on_answered(starting)
             self._tell(f"{node.name} serves")
-            self.serving[node.name] = bookie
+            assert node.process is not None
+            self._serving[node.name] = (node.process, bookie)
             error = await self._serve(bookie)
         except (RollbookError, OSError) as failure:
             error = failure
         if isinstance(error, _NEVER_AT_START) and bookie is None:
             self._break(START, f"{node.name} does not start: {error!r}")
         self._tell(f"{node.name} stops: {error!r}")
-        self.serving.pop(node.name, None)
+        self._serving.pop(node.name, None)
         if bookie is not None:
             await bookie.close()
         self._world.at(self._world.now + _RESTART_S, self._start_again, node)
@@ -252,8 +265,8 @@ def watched(world: World, checker: LedgerChecker) -> list[Patch]:
 def _sound_records(durable: bytearray, start: int, end: int) -> Iterator[bytes]:
     """The bodies of those between the two positions that a bookie would believe after a crash."""
     header = unpack_file_header(bytes(durable[:FILE_HEADER_BYTES]))
-    if header is None:
-        return
+    if header is None or header.purpose is not Purpose.JOURNAL:
+        return  # What is elsewhere was in a journal first.
     reader = RecordReader(bytes(durable[start:end]), header.file_id, start)
     position = start
     while (record := reader.next_after(position, 0)) is not None:
@@ -262,10 +275,16 @@ def _sound_records(durable: bytearray, start: int, end: int) -> Iterator[bytes]:
         position = record.end
 
 
-# Small files in small steps, and texts that are parsed once: half of what starting a bookie costs.
+async def _rest(_: Space) -> None:
+    await asyncio.Event().wait()
+
+
+# Small files in small steps, texts that are parsed once, and no work in the background on which no
+# ledger's safety rests: most of what bookies would cost.
 FRUGAL: Final[tuple[Patch, ...]] = (
     (catalog, "_STEP_BYTES", 4096),
     (identity, "unpack_stamp", cache(unpack_stamp)),
     (cookies, "unpack_cookie", cache(unpack_cookie)),
     (server, "CHUNK_BYTES_MAX", 64 * 1024),
+    *((Space, work, _rest) for work in ("_collect", "_compact", "_scrub")),
 )

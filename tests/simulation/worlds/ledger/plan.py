@@ -5,6 +5,8 @@ is about the newest ledger of the run, or with `earlier` about the one before.
 """
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from itertools import combinations
 from typing import Final
@@ -21,27 +23,37 @@ from tests.simulation.schedule import (
     draw,
     log_uniform,
 )
+from tests.simulation.worlds.ledger.drills import DRILLS, QUORUMS
+from tests.simulation.worlds.ledger.words import (
+    APPEND,
+    BOOKIES,
+    CLIENTS,
+    CLOSE,
+    CLUSTER,
+    CREATE,
+    DELETE,
+    FLUSH,
+    FOLLOW,
+    FOLLOWER,
+    FORCE,
+    METADATA,
+    OPERATOR,
+    READ,
+    READ_ONLY,
+    READER,
+    RECOVER,
+    RECOVERERS,
+    STAY_DOWN,
+    WRITER,
+)
 
 WORLD: Final = "ledger"
-BOOKIES: Final = tuple(f"b{number}" for number in range(1, 7))
-CLUSTER: Final = "cluster"
-WRITER: Final = "writer"
-RECOVERERS: Final = ("recoverer-1", "recoverer-2")
-FOLLOWER: Final = "follower"
-READER: Final = "reader"
-OPERATOR: Final = "operator"
-METADATA: Final = "metadata"
-CLIENTS: Final = (WRITER, *RECOVERERS, FOLLOWER, READER)
-
-CREATE, APPEND, FLUSH, FORCE, CLOSE = "create", "append", "flush", "force", "close"
-RECOVER, DELETE, FOLLOW, READ = "recover", "delete", "follow", "read"
-READ_ONLY: Final = "read-only"
-STAY_DOWN: Final = "stay down after the healing"
-
 PEACE_US: Final = 1_000_000  # Cluster and bookies are made in peace.
 CHAOS_US: Final[Span] = (PEACE_US, 4_000_000)
 _SIZES: Final = (24, 24, 100, 1_000)
 _BOOKIES_MIN: Final = 4
+_STORM_ODDS: Final = 0.6
+_DRILL_ODDS: Final = 0.2
 
 
 class Mood(Enum):
@@ -60,16 +72,40 @@ _QUORUMS: Final = (
 _FRAIL_QUORUMS: Final = ((2, 2, 1), (3, 2, 1), (3, 3, 1), (1, 1, 1))
 
 
-def draw_case(seed: int) -> Case:
+def draw_case(seed: int, drill: str | None = None) -> Case:
+    """With `drill` it is that and little else."""
     rng = random.Random(f"ledger {seed}")
+    if drill is None and rng.random() < _DRILL_ODDS:
+        drill = rng.choice(list(DRILLS))
+    if drill is not None:
+        return _draw_drill(rng, seed, drill)
     mood = rng.choices(list(Mood), (5, 1, 2))[0]
     least = _BOOKIES_MIN + (mood is Mood.ABSENT)
     bookies = BOOKIES[: rng.randint(least, len(BOOKIES))]
     cluster = f"{len(bookies)} bookies v{rng.choice((2, 3, 3, 3))}"
-    steps = _draw_steps(rng, bookies, mood)
+    steps, storms = _draw_steps(rng, bookies, mood)
     decisive = [step for step in steps if step.what.split()[0] in (RECOVER, CLOSE, DELETE)]
-    faults = draw(rng, _recipes(bookies, mood), CHAOS_US, decisive or steps)
+    odds = 0.5 if storms else 1.0  # Many at once get nowhere.
+    recipes = [replace(each, odds=odds * each.odds) for each in _recipes(bookies, mood)]
+    faults = [*draw(rng, recipes, CHAOS_US, decisive or steps), *storms]
+    faults.sort(key=lambda fault: fault.at_us)
     return Case(WORLD, seed, (Step(0, CLUSTER, cluster), *steps), _one_loss(faults))
+
+
+def _draw_drill(rng: random.Random, seed: int, drill: str) -> Case:
+    sizes = " ".join(map(str, rng.choice(QUORUMS.get(drill, _QUORUMS))))
+    cluster = Step(0, CLUSTER, f"{rng.choice((4, 5, 6))} bookies v{rng.choice((2, 3, 3, 3))}")
+    create = f"{CREATE} {sizes} {rng.choice(list(DigestType)).name}"
+    steps, faults = DRILLS[drill](rng, PEACE_US + 40_000)
+    steps = [cluster, Step(PEACE_US, WRITER, create), *steps]
+    mild = (
+        Recipe(Kind.JITTER, ((*BOOKIES[:4], *CLIENTS, METADATA),), (1, 1), amount=(100, 5_000)),
+    )
+    faults += draw(rng, mild, (PEACE_US, PEACE_US), ())
+    return Case(
+        *(WORLD, seed, tuple(sorted(steps, key=lambda step: step.at_us))),
+        tuple(sorted(faults, key=lambda fault: fault.at_us)),
+    )
 
 
 def bookies_of(case: Case) -> tuple[str, ...]:
@@ -87,22 +123,31 @@ def version_of(case: Case) -> int:
 # --- Steps ----------------------------------------------------------------------------------------
 
 
-def _draw_steps(rng: random.Random, bookies: tuple[str, ...], mood: Mood) -> list[Step]:
+def _draw_steps(
+    rng: random.Random, bookies: tuple[str, ...], mood: Mood
+) -> tuple[list[Step], list[Fault]]:
     quorums = _QUORUMS + _FRAIL_QUORUMS * 4 if mood is Mood.FRAIL else _QUORUMS
     mean_us = rng.choice((10_000, 60_000, 150_000))
     steps: list[Step] = []
+    faults: list[Fault] = []
     at_us = PEACE_US
     for _ in range(rng.choice((1, 1, 2))):
         sizes = " ".join(map(str, rng.choice(quorums)))
         digest = rng.choice(list(DigestType)).name
         steps.append(Step(at_us, WRITER, f"{CREATE} {sizes} {digest}"))
         begun_us = at_us
-        for _ in range(rng.randint(3, 14)):
+        for _ in range(rng.randint(6, 14)):
             at_us += round(rng.expovariate(1 / mean_us)) if rng.random() < 0.8 else 0
-            count = rng.choice((1, 1, 1, 2, 5, 12))
+            count = rng.choice((1, 1, 2, 5, 12, 12))
             steps.append(Step(at_us, WRITER, f"{APPEND} {count} {rng.choice(_SIZES)}"))
             if rng.random() < 0.1:
                 steps.append(Step(at_us, WRITER, rng.choice((FLUSH, FORCE))))
+        if rng.random() < _STORM_ODDS:
+            brewed_steps, brewed_faults = _brew_storm(rng, at_us, bookies)
+            steps += brewed_steps
+            faults += brewed_faults
+            at_us = max(step.at_us for step in steps)
+            continue
         for name in RECOVERERS:
             if rng.random() < 0.6:  # While some append is likely to be under way.
                 when_us = rng.choice(steps[-4:]).at_us + log_uniform(rng, SOON_US)
@@ -123,7 +168,72 @@ def _draw_steps(rng: random.Random, bookies: tuple[str, ...], mood: Mood) -> lis
         steps.append(Step(when_us, OPERATOR, f"{READ_ONLY} {rng.choice(bookies)}"))
     if mood is Mood.ABSENT:
         steps.append(Step(CHAOS_US[1], rng.choice(bookies), STAY_DOWN))
-    return sorted(steps, key=lambda step: step.at_us)
+    return sorted(steps, key=lambda step: step.at_us), faults
+
+
+def _brew_storm(
+    rng: random.Random, at_us: int, bookies: tuple[str, ...]
+) -> tuple[list[Step], list[Fault]]:
+    """A burst of appends that reach some bookies late or not at all; while it is under way bookies
+    fail, and recoveries begin and are cut short. What protocols are for happens in such moments.
+    """
+    steps, faults = [], []
+
+    def soon(least: int = 100, most: int = 30_000) -> int:
+        return at_us + log_uniform(rng, (least, most))
+
+    for bookie in bookies:  # From before the burst on.
+        ends = (WRITER, bookie) if rng.random() < 0.7 else (bookie, WRITER)
+        lasts = log_uniform(rng, (20_000, 1_500_000))
+        if rng.random() < 0.4:
+            late = log_uniform(rng, (2_000, 500_000))
+            faults.append(Fault(at_us, Kind.SLOW_LINK, ends, lasts, late))
+        elif rng.random() < 0.2:
+            faults.append(Fault(at_us, Kind.CUT_ONE_WAY, ends, lasts))
+    at_us += 100
+    for _ in range(rng.randint(1, 3)):
+        size = rng.choice(_SIZES)
+        steps.append(Step(soon(), WRITER, f"{APPEND} {rng.choice((1, 3, 12))} {size}"))
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        down = (rng.choice(bookies),)
+        lasts = log_uniform(rng, (5_000, 1_500_000))
+        faults.append(Fault(soon(), rng.choice((Kind.KILL, Kind.POWER_CUT)), down, lasts))
+    faults += [
+        Fault(soon(), Kind.RESET, (rng.choice(_EARLY), rng.choice(bookies)))
+        for _ in range(rng.choice((0, 0, 2)))
+    ]
+    if rng.random() < 0.3:
+        faults.append(Fault(soon(), Kind.PAUSE, (WRITER,), log_uniform(rng, (5_000, 1_500_000))))
+    if rng.random() < 0.3:
+        steps.append(Step(soon(), WRITER, CLOSE))
+    if rng.random() < 0.3:
+        steps.append(Step(at_us, FOLLOWER, FOLLOW))
+    if rng.random() < 0.3:
+        steps.append(Step(soon(), READER, READ))
+    if rng.random() < 0.1:
+        steps.append(Step(soon(), OPERATOR, DELETE))
+    begins = soon(100, 300_000)
+    for name in RECOVERERS:
+        if rng.random() < 0.8:
+            steps.append(Step(begins, name, RECOVER))
+            during = begins + log_uniform(rng, (500, 60_000))
+            if rng.random() < 0.4:
+                faults.append(Fault(during, Kind.KILL, (name,), log_uniform(rng, (5_000, 300_000))))
+            for bookie in bookies:
+                if rng.random() < 0.2:
+                    lasts = log_uniform(rng, (20_000, 1_500_000))
+                    kind = rng.choice((Kind.CUT, Kind.CUT_ONE_WAY))
+                    faults.append(Fault(during, kind, (name, bookie), lasts))
+            begins += log_uniform(rng, (1_000, 500_000))
+    if rng.random() < 0.3:
+        group = tuple(rng.sample(bookies, rng.choice((2, 3, len(bookies)))))
+        when = begins + log_uniform(rng, (100, 100_000))
+        faults.append(Fault(when, Kind.POWER_CUT, group, log_uniform(rng, (5_000, 300_000))))
+    last_us = CHAOS_US[1]
+    return (
+        [replace(step, at_us=min(step.at_us, last_us)) for step in steps],
+        [replace(fault, at_us=min(fault.at_us, last_us)) for fault in faults],
+    )
 
 
 # --- Faults ---------------------------------------------------------------------------------------
@@ -180,7 +290,7 @@ def _recipes(bookies: tuple[str, ...], mood: Mood) -> tuple[Recipe, ...]:
     return tuple(recipes)
 
 
-def _one_loss(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+def _one_loss(faults: Sequence[Fault]) -> tuple[Fault, ...]:
     """Only one bookie of a run loses anything: the copies of one are what quorums can spare."""
     losers = [fault.nodes[0] for fault in faults if fault.kind in _LOSSES]
     return tuple(f for f in faults if f.kind not in _LOSSES or f.nodes[0] == losers[0])

@@ -15,9 +15,14 @@ import asyncio
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from rollbook.ledger.explicit_lac import ExplicitLac
+from rollbook.ledger.follower import Follower
+from rollbook.ledger.ledger_tail import LedgerTail
+from rollbook.ledger.recovery import Recovery, _Attempt
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.formats.layout import Layout
@@ -36,8 +41,9 @@ from tests.simulation.kernel.world import Main, Node, Process, World
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.schedule import Case, Fault, Kind
 from tests.simulation.worlds import Report
-from tests.simulation.worlds.ledger import plan
+from tests.simulation.worlds.ledger import plan, words
 from tests.simulation.worlds.ledger.bookies import FRUGAL, PORT, ROOT, STORAGE, Cluster, watched
+from tests.simulation.worlds.ledger.drills import MEMBER, STRANGER
 from tests.simulation.worlds.ledger.users import LIVENESS, Sums, Users
 from tests.support.bookie_client import BookieClient
 from tests.support.planting import Patch, planted
@@ -57,12 +63,13 @@ DECISIVE: Final = ("change ensemble", "recover", "close")
 
 
 class LedgerScene:
-    def __init__(self, patches: Sequence[Patch] = ()) -> None:
-        """`patches` plant a bug for as long as a case runs."""
+    def __init__(self, patches: Sequence[Patch] = (), drill: str | None = None) -> None:
+        """`patches` plant a bug for as long as a case runs; `drill` is all that its cases have."""
         self._patches = patches
+        self._drill = drill
 
     def case(self, seed: int) -> Case:
-        return plan.draw_case(seed)
+        return plan.draw_case(seed, self._drill)
 
     def run(self, case: Case, *, tell: bool = False) -> Report:
         run = _Run(case, tell)
@@ -82,7 +89,15 @@ class LedgerScene:
 
 
 # Steps that no user sees, by what takes them.
-_INNER_STEPS: Final[tuple[tuple[Any, str, str], ...]] = ()
+_INNER_STEPS: Final[tuple[tuple[Any, str, str], ...]] = (
+    (LedgerTail, "move", "change ensemble"),
+    (LedgerTail, "close", "end"),
+    (ExplicitLac, "_tell", "tell LAC"),
+    (Recovery, "_start", "mark"),
+    (_Attempt, "fence", "fence"),
+    (_Attempt, "_find_and_write_back", "search"),
+    (Follower, "_poll", "poll"),
+)
 
 
 def _measured(history: History) -> list[Patch]:
@@ -110,7 +125,8 @@ class _Nemesis(Nemesis):
 
     def _inflict(self, fault: Fault) -> Any:
         world, facts = self._world, self._run.checker.facts
-        if fault.nodes and fault.nodes[0] not in world.nodes:
+        fault = replace(fault, nodes=tuple(map(self._run.resolve, fault.nodes)))
+        if any(name not in world.nodes for name in fault.nodes):
             return None  # A bookie that a smaller cluster does not have.
         if fault.kind in (Kind.ROT, Kind.READ_ERROR):
             facts.damaged[fault.nodes[0]] = None
@@ -147,6 +163,7 @@ class _Run:
             disks_fill_up=any(fault.kind is Kind.DISK_FULL for fault in case.faults),
             tell=self.tell,
             on_broken=self.broken,
+            live=self.live,
         )
         self._sums = Sums(*(self.world, self.history, self.checker, case, self.tell, self.broken))
         self._users = Users(self._sums)
@@ -154,7 +171,7 @@ class _Run:
 
     async def scenario(self) -> None:
         world = self.world
-        await world.node(plan.OPERATOR).start(self._make_cluster).result
+        await world.node(words.OPERATOR).start(self._make_cluster).result
         world.metadata.on_asked = self._on_asked
         world.metadata.on_commit = self._on_commit
         self.cluster.start()
@@ -164,7 +181,7 @@ class _Run:
         acting = dict.fromkeys(step.actor for step in self._case.steps)
         for name, main in mains.items():
             if name in acting:
-                world.node(name).start(partial(self._live, main))
+                world.node(name).start(partial(self.live, main))
         self._let_operate()
         self._nemesis.schedule(self._case.faults)
         await asyncio.sleep(CHAOS_S - world.now)
@@ -172,7 +189,7 @@ class _Run:
         self.tell("the chaos is over")
         self._nemesis.heal()
         self.cluster.stay_down = tuple(
-            step.actor for step in self._case.steps if step.what == plan.STAY_DOWN
+            step.actor for step in self._case.steps if step.what == words.STAY_DOWN
         )
         for name in self.cluster.stay_down:
             world.node(name).kill()
@@ -181,7 +198,7 @@ class _Run:
 
         self.tell("the whole cluster loses power")
         self.cluster.cut_all()
-        await self._within(LIVENESS_S, self.cluster.all_registered, "not all bookies are back")
+        await self._within(LIVENESS_S, self.cluster.all_serve, "not all bookies are back")
         await world.node(AUDITOR).start(self._audit).result
 
     # --- Liveness -------------------------------------------------------------------------------
@@ -189,10 +206,10 @@ class _Run:
     async def _settle(self) -> None:
         world = self.world
         await self._within(LIVENESS_S, self.cluster.all_registered, "not all are registered")
-        if world.node(plan.WRITER).is_running:  # V3.
+        if world.node(words.WRITER).is_running:  # V3.
             await self._within(APPENDED_S, self._all_answered, "an append has no answer")
         following = await self._follow_one_more()
-        last = world.node(LAST).start(partial(self._live, self._finish))
+        last = world.node(LAST).start(partial(self.live, self._finish))
         for process in (last, following):
             if process is not None:
                 try:
@@ -200,7 +217,7 @@ class _Run:
                         await process.result
                 except TimeoutError:
                     self.broken(LIVENESS, f"{process.node.name} does not come to an end")
-        for name in plan.CLIENTS:
+        for name in words.CLIENTS:
             world.node(name).kill()
 
     async def _follow_one_more(self) -> Process | None:
@@ -216,7 +233,7 @@ class _Run:
             async with self._users.client(node) as ledgers:
                 await self._users.follow_to_the_end(ledgers, ledger_id, seen.append)
 
-        following = self.world.node(LAST_FOLLOWER).start(partial(self._live, follow))
+        following = self.world.node(LAST_FOLLOWER).start(partial(self.live, follow))
         what = f"a follower sees {{}} of ledger {ledger_id}, confirmed are"
         if not await self._holds(LIVENESS_S, lambda: seen[-1] >= expected) and sums.living_writer():
             self.broken(UNSEEN, f"{what.format(seen[-1])} {expected}")
@@ -265,8 +282,21 @@ class _Run:
         while not holds():
             if self.world.now > deadline:
                 return False
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
         return True
+
+    def resolve(self, name: str) -> str:
+        """Who has that place in the newest ledger's last fragment now, or has none."""
+        kind, _, number = name.partition("-")
+        if kind not in (MEMBER, STRANGER):
+            return name
+        ledgers = [
+            facts.metadata for facts in self.checker.facts.ledgers.values() if facts.metadata
+        ]
+        members = ledgers[-1].fragments[-1].ensemble if ledgers else ()
+        strangers = [each for each in self.cluster.names if each not in members]
+        found = members if kind == MEMBER else strangers
+        return found[int(number) - 1] if int(number) <= len(found) else name
 
     # --- Telling --------------------------------------------------------------------------------
 
@@ -279,8 +309,8 @@ class _Run:
         if self.is_telling:
             self.story.append(f"{self.world.now:8.4f}s {text}")
 
-    async def _live(self, main: Main, node: Node) -> None:
-        """Whatever ends a client's process that is no error of ours is a bug of somebody's."""
+    async def live(self, main: Main, node: Node) -> None:
+        """What ends a process by an exception is a bug of somebody's."""
         try:
             await main(node)
         except Exception as error:
@@ -332,12 +362,12 @@ class _Run:
     def _let_operate(self) -> None:
         for step in self._case.steps:
             verb, *rest = step.what.split()
-            if verb == plan.READ_ONLY:
+            if verb == words.READ_ONLY:
                 self.world.at(step.at_us / 1e6, self._make_read_only, rest[0])
 
     def _make_read_only(self, name: str) -> None:
-        node, bookie = self.world.node(name), self.cluster.serving.get(name)
-        if bookie is not None and node.is_running:
+        node, bookie = self.world.node(name), self.cluster.find(name)
+        if bookie is not None:
             self.tell(f"{name} is made read-only")
             self.world.loop.create_task(bookie.set_read_only(True), context=node.context.copy())
 

@@ -33,7 +33,7 @@ from tests.simulation.checkers.ledger import PAYLOAD_BYTES_MIN, LedgerChecker
 from tests.simulation.history import NEVER, Append, History
 from tests.simulation.kernel.world import Main, Node, World
 from tests.simulation.schedule import Case, Step
-from tests.simulation.worlds.ledger import plan
+from tests.simulation.worlds.ledger import plan, words
 from tests.simulation.worlds.ledger.bookies import ROOT
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Sums:
         writer = self.writer
         if writer is None or writer.failure is not None:
             return None
-        if not self.world.node(plan.WRITER).is_running:
+        if not self.world.node(words.WRITER).is_running:
             return None
         facts = self.checker.facts.ledger(writer.ledger_id)
         is_open = facts.metadata is not None and facts.metadata.state is LedgerState.OPEN
@@ -113,12 +113,12 @@ class Users:
 
     def mains(self) -> dict[str, Main]:
         return {
-            plan.WRITER: self.write,
-            plan.RECOVERERS[0]: self.recover,
-            plan.RECOVERERS[1]: self.recover,
-            plan.FOLLOWER: self.follow,
-            plan.READER: self.read,
-            plan.OPERATOR: self.operate,
+            words.WRITER: self.write,
+            words.RECOVERERS[0]: self.recover,
+            words.RECOVERERS[1]: self.recover,
+            words.FOLLOWER: self.follow,
+            words.READER: self.read,
+            words.OPERATOR: self.operate,
         }
 
     # --- Clients ------------------------------------------------------------------------------
@@ -195,19 +195,19 @@ class Users:
     async def _write_step(self, ledgers: Ledgers, step: Step) -> None:
         verb, *rest = step.what.split()
         writer = self._sums.writer
-        if verb == plan.CREATE:
+        if verb == words.CREATE:
             ensemble, write, ack = map(int, rest[:3])
             await self._create(ledgers, Quorum(ensemble, write, ack), DigestType[rest[3]])
         elif writer is None:
             return
-        elif verb == plan.APPEND:
+        elif verb == words.APPEND:
             for _ in range(int(rest[0])):
                 await self.append(writer, int(rest[1]))
-        elif verb == plan.CLOSE:
+        elif verb == words.CLOSE:
             await self._timed("close", writer.close())
             self._sums.writer = None
         else:
-            await (writer.flush() if verb == plan.FLUSH else writer.force())
+            await (writer.flush() if verb == words.FLUSH else writer.force())
 
     async def _create(self, ledgers: Ledgers, quorum: Quorum, digest: DigestType) -> None:
         sums = self._sums
@@ -408,7 +408,7 @@ class Users:
             async for step in self._steps(node):
                 verb, *_ = step.what.split()
                 ledger_id = self._sums.newest(step.what)
-                if verb == plan.DELETE and ledger_id is not None:
+                if verb == words.DELETE and ledger_id is not None:
                     await self._delete(ledgers, ledger_id)
             await asyncio.Event().wait()
 
