@@ -163,11 +163,11 @@ def _draw_steps(
         if rng.random() < 0.1:
             steps.append(Step(at_us + log_uniform(rng, SOON_US), OPERATOR, DELETE))
         at_us += log_uniform(rng, SOON_US)
-    if rng.random() < 0.15:
-        when_us = rng.randint(PEACE_US, at_us)
-        steps.append(Step(when_us, OPERATOR, f"{READ_ONLY} {rng.choice(bookies)}"))
     if mood is Mood.ABSENT:
         steps.append(Step(CHAOS_US[1], rng.choice(bookies), STAY_DOWN))
+    elif rng.random() < 0.2:  # Two that take no entries could be one too many.
+        when_us = rng.randint(PEACE_US, at_us)
+        steps.append(Step(when_us, OPERATOR, f"{READ_ONLY} {rng.choice(bookies)}"))
     return sorted(steps, key=lambda step: step.at_us), faults
 
 

@@ -1,0 +1,80 @@
+"""The ledger client in the simulator: quiet runs, some chaos, drills, planted bugs."""
+
+import pytest
+
+from tests.simulation.mutants import search
+from tests.simulation.run import simulate
+from tests.simulation.schedule import Case, Kind, Step
+from tests.simulation.worlds.ledger import words
+from tests.simulation.worlds.ledger.drills import DRILLS, QUORUMS
+from tests.simulation.worlds.ledger.flaws import LEDGER_MUTANTS
+from tests.simulation.worlds.ledger.plan import PEACE_US, draw_case
+from tests.simulation.worlds.ledger.scene import LedgerScene
+from tests.simulation.worlds.toy.oracle import EVERY_RULE
+
+
+def step(ms: int, actor: str, what: str) -> Step:
+    return Step(PEACE_US + 1000 * ms, actor, what)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_quiet_run_confirms_everything_and_answers_everybody(version: int) -> None:
+    steps = (
+        Step(0, words.CLUSTER, f"4 bookies v{version}"),
+        step(0, words.WRITER, "create 4 3 2 CRC32C"),
+        step(0, words.FOLLOWER, words.FOLLOW),
+        step(20, words.WRITER, "append 12 100"),
+        step(40, words.WRITER, "append 5 1000"),
+        step(60, words.READER, words.READ),
+        step(80, words.WRITER, words.CLOSE),
+        step(90, words.WRITER, "create 3 3 3 HMAC"),
+        step(100, words.WRITER, "append 3 30"),
+        step(120, words.RECOVERERS[0], words.RECOVER),
+        step(150, words.WRITER, "append 1 30"),
+    )
+    report = LedgerScene().run(Case("ledger", 1, steps, ()), tell=True)
+    assert report.broke is None, report.detail
+    outcomes = [append.outcome.value for append in report.history.appends]
+    assert outcomes[:20] == ["applied"] * 20
+    assert len([line for line in report.story if "closed at" in line and "version" in line]) == 2
+    assert {call.step for call in report.history.calls} >= {"create", "close", "recover", "read"}
+
+
+def test_seeds_pass_and_prove_something() -> None:
+    said: list[str] = []
+    tally = simulate(range(12), "ledger", lambda _done, _total: None, said.append)
+    assert tally.failed == 0
+    assert tally.passed >= 4
+    assert any("while a fault was in force" in line for line in said)
+
+
+def test_every_step_and_fault_is_drawn() -> None:
+    cases = [draw_case(seed) for seed in range(300)]
+    verbs = {each.what.split()[0] for case in cases for each in case.steps}
+    assert verbs >= {words.CREATE, words.APPEND, words.FLUSH, words.FORCE, words.CLOSE}
+    assert verbs >= {words.RECOVER, words.DELETE, words.FOLLOW, words.READ, words.READ_ONLY}
+    kinds = {fault.kind for case in cases for fault in case.faults}
+    elsewhere = {Kind.STALE_SECTOR, Kind.CLOCK_JUMP, Kind.ROLLBACK, Kind.PARTIAL_LISTING}
+    assert kinds >= set(Kind) - elsewhere
+    assert {each.actor for case in cases for each in case.steps} >= set(words.CLIENTS)
+
+
+@pytest.mark.parametrize("drill", DRILLS)
+def test_the_real_client_passes_every_drill(drill: str) -> None:
+    scene = LedgerScene(drill=drill)
+    for seed in range(3):
+        report = scene.run(scene.case(seed))
+        assert report.broke is None, (seed, report.detail)
+
+
+def test_drills_that_bugs_are_sought_with_exist() -> None:
+    assert {mutant.drill for mutant in LEDGER_MUTANTS if mutant.drill} <= set(DRILLS)
+    assert set(QUORUMS) <= set(DRILLS)
+
+
+@pytest.mark.parametrize(
+    "name", ["ledger-one-ack-less", "ledger-moving-lac", "ledger-reads-do-not-fence"]
+)
+def test_planted_bugs_are_found(name: str) -> None:
+    found = search((name, 0, EVERY_RULE))
+    assert found.seed is not None, name
