@@ -49,6 +49,7 @@ from tests.support.bookie_client import BookieClient
 from tests.support.planting import Patch, planted
 
 CHAOS_S: Final = plan.CHAOS_US[1] / 1e6
+CALLBACKS_MAX: Final = 400_000  # Fifty times what a run takes: more is a loop that runs hot (V5).
 LIVENESS_S: Final = 15.0  # A session that runs out, a cut that TCP notices late, a few attempts.
 APPENDED_S: Final = 10.0
 SEEN_S: Final = 2.0  # V4: from the confirmation to the follower, without further writes.
@@ -150,7 +151,7 @@ class _Nemesis(Nemesis):
 
 class _Run:
     def __init__(self, case: Case, is_telling: bool) -> None:
-        self.world = World(case.seed)
+        self.world = World(case.seed, callbacks_max=CALLBACKS_MAX)
         self.history = History(lambda: self.world.now, decisive=DECISIVE)
         self.checker = LedgerChecker(self.broken)
         self.story: list[str] = []
