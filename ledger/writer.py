@@ -350,9 +350,9 @@ class LedgerWriter:
         channel = self._channels[slot]
         if not channel.is_open:
             return
-        room = _SEND_AHEAD_BYTES - channel.queued_bytes
-        if room > 0:
-            frames, count = self._pipeline.take(slot, room)
+        queued_bytes = channel.queued_bytes
+        if 2 * queued_bytes <= _SEND_AHEAD_BYTES:  # Else in driblets.
+            frames, count = self._pipeline.take(slot, _SEND_AHEAD_BYTES - queued_bytes)
             if count:
                 channel.write(frames, count)
         if self._pipeline.has_more(slot) and slot not in self._timers:

@@ -181,25 +181,38 @@ class Pipeline:
         if not self.has_more(slot):
             return _NOTHING
         seat, end = self._seats[slot], self.next_entry
-        if self._is_striped:
-            return self._take_some(slot, bytes_max)
-        if (seat.sent, end) != self._joined_of:
-            self._joined_of = (seat.sent, end)
-            self._joined = b"".join(self._frames[seat.sent - self._first :])
-        if len(self._joined) > bytes_max:
+        if seat.sent == self.handed_end and not self._is_striped:
+            self._join(seat.sent, bytes_max)
+        if (seat.sent, end) != self._joined_of or len(self._joined) > bytes_max:
             return self._take_some(slot, bytes_max)
         count = end - seat.sent
         seat.sent = self.handed_end = end
         return self._joined, count
 
+    def _join(self, start: EntryId, bytes_max: int) -> None:
+        """What nobody was sent so far, once for all who keep up."""
+        frames = self._frames[start - self._first :]
+        if self._bytes > bytes_max and sum(map(len, frames)) > bytes_max:
+            return
+        self._joined_of = (start, self.next_entry)
+        self._joined = b"".join(frames)
+
     def _take_some(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
+        """For one that lags behind, or holds not every entry."""
         seat, holds = self._seats[slot], self._quorum.holds
-        ids = [each for each in range(seat.sent, self.next_entry) if holds(slot, EntryId(each))]
-        frames = [self._frames[each - self._first] for each in ids]
-        count = _count_that_fit(frames, bytes_max)
-        seat.sent = EntryId(ids[count]) if count < len(ids) else self.next_entry
-        self.handed_end = max(self.handed_end, seat.sent)
-        return b"".join(frames[:count]), count
+        frames: list[bytes] = []
+        entry_id, room = seat.sent, bytes_max
+        while entry_id < self.next_entry:
+            if holds(slot, entry_id):
+                frame = self._frames[entry_id - self._first]
+                room -= len(frame)
+                if frames and room < 0:
+                    break
+                frames.append(frame)
+            entry_id = EntryId(entry_id + 1)
+        seat.sent = entry_id
+        self.handed_end = max(self.handed_end, entry_id)
+        return b"".join(frames), len(frames)
 
     def restart(self, slot: int) -> None:
         """On a new connection: whatever it has not acknowledged is to be sent again."""

@@ -89,6 +89,35 @@ def test_a_connection_is_handed_only_so_much_at_a_time() -> None:
     assert not pipeline.has_more(0)
 
 
+def test_who_lags_behind_does_not_change_what_the_others_are_sent() -> None:
+    pipeline = make()
+    append(pipeline, 4, bytes(1000))
+    assert [take(pipeline, slot) for slot in (0, 1)] == [[0, 1, 2, 3]] * 2
+    assert take(pipeline, 2, 1500) == [0]
+    append(pipeline, 3, bytes(1000))
+    assert [take(pipeline, slot, 5000) for slot in (2, 0, 1)] == [
+        [1, 2, 3, 4],
+        [4, 5, 6],
+        [4, 5, 6],
+    ]
+    assert take(pipeline, 2) == [5, 6]
+    append(pipeline, 1)
+    frames = [pipeline.take(slot, MIB)[0] for slot in range(3)]
+    assert frames[0] is frames[1] is frames[2], "joined once"
+
+
+def test_a_burst_that_is_too_large_goes_in_pieces() -> None:
+    pipeline = make()
+    append(pipeline, 5, bytes(1000))
+    for slot in range(3):
+        assert take(pipeline, slot, 2500) == [0, 1]
+    for slot in range(3):
+        assert take(pipeline, slot, 2500) == [2, 3]
+    frames = [pipeline.take(slot, 2500)[0] for slot in range(3)]
+    assert frames[0] is frames[1] is frames[2], "joined once"
+    assert entries_in(frames[0]) == [4]
+
+
 def test_a_new_connection_gets_what_was_not_acknowledged() -> None:
     pipeline = make()
     append(pipeline, 5)
