@@ -189,7 +189,8 @@ class Identity:
             case _:
                 incarnation = diagnosis.incarnation
         if diagnosis.standing is Standing.JOINED:
-            await self._stamp_all(incarnation, State.MEMBER, found.last_start)
+            assert member.record
+            await self._stamp_all(member.record, State.MEMBER)
         self.incarnation = incarnation
 
     async def begin(self) -> None:
@@ -201,15 +202,15 @@ class Identity:
         diagnosis = diagnose(found, self.cookie)
         if diagnosis.standing is Standing.REFUSED:
             raise _refusal(diagnosis.problems)
+        record = self._draw_record(self.incarnation, found.next_start)
         try:
-            await self._stamp_all(self.incarnation, State.MEMBER, found.next_start)
+            await self._stamp_all(record, State.MEMBER)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
             # It must not keep a bookie from answering; copies are told apart again by the next start.
             logger.warning("start_not_counted", bookie=self.bookie_id, reason=str(error))
             return
-        record = self._draw_record(self.incarnation, found.next_start)
         try:
             await self._nodes.write_record(member, self.bookie_id, record)
         except (MetadataConflict, NoSuchNode):
@@ -253,9 +254,9 @@ class Identity:
             if not can_rejoin(found, self.cookie):
                 raise _refusal(diagnose(found, self.cookie).problems)
             incarnation = found.stamps[0].incarnation
-            start = found.last_start
-            await self._stamp_all(incarnation, State.MEMBER, start)
-            await self._nodes.write(member, self.cookie, self._draw_record(incarnation, start))
+            record = self._draw_record(incarnation, found.next_start)
+            await self._stamp_all(record, State.MEMBER)
+            await self._nodes.write(member, self.cookie, record)
         finally:
             await _release(locks)
         logger.info("bookie_rejoined", bookie=self.bookie_id, incarnation=incarnation)
@@ -275,8 +276,9 @@ class Identity:
                 raise _refusal(diagnose(found, self.cookie).problems)
             incarnation = found.stamps[0].incarnation
             ledgers, doubted = await self._ledgers_in_doubt(on_progress)
-            start = found.next_start  # Else another copy might go on as if nothing had happened.
-            await self._stamp_all(incarnation, State.WRITING_OFF, start)
+            # A start, too: else another copy might go on as if nothing had happened.
+            record = self._draw_record(incarnation, found.next_start)
+            await self._stamp_all(record, State.WRITING_OFF)
         except BaseException:
             await _release(locks)
             raise
@@ -285,8 +287,8 @@ class Identity:
         )
         try:
             await storage.distrust(doubted)
-            await self._nodes.write(member, self.cookie, self._draw_record(incarnation, start))
-            await self._stamp_all(incarnation, State.MEMBER, start)
+            await self._nodes.write(member, self.cookie, record)
+            await self._stamp_all(record, State.MEMBER)
         finally:
             await storage.close()
         logger.warning("loss_written_off", bookie=self.bookie_id, ledgers=len(doubted))
@@ -296,18 +298,19 @@ class Identity:
         self, incarnation: str, state: State, member: Member, doubted: Sequence[int]
     ) -> None:
         """From directories of which nothing is needed to a member that holds nothing."""
-        await self._stamp_all(incarnation, state, 0)  # None passes for an earlier life's any more.
+        record = self._draw_record(incarnation, 0)
+        await self._stamp_all(record, state)  # None passes for an earlier life's any more.
         await self._remove_files()
         await Storage.make(self._disk, self._config, self._randomness, doubted=doubted)
         try:
-            await self._nodes.write(member, self.cookie, self._draw_record(incarnation, 0))
+            await self._nodes.write(member, self.cookie, record)
         except NodeExists:
             raise WrongBookie(
                 "another bookie of this name joins the cluster right now",
                 bookie=self.bookie_id,
                 next_step="give this one an id of its own",
             ) from None
-        await self._stamp_all(incarnation, State.MEMBER, 0)
+        await self._stamp_all(record, State.MEMBER)
 
     # --- The directories ----------------------------------------------------------------------
 
@@ -325,6 +328,7 @@ class Identity:
             member.cookie_node is not None,
             record.incarnation if record else None,
             record.start if record else 0,
+            record.starter if record else "",
         )
         return found, member
 
@@ -344,9 +348,11 @@ class Identity:
         except BadMetadata:
             return Directory(path, place, Condition.DAMAGED)
 
-    async def _stamp_all(self, incarnation: str, state: State, start: int) -> None:
+    async def _stamp_all(self, record: BookieRecord, state: State) -> None:
         for place, path in places_of(self.cookie):
-            stamp = Stamp(self.cookie, incarnation, place, state, start)
+            stamp = Stamp(
+                self.cookie, record.incarnation, place, state, record.start, record.starter
+            )
             await self._replace(path, STAMP, pack_stamp(stamp))
 
     async def _replace(self, directory: str, name: str, data: bytes) -> None:

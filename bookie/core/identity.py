@@ -6,7 +6,7 @@ and is of its latest life (B8). That is written down three times:
 
     VERSION          in each directory, the stamp: cookie, incarnation, start, place, state
     cookies/ID       in BookKeeper's tree: the cookie alone, in BookKeeper's format
-    bookies/ID       in our own tree: the incarnation, the start
+    bookies/ID       in our own tree: the incarnation, the start and its token
 
 The incarnation is random, and drawn anew whenever a bookie begins without entries; an id that was
 used before thus is told from a new one even where its cookie was removed. A stamp is JOINING until
@@ -14,16 +14,18 @@ both nodes name its incarnation; nothing is served before it is MEMBER. So what 
 known to neither node, was never served and may be thrown away.
 
 Starts are counted, so that of two copies of the same directories only one goes on: a start has a number
-above all that stamps and node say, and writes it to the stamps first, then to the node, before anything is
-acknowledged. A stamp that is *behind* the node was copied, or restored, from before a later start: what
-that acknowledged may not be there. A stamp ahead of it is of a start that was cut short, and its own.
+above all that stamps and node say, and a token, and writes both to the stamps first, then to the node, before
+anything is acknowledged. A stamp that is *behind* the node was copied, or restored, from before a later start:
+what that acknowledged may not be there. So it is if the number is the same and the token is not: two copies
+started at once, or one after the other was cut short, and this one lost. A stamp ahead of the node is of a
+start that was cut short, and its own.
 
     5                                  a cookie, as in its node
     bookieHost: "bk-1"
     …
     # rollbook stamp 1                 version; comments, to whoever reads the text as a cookie
     # rollbook incarnation 4e0c…
-    # rollbook start 17
+    # rollbook start 17 9b1d…
     # rollbook place ledger 2
     # rollbook state member
     # rollbook crc32c 8a1b2c3d         of all bytes before this line
@@ -51,7 +53,7 @@ _VERSIONED: Final = re.compile(rb"# rollbook stamp ([0-9]{1,9})\n(?s:.*)\Z")
 _LINES: Final = re.compile(
     rb"# rollbook stamp 1\n"
     rb"# rollbook incarnation ([0-9a-f]{32})\n"
-    rb"# rollbook start ([0-9]{1,12})\n"
+    rb"# rollbook start ([0-9]{1,12})(?: ([0-9a-f]{1,32}))?\n"
     rb"# rollbook place (journal|ledger) ([0-9]{1,4})\n"
     rb"# rollbook state (joining|formatting|member|writing-off)\n\Z"
 )
@@ -88,13 +90,14 @@ class Stamp:
     place: Place
     state: State
     start: int = 0
+    starter: str = ""  # The start's token.
 
 
 def pack_stamp(stamp: Stamp) -> bytes:
     text = pack_cookie(stamp.cookie) + (
         f"# rollbook stamp {_VERSION}\n"
         f"# rollbook incarnation {stamp.incarnation}\n"
-        f"# rollbook start {stamp.start}\n"
+        f"# rollbook start {stamp.start}{stamp.starter and ' '}{stamp.starter}\n"
         f"# rollbook place {stamp.place}\n"
         f"# rollbook state {stamp.state.value}\n"
     ).encode("ascii")
@@ -115,9 +118,12 @@ def unpack_stamp(data: bytes) -> Stamp:
         )
     if lines is None:
         raise BadMetadata(f"{STAMP} is not one of ours")
-    incarnation, start, kind, number, state = (part.decode("ascii") for part in lines.groups())
+    incarnation, start, starter, kind, number, state = (
+        part.decode("ascii") for part in lines.groups(b"")
+    )
     cookie = unpack_cookie(data[: lines.start()])
-    return Stamp(cookie, incarnation, Place(kind, int(number)), State(state), int(start))
+    place = Place(kind, int(number))
+    return Stamp(cookie, incarnation, place, State(state), int(start), starter)
 
 
 # --- What was found ---------------------------------------------------------------------------
@@ -162,16 +168,13 @@ class Found:
     cookie: Cookie | None  # Of the node; None if there is none, or none that can be read.
     has_cookie: bool
     incarnation: str | None  # Of our own node.
-    start: int = 0  # Likewise.
+    start: int = 0  # Likewise,
+    starter: str = ""  # likewise.
 
     @property
     def next_start(self) -> int:
-        return 1 + self.last_start
-
-    @property
-    def last_start(self) -> int:
-        """The highest that anybody knows of."""
-        return max([self.start, *(stamp.start for stamp in self.stamps)])
+        """Above all that anybody knows of."""
+        return 1 + max([self.start, *(stamp.start for stamp in self.stamps)])
 
     @property
     def stamps(self) -> list[Stamp]:
@@ -339,14 +342,20 @@ def _lost_directories(found: Found, wanted: Cookie) -> Iterator[Problem]:
 
 
 def _directories_behind(found: Found) -> Iterator[Problem]:
+    remedy = f"mount the newer one; if that is gone for good: {WRITE_OFF}"
     for each in found.directories:
-        if each.stamp and each.stamp.start < found.start:
-            yield Problem(
-                f"it is as it was at start {each.stamp.start} of this bookie, "
-                f"and start {found.start} came later, with another copy of it",
-                f"mount the newer one; if that is gone for good: {WRITE_OFF}",
-                each.path,
+        stamp = each.stamp
+        if stamp is None or found.incarnation is None:
+            continue
+        if stamp.start < found.start:
+            what = (
+                f"it is as it was at start {stamp.start} of this bookie, "
+                f"and start {found.start} came later, with another copy of it"
             )
+            yield Problem(what, remedy, each.path)
+        elif stamp.start == found.start and stamp.starter != found.starter:
+            what = f"start {found.start} of this bookie was that of another copy of it"
+            yield Problem(what, remedy, each.path)
 
 
 def _is_lost(each: Directory, found: Found) -> bool:

@@ -622,8 +622,14 @@ def test_of_two_copies_that_start_at_once_one_goes_on() -> None:
             *(village.live(establish, node=node) for node in (village.node, other)),
             return_exceptions=True,
         )
-        refused = [each for each in outcomes if isinstance(each, WrongBookie)]
-        assert len(refused) == 1
+        refused = [isinstance(each, WrongBookie) for each in outcomes]
+        assert sorted(refused) == [False, True]
+        # Not the other one either, once it has gone: what it acknowledged is not here.
+        loser = (village.node, other)[refused.index(True)]
+        with pytest.raises(WrongBookie, match="another copy"):
+            await village.live(establish, node=loser)
+        winner = (village.node, other)[refused.index(False)]
+        assert await village.live(establish, node=winner)
 
     for seed in range(20):
         Village(seed).run(story)
@@ -733,6 +739,29 @@ def test_a_start_can_be_cut_off_anywhere(seed: int) -> None:
         assert isinstance((await undisturbed(village, storing(answers)))[0], int)
         village.node.disk.put_back(copy)
         assert await refusal_of(village)
+        return started is None
+
+    assert cut_everywhere(story, seed) > 10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_two_copies_one_goes_on_wherever_the_other_was_cut_off(seed: int) -> None:
+    """B8: it has begun a start and not told anybody, so that the other's has the same number."""
+
+    async def story(village: Village) -> bool:
+        cut_at, village.cut_at = village.cut_at, None
+        await village.live(establish)
+        other = village.world.node("b2")
+        other.disk.put_back(village.node.disk.image())
+        village.cut_at = cut_at
+        started = await village.live(establish)
+        village.cut_at = None
+        try:
+            await village.live(storing(fill), node=other)
+        except WrongBookie:
+            assert await village.live(establish)
+        else:
+            assert await refusal_of(village)
         return started is None
 
     assert cut_everywhere(story, seed) > 10

@@ -76,7 +76,8 @@ EMPTY = [Directory(path, place, Condition.EMPTY) for place, path in places_of(WA
 @pytest.mark.parametrize("state", State)
 def test_a_stamp_is_read_as_it_was_written(state: State) -> None:
     stamp = replace(MEMBER, state=state, place=Place("ledger", 12), start=17)
-    assert unpack_stamp(pack_stamp(stamp)) == stamp
+    for each in (stamp, replace(stamp, starter="9b1d")):
+        assert unpack_stamp(pack_stamp(each)) == each
 
 
 def test_a_stamp_is_a_cookie_to_whoever_reads_it_as_one() -> None:
@@ -272,6 +273,23 @@ def test_directories_serve_only_if_none_is_behind_the_latest_start(
         behind = [each.path for each in what.directories if each.stamp and each.stamp.start < 5]
         assert problem.path in behind
         assert WRITE_OFF in problem.remedy
+
+
+def test_a_directory_of_another_copy_that_started_as_often_does_not_serve() -> None:
+    """B8: of two copies that start at once one writes its token to the node."""
+    ours = replace(MEMBER, start=5, starter="aa")
+    directories = [replace(each, stamp=replace(ours, place=each.place)) for each in stamped()]
+    is_ours = replace(found(directories, start=5), starter="aa")
+    assert diagnose(is_ours, WANTED).standing is Standing.MEMBER
+    is_theirs = replace(is_ours, starter="bb")
+    assert [problem.path for problem in diagnose(is_theirs, WANTED).problems] == [
+        "/j",
+        "/l1",
+        "/l2",
+    ]
+    assert not can_rejoin(is_theirs, WANTED)
+    assert can_write_off(is_theirs, WANTED)
+    assert diagnose(replace(is_theirs, start=4), WANTED).standing is Standing.MEMBER
 
 
 CHOICES = (
