@@ -131,7 +131,7 @@ class File(Protocol):
     async def truncate(self, size: int) -> None: ...
 
     async def allocate(self, position: int, length: int) -> None:
-        """Reserves space that reads as zeros and grows the file over it."""
+        """Reserves space that reads as zeros and grows the file over it; all of it, or nothing."""
 
     async def close(self) -> None:
         """Idempotent. Syncs nothing."""

@@ -196,10 +196,17 @@ class SystemFile:
             await self._device.run(lambda: os.ftruncate(self._open_descriptor(), size))
 
     async def allocate(self, position: int, length: int) -> None:
+        def work() -> None:
+            descriptor = self._open_descriptor()
+            size = os.fstat(descriptor).st_size
+            try:
+                os.posix_fallocate(descriptor, position, length)
+            except OSError:
+                os.ftruncate(descriptor, size)  # Else it keeps what it found: all there was.
+                raise
+
         async with self._turn:
-            await self._device.run(
-                lambda: os.posix_fallocate(self._open_descriptor(), position, length)
-            )
+            await self._device.run(work)
 
     async def close(self) -> None:
         async with self._turn:

@@ -128,6 +128,24 @@ async def test_a_close_that_was_cancelled_behind_a_read_can_be_done_again(
     disk.close()
 
 
+async def test_room_that_is_not_enough_is_given_back(
+    disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that got all there was would keep others from making room."""
+
+    def take_all_there_is(descriptor: int, position: int, length: int) -> None:
+        os.ftruncate(descriptor, position + length // 2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", take_all_there_is)
+    file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
+    await file.write_at(0, [b"abc"])
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        await file.allocate(3, 1000)
+    assert await file.size() == 3
+    await file.close()
+
+
 async def test_open_modes(disk: SystemDisk, tmp_path: Path) -> None:
     path = str(tmp_path / "f")
     with pytest.raises(FileNotFoundError):
