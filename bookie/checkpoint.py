@@ -7,7 +7,8 @@ brings the facts about ledgers, what rot took, and the mark (B5). Until then the
 that boot removes, from then on the journal file is.
 
 A failure to write pins the mark: the files wait, new adds are refused once too many do, and it is
-tried again. Where checkpoints merely do not keep up, adds wait for them. Only when the catalog cannot be written the bookie has to stop.
+tried again. Where checkpoints merely do not keep up, adds wait for them. Only when the catalog cannot
+be written the bookie has to stop.
 """
 
 from bisect import bisect_right
@@ -24,9 +25,7 @@ from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.catalog import Log, Mark
 from rollbook.bookie.core.disk_usage import pick_directory
 from rollbook.bookie.core.entry_log_format import FooterBuilder
-from rollbook.bookie.core.records import (
-    HEAD_BYTES,
-)
+from rollbook.bookie.core.records import HEAD_BYTES
 from rollbook.bookie.core.salvage import proves_itself
 from rollbook.bookie.journal import JournalFile
 from rollbook.bookie.record_file import Cache, RecordFile

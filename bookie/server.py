@@ -51,7 +51,6 @@ class BookieServer:
         self._timer: asyncio.TimerHandle | None = None
         self._look_due_ns = 0  # While there is a timer.
         self._is_resuming = False
-        self._failure: BaseException | None = None
         self._frame_timeout_ns = int(config.frame_timeout_s * 1e9)
         pool = Pool(
             bytes_max=config.held_bytes_max,

@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from heapq import merge
 from itertools import islice
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -39,14 +39,7 @@ from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log import NewLog
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.views import LedgerViews
-from rollbook.proto.errors import (
-    BookieReadOnly,
-    EntryStateUnknown,
-    Overloaded,
-    Superseded,
-    TornRecord,
-    WrongCluster,
-)
+from rollbook.proto.errors import BookieReadOnly, EntryStateUnknown, Overloaded, Superseded
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 from rollbook.proto.ports import Clock, Disk, DiskLock, DiskSpace, Randomness
 from rollbook.proto.tasks import first_failure
@@ -55,13 +48,10 @@ from rollbook.proto.wire.messages import Failure
 
 logger = structlog.get_logger()
 
-T = TypeVar("T")
-
 _RETRY_S: Final = (0.1, 10.0)  # First and longest pause between attempts at a checkpoint.
 _FACTS_PER_RECORD: Final = 1024
 _IDS_PER_STEP: Final = 4096
 _LEDGERS_MAX: Final = 65_536  # In memory as objects; more only while their facts are unsaved.
-_DAMAGE: Final = (TornRecord, WrongCluster, OSError)
 
 
 class Admission(NamedTuple):

@@ -22,7 +22,6 @@ from rollbook.proto.ids import NO_ENTRY
 
 _HEAD: Final = struct.Struct("<BqB")
 _BODY: Final = struct.Struct("<qI")
-KEY_BYTES_MAX: Final = 254
 
 
 class Operation(IntEnum):
