@@ -204,7 +204,9 @@ class Journal:
             if self._silence_timer:
                 self._silence_timer.cancel()
             self._spare.cancel()
-            await asyncio.gather(self._spare, return_exceptions=True)
+            (spare,) = await asyncio.gather(self._spare, return_exceptions=True)
+            if isinstance(spare, RecordFile):
+                await spare.file.close()
 
     def close(self) -> None:
         """Lets `run` finish what is waiting, or comes meanwhile, and end."""

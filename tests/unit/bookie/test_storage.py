@@ -580,6 +580,19 @@ def test_who_adds_while_the_journal_closes_hears_in_order() -> None:
     tell(story)
 
 
+def test_a_closed_storage_leaves_no_file_open() -> None:
+    """The journal file that was made ready, too."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await add(storage, *((7, each) for each in range(100)), payload=bytes(1000))
+        await asyncio.sleep(1.0)
+        await storage.read(7, 0)
+        await storage.close()
+        assert not node.disk._open
+
+    tell(story)
+
+
 def test_a_listener_that_fails_takes_no_answer_from_others() -> None:
     async def story(storage: Storage, _: Node) -> None:
         def broken(_: int, __: BookieFailed | None) -> None:
