@@ -1,7 +1,7 @@
 """One open file of records, for reading: whole records, verified, through the cache.
 
-Who reads on from a record gets a stretch of those behind it as well; what one reader fetches, others
-wait for.
+Who reads on from a record gets a stretch of those behind it as well, and the disk is told what comes
+after that, so that it works while answers are sent. What one reader fetches, others wait for.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import File
 
 _AHEAD_BYTES_MAX: Final = 512 * 1024
+_ANNOUNCED_BYTES: Final = 4 * 1024 * 1024  # Beyond that.
 _BODIES_BYTES: Final = 64 * 1024
 _SERIAL_SHIFT: Final = 32  # Positions are u32.
 
@@ -42,6 +43,7 @@ class RecordFile:
         self._cache = cache.bodies
         self._serial = next(cache.serials) << _SERIAL_SHIFT
         self._coming: dict[int, asyncio.Event] = {}  # Numbers of records that are being fetched.
+        self._announced_end = 0  # Up to where the disk was told of a read to come.
         self._readers = 0
         self._is_retired = False
 
@@ -121,7 +123,18 @@ class RecordFile:
                 and self._end_of(last + 1) - start <= _AHEAD_BYTES_MAX
             ):
                 last += 1
+            self._announce(start, self._end_of(last))
         return await self._fetch(at, last)
+
+    def _announce(self, start: int, end: int) -> None:
+        """What comes next when `start` to `end` is read in order; half of it anew each time."""
+        if not start <= self._announced_end <= end + _ANNOUNCED_BYTES:
+            self._announced_end = end  # Somebody reads elsewhere.
+        upto = min(end + _ANNOUNCED_BYTES, self.end)
+        news = upto - self._announced_end
+        if news >= _ANNOUNCED_BYTES // 2 or (news > 0 and upto == self.end):
+            self.file.will_read(self._announced_end, news)
+            self._announced_end = upto
 
     async def _fetch(self, at: int, last: int) -> bytes:
         """Record number `at`, verified; those behind it go to the cache."""

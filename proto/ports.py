@@ -119,6 +119,9 @@ class File(Protocol):
     async def read_at(self, position: int, length: int) -> bytes:
         """Shorter than asked for only at the end of the file."""
 
+    def will_read(self, position: int, length: int) -> None:
+        """A hint, which may be ignored: the machine may fetch it while the caller does other things."""
+
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
         """Reaches the operating system only: a power cut may lose it, whole or in part."""
 

@@ -33,6 +33,7 @@ _SLOWNESS_KEPT: Final = 0.9  # Of what is expected, at each sync: 10 ms are forg
 _SYNC_THREADS: Final = 4  # One per file that syncs at the same time: journal, entry logs, ledgers.
 _READ_THREADS: Final = 4  # Of their own: no sync stands behind reads.
 _NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
+_WILL_NEED: Final[int | None] = getattr(os, "POSIX_FADV_WILLNEED", None)
 _BUFFERS_PER_WRITE: Final = min(1024, os.sysconf("SC_IOV_MAX"))
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _FLAGS: Final = {
@@ -173,6 +174,10 @@ class SystemFile:
             self._reads -= 1
             self._reads_ended.set()
         return found[0]
+
+    def will_read(self, position: int, length: int) -> None:
+        if _WILL_NEED is not None:
+            os.posix_fadvise(self._open_descriptor(), position, length, _WILL_NEED)
 
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
         async with self._turn:

@@ -27,6 +27,9 @@ class StepFile:
     async def read_at(self, position: int, length: int) -> bytes:
         return self._disk.system.read(self._number, position, length)
 
+    def will_read(self, position: int, length: int) -> None:
+        pass
+
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
         data = b"".join(buffers)
         self._disk.take(position + len(data) - await self.size())

@@ -51,6 +51,9 @@ class SimulatedFile:
         self._disk.meet_read_error()
         return self._system.read(self.number, position, length)
 
+    def will_read(self, position: int, length: int) -> None:
+        self._check(write=False)
+
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
         async with self._turn:
             await self._write(position, b"".join(buffers))

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -22,10 +23,14 @@ class CountingFile:
     def __init__(self, contents: bytearray) -> None:
         self.contents = contents
         self.bytes_read = 0
+        self.announced: list[tuple[int, int]] = []
 
     async def read_at(self, position: int, length: int) -> bytes:
         self.bytes_read += length
         return bytes(self.contents[position : position + length])
+
+    def will_read(self, position: int, length: int) -> None:
+        self.announced.append((position, position + length))
 
     async def size(self) -> int:
         return len(self.contents)
@@ -49,13 +54,13 @@ class CountingFile:
         raise AssertionError
 
 
-def written(cache: Cache) -> tuple[RecordFile, CountingFile]:
+def written(cache: Cache, bodies: Sequence[bytes] = BODIES) -> tuple[RecordFile, CountingFile]:
     packer = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 1, 0)
     contents = bytearray(FILE_HEADER_BYTES)
     header = FileHeader(Purpose.JOURNAL, 1, bytes(16), FILE_ID)
     file = CountingFile(contents)
     records = RecordFile(file, header, cache)
-    for body in BODIES:
+    for body in bodies:
         write = packer.pack_body(Kind.ENTRIES, body)
         contents += b"".join(write.buffers)
         records.on_written(write.position, body, write.end)
@@ -90,3 +95,34 @@ def test_a_damaged_record_is_the_only_one_to_be_missed() -> None:
     found = asyncio.run(walk(records))
     assert found[500] is None
     assert found[:500] + found[501:] == BODIES[:500] + BODIES[501:]
+
+
+MANY = [bytes([number]) * 65_536 for number in range(200)]
+
+
+def test_what_is_read_in_order_is_announced_once_and_in_time() -> None:
+    records, file = written(Cache(ByteCache(1_000_000)), MANY)
+    file.announced.clear()
+
+    async def read_in_order() -> None:
+        for number in range(5, 200):  # Those at the end are still in memory.
+            before = file.bytes_read
+            assert await records.body(number) == MANY[number]
+            if file.bytes_read > before and len(told := file.announced) > 1:
+                assert told[0][0] <= records.records[number] < told[-1][1]
+
+    asyncio.run(read_in_order())
+    assert len(file.announced) > 3
+    assert all(a[1] == b[0] for a, b in pairwise(file.announced))
+    assert file.announced[-1][1] == records.end
+
+
+def test_what_is_read_at_random_is_not_announced() -> None:
+    records, file = written(Cache(ByteCache(1_000_000)), MANY)
+
+    async def read_at_random() -> None:
+        for number in range(0, 180, 7):
+            assert await records.body(number) == MANY[number]
+
+    asyncio.run(read_at_random())
+    assert not file.announced
