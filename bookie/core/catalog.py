@@ -439,7 +439,8 @@ class Catalog:
         yield pack_mark(self.mark) + pack_opened(self.opened) + pack_scrubbed(self.scrubbed)
         yield b"".join([DOUBT_ALL] * self.doubts.everything + [*map(pack_lost, self.lost)])
         for ids in _batches(self.doubts.settled_ids, _PER_RECORD):
-            yield b"".join([pack_trust(each, NO_ENTRY, LEDGER_ID_MAX) for each in ids])
+            still = [each for each in ids if self.doubts.is_settled(each)]
+            yield b"".join([pack_trust(each, NO_ENTRY, LEDGER_ID_MAX) for each in still])
         for ids in _batches(self.doubts.ledger_ids, _PER_RECORD):
             doubts = [(each, doubt) for each in ids for doubt in self.doubts.of(each)]
             yield b"".join([pack_doubt(ledger_id, *doubt) for ledger_id, doubt in doubts])

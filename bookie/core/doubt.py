@@ -84,6 +84,10 @@ class Doubts:
         """Whether nobody can say which of its entries."""
         return self.everything and ledger_id not in self._settled
 
+    def is_settled(self, ledger_id: int) -> bool:
+        """Apart from everything, which is in doubt."""
+        return ledger_id in self._settled
+
     def about(self, ledger_id: int, entry_id: int) -> bool:
         if self.all_of(ledger_id):
             return True

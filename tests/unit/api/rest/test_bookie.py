@@ -176,6 +176,26 @@ async def test_a_ledger_is_told_or_missing(admin: FakeAdmin, client: Client) -> 
     assert (await client.get(f"{API}/ledgers/seven")).reason == "INVALID"
 
 
+async def test_doubts_are_shown_and_settled(admin: FakeAdmin, client: Client) -> None:
+    page = (await client.get(f"{API}/doubts?limit=1")).json
+    assert page["ledgers"] == [
+        {"ledger_id": 7, "ranges": [{"first_entry": -1, "last_entry": 2**63 - 1}]}
+    ]
+    assert (page["everything"], page["next_after"]) == (False, 7)
+    assert (await client.get(f"{API}/doubts?after=7")).json["ledgers"] == []
+
+    ranges = [{"first_entry": 0, "last_entry": 9}]
+    settled = {"stamp": page["stamp"], "ledger_id": 7, "ranges": ranges}
+    path = f"{API}/doubts/settled"
+    assert (await client.put(path, settled)).status == 200
+    assert (await client.put(path, {"stamp": page["stamp"], "everything": True})).status == 200
+    assert admin.done == ["settle 7 [(0, 9)]", "settle everything 1-1"]
+    assert (await client.put(path, {**settled, "stamp": "0-0"})).reason == "SUPERSEDED"
+    for wrong in ({"stamp": "1-1"}, {**settled, "everything": True}):
+        assert (await client.put(path, wrong)).reason == "INVALID"
+    assert len(admin.done) == 2
+
+
 async def test_a_surprise_tells_the_client_nothing(
     admin: FakeAdmin,
     client: Client,

@@ -21,7 +21,7 @@ def pack_log(log: Log, extents: list[Extent]) -> bytes:
 
 def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
     ledger_id = chance.choice((0, 1, 2, 2**63 - 1))
-    kind = chance.randrange(9)
+    kind = chance.randrange(10)
     if kind < 3:
         facts = LedgerFacts(
             chance.choice((None, b"", b"k" * 20)),
@@ -47,6 +47,9 @@ def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
         )
     if kind == 7:
         return changes.pack_forget(ledger_id) + changes.pack_trust(2, 3, 20)
+    if kind == 8:
+        some = changes.DOUBT_ALL, changes.TRUST_ALL, changes.pack_trust(ledger_id, -1, 2**63 - 1)
+        return chance.choice(some) + changes.pack_scrubbed(number)
     mark = Mark(known.mark.journal + chance.randint(0, 1), known.mark.first_sequence + 5)
     return b"".join(
         (
@@ -60,6 +63,7 @@ def state(catalog: Catalog) -> object:
     return (
         *(catalog.facts, catalog.logs, catalog.mark, catalog.opened, catalog.lost),
         *(catalog.doubts.everything, sorted(catalog.doubts)),
+        sorted(catalog.doubts.settled_ids),
         catalog.scrubbed,
         {ledger_id: list(catalog.held(ledger_id)) for ledger_id in catalog.ledger_ids},
         {number: (catalog.use_of(number), set(catalog.held_in(number))) for number in catalog.logs},

@@ -73,6 +73,37 @@ def test_doubt_about_everything_is_about_ledgers_nobody_named() -> None:
     assert doubts.beyond(12345, 2**62)
 
 
+def test_a_ledger_that_is_settled_is_apart_from_everything() -> None:
+    doubts = Doubts()
+    doubts.add_everything()
+    doubts.add(7, 3, 3)
+    doubts.settle(7, 0, 2**63 - 1)  # Not its explicit LAC: not as a whole.
+    assert doubts.about(7, 3)
+    doubts.settle(7, -1, 2**63 - 1)
+    assert not doubts.about(7, 3)
+    assert not doubts.beyond(7, -1)
+    assert doubts.about(8, 3)
+    doubts.add(7, 5, 5)  # By itself it may come into doubt again,
+    assert doubts.about(7, 5)
+    assert not doubts.about(7, 3)
+    doubts.add_everything()  # and so it may if everything does.
+    assert doubts.about(7, 3)
+    doubts.remove_everything()
+    assert not doubts.about(7, 3)
+    assert list(doubts) == [(7, (5, 5))]
+
+
+def test_whatever_comes_into_doubt_is_news_also_if_it_was_in_doubt() -> None:
+    doubts = Doubts()
+    doubts.add(7, 0, 9)
+    seen = doubts.news
+    assert not doubts.add(7, 5, 5)
+    assert doubts.news > seen
+    seen = doubts.news
+    doubts.settle(7, 0, 9)
+    assert doubts.news == seen
+
+
 # --- Control ----------------------------------------------------------------------------------
 
 CONTROLS = [
