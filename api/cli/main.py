@@ -29,6 +29,7 @@ _GROUPS: Final = {
     "bookie": "Make, mend and inspect a bookie",
     "cluster": "Initialise and inspect a cluster",
     "ledger": "Look at, write, read, recover and verify ledgers",
+    "recovery": "Bring back what bookies have lost",
 }
 _PLACES: Final = {
     name: Place(f"rollbook.api.cli.{name}", "group", what) for name, what in _GROUPS.items()

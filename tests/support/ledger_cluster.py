@@ -16,7 +16,8 @@ As child processes on the embedded store, for benches and for tests that kill:
 
 import asyncio
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,9 +25,10 @@ from typing import Final, Self
 
 from rollbook.bookie.bookie import Bookie, Settings
 from rollbook.bookie.config import BookieConfig, ServerConfig, StorageConfig
+from rollbook.bookie.identity import Identity
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.connecting import Connecting, connect
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster import initialise, open_cluster
 from rollbook.proto.ids import BookieId
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Clock, Disk, MetadataStore, Randomness, Transport
@@ -86,7 +88,16 @@ class LocalCluster:
 
     async def start(self, name: str) -> Bookie:
         """It serves and is registered when this returns."""
-        settings = Settings(
+        settings = self._settings(name)
+        tls = SocketTransport(server_tls=server_context(self._tls)) if self._tls else None
+        store = await open_metadata_store(self.url)
+        bookie = await Bookie.open(_Machine(), store, settings, tls)
+        await bookie.register()
+        self.bookies[name] = bookie
+        return bookie
+
+    def _settings(self, name: str) -> Settings:
+        return Settings(
             BookieConfig(
                 metadata=self.url,
                 bookie_id=name,
@@ -103,12 +114,30 @@ class LocalCluster:
             ),
             ServerConfig(),
         )
-        tls = SocketTransport(server_tls=server_context(self._tls)) if self._tls else None
+
+    async def format(self, name: str) -> None:
+        """As `rollbook bookie format` does it to one that is stopped."""
+        async with self._identity(name) as identity:
+            await identity.format(PATIENCE_S)
+
+    async def lose_journal(self, name: str) -> None:
+        """Its files are gone, and written off, as `rollbook bookie write-off` does it."""
+        for path in (self._folder / name / "journal").glob("*.journal"):
+            path.unlink()
+        async with self._identity(name) as identity:
+            await identity.write_off(SystemClock())
+
+    @asynccontextmanager
+    async def _identity(self, name: str) -> AsyncIterator[Identity]:
         store = await open_metadata_store(self.url)
-        bookie = await Bookie.open(_Machine(), store, settings, tls)
-        await bookie.register()
-        self.bookies[name] = bookie
-        return bookie
+        try:
+            cluster = await open_cluster(store, MetadataUrl.parse(self.url).ledgers_root)
+            storage = self._settings(name).storage
+            yield Identity(
+                *(SystemDisk(), storage, random.Random(), store, cluster, BookieId(name))
+            )
+        finally:
+            await store.close()
 
     async def stop(self, name: str) -> None:
         """In order: gone from the registrations first."""

@@ -1,0 +1,66 @@
+"""`rollbook recovery`: bring back what bookies have lost.
+
+What the commands do is in `recovery_work`, which is loaded when one is called.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rollbook.api.cli.ledger import with_access
+from rollbook.api.cli.output import examples, output_option
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.ledger_access import Access
+
+
+@click.group(
+    epilog=examples(
+        "rollbook recovery heal bk-2 --metadata zk://zk1,zk2,zk3/ledgers --dry-run",
+        "rollbook recovery heal bk-2 --metadata zk://zk1,zk2,zk3/ledgers",
+    )
+)
+def group() -> None:
+    """Bring back what bookies have lost."""
+
+
+@group.command(
+    epilog=examples(
+        "rollbook recovery heal bk-2 --metadata zk://zk1,zk2,zk3/ledgers --dry-run",
+        "rollbook recovery heal bk-2 --metadata zk://zk1/ledgers --http bk2:8001 --token-file token",
+        "rollbook recovery heal bk-2 --metadata zk://zk1/ledgers --accept-loss 42 --accept-loss 43:0-99",
+    )
+)
+@click.argument("bookie")
+@with_access
+@click.option(
+    "--accept-loss",
+    "accepted",
+    metavar="LEDGER[:FIRST-LAST]",
+    multiple=True,
+    help="Give these entries up if they cannot be had; may be repeated.",
+)
+@click.option("--all", "includes_all", is_flag=True, help="Also closed ledgers that it forgot.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--http", metavar="URL", help="Its admin pages.  [default: where it says they are]")
+@click.option("--token-file", metavar="FILE", help="Of its admin pages.")
+@click.option("--ca-file", metavar="FILE", help="Who signs the certificate of its admin pages.")
+@click.option(
+    "--rate", "mib_per_s", type=click.IntRange(1), default=64, show_default=True,
+    help="MiB a second that are copied at most.",
+)  # fmt: skip
+@output_option
+def heal(access: "Access", **how: Any) -> None:
+    """Bring back what a bookie may have lost, and end its doubts.
+
+    A bookie that was formatted under a used id, was damaged, or had something written off answers UNKNOWN
+    for what it may have held, which holds up recoveries. Each such entry is read from other bookies,
+    verified, and written back. Ledgers that are not closed are recovered for it, which ends their writers.
+
+    Entries without any copy stay UNKNOWN unless they are accepted as lost by name. It may be stopped
+    and run again at any time. Ends with 0 if the bookie is whole, 5 if something cannot be told now,
+    7 if entries are lost.
+    """
+    from rollbook.api.cli import recovery_work
+
+    click.get_current_context().exit(recovery_work.heal_bookie(access, **how))

@@ -1,0 +1,186 @@
+"""What a bookie has to get back of a closed ledger, and of what it may say again that it has none.
+
+A bookie that may have lost entries answers UNKNOWN for them, and each such answer holds up whoever
+counts answers. Doubt about an entry may go in three ways only (HL1):
+
+    brought back   it is there again, verified and durable
+    not needed     nobody will ever count on that bookie's answer: the entry is beyond the end of a
+                   closed ledger, in a fragment or at a place of its write set that does not name it,
+                   or the explicit LAC of a ledger that is closed
+    given up       somebody has named it, knowing that it may be lost
+
+As long as a ledger is not closed, its tail has no such places: recovery has to close it first, unless
+all that is in doubt is confirmed (`as_if_closed`). Where it cannot because of this very doubt, the doubt
+about the tail can be given up by name, and nothing else of that ledger (`tail_to_give_up`).
+
+An entry is lost if no other member of its write set has a sound copy and none may still turn up.
+"""
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from rollbook.ledger.core.verification import Copy, CopyState
+from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
+from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata, LedgerState
+from rollbook.proto.quorum import Quorum
+
+_MAY_TURN_UP: Final = (CopyState.UNKNOWN, CopyState.UNREACHABLE)
+_FIRST_ENTRY: Final = attrgetter("first_entry")
+
+
+class Range(NamedTuple):
+    """Entries, both ends included; entry -1 is the explicit LAC."""
+
+    first_entry: int
+    last_entry: int
+
+
+WHOLE: Final = Range(NO_ENTRY, ENTRY_ID_MAX)
+
+
+class Stretch(NamedTuple):
+    """Entries in doubt that all lie in one fragment, or none of which is needed here."""
+
+    first_entry: int
+    last_entry: int
+    fragment: Fragment | None  # None: the bookie is to hold none of them.
+
+
+def as_if_closed(
+    metadata: LedgerMetadata, lac: EntryId, doubted: Sequence[Range]
+) -> LedgerMetadata | None:
+    """For a ledger with a writer, which may go on: if all that is in doubt is confirmed, it is settled
+    where that lies. Not so its explicit LAC, on which readers count as long as it is open.
+    """
+    if metadata.state is not LedgerState.OPEN or not doubted:
+        return None
+    if doubted[0].first_entry <= NO_ENTRY or doubted[-1].last_entry > lac:
+        return None
+    return replace(metadata, state=LedgerState.CLOSED, last_entry=lac, length=0)
+
+
+def stretches(
+    metadata: LedgerMetadata, bookie: BookieId, doubted: Iterable[Range]
+) -> Iterator[Stretch]:
+    """All that is in doubt, in order, by what is to become of it."""
+    assert metadata.is_closed
+    for first, last in doubted:
+        while first <= last:
+            fragment, end = _piece(metadata, bookie, first)
+            yield Stretch(first, min(end, last), fragment)
+            first = end + 1
+
+
+def _piece(
+    metadata: LedgerMetadata, bookie: BookieId, first_entry: int
+) -> tuple[Fragment | None, int]:
+    """The fragment if the bookie is to hold some of it, and how far that goes."""
+    assert metadata.last_entry is not None
+    if first_entry <= NO_ENTRY:
+        return None, NO_ENTRY
+    if first_entry > metadata.last_entry:
+        return None, ENTRY_ID_MAX
+    index = bisect_right(metadata.fragments, first_entry, key=_FIRST_ENTRY) - 1
+    end = metadata.last_entry_of(index)
+    assert end is not None
+    fragment = metadata.fragments[index]
+    return fragment if bookie in fragment.ensemble else None, min(end, metadata.last_entry)
+
+
+def expected(
+    quorum: Quorum, fragment: Fragment, bookie: BookieId, window: range
+) -> Sequence[EntryId]:
+    """Of the window, what the bookie is to hold."""
+    if quorum.ensemble == quorum.write:
+        return [EntryId(each) for each in window]
+    slots = [slot for slot, member in enumerate(fragment.ensemble) if member == bookie]
+    return [EntryId(e) for e in window if any(quorum.holds(slot, EntryId(e)) for slot in slots)]
+
+
+@dataclass(slots=True)
+class Judgement:
+    """Of one window."""
+
+    settled: list[Range] = field(default_factory=list)  # Of which there is no doubt any more.
+    lost: list[EntryId] = field(default_factory=list)  # No copy anywhere: they stay in doubt.
+    waiting: dict[EntryId, str] = field(default_factory=dict)  # Who said what; in doubt, too.
+    given_up: list[EntryId] = field(default_factory=list)  # Likewise, but somebody accepts that.
+
+
+def judge(
+    window: range,
+    wanted: Iterable[EntryId],
+    held: Collection[EntryId],
+    said: Mapping[EntryId, Mapping[BookieId, Copy]],
+    accepted: Sequence[Range],
+) -> Judgement:
+    """`wanted` is all that the bookie is to hold of the window, `held` what it holds, durably; of
+    all others `said` has what every other member of the write set says.
+    """
+    found = Judgement()
+    first = window.start
+    for entry_id in wanted:
+        if entry_id in held:
+            continue
+        if covers(accepted, entry_id):
+            found.given_up.append(entry_id)
+            continue
+        copies = said[entry_id]
+        if any(isinstance(copy, int) or copy in _MAY_TURN_UP for copy in copies.values()):
+            found.waiting[entry_id] = _describe(copies)
+        else:
+            found.lost.append(entry_id)
+        if first < entry_id:
+            found.settled.append(Range(first, entry_id - 1))
+        first = entry_id + 1
+    if first < window.stop:
+        found.settled.append(Range(first, window.stop - 1))
+    return found
+
+
+def _describe(copies: Mapping[BookieId, Copy]) -> str:
+    states = {bookie: "good" if isinstance(c, int) else c.value for bookie, c in copies.items()}
+    return ", ".join(f"{bookie}: {state}" for bookie, state in states.items())
+
+
+def tail_to_give_up(
+    metadata: LedgerMetadata, doubted: Sequence[Range], accepted: Sequence[Range]
+) -> list[Range]:
+    """Of a ledger that cannot be closed: what recovery may be told to be absent.
+
+    Entries of earlier fragments were confirmed; they are found or lost one by one, later.
+    """
+    assert not metadata.is_closed
+    tail = Range(metadata.fragments[-1].first_entry, ENTRY_ID_MAX)
+    return intersection(intersection(doubted, accepted), [tail])
+
+
+# --- Ranges -----------------------------------------------------------------------------------
+
+
+def covers(ranges: Sequence[Range], entry_id: int) -> bool:
+    return any(first <= entry_id <= last for first, last in ranges)
+
+
+def intersection(some: Iterable[Range], others: Sequence[Range]) -> list[Range]:
+    """Ascending, if both are."""
+    return [
+        Range(max(a.first_entry, b.first_entry), min(a.last_entry, b.last_entry))
+        for a in some
+        for b in others
+        if max(a.first_entry, b.first_entry) <= min(a.last_entry, b.last_entry)
+    ]
+
+
+def ranges_of(entry_ids: Iterable[int], gap: int = 1) -> list[Range]:
+    """Of ascending ids; those that are no more than `gap` apart are in one."""
+    found: list[Range] = []
+    for each in entry_ids:
+        if found and each <= found[-1].last_entry + gap:
+            found[-1] = Range(found[-1].first_entry, each)
+        else:
+            found.append(Range(each, each))
+    return found

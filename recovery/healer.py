@@ -1,0 +1,194 @@
+"""Makes one bookie whole again: what it answers UNKNOWN for comes back from other copies, or is known not
+to be needed; then it is told so, and answers for itself.
+
+Ledgers that it doubts are healed one by one (`ledger_healer.py`). If it doubts everything, so is every
+ledger of the cluster that names it; each is fenced there again, closed ones, too; and when all of
+them are whole, it is told that not everything is in doubt any more (HL3).
+
+What is done is noted as doubts that are gone: whoever dies is simply run again (HL4). Nothing is settled
+but by the stamp of the doubts that were seen: what came into doubt meanwhile may be the very entry that
+was brought back, so the ledger is looked at anew.
+"""
+
+import asyncio
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.errors import RollbookError, Superseded, WrongBookie, WrongCluster
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.tasks import TaskGroup
+from rollbook.recovery.config import HealConfig
+from rollbook.recovery.core.healing import Range
+from rollbook.recovery.doubts import BookieDoubts, DoubtsPage
+from rollbook.recovery.ledger_healer import LedgerHealer, LedgerHealing, Outcome, Task
+
+logger = structlog.get_logger()
+
+_PAGE: Final = 500
+_RACES_MAX: Final = 20  # With what comes into doubt meanwhile.
+_NOTHING: Final[Mapping[int, Sequence[Range]]] = {}
+
+
+@dataclass(slots=True)
+class Healing:
+    """What became of the bookie."""
+
+    bookie: BookieId
+    ledgers: Counter[Outcome] = field(default_factory=Counter)
+    entries: int = 0  # That were brought back, or would be.
+    entry_bytes: int = 0
+    closed: int = 0  # Ledgers that recovery had to close for it, or would have to.
+    remarkable: list[LedgerHealing] = field(default_factory=list)  # Waiting, lost, or given up.
+    doubts_everything: bool = False  # Still.
+
+    def on_ledger(self, healed: LedgerHealing) -> None:
+        self.ledgers[healed.outcome] += 1
+        self.entries += healed.entries
+        self.entry_bytes += healed.entry_bytes
+        self.closed += healed.has_been_closed
+        if healed.lost or healed.given_up or healed.outcome is Outcome.WAITING:
+            self.remarkable.append(healed)
+
+    @property
+    def are_ledgers_whole(self) -> bool:
+        return not (self.ledgers[Outcome.WAITING] or self.ledgers[Outcome.LOST])
+
+
+class Healer:
+    """Of one bookie; run it once. Several at a time do no harm, and neither does one that dies."""
+
+    def __init__(
+        self,
+        ledgers: Ledgers,
+        bookie: BookieId,
+        doubts: BookieDoubts,
+        config: HealConfig,
+        *,
+        accepted: Mapping[int, Sequence[Range]] = _NOTHING,
+        includes_all: bool = False,
+        is_rehearsal: bool = False,
+    ) -> None:
+        """`accepted`: what may be given up, by ledger. `includes_all`: also what the bookie has lost of
+        ledgers that it does not doubt. A rehearsal changes nothing.
+        """
+        self._ledgers = ledgers
+        self._bookie = bookie
+        self._doubts = doubts
+        self._config = config
+        self._accepted = accepted
+        self._includes_all = includes_all
+        self._is_rehearsal = is_rehearsal
+        self._loop = asyncio.get_running_loop()
+        self._paid_until = 0.0  # For the bytes that went so far.
+
+    async def heal(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> Healing:
+        """`on_progress` hears how many ledgers are done, and of how many.
+
+        What cannot be done for one ledger is told in the result. Raises `WrongBookie` or
+        `WrongCluster` if these are not the doubts of this bookie, `Superseded` if it was started
+        anew meanwhile and doubts everything, and what the metadata store and the bookie raise.
+        """
+        first, doubted = await self._look_at_all()
+        healing = Healing(self._bookie, doubts_everything=first.everything)
+        ids = await self._ledger_ids(first, doubted)
+        on_progress(0, len(ids))
+        remaining = iter(ids)
+
+        async def work() -> None:
+            for ledger_id in remaining:
+                healing.on_ledger(await self._heal(LedgerId(ledger_id), first, doubted))
+                on_progress(healing.ledgers.total(), len(ids))
+
+        async with TaskGroup() as group:
+            for _ in range(self._config.ledgers_at_once):
+                group.create_task(work())
+        if first.everything and healing.are_ledgers_whole and not self._is_rehearsal:
+            await self._doubts.settle_everything(first.stamp)
+            healing.doubts_everything = False
+        logger.info(
+            "bookie_looked_after",
+            bookie=self._bookie,
+            ledgers={outcome.value: count for outcome, count in healing.ledgers.items()},
+            entries=healing.entries,
+            entry_bytes=healing.entry_bytes,
+        )
+        return healing
+
+    async def _look_at_all(self) -> tuple[DoubtsPage, dict[int, tuple[Range, ...]]]:
+        page = first = await self._page(-1, _PAGE)
+        doubted: dict[int, tuple[Range, ...]] = dict(page.ledgers)
+        while page.next_after is not None:
+            page = await self._page(page.next_after, _PAGE)
+            doubted.update(page.ledgers)
+        return first, doubted
+
+    async def _page(self, after: int, limit: int) -> DoubtsPage:
+        page = await self._doubts.page(after, limit)
+        if page.bookie != self._bookie:
+            raise WrongBookie(f"the doubts are those of {page.bookie}", bookie=self._bookie)
+        if page.instance_id != self._ledgers.cluster.instance_id:
+            raise WrongCluster(
+                "the bookie belongs to another cluster than the metadata", bookie=self._bookie
+            )
+        return page
+
+    async def _ledger_ids(self, first: DoubtsPage, doubted: Mapping[int, object]) -> "array[int]":
+        """Those it doubts first: whoever waits for their recovery has waited long enough."""
+        ids = array("q", doubted)
+        if first.everything or self._includes_all:
+            async for ledger_id in self._ledgers.list():
+                if ledger_id not in doubted:
+                    ids.append(ledger_id)
+        return ids
+
+    async def _heal(
+        self, ledger_id: LedgerId, first: DoubtsPage, doubted: Mapping[int, tuple[Range, ...]]
+    ) -> LedgerHealing:
+        found = LedgerHealing(ledger_id)
+        ranges, stamp = doubted.get(ledger_id, ()), first.stamp
+        try:
+            for _ in range(_RACES_MAX):
+                try:
+                    await self._healer_of(found, ranges, stamp, first.everything).heal()
+                    return found
+                except Superseded as error:  # More is in doubt now, or the metadata has changed.
+                    failure: RollbookError = error
+                page = await self._page(ledger_id - 1, 1)
+                ranges, stamp = page.ledgers.get(ledger_id, ()), page.stamp
+        except RollbookError as error:
+            failure = error
+        found.outcome = Outcome.WAITING
+        found.reason, found.next_step = failure.message or str(failure), failure.next_step
+        return found
+
+    def _healer_of(
+        self, found: LedgerHealing, ranges: tuple[Range, ...], stamp: str, everything: bool
+    ) -> LedgerHealer:
+        ledger_id = found.ledger_id
+
+        async def settle(settled: Sequence[Range]) -> None:
+            await self._doubts.settle(stamp, ledger_id, list(settled))
+
+        accepted = self._accepted.get(ledger_id, ())
+        return LedgerHealer(
+            *(self._ledgers, self._bookie),
+            Task(ledger_id, ranges, everything, self._includes_all, accepted),
+            found=found,
+            settle=settle,
+            pay=self._pay,
+            window_bytes=self._config.window_bytes,
+            is_rehearsal=self._is_rehearsal,
+        )
+
+    async def _pay(self, size: int) -> None:
+        """No more bytes a second than is configured, however many ledgers are at it."""
+        now = self._loop.time()
+        self._paid_until = max(self._paid_until, now) + size / self._config.bytes_per_s_max
+        if (ahead_s := self._paid_until - now - 0.5) > 0:
+            await asyncio.sleep(ahead_s)

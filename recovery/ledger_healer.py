@@ -1,0 +1,430 @@
+"""Makes one bookie whole again with regard to one ledger (`core/healing.py` has the rules).
+
+    not in metadata, read twice    nobody counts on it: settled
+    not closed                     closed by recovery first: its writer stops, its end is known
+    closed                         window by window: read elsewhere, written back, settled
+
+What the bookie lists is not written again: if it turns out to be damaged the bookie says UNKNOWN by itself.
+Where it doubts those very entries they are read from it first.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+import structlog
+
+from rollbook.ledger.calls import error_of
+from rollbook.ledger.core.verification import Copy
+from rollbook.ledger.ledgers import Ledgers, credentials
+from rollbook.ledger.reader import LedgerReader
+from rollbook.ledger.verifier import Verifier
+from rollbook.proto.cluster.ledger_nodes import StoredLedger
+from rollbook.proto.errors import (
+    BadMetadata,
+    EntryStateUnknown,
+    Invalid,
+    Missing,
+    NoSuchLedger,
+    RecoveryIncomplete,
+    RollbookError,
+    UnsupportedVersion,
+)
+from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata
+from rollbook.proto.wire.digest import Entry, LedgerDigest, ledger_key
+from rollbook.proto.wire.entry_list import EntryList
+from rollbook.proto.wire.messages import ListEntries, ListEntriesReply, Read, Reply
+from rollbook.recovery.core.healing import (
+    WHOLE,
+    Range,
+    as_if_closed,
+    covers,
+    expected,
+    intersection,
+    judge,
+    ranges_of,
+    stretches,
+    tail_to_give_up,
+)
+from rollbook.recovery.restorer import Restorer
+
+logger = structlog.get_logger()
+
+_WINDOW_ENTRIES_MAX: Final = 10_000
+_ENTRY_OVERHEAD_BYTES: Final = 64
+_NOTHING: Final = EntryList(b"")
+
+
+class Outcome(Enum):
+    HEALED = "healed"
+    GONE = "gone"  # It was deleted.
+    PLANNED = "planned"  # Nothing was done, as was wished.
+    WAITING = "waiting"  # Cannot be told now; it stays in doubt.
+    LOST = "lost"  # Entries have no copy anywhere; they stay in doubt.
+
+
+@dataclass(slots=True)
+class LedgerHealing:
+    """What became of one ledger."""
+
+    ledger_id: LedgerId
+    outcome: Outcome = Outcome.HEALED
+    has_been_closed: bool = False  # For it, or would be.
+    entries: int = 0  # That were brought back, or would be.
+    entry_bytes: int = 0
+    waiting: list[Range] = field(default_factory=list)
+    lost: list[Range] = field(default_factory=list)
+    given_up: list[Range] = field(default_factory=list)
+    reason: str = ""  # Why it waits.
+    next_step: str = ""
+
+    def begin(self) -> None:
+        """What was done by an attempt that failed stays done."""
+        self.outcome, self.reason, self.next_step = Outcome.HEALED, "", ""
+        self.waiting, self.lost = [], []
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One ledger, and what is in doubt about it."""
+
+    ledger_id: LedgerId
+    doubted: tuple[Range, ...]  # By itself,
+    is_wholly_doubted: bool  # and as everything is.
+    includes_all: bool  # In doubt or not.
+    accepted: Sequence[Range]  # What may be given up.
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        return (WHOLE,) if self.is_wholly_doubted or self.includes_all else self.doubted
+
+
+Settle = Callable[[Sequence[Range]], Awaitable[None]]
+Pay = Callable[[int], Awaitable[None]]
+
+
+class LedgerHealer:
+    def __init__(
+        self,
+        ledgers: Ledgers,
+        bookie: BookieId,
+        task: Task,
+        *,
+        found: LedgerHealing,
+        settle: Settle,
+        pay: Pay,
+        window_bytes: int,
+        is_rehearsal: bool,
+    ) -> None:
+        """`settle` tells the bookie; `pay` waits for bytes that go to have their turn."""
+        self.found = found
+        self._ledgers = ledgers
+        self._bookies = ledgers.bookies
+        self._bookie = bookie
+        self._task = task
+        self._tell_settled = settle
+        self._pay = pay
+        self._window_bytes = window_bytes
+        self._is_rehearsal = is_rehearsal
+
+    async def heal(self) -> None:
+        """Raises what keeps it from being healed now: nothing is lost by trying again."""
+        self.found.begin()
+        try:
+            stored = await self._find()
+        except (BadMetadata, UnsupportedVersion):
+            if WHOLE not in self._task.accepted:
+                raise
+            await self._settle([WHOLE])
+            self.found.given_up.append(WHOLE)
+            return
+        if stored is None:
+            self.found.outcome = Outcome.GONE
+            await self._settle([WHOLE])
+        elif stored.metadata.names(self._bookie):
+            await self._heal(stored.metadata)
+        else:  # Whatever it once held of it, nobody counts on that any more.
+            await self._settle([WHOLE])
+        if self._is_rehearsal and self.found.outcome is Outcome.HEALED:
+            self.found.outcome = Outcome.PLANNED
+
+    async def _find(self) -> StoredLedger | None:
+        """None if it is gone beyond doubt: a store that is not ours has said nothing (HL5)."""
+        for _ in range(2):
+            await self._ledgers.require_cluster()
+            try:
+                return await self._ledgers.metadata(self._task.ledger_id, fresh=True)
+            except NoSuchLedger:
+                pass
+        await self._ledgers.require_cluster()
+        return None
+
+    async def _heal(self, metadata: LedgerMetadata) -> None:
+        task = self._task
+        if not metadata.is_closed:
+            if not task.doubted and not task.is_wholly_doubted:
+                return  # Its writer sees to its copies.
+            settled = await self._without_closing(metadata)
+            if settled is None:
+                if not self._is_rehearsal:
+                    settled = await self._close(metadata)
+                self.found.has_been_closed = True
+            if settled is None:
+                return
+            metadata = settled
+        password, kind = credentials(metadata, None, None)
+        digest = LedgerDigest(kind, password, metadata.ledger_id)
+        if self._task.is_wholly_doubted and not self._is_rehearsal:
+            await self._fence(ledger_key(password))
+        listed = await self._list()
+        async with await self._ledgers.open(metadata.ledger_id) as reader:
+            copying = _Copying(
+                *(self._ledgers, self._bookie, reader, digest, ledger_key(password)),
+                *(self._pay, self.found),
+            )
+            try:
+                await self._heal_closed(metadata, listed, copying)
+            finally:
+                copying.close()
+
+    # --- The end of the ledger ----------------------------------------------------------------
+
+    async def _without_closing(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
+        """Its writer need not be stopped if all that is in doubt is confirmed."""
+        task, last = self._task, EntryId(ENTRY_ID_MAX - 1)
+        if task.is_wholly_doubted or as_if_closed(metadata, last, task.doubted) is None:
+            return None
+        async with await self._ledgers.open(metadata.ledger_id) as reader:
+            return as_if_closed(reader.metadata, reader.last_add_confirmed, task.doubted)
+
+    async def _close(self, metadata: LedgerMetadata) -> LedgerMetadata:
+        """What was accepted as lost counts only where recovery cannot do without."""
+        ledger_id = metadata.ledger_id
+        try:
+            return await self._recover(ledger_id)
+        except RecoveryIncomplete as error:
+            stored = await self._ledgers.metadata(ledger_id, fresh=True)
+            if stored.metadata.is_closed:
+                return stored.metadata
+            doubted, accepted = self._task.ranges, self._task.accepted
+            tail = tail_to_give_up(stored.metadata, doubted, accepted)
+            if self._task.is_wholly_doubted and WHOLE not in accepted:
+                tail = []
+            if not tail:
+                error.next_step = f"see to the bookies named; if they are gone for good: --accept-loss {ledger_id}"
+                raise
+            logger.warning("ledger_tail_given_up", ledger_id=ledger_id, reason=error.message)
+            self.found.reason = error.message
+            await self._tell_settled([WHOLE] if self._task.is_wholly_doubted else tail)
+        closed = await self._recover(ledger_id)
+        assert closed.last_entry is not None
+        self.found.given_up += intersection(tail, [Range(closed.last_entry + 1, ENTRY_ID_MAX)])
+        return closed
+
+    async def _recover(self, ledger_id: LedgerId) -> LedgerMetadata:
+        async with await self._ledgers.open_recover(ledger_id) as reader:
+            return reader.metadata
+
+    async def _fence(self, key: bytes) -> None:
+        """A bookie that lost everything may have lost its fences, too; those of closed ledgers keep
+        away writers that have not heard yet (HL3).
+        """
+        request = Read(self._task.ledger_id, NO_ENTRY, key, fence=True)
+        error = error_of(await self._call(request))
+        if error is not None and not issubclass(error, Missing | EntryStateUnknown):
+            raise error("it cannot be fenced there", ledger_id=self._task.ledger_id)
+
+    async def _call(self, request: Read | ListEntries) -> Reply:
+        return await self._bookies.call(
+            self._bookie,
+            request,
+            deadline_s=self._ledgers.config.read_deadline_s,
+            is_high_priority=True,
+        )
+
+    # --- Closed -------------------------------------------------------------------------------
+
+    async def _heal_closed(
+        self, metadata: LedgerMetadata, listed: EntryList, copying: "_Copying"
+    ) -> None:
+        not_needed: list[Range] = []
+        for first, last, fragment in stretches(metadata, self._bookie, self._task.ranges):
+            if fragment is None:
+                not_needed.append(Range(first, last))
+                continue
+            step = _window_entries(metadata, self._window_bytes)
+            for start in range(first, last + 1, step):
+                window = range(start, min(start + step, last + 1))
+                goes_on = await self._heal_window(metadata, fragment, window, listed, copying)
+                if not goes_on and window.stop <= last:
+                    self.found.waiting.append(Range(window.stop, last))
+                    break
+        await self._settle(not_needed)
+        if self.found.waiting:
+            self.found.outcome = Outcome.WAITING
+        elif self.found.lost:
+            self.found.outcome = Outcome.LOST
+
+    async def _heal_window(
+        self,
+        metadata: LedgerMetadata,
+        fragment: Fragment,
+        window: range,
+        listed: EntryList,
+        copying: "_Copying",
+    ) -> bool:
+        """Whether it makes sense to go on: False if nobody could be heard."""
+        wanted = expected(metadata.quorum, fragment, self._bookie, window)
+        held = dict.fromkeys(each for each in wanted if each in listed)
+        if doubtful := [each for each in held if covers(self._task.doubted, each)]:
+            found = await copying.look(self._bookie, doubtful)
+            for entry_id in doubtful:
+                if not isinstance(found[entry_id], int):
+                    del held[entry_id]
+        missing = [each for each in wanted if each not in held]
+        if self._is_rehearsal:
+            self.found.entries += len(missing)
+            return True
+        said: dict[EntryId, dict[BookieId, Copy]] = {}
+        if missing:
+            said = await copying.bring_back(missing, fragment, held)
+        judgement = judge(window, wanted, held, said, self._task.accepted)
+        self.found.lost += ranges_of(judgement.lost)
+        self.found.given_up += ranges_of(judgement.given_up)
+        self.found.waiting += ranges_of(judgement.waiting)
+        if judgement.waiting and not self.found.reason:
+            self.found.reason = next(iter(judgement.waiting.values()))
+        await self._settle(judgement.settled)
+        return not missing or len(judgement.waiting) < len(missing)
+
+    async def _list(self) -> EntryList:
+        """What the bookie has; nothing, if it cannot tell: what is there need not be written again,
+        but may be.
+        """
+        reply = await self._call(ListEntries(self._task.ledger_id))
+        if isinstance(reply, ListEntriesReply) and reply.error is None and reply.entries:
+            return reply.entries
+        error = error_of(reply)
+        if error is not None and not issubclass(error, Missing | EntryStateUnknown | Invalid):
+            raise error("it does not list what it has", ledger_id=self._task.ledger_id)
+        return _NOTHING
+
+    async def _settle(self, ranges: Sequence[Range]) -> None:
+        """As far as they are in doubt by themselves."""
+        settled = intersection(self._task.doubted, ranges)
+        if settled and not self._is_rehearsal:
+            await self._tell_settled(settled)
+
+
+class _Copying:
+    """From other bookies to this one, of one ledger."""
+
+    def __init__(
+        self,
+        ledgers: Ledgers,
+        bookie: BookieId,
+        reader: LedgerReader,
+        digest: LedgerDigest,
+        key: bytes,
+        pay: Pay,
+        found: LedgerHealing,
+    ) -> None:
+        self._ledgers = ledgers
+        self._bookie = bookie
+        self._reader = reader
+        self._digest = digest
+        self._key = key
+        self._pay = pay
+        self._found = found
+        self._quorum = reader.metadata.quorum
+        self._verifier = Verifier(reader.metadata, digest, ledgers.bookies, ledgers.config)
+        self._restorer: Restorer | None = None
+
+    def close(self) -> None:
+        if self._restorer is not None:
+            self._restorer.close()
+
+    async def look(self, bookie: BookieId, entry_ids: Sequence[EntryId]) -> dict[EntryId, Copy]:
+        return await self._verifier.read_share(bookie, entry_ids)
+
+    async def bring_back(
+        self, missing: Sequence[EntryId], fragment: Fragment, held: dict[EntryId, None]
+    ) -> dict[EntryId, dict[BookieId, Copy]]:
+        """Adds to `held`; of those that nobody could be had of, what the others say.
+
+        Raises if this bookie does not take them.
+        """
+        striding = self._quorum.ensemble - self._quorum.write + 1
+        for first, last in ranges_of(missing, striding):
+            if not await self._copy(EntryId(first), EntryId(last), missing, held):
+                break
+        else:
+            return {}
+        rest = [each for each in missing if each not in held]
+        said = await self._ask_others(rest, fragment)
+        readable = [e for e in rest if any(isinstance(copy, int) for copy in said[e].values())]
+        for first, last in ranges_of(readable):
+            await self._copy(EntryId(first), EntryId(last), readable, held)
+        return said
+
+    async def _copy(
+        self,
+        first_entry: EntryId,
+        last_entry: EntryId,
+        wanted: Sequence[EntryId],
+        held: dict[EntryId, None],
+    ) -> bool:
+        """Whether all of them could be read."""
+        wanted_ids = frozenset(wanted)
+        async with self._reader.read(first_entry, last_entry) as stream:
+            while True:
+                try:
+                    run = await stream.next_run()
+                except RollbookError:
+                    return False
+                if not run:
+                    return True
+                await self._write([each for each in run if each.entry_id in wanted_ids], held)
+
+    async def _write(self, entries: Sequence[Entry], held: dict[EntryId, None]) -> None:
+        size = sum(len(each.payload) + _ENTRY_OVERHEAD_BYTES for each in entries)
+        await self._pay(size)
+        if self._restorer is None:
+            self._restorer = Restorer(
+                *(self._bookie, self._digest, self._key),
+                *(self._ledgers.bookies, self._ledgers.config),
+            )
+        await self._restorer.write(entries)
+        held.update((each.entry_id, None) for each in entries)
+        self._found.entries += len(entries)
+        self._found.entry_bytes += size
+
+    async def _ask_others(
+        self, entry_ids: Sequence[EntryId], fragment: Fragment
+    ) -> dict[EntryId, dict[BookieId, Copy]]:
+        said: dict[EntryId, dict[BookieId, Copy]] = {each: {} for each in entry_ids}
+        others = [
+            (slot, member)
+            for slot, member in enumerate(fragment.ensemble)
+            if member != self._bookie
+        ]
+        shares = [
+            [each for each in entry_ids if self._quorum.holds(slot, each)] for slot, _ in others
+        ]
+        found = await asyncio.gather(
+            *(self.look(member, share) for (_, member), share in zip(others, shares, strict=True))
+        )
+        for (_, member), copies in zip(others, found, strict=True):
+            for entry_id, copy in copies.items():
+                said[entry_id][member] = copy
+        return said
+
+
+def _window_entries(metadata: LedgerMetadata, window_bytes: int) -> int:
+    assert metadata.last_entry is not None
+    assert metadata.length is not None
+    mean = metadata.length // (metadata.last_entry + 1) + _ENTRY_OVERHEAD_BYTES
+    return max(1, min(_WINDOW_ENTRIES_MAX, window_bytes // mean))

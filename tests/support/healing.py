@@ -1,0 +1,28 @@
+"""A healer's way to a bookie of the same process: no HTTP between them."""
+
+from rollbook.bookie.bookie import Bookie
+from rollbook.proto.ids import LedgerId
+from rollbook.recovery.core.healing import Range
+from rollbook.recovery.doubts import DoubtsPage
+
+
+class DirectDoubts:
+    def __init__(self, bookie: Bookie) -> None:
+        self._bookie = bookie
+
+    async def page(self, after: int, limit: int) -> DoubtsPage:
+        storage = self._bookie.storage
+        doubts = storage.catalog.doubts
+        ids = sorted(each for each in doubts.ledger_ids if each > after)[:limit]
+        return DoubtsPage(
+            *(self._bookie.bookie_id, self._bookie.cluster.instance_id, storage.doubts_stamp),
+            everything=doubts.everything,
+            ledgers={each: tuple(Range(*part) for part in doubts.of(each)) for each in ids},
+            next_after=ids[-1] if len(ids) == limit else None,
+        )
+
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[Range]) -> None:
+        await self._bookie.storage.settle(stamp, ledger_id, ranges)
+
+    async def settle_everything(self, stamp: str) -> None:
+        await self._bookie.storage.settle_everything(stamp)

@@ -1,0 +1,158 @@
+"""`rollbook recovery` against three bookie processes, as an operator meets it."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollbook.api.cli.recovery_work import accepted_of, summary
+from rollbook.ledger.connecting import connect
+from rollbook.proto.errors import InvalidRequest
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.recovery.core.healing import WHOLE, Range
+from rollbook.recovery.healer import Healing
+from rollbook.recovery.ledger_healer import LedgerHealing, Outcome
+from tests.support import bookies, processes
+
+PATIENCE_S = 120.0
+TOKEN = "0123456789abcdef-canary"
+NAMES = ("bk-1", "bk-2", "bk-3")
+HURT = "bk-2"
+
+
+class Cluster:
+    """Three processes with admin pages; the first one serves the metadata."""
+
+    def __init__(self, children: processes.Family, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"sqlite://{folder}/metadata.db"
+        self.token_file = folder / "token"
+        self.token_file.write_text(f"{TOKEN}\n")
+        self.token_file.chmod(0o600)
+        self._children = children
+        self.rollbook("cluster", "init")
+        self.running = {name: self.start(name) for name in NAMES}
+
+    def start(self, name: str) -> bookies.RunningBookie:
+        bookie = bookies.start(
+            *(self._children, self.folder / name, self.url, "--log-level", "error"),
+            *("--http", "127.0.0.1:0", "--http-token-file", str(self.token_file)),
+            bookie_id=name,
+        )
+        bookie.wait_ready()
+        return bookie
+
+    def format(self, name: str) -> None:
+        self.running[name].terminate()
+        assert self.running[name].wait() == 0
+        place = bookies.arguments(self.folder / name, self.url, bookie_id=name)[2:]
+        self.rollbook("bookie", "format", *place, "--yes")
+        self.running[name] = self.start(name)
+
+    def rollbook(self, *arguments: str, code: int = 0) -> str:
+        environment = {**os.environ, "NO_COLOR": "1", "ROLLBOOK_METADATA": self.url}
+        done = subprocess.run(
+            [sys.executable, "-m", "rollbook.api.cli.main", *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        self.errors = done.stderr
+        assert "Traceback" not in self.errors, self.errors
+        assert done.returncode == code, self.errors or done.stdout
+        return done.stdout
+
+    def heal(self, *arguments: str, code: int = 0) -> str:
+        token = ("--token-file", str(self.token_file))
+        return self.rollbook("recovery", "heal", HURT, *token, *arguments, code=code)
+
+    def leave_open(self, count: int, *, write: int = 3, ack: int = 2) -> int:
+        """A ledger whose writer has died."""
+
+        async def leave() -> int:
+            async with connect(self.url) as ledgers:
+                writer = await ledgers.create(ensemble=3, write=write, ack=ack)
+                writer.append_many([b"%0100d" % number for number in range(count)])
+                await writer.flush()
+                await writer.stop()
+                return writer.ledger_id
+
+        return asyncio.run(leave())
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with processes.family() as children:
+        yield Cluster(children, tmp_path_factory.mktemp("cluster"))
+
+
+def test_a_formatted_bookie_is_made_whole(cluster: Cluster) -> None:
+    ledger_id = cluster.leave_open(500)
+    cluster.format(HURT)
+    rehearsal = cluster.heal("--dry-run")
+    assert rehearsal == (
+        "bk-2: 1 ledger to look after; at least 0 entries to bring back, 1 ledger to be closed "
+        "first. Nothing was done.\n"
+    )
+    told: dict[str, Any] = json.loads(cluster.heal("-o", "json"))
+    assert told["ledgers"]["healed"] == 1
+    assert (told["closed"], told["remarkable"], told["doubts_everything"]) == (1, [], False)
+    cluster.rollbook("ledger", "verify", str(ledger_id))
+    assert cluster.heal() == "bk-2 is in no doubt about anything.\n"
+
+
+def test_what_has_no_copy_is_given_up_by_name(cluster: Cluster) -> None:
+    ledger_id = cluster.leave_open(90, write=1, ack=1)
+    cluster.format(HURT)
+    table = cluster.heal(code=5)
+    assert f"--accept-loss {ledger_id}" in table
+    assert "bk-2: ENTRY_STATE_UNKNOWN" in table
+    assert table.endswith(
+        "bk-2 stays in doubt: 1 ledger cannot be healed now; 0 entries brought back.\n"
+    )
+    cluster.rollbook("ledger", "recover", str(ledger_id), code=5)
+    told = json.loads(cluster.heal("--accept-loss", str(ledger_id), "-o", "json"))
+    (row,) = told["remarkable"]
+    assert row["ledger_id"] == ledger_id
+    assert row["given_up"]
+    assert cluster.heal() == "bk-2 is in no doubt about anything.\n"
+    cluster.rollbook("ledger", "recover", str(ledger_id))
+
+
+def test_who_may_not_or_cannot_is_told(cluster: Cluster) -> None:
+    cluster.rollbook("recovery", "heal", "bk-9", code=5)
+    assert "it is not registered" in cluster.errors
+    cluster.rollbook("recovery", "heal", HURT, code=6)
+    assert "UNAUTHORIZED" in cluster.errors
+    cluster.heal("--accept-loss", "all", code=2)
+    assert "write LEDGER or LEDGER:FIRST-LAST" in cluster.errors
+
+
+def test_what_is_accepted_is_said_by_ledger() -> None:
+    assert accepted_of(()) == {}
+    assert accepted_of(("7", "8:0-9", "8:20-20")) == {7: [WHOLE], 8: [Range(0, 9), Range(20, 20)]}
+    for text in ("", "x", "7:", "7:3", "7:9-3", "-1", "9999999999999999999"):
+        with pytest.raises(InvalidRequest):
+            accepted_of((text,))
+
+
+def test_the_last_sentence_says_what_is_left() -> None:
+    healing = Healing(BookieId("bk-2"))
+    healing.on_ledger(LedgerHealing(LedgerId(1), entries=1, has_been_closed=True))
+    assert summary(healing, dry_run=False) == (
+        "bk-2 is whole: 1 ledger healed, 1 entry brought back, 1 ledger closed for it."
+    )
+    healing.on_ledger(LedgerHealing(LedgerId(2), Outcome.LOST, lost=[Range(0, 0)]))
+    healing.on_ledger(LedgerHealing(LedgerId(3), Outcome.WAITING))
+    assert summary(healing, dry_run=False) == (
+        "bk-2 stays in doubt: 1 ledger cannot be healed now and 1 ledger with entries that have no "
+        "copy anywhere; 1 entry brought back."
+    )
