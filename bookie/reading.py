@@ -106,15 +106,20 @@ class Reading:
     async def _settled(self, question: Callable[[], Awaitable[T]]) -> T:
         """Asks again if entries moved to another file meanwhile: no answer but an entry counts then."""
         while True:
-            moves = self.moves, self._catalog.removals
+            moves = self._all_moves
             try:
                 return await question()
             except (NoSuchLedger, NoSuchEntry, EntryStateUnknown):
-                if moves == (self.moves, self._catalog.removals):
+                if moves == self._all_moves:
                     raise
+
+    @property
+    def _all_moves(self) -> tuple[int, int]:
+        return self.moves, self._catalog.removals
 
     async def _read(self, ledger_id: int, entry_id: int) -> bytes:
         self._require_not_deleted(ledger_id)
+        moves = self._all_moves
         damage: BaseException | None = None
         for file in self._files():
             if place := file.memtable.find(ledger_id, entry_id):
@@ -122,7 +127,7 @@ class Reading:
                     return await file.records.read(ledger_id, entry_id, place)
                 except _DAMAGE as error:
                     damage = error
-                    self._stats.damages_met += 1
+                    self._stats.damages_met += moves == self._all_moves  # Else it moved away.
         for number in self._catalog.holding(ledger_id, entry_id):
             try:
                 async with self._logs.use(number) as log:
@@ -130,7 +135,7 @@ class Reading:
                         return found
             except _DAMAGE as error:
                 damage = error
-                self._stats.damages_met += 1
+                self._stats.damages_met += moves == self._all_moves
         if damage or self._catalog.doubts.about(ledger_id, entry_id):
             raise EntryStateUnknown(ledger_id=ledger_id, entry_id=entry_id) from damage
         raise self._absence(ledger_id)(ledger_id=ledger_id, entry_id=entry_id)

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from rollbook.bookie import storage as storage_module
 from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.entry_log import EntryLog, EntryLogs
 from rollbook.bookie.journal import OnDone
 from rollbook.bookie.storage import Admission, Storage
 from rollbook.proto.errors import (
@@ -580,12 +582,36 @@ def test_who_adds_while_the_journal_closes_hears_in_order() -> None:
     tell(story)
 
 
+def test_an_entry_that_moves_away_from_its_reader_is_no_damage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(storage: Storage, _: Node) -> None:
+        for each in range(100):
+            await add(storage, (7, each), payload=bytes(1000))
+        await asyncio.sleep(1.0)  # Its files are checkpointed.
+        use = EntryLogs.use
+
+        def gone(logs: EntryLogs, number: int) -> AbstractAsyncContextManager[EntryLog]:
+            monkeypatch.setattr(EntryLogs, "use", use)
+            storage.catalog.removals += 1
+            raise FileNotFoundError
+
+        monkeypatch.setattr(EntryLogs, "use", gone)
+        assert storage.peek(7, 0) is None
+        assert await storage.read(7, 0) == entry(7, 0, bytes(1000))
+        assert EntryLogs.use is use
+        assert storage.stats.damages_met == 0
+
+    tell(story)
+
+
 def test_a_closed_storage_leaves_no_file_open() -> None:
     """The journal file that was made ready, too."""
 
     async def story(storage: Storage, node: Node) -> None:
-        await add(storage, *((7, each) for each in range(100)), payload=bytes(1000))
-        await asyncio.sleep(1.0)
+        for each in range(100):
+            await add(storage, (7, each), payload=bytes(1000))
+        await asyncio.sleep(1.0)  # Its files are checkpointed.
         await storage.read(7, 0)
         await storage.close()
         assert not node.disk._open
