@@ -7,7 +7,6 @@ Each ends in the line `WHAT: N passed, N failed`, except `bench`, which ends in 
 import argparse
 import sys
 from collections.abc import Callable
-from typing import NoReturn
 
 from tests import kinds
 from tests.tally import Tally
@@ -110,10 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     interop.set_defaults(run=kinds.interop)
 
-    for name, what in kinds.LATER.items():
-        later = kind.add_parser(name, help=f"{what} (not yet)")
-        later.add_argument("--minutes", type=float, help="how long")
-        later.set_defaults(run=lambda _arguments, name=name: _not_yet(name))
+    chaos = kind.add_parser("chaos", help="a real cluster under kills, pauses, cuts and slow disks")
+    chaos.add_argument("--seconds", type=_count, default=60, help="of faults (60)")
+    chaos.add_argument("--from", dest="seed", type=int, default=0, help="the plan's seed (0)")
+    chaos.set_defaults(run=kinds.chaos)
 
     bench = kind.add_parser("bench", help="a table of medians against their targets")
     bench.add_argument("name", choices=sorted(kinds.BENCHES), help="what to measure")
@@ -129,11 +128,6 @@ def _count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("at least 1")
     return number
-
-
-def _not_yet(name: str) -> NoReturn:
-    print(f"{name}: nothing to run yet: {kinds.LATER[name]} come with the bookie and its client")
-    sys.exit(kinds.NOTHING_CHECKED)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,6 @@ from typing import Any, Final
 from tests.bench import Figure
 from tests.tally import Tally, clean, missing_piece, progress_line
 
-LATER: Final = {
-    "chaos": "real clusters under kills, pauses and partitions",
-}
 BENCHES: Final = {
     name: f"tests.bench.{name}"
     for name in (
@@ -62,7 +59,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
         "fuzz": ["--runs=200000" if arguments.thorough else "--runs=50000", first],
     }
     if arguments.thorough:
-        sizes["interop"] = []
+        sizes |= {"interop": [], "chaos": ["--seconds=40", first]}
     kinds = {name: ["tests", name, *size] for name, size in sizes.items()}
     images = "--images=100000" if arguments.thorough else "--images=20000"
     kinds["images"] = ["tests", "crash", images, first]
@@ -260,6 +257,15 @@ def _crash_images(arguments: argparse.Namespace) -> Tally:
         tally,
         module.flip_bytes(arguments.seed, _progress("flips"), _say, everything=everything),
     )
+    return tally
+
+
+def chaos(arguments: argparse.Namespace) -> Tally:
+    tally = _pytest("tests/chaos")
+    if not tally.failed:
+        module = importlib.import_module("tests.chaos.run")
+        _add(tally, module.chaos(arguments.seconds, arguments.seed, _progress, _say))
+        tally.unit = "tests+ledgers"
     return tally
 
 

@@ -107,12 +107,18 @@ class LocalZooKeeper(ZooKeeperServer):
     """A server of our own in a folder of its own. Not for use from two threads."""
 
     def __init__(
-        self, directory: str, class_path: Sequence[str], config: Sequence[str] = ()
+        self,
+        directory: str,
+        class_path: Sequence[str],
+        config: Sequence[str] = (),
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
     ) -> None:
-        super().__init__("127.0.0.1", free_port())
+        super().__init__(host, free_port())
         self._directory = directory
         self._class_path = class_path
         self._config = config
+        self._prefix = prefix
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -204,17 +210,21 @@ class LocalZooKeeper(ZooKeeperServer):
             )
             file.writelines(f"{line}\n" for line in self._config)
         class_path = ":".join(self._class_path)
-        return [_java(), *_JVM_OPTIONS, "-cp", class_path, _MAIN_CLASS, config]
+        java = [_java(), *_JVM_OPTIONS, "-cp", class_path, _MAIN_CLASS, config]
+        return [*self._prefix, *java]
 
 
 @contextlib.contextmanager
-def running(config: Sequence[str] = ()) -> Iterator[ZooKeeperServer]:
+def running(
+    config: Sequence[str] = (), *, host: str = "127.0.0.1", prefix: Sequence[str] = ()
+) -> Iterator[ZooKeeperServer]:
     """A server that is ready; gone, with its files, at the end. Raises `NoZooKeeper`.
 
-    `config`: lines for its configuration; they ask for a server of our own.
+    `config`: lines for its configuration; they ask for a server of our own. So does `prefix`, words
+    before its command that put it where `host` is.
     """
     address = os.environ.get(ADDRESS_VARIABLE, "")
-    if address and not config:
+    if address and not config and not prefix:
         host, _, port = address.rpartition(":")
         server = ZooKeeperServer(host, int(port))
         if not server.is_ready():
@@ -223,7 +233,7 @@ def running(config: Sequence[str] = ()) -> Iterator[ZooKeeperServer]:
         return
     class_path = find()
     with tempfile.TemporaryDirectory(prefix="rollbook-zk-") as directory:
-        local = LocalZooKeeper(directory, class_path, config)
+        local = LocalZooKeeper(directory, class_path, config, host, prefix)
         try:
             local.start()
             yield local

@@ -1,0 +1,1 @@
+"""Real clusters under kills, pauses, cut networks, slow disks and lost sessions, all at once."""

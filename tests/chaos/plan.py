@@ -1,0 +1,158 @@
+"""What is done to a cluster, and when: drawn from a seed, so a run can be asked for again.
+
+Kinds are dealt like cards: each comes before any comes again. Faults overlap freely, but for three
+rules: nobody is killed who is dead; of the bookies at most two are away at a time, but for short
+moments at which all are; calm stretches come between rough ones.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+_ROUGH_S, _CALM_S = 20.0, 8.0
+_ROUGH_GAP_S, _CALM_GAP_S = 0.9, 3.0  # From one fault to the next, on average.
+_BOOKIES_AWAY_MAX: Final = 2
+ZOOKEEPER: Final = "zookeeper"
+
+
+class Kind(Enum):
+    KILL_BOOKIE = "bookie killed"
+    KILL_ALL = "all bookies killed"
+    STOP_BOOKIE = "bookie stopped"
+    STOP_LONG = "bookie stopped beyond its session"
+    POWER_CUT = "power cut"
+    SLOW_DISK = "slow disk"
+    KILL_WRITER = "writer killed"
+    STOP_WRITER = "writer stopped"
+    KILL_READER = "recoverer or tailer killed"
+    STOP_READER = "recoverer or tailer stopped"
+    CUT = "cut between two"
+    CUT_ONE_WAY = "one-way cut"
+    ISOLATE = "bookie cut off"
+    LOSE_SESSION = "cut off from ZooKeeper"
+    STOP_ZOOKEEPER = "ZooKeeper stopped"
+    STOP_ZOOKEEPER_LONG = "ZooKeeper stopped beyond sessions"
+    KILL_ZOOKEEPER = "ZooKeeper killed"
+
+
+NEEDS_NETWORK: Final = frozenset({Kind.CUT, Kind.CUT_ONE_WAY, Kind.ISOLATE, Kind.LOSE_SESSION})
+NEEDS_DISK: Final = frozenset({Kind.POWER_CUT, Kind.SLOW_DISK})
+NEEDS_ZOOKEEPER: Final = frozenset(
+    {Kind.LOSE_SESSION, Kind.STOP_ZOOKEEPER, Kind.STOP_ZOOKEEPER_LONG, Kind.KILL_ZOOKEEPER}
+)
+
+_HOW_LONG_S: Final = {
+    Kind.KILL_BOOKIE: (0.0, 4.0),
+    Kind.KILL_ALL: (0.0, 0.5),
+    Kind.STOP_BOOKIE: (0.1, 3.0),
+    Kind.STOP_LONG: (5.0, 9.0),
+    Kind.POWER_CUT: (0.0, 3.0),
+    Kind.SLOW_DISK: (1.0, 8.0),
+    Kind.KILL_WRITER: (0.0, 1.0),
+    Kind.STOP_WRITER: (0.2, 14.0),
+    Kind.KILL_READER: (0.0, 1.0),
+    Kind.STOP_READER: (0.2, 14.0),
+    Kind.CUT: (0.5, 8.0),
+    Kind.CUT_ONE_WAY: (0.5, 8.0),
+    Kind.ISOLATE: (0.5, 7.0),
+    Kind.LOSE_SESSION: (5.0, 9.0),
+    Kind.STOP_ZOOKEEPER: (0.2, 2.0),
+    Kind.STOP_ZOOKEEPER_LONG: (5.0, 8.0),
+    Kind.KILL_ZOOKEEPER: (0.0, 3.0),
+}
+_TWICE_IN_A_DECK: Final = (
+    *(Kind.KILL_BOOKIE, Kind.STOP_BOOKIE, Kind.CUT, Kind.CUT_ONE_WAY),
+    *(Kind.KILL_WRITER, Kind.STOP_WRITER),
+)
+_TAKES_BOOKIE_AWAY: Final = frozenset(
+    {Kind.KILL_BOOKIE, Kind.STOP_BOOKIE, Kind.STOP_LONG, Kind.POWER_CUT, Kind.ISOLATE}
+)
+_OF_ZOOKEEPER: Final = frozenset(
+    {Kind.STOP_ZOOKEEPER, Kind.STOP_ZOOKEEPER_LONG, Kind.KILL_ZOOKEEPER}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    at_s: float
+    kind: Kind
+    target: str
+    other: str  # The far side of a cut; else empty.
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who there is."""
+
+    bookies: Sequence[str]
+    writers: Sequence[str]
+    readers: Sequence[str]  # Recoverers and tailers.
+    kinds: Sequence[Kind]  # Those that can be done here.
+    slow_disk: str = ""  # The bookie whose disk can be slow, and forget.
+
+
+def draw(seed: int, seconds: float, cast: Cast) -> list[Fault]:
+    """In the order in which they begin; all end within `seconds`, or are ended then."""
+    chance = random.Random(seed)
+    faults: list[Fault] = []
+    deck: list[Kind] = []
+    at_s = 0.0
+    while True:
+        is_rough = at_s % (_ROUGH_S + _CALM_S) < _ROUGH_S
+        at_s += chance.expovariate(1 / (_ROUGH_GAP_S if is_rough else _CALM_GAP_S))
+        if at_s >= seconds:
+            return faults
+        if not deck:
+            deck = [*cast.kinds, *(kind for kind in _TWICE_IN_A_DECK if kind in cast.kinds)]
+            chance.shuffle(deck)
+        for kind in reversed(deck):  # The first that can be done now.
+            fault = _deal(kind, at_s, chance, cast)
+            if not _is_too_much(fault, faults, cast):
+                faults.append(fault)
+                deck.remove(kind)
+                break
+
+
+def _deal(kind: Kind, at_s: float, chance: random.Random, cast: Cast) -> Fault:
+    other = ""
+    match kind:
+        case Kind.POWER_CUT | Kind.SLOW_DISK:
+            target = cast.slow_disk
+        case Kind.KILL_WRITER | Kind.STOP_WRITER:
+            target = chance.choice(cast.writers)
+        case Kind.KILL_READER | Kind.STOP_READER:
+            target = chance.choice(cast.readers)
+        case Kind.STOP_ZOOKEEPER | Kind.STOP_ZOOKEEPER_LONG | Kind.KILL_ZOOKEEPER:
+            target = ZOOKEEPER
+        case Kind.CUT | Kind.CUT_ONE_WAY:
+            target = chance.choice(cast.bookies)
+            other = chance.choice((*cast.writers, *cast.readers))
+            if chance.random() < 0.5:
+                target, other = other, target
+        case Kind.LOSE_SESSION:
+            target = chance.choice((*cast.bookies, *cast.writers))
+            other = ZOOKEEPER
+        case _:
+            target = chance.choice(cast.bookies)
+    return Fault(at_s, kind, target, other, chance.uniform(*_HOW_LONG_S[kind]))
+
+
+def _is_too_much(fault: Fault, faults: Sequence[Fault], cast: Cast) -> bool:
+    under_way = [each for each in faults if each.at_s + each.for_s > fault.at_s]
+    away = [each for each in under_way if each.kind in _TAKES_BOOKIE_AWAY]
+    if any(each.kind is Kind.KILL_ALL for each in under_way):
+        return fault.target in cast.bookies
+    if fault.kind is Kind.KILL_ALL:
+        return bool(away)
+    if fault.kind in _OF_ZOOKEEPER or fault.kind is Kind.SLOW_DISK:
+        return any(each.target == fault.target for each in under_way if not each.other)
+    if fault.kind in _TAKES_BOOKIE_AWAY and len(away) >= _BOOKIES_AWAY_MAX:
+        return True
+    is_of_process = not fault.other and fault.kind is not Kind.ISOLATE
+    return is_of_process and any(
+        each.target == fault.target and not each.other and each.kind is not Kind.SLOW_DISK
+        for each in under_way
+    )

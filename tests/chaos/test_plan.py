@@ -1,0 +1,44 @@
+"""Plans come from seeds, leave nothing out, and never take away more than they may."""
+
+from itertools import pairwise
+
+from tests.chaos.plan import Cast, Kind, draw
+
+CAST = Cast(
+    bookies=("bk-1", "bk-2", "bk-3", "bk-4", "bk-5"),
+    writers=("writer-1", "writer-2"),
+    readers=("recoverer-1", "tailer-1"),
+    kinds=tuple(Kind),
+    slow_disk="bk-1",
+)
+AWAY = (Kind.KILL_BOOKIE, Kind.STOP_BOOKIE, Kind.STOP_LONG, Kind.POWER_CUT, Kind.ISOLATE)
+
+
+def test_a_seed_is_a_plan() -> None:
+    assert draw(1, 100, CAST) == draw(1, 100, CAST)
+    assert draw(1, 100, CAST) != draw(2, 100, CAST)
+
+
+def test_every_kind_comes_and_some_at_once() -> None:
+    for seed in range(20):
+        faults = draw(seed, 60, CAST)
+        assert {fault.kind for fault in faults} == set(Kind)
+        assert any(earlier.at_s + earlier.for_s > later.at_s for earlier, later in pairwise(faults))
+
+
+def test_a_quorum_of_bookies_is_left() -> None:
+    for seed in range(20):
+        faults = draw(seed, 200, CAST)
+        for fault in faults:
+            away = [
+                each
+                for each in faults
+                if each.kind in AWAY and each.at_s <= fault.at_s < each.at_s + each.for_s
+            ]
+            assert len(away) <= 2
+
+
+def test_what_cannot_be_done_here_is_not_planned() -> None:
+    kinds = (Kind.KILL_BOOKIE, Kind.STOP_WRITER)
+    faults = draw(1, 60, Cast(CAST.bookies, CAST.writers, CAST.readers, kinds))
+    assert {fault.kind for fault in faults} == set(kinds)
