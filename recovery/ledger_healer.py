@@ -129,6 +129,7 @@ class LedgerHealer:
         self._pay = pay
         self._window_bytes = window_bytes
         self._is_rehearsal = is_rehearsal
+        self._not_needed: list[Range] = []  # Not told yet.
 
     async def heal(self) -> None:
         """Raises what keeps it from being healed now: nothing is lost by trying again."""
@@ -250,10 +251,11 @@ class LedgerHealer:
     async def _heal_closed(
         self, metadata: LedgerMetadata, listed: EntryList, copying: "_Copying"
     ) -> None:
-        not_needed: list[Range] = []
-        for first, last, fragment in stretches(metadata, self._bookie, self._task.ranges):
+        pieces = list(stretches(metadata, self._bookie, self._task.ranges))
+        # Told along with the first window: each time that the bookie notes something costs it syncs.
+        self._not_needed = [Range(first, last) for first, last, where in pieces if where is None]
+        for first, last, fragment in pieces:
             if fragment is None:
-                not_needed.append(Range(first, last))
                 continue
             step = _window_entries(metadata, self._window_bytes)
             for start in range(first, last + 1, step):
@@ -262,7 +264,7 @@ class LedgerHealer:
                 if not goes_on and window.stop <= last:
                     self.found.waiting.append(Range(window.stop, last))
                     break
-        await self._settle(not_needed)
+        await self._settle([])
         if self.found.waiting:
             self.found.outcome = Outcome.WAITING
         elif self.found.lost:
@@ -314,7 +316,8 @@ class LedgerHealer:
 
     async def _settle(self, ranges: Sequence[Range]) -> None:
         """As far as they are in doubt by themselves."""
-        settled = intersection(self._task.doubted, ranges)
+        settled = intersection(self._task.doubted, [*ranges, *self._not_needed])
+        self._not_needed = []
         if settled and not self._is_rehearsal:
             await self._tell_settled(settled)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ async def test_a_formatted_bookie_holds_up_recovery_until_it_is_healed(
         ids = [writer.ledger_id for writer in writers]
         await reborn(cluster)
         await cluster.stop("bk-3")
-        with pytest.raises(RecoveryIncomplete, match=r"bk-2: ENTRY_STATE_UNKNOWN.*bk-3"):
+        with pytest.raises(RecoveryIncomplete, match="bk-2: ENTRY_STATE_UNKNOWN"):
             await ledgers.open_recover(ids[0])
         await cluster.start("bk-3")
         healing = await heal(cluster, ledgers)
@@ -222,7 +223,7 @@ async def test_a_rehearsal_changes_nothing(cluster: LocalCluster) -> None:
 
 async def test_only_what_is_accepted_by_name_is_given_up(cluster: LocalCluster) -> None:
     """HL1: single copies on the formatted bookie: nobody can tell where the ledger ends."""
-    async with cluster.connect(QUICK) as ledgers:
+    async with cluster.connect(replace(QUICK, explicit_lac_idle_ms=0)) as ledgers:
         writer = await write(ledgers, 90, write=1, ack=1)
         ledger_id = writer.ledger_id
         share = await held_by(cluster, ledger_id)
