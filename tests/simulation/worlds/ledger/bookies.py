@@ -270,7 +270,7 @@ def _sound_records(durable: bytearray, start: int, end: int) -> Iterator[bytes]:
     reader = RecordReader(bytes(durable[start:end]), header.file_id, start)
     position = start
     while (record := reader.next_after(position, 0)) is not None:
-        if reader.is_whole(record):
+        if reader.is_sound(record):  # However torn its tail is.
             yield reader.body(record)
         position = record.end
 
