@@ -125,6 +125,7 @@ def test_doubt_goes_where_it_may_and_nowhere_else(
         for member in members_of(metadata, entry_id)
     }
     healed = heal(metadata, doubted, copies, accepted, step)
+    assert all(first <= last for first, last in healed.settled)
     assert metadata.last_entry is not None
     for entry_id in range(-1, LAST_MAX + 20):
         is_doubted = covers(doubted, entry_id)
