@@ -25,6 +25,7 @@ from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
 from rollbook.proto.addresses import is_wildcard, parse_address
 from rollbook.proto.cluster.cluster import Cluster, ensure_layout, open_cluster
+from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
 from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.formats.layout import Layout
@@ -278,6 +279,12 @@ class Bookie:
     @property
     def _standing(self) -> Standing:
         return Standing.READ_ONLY if self.is_read_only else Standing.WRITABLE
+
+    async def settle_everything(self, stamp: str) -> None:
+        """Raises like `Storage.settle_everything`, and what the metadata store raises."""
+        # All that anybody may have fenced here and asked nobody about is older (B13).
+        old_below = await LedgerIds(self._store, self.cluster.root).draw()
+        await self.storage.settle_everything(stamp, old_below)
 
     async def failed(self) -> BaseException:
         """Returns what makes it impossible to go on: then the process has to end."""

@@ -91,7 +91,11 @@ async def lock_all(disk: Disk, directories: Iterable[str]) -> list[DiskLock]:
 
 
 async def make_store(
-    disk: Disk, config: StorageConfig, randomness: Randomness, doubted: Iterable[int] = ()
+    disk: Disk,
+    config: StorageConfig,
+    randomness: Randomness,
+    doubted: Iterable[int] = (),
+    old_below: int = 0,
 ) -> None:
     """An empty store in new or empty directories; again, if that was cut short."""
     await make_directories(disk, config)
@@ -103,7 +107,8 @@ async def make_store(
     if found:
         await found.close()
         raise BadConfig("there is a store in this directory", path=directories[0])
-    await (await CatalogFiles.create(disk, directories, randomness, doubted)).close()
+    files = await CatalogFiles.create(disk, directories, randomness, doubted, old_below)
+    await files.close()
 
 
 async def find_store(

@@ -151,12 +151,15 @@ class CatalogFiles:
         directories: tuple[str, str],
         randomness: Randomness,
         doubted: Iterable[int] = (),
+        old_below: int = 0,
     ) -> "CatalogFiles":
         """For a store that has never been.
 
         All of each of the `doubted` ledgers is in doubt, fenced or not included: so they are fenced.
+        For `old_below` see B13.
         """
         files = cls(disk, directories, randomness.randbytes(ID_BYTES), randomness)
+        files.catalog.old_below = old_below
         for ledger_id in doubted:
             files.catalog.doubts.add(ledger_id, NO_ENTRY, LEDGER_ID_MAX)
             files.catalog.facts[ledger_id] = _FENCED

@@ -49,6 +49,7 @@ from rollbook.bookie.inspection import StoreFiles
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.cluster.cookies import Member, MemberNodes
+from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.lost_replies import read_surely
 from rollbook.proto.errors import (
@@ -184,7 +185,7 @@ class Identity:
                 raise _refusal(diagnosis.problems)
             case Standing.NEW:
                 incarnation = self._draw_incarnation()
-                await self._begin(incarnation, State.JOINING, member, ())
+                await self._begin(incarnation, State.JOINING, member)
                 logger.info("bookie_made", bookie=self.bookie_id, incarnation=incarnation)
             case _:
                 incarnation = diagnosis.incarnation
@@ -234,9 +235,10 @@ class Identity:
             found, member = await self._look()
             if problem := why_not_to_erase(found, self.cookie):
                 raise _refusal([problem])
-            ledgers, doubted = await self._ledgers_in_doubt(on_progress)
+            old_below = await self._draw_ledger_id()
+            ledgers, doubted = await self._ledgers_in_doubt(old_below, on_progress)
             incarnation = self._draw_incarnation()
-            await self._begin(incarnation, State.FORMATTING, member, doubted)
+            await self._begin(incarnation, State.FORMATTING, member, doubted, old_below)
         finally:
             await _release(locks)
         logger.warning("bookie_formatted", bookie=self.bookie_id, incarnation=incarnation)
@@ -275,7 +277,8 @@ class Identity:
             if not can_write_off(found, self.cookie):
                 raise _refusal(diagnose(found, self.cookie).problems)
             incarnation = found.stamps[0].incarnation
-            ledgers, doubted = await self._ledgers_in_doubt(on_progress)
+            old_below = await self._draw_ledger_id()
+            ledgers, doubted = await self._ledgers_in_doubt(old_below, on_progress)
             # A start, too: else another copy might go on as if nothing had happened.
             record = self._draw_record(incarnation, found.next_start)
             await self._stamp_all(record, State.WRITING_OFF)
@@ -286,7 +289,7 @@ class Identity:
             *(self._disk, self._config, clock, self._randomness), accepts_loss=True, locks=locks
         )
         try:
-            await storage.distrust(doubted)
+            await storage.distrust(doubted, old_below)
             await self._nodes.write(member, self.cookie, record)
             await self._stamp_all(record, State.MEMBER)
         finally:
@@ -295,13 +298,20 @@ class Identity:
         return Formatted(incarnation, ledgers, len(doubted))
 
     async def _begin(
-        self, incarnation: str, state: State, member: Member, doubted: Sequence[int]
+        self,
+        incarnation: str,
+        state: State,
+        member: Member,
+        doubted: Sequence[int] = (),
+        old_below: int = 0,
     ) -> None:
         """From directories of which nothing is needed to a member that holds nothing."""
         record = self._draw_record(incarnation, 0)
         await self._stamp_all(record, state)  # None passes for an earlier life's any more.
         await self._remove_files()
-        await Storage.make(self._disk, self._config, self._randomness, doubted=doubted)
+        await Storage.make(
+            *(self._disk, self._config, self._randomness), doubted=doubted, old_below=old_below
+        )
         try:
             await self._nodes.write(member, self.cookie, record)
         except NodeExists:
@@ -395,15 +405,23 @@ class Identity:
             next_step="stop it first",
         )
 
-    async def _ledgers_in_doubt(self, on_progress: OnProgress) -> tuple[int, list[int]]:
-        """How many ledgers there are, and which of them an earlier life may have held."""
+    async def _draw_ledger_id(self) -> LedgerId:
+        """All ledgers that were made before have lower ids, but for those whose makers picked them."""
+        return await LedgerIds(self._store, self._cluster.root).draw()
+
+    async def _ledgers_in_doubt(
+        self, old_below: LedgerId, on_progress: OnProgress
+    ) -> tuple[int, list[int]]:
+        """How many ledgers there are, and which of them an earlier life may have held or fenced."""
         nodes = LedgerNodes(self._store, self._cluster.root, self._cluster.layout)
         doubted: list[int] = []
         seen = 0
         batch: list[LedgerId] = []
 
         async def judge() -> None:
-            found = await asyncio.gather(*(self._is_in_doubt(nodes, each) for each in batch))
+            found = await asyncio.gather(
+                *(self._is_in_doubt(nodes, each, old_below) for each in batch)
+            )
             doubted.extend(each for each, is_so in zip(batch, found, strict=True) if is_so)
             batch.clear()
 
@@ -416,14 +434,19 @@ class Identity:
         await judge()
         return seen, doubted
 
-    async def _is_in_doubt(self, nodes: LedgerNodes, ledger_id: LedgerId) -> bool:
+    async def _is_in_doubt(
+        self, nodes: LedgerNodes, ledger_id: LedgerId, old_below: LedgerId
+    ) -> bool:
         try:
             stored = await nodes.read(ledger_id)
         except NoSuchLedger:
             return False
         except (BadMetadata, UnsupportedVersion):
             return True  # Nobody can say whose it is.
-        return may_have_held(stored.metadata, self.bookie_id)
+        metadata = stored.metadata
+        # Whoever picks ids picks them above all that are drawn.
+        may_have_fenced = metadata.is_closed and ledger_id >= old_below
+        return may_have_fenced or may_have_held(metadata, self.bookie_id)
 
     def _draw_incarnation(self) -> str:
         return self._randomness.randbytes(_INCARNATION_BYTES).hex()

@@ -116,13 +116,19 @@ class Storage:
 
     @staticmethod
     async def make(
-        disk: Disk, config: StorageConfig, randomness: Randomness, *, doubted: Iterable[int] = ()
+        disk: Disk,
+        config: StorageConfig,
+        randomness: Randomness,
+        *,
+        doubted: Iterable[int] = (),
+        old_below: int = 0,
     ) -> None:
         """An empty store. Raises `BadConfig` if there is one.
 
-        The `doubted` ledgers are fenced and UNKNOWN from the start, never ABSENT.
+        The `doubted` ledgers are fenced and UNKNOWN from the start, never ABSENT; those below
+        `old_below` get nothing from writers (B13).
         """
-        await make_store(disk, config, randomness, doubted)
+        await make_store(disk, config, randomness, doubted, old_below)
 
     @classmethod
     async def open(
@@ -246,6 +252,8 @@ class Storage:
             return Overloaded
         ledger = self._ledger(group.ledger_id)
         refusal = ledger.refusal_of_add(group.ledger_key, is_recovery=group.is_recovery)
+        if refusal is None and group.ledger_id < self.catalog.old_below and not group.is_recovery:
+            return BookieReadOnly  # However new to us: its writer goes elsewhere (B13).
         if refusal is None:
             ledger.show_key(group.ledger_key)
         return refusal
@@ -488,8 +496,11 @@ class Storage:
         ledger = self._ledgers.get(ledger_id)
         return ledger.is_deleted if ledger else self.catalog.is_deleted(ledger_id)
 
-    async def distrust(self, ledger_ids: Sequence[int]) -> None:
-        """Anything of these may have been lost, a fence, too: they are fenced and UNKNOWN, durably."""
+    async def distrust(self, ledger_ids: Sequence[int], old_below: int = 0) -> None:
+        """Anything of these may have been lost, a fence, too: they are fenced and UNKNOWN, durably.
+
+        Of all below `old_below` a fence may be: writers are sent elsewhere (B13).
+        """
         saved: dict[int, LedgerFacts] = {}
         for ledger_id in ledger_ids:
             self._ledger(ledger_id).fence_is_wanted = True
@@ -498,7 +509,8 @@ class Storage:
             for each in ledger_ids:
                 saved[each] = self._ledger(each).facts.with_fence()
             doubts = (changes.pack_doubt(each, NO_ENTRY, LEDGER_ID_MAX) for each in ledger_ids)
-            return [*(changes.pack_ledger(*each) for each in saved.items()), *doubts]
+            fences = (changes.pack_ledger(*each) for each in saved.items())
+            return [changes.pack_old(old_below), *fences, *doubts]
 
         await self._catalog_files.commit_latest(pack)
         for each, facts in saved.items():
@@ -552,14 +564,17 @@ class Storage:
         await self._catalog_files.commit_latest(pack)
         logger.info("doubts_settled", ledger_id=ledger_id, ranges=settled)
 
-    async def settle_everything(self, stamp: str) -> None:
-        """Not everything is in doubt any more; single ledgers may be. Raises like `settle`."""
+    async def settle_everything(self, stamp: str, old_below: int) -> None:
+        """Not everything is in doubt any more; single ledgers may be. Raises like `settle`.
+
+        Fences of ledgers that nobody asked about stay lost: all of them are below `old_below` (B13).
+        """
         await self._until_replay_is_saved()
 
         def pack() -> list[bytes]:
             # While it runs no more than single entries come into doubt, each by itself.
             self._require_stamp(stamp.partition("-")[0] == f"{self._opened_us:x}")
-            return [changes.TRUST_ALL]
+            return [changes.pack_old(old_below), changes.TRUST_ALL]
 
         await self._catalog_files.commit_latest(pack)
         logger.warning("everything_settled")

@@ -20,6 +20,7 @@ ledgers with it, and its journal file becomes superfluous, in one step (B5).
     SCRUBBED    u64 number              logs up to this one have been verified, in this round
     DOUBT_ALL
     TRUST_ALL                           no DOUBT_ALL any more; doubts about single ledgers stay
+    OLD         i64 ledger              ledgers below it may have been fenced by an earlier life
     COMPLETE                            ends what a new generation begins with
 
 A generation begins with all that is known; the older one counts until both copies of the new one are
@@ -57,6 +58,7 @@ _EXTENTS: Final = struct.Struct("<BQI")
 _MARK: Final = struct.Struct("<BQQ")
 _DOUBT: Final = struct.Struct("<Bqqq")
 _EXTENT: Final = struct.Struct("<qqqQQqII")
+_OLD: Final = struct.Struct("<Bq")
 COMPACTED: Final = 10**15  # Logs above it were made of others; no journal file gets there.
 
 _PER_RECORD: Final = 512  # Ledgers in a new generation.
@@ -81,6 +83,7 @@ class Change(IntEnum):
     EXTENTS = 12
     SCRUBBED = 13
     TRUST_ALL = 14
+    OLD = 15
 
 
 _FENCED, _HAS_PACKET, _DELETED = 1, 2, 4
@@ -177,6 +180,10 @@ def pack_scrubbed(number: int) -> bytes:
     return _ID.pack(Change.SCRUBBED, number)
 
 
+def pack_old(ledger_id: int) -> bytes:
+    return _OLD.pack(Change.OLD, ledger_id)
+
+
 DOUBT_ALL: Final = _KIND.pack(Change.DOUBT_ALL)
 TRUST_ALL: Final = _KIND.pack(Change.TRUST_ALL)
 COMPLETE: Final = _KIND.pack(Change.COMPLETE)
@@ -194,6 +201,7 @@ class Catalog:
         self.opened = 0  # The highest journal file that may have records.
         self.lost: dict[int, None] = {}  # Journal files behind the mark that are not there.
         self.scrubbed = 0
+        self.old_below = 0  # Ledgers with lower ids may have been fenced here and forgotten (B13).
         self.removals = 0  # Of logs: who had looked one up before has to look again.
         self.is_complete = False
         self._changing: int | None = None  # A log of which readers see some ledgers only.
@@ -317,6 +325,9 @@ class Catalog:
             case Change.TRUST_ALL:
                 self.doubts.remove_everything()
                 return _KIND.size
+            case Change.OLD:
+                self.old_below = max(self.old_below, _OLD.unpack_from(body, at)[1])
+                return _OLD.size
             case Change.COMPLETE:
                 self.is_complete = True
                 return _KIND.size
@@ -438,6 +449,7 @@ class Catalog:
         logs = sorted(self.logs.values(), key=attrgetter("age"))  # Later ones come as changes.
         yield pack_mark(self.mark) + pack_opened(self.opened) + pack_scrubbed(self.scrubbed)
         yield b"".join([DOUBT_ALL] * self.doubts.everything + [*map(pack_lost, self.lost)])
+        yield pack_old(self.old_below)
         for ids in _batches(self.doubts.settled_ids, _PER_RECORD):
             still = [each for each in ids if self.doubts.is_settled(each)]
             yield b"".join([pack_trust(each, NO_ENTRY, LEDGER_ID_MAX) for each in still])

@@ -25,4 +25,4 @@ class DirectDoubts:
         await self._bookie.storage.settle(stamp, ledger_id, ranges)
 
     async def settle_everything(self, stamp: str) -> None:
-        await self._bookie.storage.settle_everything(stamp)
+        await self._bookie.settle_everything(stamp)

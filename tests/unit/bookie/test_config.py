@@ -25,7 +25,11 @@ def test_what_was_accepted_fits_in_one_journal_file() -> None:
 
 
 def test_an_operator_s_settings_are_held_to_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    flags: dict[str, Any] = {"metadata": "sqlite:///m", "journal_dir": ("/j",), "ledger_dir": ("/l",)}
+    flags: dict[str, Any] = {
+        "metadata": "sqlite:///m",
+        "journal_dir": ("/j",),
+        "ledger_dir": ("/l",),
+    }
     monkeypatch.setenv("ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES", str(MIB))
     assert load_settings(**flags).storage.queued_bytes_max == MIB // 2
     monkeypatch.setenv("ROLLBOOK_STORAGE_QUEUED_BYTES_MAX", str(MIB))

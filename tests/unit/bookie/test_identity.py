@@ -15,9 +15,11 @@ from rollbook.bookie.identity import Identity
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import initialise, open_cluster
 from rollbook.proto.cluster.cookies import CookieNodes, MemberNodes
+from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.errors import (
     BadConfig,
+    BookieReadOnly,
     DataLost,
     DirectoryInUse,
     EntryStateUnknown,
@@ -161,6 +163,11 @@ async def write_off(node: Node, identity: Identity) -> str:
     return (await identity.write_off(node.clock)).incarnation
 
 
+async def write_off_after_loss(node: Node, identity: Identity) -> str:
+    await remove(node, "/j")
+    return await write_off(node, identity)
+
+
 async def look(_node: Node, identity: Identity) -> Any:
     return await identity.diagnose()
 
@@ -203,6 +210,9 @@ async def fences(storage: Storage) -> list[bool]:
 
 
 async def make_three_ledgers(village: Village) -> None:
+    """Under ids that were drawn."""
+    while await LedgerIds(village.store, ROOT).draw() < max(OPEN, CLOSED, NOT_OURS):
+        pass
     await village.make_ledger(OPEN, BK1, closed=False)
     await village.make_ledger(CLOSED, BK1, closed=True)
     await village.make_ledger(NOT_OURS, BK2, closed=False)
@@ -268,6 +278,48 @@ def test_a_formatted_bookie_keeps_writers_out_that_may_have_been_fenced() -> Non
 
         with pytest.raises(AssertionError, match=LedgerFenced.__name__):
             await village.live(storing(add))
+
+    Village().run(story)
+
+
+@pytest.mark.parametrize("loses", [format_, write_off_after_loss], ids=["format", "write-off"])
+def test_who_may_have_lost_fences_sends_writers_of_older_ledgers_elsewhere(loses: Work) -> None:
+    """B13: whether they are closed, or are said to be elsewhere."""
+
+    async def story(village: Village) -> None:
+        await make_three_ledgers(village)
+        await village.live(storing(fill))
+        await village.live(loses)
+        newer = await LedgerIds(village.store, ROOT).draw()
+
+        async def add(storage: Storage) -> None:
+            if storage.catalog.doubts.everything:  # It is written to again when that has ended.
+                await storage.settle_everything(storage.doubts_stamp, 0)
+            for ledger_id in (CLOSED, NOT_OURS):
+                with pytest.raises(AssertionError, match=BookieReadOnly.__name__):
+                    await add_entries(storage, ledger_id, [10])
+                await add_entries(storage, ledger_id, [10], is_recovery=True)
+            await add_entries(storage, newer, [10])
+
+        for _ in range(2):  # It stays so.
+            await village.live(storing(add))
+
+    Village().run(story)
+
+
+def test_closed_ledgers_with_ids_of_their_makers_choice_are_fenced_one_by_one() -> None:
+    """B13: no drawn id is above all of those."""
+
+    async def story(village: Village) -> None:
+        await village.live(storing(fill))
+        await village.make_ledger(CLOSED, BK2, closed=True)
+        await village.live(format_)
+
+        async def add(storage: Storage) -> None:
+            with pytest.raises(AssertionError, match=LedgerFenced.__name__):
+                await add_entries(storage, CLOSED, [10])
+
+        await village.live(storing(add))
 
     Village().run(story)
 

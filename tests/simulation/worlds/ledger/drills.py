@@ -209,11 +209,29 @@ def rest(rng: random.Random, at_us: int) -> Happening:
     )
 
 
+def late_return(rng: random.Random, at_us: int) -> Happening:
+    """A writer sleeps while its ledger is closed without one bookie, and one that was fenced is wiped.
+
+    Then it wakes, cut from the third: what it hears is a bookie that was never fenced, and one
+    whose fence went with its disk.
+    """
+    asleep, lasts = at_us + 80 * MS, 2_600 * MS
+    return (
+        [_append(at_us, 9), _recover(asleep + 5 * MS), _append(asleep + 2_500 * MS, 2)],
+        [
+            Fault(asleep, Kind.PAUSE, (WRITER,), lasts),
+            Fault(asleep, Kind.CUT, (WRITER, M3), 3_500 * MS),
+            Fault(asleep, Kind.CUT, (RECOVERER, M1), lasts),
+            Fault(asleep + 80 * MS + rng.randint(0, 100 * MS), Kind.WIPE, (M2,), 20 * MS),
+        ],
+    )
+
+
 DRILLS: Final[dict[str, Drill]] = {
     drill.__name__: drill
     for drill in (
         *(lonely_tail, erased_tail, long_tail, revolving_door, thin_copies, broken_recovery),
-        *(duel, lost_words, sleeper, deletion, erasure, rest),
+        *(duel, lost_words, sleeper, deletion, erasure, rest, late_return),
     )
 }
 QUORUMS: Final[dict[str, tuple[tuple[int, int, int], ...]]] = {
@@ -224,5 +242,6 @@ QUORUMS: Final[dict[str, tuple[tuple[int, int, int], ...]]] = {
     "thin_copies": ((3, 3, 2),),
     "broken_recovery": ((3, 3, 3), (2, 2, 2), (3, 3, 2)),
     "rest": ((3, 3, 2),),
+    "late_return": ((3, 3, 2),),
     "duel": ((3, 3, 2), (2, 2, 2), (3, 2, 2)),
 }
