@@ -447,9 +447,9 @@ class Catalog:
         What it is changed by between two of them must stand between these two.
         """
         logs = sorted(self.logs.values(), key=attrgetter("age"))  # Later ones come as changes.
-        yield pack_mark(self.mark) + pack_opened(self.opened) + pack_scrubbed(self.scrubbed)
+        known = pack_mark(self.mark) + pack_opened(self.opened) + pack_scrubbed(self.scrubbed)
+        yield known + pack_old(self.old_below)
         yield b"".join([DOUBT_ALL] * self.doubts.everything + [*map(pack_lost, self.lost)])
-        yield pack_old(self.old_below)
         for ids in _batches(self.doubts.settled_ids, _PER_RECORD):
             still = [each for each in ids if self.doubts.is_settled(each)]
             yield b"".join([pack_trust(each, NO_ENTRY, LEDGER_ID_MAX) for each in still])
@@ -457,8 +457,8 @@ class Catalog:
             doubts = [(each, doubt) for each in ids for doubt in self.doubts.of(each)]
             yield b"".join([pack_doubt(ledger_id, *doubt) for ledger_id, doubt in doubts])
         for ids in _batches(list(self.facts), _PER_RECORD):
-            known = [(each, self.facts[each]) for each in ids if each in self.facts]
-            yield b"".join([pack_ledger(*each) for each in known])
+            found = [(each, self.facts[each]) for each in ids if each in self.facts]
+            yield b"".join([pack_ledger(*each) for each in found])
         for log in logs:
             held = self.held_in(log.number)
             parts = pack_log(log, (Extent(each, *of[1:], 0, 0) for each, of in held))
