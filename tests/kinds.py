@@ -73,9 +73,10 @@ def everything(arguments: argparse.Namespace) -> Tally:
     return _steps(every, computing)
 
 
-# They know no time but their own, so they may take what the others leave of the processors.
+# They know no time but their own, or have patience: they may take what the others leave of the
+# processors.
 _COMPUTING: Final = (
-    *("format", "lint", "types", "generated"),
+    *("format", "lint", "types", "generated", "unit"),
     *("simulate", "bookies", "ledgers", "determinism", "mutants", "images", "fuzz"),
 )
 _GIVING_WAY: Final = ("nice", "-n", "10")
