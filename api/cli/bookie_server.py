@@ -27,6 +27,7 @@ from rollbook.bookie.config import BookieConfig
 from rollbook.proto.addresses import is_loopback, parse_address
 from rollbook.proto.errors import BadConfig, BookieFailed, RollbookError
 from rollbook.proto.ports import Address
+from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector
 from rollbook.proto.runtime.limits import allow_open_files
 from rollbook.proto.runtime.logs import configure_logs
@@ -62,6 +63,7 @@ async def serve_bookie(settings: Settings) -> None:
     _, _, bookie_id = addresses_of(settings.bookie)
     logger.info("bookie_started", bookie=bookie_id, version=__version__, pid=os.getpid())
     settings = _within_limits(settings)
+    keep_freed_memory()
     store = await open_store(settings.bookie, serve=True)
     machine = RealMachine()
     bookie = await Bookie.open(machine, store, settings, tls)

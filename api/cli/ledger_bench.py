@@ -12,6 +12,7 @@ from rollbook.api.cli.ledger_access import Access, bar, custom_of, tell
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.writer import LedgerWriter
+from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector
 from rollbook.proto.wire.digest import DigestType
 
@@ -60,6 +61,7 @@ async def _measure_appends(
     took: list[float] = []
     pending: deque[asyncio.Future[range]] = deque()
     calm_collector()
+    keep_freed_memory()
     warm_at = time.perf_counter() + min(1.0, seconds / 2)
     started, cpu_started, counted_from = 0.0, 0.0, 0
     end = warm_at + seconds
