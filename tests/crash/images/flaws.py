@@ -178,47 +178,49 @@ def _seed_of_nothing(_file_id: bytes, _position: int) -> int:
 
 FLAWS: Final = {
     # The journal.
-    "the journal never syncs": Flaw(500, ((Journal, "_write", _write_without_sync),)),
-    "adds are answered before the sync": Flaw(500, ((Journal, "submit", _answer_before_the_sync),)),
-    "a record calls itself durable": Flaw(2_000, ((RecordPacker, "pack", _pack_as_if_synced),)),
+    "the journal never syncs": Flaw(5_000, ((Journal, "_write", _write_without_sync),)),
+    "adds are answered before the sync": Flaw(
+        5_000, ((Journal, "submit", _answer_before_the_sync),)
+    ),
+    "a record calls itself durable": Flaw(20_000, ((RecordPacker, "pack", _pack_as_if_synced),)),
     "a file goes on before its predecessor is synced": Flaw(
-        10_000, ((Journal, "fill", _fill_without_sync),)
+        90_000, ((Journal, "fill", _fill_without_sync),)
     ),
     "checksums know neither file nor place": Flaw(
-        60_000, ((records, "seed_of", _seed_of_nothing),)
+        90_000, ((records, "seed_of", _seed_of_nothing),)
     ),
     # Fences, deletions, explicit LACs.
     "fences are answered before they are durable": Flaw(
-        5_000, ((Storage, "fence", _fence_at_once),)
+        45_000, ((Storage, "fence", _fence_at_once),)
     ),
-    "all controls are": Flaw(5_000, ((Journal, "submit", _answer_controls_before_the_sync),)),
-    "fences are forgotten": Flaw(5_000, ((LedgerFacts, "with_fence", _forget),)),
-    "deletions are forgotten": Flaw(10_000, ((LedgerFacts, "with_deletion", _forget),)),
-    "explicit LACs go back": Flaw(60_000, ((LedgerFacts, "with_lac_packet", _take_any_lac),)),
+    "all controls are": Flaw(45_000, ((Journal, "submit", _answer_controls_before_the_sync),)),
+    "fences are forgotten": Flaw(45_000, ((LedgerFacts, "with_fence", _forget),)),
+    "deletions are forgotten": Flaw(90_000, ((LedgerFacts, "with_deletion", _forget),)),
+    "explicit LACs go back": Flaw(90_000, ((LedgerFacts, "with_lac_packet", _take_any_lac),)),
     # Checkpoint and catalog.
     "the journal goes before the catalog knows": Flaw(
-        5_000, ((Checkpointer, "checkpoint", _unlink_before_the_catalog),)
+        45_000, ((Checkpointer, "checkpoint", _unlink_before_the_catalog),)
     ),
     "the facts stay behind": Flaw(
-        10_000, ((Checkpointer, "checkpoint", _checkpoint_without_facts),)
+        90_000, ((Checkpointer, "checkpoint", _checkpoint_without_facts),)
     ),
-    "a log is not synced": Flaw(5_000, ((Checkpointer, "_make_log", _make_log_unsynced),)),
+    "a log is not synced": Flaw(45_000, ((Checkpointer, "_make_log", _make_log_unsynced),)),
     "a log's name is not synced": Flaw(
-        5_000, ((Checkpointer, "_make_log", _make_log_without_name),)
+        45_000, ((Checkpointer, "_make_log", _make_log_without_name),)
     ),
     "a catalog record is split": Flaw(
-        5_000, ((CatalogFiles, "commit_latest", _commit_the_mark_first),)
+        45_000, ((CatalogFiles, "commit_latest", _commit_the_mark_first),)
     ),
-    "the catalog never syncs": Flaw(2_000, ((_Generation, "append", _append_unsynced),)),
-    "a new catalog counts before it is synced": Flaw(10_000, ((_Generation, "sync", _do_nothing),)),
+    "the catalog never syncs": Flaw(20_000, ((_Generation, "append", _append_unsynced),)),
+    "a new catalog counts before it is synced": Flaw(90_000, ((_Generation, "sync", _do_nothing),)),
     # Boot.
-    "bodies are not verified": Flaw(5_000, ((RecordReader, "body", _unverified_body),)),
-    "torn tails are taken for rot": Flaw(2_000, ((boot, "read_back", _read_back_as_rot),)),
+    "bodies are not verified": Flaw(45_000, ((RecordReader, "body", _unverified_body),)),
+    "torn tails are taken for rot": Flaw(20_000, ((boot, "read_back", _read_back_as_rot),)),
     "boot builds on a journal that is not synced": Flaw(
-        60_000, ((boot, "write_again", _do_nothing),)
+        90_000, ((boot, "write_again", _do_nothing),)
     ),
     "boot builds on a catalog that is not synced": Flaw(
-        60_000, ((catalog, "write_again", _do_nothing),)
+        90_000, ((catalog, "write_again", _do_nothing),)
     ),
-    "new folders are not synced": Flaw(5_000, ((boot, "_sync_ancestors", _do_nothing),)),
+    "new folders are not synced": Flaw(45_000, ((boot, "_sync_ancestors", _do_nothing),)),
 }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from rollbook.bookie.core import catalog
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal
@@ -296,8 +297,17 @@ def _show_what_comes(self: Follower, slot: int, answer: Any) -> bool:
 # --- Bookies ------------------------------------------------------------------------------------
 
 
-async def _doubt_nothing(self: Identity, _on_progress: Any) -> tuple[int, list[int]]:
+async def _doubt_nothing(
+    self: Identity, _old_below: int, _on_progress: Any
+) -> tuple[int, list[int]]:
     return 0, []
+
+
+_pack_old = catalog.pack_old
+
+
+def _pack_nothing_old(_ledger_id: int) -> bytes:
+    return _pack_old(0)
 
 
 _BUDGET: Final = (
@@ -541,5 +551,12 @@ LEDGER_MUTANTS: Final = (
         _BUDGET,
         ((Identity, "_ledgers_in_doubt", _doubt_nothing),),
         drill="erasure",
+    ),
+    LedgerMutant(
+        "ledger-fences-gone-with-disks",
+        "A bookie that was formatted lets writers in that an earlier life of it had kept out.",
+        _BUDGET,
+        ((catalog, "pack_old", _pack_nothing_old),),
+        drill="late_return",
     ),
 )
