@@ -72,7 +72,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_leaving = False  # Answers what it has heard, and ends.
         self._is_gone = False
         self._begun_when_timed = 0  # Of the begun request: what there was when its time began.
-        self._unread_when_timed = 0  # Of what waits to be taken, likewise.
+        self._written_bytes = 0
+        self._taken_when_timed = 0  # Of these, when it was last given time.
         self._transport: asyncio.Transport  # From `connection_made` on.
 
     # --- Life ---------------------------------------------------------------------------------
@@ -340,6 +341,7 @@ class Connection(asyncio.BufferedProtocol):
             frames = out[0] if len(out) == 1 else b"".join(out)
             # A view: of bytes asyncio copies what the socket does not take, and then keeps a copy.
             transport.write(memoryview(frames))
+            self._written_bytes += len(frames)
         out.clear()
         self._out_bytes = 0
         unread = transport.get_write_buffer_size()
@@ -352,15 +354,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def has_taken_some(self) -> bool:
         """Of its answers, since it was given time for that; then it is given time again."""
-        if self._is_gone or self._transport.get_write_buffer_size() >= self._unread_when_timed:
+        if self._is_gone or self._taken_bytes() <= self._taken_when_timed:
             return False
         self._give_time_to_take()
         return True
 
     def _give_time_to_take(self) -> None:
-        self._unread_when_timed = self._transport.get_write_buffer_size()
+        self._taken_when_timed = self._taken_bytes()
         self._shared.clogged.start(self, self._shared.clock.monotonic_ns())
         self._shared.look_after()
+
+    def _taken_bytes(self) -> int:
+        """By the kernel, of all that was ever written: what waits may grow while it is taken."""
+        return self._written_bytes - self._transport.get_write_buffer_size()
 
     def resume_writing(self) -> None:
         self._is_clogged = False

@@ -27,9 +27,9 @@ logger = structlog.get_logger()
 
 _LOOK_S: Final = 0.5  # How late a deadline may be noticed.
 _STANDSTILL_NS: Final = 200_000_000  # Of the whole process.
-_SLOW_NS: Final = (
-    1_000_000_000  # Who has taken nothing for so long goes first when memory is short.
-)
+# Who has taken nothing for so long goes first when memory is short. It shows late: the kernel takes
+# more only when a good part of what it has is gone, hundreds of KiB.
+_SLOW_NS: Final = 5_000_000_000
 
 
 class BookieServer:
