@@ -12,6 +12,7 @@ everything that was ever written is asked for.
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from rollbook.bookie import catalog as catalog_module
@@ -20,7 +21,7 @@ from rollbook.bookie.bookie import Bookie, Settings
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.compaction import Compactor
-from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
+from rollbook.bookie.config import BookieConfig, SpaceConfig
 from rollbook.bookie.core import catalog as core_catalog
 from rollbook.bookie.garbage import Garbage
 from rollbook.bookie.identity import Identity
@@ -29,13 +30,9 @@ from rollbook.proto.cluster.cluster import initialise, open_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.registration import BookieRegistration
 from rollbook.proto.errors import (
-    DataLost,
     Missing,
     RollbookError,
-    TornRecord,
-    UnsupportedVersion,
     WrongBookie,
-    WrongCluster,
 )
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
@@ -62,6 +59,13 @@ from tests.simulation.worlds.bookie.plan import (
     draw_case,
 )
 from tests.simulation.worlds.bookie.registrations import RegistrationChecker
+from tests.simulation.worlds.whole_bookies import (
+    NEVER_AT_START,
+    SMALL_SERVER,
+    SMALL_STORAGE,
+    InnerStep,
+    measured,
+)
 from tests.support.planting import Patch, planted
 
 ROOT: Final = "/ledgers"
@@ -77,24 +81,8 @@ START: Final = "start"
 MEMORY: Final = "memory"
 TWINS: Final = "twins"
 
-STORAGE: Final = StorageConfig(
-    "/bookie/journal",
-    ("/bookie/ledgers1", "/bookie/ledgers2"),
-    journal_file_bytes=16 * 1024,
-    index_bytes_max=4_000,
-    cache_bytes=32 * 1024,
-    queued_bytes_max=64 * 1024,
-    waiting_files_max=2,
-    idle_after_ms=50,
-)
-SERVER: Final = ServerConfig(
-    frame_bytes_max=64 * 1024,
-    held_bytes_max=256 * 1024,
-    connection_bytes_max=128 * 1024,
-    connection_bytes_floor=4 * 1024,
-    reads_max=4,
-    connection_reads_max=2,
-    long_polls_max=20,
+STORAGE: Final = replace(
+    SMALL_STORAGE, ledger_dirs=("/bookie/ledgers1", "/bookie/ledgers2"), idle_after_ms=50
 )
 SPACE: Final = SpaceConfig(
     gc_interval_s=0.3,
@@ -105,8 +93,6 @@ SPACE: Final = SpaceConfig(
     disk_check_interval_s=0.2,
     reserve_bytes=4096,
 )
-# What no start may end in, whatever crashed before: nothing of a disk was taken away.
-_NEVER_AT_START: Final = (DataLost, WrongBookie, WrongCluster, TornRecord, UnsupportedVersion)
 
 
 class BookieScene:
@@ -121,7 +107,11 @@ class BookieScene:
         run = _Run(case, tell)
         broke, detail = None, ""
         try:
-            with planted(_RESTLESS), planted(self._patches), planted(_measured(run.history)):
+            with (
+                planted(_RESTLESS),
+                planted(self._patches),
+                planted(measured(run.history, _INNER_STEPS)),
+            ):
                 run.world.run(run.scenario())
         except SimulationFailed as failure:
             broke = run.broke or type(failure).__name__
@@ -131,7 +121,7 @@ class BookieScene:
 
 
 # Steps that no client sees, by what takes them.
-_INNER_STEPS: Final = (
+_INNER_STEPS: Final[tuple[InnerStep, ...]] = (
     (Checkpointer, "checkpoint", "checkpoint"),
     (CatalogFiles, "_begin_anew", "catalog anew"),
     (BookieRegistration, "_establish", "register"),
@@ -149,24 +139,6 @@ _RESTLESS: Final[tuple[Patch, ...]] = (
     (catalog_module, "_ANEW_BYTES", 16 * 1024),
     (core_catalog, "_STEP_BYTES", 64),
 )
-
-
-def _measured(history: History) -> list[Patch]:
-    """So that the history has the inner steps, too."""
-
-    def measure(original: Any, step: str) -> Any:
-        async def take(*arguments: Any, **keywords: Any) -> Any:
-            call = history.call(step)
-            try:
-                return await original(*arguments, **keywords)
-            finally:
-                history.on_answered(call)
-
-        return take
-
-    return [
-        (owner, name, measure(getattr(owner, name), step)) for owner, name, step in _INNER_STEPS
-    ]
 
 
 class _Nemesis(Nemesis):
@@ -350,7 +322,7 @@ class _Run:
                 error = await self._write_off(node)
         except (RollbookError, OSError) as failure:
             error = failure
-        if isinstance(error, _NEVER_AT_START) and bookie is None:
+        if isinstance(error, NEVER_AT_START) and bookie is None:
             self.broken(START, f"{node.name} does not start: {error!r}")
         self.tell(f"{node.name} stops: {error!r}")
         self._serving.pop(node.name, None)
@@ -390,8 +362,8 @@ class _Run:
         while True:
             await asyncio.sleep(0.02)
             connections = bookie.stats.connections()
-            bound = SERVER.held_bytes_max + connections * SERVER.connection_bytes_floor
-            slack = SERVER.frame_bytes_max * (
+            bound = SMALL_SERVER.held_bytes_max + connections * SMALL_SERVER.connection_bytes_floor
+            slack = SMALL_SERVER.frame_bytes_max * (
                 connections + 1
             )  # One answer may be under way to each.
             if (held := bookie.stats.buffered_bytes()) > bound + slack:
@@ -489,7 +461,7 @@ def _settings(name: str, host: str | None = None) -> Settings:
             drain_s=0.5,
         ),
         STORAGE,
-        SERVER,
+        SMALL_SERVER,
         SPACE,
     )
 

@@ -8,13 +8,14 @@ not happen here: that is what makes a run cheap.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
 
 from rollbook.bookie import catalog, identity, server
 from rollbook.bookie.answers import Answers
 from rollbook.bookie.bookie import Bookie, Settings
-from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
+from rollbook.bookie.config import BookieConfig, SpaceConfig
 from rollbook.bookie.core.identity import unpack_stamp
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
@@ -29,13 +30,8 @@ from rollbook.bookie.storage import Admission, Storage
 from rollbook.proto.cluster import cookies
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import (
-    DataLost,
     NodeExists,
     RollbookError,
-    TornRecord,
-    UnsupportedVersion,
-    WrongBookie,
-    WrongCluster,
 )
 from rollbook.proto.formats.cookie import unpack_cookie
 from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
@@ -46,6 +42,11 @@ from rollbook.proto.wire.messages import Read, Reply, Request
 from tests.simulation.checkers.ledger import LedgerChecker
 from tests.simulation.history import History
 from tests.simulation.kernel.world import Main, Node, Process, World
+from tests.simulation.worlds.whole_bookies import (
+    NEVER_AT_START,
+    SMALL_SERVER,
+    SMALL_STORAGE,
+)
 from tests.support.planting import Patch
 
 ROOT: Final = "/ledgers"
@@ -55,27 +56,7 @@ SESSION_S: Final = 2.0
 _RESTART_S: Final = 0.2  # After a bookie has stopped by itself.
 _NEVER: Final = 1e6
 
-STORAGE: Final = StorageConfig(
-    "/bookie/journal",
-    ("/bookie/ledgers",),
-    journal_file_bytes=16 * 1024,
-    index_bytes_max=4_000,
-    cache_bytes=32 * 1024,
-    queued_bytes_max=64 * 1024,
-    waiting_files_max=2,
-    idle_after_ms=200,
-)
-_SERVER: Final = ServerConfig(
-    frame_bytes_max=64 * 1024,
-    held_bytes_max=256 * 1024,
-    connection_bytes_max=128 * 1024,
-    connection_bytes_floor=4 * 1024,
-    reads_max=4,
-    connection_reads_max=2,
-    long_polls_max=20,
-)
-# What no start may end in, whatever crashed before: nothing of a disk was taken away.
-_NEVER_AT_START: Final = (DataLost, WrongBookie, WrongCluster, TornRecord, UnsupportedVersion)
+STORAGE: Final = replace(SMALL_STORAGE, idle_after_ms=200)
 
 
 class Cluster:
@@ -172,7 +153,7 @@ class Cluster:
             error = await self._serve(bookie)
         except (RollbookError, OSError) as failure:
             error = failure
-        if isinstance(error, _NEVER_AT_START) and bookie is None:
+        if isinstance(error, NEVER_AT_START) and bookie is None:
             self._break(START, f"{node.name} does not start: {error!r}")
         self._tell(f"{node.name} stops: {error!r}")
         self._serving.pop(node.name, None)
@@ -215,7 +196,7 @@ class Cluster:
                 drain_s=0.5,
             ),
             STORAGE,
-            _SERVER,
+            SMALL_SERVER,
             self._space,
         )
 

@@ -45,6 +45,7 @@ from tests.simulation.worlds.ledger import plan, words
 from tests.simulation.worlds.ledger.bookies import FRUGAL, PORT, ROOT, STORAGE, Cluster, watched
 from tests.simulation.worlds.ledger.drills import MEMBER, STRANGER
 from tests.simulation.worlds.ledger.users import LIVENESS, Sums, Users
+from tests.simulation.worlds.whole_bookies import InnerStep, measured
 from tests.support.bookie_client import BookieClient
 from tests.support.planting import Patch, planted
 
@@ -80,7 +81,7 @@ class LedgerScene:
                 stack.enter_context(planted(FRUGAL))
                 stack.enter_context(planted(self._patches))
                 stack.enter_context(planted(watched(run.world, run.checker)))
-                stack.enter_context(planted(_measured(run.history)))
+                stack.enter_context(planted(measured(run.history, _INNER_STEPS)))
                 run.world.run(run.scenario())
         except SimulationFailed as failure:
             broke = run.broke or type(failure).__name__
@@ -90,7 +91,7 @@ class LedgerScene:
 
 
 # Steps that no user sees, by what takes them.
-_INNER_STEPS: Final[tuple[tuple[Any, str, str], ...]] = (
+_INNER_STEPS: Final[tuple[InnerStep, ...]] = (
     (LedgerTail, "move", "change ensemble"),
     (LedgerTail, "close", "end"),
     (ExplicitLac, "_tell", "tell LAC"),
@@ -99,24 +100,6 @@ _INNER_STEPS: Final[tuple[tuple[Any, str, str], ...]] = (
     (_Attempt, "_find_and_write_back", "search"),
     (Follower, "_poll", "poll"),
 )
-
-
-def _measured(history: History) -> list[Patch]:
-    """So that the history has the inner steps, too."""
-
-    def measure(original: Any, step: str) -> Any:
-        async def take(*arguments: Any, **keywords: Any) -> Any:
-            call = history.call(step)
-            try:
-                return await original(*arguments, **keywords)
-            finally:
-                history.on_answered(call)
-
-        return take
-
-    return [
-        (owner, name, measure(getattr(owner, name), step)) for owner, name, step in _INNER_STEPS
-    ]
 
 
 class _Nemesis(Nemesis):

@@ -1,0 +1,55 @@
+"""What worlds of whole bookies have in common: how small these are, and what their history shows of them."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from rollbook.bookie.config import ServerConfig, StorageConfig
+from rollbook.proto.errors import (
+    DataLost,
+    TornRecord,
+    UnsupportedVersion,
+    WrongBookie,
+    WrongCluster,
+)
+from tests.simulation.history import History
+from tests.support.planting import Patch
+
+SMALL_STORAGE: Final = StorageConfig(
+    "/bookie/journal",
+    ("/bookie/ledgers",),
+    journal_file_bytes=16 * 1024,
+    index_bytes_max=4_000,
+    cache_bytes=32 * 1024,
+    queued_bytes_max=64 * 1024,
+    waiting_files_max=2,
+)
+SMALL_SERVER: Final = ServerConfig(
+    frame_bytes_max=64 * 1024,
+    held_bytes_max=256 * 1024,
+    connection_bytes_max=128 * 1024,
+    connection_bytes_floor=4 * 1024,
+    reads_max=4,
+    connection_reads_max=2,
+    long_polls_max=20,
+)
+# What no start may end in, whatever crashed before: nothing of a disk was taken away.
+NEVER_AT_START: Final = (DataLost, WrongBookie, WrongCluster, TornRecord, UnsupportedVersion)
+
+InnerStep = tuple[Any, str, str]
+"""A step that no user sees: the class and the method that take it, and its name in a history."""
+
+
+def measured(history: History, steps: Iterable[InnerStep]) -> list[Patch]:
+    """So that the history has them, too."""
+
+    def measure(original: Any, step: str) -> Any:
+        async def take(*arguments: Any, **keywords: Any) -> Any:
+            call = history.call(step)
+            try:
+                return await original(*arguments, **keywords)
+            finally:
+                history.on_answered(call)
+
+        return take
+
+    return [(owner, name, measure(getattr(owner, name), step)) for owner, name, step in steps]
