@@ -35,7 +35,6 @@ from tests.support import bookie_client, zookeeper
 from tests.support.processes import REPOSITORY, Child
 
 _JOB_TIMEOUT_S: Final = 180.0
-_WARM_UP_S: Final = 10.0
 _ADDS_MAX: Final = 5_000_000
 _CREATION_TOKEN: Final = 4711
 KIB: Final = 1024
@@ -46,10 +45,10 @@ Found = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything; a small one is for the test of this benchmark."""
+    """How much of everything."""
 
     seconds: float = 4.0  # Of each run of adds.
-    warm_up_s: float = _WARM_UP_S
+    warm_up_s: float = 10.0
     alone: int = 1_500
     read_entries: int = 200_000
     recovered: int = 10_000
@@ -58,7 +57,6 @@ class Size:
 
 
 FULL: Final = Size()
-SMALL: Final = Size(0.3, 0.3, 20, 2_000, 200, 3, 50)
 
 
 class BenchFailed(Exception):
@@ -155,7 +153,7 @@ def _alone(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
 def _reads(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
     """Batches over V2 are the best that Java can do; its V3 reads entry by entry."""
     fill = {"size": KIB, "window": 1_000, "count": size.read_entries, "seconds": 120}
-    ledgers = {side.name: side.run("fill", "v2", **fill)["ledger"] for side in (ours, java)}
+    ledgers = {side.name: side.run("adds", "v2", **fill)["ledger"] for side in (ours, java)}
     rates: dict[str, list[float]] = {}
     for _ in range(runs):
         for side, client in ((ours, "v3"), (java, "v2"), (java, "v3")):

@@ -31,7 +31,6 @@ class Worker:
     async def run(self, job: Job) -> Found:
         jobs: dict[str, Callable[[Ledgers, Job], Awaitable[Found]]] = {
             "adds": _adds,
-            "fill": _adds,
             "read": _read,
             "recover": _recover,
             "recover_idle": _recover_idle,

@@ -58,7 +58,6 @@ public final class Peer {
         return switch (job.get("do").asText()) {
             case "connect" -> connect(job);
             case "adds" -> adds(job);
-            case "fill" -> fill(job);
             case "read" -> read(job);
             case "recover" -> recover(job);
             case "recover_idle" -> recoverIdle(job);
@@ -120,11 +119,6 @@ public final class Peer {
             throw new IllegalStateException(failed.get() + " adds failed");
         }
         return figures(seconds, cpuSeconds, latencies, sent, ledger.getId());
-    }
-
-    /** A closed ledger, to be read. */
-    private Map<String, Object> fill(JsonNode job) throws Exception {
-        return adds(job);
     }
 
     /** All of a closed ledger, some requests open at a time, in batches or entry by entry. */
