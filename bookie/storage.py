@@ -252,11 +252,12 @@ class Storage:
             return Overloaded
         ledger = self._ledger(group.ledger_id)
         refusal = ledger.refusal_of_add(group.ledger_key, is_recovery=group.is_recovery)
-        if refusal is None and group.ledger_id < self.catalog.old_below and not group.is_recovery:
+        if refusal is not None:
+            return refusal
+        if group.ledger_id < self.catalog.old_below and not group.is_recovery:
             return BookieReadOnly  # However new to us: its writer goes elsewhere (B13).
-        if refusal is None:
-            ledger.show_key(group.ledger_key)
-        return refusal
+        ledger.show_key(group.ledger_key)
+        return None
 
     def _submit(self, adds: Adds, groups: Sequence[AddGroup], on_done: OnDone) -> None:
         is_deferred = all(group.is_sync_deferred and not group.is_recovery for group in groups)
