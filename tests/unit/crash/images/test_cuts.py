@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.crash.images.cuts import Crashes, crash_everywhere, images
-from tests.crash.images.flaws import FLAWS
 from tests.crash.images.life import record, small_and_quiet
 from tests.crash.images.run import find_flaw
 from tests.simulation.kernel.filesystem import FileSystem, every_power_cut
