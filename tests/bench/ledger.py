@@ -81,19 +81,19 @@ def _per_second(found: Found) -> float:
     return float(found["count"] / found["seconds"])
 
 
-def figures(runs: int, size: Size = FULL) -> list[Figure]:
+def figures(
+    runs: int, size: Size = FULL, *, only: Collection[str] | None = None
+) -> Iterator[Figure]:
+    """`only`: the keys of `JOBS`; all of them if it is None."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    with _sides() as (ours, java):
-        for client in java.clients:
-            _add(java, client, size.warm_up_s)
-        _add(ours, "v3", size.warm_up_s / 10)
-        return [
-            *_adds(ours, java, runs, size),
-            *_alone(ours, java, runs, size),
-            *_reads(ours, java, runs, size),
-            *_recoveries(ours, java, runs, size),
-            *_tailing(ours, java, runs, size),
-        ]
+    wanted = [job for name, job in JOBS.items() if only is None or name in only]
+    if wanted:
+        with _sides() as (ours, java):
+            for client in java.clients:
+                _add(java, client, size.warm_up_s)
+            _add(ours, "v3", size.warm_up_s / 10)
+            for job in wanted:
+                yield from job(ours, java, runs, size)
 
 
 def _add(side: Side, client: str, seconds: float, size: int = 100, window: int = 1_000) -> Found:
