@@ -119,6 +119,12 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     bench.add_argument("--runs", type=_count, default=5, help="runs behind each median (5)")
     bench.add_argument("--gib", type=float, help="of entries, for memory (10) and restart (1)")
+    bench.add_argument(
+        "--only",
+        nargs="+",
+        metavar="JOB",
+        help="of ledger: these jobs alone (tests/bench/README.md)",
+    )
     bench.set_defaults(run=kinds.bench)
     return parser
 

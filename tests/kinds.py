@@ -18,8 +18,8 @@ from tests.tally import Tally, clean, missing_piece, progress_line
 BENCHES: Final = {
     name: f"tests.bench.{name}"
     for name in (
-        *("bookie", "codec", "hostile", "ledger_client", "memory", "metastore", "restart"),
-        *("simulator", "space"),
+        *("bookie", "codec", "hostile", "ledger", "ledger_client", "memory", "metastore"),
+        *("restart", "simulator", "space"),
     )
 }
 SMOKE_SEEDS: Final = 100
@@ -285,7 +285,9 @@ def bench(arguments: argparse.Namespace) -> Tally | None:
     """Each figure is printed when it is known."""
     module = importlib.import_module(BENCHES[arguments.name])
     before = _load()
-    sizes = {} if arguments.gib is None else {"gib": arguments.gib}
+    sizes: dict[str, Any] = {} if arguments.gib is None else {"gib": arguments.gib}
+    if arguments.only:
+        sizes["only"] = arguments.only
     figures: list[Figure] = []
     if not arguments.json:
         print(f"bench {arguments.name}: medians of {arguments.runs} runs", flush=True)
@@ -307,8 +309,11 @@ def bench(arguments: argparse.Namespace) -> Tally | None:
 def _row(figure: Figure) -> str:
     target = "" if figure.target is None else f"target {figure.target:,g}"
     verdict = {None: "", True: "holds", False: "MISSED"}[figure.holds]
+    ratio = figure.advantage
+    than = "" if ratio is None else f"  {ratio:,.3g} x {figure.rival_name}"
     return (
-        f"  {figure.name:<64}  {figure.value:>12,.4g} {figure.unit:<10} {target:<18} {verdict}"
+        f"  {figure.name:<64}  {figure.value:>12,.4g} {figure.unit:<10} {target:<18} {verdict:<6}"
+        f"{than}"
     ).rstrip()
 
 

@@ -18,6 +18,15 @@ class Figure:
     unit: str  # Lower is better, unless it ends in "/s".
     target: float | None
     holds: bool | None  # None where there is no target.
+    rival: float | None = None  # The best that others could do, in the same run,
+    rival_name: str = ""  # and who that was.
+
+    @property
+    def advantage(self) -> float | None:
+        """How many times better it is than that."""
+        if self.rival is None:
+            return None
+        return self.value / self.rival if self.unit.endswith("/s") else self.rival / self.value
 
 
 def figure(

@@ -11,10 +11,11 @@ Targets are factors of the better of Java's two protocols in this very run, besi
 import asyncio
 import json
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -86,122 +87,161 @@ def figures(
 ) -> Iterator[Figure]:
     """`only`: the keys of `JOBS`; all of them if it is None."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    wanted = [job for name, job in JOBS.items() if only is None or name in only]
-    if wanted:
-        with _sides() as (ours, java):
-            for client in java.clients:
-                _add(java, client, size.warm_up_s)
-            _add(ours, "v3", size.warm_up_s / 10)
-            for job in wanted:
-                yield from job(ours, java, runs, size)
+    if unknown := [name for name in only or () if name not in JOBS]:
+        sys.exit(f"no such job: {', '.join(unknown)}; there are {', '.join(JOBS)}")
+    with _sides() as (ours, java):
+        for client in java.clients:
+            _add(java, client, size.warm_up_s)
+        _add(ours, "v3", size.warm_up_s / 10)
+        for name in only or JOBS:
+            yield from JOBS[name](ours, java, runs, size)
 
 
 def _add(side: Side, client: str, seconds: float, size: int = 100, window: int = 1_000) -> Found:
     return side.run("adds", client, size=size, window=window, count=_ADDS_MAX, seconds=seconds)
 
 
-def _adds(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
-    for bytes_, window, factor, target, p99_factor in (
-        (100, 1_000, 2.0, 120_000.0, None),
-        (KIB, 1_000, 1.5, 75_000.0, 0.5),
-        (100, 100, 1.5, None, None),
-    ):
-        rates: dict[str, list[float]] = {}
-        p99s: dict[str, list[float]] = {}
-        costs: list[tuple[float, float]] = []
-        for _ in range(runs):
-            for side, client in ((ours, "v3"), (java, "v2"), (java, "v3")):
-                before = side.bookies_cpu_s()
-                found = _add(side, client, size.seconds, bytes_, window)
-                name = _label(side, client)
-                rates.setdefault(name, []).append(_per_second(found))
-                p99s.setdefault(name, []).append(found["p99_ns"] / 1e6)
-                if side is ours:
-                    bookies = side.bookies_cpu_s() - before
-                    count = found["count"]
-                    costs.append((found["cpu_s"] / count * 1e6, bookies / count * 1e6))
-        what = f"adds of {bytes_:,} B, window {window:,}"
-        yield from _compared(what, "adds/s", rates, factor, target)
-        yield from _compared(f"{what}: p99", "ms", p99s, p99_factor, None)
-        client_us, bookies_us = zip(*costs, strict=True)
-        limit = 4.0 if bytes_ == 100 and window == 1_000 else None
-        yield judged(f"{what}: CPU of our client", "µs/add", limit, client_us)
-        yield judged(f"{what}: CPU of our three bookies", "µs/add", None, bookies_us)
-    many = [
-        _per_second(
-            ours.run(
-                "adds", "v3", size=100, window=1_000, many=50, count=_ADDS_MAX, seconds=size.seconds
-            )
-        )
-        for _ in range(runs)
-    ]
-    yield judged("adds of 100 B, window 1,000, by append_many of 50: ours", "adds/s", None, many)
+def _in_turns(
+    ours: Side, java: Side, runs: int, measure: Callable[[Side, str], Mapping[str, float]]
+) -> dict[str, dict[str, list[float]]]:
+    """What was found, by its name and then by the client's."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for _ in range(runs):
+        for side, client in ((ours, "v3"), (java, "v2"), (java, "v3")):
+            for what, value in measure(side, client).items():
+                found.setdefault(what, {}).setdefault(_label(side, client), []).append(value)
+    return found
+
+
+def _adds(
+    ours: Side,
+    java: Side,
+    runs: int,
+    size: Size,
+    *,
+    bytes_: int = 100,
+    window: int = 1_000,
+    factor: float = 2.0,
+    target: float | None = 120_000.0,
+    p99_factor: float | None = None,
+    cpu_us_max: float | None = 4.0,
+) -> Iterator[Figure]:
+    def measure(side: Side, client: str) -> dict[str, float]:
+        before = side.bookies_cpu_s()
+        found = _add(side, client, size.seconds, bytes_, window)
+        bookies_s, count = side.bookies_cpu_s() - before, found["count"]
+        return {
+            "rate": _per_second(found),
+            "p99": found["p99_ns"] / 1e6,
+            "client": found["cpu_s"] / count * 1e6,
+            "bookies": bookies_s / count * 1e6,
+        }
+
+    found = _in_turns(ours, java, runs, measure)
+    what = f"adds of {bytes_:,} B, window {window:,}"
+    yield from _compared(what, "adds/s", found["rate"], factor, target)
+    yield from _compared(f"{what}: p99", "ms", found["p99"], p99_factor, None)
+    yield from _compared(f"{what}: CPU of the client", "µs/add", found["client"], None, cpu_us_max)
+    yield from _compared(f"{what}: CPU of three bookies", "µs/add", found["bookies"], None, None)
+
+
+def _large_adds(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
+    return _adds(
+        *(ours, java, runs, size),
+        bytes_=KIB,
+        factor=1.5,
+        target=75_000.0,
+        p99_factor=0.5,
+        cpu_us_max=None,
+    )
+
+
+def _few_adds(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
+    return _adds(*(ours, java, runs, size), window=100, factor=1.5, target=None, cpu_us_max=None)
+
+
+def _many_adds(ours: Side, _java: Side, runs: int, size: Size) -> Iterator[Figure]:
+    job = {"size": 100, "window": 1_000, "many": 50, "count": _ADDS_MAX, "seconds": size.seconds}
+    rates = [_per_second(ours.run("adds", "v3", **job)) for _ in range(runs)]
+    yield judged("adds of 100 B, window 1,000, by append_many of 50: ours", "adds/s", None, rates)
 
 
 def _alone(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
-    halves: dict[str, list[float]] = {}
-    p99s: dict[str, list[float]] = {}
-    for _ in range(runs):
-        for side, client in ((ours, "v3"), (java, "v2"), (java, "v3")):
-            found = side.run("adds", client, size=100, window=1, count=size.alone, seconds=60)
-            halves.setdefault(_label(side, client), []).append(found["p50_ns"] / 1e6)
-            p99s.setdefault(_label(side, client), []).append(found["p99_ns"] / 1e6)
-    yield from _compared("one add at a time: p50", "ms", halves, 1.0, None)
-    yield from _compared("one add at a time: p99", "ms", p99s, 0.5, None)
+    def measure(side: Side, client: str) -> dict[str, float]:
+        found = side.run("adds", client, size=100, window=1, count=size.alone, seconds=60)
+        return {"p50": found["p50_ns"] / 1e6, "p99": found["p99_ns"] / 1e6}
+
+    found = _in_turns(ours, java, runs, measure)
+    yield from _compared("one add at a time: p50", "ms", found["p50"], 1.0, None)
+    yield from _compared("one add at a time: p99", "ms", found["p99"], 0.5, None)
 
 
 def _reads(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
     """Batches over V2 are the best that Java can do; its V3 reads entry by entry."""
     fill = {"size": KIB, "window": 1_000, "count": size.read_entries, "seconds": 120}
     ledgers = {side.name: side.run("adds", "v2", **fill)["ledger"] for side in (ours, java)}
-    rates: dict[str, list[float]] = {}
-    for _ in range(runs):
-        for side, client in ((ours, "v3"), (java, "v2"), (java, "v3")):
-            found = side.run(
-                *("read", client),
-                ledger=ledgers[side.name],
-                batched=client == "v2",
-                requests=4,
-                entries=500,
-                bytes=MIB,
-            )
-            rate = found["bytes"] / found["seconds"] / 1e6
-            rates.setdefault(_label(side, client), []).append(rate)
-    yield from _compared("a closed ledger of 1 KiB entries, cached", "MB/s", rates, 1.0, None)
+
+    def measure(side: Side, client: str) -> dict[str, float]:
+        found = side.run(
+            *("read", client),
+            ledger=ledgers[side.name],
+            batched=client == "v2",
+            requests=4,
+            entries=500,
+            bytes=MIB,
+        )
+        return {"rate": found["bytes"] / found["seconds"] / 1e6}
+
+    found = _in_turns(ours, java, runs, measure)
+    what = "a closed ledger of 1 KiB entries, cached, 4 requests open"
+    yield from _compared(what, "MB/s", found["rate"], 1.0, None)
 
 
 def _recoveries(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
     times: dict[str, list[float]] = {}
-    clients = ((ours, "v3"), (java, "v3"), (java, "v3-tuned"))
     for _ in range(runs):
-        for side, client in clients:
+        for side, client in ((ours, "v3"), (java, "v3"), (java, "v3-tuned")):
             ledger = asyncio.run(_leave_open(side.cluster, size.recovered))
             found = side.run("recover", client, ledger=ledger)
             if found["last"] != size.recovered - 1:
                 raise BenchFailed(f"{side.name} recovered up to {found['last']}")
             times.setdefault(_label(side, client), []).append(found["seconds"])
     what = f"recovery of {size.recovered:,} entries past the LAC"
-    _, default, tuned = (median(values) for values in times.values())
-    limit = min(0.4, default / 10, tuned / 2)
-    yield judged(f"{what}: ours", "s", limit, times[_label(*clients[0])])
-    yield judged(f"{what}: Java's defaults", "s", None, times[_label(*clients[1])])
-    yield judged(f"{what}: Java tuned", "s", None, times[_label(*clients[2])])
+    default = median(times[_label(java, "v3")])
+    yield from _compared(what, "s", times, 0.5, min(0.4, default / 10))
 
-    idle: dict[str, list[float]] = {}
-    for _ in range(runs):
-        for side, client in ((ours, "v3"), (java, "v2"), (java, "v3")):
-            found = side.run("recover_idle", client, size=100, count=size.opened)
-            idle.setdefault(_label(side, client), []).append(found["p50_ns"] / 1e6)
-    yield from _compared("recovery with nothing to recover: p50", "ms", idle, None, 8.0)
+
+def _openings(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
+    def measure(side: Side, client: str) -> dict[str, float]:
+        found = side.run("recover_idle", client, size=100, count=size.opened)
+        return {"p50": found["p50_ns"] / 1e6}
+
+    found = _in_turns(ours, java, runs, measure)
+    what = "opening a ledger with nothing to recover: p50"
+    yield from _compared(what, "ms", found["p50"], None, 8.0)
 
 
 def _tailing(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
+    """Only version 3 has long polls."""
     times: dict[str, list[float]] = {}
     for _ in range(runs):
-        for side, client in ((ours, "v3"), (java, "v3")):
-            found = side.run("tail", client, size=100, rate=1_000, count=size.tailed)
-            times.setdefault(_label(side, client), []).append(found["p50_ns"] / 1e6)
+        for side in (ours, java):
+            found = side.run("tail", "v3", size=100, rate=1_000, count=size.tailed)
+            times.setdefault(_label(side, "v3"), []).append(found["p50_ns"] / 1e6)
     yield from _compared("append to tailing reader at 1,000/s: p50", "ms", times, None, 2.0)
+
+
+JOBS: Final[Mapping[str, Callable[[Side, Side, int, Size], Iterator[Figure]]]] = {
+    "adds": _adds,
+    "large-adds": _large_adds,
+    "few-adds": _few_adds,
+    "many-adds": _many_adds,
+    "alone": _alone,
+    "reads": _reads,
+    "recoveries": _recoveries,
+    "openings": _openings,
+    "tailing": _tailing,
+}
 
 
 def _label(side: Side, client: str) -> str:
@@ -216,15 +256,19 @@ def _compared(
     target: float | None,
 ) -> Iterator[Figure]:
     """Ours against the best of Java's; then Java's own figures, for whoever reads."""
-    others = [median(found) for name, found in values.items() if name != "ours"]
+    others = {name: median(found) for name, found in values.items() if name != "ours"}
     is_rate = unit.endswith("/s")
-    best = max(others) if is_rate else min(others)
+    best = (max if is_rate else min)(others, key=others.__getitem__)
     limits = [] if target is None else [target]
     if factor is not None:
-        limits.append(factor * best)
+        limits.append(factor * others[best])
     limit = (max(limits) if is_rate else min(limits)) if limits else None
     for name, found in values.items():
-        yield judged(f"{what}: {name}", unit, limit if name == "ours" else None, found)
+        if name == "ours":
+            mine = judged(f"{what}: {name}", unit, limit, found)
+            yield replace(mine, rival=others[best], rival_name=best)
+        else:
+            yield judged(f"{what}: {name}", unit, None, found)
 
 
 # --- What runs ------------------------------------------------------------------------------------
