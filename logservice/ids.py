@@ -1,0 +1,235 @@
+"""The words of the log service that do not exist further down: names, offsets, epochs, positions.
+
+An **offset** is the dense position of a record in its log, from 0; starts are inclusive, ends
+exclusive. A **segment** is one ledger as a part of a log. The **owner epoch** counts the servers
+that owned a log, the **writer epoch** the applications that were its exclusive writer: a change of
+server fences no application.
+
+A **position** is where a reader starts, as people write it everywhere:
+
+    123            that offset                    earliest   the head: the first one that is kept
+    -10            ten records before the tail    latest     the tail: what is appended from now on
+    ts:TIME        the first record at or after that time, in ISO 8601 with its zone
+    ago:15m        the same, counted back from now: w, d, h, m, s, ms, also as `1h30m`
+    cursor:NAME    where that cursor stands
+
+Names of namespaces, logs and cursors are 1 to 255 characters of `a-z 0-9 . _ -`, the first one a
+letter or digit, so that each is safe as a node, in a URL, in a shell. All numbers fit into signed
+64-bit integers.
+
+Clients import this module: it loads nothing heavy.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, NewType, Self
+
+from rollbook.proto.errors import InvalidRequest
+
+Offset = NewType("Offset", int)
+OwnerEpoch = NewType("OwnerEpoch", int)  # 0: nobody has owned the log yet.
+WriterEpoch = NewType("WriterEpoch", int)  # 0: nobody has been its exclusive writer yet.
+SegmentId = NewType("SegmentId", int)  # Counts the segments of a log's life, from 0; never reused.
+LogUid = NewType("LogUid", bytes)  # Drawn for each log: one that is made anew has another.
+ServerId = NewType("ServerId", str)  # One life of one log server.
+CursorName = NewType("CursorName", str)
+
+FIRST_OFFSET: Final = Offset(0)
+FIRST_SEGMENT: Final = SegmentId(0)
+NO_OWNER_YET: Final = OwnerEpoch(0)
+NO_WRITER_YET: Final = WriterEpoch(0)
+
+INT64_MAX: Final = 2**63 - 1
+OFFSET_MAX: Final = Offset(INT64_MAX)
+EPOCH_MAX: Final = INT64_MAX
+PRODUCER_ID_BYTES_MAX: Final = 64
+PRODUCER_EPOCH_MAX: Final = 2**32 - 1
+PRODUCER_SEQ_MAX: Final = INT64_MAX
+LOG_UID_BYTES: Final = 16
+TIMESTAMP_US_MAX: Final = 253_402_300_799_999_999  # The end of the year 9999.
+DEFAULT_NAMESPACE: Final = "default"
+NAME_BYTES_MAX: Final = 255
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,254}", re.ASCII)
+
+
+def parse_name(text: str, what: str) -> str:
+    """The one gate for names that users choose. Raises `InvalidRequest`."""
+    if not _NAME.fullmatch(text):
+        raise InvalidRequest(
+            f"{what} {text[:80]!r} is not 1 to {NAME_BYTES_MAX} characters of `a-z 0-9 . _ -`, "
+            "the first one a letter or digit"
+        )
+    return text
+
+
+def parse_cursor_name(text: str) -> CursorName:
+    return CursorName(parse_name(text, "the cursor name"))
+
+
+def parse_offset(value: int) -> Offset:
+    if not 0 <= value <= OFFSET_MAX:
+        raise InvalidRequest(f"offset {value} is outside 0 … 2^63-1")
+    return Offset(value)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogName:
+    namespace: str
+    name: str
+
+    def __post_init__(self) -> None:
+        parse_name(self.namespace, "the namespace")
+        parse_name(self.name, "the log name")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`ns/log`, or `log` for `default/log`."""
+        namespace, slash, name = text.partition("/")
+        return cls(namespace, name) if slash else cls(DEFAULT_NAMESPACE, namespace)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerRef:
+    """Who framed a batch, and which one of his it is: sent again, it is recognised by this."""
+
+    id: bytes
+    epoch: int  # One session of the producer; a higher one fences the lower ones.
+    seq: int  # Counts the batches of an epoch from 0.
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.id) <= PRODUCER_ID_BYTES_MAX:
+            raise InvalidRequest(f"a producer id has 1 to {PRODUCER_ID_BYTES_MAX} bytes")
+        if not 0 <= self.epoch <= PRODUCER_EPOCH_MAX:
+            raise InvalidRequest(f"producer epoch {self.epoch} is outside 0 … 2^32-1")
+        if not 0 <= self.seq <= PRODUCER_SEQ_MAX:
+            raise InvalidRequest(f"producer sequence number {self.seq} is outside 0 … 2^63-1")
+
+
+# --- Positions --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Earliest:
+    def __str__(self) -> str:
+        return "earliest"
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    def __str__(self) -> str:
+        return "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffset:
+    offset: Offset
+
+    def __str__(self) -> str:
+        return str(self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeTail:
+    records: int  # At least 1; less if the log is shorter.
+
+    def __str__(self) -> str:
+        return f"-{self.records}"
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    timestamp_us: int
+
+    def __str__(self) -> str:
+        time = _EPOCH + timedelta(microseconds=self.timestamp_us)
+        return f"ts:{time.isoformat().removesuffix('+00:00')}Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Ago:
+    age_us: int
+
+    def __str__(self) -> str:
+        rest, text = self.age_us // 1000, ""
+        for unit, milliseconds in _UNITS_MS.items():
+            count, rest = divmod(rest, milliseconds)
+            text += f"{count}{unit}" if count else ""
+        return f"ago:{text or '0s'}"
+
+
+@dataclass(frozen=True, slots=True)
+class AtCursor:
+    name: CursorName
+
+    def __str__(self) -> str:
+        return f"cursor:{self.name}"
+
+
+Position = Earliest | Latest | AtOffset | BeforeTail | AtTime | Ago | AtCursor
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NUMBER: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
+_UNITS_MS: Final = {
+    "w": 604_800_000,
+    "d": 86_400_000,
+    "h": 3_600_000,
+    "m": 60_000,
+    "s": 1000,
+    "ms": 1,
+}
+_AGE: Final = re.compile(r"(?:[0-9]{1,15}(?:ms|[wdhms]))+", re.ASCII)
+_AGE_PART: Final = re.compile(r"([0-9]+)(ms|[wdhms])", re.ASCII)
+
+
+def parse_position(text: str) -> Position:
+    """Raises `InvalidRequest`."""
+    kind, colon, rest = text.partition(":")
+    if colon and kind == "ts":
+        return AtTime(_parse_time_us(rest))
+    if colon and kind == "ago":
+        return Ago(parse_age_us(rest))
+    if colon and kind == "cursor":
+        return AtCursor(parse_cursor_name(rest))
+    if text == "earliest":
+        return Earliest()
+    if text == "latest":
+        return Latest()
+    if _NUMBER.fullmatch(text):
+        return AtOffset(parse_offset(int(text)))
+    if text.startswith("-") and _NUMBER.fullmatch(text[1:]) and int(text) < 0:
+        return BeforeTail(parse_offset(int(text[1:])))
+    raise InvalidRequest(
+        f"{text[:80]!r} is no position",
+        next_step="write 123, -10, earliest, latest, ts:2026-01-31T10:00:00Z, ago:15m or cursor:NAME",
+    )
+
+
+def parse_age_us(text: str) -> int:
+    """`15m`, `1h30m`, `250ms`. Raises `InvalidRequest`."""
+    if not _AGE.fullmatch(text[:200]) or len(text) > 200:
+        raise InvalidRequest(f"{text[:80]!r} is no length of time; write 15m, 1h30m, 250ms")
+    age_us = sum(int(count) * _UNITS_MS[unit] for count, unit in _AGE_PART.findall(text)) * 1000
+    if age_us > TIMESTAMP_US_MAX:
+        raise InvalidRequest(f"{text!r} is longer than time goes back")
+    return age_us
+
+
+def _parse_time_us(text: str) -> int:
+    """Before 1970 there was no record: the earliest time is that of the first one."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest(
+            f"{text[:80]!r} is no time; write 2026-01-31T10:00:00Z or 2026-01-31T11:00+01:00"
+        ) from None
+    if time.tzinfo is None:
+        raise InvalidRequest(f"{text[:80]!r} names no time zone; end it with Z for UTC")
+    try:
+        return max((time - _EPOCH) // timedelta(microseconds=1), 0)
+    except OverflowError:
+        raise InvalidRequest(f"{text[:80]!r} is outside the years 1 … 9999") from None
