@@ -1,0 +1,56 @@
+"""Which server should own a log: a suggestion that all servers come to without talking to each other.
+
+A log falls into one of a few thousand shards by its name. For each shard every live server draws a
+weight from both their names, and the heaviest one is suggested (rendezvous hashing): when a server
+comes or goes, only its own shards move. A suggestion may be wrong, or differ from server to server,
+for as long as they know different ones to be alive: fencing decides who owns a log, this only who
+tries.
+
+Servers are suggested by name, not by life: one that is started again gets its shards back.
+"""
+
+from collections.abc import Collection, Iterable
+from hashlib import blake2b
+from typing import Final
+
+from rollbook.logservice.ids import LogName, ServerId
+
+SHARDS: Final = 4096
+_LIFE: Final = "~"
+
+
+def server_name(server_id: ServerId) -> str:
+    """What stays the same from one life of a server to the next."""
+    return server_id.partition(_LIFE)[0]
+
+
+def life_of(name: str, token: str) -> ServerId:
+    return ServerId(f"{name}{_LIFE}{token}")
+
+
+def shard_of(name: LogName) -> int:
+    return _draw(str(name)) % SHARDS
+
+
+class Suggestions:
+    """What the names of the servers that are alive come to; made anew when they change."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names: Final = tuple(sorted(names))
+        self._ranks: dict[int, tuple[str, ...]] = {}
+
+    def server_for(self, name: LogName, without: Collection[str] = ()) -> str | None:
+        """The first choice that is not `without`; None if nobody is left."""
+        return next((each for each in self.ranked(shard_of(name)) if each not in without), None)
+
+    def ranked(self, shard: int) -> tuple[str, ...]:
+        """All servers, the first choice first."""
+        ranks = self._ranks.get(shard)
+        if ranks is None:
+            ranks = tuple(sorted(self.names, key=lambda each: (_draw(f"{shard}/{each}"), each)))
+            self._ranks[shard] = ranks
+        return ranks
+
+
+def _draw(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())

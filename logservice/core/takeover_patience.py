@@ -1,0 +1,77 @@
+"""When a log may be taken from a server that others still believe to be alive.
+
+A killed server stays registered until its session runs out. It shows at once, though: its machine
+refuses connections. Whoever has seen that for half a second takes its logs over; that is sound at
+any time, since taking over fences. It is only rude, and where a server lives but tells a wrong
+address, every other server would be rude to it again and again, and a log would go back and forth
+for ever. So each log has a pause after such a take-over, from 5 s doubling to 5 min: what a wrong
+address costs is bounded, and a server that is dead is out of its registration before the pause
+matters.
+
+Connections that time out prove nothing: they are no refusal, and the lease decides.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.logservice.ids import LogName
+
+REFUSED_NS: Final = 500_000_000
+_NEWS_NS: Final = 1_000_000_000  # Refusals that lie farther apart than this are no series.
+_PAUSE_NS_MIN: Final = 5_000_000_000
+_PAUSE_NS_MAX: Final = 300_000_000_000
+_LOGS_MAX: Final = 100_000  # Of which pauses are remembered; the longest unused go first.
+
+
+class Refusals:
+    """What came of connecting to one address, again and again."""
+
+    def __init__(self) -> None:
+        self._first_ns: int | None = None  # Of the refusals since it last answered.
+        self._last_ns = 0
+
+    def on_refused(self, now_ns: int) -> None:
+        if self._first_ns is None or now_ns - self._last_ns > _NEWS_NS:
+            self._first_ns = now_ns
+        self._last_ns = now_ns
+
+    def on_other(self) -> None:
+        """It answered, or nothing was heard: whoever counts on it being dead begins anew."""
+        self._first_ns = None
+
+    @property
+    def is_refusing(self) -> bool:
+        """The last attempt was refused."""
+        return self._first_ns is not None
+
+    @property
+    def is_dead(self) -> bool:
+        """As far as refusals go: all of them, for long enough."""
+        return self._first_ns is not None and self._last_ns - self._first_ns >= REFUSED_NS
+
+
+@dataclass(slots=True)
+class _Pause:
+    until_ns: int
+    length_ns: int
+
+
+class TakeoverPatience:
+    def __init__(self) -> None:
+        self._pauses: OrderedDict[LogName, _Pause] = OrderedDict()
+
+    def wait_ns(self, name: LogName, now_ns: int) -> int:
+        """How long the log has to be left alone yet; 0 if it may be taken."""
+        pause = self._pauses.get(name)
+        return max(pause.until_ns - now_ns, 0) if pause else 0
+
+    def on_taken(self, name: LogName, now_ns: int) -> None:
+        """From a server that was registered. Those whose owner was gone need no patience."""
+        pause = self._pauses.pop(name, None)
+        length_ns = _PAUSE_NS_MIN
+        if pause is not None and now_ns < pause.until_ns + pause.length_ns:
+            length_ns = min(2 * pause.length_ns, _PAUSE_NS_MAX)
+        self._pauses[name] = _Pause(now_ns + length_ns, length_ns)
+        while len(self._pauses) > _LOGS_MAX:
+            self._pauses.popitem(last=False)
