@@ -234,6 +234,19 @@ class ProducerGap(Superseded):
     code = Code("PRODUCER_GAP", "FAILED_PRECONDITION", 409)
 
 
+class DuplicateTooOld(Superseded):
+    """The batch is in the log already, so long ago that its offsets are forgotten."""
+
+    code = Code("DUPLICATE_TOO_OLD", "ALREADY_EXISTS", 409)
+    outcome = Outcome.APPLIED
+
+
+class WriterHeld(Superseded):
+    """Somebody else is the exclusive writer of this log."""
+
+    code = Code("WRITER_HELD", "FAILED_PRECONDITION", 409)
+
+
 class OffsetMismatch(Superseded):
     """The tail is not where the append expected it."""
 
