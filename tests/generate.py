@@ -1,4 +1,4 @@
-"""Writes the Python of every `proto/wire/schema/*.proto`: `python -m tests.generate [--check]`.
+"""Writes the Python of every `*.proto` in `FOLDERS`, beside it: `python -m tests.generate [--check]`.
 
 The generator runs in an environment of its own, made by uv or, where there is none, by venv and
 pip: its pins (code of an old enough generation to load on every protobuf that we allow) must not
@@ -19,8 +19,8 @@ GENERATOR: Final = ("grpcio-tools==1.80.0", "mypy-protobuf==5.1.0")
 PYTHON_OF_GENERATOR: Final = "3.11"
 
 REPOSITORY: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SCHEMA: Final = os.path.join("proto", "wire", "schema")
-PACKAGE: Final = os.path.join("rollbook", SCHEMA)  # As what it is imported; generated so.
+FOLDERS: Final = ("proto/wire/schema", "proto/v1", "logservice/schema")
+ROOT: Final = "rollbook"  # As what they are imported; generated so.
 
 
 class CannotGenerate(Exception):
@@ -28,8 +28,8 @@ class CannotGenerate(Exception):
 
 
 def schemas() -> list[str]:
-    names = os.listdir(os.path.join(REPOSITORY, SCHEMA))
-    return sorted(name for name in names if name.endswith(".proto"))
+    """Paths below the repository, and below the import root."""
+    return [name for name in _names() if name.endswith(".proto")]
 
 
 def generated_names() -> list[str]:
@@ -39,16 +39,27 @@ def generated_names() -> list[str]:
 
 
 def generate(into: str) -> None:
-    """Leaves `rollbook/proto/wire/schema/*_pb2.py` and `.pyi` in the folder `into`."""
+    """Leaves `rollbook/…/*_pb2.py` and `.pyi` in the folder `into`."""
     with tempfile.TemporaryDirectory(prefix="rollbook-generator-") as scratch:
         python = _generator_python(scratch)
-        command = [*python, "-m", "grpc_tools.protoc", "-Irollbook/proto=proto"]
+        packages = sorted({folder.partition("/")[0] for folder in FOLDERS})
+        command = [*python, "-m", "grpc_tools.protoc"]
+        command += [f"-I{ROOT}/{package}={package}" for package in packages]
         command += [f"--python_out={into}", f"--mypy_out={into}"]
-        command += [f"{PACKAGE}/{name}" for name in schemas()]
+        command += [f"{ROOT}/{name}" for name in schemas()]
         # protoc finds the stub writer on the PATH, beside the generator's python.
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise CannotGenerate(f"the generator failed:\n{done.stdout}{done.stderr}")
+
+
+def _names() -> list[str]:
+    return [
+        f"{folder}/{name}"
+        for folder in FOLDERS
+        if os.path.isdir(os.path.join(REPOSITORY, folder))
+        for name in sorted(os.listdir(os.path.join(REPOSITORY, folder)))
+    ]
 
 
 def _generator_python(scratch: str) -> list[str]:
@@ -87,15 +98,14 @@ def stale() -> list[str]:
         return [
             name
             for name in generated_names()
-            if _content(os.path.join(REPOSITORY, SCHEMA, name))
-            != _content(os.path.join(fresh, PACKAGE, name))
+            if _content(os.path.join(REPOSITORY, name)) != _content(os.path.join(fresh, ROOT, name))
         ] + _left_over()
 
 
 def _left_over() -> list[str]:
     """Generated code whose schema is gone."""
-    names = sorted(os.listdir(os.path.join(REPOSITORY, SCHEMA)))
-    return [n for n in names if n.endswith(("_pb2.py", "_pb2.pyi")) and n not in generated_names()]
+    known = generated_names()
+    return [n for n in _names() if n.endswith(("_pb2.py", "_pb2.pyi")) and n not in known]
 
 
 def _content(path: str) -> bytes | None:
@@ -114,17 +124,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if check:
             names = stale()
             for name in names:
-                _say(f"stale: {os.path.join(SCHEMA, name)}; run: python -m tests.generate")
+                _say(f"stale: {name}; run: python -m tests.generate")
             _say(f"generated code: {len(generated_names())} files, {len(names)} stale")
             return 1 if names else 0
         with tempfile.TemporaryDirectory(prefix="rollbook-generated-") as fresh:
             generate(fresh)
             for name in generated_names():
-                shutil.copyfile(
-                    os.path.join(fresh, PACKAGE, name), os.path.join(REPOSITORY, SCHEMA, name)
-                )
+                shutil.copyfile(os.path.join(fresh, ROOT, name), os.path.join(REPOSITORY, name))
         for name in _left_over():
-            os.unlink(os.path.join(REPOSITORY, SCHEMA, name))
+            os.unlink(os.path.join(REPOSITORY, name))
     except CannotGenerate as error:
         _say(f"cannot generate: {error}")
         return 2
