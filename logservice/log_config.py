@@ -1,0 +1,82 @@
+"""What can be said about a log when it is made, and changed afterwards.
+
+Clients import this module: it loads nothing heavy.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.quorum import Quorum
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+BATCH_BYTES_CEILING: Final = 5 * MIB - 64 * KIB  # A batch is one entry: 5 MiB with all its frames.
+BATCH_RECORDS_CEILING: Final = 100_000
+_SECONDS_MAX: Final = 100 * 365 * 86_400
+_BYTES_MAX: Final = 2**62
+_LABELS_MAX: Final = 64
+_LABEL_CHARACTERS_MAX: Final = 255
+_DESCRIPTION_CHARACTERS_MAX: Final = 1024
+
+
+class WriterMode(Enum):
+    OPEN = "open"  # Everybody may append.
+    EXCLUSIVE = "exclusive"  # Only whoever holds the newest writer epoch.
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    quorum: Quorum = Quorum(ensemble=3, write=3, ack=2)  # Holds from the next segment on.
+    # A segment ends with whichever comes first. Larger: fewer ledgers, coarser truncation.
+    roll_bytes: int = 256 * MIB
+    roll_entries: int = 100_000
+    roll_age_s: int = 3600  # Of idle logs too: what is to expire has to be in a closed ledger.
+    # Segments go when they are older, or the log is larger; never past a protected mark.
+    retention_age_s: int | None = None
+    retention_bytes: int | None = None
+    writer_mode: WriterMode = WriterMode.OPEN
+    # What a retry may be late and is still recognised, for each producer.
+    dedupe_batches: int = 64
+    dedupe_age_s: int = 86_400
+    record_bytes_max: int = MIB
+    batch_bytes_max: int = 4 * MIB  # Unpacked, with keys, headers and offsets.
+    batch_records_max: int = 10_000
+    tail_cache_bytes: int = 16 * MIB  # Larger: slower readers are served from memory.
+    delete_grace_s: int = 86_400  # How long a deleted log keeps its ledgers.
+    labels: tuple[tuple[str, str], ...] = ()  # By distinct names.
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        for name, low, high in _BOUNDS:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise BadConfig(f"{name} {value} is outside {low} … {high}")
+        if self.record_bytes_max > self.batch_bytes_max:
+            raise BadConfig("record_bytes_max is above batch_bytes_max: a batch holds its records")
+        if len(self.labels) > _LABELS_MAX or len(dict(self.labels)) != len(self.labels):
+            raise BadConfig(f"labels are at most {_LABELS_MAX}, by distinct names")
+        for text in (text for label in self.labels for text in label):
+            if not text.isprintable() or len(text) > _LABEL_CHARACTERS_MAX:
+                raise BadConfig(
+                    f"label {text[:80]!r} is not up to {_LABEL_CHARACTERS_MAX} printable characters"
+                )
+        if len(self.description) > _DESCRIPTION_CHARACTERS_MAX:
+            raise BadConfig(f"a description has at most {_DESCRIPTION_CHARACTERS_MAX} characters")
+
+
+_BOUNDS: Final = (
+    ("roll_bytes", 64 * KIB, _BYTES_MAX),
+    ("roll_entries", 16, 2**31),
+    ("roll_age_s", 1, _SECONDS_MAX),
+    ("retention_age_s", 1, _SECONDS_MAX),
+    ("retention_bytes", 0, _BYTES_MAX),
+    ("dedupe_batches", 1, 1024),
+    ("dedupe_age_s", 1, _SECONDS_MAX),
+    ("record_bytes_max", 1, BATCH_BYTES_CEILING),
+    ("batch_bytes_max", 1, BATCH_BYTES_CEILING),
+    ("batch_records_max", 1, BATCH_RECORDS_CEILING),
+    ("tail_cache_bytes", 0, _BYTES_MAX),
+    ("delete_grace_s", 0, _SECONDS_MAX),
+)
