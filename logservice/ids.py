@@ -110,6 +110,14 @@ class ProducerRef:
             raise InvalidRequest(f"producer sequence number {self.seq} is outside 0 … 2^63-1")
 
 
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """One life of a log server, and where it is met."""
+
+    server_id: ServerId  # Another one after each start.
+    address: str  # `host:port` of its gRPC.
+
+
 # --- Positions --------------------------------------------------------------------------------
 
 

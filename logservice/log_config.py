@@ -12,6 +12,7 @@ from rollbook.proto.quorum import Quorum
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
+DEFAULT_QUORUM: Final = Quorum(ensemble=3, write=3, ack=2)
 BATCH_BYTES_CEILING: Final = 5 * MIB - 64 * KIB  # A batch is one entry: 5 MiB with all its frames.
 BATCH_RECORDS_CEILING: Final = 100_000
 _SECONDS_MAX: Final = 100 * 365 * 86_400
@@ -28,7 +29,7 @@ class WriterMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    quorum: Quorum = Quorum(ensemble=3, write=3, ack=2)  # Holds from the next segment on.
+    quorum: Quorum = DEFAULT_QUORUM  # Holds from the next segment on.
     # A segment ends with whichever comes first. Larger: fewer ledgers, coarser truncation.
     roll_bytes: int = 256 * MIB
     roll_entries: int = 100_000
