@@ -32,8 +32,8 @@ class RollbookError(Exception):
     """The root: `except RollbookError` catches everything that Rollbook raises on purpose."""
 
     code: ClassVar[Code] = Code("INTERNAL", "INTERNAL", 500, v2=101, v3=501)
-    outcome: ClassVar[Outcome] = Outcome.UNKNOWN
-    retryable: ClassVar[bool] = False
+    outcome: Outcome = Outcome.UNKNOWN  # Of the class; one that happened may know better.
+    retryable: bool = False
 
     def __init__(self, message: str = "", *, next_step: str = "", **ids: Any) -> None:
         super().__init__(message)
@@ -148,6 +148,18 @@ class MetadataUnavailable(Unavailable):
     """The metadata store cannot be reached; the request was not sent."""
 
     code = Code("METADATA_UNAVAILABLE", "UNAVAILABLE", 503)
+
+
+class ServerUnreachable(Unavailable):
+    """No log server can be reached; nothing was sent."""
+
+    code = Code("SERVER_UNREACHABLE", "UNAVAILABLE", 503)
+
+
+class ReaderStalled(Unavailable):
+    """Nothing has come from the log for too long, not even word of what it waits for."""
+
+    code = Code("STALLED", "UNAVAILABLE", 503)
 
 
 class NotOwner(Unavailable):
@@ -422,6 +434,12 @@ class Unauthorized(Invalid):
     code = Code("UNAUTHORIZED", "PERMISSION_DENIED", 403, v2=102, v3=502)
 
 
+class ClientClosed(Invalid):
+    """The client, or what was opened with it, has been closed."""
+
+    code = Code("CLIENT_CLOSED", "FAILED_PRECONDITION", 409)
+
+
 class WriterRequired(Invalid):
     """The log is exclusive and no writer epoch was given."""
 
@@ -452,6 +470,15 @@ def every_error() -> Iterator[type[RollbookError]]:
         error = pending.pop(0)
         yield error
         pending.extend(error.__subclasses__())
+
+
+# A family and its plainest class may share a reason; hearing it back means the class.
+_BY_REASON: Final = {error.code.reason: error for error in every_error()}
+
+
+def error_of_reason(reason: str) -> type[RollbookError]:
+    """A reason nobody has heard of proves nothing: the outcome is unknown."""
+    return _BY_REASON.get(reason, RollbookError)
 
 
 # Several classes may be said with one code; hearing it back means the first of these.

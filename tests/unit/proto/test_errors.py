@@ -47,6 +47,16 @@ def test_only_what_certainly_did_nothing_is_retryable_as_it_stands(
         assert error.outcome is Outcome.NOT_APPLIED
 
 
+@pytest.mark.parametrize("error", [error for error in OURS if "code" in vars(error)])
+def test_a_reason_is_heard_back_as_what_was_said(error: type[RollbookError]) -> None:
+    heard = errors.error_of_reason(error.code.reason)
+    assert heard is error or (error is errors.Invalid and heard is errors.InvalidRequest)
+
+
+def test_a_reason_nobody_has_heard_of_proves_nothing() -> None:
+    assert errors.error_of_reason("NEWER_THAN_US")().outcome is Outcome.UNKNOWN
+
+
 V2_CODES = {1: "NoSuchLedger", 2: "NoSuchEntry", 101: "BookieFailed", 102: "Unauthorized"} | {
     100: "InvalidRequest",
     103: "UnsupportedVersion",
