@@ -283,6 +283,12 @@ class Guarded(Superseded):
     code = Code("GUARDED", "FAILED_PRECONDITION", 409)
 
 
+class OwnerFenced(Superseded):
+    """Another server has become the owner of this log."""
+
+    code = Code("OWNER_FENCED", "ABORTED", 409)
+
+
 class MetadataConflict(Superseded):
     """The metadata has another version than the one the change was made from."""
 
@@ -358,6 +364,12 @@ class BeyondTail(Missing):
     code = Code("BEYOND_TAIL", "OUT_OF_RANGE", 416)
 
 
+class NoSuchCursor(Missing):
+    """There is no cursor of this name."""
+
+    code = Code("CURSOR_NOT_FOUND", "NOT_FOUND", 404)
+
+
 class NoSuchNode(Missing):
     """There is no such metadata node."""
 
@@ -376,7 +388,13 @@ class NoSuchCluster(Missing):
 class DigestMismatch(Corrupt):
     """The bytes are not the ones that were written."""
 
-    code = Code("CHECKSUM", "DATA_LOSS", 422)
+    code = Code("DIGEST_MISMATCH", "DATA_LOSS", 500)
+
+
+class BlockCorrupt(Corrupt):
+    """A stored block cannot be read."""
+
+    code = Code("BLOCK_CORRUPT", "DATA_LOSS", 500)
 
 
 class BadFrame(Corrupt):
@@ -408,6 +426,19 @@ class DataLost(Corrupt):
 
 class InvalidRequest(Invalid):
     """The request makes no sense as it stands."""
+
+
+class InvalidBlock(Invalid):
+    """A block of records is not what it says it is."""
+
+    code = Code("INVALID_BLOCK", "INVALID_ARGUMENT", 400)
+
+
+class BadChecksum(Invalid):
+    """A block of records was damaged on its way here."""
+
+    code = Code("CHECKSUM", "INVALID_ARGUMENT", 422)
+    retryable = True
 
 
 class BadConfig(Invalid):

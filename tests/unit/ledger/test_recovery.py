@@ -189,7 +189,7 @@ def test_damaged_bytes_are_no_negative() -> None:
             keeper.put(range(5))
         for name in ("b1", "b2"):
             on[name].entries[5] = on["b0"].entries[4]  # Somebody else's, digest and all.
-        with pytest.raises(RecoveryIncomplete, match="CHECKSUM"):
+        with pytest.raises(RecoveryIncomplete, match="DIGEST_MISMATCH"):
             await on.recover()
 
     stage(act)
