@@ -32,6 +32,7 @@ from rollbook.logservice.ids import (
     ServerId,
     WriterEpoch,
 )
+from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.ids import EntryId, LedgerId
 
@@ -438,8 +439,46 @@ class DeleteCursor:
 
 
 @dataclass(frozen=True, slots=True)
+class EnsureLog:
+    """Makes it unless it exists with the same configuration."""
+
+    log: LogName
+    config: LogConfig | None = None  # None: all defaults, and whatever an existing log has will do.
+
+
+@dataclass(frozen=True, slots=True)
 class GetLog:
     log: LogName
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateLog:
+    log: LogName
+    config: LogConfig
+    fields: tuple[str, ...]  # Of `config`: those that are to change.
+    etag: str = ""  # Empty: whatever it has become.
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """All there is to know at a glance."""
+
+    log: LogName
+    config: LogConfig
+    etag: str  # Changes whenever the configuration does.
+    was_created: bool  # By this request.
+    head: Offset
+    tail: Offset  # As far as it is known without asking the owner.
+    is_sealed: bool
+    owner_id: str  # Empty: none at present.
+    owner: str  # Its address.
+    owner_epoch: OwnerEpoch
+    writer_epoch: WriterEpoch
+    writer_holder: str  # Empty: none.
+    bytes: int
+    records: int
+    segments: int
+    roll_due_us: int = 0  # When the open segment ends at the latest. 0: not known here.
 
 
 @dataclass(frozen=True, slots=True)
@@ -653,6 +692,9 @@ class ServiceCore(Protocol):
     async def list_cursors(self, request: ListCursors, due: float) -> Cursors: ...
     async def delete_cursor(self, request: DeleteCursor, due: float) -> Done: ...
 
+    async def ensure_log(self, request: EnsureLog, due: float) -> LogState: ...
+    async def get_log(self, request: GetLog, due: float) -> LogState: ...
+    async def update_log(self, request: UpdateLog, due: float) -> LogState: ...
     async def list_logs(self, request: ListLogs, due: float) -> LogNames: ...
     async def delete_log(self, request: DeleteLog, due: float) -> DeleteLogAnswer: ...
     async def roll_log(self, request: RollLog, due: float) -> RollLogAnswer: ...
