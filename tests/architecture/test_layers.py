@@ -24,6 +24,7 @@ PURE = {
     *("abc", "array", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses", "enum"),
     *("functools", "hashlib", "heapq", "hmac", "itertools", "json", "math", "operator", "re"),
     *("string", "struct", "sys", "types", "typing", "zlib", "__future__", "google_crc32c"),
+    "zstandard",
 }
 # Shells may await, and log; files, sockets, clocks, threads come through ports.
 NOT_IN_SHELLS = {
