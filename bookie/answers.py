@@ -69,7 +69,6 @@ _BATCH_HEAD_BYTES: Final = 36
 _BATCH_ENTRY_HEAD_BYTES: Final = 4
 _BATCH_IDS_MAX: Final = 16 * 1024  # That are looked at for one request,
 _BATCH_STEPS_IN_A_ROW: Final = 64  # and gaps that are passed over before others have a turn.
-_BATCH_STEP_BYTES: Final = 128 * 1024  # Of one that are made before others have a turn.
 
 _lac_ids_at: Final = struct.Struct(">qq").unpack_from
 _LAC_PACKET_SIZES: Final = frozenset(16 + kind.size for kind in DigestType)
@@ -182,8 +181,7 @@ class Answers:
             steps += 1
             if steps % _BATCH_STEPS_IN_A_ROW == 0:
                 await asyncio.sleep(0)
-            await self._turn.come()
-            step_bytes = min(room, _BATCH_STEP_BYTES)
+            step_bytes = min(room, await self._turn.come())
             try:
                 run = await self._run(batch.ledger_id, next_entry, end - next_entry, step_bytes)
             except RollbookError as error:

@@ -221,6 +221,7 @@ class Connection(asyncio.BufferedProtocol):
             groups = [g for g, r in zip(groups, refusals, strict=True) if not r]
             if not groups:
                 return
+        shared.turn.on_adds(now_ns)
         size, count = adds.end - adds.start, sum([len(group.entry_ids) for group in groups])
         shared.stats.chunk_entries.observe(count)
         self._account.take(size)

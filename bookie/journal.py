@@ -155,6 +155,10 @@ class Journal:
         one. It must not read: what is durable is found when the step ends."""
         self._enqueue(item, is_sync_deferred, size_of(item), on_done)
 
+    @property
+    def is_about_to_write(self) -> bool:
+        return bool(self._waiting) and not self._writing
+
     def has_room_for(self, size: int) -> bool:
         """If no other file can be had, what is left of this one: the end of it is for fences."""
         allocated = self.active.records.header.allocated_bytes

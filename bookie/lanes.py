@@ -10,41 +10,90 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
+from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import Call
 
-_TURN_BYTES: Final = 256 * 1024  # Half a millisecond or so: an add takes several turns.
+# For readers in one turn, and in one step of an answer; and while there are adds about.
+_TURN_BYTES: Final = 256 * 1024  # Half a millisecond or so.
+_STEP_BYTES: Final = 128 * 1024
+_BYTES_BESIDE_ADDS: Final = 64 * 1024
+_BESIDE_NS: Final = 100_000_000  # So long after adds were heard others may be on their way.
+_TURNS_GIVEN_MAX: Final = 16
 _ANSWER_BYTES: Final = 256  # An answer takes its time, however small it is.
 
 
 class Turn:
-    """What was made since the loop last looked at its sockets.
+    """What was made for readers since the loop last looked at its sockets.
 
     Answers from memory never let go of the loop by themselves; when a turn is over, what is left waits
     for the next one, so that everybody else is heard in between. So do the steps of a long answer: each
     of those in the making has a step in turn.
+
+    Adds go first, since they wait for several turns each. While there are some about, steps are small,
+    and behind each of them is a turn without one, in which is heard what came meanwhile; what was heard
+    is written before the next step. So an add meets one step, and not one in each of its turns.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock, adds_wait: Callable[[], bool]) -> None:
+        """`adds_wait`: some will be written in the next turn."""
+        self._clock = clock
+        self._adds_wait = adds_wait
+        self._heard_adds_ns = clock.monotonic_ns() - _BESIDE_NS
         self._spent = 0
+        self._bytes_max = _TURN_BYTES
+        self._turns_given = 0  # To adds, since something was made last.
+        self._is_giving = False
         self._line = asyncio.Lock()  # Fair: first come, first served.
+
+    def on_adds(self, now_ns: int) -> None:
+        self._heard_adds_ns = now_ns
 
     @property
     def is_over(self) -> bool:
-        return self._spent >= _TURN_BYTES
+        return self._spent >= self._bytes_max
 
-    async def come(self) -> None:
-        """Returns when there is time for a step."""
+    @property
+    def has_time(self) -> bool:
+        """For something that can wait."""
+        return not self.is_over and not self._gives_way()
+
+    async def come(self) -> int:
+        """Returns when there is time for a step, of so many bytes."""
         async with self._line:
-            while self.is_over:  # noqa: ASYNC110  An event would be heard of a turn later.
+            while not self.has_time:  # noqa: ASYNC110  An event would be heard of a turn later.
                 await asyncio.sleep(0)
+        return _BYTES_BESIDE_ADDS if self._is_beside_adds else _STEP_BYTES
 
     def spend(self, size: int) -> None:
         if not self._spent:
-            asyncio.get_running_loop().call_soon(self._begin)
+            is_beside_adds = self._is_beside_adds
+            self._bytes_max = _BYTES_BESIDE_ADDS if is_beside_adds else _TURN_BYTES
+            asyncio.get_running_loop().call_soon(self._rest if is_beside_adds else self._begin)
         self._spent += _ANSWER_BYTES + size
+        self._turns_given = 0
+
+    @property
+    def _is_beside_adds(self) -> bool:
+        return self._clock.monotonic_ns() - self._heard_adds_ns < _BESIDE_NS
+
+    def _rest(self) -> None:
+        asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
         self._spent = 0
+
+    def _gives_way(self) -> bool:
+        """Not for ever."""
+        if self._turns_given >= _TURNS_GIVEN_MAX or not self._adds_wait():
+            return False
+        if not self._is_giving:
+            self._is_giving = True
+            asyncio.get_running_loop().call_soon(self._on_given)
+        return True
+
+    def _on_given(self) -> None:
+        self._is_giving = False
+        self._turns_given += 1
 
 
 class Asked(NamedTuple):
@@ -129,7 +178,7 @@ class Lane:
     async def _work(self) -> None:
         self._has_newcomer = False
         while self._ready:
-            if self._turn.is_over:
+            if not self._turn.has_time:
                 if self._has_waiter:
                     return
                 self._has_waiter = True

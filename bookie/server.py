@@ -57,7 +57,7 @@ class BookieServer:
             floor=config.connection_bytes_floor,
             ceiling=config.connection_bytes_max,
         )
-        turn = Turn()
+        turn = Turn(clock, lambda: storage.is_about_to_write)
         self._shared = Shared(
             storage=storage,
             config=config,

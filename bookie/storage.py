@@ -398,6 +398,11 @@ class Storage:
             sum(disk.free_bytes for disk in disks.values()),
         )
 
+    @property
+    def is_about_to_write(self) -> bool:
+        """In the next turn of the loop: somebody waits for nothing but that."""
+        return self._journal.is_about_to_write
+
     async def force(self) -> None:
         """Everything that was acknowledged before is durable when it returns."""
         await self._journal.sync()

@@ -1,18 +1,34 @@
 """Lanes: who is offered is served."""
 
 import asyncio
+from collections.abc import Callable
 from itertools import pairwise
 from typing import cast
 
 from rollbook.bookie.lanes import Asked, Lane, Queue, Turn
+from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import Call
+
+
+class StandingClock:
+    now_ns = 10**9
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def wall_us(self) -> int:
+        return 0
+
+
+def turn_of(adds_wait: Callable[[], bool] = lambda: False, clock: Clock | None = None) -> Turn:
+    return Turn(clock or StandingClock(), adds_wait)
 
 
 async def test_who_comes_while_the_last_task_ends_is_served() -> None:
     """It has looked for more and found nothing, and still counts as one of the lane's tasks."""
     served: list[Asked] = []
     crashes: list[BaseException] = []
-    lane = Lane(1, Turn(), crashes.append)
+    lane = Lane(1, turn_of(), crashes.append)
 
     async def serve(asked: Asked) -> None:
         served.append(asked)
@@ -39,7 +55,7 @@ async def test_connections_are_served_in_turn_and_each_has_its_bound() -> None:
     served: list[str] = []
     running = {"a": 0, "b": 0}
     most = {"a": 0, "b": 0}
-    lane = Lane(8, Turn(), lambda error: None)
+    lane = Lane(8, turn_of(), lambda error: None)
 
     def queue_of(name: str, calls: int) -> Queue:
         async def serve(asked: Asked) -> None:
@@ -66,7 +82,7 @@ async def test_connections_are_served_in_turn_and_each_has_its_bound() -> None:
 
 async def test_a_turn_ends_when_enough_was_made_and_the_next_one_begins() -> None:
     """However much there is to answer from memory, the loop sees to others in between."""
-    turn = Turn()
+    turn = turn_of()
     lane = Lane(4, turn, lambda error: None)
     served = 0
 
@@ -89,7 +105,7 @@ async def test_a_turn_ends_when_enough_was_made_and_the_next_one_begins() -> Non
 
 
 async def test_one_task_waits_for_the_next_turn_and_not_all_that_there_may_be() -> None:
-    turn = Turn()
+    turn = turn_of()
     lane = Lane(16, turn, lambda error: None)
     served = 0
 
@@ -111,7 +127,7 @@ async def test_one_task_waits_for_the_next_turn_and_not_all_that_there_may_be() 
 
 
 async def test_one_offer_is_enough_for_all_that_may_wait_at_the_same_time() -> None:
-    lane = Lane(8, Turn(), lambda error: None)
+    lane = Lane(8, turn_of(), lambda error: None)
     begun = 0
     may_end = asyncio.Event()
 
@@ -133,7 +149,7 @@ async def test_one_offer_is_enough_for_all_that_may_wait_at_the_same_time() -> N
 
 
 async def test_a_closed_lane_begins_nothing() -> None:
-    lane = Lane(4, Turn(), lambda error: None)
+    lane = Lane(4, turn_of(), lambda error: None)
     never = asyncio.Event()
 
     async def serve(asked: Asked) -> None:
@@ -151,7 +167,7 @@ async def test_a_closed_lane_begins_nothing() -> None:
 
 async def test_who_is_not_ready_any_more_can_say_when_it_is() -> None:
     """It was offered, and something came between: its owner is told, else nobody would ask again."""
-    lane = Lane(1, Turn(), lambda error: None)
+    lane = Lane(1, turn_of(), lambda error: None)
     told = 0
     is_open = True
 
@@ -173,7 +189,7 @@ async def test_who_is_not_ready_any_more_can_say_when_it_is() -> None:
 
 
 async def test_whoever_makes_something_long_has_a_step_in_turn() -> None:
-    turn = Turn()
+    turn = turn_of()
     steps: list[str] = []
 
     async def make(name: str, count: int) -> None:
@@ -197,7 +213,7 @@ async def test_whoever_makes_something_long_has_a_step_in_turn() -> None:
 
 
 async def test_who_gives_up_waiting_for_a_step_keeps_nobody_from_it() -> None:
-    turn = Turn()
+    turn = turn_of()
     first, second = (asyncio.create_task(turn.come()) for _ in range(2))
     turn.spend(2_000_000)
     await asyncio.sleep(0)
@@ -205,3 +221,53 @@ async def test_who_gives_up_waiting_for_a_step_keeps_nobody_from_it() -> None:
     async with asyncio.timeout(30):
         await second
     assert first.cancelled()
+
+
+async def test_beside_adds_steps_are_small_and_what_came_is_heard_between_two() -> None:
+    clock = StandingClock()
+    turn = turn_of(clock=clock)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def steps(count: int) -> tuple[list[int], list[int]]:
+        """How many bytes each of them had, and in which turn it was."""
+        sizes, began = [], []
+        for _ in range(count):
+            sizes.append(await turn.come())
+            began.append(turns)
+            turn.spend(sizes[-1])
+        await asyncio.sleep(0.05)  # Many turns: nothing is left of what was spent.
+        return sizes, began
+
+    counting = asyncio.create_task(count())
+    async with asyncio.timeout(30):
+        alone, began_alone = await steps(6)
+        turn.on_adds(clock.now_ns)
+        beside, began_beside = await steps(6)
+        clock.now_ns += 10**9  # Nobody adds any more.
+        afterwards, _ = await steps(6)
+    counting.cancel()
+    assert beside == [size // 2 for size in alone]
+    assert min(after - before for before, after in pairwise(began_beside)) >= 2
+    assert began_alone[-1] - began_alone[0] < began_beside[-1] - began_beside[0]
+    assert afterwards == alone
+
+
+async def test_what_can_wait_does_while_adds_are_about_to_be_written_but_not_for_ever() -> None:
+    adds_wait = True
+    turn = turn_of(lambda: adds_wait)
+    step = asyncio.create_task(turn.come())
+    for _ in range(8):
+        await asyncio.sleep(0)
+        assert not step.done()
+    adds_wait = False
+    async with asyncio.timeout(30):
+        await step
+        turn.spend(1)
+        adds_wait = True  # From now on.
+        await turn.come()

@@ -162,6 +162,28 @@ def test_adds_that_wait_for_the_disk_go_in_one_write() -> None:
     tell(story)
 
 
+def test_who_gives_way_to_a_write_does_so_until_it_is_begun_and_not_until_it_ends() -> None:
+    """A disk may take long, and others can do something meanwhile."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await add(storage, (7, 0))
+        assert not storage.is_about_to_write
+        node.disk.hang()
+        done = storage.add(adds((7, 1))).done
+        assert storage.is_about_to_write
+        await asyncio.sleep(0.1)
+        assert not storage.is_about_to_write
+        late = storage.add(adds((7, 2))).done  # It waits for the disk, whoever gives way.
+        assert not storage.is_about_to_write
+        node.disk.unhang()
+        assert done
+        assert late
+        await asyncio.gather(done, late)
+        assert not storage.is_about_to_write
+
+    tell(story)
+
+
 def test_an_entry_that_is_added_again_is_the_newer_one() -> None:
     """Copies may differ in what they know of the LAC; recovery writes back with its own."""
 
