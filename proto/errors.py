@@ -246,6 +246,12 @@ class ProducerGap(Superseded):
     code = Code("PRODUCER_GAP", "FAILED_PRECONDITION", 409)
 
 
+class EarlierFailed(Superseded):
+    """An append before it on the same stream has failed, so it was not tried."""
+
+    code = Code("EARLIER_FAILED", "ABORTED", 409)
+
+
 class DuplicateTooOld(Superseded):
     """The batch is in the log already, so long ago that its offsets are forgotten."""
 
@@ -362,6 +368,12 @@ class BeyondTail(Missing):
     """The position lies beyond the tail of the log."""
 
     code = Code("BEYOND_TAIL", "OUT_OF_RANGE", 416)
+
+
+class NoSuchServer(Missing):
+    """There is no such log server, or it takes no logs."""
+
+    code = Code("SERVER_NOT_FOUND", "NOT_FOUND", 404)
 
 
 class NoSuchCursor(Missing):
