@@ -207,7 +207,7 @@ def pack_block(
     return _pack(sections, count, 0, producer, codec)
 
 
-def pack_control(payload: bytes) -> bytes:
+def pack_control_block(payload: bytes) -> bytes:
     return _pack([_buffer(Section.CONTROL, payload)], 0, CONTROL_FLAG, None, Codec.NONE)
 
 

@@ -9,9 +9,9 @@ METADATA_BYTES_MAX: Final = (
 )  # What ZooKeeper takes in one packet, unless told otherwise.
 
 
-def check_size(data: bytes) -> None:
-    if len(data) > METADATA_BYTES_MAX:
-        raise BadMetadata(f"{len(data)} bytes are over the limit of {METADATA_BYTES_MAX}")
+def check_size(data: bytes, bytes_max: int = METADATA_BYTES_MAX) -> None:
+    if len(data) > bytes_max:
+        raise BadMetadata(f"{len(data)} bytes are over the limit of {bytes_max}")
 
 
 def decode_ascii(data: bytes, what: str) -> str:

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from rollbook.proto.errors import BadMetadata, InvalidRequest
-from rollbook.proto.formats.bounds import check_size
+from rollbook.proto.formats.bounds import METADATA_BYTES_MAX, check_size
 from rollbook.proto.ids import BookieId, parse_bookie_id
 
 M = TypeVar("M", bound=Message)
@@ -39,8 +39,8 @@ def pack_binary(message: Message) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def unpack_binary(kind: type[M], data: bytes) -> M:
-    check_size(data)
+def unpack_binary(kind: type[M], data: bytes, bytes_max: int = METADATA_BYTES_MAX) -> M:
+    check_size(data, bytes_max)
     message = kind()
     try:
         message.ParseFromString(data)

@@ -14,7 +14,7 @@ from rollbook.logservice.core.block import (
     Section,
     check_block,
     pack_block,
-    pack_control,
+    pack_control_block,
     span_of,
     stamped,
 )
@@ -104,7 +104,7 @@ def test_a_codec_is_used_where_it_pays() -> None:
 
 
 def test_a_control_block_has_no_records() -> None:
-    block = Block(stamped_at(pack_control(b"what happened"), 5))
+    block = Block(stamped_at(pack_control_block(b"what happened"), 5))
     assert block.is_control
     assert block.control() == b"what happened"
     assert (block.base_offset, block.next_offset) == (5, 5)
