@@ -1,0 +1,124 @@
+"""Append streams: messages in, results out, each side at its own pace.
+
+Nothing is read while the service has as much of this stream in flight as it wants: gRPC then keeps
+the client from sending. A client that closes its side is told of everything that it has sent before.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from rollbook.api.grpc.status import detail_of
+from rollbook.logservice.ids import INT64_MAX, LogName, Offset, WriterEpoch
+from rollbook.logservice.words import (
+    AppendResult,
+    AppendStream,
+    Bind,
+    Condition,
+    ServiceCore,
+    StreamAppend,
+)
+from rollbook.proto.errors import InvalidRequest
+from rollbook.proto.v1 import log_pb2
+
+Context = Any  # grpc.aio.ServicerContext, of bytes.
+
+
+async def serve_append_stream(core: ServiceCore, context: Context) -> None:
+    stream = core.open_append_stream()
+    line = _Line(stream, context)
+    sides = [asyncio.ensure_future(side) for side in (line.listen(), line.answer())]
+    try:
+        await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
+        next(side for side in sides if side.done()).result()
+    finally:
+        for side in sides:
+            side.cancel()
+        await asyncio.gather(*sides, return_exceptions=True)
+        await stream.close()
+
+
+class _Line:
+    def __init__(self, stream: AppendStream, context: Context) -> None:
+        self._stream = stream
+        self._context = context
+        self._unanswered = 0
+        self._is_answered = asyncio.Event()
+
+    async def listen(self) -> None:
+        """Until the client has closed its side, and has heard everything."""
+        while True:
+            await self._stream.ready()
+            data = await self._context.read()
+            if data is grpc.aio.EOF:
+                break
+            binds, appends = _unpacked(data)
+            self._unanswered += len(appends)
+            self._stream.submit(binds, appends)
+        while self._unanswered:
+            self._is_answered.clear()
+            await self._is_answered.wait()
+
+    async def answer(self) -> None:
+        while True:
+            results = await self._stream.results()
+            if results:
+                await self._context.write(_packed(results))
+            self._unanswered -= len(results)
+            if not self._unanswered:
+                self._is_answered.set()
+
+
+def _unpacked(data: bytes) -> tuple[list[Bind], list[StreamAppend]]:
+    try:
+        message = log_pb2.AppendStreamRequest.FromString(data)
+    except DecodeError:
+        raise InvalidRequest("the message cannot be read as AppendStreamRequest") from None
+    binds = [Bind(each.ref, LogName.parse(each.log), each.is_ordered) for each in message.binds]
+    appends = [
+        StreamAppend(
+            each.number,
+            each.ref,
+            each.block,
+            _condition(each.condition) if each.HasField("condition") else None,
+        )
+        for each in message.appends
+    ]
+    return binds, appends
+
+
+def _condition(message: log_pb2.Condition) -> Condition:
+    """Numbers that no log reaches cannot hold."""
+    expected = message.expected_offset if message.HasField("expected_offset") else None
+    epoch = message.writer_epoch if message.HasField("writer_epoch") else None
+    if max(expected or 0, epoch or 0) > INT64_MAX:
+        raise InvalidRequest("a number in a condition is above 2^63-1")
+    return Condition(
+        None if expected is None else Offset(expected),
+        message.must_be_empty,
+        None if epoch is None else WriterEpoch(epoch),
+    )
+
+
+def _packed(results: Sequence[AppendResult]) -> bytes:
+    response = log_pb2.AppendStreamResponse()
+    for result in results:
+        if (ack := result.ack) is not None:
+            packed = log_pb2.AppendAck(
+                first_offset=ack.first_offset,
+                next_offset=ack.next_offset,
+                timestamp_us=ack.timestamp_us,
+                is_duplicate=ack.is_duplicate,
+                owner_epoch=ack.owner_epoch,
+                writer_epoch=ack.writer_epoch,
+                ledger_id=ack.ledger_id,
+                entry_id=ack.entry_id,
+            )
+            response.results.add(number=result.number, ack=packed)
+        else:
+            assert result.error is not None
+            response.results.add(number=result.number, error=detail_of(result.error))
+    return response.SerializeToString()

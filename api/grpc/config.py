@@ -1,0 +1,28 @@
+"""Where and to whom gRPC is served."""
+
+from dataclasses import dataclass
+
+from rollbook.proto.addresses import is_loopback
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.tls import TlsFiles
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcConfig:
+    address: Address
+    token_file: str | None = None  # Its first line is what clients show as `Bearer`.
+    tls: TlsFiles | None = None
+    insecure: bool = False  # Off loopback without TLS and a token: for networks that are trusted.
+    calls_max: int = 4096  # At a time, streams included. Who comes then is told to come later.
+
+    def __post_init__(self) -> None:
+        if self.calls_max < 1:
+            raise BadConfig("calls_max has to be above 0")
+        if self.insecure or is_loopback(self.address.host):
+            return
+        if not self.tls or not self.token_file:
+            raise BadConfig(
+                f"gRPC on {self.address} would be open to the network",
+                next_step="give it TLS and a token, listen on 127.0.0.1, or say --insecure",
+            )

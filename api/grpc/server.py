@@ -1,0 +1,148 @@
+"""gRPC on the loop of the server that it belongs to.
+
+off loopback   only with TLS and a token, unless told otherwise
+a token        is asked for before anything that is sent is read; health and reflection are open
+a message      at most `MESSAGE_BYTES_MAX`
+calls          `calls_max` at a time, streams included
+peers          that do not answer pings are hung up on
+"""
+
+from typing import Any, Final
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from rollbook.api.grpc.calls import handlers
+from rollbook.api.grpc.config import GrpcConfig
+from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX, SERVICES
+from rollbook.api.rest.token import Token
+from rollbook.logservice.words import ServiceCore
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.system_errors import told
+from rollbook.proto.runtime.tls import TlsFiles
+
+logger = structlog.get_logger()
+
+_PING_MS: Final = 20_000
+_PING_ANSWER_MS: Final = 10_000
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.so_reuseport", 0),  # Else two servers could listen on one port, and share its clients.
+    ("grpc.keepalive_time_ms", _PING_MS),
+    ("grpc.keepalive_timeout_ms", _PING_ANSWER_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+
+class GrpcServer:
+    """One that listens; `start` makes it."""
+
+    def __init__(self, server: grpc.aio.Server, servicer: Any, address: Address) -> None:
+        self.address = address  # With the real port, if 0 was asked for.
+        self._server = server
+        self._health = servicer
+
+    @classmethod
+    async def start(cls, core: ServiceCore, config: GrpcConfig) -> "GrpcServer":
+        """Raises `BadConfig`."""
+        token = Token(config.token_file) if config.token_file else None
+        credentials = _credentials(config.tls) if config.tls else None
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=config.calls_max)
+        server.add_generic_rpc_handlers(handlers(core, token))
+        servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        try:
+            port = _listen(server, config.address, credentials)
+            await server.start()
+        except BaseException:
+            await server.stop(None)
+            raise
+        started = cls(server, servicer, Address(config.address.host, port))
+        await started.set_serving(is_serving=True)
+        return started
+
+    async def set_serving(self, *, is_serving: bool) -> None:
+        """What the health service says; calls are served all the same."""
+        status = health_pb2.HealthCheckResponse
+        current = status.SERVING if is_serving else status.NOT_SERVING
+        for name in ("", *SERVICES):
+            await self._health.set(name, current)
+
+    async def close(self, grace_s: float = 2.0) -> None:
+        """Nothing new is taken; calls under way may end within the grace."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+def _listen(
+    server: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None
+) -> int:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    try:
+        if credentials:
+            port = server.add_secure_port(f"{host}:{address.port}", credentials)
+        else:
+            port = server.add_insecure_port(f"{host}:{address.port}")
+    except RuntimeError as error:
+        raise _cannot_listen(address) from error
+    if not port:
+        raise _cannot_listen(address)
+    return int(port)
+
+
+def _cannot_listen(address: Address) -> BadConfig:
+    return BadConfig(
+        f"cannot serve gRPC on {address}", next_step="is the port taken, or the host not ours?"
+    )
+
+
+def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Files are looked at with each handshake, so that renewed certificates need no restart."""
+    seen = _read_all(files)
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal seen
+        try:
+            now = _read_all(files)
+        except BadConfig as error:
+            logger.warning("certificates_not_reloaded", reason=str(error))
+            return None
+        if now == seen:
+            return None
+        seen = now
+        logger.info("certificates_reloaded", certificate=files.certificate)
+        return _configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(seen),
+        renewed,  # type: ignore[arg-type]  # None is: as before.
+        require_client_authentication=bool(files.authorities),
+    )
+
+
+def _configuration(pems: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
+    certificate, key, authorities = pems
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], authorities or None)
+
+
+def _read_all(files: TlsFiles) -> tuple[bytes, bytes, bytes]:
+    certificate = _read(files.certificate)
+    key = _read(files.key) if files.key else certificate
+    return certificate, key, _read(files.authorities) if files.authorities else b""
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise BadConfig(f"cannot read {path}: {told(error)}") from error

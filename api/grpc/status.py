@@ -1,0 +1,175 @@
+"""Errors as gRPC tells them, both ways.
+
+A call that fails has the status of `proto/errors.py` and these trailers:
+
+    grpc-status-details-bin       StatusDetails (google.rpc.Status) with one ErrorDetail
+    log-owner, log-owner-epoch    of NOT_OWNER, for programs that read no details
+
+Heard again it is the error that was raised, with its ids; what a reason newer than the listener leaves
+of it is its outcome. No trailer is ever longer than `_DETAIL_BYTES_MAX`: whatever does not fit is left
+out, since a peer refuses headers that are too long as a whole.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from rollbook.proto.errors import (
+    BadFrame,
+    ConnectionLost,
+    EntryTooLarge,
+    InvalidRequest,
+    NotOwner,
+    Outcome,
+    Overloaded,
+    QuorumTimeout,
+    RollbookError,
+    ServerUnreachable,
+    Unauthorized,
+    UnsupportedVersion,
+    error_of_reason,
+)
+from rollbook.proto.v1 import error_pb2
+
+DETAILS_KEY: Final = "grpc-status-details-bin"
+OWNER_KEY: Final = "log-owner"
+OWNER_EPOCH_KEY: Final = "log-owner-epoch"
+
+_DETAIL_BYTES_MAX: Final = 4096
+_TEXT_MAX: Final = 1000
+_LIST_MAX: Final = 20
+_OUTCOMES: Final = {
+    Outcome.APPLIED: error_pb2.OUTCOME_APPLIED,
+    Outcome.NOT_APPLIED: error_pb2.OUTCOME_NOT_APPLIED,
+    Outcome.UNKNOWN: error_pb2.OUTCOME_UNKNOWN,
+}
+_HEARD_OUTCOMES: Final = {number: outcome for outcome, number in _OUTCOMES.items()}
+
+
+def detail_of(error: RollbookError) -> error_pb2.ErrorDetail:
+    detail = error_pb2.ErrorDetail(
+        reason=error.code.reason,
+        outcome=_OUTCOMES[error.outcome],
+        retryable=error.retryable,
+        retry_after_ms=retry_after_ms(error),
+        message=_text(error.message or _title(type(error))),
+        next_step=_text(error.next_step),
+    )
+    for name, value in error.ids.items():
+        if value is not None:
+            _put(detail.ids[name], value)
+            if detail.ByteSize() > _DETAIL_BYTES_MAX:
+                del detail.ids[name]
+    return detail
+
+
+def error_of(detail: error_pb2.ErrorDetail) -> RollbookError:
+    kind = error_of_reason(detail.reason)
+    ids = {name: _value(value) for name, value in sorted(detail.ids.items())}
+    message = detail.message if detail.message != _title(kind) else ""
+    if kind is RollbookError and detail.reason != kind.code.reason:
+        ids["reason"] = detail.reason
+    error = kind(message, next_step=detail.next_step)
+    error.ids = ids  # Any names: they are not ours.
+    error.outcome = _HEARD_OUTCOMES.get(detail.outcome, Outcome.UNKNOWN)
+    error.retryable = detail.retryable
+    return error
+
+
+def retry_after_ms(error: RollbookError) -> int:
+    """0: nothing is known."""
+    found = error.ids.get("retry_after_ms")
+    return min(max(found, 0), 2**31) if isinstance(found, int) else 0
+
+
+def status_of(error: RollbookError) -> grpc.StatusCode:
+    status: grpc.StatusCode = grpc.StatusCode[error.code.grpc]
+    return status
+
+
+def trailers_of(error: RollbookError) -> tuple[tuple[str, str | bytes], ...]:
+    details = error_pb2.StatusDetails(
+        code=status_of(error).value[0], message=_text(error.message or _title(type(error)))
+    )
+    details.details.add().Pack(detail_of(error))
+    trailers: list[tuple[str, str | bytes]] = [(DETAILS_KEY, details.SerializeToString())]
+    if isinstance(error, NotOwner) and (owner := error.ids.get("owner")):
+        trailers.append((OWNER_KEY, str(owner)))
+        trailers.append((OWNER_EPOCH_KEY, str(error.ids.get("owner_epoch", 0))))
+    return tuple(trailers)
+
+
+def text_of(error: RollbookError) -> str:
+    """As the status' message, for people who see nothing else."""
+    return _text(f"{error.code.reason}: {error}")
+
+
+def error_of_call(
+    status: grpc.StatusCode, text: str, trailers: Iterable[tuple[str, Any]] | None
+) -> RollbookError:
+    """What a server said, or what gRPC itself says when no server of ours did."""
+    for key, value in trailers or ():
+        if key == DETAILS_KEY:
+            try:
+                details = error_pb2.StatusDetails.FromString(value)
+                detail = error_pb2.ErrorDetail()
+                if details.details and details.details[0].Unpack(detail):
+                    return error_of(detail)
+            except (DecodeError, TypeError):
+                break  # Somebody else's details.
+    return _said_by_grpc(status, text)
+
+
+def _said_by_grpc(status: grpc.StatusCode, text: str) -> RollbookError:
+    kind = _BY_STATUS.get(status, ConnectionLost)
+    if status is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text.lower():
+        kind = ServerUnreachable  # Else it may have heard of the call.
+    elif status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
+        kind = EntryTooLarge
+    return kind(text or status.name.lower())
+
+
+_BY_STATUS: Final[dict[grpc.StatusCode, type[RollbookError]]] = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: QuorumTimeout,
+    grpc.StatusCode.INTERNAL: BadFrame,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.PERMISSION_DENIED: Unauthorized,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthorized,
+    grpc.StatusCode.UNIMPLEMENTED: UnsupportedVersion,
+}
+
+
+def _title(kind: type[RollbookError]) -> str:
+    return (kind.__doc__ or "").partition("\n")[0]
+
+
+def _text(text: str) -> str:
+    return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}…"
+
+
+def _put(into: error_pb2.ErrorValue, value: Any) -> None:
+    match value:
+        case bool():
+            into.flag = value
+        case int() if -(2**63) <= value < 2**63:
+            into.number = value
+        case bytes():
+            into.data = value[:_TEXT_MAX]
+        case tuple() | list():
+            into.list.SetInParent()
+            for each in value[:_LIST_MAX]:
+                _put(into.list.values.add(), each)
+        case _:
+            into.text = _text(str(value))
+
+
+def _value(value: error_pb2.ErrorValue) -> Any:
+    kind = value.WhichOneof("kind")
+    if kind is None:
+        return ""
+    if kind == "list":
+        return tuple(_value(each) for each in value.list.values)
+    return getattr(value, kind)

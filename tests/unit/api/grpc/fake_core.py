@@ -1,0 +1,563 @@
+"""The log service as the doors see it, in memory: several servers that share one set of logs.
+
+It keeps the rules that a client can notice (order, offsets, conditions, retries recognised, owners) and no
+others. What a test wants to go wrong it says beforehand: `failures`, `holds`.
+"""
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rollbook.logservice import words
+from rollbook.logservice.core.block import CEILING, Block, check_block, stamped
+from rollbook.logservice.ids import (
+    FIRST_OFFSET,
+    NO_WRITER_YET,
+    AtCursor,
+    AtOffset,
+    BeforeTail,
+    Earliest,
+    Latest,
+    LogName,
+    Offset,
+    OwnerEpoch,
+    Position,
+    SegmentId,
+    ServerId,
+    WriterEpoch,
+)
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import (
+    BeyondTail,
+    Guarded,
+    InvalidRequest,
+    LogExists,
+    LogSealed,
+    MetadataConflict,
+    NoSuchCursor,
+    NoSuchLog,
+    NotOwner,
+    OffsetMismatch,
+    ProducerFenced,
+    ProducerGap,
+    RollbookError,
+    StaleEpoch,
+    Superseded,
+    Truncated,
+)
+from rollbook.proto.ids import EntryId, LedgerId
+
+Ack = words.AppendAck
+_FIRST_OWNER = OwnerEpoch(1)
+
+
+@dataclass
+class FakeLog:
+    name: LogName
+    config: LogConfig
+    etag: int = 1
+    head: Offset = FIRST_OFFSET
+    tail: Offset = FIRST_OFFSET
+    is_sealed: bool = False
+    owner_epoch: OwnerEpoch = _FIRST_OWNER
+    writer_epoch: WriterEpoch = NO_WRITER_YET
+    holder: str = ""
+    blocks: list[bytes] = field(default_factory=list)
+    segments: int = 1
+    producers: dict[bytes, tuple[int, dict[int, Ack]]] = field(default_factory=dict)
+    cursors: dict[str, words.Cursor] = field(default_factory=dict)
+    owner: str = ""  # The address of its server; empty: whoever is asked.
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def append(self, data: bytes, condition: words.Condition | None) -> Ack:
+        info = check_block(data, CEILING)
+        producer = info.producer
+        if producer:
+            epoch, seen = self.producers.get(producer.id, (producer.epoch, {}))
+            if producer.epoch < epoch:
+                raise ProducerFenced(epoch=epoch)
+            if producer.epoch > epoch:
+                seen = {}
+            if (found := seen.get(producer.seq)) is not None:
+                return replace(found, is_duplicate=True)
+            if producer.seq != len(seen):
+                raise ProducerGap(expected=len(seen), got=producer.seq)
+        self._check(condition)
+        first, end = self.tail, Offset(self.tail + info.count)
+        entry = EntryId(len(self.blocks))
+        epochs = (self.owner_epoch, self.writer_epoch)
+        self.blocks.append(
+            stamped(
+                data,
+                base_offset=first,
+                base_timestamp_us=1000 + entry,
+                owner_epoch=epochs[0],
+                writer_epoch=epochs[1],
+            )
+        )
+        self.tail = end
+        ack = Ack(first, end, 1000 + entry, False, *epochs, LedgerId(7), entry)
+        if producer:
+            self.producers[producer.id] = (producer.epoch, {**seen, producer.seq: ack})
+        self.tell()
+        return ack
+
+    def _check(self, condition: words.Condition | None) -> None:
+        if self.is_sealed:
+            raise LogSealed(tail=self.tail)
+        if condition is None:
+            return
+        if condition.writer_epoch is not None and condition.writer_epoch != self.writer_epoch:
+            raise StaleEpoch(current_epoch=self.writer_epoch)
+        expected = 0 if condition.must_be_empty else condition.expected_offset
+        if expected is not None and expected != self.tail:
+            raise OffsetMismatch(expected=expected, tail=self.tail)
+
+    def tell(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def offset_of(self, position: Position) -> Offset:
+        match position:
+            case Earliest():
+                return self.head
+            case Latest():
+                return self.tail
+            case AtOffset(offset):
+                return offset
+            case BeforeTail(records):
+                return Offset(max(self.tail - records, self.head))
+            case AtCursor(name):
+                if name not in self.cursors:
+                    raise NoSuchCursor(name=name)
+                return self.cursors[name].offset
+        raise InvalidRequest("the fake knows no time")
+
+    def blocks_from(self, start: Offset, bytes_max: int) -> tuple[tuple[bytes, ...], Offset]:
+        if start < self.head:
+            raise Truncated(head=self.head)
+        if start > self.tail:
+            raise BeyondTail(tail=self.tail)
+        found: list[bytes] = []
+        end, size = start, 0
+        for each in self.blocks[self._index(start) :]:
+            if found and size + len(each) > bytes_max:
+                break
+            found.append(each)
+            size += len(each)
+            end = Block(each).next_offset
+        return tuple(found), end
+
+    def _index(self, offset: Offset) -> int:
+        low, high = 0, len(self.blocks)
+        while low < high:
+            middle = (low + high) // 2
+            if Block(self.blocks[middle]).next_offset <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+class FakeCluster:
+    def __init__(self) -> None:
+        self.logs: dict[LogName, FakeLog] = {}
+        self.addresses: dict[str, str] = {}  # By server name.
+
+    def log(self, name: LogName) -> FakeLog:
+        if name not in self.logs:
+            raise NoSuchLog(log=str(name))
+        return self.logs[name]
+
+    def make(self, name: str, config: LogConfig | None = None) -> FakeLog:
+        key = LogName.parse(name)
+        self.logs[key] = FakeLog(key, config or LogConfig())
+        return self.logs[key]
+
+
+class FakeStream:
+    """As words.AppendStream has it."""
+
+    WINDOW = 256
+
+    def __init__(self, core: "FakeCore") -> None:
+        self._core = core
+        self._logs: dict[int, tuple[LogName, bool]] = {}
+        self._failed: dict[int, int] = {}
+        self._results: deque[words.AppendResult] = deque()
+        self._told = asyncio.Event()
+        self.is_closed = False
+
+    def submit(self, binds: Sequence[words.Bind], appends: Sequence[words.StreamAppend]) -> None:
+        for bind in binds:
+            self._logs[bind.ref] = (bind.log, bind.is_ordered)
+            self._failed.pop(bind.ref, None)
+        for append in appends:
+            if append.ref not in self._logs:
+                raise InvalidRequest(f"ref {append.ref} was never bound")
+            self._results.append(self._decide(append))
+        self._told.set()
+
+    def _decide(self, append: words.StreamAppend) -> words.AppendResult:
+        name, is_ordered = self._logs[append.ref]
+        try:
+            if append.ref in self._failed:
+                raise Superseded(
+                    "an append before it failed", failed_number=self._failed[append.ref]
+                )
+            self._core.fail("append_stream")
+            ack = self._core.owned(name).append(append.block, append.condition)
+        except RollbookError as error:
+            if is_ordered:
+                self._failed.setdefault(append.ref, append.number)
+            return words.AppendResult(append.number, error=error)
+        return words.AppendResult(append.number, ack=ack)
+
+    async def ready(self) -> None:
+        while len(self._results) > self.WINDOW:
+            await asyncio.sleep(0.001)
+
+    async def results(self) -> Sequence[words.AppendResult]:
+        while not self._results or "append_stream" in self._core.holds:
+            self._told.clear()
+            await self._core.pause(self._told)
+        found = list(self._results)
+        self._results.clear()
+        return found
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeCore:
+    """One server of the cluster."""
+
+    def __init__(self, cluster: FakeCluster, server: str = "a") -> None:
+        self.cluster = cluster
+        self.server = server
+        self.failures: dict[str, deque[BaseException]] = defaultdict(deque)  # By method, in order.
+        self.holds: set[str] = set()  # Methods that do not answer.
+        self.asked: list[Any] = []
+        self.streams: list[FakeStream] = []
+        self.events: Callable[[words.ReadStream], AsyncIterator[words.ReadEvent]] | None = None
+        self.readers = 0
+        self._released = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        return self.cluster.addresses.get(self.server, "")
+
+    def fail(self, method: str) -> None:
+        if self.failures[method]:
+            raise self.failures[method].popleft()
+
+    def release(self) -> None:
+        self.holds.clear()
+        self._released.set()
+        for stream in self.streams:
+            stream._told.set()
+
+    async def pause(self, event: asyncio.Event) -> None:
+        await event.wait()
+
+    def owned(self, name: LogName) -> FakeLog:
+        log = self.cluster.log(name)
+        if log.owner and log.owner != self.address:
+            raise NotOwner(owner=log.owner, owner_epoch=log.owner_epoch)
+        return log
+
+    async def _asked(self, method: str, request: Any) -> None:
+        self.asked.append(request)
+        self.fail(method)
+        while method in self.holds:
+            await self._released.wait()
+
+    # --- LogService ---------------------------------------------------------------------------
+
+    async def append(self, request: words.Append, due: float) -> Ack:
+        await self._asked("append", request)
+        return self.owned(request.log).append(request.block, request.condition)
+
+    def open_append_stream(self) -> FakeStream:
+        self.fail("open_append_stream")
+        self.streams.append(FakeStream(self))
+        return self.streams[-1]
+
+    async def read(self, request: words.Read, due: float) -> words.ReadAnswer:
+        await self._asked("read", request)
+        log = self.cluster.log(request.log)
+        start = log.offset_of(request.start)
+        blocks, end = log.blocks_from(start, request.bytes_max)
+        end = Offset(min(end, start + request.records_max))
+        return words.ReadAnswer(blocks, start, end, log.head, log.tail, log.is_sealed)
+
+    async def read_stream(self, request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
+        await self._asked("read_stream", request)
+        self.readers += 1
+        try:
+            async for event in (self.events or self._follow)(request):
+                self.fail("read_stream_later")
+                yield event
+        finally:
+            self.readers -= 1
+
+    async def _follow(self, request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
+        log = self.cluster.log(request.log)
+        position = log.offset_of(request.start)
+        if position < log.head and request.on_truncated is words.OnTruncated.SKIP:
+            yield words.Gap(words.GapKind.TRUNCATED, position, log.head)
+            position = log.head
+        stop = request.until_offset
+        if request.at_tail is not words.AtTail.FOLLOW:
+            stop = log.tail
+        was_caught_up = False
+        while True:
+            changed = log.changed
+            if stop is not None and position >= stop:
+                yield words.Stopped(position)
+                return
+            blocks, end = log.blocks_from(position, 1 << 20)
+            if blocks:
+                end = end if stop is None else min(end, stop)
+                yield words.Records(blocks, position, end)
+                position, was_caught_up = end, False
+            elif log.is_sealed:
+                yield words.Sealed(log.tail)
+                return
+            elif not was_caught_up:
+                yield words.CaughtUp(log.tail)
+                was_caught_up = True
+            else:
+                try:
+                    async with asyncio.timeout(request.heartbeat_ms / 1000):
+                        await changed.wait()
+                except TimeoutError:
+                    yield words.Progress(
+                        position, log.head, log.tail, 0, 0, 0, words.WaitsFor.NOTHING
+                    )
+
+    async def get_tail(self, request: words.GetTail, due: float) -> words.LogTail:
+        await self._asked("get_tail", request)
+        return self._tail(self.cluster.log(request.log))
+
+    def _tail(self, log: FakeLog) -> words.LogTail:
+        time = 999 + len(log.blocks) if log.blocks else 0
+        return words.LogTail(
+            log.head, log.tail, log.is_sealed, time, log.owner or self.address, log.owner_epoch
+        )
+
+    async def watch_tail(self, request: words.WatchTail) -> AsyncIterator[words.LogTail]:
+        await self._asked("watch_tail", request)
+        log = self.cluster.log(request.log)
+        while True:
+            changed = log.changed
+            yield self._tail(log)
+            await changed.wait()
+
+    async def find_offset(self, request: words.FindOffset, due: float) -> words.FoundOffset:
+        await self._asked("find_offset", request)
+        log = self.cluster.log(request.log)
+        return words.FoundOffset(log.offset_of(request.position), log.head, log.tail)
+
+    async def truncate(self, request: words.Truncate, due: float) -> words.TruncateAnswer:
+        await self._asked("truncate", request)
+        log = self.owned(request.log)
+        old, new = log.head, Offset(max(log.offset_of(request.before), log.head))
+        guards = tuple(c.name for c in log.cursors.values() if c.is_protected and c.offset < new)
+        if guards and not request.dry_run:
+            raise Guarded(guards=guards)
+        if not request.dry_run:
+            log.head = new
+            log.tell()
+        return words.TruncateAnswer(old, new, new - old, (SegmentId(0),), 10, 20, guards)
+
+    async def seal(self, request: words.Seal, due: float) -> words.SealAnswer:
+        await self._asked("seal", request)
+        log = self.owned(request.log)
+        if request.block is not None and not log.is_sealed:
+            log.append(request.block, request.condition)
+        log.is_sealed = True
+        log.tell()
+        return words.SealAnswer(log.tail)
+
+    async def acquire_writer(self, request: words.AcquireWriter, due: float) -> words.WriterGrant:
+        await self._asked("acquire_writer", request)
+        log = self.owned(request.log)
+        log.writer_epoch = WriterEpoch(log.writer_epoch + 1)
+        log.holder = request.holder
+        return words.WriterGrant(log.writer_epoch, log.tail, request.holder, request.ttl_ms)
+
+    async def renew_writer(self, request: words.RenewWriter, due: float) -> words.WriterGrant:
+        await self._asked("renew_writer", request)
+        log = self.owned(request.log)
+        if request.writer_epoch != log.writer_epoch:
+            raise StaleEpoch(current_epoch=log.writer_epoch)
+        return words.WriterGrant(log.writer_epoch, log.tail, log.holder, 0)
+
+    async def release_writer(self, request: words.ReleaseWriter, due: float) -> words.Done:
+        await self._asked("release_writer", request)
+        log = self.owned(request.log)
+        if request.writer_epoch == log.writer_epoch:
+            log.holder = ""
+        return words.Done()
+
+    # --- CursorService ------------------------------------------------------------------------
+
+    async def get_cursor(self, request: words.GetCursor, due: float) -> words.Cursor:
+        await self._asked("get_cursor", request)
+        if found := self.cluster.log(request.log).cursors.get(request.name):
+            return found
+        raise NoSuchCursor(name=request.name)
+
+    async def commit_cursor(self, request: words.CommitCursor, due: float) -> words.Cursor:
+        await self._asked("commit_cursor", request)
+        log = self.cluster.log(request.log)
+        old = log.cursors.get(request.name)
+        version = words.NO_CURSOR if old is None else old.version
+        if request.expected_version not in (None, version):
+            raise MetadataConflict(version=version)
+        log.cursors[request.name] = words.Cursor(
+            request.name,
+            request.offset,
+            version + 1,
+            request.blob if request.blob is not None else (old.blob if old else b""),
+            bool(old and old.is_protected)
+            if request.is_protected is None
+            else request.is_protected,
+            5,
+        )
+        return log.cursors[request.name]
+
+    async def list_cursors(self, request: words.ListCursors, due: float) -> words.Cursors:
+        await self._asked("list_cursors", request)
+        cursors = self.cluster.log(request.log).cursors
+        return words.Cursors(tuple(cursors[name] for name in sorted(cursors)))
+
+    async def delete_cursor(self, request: words.DeleteCursor, due: float) -> words.Done:
+        await self._asked("delete_cursor", request)
+        self.cluster.log(request.log).cursors.pop(request.name, None)
+        return words.Done()
+
+    # --- LogAdmin -----------------------------------------------------------------------------
+
+    async def ensure_log(self, request: words.EnsureLog, due: float) -> words.LogState:
+        await self._asked("ensure_log", request)
+        found = self.cluster.logs.get(request.log)
+        if found and request.config not in (None, found.config):
+            raise LogExists(log=str(request.log))
+        log = found or self.cluster.make(str(request.log), request.config)
+        return self._state(log, was_created=found is None)
+
+    async def get_log(self, request: words.GetLog, due: float) -> words.LogState:
+        await self._asked("get_log", request)
+        return self._state(self.cluster.log(request.log))
+
+    async def update_log(self, request: words.UpdateLog, due: float) -> words.LogState:
+        await self._asked("update_log", request)
+        log = self.cluster.log(request.log)
+        if request.etag not in ("", str(log.etag)):
+            raise MetadataConflict(etag=str(log.etag))
+        changes = {name: getattr(request.config, name) for name in request.fields}
+        log.config, log.etag = replace(log.config, **changes), log.etag + 1
+        return self._state(log)
+
+    def _state(self, log: FakeLog, *, was_created: bool = False) -> words.LogState:
+        size = sum(map(len, log.blocks))
+        return words.LogState(
+            *(log.name, log.config, str(log.etag), was_created, log.head, log.tail),
+            *(log.is_sealed, self.server, log.owner or self.address, log.owner_epoch),
+            *(log.writer_epoch, log.holder, size, log.tail - log.head, log.segments),
+        )
+
+    async def list_logs(self, request: words.ListLogs, due: float) -> words.LogNames:
+        await self._asked("list_logs", request)
+        names = sorted(
+            name
+            for name in self.cluster.logs
+            if request.namespace in ("", name.namespace)
+            and name.name.startswith(request.prefix)
+            and str(name) > request.start_after
+        )
+        page = tuple(names[: request.limit])
+        return words.LogNames(page, str(page[-1]) if len(names) > len(page) else "")
+
+    async def delete_log(self, request: words.DeleteLog, due: float) -> words.DeleteLogAnswer:
+        await self._asked("delete_log", request)
+        self.cluster.log(request.log)
+        del self.cluster.logs[request.log]
+        return words.DeleteLogAnswer(request.grace_ms or 0)
+
+    async def roll_log(self, request: words.RollLog, due: float) -> words.RollLogAnswer:
+        await self._asked("roll_log", request)
+        log = self.owned(request.log)
+        log.segments += 1
+        return words.RollLogAnswer(SegmentId(log.segments - 1))
+
+    async def list_segments(self, request: words.ListSegments, due: float) -> words.Segments:
+        await self._asked("list_segments", request)
+        log = self.cluster.log(request.log)
+        view = words.SegmentView(
+            *(SegmentId(0), LedgerId(7), words.SegmentState.OPEN, Offset(0), None),
+            *(5, 0, 0, 0, f"{log.name} was made"),
+        )
+        return words.Segments((view,), None)
+
+    async def get_journal(self, request: words.GetJournal, due: float) -> words.Journal:
+        await self._asked("get_journal", request)
+        self.cluster.log(request.log)
+        event = words.JournalEvent(
+            5, "log_opened", "a~1", OwnerEpoch(1), "it was made", {"ledger_id": "7"}
+        )
+        return words.Journal((event,))
+
+    async def get_limits(self, request: words.GetLimits, due: float) -> words.ServiceLimits:
+        await self._asked("get_limits", request)
+        return words.ServiceLimits(1 << 20, 4 << 20, 4 << 20, 10_000, 8 << 20, 8 << 20, 4096)
+
+    # --- ClusterService -----------------------------------------------------------------------
+
+    async def lookup(self, request: words.Lookup, due: float) -> words.LogOwners:
+        await self._asked("lookup", request)
+        found = [self.cluster.logs[name] for name in request.logs if name in self.cluster.logs]
+        return words.LogOwners(
+            tuple(
+                words.LogOwner(log.name, log.owner or self.address, log.owner_epoch, True)
+                for log in found
+            )
+        )
+
+    async def list_servers(self, request: words.ListServers, due: float) -> words.Servers:
+        await self._asked("list_servers", request)
+        return words.Servers(
+            tuple(
+                words.ServerView(
+                    *(ServerId(name), address, words.ServerState.SERVING, "0.1", 5),
+                    len(self.cluster.logs),
+                )
+                for name, address in sorted(self.cluster.addresses.items())
+            )
+        )
+
+    async def transfer_log(self, request: words.TransferLog, due: float) -> words.LogOwner:
+        await self._asked("transfer_log", request)
+        log = self.owned(request.log)
+        log.owner = self.cluster.addresses[request.to]
+        log.owner_epoch = OwnerEpoch(log.owner_epoch + 1)
+        return words.LogOwner(log.name, log.owner, log.owner_epoch, False)
+
+    async def drain_server(self, request: words.DrainServer, due: float) -> words.DrainAnswer:
+        await self._asked("drain_server", request)
+        return words.DrainAnswer(0 if request.resume else len(self.cluster.logs))
+
+    async def get_server_stats(
+        self, request: words.GetServerStats, due: float
+    ) -> words.ServerStats:
+        await self._asked("get_server_stats", request)
+        return words.ServerStats(ServerId(f"{self.server}~1"), {"appends_total": 3.0})
+
+
+def conforms(core: FakeCore) -> words.ServiceCore:
+    """The type checker says so."""
+    return core
