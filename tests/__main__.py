@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         nargs="+",
         metavar="JOB",
-        help="of ledger: these jobs alone (tests/bench/README.md)",
+        help="these jobs of ledger, or parts of memory, alone",
     )
     bench.set_defaults(run=kinds.bench)
     return parser
