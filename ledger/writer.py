@@ -97,7 +97,8 @@ class LedgerWriter:
         )
         self._seating = Seating(metadata.quorum, metadata.fragments[-1])
         self._tail = LedgerTail(stored, self._seating, nodes, clock, self._log)
-        self._tick_s = config.add_deadline_s / DEADLINE_TICKS
+        # An add is noticed at the tick behind it: one more, and the deadline is the latest.
+        self._tick_s = config.add_deadline_s / (DEADLINE_TICKS + 1)
         self._stand_ins = StandIns(
             *(metadata.quorum, self._seating, self._pipeline, self._tail),
             *(placement, health, bookies, clock),

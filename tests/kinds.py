@@ -18,7 +18,7 @@ from tests.tally import Tally, clean, missing_piece, progress_line
 BENCHES: Final = {
     name: f"tests.bench.{name}"
     for name in (
-        *("bookie", "codec", "hostile", "ledger", "ledger_client", "memory", "metastore"),
+        *("bookie", "codec", "hostile", "hung", "ledger", "ledger_client", "memory", "metastore"),
         *("restart", "simulator", "space"),
     )
 }

@@ -281,30 +281,32 @@ def _sides() -> Iterator[tuple[Side, Side]]:
         zookeeper.tree(server) as one,
         zookeeper.tree(server) as other,
         tempfile.TemporaryDirectory() as folder,
-        _cluster(one, Path(folder, "ours"), Make.ROLLBOOK) as ours,
-        _cluster(other, Path(folder, "java"), Make.JAVA) as java,
+        cluster_of(one, Path(folder, "ours"), Make.ROLLBOOK) as ours,
+        cluster_of(other, Path(folder, "java"), Make.JAVA) as java,
     ):
         worker = ours.children.start_module("tests.bench.load.ledger_worker", ours.metadata)
         client = peer.Peer(java.children, java.metadata, Path(folder, "peer.log"))
         yield (
-            Side("ours", ours, ("v3", "v2"), _OurClient(worker).run),
+            Side("ours", ours, ("v3", "v2"), OurClient(worker).run),
             Side("java", java, ("v2", "v3"), client.run),
         )
 
 
 @contextmanager
-def _cluster(tree: zookeeper.ZooKeeperTree, folder: Path, make: Make) -> Iterator[Cluster]:
+def cluster_of(
+    tree: zookeeper.ZooKeeperTree, folder: Path, make: Make, bookies: int = 3
+) -> Iterator[Cluster]:
     folder.mkdir()
     with empty(tree, folder, project=peer.PROJECT) as cluster:
         command = [*ROLLBOOK, "cluster", "init", "--metadata", cluster.metadata]
         subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
-        for _ in range(3):
+        for _ in range(bookies):
             cluster.add_bookie(make, settings=peer.BOOKIE_SETTINGS if make is Make.JAVA else {})
         cluster.start()
         yield cluster
 
 
-class _OurClient:
+class OurClient:
     def __init__(self, child: Child) -> None:
         self._child = child
 

@@ -76,6 +76,12 @@ class Bookie:
         return self._life is not None and self._life.is_running
 
     @property
+    def pid(self) -> int:
+        """Of this life."""
+        assert self._life is not None
+        return self._life.pid
+
+    @property
     def cpu_s(self) -> float:
         """Of this life."""
         assert self._life is not None

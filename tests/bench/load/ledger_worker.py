@@ -24,25 +24,6 @@ Job = dict[str, Any]
 Found = dict[str, Any]
 
 
-class Worker:
-    def __init__(self, metadata: str) -> None:
-        self._metadata = metadata
-
-    async def run(self, job: Job) -> Found:
-        jobs: dict[str, Callable[[Ledgers, Job], Awaitable[Found]]] = {
-            "adds": _adds,
-            "read": _read,
-            "recover": _recover,
-            "recover_idle": _recover_idle,
-            "tail": _tail,
-        }
-        config = ClientConfig(
-            protocol_version=2 if job["client"] == "v2" else 3,
-        )
-        async with connect(self._metadata, config) as ledgers:
-            return await jobs[job["do"]](ledgers, job)
-
-
 async def _create(ledgers: Ledgers) -> LedgerWriter:
     return await ledgers.create(ensemble=3, write=3, ack=2, password=PASSWORD)
 
@@ -190,23 +171,42 @@ class _Stopwatch:
         }
 
     def found(self, latencies_ns: list[int], count: int, ledger: int) -> Found:
-        found = self.read() | {"count": count, "ledger": ledger}
-        latencies_ns.sort()
-        for name, share in (("p50_ns", 0.5), ("p99_ns", 0.99), ("p999_ns", 0.999)):
-            found[name] = latencies_ns[min(len(latencies_ns) - 1, int(len(latencies_ns) * share))]
-        return found
+        return self.read() | {"count": count, "ledger": ledger} | percentiles(latencies_ns)
 
 
-def main() -> None:
+def percentiles(latencies_ns: list[int]) -> Found:
+    ordered = sorted(latencies_ns)
+    shares = {"p50_ns": 0.5, "p99_ns": 0.99, "p999_ns": 0.999}
+    return {
+        name: ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+        for name, share in shares.items()
+    }
+
+
+def serve(jobs: dict[str, Callable[[Ledgers, Job], Awaitable[Found]]]) -> None:
+    """Whatever standard input asks for, with the metadata that the command line names."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    worker = Worker(sys.argv[1])
+
+    async def run(job: Job) -> Found:
+        config = ClientConfig(protocol_version=2 if job["client"] == "v2" else 3)
+        async with connect(sys.argv[1], config) as ledgers:
+            return await jobs[job["do"]](ledgers, job)
+
     for line in sys.stdin:
         try:
-            answer: Found = {"value": asyncio.run(worker.run(json.loads(line)))}
+            answer: Found = {"value": asyncio.run(run(json.loads(line)))}
         except Exception as error:  # noqa: BLE001  # The harness tells it to whoever looks on.
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    serve(
+        {
+            "adds": _adds,
+            "read": _read,
+            "recover": _recover,
+            "recover_idle": _recover_idle,
+            "tail": _tail,
+        }
+    )
