@@ -1,0 +1,39 @@
+"""Barriers: whatever was acked before the question lies below the answer, whoever acked it.
+
+That takes a quorum's acknowledgement of something that was sent after the question: had another
+server taken the log over before, the quorum would have been denied. Any append will do. If there is
+none in the same turn of the loop an entry without records is written for all who wait; who asks while
+that is on its way shares the next one.
+"""
+
+from typing import Generic, TypeVar
+
+Asker = TypeVar("Asker")
+
+
+class Barriers(Generic[Asker]):
+    def __init__(self) -> None:
+        self._waiting: list[Asker] = []  # Nothing has been sent since they asked.
+        self._is_under_way = False
+
+    @property
+    def is_asked(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def needs_entry(self) -> bool:
+        """Asked at the end of a turn: nobody else has appended anything."""
+        return bool(self._waiting) and not self._is_under_way
+
+    def on_asked(self, asker: Asker) -> None:
+        self._waiting.append(asker)
+
+    def on_sent(self, *, is_ours: bool = False) -> list[Asker]:
+        """Those who are answered when this entry is settled. `is_ours`: it was written for them."""
+        self._is_under_way |= is_ours
+        askers, self._waiting = self._waiting, []
+        return askers
+
+    def on_settled(self) -> None:
+        """Ours is."""
+        self._is_under_way = False

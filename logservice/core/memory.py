@@ -1,0 +1,131 @@
+"""What a log remembers, and its next block depends on: tail, time, exclusive writer, seal, producers.
+
+All of it follows from the blocks of the log in their order, so an owner that replays them knows what
+the one before it knew (LS5). A snapshot stands in the first entry of each ledger and, so that a replay
+is short however large the ledger has become, now and then between the others.
+
+A snapshot, little-endian:
+
+    u16 version 1 · u8 flags, 1: sealed · u8 0 · u32 lifetime of the writer (ms)
+    i64 tail · i64 timestamp (µs) · i64 writer epoch · i64 its fence offset · u16 holder bytes · holder
+    the producers
+"""
+
+import struct
+from typing import Final, Self
+
+from rollbook.logservice.core.block import Block
+from rollbook.logservice.core.control import (
+    Follows,
+    Sealed,
+    Snapshot,
+    WriterAcquired,
+    WriterReleased,
+    unpack_control,
+)
+from rollbook.logservice.core.producers import Batch, Producers
+from rollbook.logservice.ids import FIRST_OFFSET, NO_WRITER_YET, Offset, WriterEpoch
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import BadMetadata, BlockCorrupt
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.ports import Buffer
+
+_VERSION: Final = 1
+_SEALED: Final = 1
+_HEAD: Final = struct.Struct("<HBBIqqqqH")
+DEFAULT: Final = LogConfig()
+
+
+class LogMemory:
+    def __init__(self, config: LogConfig = DEFAULT) -> None:
+        self.tail = FIRST_OFFSET
+        self.timestamp_us = 0  # Of the newest block; none is ever older than one before it.
+        self.writer_epoch = NO_WRITER_YET
+        self.holder = ""  # Of that epoch; empty: it was released, or there never was one.
+        self.ttl_ms = 0  # It holds until released or stolen; else unless renewed for so long.
+        self.fence_offset = FIRST_OFFSET  # The first one that is the epoch's.
+        self.is_sealed = False
+        self.producers = Producers(config)
+
+    # --- Facts --------------------------------------------------------------------------------
+
+    def on_acquired(self, acquired: WriterAcquired) -> None:
+        self.writer_epoch, self.holder = acquired.epoch, acquired.holder
+        self.ttl_ms = acquired.ttl_ms
+        self.fence_offset = self.tail
+
+    def on_released(self, epoch: WriterEpoch) -> None:
+        if epoch == self.writer_epoch:
+            self.holder = ""
+
+    def replay(self, block: Block, ledger_id: LedgerId, entry_id: EntryId) -> None:
+        """One block that another owner, or an earlier life of this one, has written.
+
+        Raises `BlockCorrupt` if it does not follow the one before it.
+        """
+        if block.base_offset != self.tail or block.timestamp_us < self.timestamp_us:
+            raise BlockCorrupt(
+                f"a block at offset {block.base_offset} follows the tail {self.tail}",
+                ledger_id=ledger_id,
+                entry_id=entry_id,
+            )
+        self.timestamp_us = block.timestamp_us
+        if block.is_control:
+            match unpack_control(block):
+                case WriterAcquired() as acquired:
+                    self.on_acquired(acquired)
+                case WriterReleased(epoch):
+                    self.on_released(epoch)
+                case Sealed():
+                    self.is_sealed = True
+            return
+        self.tail = block.next_offset
+        if block.producer is not None:
+            batch = Batch(
+                *(block.base_offset, block.next_offset, block.timestamp_us, ledger_id, entry_id)
+            )
+            self.producers.on_batch(block.producer, batch)
+
+    # --- Snapshots ----------------------------------------------------------------------------
+
+    @property
+    def packed_bytes(self) -> int:
+        """About what a snapshot takes."""
+        return _HEAD.size + self.producers.packed_bytes
+
+    def pack(self) -> bytes:
+        holder = self.holder.encode()
+        head = _HEAD.pack(
+            *(_VERSION, _SEALED * self.is_sealed, 0, self.ttl_ms, self.tail, self.timestamp_us),
+            *(self.writer_epoch, self.fence_offset, len(holder)),
+        )
+        return b"".join((head, holder, self.producers.pack()))
+
+    @classmethod
+    def unpack(cls, data: Buffer, config: LogConfig = DEFAULT) -> Self:
+        """Raises `BadMetadata`."""
+        if len(data) < _HEAD.size:
+            raise BadMetadata("a snapshot of a log is cut short")
+        version, flags, _, ttl_ms, tail, timestamp_us, epoch, fence, size = _HEAD.unpack_from(data)
+        if version != _VERSION:
+            raise BadMetadata(f"a snapshot of a log has version {version}, known is {_VERSION}")
+        found, end = cls(config), _HEAD.size + size
+        found.tail, found.timestamp_us = Offset(tail), timestamp_us
+        found.writer_epoch, found.fence_offset = WriterEpoch(epoch), Offset(fence)
+        found.ttl_ms = ttl_ms
+        found.is_sealed = bool(flags & _SEALED)
+        try:
+            found.holder = bytes(data[_HEAD.size : end]).decode()
+        except UnicodeDecodeError as error:
+            raise BadMetadata(f"the holder in a snapshot of a log: {error}") from None
+        found.producers = Producers.unpack(memoryview(data)[end:], config)
+        return found
+
+
+def snapshot_in(block: Block) -> bytes | None:
+    """A replay may begin behind this block."""
+    if block.is_control:
+        match unpack_control(block):
+            case Follows(state=state) | Snapshot(state=state):
+                return state
+    return None

@@ -1,0 +1,190 @@
+"""What a log remembers of its producers: a batch that is sent again is recognised, and not appended again.
+
+A producer numbers the batches of each of its epochs from 0. The log remembers where a batch is, for the
+last 64 of each producer:
+
+    the next one            is appended
+    one that is remembered  was sent again: its answer is the first one's (LS6)
+    an older one            is in the log, but nobody knows where any more
+    a later one             has overtaken another: refused
+    of an older epoch       comes from a session that another one has replaced: refused
+    of a newer epoch        begins it, if it is number 0; the older epoch is forgotten
+
+Somebody unknown has to begin with 0, too: his earlier batches may still be on their way. A producer is
+forgotten after 24 hours of the log's own time, or when others that were used later are too many.
+All of it follows from the blocks in the log and from nothing else, so whoever replays them knows the
+same (LS5).
+
+In a snapshot, little-endian, the one unused the longest first:
+
+    u32 producers · for each: u8 id bytes · id · u32 epoch · i64 last seq · u16 batches · batches
+    batch: i64 base offset · i64 next offset · i64 timestamp (µs) · i64 ledger id · i64 entry id
+"""
+
+import struct
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Self
+
+from rollbook.logservice.ids import Offset, ProducerRef
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import BadMetadata, DuplicateTooOld, ProducerFenced, ProducerGap
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.ports import Buffer
+
+PRODUCERS_MAX: Final = 8192  # Of a log. So many, and so many batches of them in all,
+BATCHES_MAX: Final = 65_536  # fit into one snapshot of 4 MiB.
+
+DEFAULT: Final = LogConfig()
+
+_NUMBERS: Final = 5  # Of a batch.
+_COUNT: Final = struct.Struct("<I")
+_HEAD: Final = struct.Struct("<IqH")
+_BEGIN_ANEW: Final = "begin a new epoch of this producer, with batch 0"
+
+
+class Batch(NamedTuple):
+    """Where an earlier one went."""
+
+    base_offset: Offset
+    next_offset: Offset
+    timestamp_us: int
+    ledger_id: LedgerId
+    entry_id: EntryId
+
+
+@dataclass(slots=True)
+class _Producer:
+    epoch: int
+    last_seq: int
+    batches: "array[int]" = field(default_factory=lambda: array("q"))  # Flat, the oldest first.
+
+    @property
+    def count(self) -> int:
+        return len(self.batches) // _NUMBERS
+
+    @property
+    def last_used_us(self) -> int:
+        return self.batches[2 - _NUMBERS]
+
+
+class Producers:
+    def __init__(self, config: LogConfig = DEFAULT) -> None:
+        self.configure(config)
+        self._producers: OrderedDict[bytes, _Producer] = OrderedDict()  # By when it was used last.
+        self._batches = 0
+
+    def configure(self, config: LogConfig) -> None:
+        """Narrower windows are kept from the next batch of each producer on."""
+        self._window_batches = config.dedupe_batches
+        self._window_us = config.dedupe_age_s * 1_000_000
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    @property
+    def packed_bytes(self) -> int:
+        """About what a snapshot takes."""
+        return len(self._producers) * 48 + self._batches * _NUMBERS * 8
+
+    def find(self, ref: ProducerRef, now_us: int) -> Batch | None:
+        """The first one's place, if this batch was sent again; None if it is the next one.
+
+        Raises `ProducerFenced`, `ProducerGap`, `DuplicateTooOld`.
+        """
+        known = self._producers.get(ref.id)
+        if known is None or self._is_stale(known, now_us) or ref.epoch > known.epoch:
+            if ref.seq:
+                raise ProducerGap(
+                    "a producer that is not known has to begin with batch 0",
+                    next_step=_BEGIN_ANEW,
+                    expected=0,
+                    seq=ref.seq,
+                )
+            return None
+        if ref.epoch < known.epoch:
+            raise ProducerFenced(epoch=known.epoch, producer_epoch=ref.epoch)
+        back = known.last_seq - ref.seq
+        if back == -1:
+            return None
+        if back < 0:
+            raise ProducerGap(expected=known.last_seq + 1, seq=ref.seq)
+        if back >= known.count:
+            raise DuplicateTooOld(seq=ref.seq, first_remembered=known.last_seq - known.count + 1)
+        start = len(known.batches) - (back + 1) * _NUMBERS
+        base, end, timestamp_us, ledger_id, entry_id = known.batches[start : start + _NUMBERS]
+        return Batch(
+            Offset(base), Offset(end), timestamp_us, LedgerId(ledger_id), EntryId(entry_id)
+        )
+
+    def on_batch(self, ref: ProducerRef, batch: Batch) -> None:
+        """It was appended: `find` has said None, now or when its block was written."""
+        producers = self._producers
+        known = producers.get(ref.id)
+        if known is None:
+            known = producers[ref.id] = _Producer(ref.epoch, ref.seq)
+        else:
+            producers.move_to_end(ref.id)
+            if ref.seq == 0:  # A new epoch; or a life of its own, after the old one was forgotten.
+                self._batches -= known.count
+                del known.batches[:]
+            elif (surplus := known.count + 1 - self._window_batches) > 0:
+                self._batches -= surplus
+                del known.batches[: surplus * _NUMBERS]
+            known.epoch, known.last_seq = ref.epoch, ref.seq
+        known.batches.extend(batch)
+        self._batches += 1
+        self._forget(batch.timestamp_us)
+
+    def _is_stale(self, known: _Producer, now_us: int) -> bool:
+        return known.last_used_us + self._window_us < now_us
+
+    def _forget(self, now_us: int) -> None:
+        producers = self._producers
+        while True:
+            producer_id, oldest = next(iter(producers.items()))
+            if (
+                len(producers) <= PRODUCERS_MAX
+                and self._batches <= BATCHES_MAX
+                and not self._is_stale(oldest, now_us)
+            ):
+                return
+            del producers[producer_id]
+            self._batches -= oldest.count
+
+    # --- Snapshots ----------------------------------------------------------------------------
+
+    def pack(self) -> bytes:
+        return b"".join((_COUNT.pack(len(self._producers)), *self._pack_each()))
+
+    def _pack_each(self) -> Iterator[bytes]:
+        for producer_id, known in self._producers.items():
+            yield bytes((len(producer_id),))
+            yield producer_id
+            yield _HEAD.pack(known.epoch, known.last_seq, known.count)
+            yield struct.pack(f"<{len(known.batches)}q", *known.batches)
+
+    @classmethod
+    def unpack(cls, data: Buffer, config: LogConfig = DEFAULT) -> Self:
+        """Raises `BadMetadata`."""
+        found, view, position = cls(config), memoryview(data), _COUNT.size
+        try:
+            (count,) = _COUNT.unpack_from(view)
+            for _ in range(count):
+                end = position + 1 + view[position]
+                producer_id = bytes(view[position + 1 : end])
+                epoch, last_seq, batches = _HEAD.unpack_from(view, end)
+                position = end + _HEAD.size
+                numbers = struct.unpack_from(f"<{batches * _NUMBERS}q", view, position)
+                position += batches * _NUMBERS * 8
+                if not batches:
+                    raise BadMetadata("a producer in a snapshot has no batch")
+                found._producers[producer_id] = _Producer(epoch, last_seq, array("q", numbers))
+                found._batches += batches
+        except (struct.error, IndexError) as error:
+            raise BadMetadata(f"a snapshot of producers is cut short: {error}") from None
+        if position != len(view):
+            raise BadMetadata(f"{len(view) - position} bytes follow a snapshot of producers")
+        return found

@@ -1,0 +1,44 @@
+"""When the segment that is written has become long enough.
+
+It ends at a number of bytes or of entries, or with its age, whichever comes first; idle or not, since only
+what is in a closed ledger can expire. A segment without a record stays. So that logs that were made
+together do not roll together, each segment draws by how much, up to a tenth, it differs.
+"""
+
+from typing import Final
+
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.ports import Randomness
+
+_JITTER: Final = 0.1
+BYTES: Final = "bytes"
+ENTRIES: Final = "entries"
+AGE: Final = "age"
+DEMAND: Final = "demand"
+TAKEOVER: Final = "takeover"
+CREATED: Final = "created"
+
+
+class SegmentLimits:
+    """Those of one segment."""
+
+    def __init__(self, config: LogConfig, randomness: Randomness) -> None:
+        self._factor = 1 + _JITTER * (2 * randomness.random() - 1)
+        self.configure(config)
+
+    def configure(self, config: LogConfig) -> None:
+        factor = self._factor
+        self.bytes = int(config.roll_bytes * factor)
+        self.entries = int(config.roll_entries * factor)
+        self.age_s = config.roll_age_s * factor
+
+    def reason_to_roll(
+        self, segment_bytes: int, entries: int, age_s: float, *, has_records: bool
+    ) -> str | None:
+        if not has_records:
+            return None
+        if segment_bytes >= self.bytes:
+            return BYTES
+        if entries >= self.entries:
+            return ENTRIES
+        return AGE if age_s >= self.age_s else None

@@ -1,0 +1,145 @@
+"""Gives blocks their place in the log, or says why not. Here order is decided, and nowhere else.
+
+Of an append it is asked, in this order:
+
+ 1. Was it appended before? A retry is answered with the offsets of the first time, whatever else has
+    changed since: a log that was sealed, a writer that was fenced, an offset that was passed (LS6).
+ 2. Is the log sealed?
+ 3. Does it bear the writer epoch that is in force (LS8)?
+ 4. Is the tail where it was expected?
+
+What is answered to that, yes or no, rests on blocks that are not confirmed yet: see `settling.py`.
+Time is the server's, and is never less than a block's before (LS7).
+"""
+
+from typing import Final, NamedTuple
+
+from rollbook.logservice.core.block import BlockInfo
+from rollbook.logservice.core.control import WriterAcquired
+from rollbook.logservice.core.memory import LogMemory
+from rollbook.logservice.core.producers import Batch
+from rollbook.logservice.ids import (
+    FIRST_OFFSET,
+    TIMESTAMP_US_MAX,
+    NO_WRITER_YET,
+    Offset,
+    WriterEpoch,
+)
+from rollbook.logservice.words import AcquireMode, Condition
+from rollbook.proto.errors import (
+    InvalidRequest,
+    LogSealed,
+    OffsetMismatch,
+    StaleEpoch,
+    WriterHeld,
+    WriterRequired,
+)
+from rollbook.proto.ids import EntryId, LedgerId
+
+_NOBODY: Final = Condition()
+
+
+class Place(NamedTuple):
+    """What a block is stamped with."""
+
+    base_offset: Offset
+    next_offset: Offset
+    timestamp_us: int
+
+
+class Sequencer:
+    def __init__(self, memory: LogMemory, *, is_exclusive: bool) -> None:
+        self.memory = memory
+        self.is_exclusive = is_exclusive
+        self._held_until_ns: int | None = None  # As long as the writer need not have renewed.
+
+    # --- Blocks -------------------------------------------------------------------------------
+
+    def decide(self, info: BlockInfo, condition: Condition | None, wall_us: int) -> Place | Batch:
+        """Where it goes, or went when it was sent before. Changes nothing.
+
+        Raises `ProducerFenced`, `ProducerGap`, `DuplicateTooOld`, `LogSealed`, `StaleEpoch`,
+        `WriterRequired`, `OffsetMismatch`, `InvalidRequest`.
+        """
+        memory = self.memory
+        tail, now_us = memory.tail, self.time(wall_us)
+        if info.producer is not None:
+            sent_before = memory.producers.find(info.producer, now_us)
+            if sent_before is not None:
+                return sent_before
+        if memory.is_sealed:
+            raise LogSealed(tail=tail)
+        if condition is not None or self.is_exclusive:
+            self.check(condition or _NOBODY)
+        return Place(tail, Offset(tail + info.count), now_us)
+
+    def on_placed(
+        self, place: Place, info: BlockInfo, ledger_id: LedgerId, entry_id: EntryId
+    ) -> None:
+        memory = self.memory
+        memory.tail, memory.timestamp_us = place.next_offset, place.timestamp_us
+        if info.producer is not None:
+            memory.producers.on_batch(info.producer, Batch(*place, ledger_id, entry_id))
+
+    def time(self, wall_us: int) -> int:
+        """Of the next block."""
+        return max(min(wall_us, TIMESTAMP_US_MAX), self.memory.timestamp_us)
+
+    def check(self, condition: Condition) -> None:
+        """Raises what `decide` does for it."""
+        memory = self.memory
+        if condition.writer_epoch is not None:
+            self.check_epoch(condition.writer_epoch)
+        elif self.is_exclusive:
+            raise WriterRequired(next_step="acquire the writer epoch, and append with it")
+        expected = condition.expected_offset
+        if condition.must_be_empty and memory.tail:
+            expected = FIRST_OFFSET
+        if expected is not None and expected != memory.tail:
+            raise OffsetMismatch(
+                expected=expected, tail=memory.tail, writer_epoch=memory.writer_epoch
+            )
+
+    # --- The exclusive writer -----------------------------------------------------------------
+
+    def check_epoch(self, epoch: WriterEpoch) -> None:
+        """That it is in force. Raises `StaleEpoch`, `InvalidRequest`."""
+        memory = self.memory
+        if epoch > memory.writer_epoch or epoch <= NO_WRITER_YET:
+            raise InvalidRequest(f"writer epoch {epoch} was never given", writer_epoch=epoch)
+        if epoch < memory.writer_epoch or not memory.holder:
+            raise StaleEpoch(
+                "the writer epoch was released"
+                if epoch == memory.writer_epoch
+                else "a newer writer epoch is in force",
+                writer_epoch=epoch,
+                current_epoch=memory.writer_epoch,
+                holder=memory.holder,
+                fenced_at=memory.fence_offset,
+            )
+
+    def is_held(self, now_ns: int) -> bool:
+        until_ns = self._held_until_ns
+        return bool(self.memory.holder) and (until_ns is None or now_ns < until_ns)
+
+    def held_for_ns(self, now_ns: int) -> int | None:
+        """How long it is held if nobody renews it; None: until it is released or stolen."""
+        return None if self._held_until_ns is None else max(self._held_until_ns - now_ns, 0)
+
+    def acquire(self, holder: str, mode: AcquireMode, ttl_ms: int, now_ns: int) -> WriterAcquired:
+        """What to write into the log, and then to tell to `on_acquired`. Raises `WriterHeld`."""
+        memory = self.memory
+        if memory.is_sealed:
+            raise LogSealed(tail=memory.tail)
+        if mode is not AcquireMode.STEAL and self.is_held(now_ns):
+            raise WriterHeld(holder=memory.holder, writer_epoch=memory.writer_epoch)
+        return WriterAcquired(WriterEpoch(memory.writer_epoch + 1), holder, ttl_ms)
+
+    def on_acquired(self, acquired: WriterAcquired, now_ns: int) -> None:
+        self.memory.on_acquired(acquired)
+        self.on_renewed(now_ns)
+
+    def on_renewed(self, now_ns: int) -> None:
+        """Also when another owner begins: how long ago that was done nobody knows."""
+        ttl_ms = self.memory.ttl_ms
+        self._held_until_ns = now_ns + ttl_ms * 1_000_000 if ttl_ms else None

@@ -1,0 +1,91 @@
+"""What was decided and is not certain yet, in the order of the decisions (LS1, LS4).
+
+    entries   are settled once their ledger has confirmed them and every ledger before it is closed
+    answers   that rest on what was decided before them ("the tail is 17", "that was a duplicate") are
+              settled together with the newest entry of that time
+
+A log is in two ledgers at a time at most: while the first is being closed, the second takes the new
+entries. Whatever the second confirms waits: were the first one to end elsewhere than its writer
+thinks, the second would not count at all. So a place is a pair of numbers, which ledger and which
+entry, and all that is settled lies up to one such place.
+"""
+
+from collections import deque
+from collections.abc import Collection
+from typing import Final, Generic, TypeVar
+
+from rollbook.proto.ids import NO_ENTRY, EntryId
+
+Item = TypeVar("Item")
+Place = tuple[int, EntryId]
+"""The ledger, counted from 0 for this owner, and an entry in it."""
+
+
+class Settling(Generic[Item]):
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Place, Item]] = deque()
+        self._newest: Place = (0, NO_ENTRY)  # Of the entries that were appended.
+        self._settled: Place = (0, NO_ENTRY)
+        self._confirmed_behind = NO_ENTRY  # In the ledger behind the one that is being closed.
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_certain(self) -> bool:
+        """Nothing that was appended is unsettled: an answer may be given at once."""
+        return self._settled >= self._newest
+
+    @property
+    def is_closing(self) -> bool:
+        """New entries go to a second ledger."""
+        return self._newest[0] > self._settled[0]
+
+    def on_appended(self, entry_id: EntryId, item: Item) -> None:
+        """To the newest ledger."""
+        self._newest = (self._newest[0], entry_id)
+        self._waiting.append((self._newest, item))
+
+    def on_answered(self, item: Item) -> Collection[Item]:
+        """It rests on all that was appended so far. Settled at once if nothing of that is uncertain."""
+        if self.is_certain:
+            return (item,)
+        self._waiting.append((self._newest, item))
+        return _NOTHING
+
+    def on_successor(self) -> int:
+        """What is appended from now on goes to another ledger; its number."""
+        assert not self.is_closing, "a third ledger, with two that are not closed"
+        self._newest = (self._newest[0] + 1, NO_ENTRY)
+        self._confirmed_behind = NO_ENTRY
+        return self._newest[0]
+
+    def on_confirmed(self, ledger: int, last_entry: EntryId) -> Collection[Item]:
+        """What is settled by that, in the order in which it was decided."""
+        if ledger == self._settled[0]:
+            self._settled = max(self._settled, (ledger, last_entry))
+            return self._take()
+        if ledger > self._settled[0]:
+            self._confirmed_behind = max(self._confirmed_behind, last_entry)
+        return _NOTHING
+
+    def on_closed(self) -> Collection[Item]:
+        """The first of two ledgers was closed, at the very entry that was appended to it last."""
+        assert self.is_closing
+        self._settled = (self._settled[0] + 1, self._confirmed_behind)
+        return self._take()
+
+    def give_up(self) -> list[Item]:
+        """All that will never be known here."""
+        items = [item for _, item in self._waiting]
+        self._waiting.clear()
+        return items
+
+    def _take(self) -> list[Item]:
+        waiting, settled, items = self._waiting, self._settled, list[Item]()
+        while waiting and waiting[0][0] <= settled:
+            items.append(waiting.popleft()[1])
+        return items
+
+
+_NOTHING: Final[tuple[()]] = ()

@@ -1,0 +1,79 @@
+"""What a new owner finds at the end of a log, and what it makes of it.
+
+    list     … P ── N ── N+1       at most the last two are unclosed (LS3)
+                    │     │
+    fence and recover both, to CLOSED: nobody decides before (LS2)
+                    │     │
+                    │     └─ its first entry: "I follow N, which ends at entry 41"
+                    └─ CLOSED at 41?   yes: N+1 counts, all of it.   no: it is discarded, all of it
+
+Nothing in N+1 was acked unless its writer had seen N CLOSED at 41. So what is discarded was never acked;
+and what was acked is never discarded, since a ledger is closed once. A ledger without an entry says
+nothing and is discarded, too. An N that the list calls CLOSED was found so by whoever wrote that, who
+knew by then whether N+1 counts.
+
+The compare-and-set that lists the new owner's ledger fails if the list has changed since it was read.
+Then somebody else has made a step, and whoever has fenced already must not simply go: perhaps both
+would. He goes if there is a newer owner, else he tries again, after a pause that is random and grows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.logservice.core.control import Follows
+from rollbook.logservice.core.ledger_list import LedgerList, Segment, SegmentState
+from rollbook.logservice.ids import OwnerEpoch
+from rollbook.proto.ids import NO_ENTRY, EntryId
+from rollbook.proto.ports import Randomness
+
+_PAUSE_S_MIN: Final = 0.02
+_PAUSE_S_MAX: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A ledger that was fenced and recovered, or was closed before."""
+
+    segment: Segment
+    last_entry: EntryId
+    follows: Follows | None  # What its first entry says; None if it has none.
+    bytes: int
+
+
+def to_end(log: LedgerList) -> Sequence[Segment]:
+    """The segments that a new owner has to fence, recover and look into."""
+    last_two = log.segments[-2:]
+    is_settled = len(last_two) == 2 and last_two[0].state is SegmentState.CLOSED
+    return last_two[1:] if is_settled else last_two
+
+
+def counts(before: Ended | None, last: Ended) -> bool:
+    """Whether the last ledger is a part of the log. `before`: unless the list says that it is CLOSED."""
+    if last.follows is None or last.last_entry == NO_ENTRY:
+        return False
+    if before is None:
+        return True
+    return (last.follows.ledger_id, last.follows.last_entry) == (
+        before.segment.ledger_id,
+        before.last_entry,
+    )
+
+
+def judge(ended: Sequence[Ended]) -> tuple[Sequence[Ended], Sequence[Ended]]:
+    """Which of them count, and which are discarded, the earliest first in both (LS2)."""
+    count = 0
+    while count < len(ended) and counts(ended[count - 1] if count else None, ended[count]):
+        count += 1
+    return ended[:count], ended[count:]
+
+
+def stands_down(fenced_epoch: OwnerEpoch, listed_epoch: OwnerEpoch) -> bool:
+    """Whether whoever has fenced at `fenced_epoch`, in vain, may leave the log alone."""
+    return listed_epoch > fenced_epoch
+
+
+def pause_s(attempt: int, randomness: Randomness) -> float:
+    """Before a log is tried again to be taken, after so many attempts: two must not stay in step."""
+    longest = min(_PAUSE_S_MIN * 2.0 ** min(attempt, 16), _PAUSE_S_MAX)
+    return longest * (0.25 + 0.75 * randomness.random())

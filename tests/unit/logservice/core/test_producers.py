@@ -1,0 +1,167 @@
+"""LS5, LS6: what a log remembers of its producers."""
+
+import random
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from rollbook.logservice.core import producers as module
+from rollbook.logservice.core.producers import Batch, Producers
+from rollbook.logservice.ids import Offset, ProducerRef
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import BadMetadata, DuplicateTooOld, ProducerFenced, ProducerGap
+from rollbook.proto.ids import EntryId, LedgerId
+
+DAY_US: Final = 86_400_000_000
+A: Final = b"a"
+
+
+def batch(offset: int, timestamp_us: int = 0, records: int = 1) -> Batch:
+    return Batch(
+        Offset(offset), Offset(offset + records), timestamp_us, LedgerId(7), EntryId(offset)
+    )
+
+
+def ref(seq: int, epoch: int = 1, who: bytes = A) -> ProducerRef:
+    return ProducerRef(who, epoch, seq)
+
+
+def filled(count: int, config: LogConfig = module.DEFAULT) -> Producers:
+    found = Producers(config)
+    for seq in range(count):
+        assert found.find(ref(seq), seq) is None
+        found.on_batch(ref(seq), batch(10 * seq, seq, 10))
+    return found
+
+
+def test_what_is_sent_again_is_answered_with_its_first_place() -> None:
+    known = filled(5)
+    assert [known.find(ref(seq), 9) for seq in range(5)] == [
+        batch(10 * seq, seq, 10) for seq in range(5)
+    ]
+    assert known.find(ref(5), 9) is None
+
+
+def test_a_gap_is_refused_and_says_what_is_expected() -> None:
+    """Else the batches that were overtaken could never be appended in order."""
+    with pytest.raises(ProducerGap) as refusal:
+        filled(5).find(ref(6), 9)
+    assert refusal.value.ids["expected"] == 5
+
+
+def test_somebody_unknown_begins_with_zero() -> None:
+    """His first batches may still be on their way, from a time before this owner."""
+    with pytest.raises(ProducerGap) as refusal:
+        Producers().find(ref(3), 0)
+    assert refusal.value.ids["expected"] == 0
+
+
+def test_a_newer_epoch_begins_with_zero_and_fences_the_older() -> None:
+    known = filled(5)
+    with pytest.raises(ProducerGap):
+        known.find(ref(5, epoch=2), 9)
+    assert known.find(ref(0, epoch=2), 9) is None
+    known.on_batch(ref(0, epoch=2), batch(50, 9))
+    with pytest.raises(ProducerFenced):
+        known.find(ref(5), 9)
+    with pytest.raises(ProducerFenced):  # Though it was appended: nobody asks for it any more.
+        known.find(ref(4), 9)
+    assert known.find(ref(0, epoch=2), 9) == batch(50, 9)
+
+
+def test_beyond_the_window_it_is_only_known_to_have_been_appended() -> None:
+    known = filled(100)
+    assert known.find(ref(36), 100) == batch(360, 36, 10)
+    with pytest.raises(DuplicateTooOld) as refusal:
+        known.find(ref(35), 100)
+    assert refusal.value.outcome.value == "applied"
+    assert refusal.value.ids["first_remembered"] == 36
+
+
+def test_a_window_that_was_made_narrower_or_wider() -> None:
+    known = filled(64)
+    known.configure(LogConfig(dedupe_batches=2))
+    known.on_batch(ref(64), batch(640))
+    with pytest.raises(DuplicateTooOld):
+        known.find(ref(62), 0)
+    assert known.find(ref(63), 0) == batch(630, 63, 10)
+    known.configure(LogConfig(dedupe_batches=100))
+    known.on_batch(ref(65), batch(650))
+    assert known.find(ref(63), 0) == batch(630, 63, 10)
+
+
+def test_who_was_silent_for_a_day_of_the_logs_time_is_forgotten() -> None:
+    known = filled(5)
+    assert known.find(ref(5), DAY_US + 4) is None
+    with pytest.raises(ProducerGap):
+        known.find(ref(5), DAY_US + 5)
+    assert known.find(ref(0), DAY_US + 5) is None
+    known.on_batch(ref(0), batch(50, DAY_US + 5))
+    with pytest.raises(ProducerGap):
+        known.find(ref(5), DAY_US + 5)
+
+
+def test_the_longest_unused_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PRODUCERS_MAX", 3)
+    known = Producers()
+    for name in b"abcad":
+        who = bytes([name])
+        seq = 1 if known.find(ref(0, who=who), 0) else 0
+        known.on_batch(ref(seq, who=who), batch(0))
+    assert len(known) == 3
+    assert known.find(ref(0, who=b"b"), 0) is None
+    assert all(known.find(ref(0, who=who), 0) for who in (b"a", b"c", b"d"))
+
+
+def test_what_is_remembered_fits_into_one_snapshot() -> None:
+    """So many producers, each with so long a name; then one with the largest window."""
+    known = Producers(LogConfig(dedupe_batches=1024))
+    for number in range(module.PRODUCERS_MAX + 100):
+        known.on_batch(ref(0, who=b"%064d" % number), batch(number))
+    for seq in range(1, 20):
+        for number in range(module.PRODUCERS_MAX // 2, module.PRODUCERS_MAX, 2):
+            known.on_batch(ref(seq, who=b"%064d" % number), batch(seq))
+    assert len(known) <= module.PRODUCERS_MAX
+    assert len(known.pack()) <= 4 * 1024 * 1024
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_replay_knows_what_was_known(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LS5: from any snapshot on, since everything follows from the blocks alone."""
+    monkeypatch.setattr(module, "PRODUCERS_MAX", 4)
+    monkeypatch.setattr(module, "BATCHES_MAX", 20)
+    chance = random.Random(seed)
+    config = replace(LogConfig(), dedupe_batches=3, dedupe_age_s=1)
+    known, written, packed = Producers(config), list[tuple[ProducerRef, Batch]](), list[bytes]()
+    seqs: dict[bytes, tuple[int, int]] = {}
+    now_us = 0
+    for offset in range(200):
+        now_us += chance.choice((0, 1000, 200_000))
+        who = bytes([chance.choice(b"abcdef")])
+        epoch, seq = seqs.get(who, (1, 0))
+        if chance.random() < 0.1:
+            epoch, seq = epoch + 1, 0
+        packed.append(known.pack())
+        try:
+            assert known.find(ref(seq, epoch, who), now_us) is None
+        except ProducerGap:
+            epoch, seq = epoch + 1, 0
+        written.append((ref(seq, epoch, who), batch(offset, now_us)))
+        known.on_batch(*written[-1])
+        seqs[who] = (epoch, seq + 1)
+    for start in chance.sample(range(200), 10):
+        replayed = Producers.unpack(packed[start], config)
+        for each in written[start:]:
+            replayed.on_batch(*each)
+        assert replayed.pack() == known.pack()
+
+
+def test_a_damaged_snapshot_is_told() -> None:
+    packed = filled(3).pack()
+    for cut in range(len(packed)):
+        with pytest.raises(BadMetadata):
+            Producers.unpack(packed[:cut])
+    with pytest.raises(BadMetadata):
+        Producers.unpack(packed + b"x")
+    assert Producers.unpack(packed).pack() == packed

@@ -1,0 +1,309 @@
+"""LS5–LS8: where order is decided."""
+
+from typing import Final
+
+import pytest
+
+from rollbook.logservice.core.block import Block, BlockInfo, Codec, pack_block, stamped
+from rollbook.logservice.core.control import (
+    Control,
+    Follows,
+    Sealed,
+    Snapshot,
+    WriterAcquired,
+    WriterReleased,
+    pack_control,
+)
+from rollbook.logservice.core.memory import LogMemory, snapshot_in
+from rollbook.logservice.core.producers import Batch
+from rollbook.logservice.core.sequencer import Place, Sequencer
+from rollbook.logservice.ids import TIMESTAMP_US_MAX, Offset, ProducerRef, WriterEpoch
+from rollbook.logservice.words import AcquireMode, Condition
+from rollbook.proto.errors import (
+    BadMetadata,
+    BlockCorrupt,
+    InvalidRequest,
+    LogSealed,
+    OffsetMismatch,
+    ProducerGap,
+    StaleEpoch,
+    WriterHeld,
+    WriterRequired,
+)
+from rollbook.proto.ids import EntryId, LedgerId
+
+L1: Final = LedgerId(1)
+MS: Final = 1_000_000
+
+
+class Log:
+    """A log with nothing but its order; what was placed, as blocks."""
+
+    def __init__(self, *, is_exclusive: bool = False) -> None:
+        self.memory = LogMemory()
+        self.sequencer = Sequencer(self.memory, is_exclusive=is_exclusive)
+        self.blocks: list[Block] = []
+
+    def decide(
+        self,
+        count: int = 1,
+        *,
+        producer: ProducerRef | None = None,
+        condition: Condition | None = None,
+        wall_us: int = 0,
+    ) -> Place | Batch:
+        info = BlockInfo(count, producer, Codec.NONE, 100, 100)
+        return self.sequencer.decide(info, condition, wall_us)
+
+    def append(
+        self,
+        count: int = 1,
+        *,
+        producer: ProducerRef | None = None,
+        condition: Condition | None = None,
+        wall_us: int = 0,
+    ) -> Place:
+        place = self.decide(count, producer=producer, condition=condition, wall_us=wall_us)
+        assert type(place) is Place
+        info = BlockInfo(count, producer, Codec.NONE, 100, 100)
+        self.sequencer.on_placed(place, info, L1, EntryId(len(self.blocks)))
+        packed = pack_block([b"x"] * count, producer=producer)
+        self._keep(packed, place.base_offset, place.timestamp_us)
+        return place
+
+    def say(self, said: Control) -> None:
+        self._keep(pack_control(said), self.memory.tail, self.memory.timestamp_us)
+
+    def acquire(self, holder: str, mode: AcquireMode, ttl_ms: int, now_ns: int) -> WriterEpoch:
+        acquired = self.sequencer.acquire(holder, mode, ttl_ms, now_ns)
+        self.say(acquired)
+        self.sequencer.on_acquired(acquired, now_ns)
+        return acquired.epoch
+
+    def _keep(self, packed: bytes, base_offset: int, timestamp_us: int) -> None:
+        block = stamped(
+            packed,
+            base_offset=base_offset,
+            base_timestamp_us=timestamp_us,
+            owner_epoch=1,
+            writer_epoch=self.memory.writer_epoch,
+        )
+        self.blocks.append(Block(block))
+
+
+def ref(seq: int, epoch: int = 0) -> ProducerRef:
+    return ProducerRef(b"p", epoch, seq)
+
+
+def test_offsets_are_dense() -> None:
+    log = Log()
+    places = [log.append(count) for count in (3, 1, 10)]
+    assert [place[:2] for place in places] == [(0, 3), (3, 4), (4, 14)]
+
+
+def test_time_never_goes_back() -> None:
+    """LS7: whoever looks for a time looks in order."""
+    log = Log()
+    times = [log.append(wall_us=us).timestamp_us for us in (100, 50, 100, 101, 2**63)]
+    assert times == [100, 100, 100, 101, TIMESTAMP_US_MAX]
+
+
+def test_deciding_changes_nothing() -> None:
+    """The ledger may have no room: then it was never asked."""
+    log = Log()
+    before = log.memory.pack()
+    log.decide(5, producer=ref(0), wall_us=7)
+    assert log.memory.pack() == before
+
+
+# --- Dedupe first -------------------------------------------------------------------------------
+
+
+def test_the_retry_of_an_applied_append_is_no_mismatch() -> None:
+    """LS6: the first attempt moved the tail away from where both expect it."""
+    log = Log()
+    condition = Condition(expected_offset=Offset(0), must_be_empty=True)
+    first = log.append(2, producer=ref(0), condition=condition)
+    again = log.decide(2, producer=ref(0), condition=condition)
+    assert again == Batch(*first, L1, EntryId(0))
+
+
+def test_the_retry_of_an_applied_append_is_answered_though_its_writer_was_fenced() -> None:
+    log = Log(is_exclusive=True)
+    epoch = log.acquire("a", AcquireMode.STEAL, 0, 0)
+    condition = Condition(writer_epoch=epoch)
+    first = log.append(producer=ref(0), condition=condition)
+    log.acquire("b", AcquireMode.STEAL, 0, 0)
+    again = log.decide(producer=ref(0), condition=condition)
+    assert again[:3] == first
+    with pytest.raises(StaleEpoch):
+        log.decide(producer=ref(1), condition=condition)
+
+
+def test_the_retry_of_an_applied_append_is_answered_though_the_log_was_sealed() -> None:
+    log = Log()
+    first = log.append(producer=ref(0))
+    log.memory.is_sealed = True
+    assert log.decide(producer=ref(0))[:3] == first
+    with pytest.raises(LogSealed):
+        log.decide(producer=ref(1))
+    with pytest.raises(LogSealed):
+        log.decide()
+
+
+def test_what_was_refused_is_not_remembered() -> None:
+    log = Log()
+    log.append(producer=ref(0))
+    with pytest.raises(OffsetMismatch):
+        log.decide(producer=ref(1), condition=Condition(expected_offset=Offset(9)))
+    with pytest.raises(ProducerGap):
+        log.decide(producer=ref(2))
+    assert log.append(producer=ref(1)).base_offset == 1
+
+
+# --- Conditions ---------------------------------------------------------------------------------
+
+
+def test_the_expected_offset() -> None:
+    log = Log()
+    log.append(5, condition=Condition(expected_offset=Offset(0)))
+    with pytest.raises(OffsetMismatch) as refusal:
+        log.decide(condition=Condition(expected_offset=Offset(4)))
+    assert refusal.value.ids["tail"] == 5
+    log.append(condition=Condition(expected_offset=Offset(5)))
+
+
+def test_emptiness() -> None:
+    log = Log()
+    log.append(condition=Condition(must_be_empty=True))
+    with pytest.raises(OffsetMismatch):
+        log.decide(condition=Condition(must_be_empty=True))
+    with pytest.raises(OffsetMismatch):  # The tail is where it is expected, but not empty.
+        log.decide(condition=Condition(must_be_empty=True, expected_offset=Offset(1)))
+
+
+def test_a_stale_writer_hears_that_he_is_fenced_rather_than_where_the_tail_is() -> None:
+    """Else he would read up to there, and try again, for ever."""
+    log = Log()
+    old = log.acquire("a", AcquireMode.STEAL, 0, 0)
+    new = log.acquire("b", AcquireMode.STEAL, 0, 0)
+    log.append(3, condition=Condition(writer_epoch=new))
+    with pytest.raises(StaleEpoch) as refusal:
+        log.decide(condition=Condition(expected_offset=Offset(0), writer_epoch=old))
+    assert refusal.value.ids["holder"] == "b"
+    assert refusal.value.ids["fenced_at"] == 0
+
+
+def test_an_exclusive_log_wants_an_epoch() -> None:
+    log = Log(is_exclusive=True)
+    with pytest.raises(WriterRequired):
+        log.decide()
+    epoch = log.acquire("a", AcquireMode.STEAL, 0, 0)
+    log.append(condition=Condition(writer_epoch=epoch))
+    with pytest.raises(WriterRequired):
+        log.decide(condition=Condition(expected_offset=Offset(1)))
+
+
+def test_an_epoch_that_was_never_given_is_no_epoch() -> None:
+    log = Log()
+    for epoch in (0, 1, -1):
+        with pytest.raises(InvalidRequest):
+            log.decide(condition=Condition(writer_epoch=WriterEpoch(epoch)))
+
+
+# --- The exclusive writer -----------------------------------------------------------------------
+
+
+def test_a_writer_that_was_released_writes_no_more() -> None:
+    log = Log()
+    epoch = log.acquire("a", AcquireMode.FAIL, 0, 0)
+    log.memory.on_released(epoch)
+    with pytest.raises(StaleEpoch):
+        log.decide(condition=Condition(writer_epoch=epoch))
+    assert log.acquire("b", AcquireMode.FAIL, 0, 0) == epoch + 1
+
+
+def test_who_holds_it_is_stolen_from_or_waited_for() -> None:
+    log = Log()
+    first = log.acquire("a", AcquireMode.FAIL, 0, 0)
+    for mode in (AcquireMode.FAIL, AcquireMode.WAIT):
+        with pytest.raises(WriterHeld) as refusal:
+            log.sequencer.acquire("b", mode, 0, 10**18)
+        assert refusal.value.ids["holder"] == "a"
+    assert log.acquire("b", AcquireMode.STEAL, 0, 1) == first + 1
+
+
+def test_a_lease_runs_out_unless_it_is_renewed() -> None:
+    log = Log()
+    log.acquire("a", AcquireMode.FAIL, 5000, 0)
+    assert log.sequencer.held_for_ns(1000 * MS) == 4000 * MS
+    log.sequencer.on_renewed(3000 * MS)
+    with pytest.raises(WriterHeld):
+        log.sequencer.acquire("b", AcquireMode.FAIL, 0, 7999 * MS)
+    log.acquire("b", AcquireMode.FAIL, 0, 8000 * MS)
+    assert log.sequencer.held_for_ns(0) is None
+
+
+def test_a_new_owner_gives_the_writer_his_whole_time_anew() -> None:
+    log = Log()
+    log.acquire("a", AcquireMode.FAIL, 5000, 0)
+    replayed = Sequencer(LogMemory.unpack(log.memory.pack()), is_exclusive=False)
+    replayed.on_renewed(100_000 * MS)
+    assert replayed.is_held(104_999 * MS)
+    assert not replayed.is_held(105_000 * MS)
+
+
+# --- Replay -------------------------------------------------------------------------------------
+
+
+def full_log() -> Log:
+    log = Log()
+    log.append(3, producer=ref(0), wall_us=10)
+    epoch = log.acquire("a", AcquireMode.STEAL, 70, 0)
+    log.append(2, producer=ref(1), condition=Condition(writer_epoch=epoch), wall_us=20)
+    log.say(WriterReleased(epoch))
+    log.memory.on_released(epoch)
+    log.acquire("ü", AcquireMode.STEAL, 0, 0)
+    log.append(producer=ref(0, epoch=1), wall_us=15)
+    log.say(Sealed())
+    log.memory.is_sealed = True
+    return log
+
+
+def test_a_replay_knows_what_the_owner_knew() -> None:
+    """LS5, from the beginning and from any snapshot."""
+    log = full_log()
+    states = [LogMemory().pack()]
+    for start in range(len(log.blocks)):
+        memory = LogMemory.unpack(states[start])
+        memory.replay(log.blocks[start], L1, EntryId(start))
+        states.append(memory.pack())
+    assert states[-1] == log.memory.pack()
+    assert LogMemory.unpack(states[-1]).holder == "ü"
+
+
+def test_a_block_that_does_not_follow_is_told() -> None:
+    log = full_log()
+    memory = LogMemory()
+    memory.replay(log.blocks[0], L1, EntryId(0))
+    with pytest.raises(BlockCorrupt):
+        memory.replay(log.blocks[0], L1, EntryId(1))
+    with pytest.raises(BlockCorrupt):
+        memory.replay(log.blocks[-1], L1, EntryId(1))
+
+
+def test_where_a_replay_may_begin() -> None:
+    log = full_log()
+    log.say(Follows(L1, EntryId(3), b"state"))
+    log.say(Snapshot(b"later"))
+    log.say(WriterAcquired(WriterEpoch(9), "", 0))
+    assert [snapshot_in(block) for block in log.blocks[-4:]] == [None, b"state", b"later", None]
+
+
+def test_a_damaged_snapshot_is_told() -> None:
+    packed = full_log().memory.pack()
+    for cut in range(len(packed)):
+        with pytest.raises(BadMetadata):
+            LogMemory.unpack(packed[:cut])
+    with pytest.raises(BadMetadata):
+        LogMemory.unpack(b"\xff" + packed[1:])
