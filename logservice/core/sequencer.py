@@ -20,8 +20,8 @@ from rollbook.logservice.core.memory import LogMemory
 from rollbook.logservice.core.producers import Batch
 from rollbook.logservice.ids import (
     FIRST_OFFSET,
-    TIMESTAMP_US_MAX,
     NO_WRITER_YET,
+    TIMESTAMP_US_MAX,
     Offset,
     WriterEpoch,
 )

@@ -1,4 +1,4 @@
-"""LS5–LS8: where order is decided."""
+"""LS5 to LS8: where order is decided."""
 
 from typing import Final
 
