@@ -1,0 +1,21 @@
+"""What an owner stands on: one for all logs of a server."""
+
+from dataclasses import dataclass
+
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.ids import ServerInfo
+from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.pulse import Pulse
+from rollbook.logservice.tail_cache import TailMemory
+from rollbook.proto.ports import Clock, Randomness
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    server: ServerInfo
+    ledgers: Ledgers
+    nodes: LogNodes
+    clock: Clock
+    randomness: Randomness
+    pulse: Pulse  # Started.
+    tail_memory: TailMemory

@@ -1,0 +1,112 @@
+"""The ledger list of a log in the hands of its owner: every change is a compare-and-set.
+
+Others change the list, too: its configuration, its marks. Whoever finds it changed reads it again, sees
+whether it is still the owner that it names, and makes its own change anew.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+
+from rollbook.ledger.writer import LedgerWriter
+from rollbook.logservice.core.ledger_list import LedgerList, Segment
+from rollbook.logservice.ground import Ground
+from rollbook.logservice.log_nodes import StoredLog
+from rollbook.logservice.segment_writer import drop_ledger, make_ledger
+from rollbook.proto.errors import (
+    MetadataConflict,
+    NoSuchLog,
+    OutcomeUnknown,
+    RollbookError,
+    Unavailable,
+)
+from rollbook.proto.ids import LedgerId
+
+Change = Callable[[LedgerList], LedgerList]
+
+_PAUSE_S_MIN: Final = 0.02
+_PAUSE_S_MAX: Final = 1.0
+
+
+class ListKeeper:
+    def __init__(
+        self, ground: Ground, stored: StoredLog, log: structlog.typing.FilteringBoundLogger
+    ) -> None:
+        self.stored = stored  # As it was last written or read.
+        self.owner_epoch = stored.list.owner_epoch
+        self._ground, self._log = ground, log
+
+    @property
+    def list(self) -> LedgerList:
+        return self.stored.list
+
+    async def refresh(self) -> None:
+        """Takes as long as the store is away. Raises `OwnerFenced`, `NoSuchLog`."""
+        pause_s = _PAUSE_S_MIN
+        while True:
+            try:
+                stored = await self._ground.nodes.read(self.stored.name)
+            except (Unavailable, OutcomeUnknown):
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                continue
+            if stored.list.uid != self.list.uid:
+                raise NoSuchLog("it was made anew", log=str(stored.name))
+            stored.list.check_owner(self.owner_epoch)
+            self.stored = stored
+            return
+
+    async def change(self, make: Change) -> None:
+        """Takes as long as the store is away. `make` gives back what it was given if that will do.
+
+        Raises `OwnerFenced`, `NoSuchLog`, and what `make` raises.
+        """
+        while True:
+            wanted = make(self.list)
+            if wanted == self.list:
+                return
+            try:
+                self.stored = await self._ground.nodes.replace(self.stored, wanted)
+                return
+            except (MetadataConflict, Unavailable, OutcomeUnknown) as error:
+                self._log.info("log_list_not_written", reason=error.code.reason)
+            await self.refresh()
+
+    async def list_ledger(
+        self, make: Callable[[LedgerList, LedgerId], LedgerList]
+    ) -> tuple[LedgerWriter, Segment]:
+        """A new ledger at the end of the list.
+
+        Raises as `change`, and as the making of a ledger does; then none is listed, unless the store
+        does not answer any more: then it may be, and nobody writes it.
+        """
+        while True:
+            made_for = self.stored.version
+            writer = await make_ledger(self._ground, self.stored)
+            try:
+                wanted = make(self.list, writer.ledger_id)
+            except RollbookError:
+                await drop_ledger(self._ground, writer)
+                raise
+            try:
+                self.stored = await self._ground.nodes.replace(
+                    self.stored, wanted, made_for=made_for
+                )
+            except (MetadataConflict, Unavailable, OutcomeUnknown) as error:
+                self._log.info("log_list_not_written", reason=error.code.reason)
+                await self._stopping_if_failed(writer, self.refresh())
+            except BaseException:
+                await writer.stop()
+                raise
+            if self.list.segments[-1].ledger_id == writer.ledger_id:
+                return writer, self.list.segments[-1]
+            await drop_ledger(self._ground, writer)
+
+    async def _stopping_if_failed(self, writer: LedgerWriter, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except BaseException:
+            await writer.stop()
+            raise

@@ -1,0 +1,213 @@
+"""How a server becomes the owner of a log.
+
+    read the list ──► fence and recover what may be unclosed, the last two ledgers at most
+         ▲                 │
+         │            which of them count?  what was known at the end?            core/takeover.py
+         │                 │                                                     core/memory.py
+         │            make a ledger for this version of the list
+         │                 │
+         └── conflict ◄── compare-and-set: closed, discarded, owner epoch + 1, the new ledger
+                           │
+                      first entries of the new ledger, confirmed: nobody has fenced us      owner.py
+
+Only the end of the last ledger is read: back to the newest snapshot. A log that is sealed is opened
+without a ledger: what is left to do is to answer retries.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.ledger.reader import LedgerReader
+from rollbook.ledger.writer import LedgerWriter
+from rollbook.logservice.core.block import Block
+from rollbook.logservice.core.control import NO_LEDGER, Follows, unpack_control
+from rollbook.logservice.core.ledger_list import LedgerList, LogState, Segment
+from rollbook.logservice.core.memory import LogMemory, snapshot_in
+from rollbook.logservice.core.takeover import Ended, judge, pause_s, stands_down, to_end
+from rollbook.logservice.ground import Ground
+from rollbook.logservice.ids import LogName
+from rollbook.logservice.log_nodes import StoredLog
+from rollbook.logservice.segment_writer import drop_ledger, make_ledger
+from rollbook.proto.errors import BlockCorrupt, LogDeleted, MetadataConflict, NotOwner
+from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
+
+_REPLAY_BYTES: Final = 4 * 1024 * 1024  # Read at first; more if no snapshot is in it.
+_REPLAY_ENTRIES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What an owner begins with."""
+
+    stored: StoredLog  # Names it as the owner.
+    memory: LogMemory
+    end: tuple[LedgerId, EntryId]  # What the new ledger follows.
+    writer: LedgerWriter | None  # Of its last segment; None: the log is sealed.
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What was found at the end of a log."""
+
+    kept: Sequence[Ended]
+    discarded: Sequence[Ended]
+    memory: LogMemory
+    end: tuple[LedgerId, EntryId]
+
+
+async def open_log(name: LogName, ground: Ground, reason: str) -> Opening:
+    """Raises as `Owner.open`."""
+    fenced_epoch = None
+    attempt = 0
+    while True:
+        stored = await ground.nodes.read(name)
+        listed = stored.list
+        if listed.state is LogState.DELETED:
+            raise LogDeleted(log=str(name))
+        if fenced_epoch is not None and stands_down(fenced_epoch, listed.owner_epoch):
+            raise NotOwner(
+                "another server was quicker",
+                log=str(name),
+                owner=listed.owner.address if listed.owner else "",
+                owner_epoch=listed.owner_epoch,
+            )
+        fenced_epoch = listed.owner_epoch
+        found = await _find_end(ground, listed)
+        if listed.state is LogState.SEALED:
+            return Opening(stored, found.memory, found.end, None)
+        opening = await _take_over(ground, stored, found, reason)
+        if opening is not None:
+            return opening
+        await asyncio.sleep(pause_s(attempt, ground.randomness))
+        attempt += 1
+
+
+async def _take_over(ground: Ground, stored: StoredLog, found: _End, reason: str) -> Opening | None:
+    """None if the list has changed meanwhile: then nothing was done."""
+    settled = _settled(stored.list, found).with_owner(ground.server)
+    if found.memory.is_sealed:  # Its last owner died before it could list that.
+        sealed = settled.with_sealed(found.memory.tail)
+        try:
+            stored = await ground.nodes.replace(stored, sealed)
+        except MetadataConflict:
+            return None
+        return Opening(stored, found.memory, found.end, None)
+    writer = await make_ledger(ground, stored)
+    wanted = settled.with_successor(writer.ledger_id, reason, found.memory.timestamp_us)
+    try:
+        stored = await ground.nodes.replace(stored, wanted, made_for=stored.version)
+    except MetadataConflict:
+        await drop_ledger(ground, writer)
+        return None
+    except BaseException:
+        await writer.stop()  # It may be listed: whoever comes next finds it empty.
+        raise
+    return Opening(stored, found.memory, found.end, writer)
+
+
+def _settled(listed: LedgerList, found: _End) -> LedgerList:
+    for each in reversed(found.discarded):
+        listed = listed.with_discarded(each.segment.segment_id)
+    for index, each in enumerate(found.kept):
+        memory, behind = found.memory, found.kept[index + 1 : index + 2]
+        if behind and behind[0].follows:
+            memory = LogMemory.unpack(behind[0].follows.state)
+        listed = listed.with_closed(
+            each.segment.segment_id,
+            next_offset=memory.tail,
+            last_timestamp_us=memory.timestamp_us,
+            bytes=each.bytes,
+        )
+    return listed
+
+
+# --- The end of a log -------------------------------------------------------------------------
+
+
+async def _find_end(ground: Ground, listed: LedgerList) -> _End:
+    readers: dict[LedgerId, LedgerReader] = {}
+    try:
+        ended = await _end_all(ground, to_end(listed), readers)
+        kept, discarded = judge(ended)
+        if kept:
+            last = kept[-1]
+        else:
+            before = listed.segments[: len(listed.segments) - len(ended)]
+            if not before:
+                return _End(kept, discarded, LogMemory(listed.config), (NO_LEDGER, NO_ENTRY))
+            (last,) = await _end_all(ground, before[-1:], readers)
+        reader = readers[last.segment.ledger_id]
+        memory = await _replay(reader, listed, last.last_entry)
+        return _End(kept, discarded, memory, (last.segment.ledger_id, last.last_entry))
+    finally:
+        for reader in readers.values():
+            await reader.close()
+
+
+async def _end_all(
+    ground: Ground, segments: Sequence[Segment], readers: dict[LedgerId, LedgerReader]
+) -> list[Ended]:
+    """Fenced and recovered, at the same time. Raises when all have had their turn."""
+
+    async def end(segment: Segment) -> Ended:
+        reader = await ground.ledgers.open_recover(segment.ledger_id)
+        readers[segment.ledger_id] = reader
+        metadata = reader.metadata
+        assert metadata.last_entry is not None
+        assert metadata.length is not None
+        return Ended(
+            segment,
+            metadata.last_entry,
+            await _first_of(reader, metadata.last_entry),
+            metadata.length,
+        )
+
+    found = await asyncio.gather(*map(end, segments), return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return [each for each in found if isinstance(each, Ended)]
+
+
+async def _first_of(reader: LedgerReader, last_entry: EntryId) -> Follows | None:
+    if last_entry == NO_ENTRY:
+        return None
+    (block,) = await _read(reader, FIRST_ENTRY, FIRST_ENTRY)
+    said = unpack_control(block) if block.is_control else None
+    if not isinstance(said, Follows):
+        raise BlockCorrupt(
+            "the first entry does not say what it follows", ledger_id=reader.ledger_id, entry_id=0
+        )
+    return said
+
+
+async def _replay(reader: LedgerReader, listed: LedgerList, last_entry: EntryId) -> LogMemory:
+    """From the newest snapshot on. The first entry is one."""
+    length = reader.metadata.length or 0
+    entry_bytes = length // (last_entry + 1) + 1
+    count = max(1, min(_REPLAY_ENTRIES, _REPLAY_BYTES // entry_bytes))
+    blocks: list[Block] = []
+    first = last_entry + 1
+    while True:
+        start = max(FIRST_ENTRY, first - count)
+        blocks = [*await _read(reader, EntryId(start), EntryId(first - 1)), *blocks]
+        first = start
+        for index in range(len(blocks) - 1, -1, -1):
+            state = snapshot_in(blocks[index])
+            if state is not None:
+                memory = LogMemory.unpack(state, listed.config)
+                for place, block in enumerate(blocks[index:], first + index):
+                    memory.replay(block, reader.ledger_id, EntryId(place))
+                return memory
+        if first == FIRST_ENTRY:
+            raise BlockCorrupt(
+                "the first entry is no snapshot", ledger_id=reader.ledger_id, entry_id=0
+            )
+        count *= 4
+
+
+async def _read(reader: LedgerReader, first: EntryId, last: EntryId) -> list[Block]:
+    async with reader.read(first, last) as stream:
+        return [Block(entry.payload) async for entry in stream]

@@ -1,0 +1,53 @@
+"""Whether this process stood still for so long that others may have taken it for dead.
+
+What a stopped process confirms when it goes on was on disk before it was fenced, so that would be no
+lie; but whoever took its logs over has told people by then that nothing of an older writer will be
+acked any more. So an owner that finds that its process has missed a lease opens its logs again before
+it confirms anything (LS9).
+
+The longer of two clocks counts: one of them stands still while a machine sleeps.
+"""
+
+import asyncio
+
+from rollbook.proto.ports import Clock
+
+_BEATS: int = 6  # In a lease.
+
+
+class Pulse:
+    """One for all logs of a server. Start it, and close it at the end."""
+
+    def __init__(self, clock: Clock, lease_s: float) -> None:
+        self._clock = clock
+        self._lease_s = lease_s
+        self._stalls = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._look()
+
+    def start(self) -> None:
+        self._look()
+        self._beat()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def stalls(self) -> int:
+        """How often it has missed a lease until now."""
+        unseen_s = max(
+            (self._clock.monotonic_ns() - self._seen_ns) / 1e9,
+            (self._clock.wall_us() - self._seen_us) / 1e6,
+        )
+        if unseen_s > self._lease_s:
+            self._stalls += 1
+            self._look()
+        return self._stalls
+
+    def _beat(self) -> None:
+        self.stalls()
+        self._look()
+        self._timer = asyncio.get_running_loop().call_later(self._lease_s / _BEATS, self._beat)
+
+    def _look(self) -> None:
+        self._seen_ns, self._seen_us = self._clock.monotonic_ns(), self._clock.wall_us()

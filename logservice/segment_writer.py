@@ -1,0 +1,108 @@
+"""The ledger of one segment, as its log's owner writes it; and how such ledgers are made.
+
+A ledger is made for one version of the list and says so. Only the compare-and-set from that very
+version lists it; if that fails it never will be listed, and goes (LS3).
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from rollbook.ledger.writer import LedgerWriter
+from rollbook.logservice.core.ledger_list import custom_metadata
+from rollbook.logservice.core.rolling import SegmentLimits
+from rollbook.logservice.ground import Ground
+from rollbook.logservice.ids import SegmentId
+from rollbook.logservice.log_nodes import StoredLog
+from rollbook.proto.errors import RollbookError
+from rollbook.proto.ids import EntryId, LedgerId
+
+_SNAPSHOT_ENTRIES: Final = 1024  # A replay is no longer than this,
+_SNAPSHOT_BYTES: Final = 8 * 1024 * 1024  # or this, unless snapshots would be a larger part of
+_SNAPSHOT_SHARE: Final = 16  # the log than one byte in so many.
+
+
+async def make_ledger(ground: Ground, stored: StoredLog) -> LedgerWriter:
+    """To be listed by the change of this very list, or dropped."""
+    quorum = stored.list.config.quorum
+    return await ground.ledgers.create(
+        ensemble=quorum.ensemble,
+        write=quorum.write,
+        ack=quorum.ack,
+        custom=custom_metadata(stored.name, stored.list.uid, stored.version),
+    )
+
+
+async def drop_ledger(ground: Ground, writer: LedgerWriter) -> None:
+    """It was not listed, and nobody has written it. What is left behind is found by its metadata."""
+    await writer.stop()
+    with suppress(RollbookError):
+        await ground.ledgers.delete(writer.ledger_id, is_forced=True)
+
+
+class SegmentWriter:
+    def __init__(
+        self,
+        writer: LedgerWriter,
+        segment_id: SegmentId,
+        *,
+        number: int,
+        limits: SegmentLimits,
+        on_confirmed: Callable[[int, EntryId], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self.writer: Final = writer
+        self.segment_id: Final = segment_id
+        self.ledger_id: Final[LedgerId] = writer.ledger_id
+        self.number: Final = number  # In the order of this owner's ledgers, from 0.
+        self.limits: Final = limits
+        self.began_s: Final = asyncio.get_running_loop().time()
+        self.bytes = 0
+        self.bytes_at_snapshot = 0
+        self.entries_at_snapshot = 0
+        self.has_records = False
+        self._told = EntryId(-1)
+        self._on_confirmed = on_confirmed
+        self._on_failed = on_failed
+
+    @property
+    def entries(self) -> int:
+        return self.writer.last_appended + 1
+
+    def append(self, block: bytes) -> EntryId:
+        """Raises as `LedgerWriter.append`."""
+        future = self.writer.append(block)
+        future.add_done_callback(self._on_done)
+        self.bytes += len(block)
+        return self.writer.last_appended
+
+    def reason_to_roll(self, now_s: float) -> str | None:
+        return self.limits.reason_to_roll(
+            self.bytes, self.entries, now_s - self.began_s, has_records=self.has_records
+        )
+
+    @property
+    def oldest_s(self) -> float:
+        """When it will have become too old."""
+        return self.began_s + self.limits.age_s
+
+    def is_snapshot_due(self, packed_bytes: int) -> bool:
+        """So that a replay is short, and snapshots are no large part of the log."""
+        return (
+            self.entries - self.entries_at_snapshot >= _SNAPSHOT_ENTRIES
+            or self.bytes - self.bytes_at_snapshot >= _SNAPSHOT_BYTES
+        ) and self.bytes - self.bytes_at_snapshot >= _SNAPSHOT_SHARE * packed_bytes
+
+    def on_snapshot(self) -> None:
+        self.bytes_at_snapshot, self.entries_at_snapshot = self.bytes, self.entries
+
+    def _on_done(self, future: "asyncio.Future[EntryId]") -> None:
+        """Entries are confirmed many at a time: the first of them speaks for all."""
+        if error := future.exception():
+            self._on_failed(error)
+            return
+        last = self.writer.last_add_confirmed
+        if last > self._told:
+            self._told = last
+            self._on_confirmed(self.number, last)

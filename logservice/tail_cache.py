@@ -1,0 +1,180 @@
+"""The newest blocks of a log in its owner's memory: readers at the tail are served from here at ack time.
+
+Only confirmed blocks are in it, so nobody sees what may vanish (LS4). A reader holds a position and no
+bytes: one that never reads costs nothing, and finds out when it comes back that its blocks have gone;
+then it reads them from the bookies.
+
+Each log keeps so much at most, and all logs of a server together no more than `TailMemory` has: beyond it
+the log that was appended to the longest ago gives its oldest blocks.
+"""
+
+import asyncio
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import islice
+from operator import itemgetter
+from typing import Final
+
+from rollbook.logservice.ids import Offset
+from rollbook.proto.errors import RollbookError
+
+_BLOCK_BYTES: Final = 200  # What a block costs besides its bytes.
+_DROP_AT: Final = 64  # Dropped blocks that are still in the list; then it is cut.
+
+_Kept = tuple[Offset, Offset, bytes]
+_END: Final = itemgetter(1)
+
+
+class TailMemory:
+    """What the caches of all logs of a server may hold together."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self._caches: OrderedDict[TailCache, None] = OrderedDict()  # By when each was added to.
+
+    def on_added(self, cache: "TailCache", count: int) -> None:
+        self._caches[cache] = None
+        self._caches.move_to_end(cache)
+        self.bytes += count
+        while self.bytes > self.bytes_max and self._caches:
+            oldest = next(iter(self._caches))
+            if not oldest.drop_oldest():
+                del self._caches[oldest]
+
+    def on_dropped(self, count: int) -> None:
+        self.bytes -= count
+
+    def on_closed(self, cache: "TailCache") -> None:
+        self._caches.pop(cache, None)
+
+
+class TailCache:
+    def __init__(self, tail: Offset, bytes_max: int, memory: TailMemory) -> None:
+        self.tail = tail
+        self.bytes_max = bytes_max
+        self.end: RollbookError | None = None  # Why nothing follows any more.
+        self._memory = memory
+        self._bytes = 0
+        self._kept: list[_Kept] = []
+        self._dropped = 0  # How many at the beginning of the list are gone.
+        self._waiting: dict[asyncio.Future[None], None] = {}
+
+    @property
+    def start(self) -> Offset:
+        """The first offset that is here; the tail if none is."""
+        return self._kept[self._dropped][0] if self._dropped < len(self._kept) else self.tail
+
+    def add(self, blocks: Sequence[_Kept]) -> None:
+        """They are confirmed, and follow each other and the tail. Whoever waits is told once."""
+        if not blocks:
+            return
+        added = 0
+        for base_offset, next_offset, block in blocks:
+            assert base_offset == self.tail, "offsets are dense"
+            self.tail = next_offset
+            added += len(block) + _BLOCK_BYTES
+        self._kept.extend(blocks)
+        self._bytes += added
+        self._memory.on_added(self, added)
+        while self._bytes > self.bytes_max:
+            self.drop_oldest()
+        self.wake()
+
+    def drop_oldest(self) -> bool:
+        """Whether there is another one."""
+        if self._dropped == len(self._kept):
+            return False
+        cost = len(self._kept[self._dropped][2]) + _BLOCK_BYTES
+        self._kept[self._dropped] = (*self._kept[self._dropped][:2], b"")
+        self._dropped += 1
+        self._bytes -= cost
+        self._memory.on_dropped(cost)
+        if self._dropped >= _DROP_AT and 2 * self._dropped >= len(self._kept):
+            del self._kept[: self._dropped]
+            self._dropped = 0
+        return self._dropped < len(self._kept)
+
+    def close(self, end: RollbookError) -> None:
+        """Nothing follows: who waits is told so. Idempotent."""
+        if self.end is None:
+            self.end = end
+            self._memory.on_dropped(self._bytes)
+            self._kept, self._dropped, self._bytes = [], 0, 0
+            self._memory.on_closed(self)
+            self.wake()
+
+    def read(self, offset: Offset, bytes_max: int) -> tuple[list[bytes], Offset] | None:
+        """Blocks from the one on that holds `offset`, as many as fit but at least one, and where they
+        end; none at the tail. None if that block is not here.
+        """
+        if offset >= self.tail:
+            return [], self.tail
+        kept = self._kept
+        index = bisect_right(kept, offset, lo=self._dropped, key=_END)
+        if index == len(kept) or kept[index][0] > offset:
+            return None
+        blocks: list[bytes] = []
+        for _, next_offset, block in islice(kept, index, None):
+            bytes_max -= len(block)
+            if blocks and bytes_max < 0:
+                break
+            blocks.append(block)
+            end = next_offset
+        return blocks, end
+
+    async def grown(self, tail: Offset, deadline_s: float) -> None:
+        """Returns when the log is longer than that, has ended, or the time is over."""
+        if self.tail > tail or self.end is not None or deadline_s <= 0:
+            return
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(deadline_s, _wake, turn)
+        self._waiting[turn] = None
+        try:
+            await turn
+        finally:
+            timer.cancel()
+            self._waiting.pop(turn, None)
+
+    def wake(self) -> None:
+        """Whoever waits looks at the log again."""
+        waiting, self._waiting = self._waiting, {}
+        for turn in waiting:
+            _wake(turn)
+
+
+class Subscription:
+    """A reader's position in the tail of a log. Costs nothing while it is not used."""
+
+    def __init__(self, cache: TailCache, offset: Offset) -> None:
+        self.offset = offset  # The next one that it hands out.
+        self._cache = cache
+
+    @property
+    def tail(self) -> Offset:
+        return self._cache.tail
+
+    async def next(self, deadline_s: float, bytes_max: int) -> list[bytes] | None:
+        """The next blocks; none if none came in time. The first one may begin before `offset`.
+
+        None if it fell out of the memory: then read from the bookies, and subscribe again. Raises
+        what has ended the owner.
+        """
+        cache = self._cache
+        if self.offset >= cache.tail:
+            await cache.grown(self.offset, deadline_s)
+        if cache.end is not None:
+            raise type(cache.end)(cache.end.message, **cache.end.ids)
+        found = cache.read(self.offset, bytes_max)
+        if found is None:
+            return None
+        blocks, end = found
+        self.offset = max(self.offset, end) if blocks else self.offset
+        return blocks
+
+
+def _wake(turn: "asyncio.Future[None]") -> None:
+    if not turn.done():
+        turn.set_result(None)
