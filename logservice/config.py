@@ -1,7 +1,7 @@
-"""Settings of the log service. Defaults suit a server with some gigabytes of memory.
+"""Settings of a log server. Defaults suit one with some gigabytes of memory.
 
-They are given in code, or by `proto/runtime/config.py` from `[log_server]` and
-`ROLLBOOK_LOG_SERVER_*`.
+They come from `[log_server]` and `[log_service]` of a file, `ROLLBOOK_LOG_SERVER_*` and
+`ROLLBOOK_LOG_SERVICE_*`, and flags; see `proto/runtime/config.py`.
 """
 
 from dataclasses import dataclass
@@ -14,20 +14,52 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True)
 class LogServerConfig:
+    """Who and where it is."""
+
+    metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
+    listen: str = "127.0.0.1:7400"  # Of gRPC. Port 0 takes a free one.
+    advertise: str = ""  # host or host:port where clients find it; by default where it listens.
+    server_name: str = ""  # The same in each of its lives; by default the advertised host:port.
+    token_file: str = ""  # Who shows this token may ask; empty: everybody.
+    tls_certificate: str = ""  # A file, with its chain; empty: in the clear.
+    tls_key: str = ""  # A file; empty: it is in the certificate's.
+    tls_authorities: str = ""  # A file; clients must show a certificate that these have signed.
+    insecure: bool = False  # Lets it listen off loopback without TLS and token.
+    session_timeout_s: float = 10.0  # With the metadata store.
+    drain_s: float = 10.0  # So long handing over its logs may take when it stops.
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.session_timeout_s <= 600:
+            raise BadConfig("session_timeout_s must be 0.5 to 600")
+        if not 0 <= self.drain_s <= 600:
+            raise BadConfig("drain_s must be 0 to 600")
+        if (self.tls_key or self.tls_authorities) and not self.tls_certificate:
+            raise BadConfig("TLS needs tls_certificate")
+
+
+@dataclass(frozen=True)
+class LogServiceConfig:
+    """How it serves."""
+
     # --- Ownership ----------------------------------------------------------------------------
     lease_s: float = 3.0  # A server that is silent for so long is suggested no more.
-    opens_max: int = 64  # Logs that are opened at a time: more recover sooner, and fight for CPU.
+    opens_max: int = 64  # Logs that are opened at a time. More: none waits long, all fight for CPU.
     open_deadline_s: float = 30.0
-    hand_overs_max: int = 8  # Logs that are handed over at a time.
+    hand_overs_max: int = 16  # Logs that are handed over at a time.
     rebalance_after_s: float = 10.0  # Servers that come and go quickly move no logs.
+
+    # --- Memory -------------------------------------------------------------------------------
+    tail_memory_bytes: int = 256 * _MIB  # The newest blocks of all logs together, for readers.
+    stream_bytes_max: int = 16 * _MIB  # In flight on one append stream; then it is read no further.
+    readers_max: int = 1000  # Each of them may hold a few megabytes for a moment.
 
     # --- Readers ------------------------------------------------------------------------------
     heartbeat_s: float = 5.0  # A reader that has nothing else to say tells where it stands.
-    read_bytes_max: int = _MIB  # Of one event, unless a single block is larger.
 
     def __post_init__(self) -> None:
-        for name in ("lease_s", "opens_max", "open_deadline_s", "hand_overs_max", "heartbeat_s"):
+        for name in (
+            *("lease_s", "opens_max", "open_deadline_s", "hand_overs_max", "rebalance_after_s"),
+            *("tail_memory_bytes", "stream_bytes_max", "readers_max", "heartbeat_s"),
+        ):
             if getattr(self, name) <= 0:
                 raise BadConfig(f"{name} has to be above 0")
-        if self.read_bytes_max <= 0:
-            raise BadConfig("read_bytes_max has to be above 0")

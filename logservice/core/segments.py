@@ -1,0 +1,228 @@
+"""A log as a row of segments: which one holds an offset, and how a reader gets from one to the next.
+
+The list gives a segment its base offset once everything before it is settled; such a base can be
+trusted for good. At the end of the row there may be a segment without one: its predecessor was not
+closed when the list was written. Whoever wants to read on there finds out by himself:
+
+    the predecessor is CLOSED, and all of it was read          else nobody knows yet what follows
+    the segment's first entry names the predecessor, and exactly the entry at which it was closed
+
+If it names another entry, the segment is going to be discarded as a whole: nothing in it was acked.
+The reader reads the list again, and waits until that says so; it never fails for it. A base that
+was once derived this way is right for ever, since a closed ledger does not change.
+
+Offsets are dense. Whatever hands out blocks asserts that each of them begins where the one before
+it ended: a hole is an error that is told, never skipped.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollbook.logservice.core.block import Block, span_of
+from rollbook.logservice.core.control import Follows, unpack_control
+from rollbook.logservice.core.ledger_list import LedgerList, LogState, Segment
+from rollbook.logservice.ids import Offset
+from rollbook.proto.errors import DataLost
+from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
+
+
+def find_segment(segments: Sequence[Segment], offset: Offset) -> Segment | None:
+    """The last settled one that does not begin behind the offset; None if there is none."""
+    count = _settled_count(segments)
+    index = bisect_right(segments, offset, hi=count, key=_base)
+    return segments[index - 1] if index else None
+
+
+def _base(segment: Segment) -> Offset:
+    assert segment.base_offset is not None
+    return segment.base_offset
+
+
+def from_last_settled(segments: Sequence[Segment]) -> Sequence[Segment]:
+    return segments[max(_settled_count(segments) - 1, 0) :]
+
+
+def _settled_count(segments: Sequence[Segment]) -> int:
+    count = len(segments)
+    while count and segments[count - 1].base_offset is None:  # One at most.
+        count -= 1
+    return count
+
+
+def continues(first: Block, end: tuple[LedgerId, EntryId]) -> bool:
+    """Whether a segment that begins with this block follows a ledger that is CLOSED at that entry."""
+    if not first.is_control:
+        return False
+    kind = unpack_control(first)
+    return isinstance(kind, Follows) and (kind.ledger_id, kind.last_entry) == end
+
+
+def find_segment_at(segments: Sequence[Segment], timestamp_us: int) -> Segment | None:
+    """The first one that may hold a record of that time or later; None if all of them are older."""
+    for segment in segments:
+        latest_us = segment.last_timestamp_us
+        if latest_us is None or latest_us >= timestamp_us:
+            return segment
+    return None
+
+
+def successor_of(segments: Sequence[Segment], ledger_id: LedgerId) -> Segment | None:
+    """The one behind that ledger; None if it is the last one, or not listed."""
+    index = index_of(segments, ledger_id)
+    return None if index is None or index + 1 == len(segments) else segments[index + 1]
+
+
+def index_of(segments: Sequence[Segment], ledger_id: LedgerId) -> int | None:
+    """Readers are near the end most of the time."""
+    for index in range(len(segments) - 1, -1, -1):
+        if segments[index].ledger_id == ledger_id:
+            return index
+    return None
+
+
+# --- A reader's way -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Read this segment from that entry on; None: from the one that holds the next offset."""
+
+    segment: Segment
+    first_entry: EntryId | None
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitRoll:
+    """The segment that follows is listed, and it is not settled whether it stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitOwner:
+    """What was the last segment is closed, and nobody has begun another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What is wanted next lies below the head."""
+
+    head: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The log is sealed, and all of it was read."""
+
+
+Step = Enter | AwaitRoll | AwaitOwner | Gone | End
+
+
+class Trail:
+    """One reader's way through a log; it is told what the list says and what ledgers hold."""
+
+    def __init__(self, start: Offset) -> None:
+        self.next_offset = start  # Of the next record to be handed out.
+        self.last_timestamp_us = 0  # Of the last one that was.
+        self.next_entry = FIRST_ENTRY  # Of the current segment.
+        self._is_within = True  # The next block may begin before `next_offset`.
+        self._behind: tuple[LedgerId, EntryId] | None = None  # Read to its end, and settled.
+        self._current: Segment | None = None
+        self._is_settled = False  # The current one is known to be part of the log.
+        self._void: LedgerId | None = None  # It does not follow what was read, or is empty.
+
+    def skip_to(self, head: Offset) -> None:
+        self.next_offset = head
+        self._is_within = True
+        self._behind = self._current = None
+
+    # --- What the list says -----------------------------------------------------------------
+
+    def pick(self, listed: LedgerList) -> Step:
+        if self.next_offset < listed.head:
+            return Gone(listed.head)
+        if self._current is not None:
+            if index_of(listed.segments, self._current.ledger_id) is not None:
+                return Enter(self._current, self.next_entry)
+            self._current = None  # Discarded, or truncated up to here.
+        if self._behind is not None and index_of(listed.segments, self._behind[0]) is None:
+            self._behind = None  # Truncated; what follows it has a base by then.
+        if self._behind is None:
+            segment = find_segment(listed.segments, self.next_offset)
+        else:
+            segment = successor_of(listed.segments, self._behind[0])
+        if segment is None:
+            return End() if listed.state is LogState.SEALED else AwaitOwner()
+        self._is_settled = segment.base_offset is not None
+        if segment.ledger_id == self._void and not self._is_settled:
+            return AwaitRoll()
+        self.next_entry = FIRST_ENTRY
+        if self._is_settled and segment.base_offset != self.next_offset:
+            if self._behind is not None:
+                raise _hole(self.next_offset, segment.base_offset, ledger_id=segment.ledger_id)
+            return Enter(segment, None)
+        return Enter(segment, FIRST_ENTRY)
+
+    def enter(self, segment: Segment, first_entry: EntryId) -> None:
+        """Its ledger is open, and is read from there on."""
+        self._current, self.next_entry = segment, first_entry
+
+    # --- What the current ledger holds ------------------------------------------------------
+
+    def on_entries(self, payloads: Sequence[bytes]) -> list[bytes] | None:
+        """The blocks of records among them; None: the segment does not follow what was read.
+
+        Raises `DataLost` if they do not continue what was handed out before.
+        """
+        blocks: list[bytes] = []
+        if payloads and not self._is_settled:
+            if self._behind is None or not continues(Block(payloads[0]), self._behind):
+                assert self._current is not None
+                self._void, self._current = self._current.ledger_id, None
+                return None
+            self._is_settled = True
+        for payload in payloads:
+            base_offset, next_offset = span_of(payload)
+            if base_offset == next_offset:
+                continue  # It holds no records: a control block.
+            if base_offset != self.next_offset:
+                if not self._is_within or base_offset > self.next_offset:
+                    assert self._current is not None
+                    raise _hole(self.next_offset, base_offset, ledger_id=self._current.ledger_id)
+                if next_offset <= self.next_offset:
+                    continue
+            self._is_within = False
+            self.next_offset = next_offset
+            blocks.append(payload)
+        if blocks:
+            self.last_timestamp_us = Block(blocks[-1]).timestamp_us
+        self.next_entry = EntryId(self.next_entry + len(payloads))
+        return blocks
+
+    def on_end(self, last_entry: EntryId) -> None:
+        """The current ledger is CLOSED there, and all of it was read."""
+        assert self._current is not None
+        if self._is_settled:
+            self._behind = self._current.ledger_id, last_entry
+        else:
+            self._void = self._current.ledger_id
+        self._current = None
+
+    def on_memory(self, blocks: Sequence[bytes]) -> None:
+        """What the owner confirmed just now. Raises as `on_entries`."""
+        for payload in blocks:
+            base_offset, next_offset = span_of(payload)
+            if base_offset != self.next_offset and (
+                not self._is_within or not base_offset < self.next_offset < next_offset
+            ):
+                raise _hole(self.next_offset, base_offset)
+            self._is_within = False
+            self.next_offset = next_offset
+        if blocks:
+            self.last_timestamp_us = Block(blocks[-1]).timestamp_us
+            self._behind = self._current = None  # Who comes back to ledgers looks for his place.
+
+
+def _hole(expected: Offset, found: Offset | None, ledger_id: int = -1) -> DataLost:
+    return DataLost(
+        "offsets do not continue", expected=expected, found=found or 0, ledger_id=ledger_id
+    )

@@ -1,0 +1,69 @@
+"""What is shown of a log to whoever asks: its list in the words of the service."""
+
+from collections.abc import Iterator
+from hashlib import blake2b
+
+from rollbook.logservice.core.ledger_list import LedgerList, Segment
+from rollbook.logservice.ids import NO_OWNER_YET, SegmentId
+from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.words import (
+    Journal,
+    JournalEvent,
+    Segments,
+    SegmentState,
+    SegmentView,
+)
+
+
+def etag_of(config: LogConfig) -> str:
+    """Equal for equal configurations only."""
+    return blake2b(repr(config).encode(), digest_size=8).hexdigest()
+
+
+def segments_page(listed: LedgerList, start: SegmentId, limit: int) -> Segments:
+    found = [segment for segment in listed.segments if segment.segment_id >= start]
+    page, rest = found[:limit], found[limit:]
+    return Segments(
+        tuple(map(_view, page)), next_segment=rest[0].segment_id if page and rest else None
+    )
+
+
+def _view(segment: Segment) -> SegmentView:
+    return SegmentView(
+        segment_id=segment.segment_id,
+        ledger_id=segment.ledger_id,
+        state=SegmentState.CLOSED if segment.is_closed else SegmentState.OPEN,
+        base_offset=segment.base_offset,
+        next_offset=segment.next_offset,
+        first_timestamp_us=segment.first_timestamp_us,
+        last_timestamp_us=segment.last_timestamp_us or segment.first_timestamp_us,
+        bytes=segment.bytes or 0,
+        records=segment.records or 0,
+        reason=segment.reason,
+    )
+
+
+def journal_of(listed: LedgerList, limit: int) -> Journal:
+    """Newest first. Rolls are told by the segments that are still there."""
+    events = sorted((*_events(listed), *_rolls(listed)), key=lambda each: each.time_us)
+    return Journal(tuple(reversed(events[-limit:] if limit > 0 else ())))
+
+
+def _events(listed: LedgerList) -> Iterator[JournalEvent]:
+    for event in listed.events:
+        details = {"offset": str(event.offset)} if event.offset else {}
+        server, epoch = event.server_id or "", event.owner_epoch
+        yield JournalEvent(event.at_us, event.kind, server, epoch, event.reason, details)
+
+
+def _rolls(listed: LedgerList) -> Iterator[JournalEvent]:
+    for segment in listed.segments:
+        details = {
+            "segment_id": str(segment.segment_id),
+            "ledger_id": str(segment.ledger_id),
+            "base_offset": "" if segment.base_offset is None else str(segment.base_offset),
+        }
+        epoch, reason = segment.owner_epoch or NO_OWNER_YET, segment.reason
+        yield JournalEvent(
+            segment.first_timestamp_us, "segment_started", "", epoch, reason, details
+        )

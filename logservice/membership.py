@@ -1,0 +1,264 @@
+"""Which log servers live, this one among them: an ephemeral node for each, on a session of its own.
+
+That session is short, 3 s by default: it is what others go by when they suggest who should own a
+log. It proves nothing to anybody, and nobody waits for it to run out who can see a refused
+connection. When it is over, others may own this server's logs already; whoever hears so opens his
+logs again before he confirms anything.
+
+    <own root>/log-servers/<server id>    `core/server_record.py`
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from rollbook.logservice.core.server_record import (
+    ServerRecord,
+    pack_server_record,
+    unpack_server_record,
+)
+from rollbook.logservice.core.suggestion import Suggestions
+from rollbook.logservice.ids import ServerId
+from rollbook.proto.cluster.lost_replies import (
+    children_surely,
+    create_surely,
+    delete_surely,
+    ensure_path,
+    read_surely,
+    set_surely,
+)
+from rollbook.proto.errors import (
+    BadMetadata,
+    MetadataConflict,
+    NoSuchNode,
+    OutcomeUnknown,
+    SessionExpired,
+    Unavailable,
+    UnsupportedVersion,
+)
+from rollbook.proto.ports import (
+    NO_SESSION,
+    CreateMode,
+    EventKind,
+    MetadataStore,
+    Node,
+    SessionState,
+)
+
+logger = structlog.get_logger()
+
+FOLDER: Final = "log-servers"
+_LOOK_AGAIN_S: Final = 30.0
+_RETRY_PAUSE_S: Final = 0.2
+
+
+class Membership:
+    def __init__(
+        self, store: MetadataStore, own_root: str, *, on_session_lost: Callable[[], None]
+    ) -> None:
+        """`store` has a session that is the lease."""
+        self.generation = 0  # Changes with the servers that can be suggested.
+        self._store = store
+        self._own_root = own_root
+        self._folder = f"{own_root}/{FOLDER}"
+        self._on_session_lost = on_session_lost
+        self._record: ServerRecord | None = None  # What others see of this one.
+        self._lives: dict[ServerId, ServerRecord] = {}
+        self._servers: dict[str, ServerRecord] = {}
+        self._suggestions = Suggestions(())
+        self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, record: ServerRecord) -> None:
+        """Returns when others can see this server, and it them."""
+        self._record = record
+        await ensure_path(self._store, self._folder, above=self._own_root)
+        await self._enter()
+        await self._look(None)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._watch()), loop.create_task(self._hear_session())]
+
+    async def close(self) -> None:
+        """Not to be seen any more. Idempotent."""
+        record, self._record = self._record, None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if record is None:
+            return
+        ours = record.info.server_id
+        self._on_lives({key: each for key, each in self._lives.items() if key != ours})
+        try:
+            await delete_surely(self._store, self._path(record), is_ours=self._is_ours)
+        except (NoSuchNode, MetadataConflict, Unavailable, OutcomeUnknown, SessionExpired):
+            pass  # Its session ends soon.
+
+    # --- Who lives --------------------------------------------------------------------------
+
+    def is_alive(self, server_id: ServerId) -> bool:
+        """That life of that server, as far as is known."""
+        return server_id in self._lives
+
+    def find(self, name: str) -> ServerRecord | None:
+        """By the name of a server, or by the id of its life."""
+        return self._servers.get(name) or self._lives.get(ServerId(name))
+
+    @property
+    def is_draining(self) -> bool:
+        return self._record is not None and self._record.is_draining
+
+    @property
+    def servers(self) -> list[ServerRecord]:
+        """The newest life of each, by name."""
+        return [self._servers[name] for name in sorted(self._servers)]
+
+    @property
+    def suggestions(self) -> Suggestions:
+        """Among those that take logs."""
+        return self._suggestions
+
+    async def changed(self, generation: int, wait_s: float) -> None:
+        """Returns when others can be suggested than then, or after a while."""
+        if self.generation == generation:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    # --- This server ------------------------------------------------------------------------
+
+    async def tell(self, *, is_draining: bool | None = None, logs_owned: int | None = None) -> None:
+        """Raises what the metadata store raises; it is told again with the next change."""
+        if self._record is None:
+            return
+        record = self._record
+        if is_draining is not None:
+            record = replace(record, is_draining=is_draining)
+        if logs_owned is not None:
+            record = replace(record, logs_owned=logs_owned)
+        if record != self._record:
+            self._record = record
+            await self._enter()
+            self._on_lives({**self._lives, record.info.server_id: record})
+
+    async def _enter(self) -> None:
+        """One node of this session, that says what is so now."""
+        async with self._turn:
+            while (record := self._record) is not None:
+                path, data = self._path(record), pack_server_record(record)
+                try:
+                    await create_surely(
+                        self._store, path, data, lambda _: True, CreateMode.EPHEMERAL
+                    )
+                    node = await read_surely(self._store, path)
+                    if node is None:
+                        continue
+                    if not self._is_ours(node):  # Of our session before this one.
+                        await delete_surely(self._store, path, node.stat.version)
+                        continue
+                    if node.value != data:
+                        await set_surely(self._store, path, data, node.stat.version)
+                except (SessionExpired, NoSuchNode, MetadataConflict):
+                    await asyncio.sleep(_RETRY_PAUSE_S)
+                    continue
+                return
+
+    def _path(self, record: ServerRecord) -> str:
+        return f"{self._folder}/{record.info.server_id}"
+
+    def _is_ours(self, node: Node) -> bool:
+        session = self._store.session
+        return session != NO_SESSION and node.stat.owner == session
+
+    async def _hear_session(self) -> None:
+        async for event in self._store.session_events():
+            if event.state is SessionState.EXPIRED:
+                logger.warning("log_server_session_lost")
+                self._on_session_lost()
+            elif event.state is SessionState.CONNECTED:
+                await self._enter_patiently()
+
+    async def _enter_patiently(self) -> None:
+        while True:
+            try:
+                return await self._enter()
+            except (Unavailable, OutcomeUnknown) as error:
+                logger.warning("log_server_not_registered", reason=error.code.reason)
+                await asyncio.sleep(_RETRY_PAUSE_S)
+
+    # --- The others -------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                watch = await self._store.watch(self._folder, recursive=True)
+                try:
+                    await self._look(None)
+                    while True:
+                        dirty: str | None = None
+                        try:
+                            async with asyncio.timeout(_LOOK_AGAIN_S):
+                                event = await anext(watch)
+                            dirty = None if event.kind is EventKind.RESYNC else event.path
+                        except TimeoutError:
+                            pass
+                        except StopAsyncIteration:
+                            return
+                        await self._look(dirty)
+                finally:
+                    await watch.close()
+            except (Unavailable, OutcomeUnknown, SessionExpired) as error:
+                logger.warning("log_servers_not_read", reason=error.code.reason)
+                await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _look(self, dirty: str | None) -> None:
+        """Reads those that came, and the one that changed; None: all of them."""
+        try:
+            names = await children_surely(self._store, self._folder)
+        except NoSuchNode:
+            names = []
+        lives: dict[ServerId, ServerRecord] = {}
+        for server_id in map(ServerId, names):
+            path = f"{self._folder}/{server_id}"
+            record = self._lives.get(server_id)
+            if record is None or dirty is None or dirty == path:
+                record = await self._read(path) or record
+            if record is not None:
+                lives[server_id] = record
+        self._on_lives(lives)
+
+    async def _read(self, path: str) -> ServerRecord | None:
+        node = await read_surely(self._store, path, fresh=False)
+        if node is None:
+            return None
+        try:
+            return unpack_server_record(node.value)
+        except (BadMetadata, UnsupportedVersion) as error:
+            logger.warning("log_server_unreadable", path=path, reason=error.message)
+            return None
+
+    def _on_lives(self, lives: dict[ServerId, ServerRecord]) -> None:
+        self._lives = lives
+        servers: dict[str, ServerRecord] = {}
+        for record in lives.values():
+            other = servers.get(record.name)
+            if other is None or _age(record) > _age(other):
+                servers[record.name] = record
+        self._servers = servers
+        taking = tuple(sorted(name for name, each in servers.items() if not each.is_draining))
+        if taking != self._suggestions.names:
+            logger.info("log_servers_changed", servers=taking)
+            self._suggestions = Suggestions(taking)
+            self.generation += 1
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+
+def _age(record: ServerRecord) -> tuple[int, str]:
+    return record.started_us, record.info.server_id

@@ -1,0 +1,430 @@
+"""Reads one log from any offset on, and goes on with it; on any server, and never in silence.
+
+    at the owner     what is confirmed comes from memory, in the turn in which it is confirmed
+    anywhere else,   from the ledgers, segment by segment (`core/segments.py`); the one that is
+    and further back written is followed, so that what is appended comes within milliseconds
+
+A reader goes from one to the other and back by itself. Whatever it meets, it goes on: a ledger that
+is gone, or a segment that does not follow, makes it read the list again; a bookie or metadata store
+that does not answer makes it wait and try again. When it has nothing else to tell for a heartbeat,
+it tells where it stands and what it waits for. It ends only with the log: sealed and read to its
+end, deleted, truncated above the place where it stands, or records that no copy is left of.
+
+It reads when it is asked to: what lies ready for whoever does not ask is bounded by one run of entries
+and what a ledger reader reads ahead, and that is dropped after a moment.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from rollbook.ledger.follower import Follower
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.ledger.reader import LedgerReader
+from rollbook.logservice.core.ledger_list import LedgerList, LogState
+from rollbook.logservice.core.segments import (
+    AwaitOwner,
+    AwaitRoll,
+    End,
+    Enter,
+    Gone,
+    Trail,
+    from_last_settled,
+)
+from rollbook.logservice.ids import FIRST_OFFSET, NO_OWNER_YET, LogName, Offset
+from rollbook.logservice.log_nodes import LogNodes, StoredLog
+from rollbook.logservice.owner import Owner
+from rollbook.logservice.positions import find_entry, read_block
+from rollbook.logservice.tail_cache import Subscription
+from rollbook.logservice.words import (
+    CaughtUp,
+    FellBehind,
+    Gap,
+    GapKind,
+    Moving,
+    Progress,
+    ReadEvent,
+    Records,
+    Sealed,
+    WaitsFor,
+)
+from rollbook.proto.errors import (
+    Corrupt,
+    DataLost,
+    LogDeleted,
+    LogSealed,
+    NoSuchEntry,
+    NoSuchLedger,
+    NoSuchLog,
+    OutcomeUnknown,
+    RollbookError,
+    SessionExpired,
+    Truncated,
+    Unavailable,
+)
+from rollbook.proto.ports import Clock
+
+logger = structlog.get_logger()
+
+HEARTBEAT_S: Final = 5.0
+_IDLE_S: Final = 1.0  # Who does not ask for so long has nothing read ahead for him.
+_LOOK_AGAIN_S: Final = 2.0  # At a list whose change was not told.
+_PAUSE_S_MIN: Final = 0.02  # Before what failed is tried again; doubled,
+_PAUSE_S_MAX: Final = 1.0  # up to this.
+_BYTES_MAX: Final = 1024 * 1024  # Of one event from memory, unless a single block is larger.
+_LOST_AFTER: Final = 4  # Times that all who should have an entry said that they have it not.
+_TAIL_S_MAX: Final = 1.0  # For a heartbeat's question how far the log goes.
+
+
+class LogReader:
+    """`next()` for as long as you like, then `close()`. One caller at a time."""
+
+    def __init__(
+        self,
+        name: LogName,
+        start: Offset,
+        *,
+        nodes: LogNodes,
+        ledgers: Ledgers,
+        find_owner: Callable[[], Owner | None],
+        clock: Clock,
+        heartbeat_s: float = HEARTBEAT_S,
+        skips_truncated: bool = False,
+    ) -> None:
+        """`find_owner` says whether this very process owns the log now.
+
+        `skips_truncated`: what was truncated is told of as a gap; else reading ends with it.
+        """
+        self._name = name
+        self._nodes, self._ledgers, self._clock = nodes, ledgers, clock
+        self._find_owner = find_owner
+        self._heartbeat_s = heartbeat_s
+        self._skips_truncated = skips_truncated
+        self._trail = Trail(start)
+        self._loop = asyncio.get_running_loop()
+        self._ready: deque[ReadEvent] = deque()
+        self._end: ReadEvent | RollbookError | None = None
+        self._step: asyncio.Task[None] | None = None
+        self._resting: asyncio.Task[None] | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._memory: Subscription | None = None
+        self._told_by = NO_OWNER_YET  # The owner whose memory it read last.
+        self._ledger: LedgerReader | None = None
+        self._follower: Follower | None = None
+        self._listed: LedgerList | None = None  # As it was read last.
+        self._tail = start  # As far as is known.
+        self._is_live = False  # It has told that it caught up, and has not fallen behind since.
+        self._waits_for = WaitsFor.FETCHING
+        self._pause_s = _PAUSE_S_MIN
+        self._losses = 0  # In a row.
+        self._bytes_told = self._records_told = 0
+
+    async def next(self, due: float | None = None) -> ReadEvent:
+        """The next event; `Progress` when it is due, by default after a heartbeat, and there is none.
+        Behind the last one: that one again.
+
+        Raises `Truncated`, `NoSuchLog`, `LogDeleted`, `DataLost`, and raises it again.
+        Cancelled, nothing is lost: the same event comes next time.
+        """
+        await self._stop_resting()
+        if due is None:
+            due = self._loop.time() + self._heartbeat_s
+        while not self._ready:
+            if isinstance(self._end, RollbookError):
+                raise self._end
+            if self._end is not None:
+                return self._end
+            if self._memory is not None:
+                is_over = not await self._take_from_memory(self._memory, due)
+            else:
+                is_over = not await self._take_from_ledgers(due)
+            if is_over and not self._ready:
+                return await self._progress()
+        self._idle = self._loop.call_later(_IDLE_S, self._rest)
+        return self._ready.popleft()
+
+    async def close(self) -> None:
+        """Idempotent."""
+        await self._stop_resting()
+        if self._step is not None:
+            self._step.cancel()
+            await asyncio.gather(self._step, return_exceptions=True)
+        await self._leave_ledger()
+        self._memory = None
+
+    # --- From the owner's memory ------------------------------------------------------------
+
+    def _enter_memory(self) -> bool:
+        owner = self._find_owner()
+        if owner is None:
+            return False
+        self._memory = owner.tail_from(self._trail.next_offset)
+        if self._memory is None:
+            return False
+        self._told_by = owner.owner_epoch
+        self._waits_for = WaitsFor.NOTHING
+        if self._trail.next_offset >= owner.tail:
+            self._go_live(owner.tail)
+        return True
+
+    async def _take_from_memory(self, memory: Subscription, due: float) -> bool:
+        """Whether there was something before it was due."""
+        try:
+            blocks = await memory.next(max(due - self._loop.time(), 0.0), _BYTES_MAX)
+        except LogSealed:
+            self._end = Sealed(self._trail.next_offset)
+            return True
+        except RollbookError as error:  # That owner's time is over: ledgers tell the rest.
+            logger.debug("reader_lost_owner", log_name=str(self._name), reason=error.code.reason)
+            self._memory = None
+            return True
+        if blocks is None:
+            self._memory = None
+            self._fall_behind()
+            return True
+        if not blocks:
+            owner = self._find_owner()
+            if owner is not None and owner.is_sealed and self._trail.next_offset >= owner.tail:
+                self._end = Sealed(self._trail.next_offset)
+                return True
+            return self._loop.time() < due
+        start = self._trail.next_offset
+        self._trail.on_memory(blocks)
+        self._tell_records(blocks, start)
+        owner = self._find_owner()
+        if owner is not None and self._trail.next_offset >= owner.tail:
+            self._go_live(owner.tail)
+        return True
+
+    # --- From the ledgers -------------------------------------------------------------------
+
+    async def _take_from_ledgers(self, due: float) -> bool:
+        """Whether a step was made before it was due. One that was not goes on meanwhile."""
+        if self._step is None:
+            self._step = self._loop.create_task(self._make_step())
+        if not await _ends_by(self._step, due):
+            return False
+        step, self._step = self._step, None
+        step.result()  # What is not told as an error of the log is a bug.
+        return True
+
+    async def _make_step(self) -> None:
+        try:
+            if self._enter_memory():
+                await self._leave_ledger()
+            elif self._follower is None:
+                await self._enter_segment()
+            else:
+                await self._read_on(self._follower)
+        except (NoSuchLedger, NoSuchEntry, Corrupt) as error:
+            await self._on_missing(error)
+        except (NoSuchLog, LogDeleted, Truncated) as error:
+            self._end = error
+        except (Unavailable, OutcomeUnknown, SessionExpired) as error:
+            await self._on_failure(error)
+        else:
+            self._pause_s = _PAUSE_S_MIN
+
+    async def _enter_segment(self) -> None:
+        stored = await self._nodes.read(self._name)
+        listed = stored.list
+        if listed.state is LogState.DELETED or (self._listed and self._listed.uid != listed.uid):
+            raise LogDeleted(log=str(self._name))
+        self._listed = listed
+        self._tail = max(self._tail, _known_tail(listed))
+        if listed.owner is not None and NO_OWNER_YET < self._told_by < listed.owner_epoch:
+            self._end = Moving(listed.owner.address, self._trail.next_offset)
+            return
+        match self._trail.pick(listed):
+            case Enter(segment, first_entry):
+                self._waits_for = WaitsFor.FETCHING
+                self._ledger = await self._ledgers.open_tailing(segment.ledger_id)
+                if first_entry is None:
+                    wanted = self._trail.next_offset
+                    first_entry = await find_entry(
+                        self._ledger, lambda block: block.next_offset > wanted
+                    )
+                self._trail.enter(segment, first_entry)
+                self._follower = self._ledger.follow(first_entry)
+            case Gone(head):
+                if not self._skips_truncated:
+                    raise Truncated(head=head, offset=self._trail.next_offset)
+                gap = Gap(GapKind.TRUNCATED, self._trail.next_offset, head)
+                self._ready.append(gap)
+                self._trail.skip_to(head)
+            case End():
+                self._end = Sealed(self._trail.next_offset)
+            case AwaitRoll():
+                self._waits_for = WaitsFor.ROLL
+                await self._list_changed(stored)
+            case AwaitOwner():
+                self._waits_for = WaitsFor.OWNER
+                self._go_live(self._trail.next_offset)
+                await self._list_changed(stored)
+
+    async def _read_on(self, follower: Follower) -> None:
+        assert self._ledger is not None
+        try:
+            news = await anext(follower)
+        except StopAsyncIteration:
+            last_entry = self._ledger.last_add_confirmed
+            await self._leave_ledger()
+            self._trail.on_end(last_entry)
+            return
+        start = self._trail.next_offset
+        blocks = self._trail.on_entries([entry.payload for entry in news.entries])
+        if blocks is None:  # Not a part of the log: its list is going to say so.
+            await self._leave_ledger()
+            return
+        self._losses = 0
+        if blocks:
+            self._tell_records(blocks, start)
+        if self._trail.next_entry > news.last_add_confirmed and not news.is_closed:
+            self._waits_for = WaitsFor.REPLICA if news.waits_for else WaitsFor.NOTHING
+            self._go_live(self._trail.next_offset)
+        else:
+            self._waits_for = WaitsFor.REPLICA if news.waits_for else WaitsFor.FETCHING
+
+    async def _leave_ledger(self) -> None:
+        follower, ledger = self._follower, self._ledger
+        self._follower = self._ledger = None
+        if follower is not None:
+            await follower.aclose()
+        if ledger is not None:
+            await ledger.close()
+
+    async def _list_changed(self, known: StoredLog) -> None:
+        """Returns when the list is likely to be another one, or after a while."""
+        watch = await self._nodes.watch(self._name)
+        try:
+            if (await self._nodes.read(self._name)).version == known.version:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_AGAIN_S):
+                        await anext(watch, None)
+        finally:
+            await watch.close()
+
+    # --- What goes wrong --------------------------------------------------------------------
+
+    async def _on_missing(self, error: RollbookError) -> None:
+        """The segment was truncated or discarded, its list says so soon; or its copies are gone."""
+        self._losses += 1
+        if self._losses >= _LOST_AFTER or isinstance(error, DataLost):
+            self._end = DataLost(
+                "no copy can be read", offset=self._trail.next_offset, reason=error.code.reason
+            )
+            await self._leave_ledger()
+        else:
+            await self._on_failure(error)
+
+    async def _on_failure(self, error: RollbookError) -> None:
+        logger.info(
+            "log_not_read",
+            log_name=str(self._name),
+            offset=self._trail.next_offset,
+            reason=error.code.reason,
+        )
+        self._waits_for = WaitsFor.REPLICA
+        await self._leave_ledger()
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
+
+    # --- Telling ----------------------------------------------------------------------------
+
+    def _tell_records(self, blocks: Sequence[bytes], start: Offset) -> None:
+        end = self._trail.next_offset
+        self._tail = max(self._tail, end)
+        self._bytes_told += sum(map(len, blocks))
+        self._records_told += end - start
+        self._ready.append(Records(tuple(blocks), start, end))
+
+    def _go_live(self, tail: Offset) -> None:
+        if not self._is_live:
+            self._is_live = True
+            self._ready.append(CaughtUp(tail))
+
+    def _fall_behind(self) -> None:
+        if self._is_live:
+            self._is_live = False
+            owner = self._find_owner()
+            self._ready.append(FellBehind(owner.tail if owner is not None else self._tail))
+
+    async def _progress(self) -> Progress:
+        position, owner = self._trail.next_offset, self._find_owner()
+        if owner is not None:
+            head, self._tail = owner.head, max(owner.tail, self._tail)
+        else:
+            head = self._listed.head if self._listed is not None else FIRST_OFFSET
+            await self._learn_tail()
+        lag = max(self._tail - position, 0)
+        return Progress(
+            *(position, head, max(self._tail, position), lag),
+            lag_bytes=lag * self._bytes_told // max(self._records_told, 1),
+            lag_us=max(self._clock.wall_us() - self._trail.last_timestamp_us, 0)
+            if lag and self._trail.last_timestamp_us
+            else 0,
+            waits_for=self._waits_for,
+        )
+
+    async def _learn_tail(self) -> None:
+        """From the last block that is confirmed where it reads; what fails leaves it as it was."""
+        ledger = self._ledger
+        if ledger is None or ledger.last_add_confirmed < self._trail.next_entry:
+            return
+        with suppress(RollbookError, TimeoutError):
+            async with asyncio.timeout(_TAIL_S_MAX):
+                block = await read_block(ledger, ledger.last_add_confirmed)
+                self._tail = max(self._tail, block.next_offset)
+
+    # --- Resting ----------------------------------------------------------------------------
+
+    def _rest(self) -> None:
+        """Nobody asks at present: nothing is read ahead for him."""
+        self._resting = self._loop.create_task(self._drop_what_is_ahead())
+
+    async def _drop_what_is_ahead(self) -> None:
+        if self._step is not None:
+            await _ends_by(self._step, None)
+        await self._leave_ledger()
+
+    async def _stop_resting(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        if self._resting is not None:
+            resting, self._resting = self._resting, None
+            resting.cancel()
+            await asyncio.gather(resting, return_exceptions=True)
+
+
+async def _ends_by(task: "asyncio.Task[None]", due: float | None) -> bool:
+    """Whether it has ended, however it did. Cancelled, or late, the task goes on."""
+    if not task.done():
+        ended = asyncio.get_running_loop().create_future()
+
+        def on_done(_: "asyncio.Task[None]") -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        task.add_done_callback(on_done)
+        try:
+            async with asyncio.timeout_at(due):
+                await ended
+        except TimeoutError:
+            pass
+        finally:
+            task.remove_done_callback(on_done)
+    return task.done()
+
+
+def _known_tail(listed: LedgerList) -> Offset:
+    last = from_last_settled(listed.segments)[:1]
+    if not last:
+        return listed.head
+    return (
+        last[0].base_offset or listed.head if last[0].next_offset is None else last[0].next_offset
+    )

@@ -1,0 +1,377 @@
+"""Which logs this server owns, and what becomes of requests for those that it does not.
+
+    held                                          served
+    its listed owner lives, and answers           NOT_OWNER: ask there
+    its listed owner lives, they say, and         taken over by whom the others suggest, unless it was
+      refuses connections for half a second       taken that way lately (`core/takeover_patience.py`)
+    no owner, or one that is gone                 opened by whom all suggest; whoever else is asked
+                                                  says NOT_OWNER and names that one
+    being opened or handed over here              the request waits for it
+
+All of that is courtesy: two servers that both think a log theirs fence each other, and the list of its
+ledgers decides. What is handed over on purpose is closed first and its list says that nobody owns it,
+so the next owner has nothing to recover, and no append fails: each is asked for again there.
+
+When the session is over that tells others that this server lives, its owners are dropped with whatever
+they have not confirmed; logs are opened again when somebody asks.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import structlog
+
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.config import LogServiceConfig
+from rollbook.logservice.core.ledger_list import LedgerList, LogState
+from rollbook.logservice.core.server_record import ServerRecord
+from rollbook.logservice.core.suggestion import life_of, server_name
+from rollbook.logservice.core.takeover_patience import TakeoverPatience
+from rollbook.logservice.ground import Ground
+from rollbook.logservice.ids import LogName, ServerInfo
+from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.membership import Membership
+from rollbook.logservice.owner import Owner
+from rollbook.logservice.peers import Peers
+from rollbook.logservice.pulse import Pulse
+from rollbook.logservice.tail_cache import TailMemory
+from rollbook.proto.errors import (
+    LogDeleted,
+    NotOwner,
+    OwnerChanging,
+    RollbookError,
+)
+from rollbook.proto.ports import Clock, MetadataStore, Randomness, Transport
+from rollbook.proto.tasks import to_its_end
+
+logger = structlog.get_logger()
+
+_RETRY_MS: Final = 100
+_HAND_OVER: Final = "handed over to"
+_BALANCE_S: Final = 1.0
+_TELL_S: Final = 5.0
+
+
+class LogServer:
+    def __init__(
+        self,
+        name: str,
+        release: str,
+        *,
+        ledgers: Ledgers,
+        nodes: LogNodes,
+        lease: MetadataStore,
+        transport: Transport,
+        clock: Clock,
+        randomness: Randomness,
+        config: LogServiceConfig,
+    ) -> None:
+        """`lease` is a client of the metadata store whose session runs out after `config.lease_s`."""
+        self.config = config
+        self.ledgers, self.nodes = ledgers, nodes
+        self.server_id: Final = life_of(name, f"{randomness.getrandbits(32):08x}")
+        self.membership: Final = Membership(
+            lease, ledgers.cluster.own_root, on_session_lost=self._on_session_lost
+        )
+        self.opened = self.taken_over = self.handed_over = 0
+        self._release = release
+        self._clock, self._randomness = clock, randomness
+        self._peers = Peers(transport, clock)
+        self._patience = TakeoverPatience()
+        self._pulse = Pulse(clock, config.lease_s)
+        self._tail_memory = TailMemory(config.tail_memory_bytes)
+        self._ground: Ground | None = None  # From `start` on.
+        self._owners: dict[LogName, Owner] = {}
+        self._openings: dict[LogName, asyncio.Task[Owner]] = {}
+        self._closings: dict[LogName, asyncio.Task[None]] = {}
+        self._endings: dict[asyncio.Task[None], None] = {}  # Of owners that were lost.
+        self._may_open = asyncio.Semaphore(config.opens_max)
+        self._balancing: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def start(self, address: str) -> None:
+        """Call it when that address answers: others send their clients there from now on."""
+        info = ServerInfo(self.server_id, address)
+        self._pulse.start()
+        await self.membership.start(ServerRecord(info, self._release, self._clock.wall_us()))
+        self._ground = Ground(
+            *(info, self.ledgers, self.nodes, self._clock, self._randomness),
+            pulse=self._pulse,
+            tail_memory=self._tail_memory,
+        )
+        self._balancing = asyncio.get_running_loop().create_task(self._balance())
+        logger.info("log_server_started", server=self.server_id, address=address)
+
+    async def close(self) -> None:
+        """Hands over what it owns, as far as that is possible. Idempotent; cancelled, it ends first."""
+        await to_its_end(self._close())
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        if self._balancing is not None:
+            self._balancing.cancel()
+            await asyncio.gather(self._balancing, return_exceptions=True)
+        for opening in list(self._openings.values()):
+            opening.cancel()
+        await asyncio.gather(*self._openings.values(), return_exceptions=True)
+        await self.membership.close()  # First, so that others are suggested for what is let go of.
+        await self._let_go(list(self._owners), "its server is stopped")
+        await asyncio.gather(*self._endings, return_exceptions=True)
+        logger.info("log_server_stopped", server=self.server_id, logs_left=len(self._owners))
+        self._pulse.close()
+        await self._peers.close()
+
+    # --- Who owns a log ---------------------------------------------------------------------
+
+    @property
+    def owned(self) -> int:
+        return len(self._owners)
+
+    @property
+    def address(self) -> str:
+        """Empty before it is started."""
+        return "" if self._ground is None else self._ground.server.address
+
+    @property
+    def is_draining(self) -> bool:
+        return self.membership.is_draining
+
+    def find(self, name: LogName) -> Owner | None:
+        """The owner, if that is here, without waiting."""
+        return self._owners.get(name)
+
+    async def owner_of(self, name: LogName, due: float) -> Owner:
+        """The owner, opened if this server should have the log.
+
+        Raises `NotOwner` with whom to ask, `OwnerChanging`, `NoSuchLog`, `LogDeleted`, and what keeps
+        a log from being opened; all of it before anything was done. Cancelled, an opening goes on.
+        """
+        while (owner := self._owners.get(name)) is None:
+            work = self._closings.get(name) or self._openings.get(name)
+            if work is None:
+                if self._is_closed or self._ground is None:
+                    raise OwnerChanging(
+                        "this server starts, or is being stopped", retry_after_ms=_RETRY_MS
+                    )
+                reason = await self._within(due, self._why_ours(name))
+                if name in self._owners or name in self._openings or name in self._closings:
+                    continue  # Somebody else has asked, too.
+                work = self._start(name, reason)
+            await self._within(due, _shielded(work))
+        return owner
+
+    def _start(self, name: LogName, reason: str) -> "asyncio.Task[Owner]":
+        opening = asyncio.get_running_loop().create_task(self._open(name, reason))
+        self._openings[name] = opening
+        opening.add_done_callback(_look_at)
+        return opening
+
+    async def _within(self, due: float, work: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            async with asyncio.timeout_at(due):
+                return await work
+        except TimeoutError:
+            raise OwnerChanging("it takes longer than this request has", retry_after_ms=0) from None
+
+    async def _why_ours(self, name: LogName) -> str:
+        """The reason to open it here; else raises whom to ask."""
+        listed = await self._read(name)
+        owner = listed.owner
+        mine = self.server_id
+        if owner is None:
+            reason = "nobody owned it"
+        elif owner.server_id == mine:
+            return "this server has lost it"
+        elif not self.membership.is_alive(owner.server_id):
+            reason = f"its owner {owner.server_id} is gone"
+        elif not await self._peers.is_dead(owner.address):
+            raise NotOwner(owner=owner.address, owner_epoch=listed.owner_epoch)
+        else:
+            wait_ns = self._patience.wait_ns(name, self._clock.monotonic_ns())
+            if wait_ns:
+                raise OwnerChanging(
+                    "its owner refuses connections, and it was taken from one that did lately",
+                    retry_after_ms=wait_ns // 1_000_000,
+                )
+            reason = f"its owner {owner.server_id} refuses connections"
+            await self._require_suggested(name, listed, without=(server_name(owner.server_id),))
+            self._patience.on_taken(name, self._clock.monotonic_ns())
+            return reason
+        await self._require_suggested(name, listed, without=())
+        return reason
+
+    async def _require_suggested(
+        self, name: LogName, listed: LedgerList, without: tuple[str, ...]
+    ) -> None:
+        """Raises `NotOwner` if another server should have it that lives, and answers."""
+        while True:
+            suggested = self._suggested(name, listed, without)
+            if suggested is None:
+                raise OwnerChanging("no server takes logs", retry_after_ms=10 * _RETRY_MS)
+            if suggested.info.server_id == self.server_id:
+                return
+            if not await self._peers.is_dead(suggested.info.address):
+                raise NotOwner(owner=suggested.info.address, owner_epoch=listed.owner_epoch)
+            without = (*without, suggested.name)
+
+    def _suggested(
+        self, name: LogName, listed: LedgerList, without: tuple[str, ...]
+    ) -> ServerRecord | None:
+        suggestions = self.membership.suggestions
+        preferred = listed.preferred_server
+        if preferred and preferred in suggestions.names and preferred not in without:
+            return self.membership.find(preferred)
+        suggested = suggestions.server_for(name, without)
+        return None if suggested is None else self.membership.find(suggested)
+
+    async def whom_to_ask(self, name: LogName) -> tuple[LedgerList, ServerInfo | None, bool]:
+        """Its list; its owner, or who should become it; whether that one is the owner already."""
+        listed = await self._read(name)
+        if listed.owner is not None and self.membership.is_alive(listed.owner.server_id):
+            return listed, listed.owner, True
+        suggested = self._suggested(name, listed, ())
+        return listed, suggested.info if suggested is not None else None, False
+
+    async def _read(self, name: LogName) -> LedgerList:
+        listed = (await self.nodes.read(name)).list
+        if listed.state is LogState.DELETED:
+            raise LogDeleted(log=str(name))
+        return listed
+
+    # --- Opening ----------------------------------------------------------------------------
+
+    async def _open(self, name: LogName, reason: str) -> Owner:
+        try:
+            async with self._may_open, asyncio.timeout(self.config.open_deadline_s):
+                assert self._ground is not None
+                owner = await Owner.open(name, self._ground, reason=reason)
+        except TimeoutError:
+            raise OwnerChanging(
+                "it could not be opened in time", retry_after_ms=_RETRY_MS
+            ) from None
+        finally:
+            del self._openings[name]
+        self.opened += 1
+        self._owners[name] = owner
+        owner.until_lost.add_done_callback(lambda _: self._on_lost(name, owner))
+        return owner
+
+    def _on_lost(self, name: LogName, owner: Owner) -> None:
+        if self._owners.get(name) is owner:
+            del self._owners[name]
+        ending = asyncio.get_running_loop().create_task(owner.ended())
+        self._endings[ending] = None
+        ending.add_done_callback(self._endings.pop)
+
+    def _on_session_lost(self) -> None:
+        """Others may own these logs by now: nothing is confirmed before they are opened again."""
+        for owner in list(self._owners.values()):
+            owner.lose("the session of its server is over")
+
+    # --- Letting go -------------------------------------------------------------------------
+
+    async def drain(self, due: float) -> int:
+        """Takes no more logs, and hands over those that it has; how many are left when it is due."""
+        await self.membership.tell(is_draining=True)
+        try:
+            async with asyncio.timeout_at(due):
+                while self._owners or self._openings or self._closings:
+                    await asyncio.gather(*self._openings.values(), return_exceptions=True)
+                    names = [*self._closings, *self._owners]
+                    await self._let_go(names, f"{self.server_id} is drained")
+        except TimeoutError:
+            pass
+        return len(self._owners) + len(self._closings)
+
+    async def resume(self) -> None:
+        await self.membership.tell(is_draining=False)
+
+    async def transfer(self, name: LogName, to: ServerRecord) -> None:
+        """Lets go of a log that it owns, for that server to open when somebody asks for it there, and
+        to be suggested from now on.
+        """
+        await self.let_go(name, f"{_HAND_OVER} {to.name}", preferred=to.name)
+
+    async def _let_go(self, names: list[LogName], reason: str) -> None:
+        """Several at a time; whoever asks for one meanwhile waits until it is done."""
+        turns = asyncio.Semaphore(self.config.hand_overs_max)
+
+        async def let_go(name: LogName) -> None:
+            async with turns:
+                await self.let_go(name, reason)
+
+        tasks = [asyncio.get_running_loop().create_task(let_go(name)) for name in names]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def let_go(self, name: LogName, reason: str, preferred: str | None = None) -> None:
+        """Closes the log so that the next owner has nothing to recover. Cancelled, that goes on."""
+        closing = self._closings.get(name)
+        if closing is None:
+            owner = self._owners.pop(name, None)
+            if owner is None:
+                return
+            closing = asyncio.get_running_loop().create_task(
+                self._close_owner(name, owner, reason, preferred)
+            )
+            closing.add_done_callback(_look_at)
+            self._closings[name] = closing
+        await asyncio.shield(closing)
+
+    async def _close_owner(
+        self, name: LogName, owner: Owner, reason: str, preferred: str | None
+    ) -> None:
+        try:
+            await owner.close(reason)
+            self.handed_over += 1
+            if preferred is not None:
+                await self.nodes.change(name, lambda it: it.with_preferred_server(preferred))
+        except RollbookError as error:  # Whoever comes next recovers it.
+            logger.warning("log_not_closed", log_name=str(name), reason=error.code.reason)
+        finally:
+            del self._closings[name]
+
+    async def _balance(self) -> None:
+        """Hands over what others should have, once servers have come and gone for a while."""
+        generation = -1
+        while True:
+            if self.membership.generation == generation:
+                await self.membership.changed(generation, _TELL_S)
+                await self._tell_how_many()
+                continue
+            generation = self.membership.generation
+            await asyncio.sleep(self.config.rebalance_after_s)
+            if self.membership.generation == generation:
+                await self._hand_over_to_others()
+
+    async def _hand_over_to_others(self) -> None:
+        """Only to servers that answer: whoever tells a wrong address would send every log back."""
+        by_target: dict[str, list[LogName]] = {}
+        for name, owner in self._owners.items():
+            suggested = self._suggested(name, owner.list, ())
+            if suggested is not None and suggested.info.server_id != self.server_id:
+                by_target.setdefault(suggested.info.address, []).append(name)
+        for address, names in by_target.items():
+            if await self._peers.answers(address):
+                await self._let_go(names, f"{_HAND_OVER} {address}")
+
+    async def _tell_how_many(self) -> None:
+        try:
+            await self.membership.tell(logs_owned=len(self._owners))
+        except RollbookError:
+            pass  # With the next change.
+
+
+async def _shielded(work: "asyncio.Task[Any]") -> None:
+    await asyncio.shield(work)
+
+
+def _look_at(work: "asyncio.Task[Any]") -> None:
+    """Whoever waited for it is told of its failure; perhaps nobody did."""
+    if not work.cancelled():
+        work.exception()

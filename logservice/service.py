@@ -1,0 +1,533 @@
+"""The log service without any transport: one method for each thing that can be asked (`words.py`).
+
+Appends, seals, truncations and writer epochs are decided by a log's owner; a server that is not says
+`NotOwner`, and whom to ask. Everything else any server answers.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from rollbook.logservice import words
+from rollbook.logservice.append_stream import AppendStream
+from rollbook.logservice.core.block import BlockInfo, Limits, check_block
+from rollbook.logservice.core.ledger_list import LedgerList, LogState
+from rollbook.logservice.core.stopping import Until, cut_to_size
+from rollbook.logservice.core.views import etag_of, journal_of, segments_page
+from rollbook.logservice.ids import (
+    NO_WRITER_YET,
+    Ago,
+    AtCursor,
+    AtOffset,
+    AtTime,
+    BeforeTail,
+    Earliest,
+    Latest,
+    LogName,
+    Offset,
+    Position,
+)
+from rollbook.logservice.log_config import (
+    BATCH_BYTES_CEILING,
+    BATCH_RECORDS_CEILING,
+    LogConfig,
+)
+from rollbook.logservice.log_nodes import StoredLog
+from rollbook.logservice.owner import Owner
+from rollbook.logservice.positions import find_offset_at, find_tail
+from rollbook.logservice.reader import LogReader
+from rollbook.logservice.server import LogServer
+from rollbook.logservice.words import (
+    AtTail,
+    CaughtUp,
+    Consistency,
+    Gap,
+    LogTail,
+    Moving,
+    OnTruncated,
+    Progress,
+    ReadEvent,
+    Records,
+    Sealed,
+    Stopped,
+)
+from rollbook.proto.errors import (
+    BeyondTail,
+    InvalidRequest,
+    LogDeleted,
+    MetadataConflict,
+    Missing,
+    NoSuchLog,
+    NoSuchServer,
+    NotOwner,
+    Overloaded,
+    QuorumTimeout,
+    Truncated,
+)
+from rollbook.proto.ports import Clock
+
+T = TypeVar("T")
+
+CURSOR_BLOB_BYTES_MAX: Final = 4096
+MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+_ARRIVAL_S: Final = (
+    1.0  # For what lies beyond the tail as it is known here: its ack may be on its way.
+)
+_LOOK_S: Final = 1.0  # How often a tail is looked for where its owner is not.
+_NAMES_MAX: Final = 10_000
+_READS_MAX: Final = 64  # At a time.
+_DRAINING: Final = words.ServerState.DRAINING
+_SERVING: Final = words.ServerState.SERVING
+
+
+class Service:
+    def __init__(self, server: LogServer, clock: Clock) -> None:
+        self.server = server
+        self._clock = clock
+        self._nodes, self._ledgers = server.nodes, server.ledgers
+        self._loop = asyncio.get_running_loop()
+        self._readers = 0
+
+    # --- Appending --------------------------------------------------------------------------
+
+    async def append(self, request: words.Append, due: float) -> words.AppendAck:
+        owner = await self.server.owner_of(request.log, due)
+        info = check_block(request.block, Limits.of(owner.config))
+        return await _by(due, owner.append(request.block, info, request.condition).answer)
+
+    def open_append_stream(self) -> AppendStream:
+        return AppendStream(self.server, self.server.config.stream_bytes_max)
+
+    async def seal(self, request: words.Seal, due: float) -> words.SealAnswer:
+        owner = await self.server.owner_of(request.log, due)
+        info: BlockInfo | None = None
+        if request.block is not None:
+            info = check_block(request.block, Limits.of(owner.config))
+        return words.SealAnswer(await _by(due, owner.seal(request.block, info, request.condition)))
+
+    async def acquire_writer(self, request: words.AcquireWriter, due: float) -> words.WriterGrant:
+        owner = await self.server.owner_of(request.log, due)
+        return await _by(due, owner.acquire_writer(request.holder, request.mode, request.ttl_ms))
+
+    async def renew_writer(self, request: words.RenewWriter, due: float) -> words.WriterGrant:
+        owner = await self.server.owner_of(request.log, due)
+        return await _by(due, owner.renew_writer(request.writer_epoch))
+
+    async def release_writer(self, request: words.ReleaseWriter, due: float) -> words.Done:
+        owner = await self.server.owner_of(request.log, due)
+        await _by(due, owner.release_writer(request.writer_epoch))
+        return words.Done()
+
+    # --- Reading ----------------------------------------------------------------------------
+
+    async def read(self, request: words.Read, due: float) -> words.ReadAnswer:
+        if request.records_max < 1 or request.bytes_max < 1:
+            raise InvalidRequest("records_max and bytes_max have to be at least 1")
+        start = await self._start_of(request.log, request.start, request.on_truncated, due)
+        wait_until = min(self._loop.time() + request.wait_ms / 1000, due)
+        found, is_waiting = Records((), start, start), False
+        async with self._reader(request.log, start, request.on_truncated) as reader:
+            while not found.blocks:
+                match await reader.next(wait_until if is_waiting else due):
+                    case Records() as records:
+                        found = cut_to_size(records, request.records_max, request.bytes_max)
+                    case Gap(_, _, end):
+                        found = Records((), end, end)
+                    case CaughtUp() if self._loop.time() < wait_until:
+                        is_waiting = True
+                    case CaughtUp() | Progress() | Sealed() | Moving():
+                        break
+        tail = await self._tail_of(request.log)
+        return words.ReadAnswer(
+            *(found.blocks, found.base_offset, found.next_offset),
+            *(tail.head, max(tail.tail, found.next_offset), tail.is_sealed),
+        )
+
+    async def read_stream(self, request: words.ReadStream) -> AsyncIterator[ReadEvent]:
+        due = self._loop.time() + request.heartbeat_ms / 1000
+        start = await self._start_of(request.log, request.start, request.on_truncated, due)
+        until = Until(request.until_offset, request.until_timestamp_us)
+        position = start
+        if request.at_tail is not AtTail.FOLLOW:
+            tail = await self._stop_at(request, due)
+            offset = tail if until.offset is None else min(until.offset, tail)
+            until = replace(until, offset=offset)
+        heartbeat_s = min(max(request.heartbeat_ms, 100) / 1000, self.server.config.heartbeat_s)
+        async with self._reader(request.log, start, request.on_truncated, heartbeat_s) as reader:
+            is_over = until.is_reached(position)
+            while not is_over:
+                event: ReadEvent | None = await reader.next()
+                if isinstance(event, Records):
+                    event, is_over = until.cut(event)
+                    if event is not None:
+                        position = event.next_offset
+                elif isinstance(event, Gap):
+                    position = event.end
+                    is_over = until.is_reached(position)
+                if event is not None:
+                    yield event
+                if isinstance(event, Sealed | Moving):
+                    return
+            yield Stopped(position)
+
+    async def _stop_at(self, request: words.ReadStream, due: float) -> Offset:
+        if request.at_tail is AtTail.STOP_AT_BARRIER:
+            owner = await self.server.owner_of(request.log, due)
+            return await _by(due, owner.barrier())
+        return (await self._tail_of(request.log)).tail
+
+    @asynccontextmanager
+    async def _reader(
+        self,
+        log: LogName,
+        start: Offset,
+        on_truncated: OnTruncated,
+        heartbeat_s: float | None = None,
+    ) -> AsyncIterator[LogReader]:
+        if self._readers >= self.server.config.readers_max:
+            raise Overloaded(
+                "this server has all the readers that it may have", retry_after_ms=1000
+            )
+        self._readers += 1
+        reader = LogReader(
+            log,
+            start,
+            nodes=self._nodes,
+            ledgers=self._ledgers,
+            find_owner=lambda: self.server.find(log),
+            clock=self._clock,
+            heartbeat_s=heartbeat_s or self.server.config.heartbeat_s,
+            skips_truncated=on_truncated is OnTruncated.SKIP,
+        )
+        try:
+            yield reader
+        finally:
+            self._readers -= 1
+            await reader.close()
+
+    # --- Tail and positions -----------------------------------------------------------------
+
+    async def get_tail(self, request: words.GetTail, due: float) -> LogTail:
+        if request.consistency is Consistency.CACHED:
+            return await self._tail_of(request.log)
+        owner = await self.server.owner_of(request.log, due)
+        if request.consistency is Consistency.BARRIER:
+            await _by(due, owner.barrier())
+        return self._tail_at(owner)
+
+    async def watch_tail(self, request: words.WatchTail) -> AsyncIterator[LogTail]:
+        interval_s = max(request.interval_ms, 10) / 1000
+        told: LogTail | None = None
+        silent_until = 0.0
+        while True:
+            tail = await self._tail_of(request.log)
+            if tail != told or self._loop.time() >= silent_until:
+                yield tail
+                told, silent_until = tail, self._loop.time() + request.heartbeat_ms / 1000
+            is_owned = self.server.find(request.log) is not None
+            await asyncio.sleep(interval_s if is_owned else max(interval_s, _LOOK_S))
+
+    async def find_offset(self, request: words.FindOffset, due: float) -> words.FoundOffset:
+        tail = await self._tail_of(request.log)
+        offset = await self._resolve(request.log, request.position, tail, due)
+        return words.FoundOffset(offset, tail.head, max(tail.tail, offset))
+
+    def _tail_at(self, owner: Owner) -> LogTail:
+        return LogTail(
+            *(owner.head, owner.tail, owner.is_sealed, owner.timestamp_us),
+            *(self.server.address, owner.owner_epoch),
+        )
+
+    async def _tail_of(self, log: LogName) -> LogTail:
+        """As far as this server knows, or can find out from the bookies."""
+        owner = self.server.find(log)
+        if owner is not None:
+            return self._tail_at(owner)
+        listed, info, is_owner = await self.server.whom_to_ask(log)
+        tail, timestamp_us = await find_tail(listed, self._ledgers)
+        return LogTail(
+            *(listed.head, tail, listed.state is LogState.SEALED, timestamp_us),
+            *(info.address if info is not None and is_owner else "", listed.owner_epoch),
+        )
+
+    async def _start_of(
+        self, log: LogName, position: Position, on_truncated: OnTruncated, due: float
+    ) -> Offset:
+        """Raises `Truncated`, `BeyondTail`."""
+        tail = await self._tail_of(log)
+        start = await self._resolve(log, position, tail, due)
+        if start > tail.tail:
+            tail = await self._arrival(log, start, due)
+        if start > tail.tail:
+            raise BeyondTail(offset=start, tail=tail.tail)
+        if start < tail.head and on_truncated is OnTruncated.FAIL:
+            raise Truncated(offset=start, head=tail.head)
+        return start
+
+    async def _arrival(self, log: LogName, offset: Offset, due: float) -> LogTail:
+        """What was acked elsewhere just now may not have been told to whom this server asks."""
+        give_up_at = min(self._loop.time() + _ARRIVAL_S, due)
+        while True:
+            tail = await self._tail_of(log)
+            if tail.tail >= offset or self._loop.time() >= give_up_at:
+                return tail
+            await asyncio.sleep(_ARRIVAL_S / 20)
+
+    async def _resolve(self, log: LogName, position: Position, tail: LogTail, due: float) -> Offset:
+        match position:
+            case AtOffset(offset):
+                return offset
+            case Earliest():
+                return tail.head
+            case Latest():
+                return tail.tail
+            case BeforeTail(records):
+                return Offset(max(tail.tail - records, tail.head))
+            case AtCursor(name):
+                return (await self._nodes.read_cursor(log, name)).offset
+            case AtTime(timestamp_us):
+                pass
+            case Ago(age_us):
+                timestamp_us = self._clock.wall_us() - age_us
+        listed = await self._list_of(log)
+        found = await _by(due, find_offset_at(listed, timestamp_us, self._ledgers))
+        return tail.tail if found is None else found
+
+    async def _list_of(self, log: LogName) -> LedgerList:
+        owner = self.server.find(log)
+        return owner.list if owner is not None else (await self.server.whom_to_ask(log))[0]
+
+    # --- Administration ---------------------------------------------------------------------
+
+    async def ensure_log(self, request: words.EnsureLog, due: float) -> words.LogState:
+        stored, was_created = await _by(due, self._nodes.ensure(request.log, request.config))
+        return await self._state_of(stored, was_created=was_created)
+
+    async def get_log(self, request: words.GetLog, due: float) -> words.LogState:
+        return await _by(due, self._state_of(await self._read(request.log)))
+
+    async def update_log(self, request: words.UpdateLog, due: float) -> words.LogState:
+        """At its owner, which then goes by it at once; else anywhere."""
+        await self._require_no_other_owner(request.log)
+
+        def with_config(listed: LedgerList) -> LedgerList:
+            _require_etag(listed, request.etag)
+            changes = {name: _field(request.config, name) for name in request.fields}
+            return listed.with_config(replace(listed.config, **changes))
+
+        stored = await _by(due, self._nodes.change(request.log, with_config))
+        owner = self.server.find(request.log)
+        if owner is not None:
+            await _by(due, owner.refresh())
+        return await self._state_of(stored)
+
+    async def list_logs(self, request: words.ListLogs, due: float) -> words.LogNames:
+        """Those that are deleted are not told."""
+        limit = max(1, min(request.limit, _NAMES_MAX))
+        after_namespace, _, after = request.start_after.partition("/")
+        namespaces = [request.namespace] if request.namespace else await self._nodes.namespaces()
+        found: list[LogName] = []
+        for namespace in namespaces:
+            if namespace < after_namespace:
+                continue
+            start_after = after if namespace == after_namespace else ""
+            while len(found) <= limit:
+                names = await _by(
+                    due, self._nodes.names(namespace, request.prefix, start_after, limit + 1)
+                )
+                found += await _by(due, self._those_alive(names))
+                if len(names) <= limit:
+                    break
+                start_after = names[-1].name
+        next_page = str(found[limit - 1]) if len(found) > limit else ""
+        return words.LogNames(tuple(found[:limit]), next_page)
+
+    async def delete_log(self, request: words.DeleteLog, due: float) -> words.DeleteLogAnswer:
+        """At its owner, who takes no more from then on; else anywhere."""
+        await self._require_no_other_owner(request.log)
+
+        def with_deleted(listed: LedgerList) -> LedgerList:
+            _require_etag(listed, request.etag)
+            if request.grace_ms is not None:
+                grace_s = -(-request.grace_ms // 1000)
+                listed = listed.with_config(replace(listed.config, delete_grace_s=grace_s))
+            return listed.with_deleted(self._clock.wall_us())
+
+        stored = await _by(due, self._nodes.change(request.log, with_deleted))
+        owner = self.server.find(request.log)
+        if owner is not None:
+            owner.lose("the log was deleted")
+        return words.DeleteLogAnswer(stored.list.free_at_us)
+
+    async def roll_log(self, request: words.RollLog, due: float) -> words.RollLogAnswer:
+        owner = await self.server.owner_of(request.log, due)
+        return words.RollLogAnswer(await _by(due, owner.roll()))
+
+    async def list_segments(self, request: words.ListSegments, due: float) -> words.Segments:
+        listed = await _by(due, self._list_of(request.log))
+        return segments_page(listed, request.start, max(1, min(request.limit, _NAMES_MAX)))
+
+    async def get_journal(self, request: words.GetJournal, due: float) -> words.Journal:
+        return journal_of(await _by(due, self._list_of(request.log)), request.limit)
+
+    async def get_limits(self, request: words.GetLimits, due: float) -> words.ServiceLimits:
+        return words.ServiceLimits(
+            record_bytes_max=BATCH_BYTES_CEILING,
+            block_bytes_max=BATCH_BYTES_CEILING,
+            block_unpacked_bytes_max=BATCH_BYTES_CEILING,
+            block_records_max=BATCH_RECORDS_CEILING,
+            message_bytes_max=MESSAGE_BYTES_MAX,
+            stream_bytes_max=self.server.config.stream_bytes_max,
+            cursor_blob_bytes_max=CURSOR_BLOB_BYTES_MAX,
+        )
+
+    async def _read(self, log: LogName) -> StoredLog:
+        """Raises `NoSuchLog`, `LogDeleted`."""
+        stored = await self._nodes.read(log)
+        if stored.list.state is LogState.DELETED:
+            raise LogDeleted(log=str(log), free_at_us=stored.list.free_at_us)
+        return stored
+
+    async def _require_no_other_owner(self, log: LogName) -> None:
+        """What an owner should know at once is done where it is. Raises `NotOwner`."""
+        if self.server.find(log) is None:
+            listed, info, is_owner = await self.server.whom_to_ask(log)
+            if is_owner and info is not None and info.server_id != self.server.server_id:
+                raise NotOwner(owner=info.address, owner_epoch=listed.owner_epoch)
+
+    async def _those_alive(self, names: list[LogName]) -> list[LogName]:
+        async def is_alive(name: LogName) -> bool:
+            try:
+                await self._read(name)
+            except (NoSuchLog, LogDeleted):
+                return False
+            return True
+
+        found: list[LogName] = []
+        for start in range(0, len(names), _READS_MAX):
+            part = names[start : start + _READS_MAX]
+            alive = await asyncio.gather(*map(is_alive, part))
+            found += [name for name, each in zip(part, alive, strict=True) if each]
+        return found
+
+    async def _state_of(self, stored: StoredLog, *, was_created: bool = False) -> words.LogState:
+        listed, owner = stored.list, self.server.find(stored.name)
+        known = listed.tail
+        tail = known if known is not None else (await self._tail_of(stored.name)).tail
+        return words.LogState(
+            log=stored.name,
+            config=listed.config,
+            etag=etag_of(listed.config),
+            was_created=was_created,
+            head=listed.head,
+            tail=max(tail, owner.tail) if owner is not None else tail,
+            is_sealed=listed.state is LogState.SEALED,
+            owner_id=listed.owner.server_id if listed.owner is not None else "",
+            owner=listed.owner.address if listed.owner is not None else "",
+            owner_epoch=listed.owner_epoch,
+            writer_epoch=owner.writer_epoch if owner is not None else NO_WRITER_YET,
+            writer_holder=owner.writer_holder if owner is not None else "",
+            bytes=listed.closed_bytes,
+            records=tail - listed.head,
+            segments=len(listed.segments),
+        )
+
+    # --- Cursors and marks ------------------------------------------------------------------
+
+    async def get_cursor(self, request: words.GetCursor, due: float) -> words.Cursor:
+        return await _by(due, self._nodes.read_cursor(request.log, request.name))
+
+    async def commit_cursor(self, request: words.CommitCursor, due: float) -> words.Cursor:
+        return await _by(due, self._nodes.commit_cursor(request))
+
+    async def list_cursors(self, request: words.ListCursors, due: float) -> words.Cursors:
+        return words.Cursors(tuple(await _by(due, self._nodes.cursors(request.log))))
+
+    async def delete_cursor(self, request: words.DeleteCursor, due: float) -> words.Done:
+        await _by(due, self._nodes.delete_cursor(request))
+        return words.Done()
+
+    # --- Cluster ----------------------------------------------------------------------------
+
+    async def lookup(self, request: words.Lookup, due: float) -> words.LogOwners:
+        owners: list[words.LogOwner] = []
+        for log in request.logs:
+            try:
+                listed, info, is_owner = await _by(due, self.server.whom_to_ask(log))
+            except Missing:
+                continue
+            address = info.address if info is not None else ""
+            owners.append(words.LogOwner(log, address, listed.owner_epoch, is_owner))
+        return words.LogOwners(tuple(owners))
+
+    async def list_servers(self, request: words.ListServers, due: float) -> words.Servers:
+        return words.Servers(
+            tuple(
+                words.ServerView(
+                    server_id=each.info.server_id,
+                    address=each.info.address,
+                    state=_DRAINING if each.is_draining else _SERVING,
+                    version=each.release,
+                    started_us=each.started_us,
+                    logs_owned=each.logs_owned,
+                )
+                for each in self.server.membership.servers
+            )
+        )
+
+    async def transfer_log(self, request: words.TransferLog, due: float) -> words.LogOwner:
+        target = self.server.membership.find(request.to)
+        if target is None or target.is_draining:
+            raise NoSuchServer(server=request.to)
+        owner = await self.server.owner_of(request.log, due)
+        if target.info.server_id != self.server.server_id:
+            await _by(due, self.server.transfer(request.log, target))
+        return words.LogOwner(request.log, target.info.address, owner.owner_epoch, False)
+
+    async def drain_server(self, request: words.DrainServer, due: float) -> words.DrainAnswer:
+        target = self.server.membership.find(request.server)
+        if target is None:
+            raise NoSuchServer(server=request.server)
+        if target.info.server_id != self.server.server_id:
+            raise NotOwner("ask that server itself", owner=target.info.address, owner_epoch=0)
+        if request.resume:
+            await self.server.resume()
+            return words.DrainAnswer(self.server.owned)
+        return words.DrainAnswer(await self.server.drain(due))
+
+    async def get_server_stats(
+        self, request: words.GetServerStats, due: float
+    ) -> words.ServerStats:
+        server = self.server
+        return words.ServerStats(
+            server.server_id,
+            {
+                "logs_owned": server.owned,
+                "logs_opened": server.opened,
+                "logs_taken_over": server.taken_over,
+                "logs_handed_over": server.handed_over,
+                "readers": self._readers,
+            },
+        )
+
+
+def _require_etag(listed: LedgerList, etag: str) -> None:
+    if etag and etag != etag_of(listed.config):
+        raise MetadataConflict("the configuration has changed", etag=etag_of(listed.config))
+
+
+def _field(config: LogConfig, name: str) -> Any:
+    if name not in LogConfig.__dataclass_fields__:
+        raise InvalidRequest(f"a log's configuration has no {name[:80]!r}")
+    return getattr(config, name)
+
+
+async def _by(due: float, work: Awaitable[T]) -> T:
+    """What it comes to, if that is in time. What is under way then goes on, or not: nobody knows."""
+    try:
+        async with asyncio.timeout_at(due):
+            return await work
+    except TimeoutError:
+        raise QuorumTimeout("it takes longer than this request has") from None

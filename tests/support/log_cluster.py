@@ -1,0 +1,118 @@
+"""Log servers over a small cluster of real bookies, all in this process and on the caller's loop.
+
+async with LogCluster(folder) as cluster:
+    a = await cluster.start_server("a")
+    service = a.service                     # What is behind the door; there is no gRPC here.
+    await a.stop()                          # In order: its logs are handed over.
+    await a.kill()                          # Its port refuses from now on; nothing is said to anybody.
+"""
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.config import LogServiceConfig
+from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.server import LogServer
+from rollbook.logservice.service import Service
+from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.ports import Address, Listener, MetadataStore
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.network import SocketTransport
+from tests.support.ledger_cluster import LocalCluster
+
+QUICK: Final = LogServiceConfig(lease_s=2.0, rebalance_after_s=0.3, heartbeat_s=1.0)
+PATIENCE_S: Final = 30.0
+
+
+class RunningServer:
+    """One life of a log server."""
+
+    def __init__(
+        self,
+        service: Service,
+        ledgers: Ledgers,
+        lease: MetadataStore,
+        listener: Listener,
+    ) -> None:
+        self.service = service
+        self.server = service.server
+        self.ledgers = ledgers
+        self.lease = lease
+        self._listener = listener
+
+    @property
+    def address(self) -> str:
+        return str(self._listener.address)
+
+    async def stop(self) -> None:
+        await self.server.close()
+        await self.forget()
+
+    async def deafen(self) -> None:
+        """Its port refuses, as that of a dead process or one that tells a wrong address."""
+        await self._listener.close()
+
+    async def forget(self) -> None:
+        """Leaves nothing behind."""
+        await self._listener.close()
+        await self.lease.close()
+        await self.ledgers.close()
+
+
+class LogCluster:
+    def __init__(self, folder: Path, config: LogServiceConfig = QUICK) -> None:
+        self.bookies = LocalCluster(folder)
+        self.servers: dict[str, RunningServer] = {}
+        self._config = config
+
+    async def __aenter__(self) -> Self:
+        await self.bookies.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for running in self.servers.values():
+            await running.stop()
+        await self.bookies.__aexit__(kind, error, traceback)
+
+    async def start_server(self, name: str, **changes: float) -> RunningServer:
+        """It is registered when this returns, and knows the others; they may not know it yet."""
+        config = replace(self._config, **changes)  # type: ignore[arg-type]  # Numbers all.
+        clock, randomness, transport = SystemClock(), random.Random(), SocketTransport()
+        url = self.bookies.url
+        store = await open_metadata_store(url)
+        lease = await open_metadata_store(url, session_timeout_s=config.lease_s)
+        cluster = await open_cluster(store, MetadataUrl.parse(url).ledgers_root)
+        ledgers = Ledgers(
+            *(transport, store, cluster, clock, randomness, ClientConfig()), owns_store=True
+        )
+        await ledgers.start()
+        nodes = LogNodes(store, cluster, clock, randomness)
+        await nodes.start()
+        listener = await transport.listen(asyncio.Protocol, Address("127.0.0.1", 0))
+        server = LogServer(
+            *(name, "test"),
+            ledgers=ledgers,
+            nodes=nodes,
+            lease=lease,
+            transport=transport,
+            clock=clock,
+            randomness=randomness,
+            config=config,
+        )
+        service = Service(server, clock)
+        await server.start(str(listener.address))
+        self.servers[name] = RunningServer(service, ledgers, lease, listener)
+        return self.servers[name]

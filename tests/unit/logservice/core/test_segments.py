@@ -1,0 +1,321 @@
+"""A reader's way from segment to segment: what it takes for a part of the log, and when it waits."""
+
+import random
+
+import pytest
+
+from rollbook.logservice.core.block import Block, pack_block, stamped
+from rollbook.logservice.core.control import Barrier, Control, Follows, pack_control
+from rollbook.logservice.core.ledger_list import LedgerList, Segment, SegmentState
+from rollbook.logservice.core.segments import (
+    AwaitOwner,
+    AwaitRoll,
+    End,
+    Enter,
+    Gone,
+    Trail,
+    find_segment,
+    find_segment_at,
+    from_last_settled,
+)
+from rollbook.logservice.ids import (
+    LogUid,
+    Offset,
+    OwnerEpoch,
+    SegmentId,
+    ServerId,
+    ServerInfo,
+    WriterEpoch,
+)
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import DataLost
+from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
+
+L1, L2, L3, L4 = map(LedgerId, (1, 2, 3, 4))
+EMPTY = LedgerList(LogUid(bytes(16)), LogConfig(), created_us=1).with_owner(
+    ServerInfo(ServerId("a~1"), "a:7400")
+)
+
+
+def stamp(block: bytes, base: int, time_us: int = 1000) -> bytes:
+    return stamped(
+        block,
+        base_offset=Offset(base),
+        base_timestamp_us=time_us,
+        owner_epoch=OwnerEpoch(1),
+        writer_epoch=WriterEpoch(0),
+    )
+
+
+def records(base: int, count: int) -> bytes:
+    return stamp(pack_block([b"%d" % number for number in range(base, base + count)]), base)
+
+
+def control(said: Control, base: int) -> bytes:
+    return stamp(pack_control(said), base)
+
+
+def follows(ledger_id: int, last_entry: int, base: int) -> bytes:
+    return control(Follows(LedgerId(ledger_id), EntryId(last_entry), b""), base)
+
+
+def begin(listed: LedgerList, ledger_id: LedgerId) -> LedgerList:
+    return listed.with_successor(ledger_id, "test", 0)
+
+
+def close(listed: LedgerList, number: int, end: int, time_us: int = 1000) -> LedgerList:
+    return listed.with_closed(
+        SegmentId(number), next_offset=Offset(end), last_timestamp_us=time_us, bytes=100
+    )
+
+
+def enter(trail: Trail, listed: LedgerList) -> Enter:
+    step = trail.pick(listed)
+    assert isinstance(step, Enter), step
+    trail.enter(step.segment, FIRST_ENTRY if step.first_entry is None else step.first_entry)
+    return step
+
+
+ONE = begin(EMPTY, L1)
+TWO = begin(ONE, L2)  # Rolling: the first one is unclosed yet.
+
+
+def test_a_log_is_read_from_its_first_segment_to_its_end() -> None:
+    trail = Trail(Offset(0))
+    assert enter(trail, ONE).first_entry == FIRST_ENTRY
+    entries = [follows(-1, -1, 0), records(0, 3), control(Barrier(), 3), records(3, 2)]
+    assert trail.on_entries(entries) == [entries[1], entries[3]]
+    assert (trail.next_offset, trail.next_entry) == (5, 4)
+    trail.on_end(EntryId(3))
+    assert trail.pick(ONE) == AwaitOwner()
+    assert trail.pick(close(ONE, 0, 5).with_sealed(Offset(5))) == End()
+
+
+def test_a_successor_counts_iff_it_names_the_very_end_of_its_predecessor() -> None:
+    """Rule 1: nobody has to wait for the list to say so."""
+    trail = Trail(Offset(0))
+    enter(trail, TWO)
+    trail.on_entries([follows(-1, -1, 0), records(0, 3)])
+    trail.on_end(EntryId(1))
+    enter(trail, TWO)
+    assert trail.on_entries([follows(1, 1, 3), records(3, 1)]) == [records(3, 1)]
+    assert trail.next_offset == 4
+
+
+@pytest.mark.parametrize("last_entry", [0, 2, -1])
+def test_a_successor_that_names_another_end_is_not_read(last_entry: int) -> None:
+    """It is discarded as a whole; the reader waits until the list says what follows instead."""
+    trail = Trail(Offset(0))
+    enter(trail, TWO)
+    trail.on_entries([follows(-1, -1, 0), records(0, 3)])
+    trail.on_end(EntryId(1))
+    enter(trail, TWO)
+    assert trail.on_entries([follows(1, last_entry, 3), records(3, 1)]) is None
+    assert trail.next_offset == 3
+    assert trail.pick(TWO) == AwaitRoll()
+    settled = begin(close(TWO, 0, 3).with_discarded(SegmentId(1)), L3)
+    assert enter(trail, settled).segment.ledger_id == L3
+    assert trail.on_entries([follows(1, 1, 3), records(3, 2)]) == [records(3, 2)]
+
+
+def test_a_successor_that_stayed_empty_says_nothing() -> None:
+    trail = Trail(Offset(0))
+    enter(trail, TWO)
+    trail.on_entries([follows(-1, -1, 0)])
+    trail.on_end(EntryId(0))
+    enter(trail, TWO)
+    trail.on_end(NO_ENTRY)
+    assert trail.pick(TWO) == AwaitRoll()
+    settled = begin(close(TWO, 0, 0).with_discarded(SegmentId(1)), L3)
+    assert enter(trail, settled).segment.ledger_id == L3
+
+
+def test_a_successor_whose_first_entry_is_no_follows_is_not_read() -> None:
+    trail = Trail(Offset(0))
+    enter(trail, TWO)
+    trail.on_entries([follows(-1, -1, 0), records(0, 3)])
+    trail.on_end(EntryId(1))
+    enter(trail, TWO)
+    assert trail.on_entries([records(3, 1)]) is None
+
+
+def test_empty_segments_in_the_middle_are_passed() -> None:
+    listed = begin(close(ONE, 0, 3), L2)
+    listed = begin(close(listed, 1, 3), L3)
+    trail = Trail(Offset(0))
+    enter(trail, listed)
+    trail.on_entries([follows(-1, -1, 0), records(0, 3)])
+    trail.on_end(EntryId(1))
+    assert enter(trail, listed).segment.ledger_id == L2
+    trail.on_entries([follows(1, 1, 3)])
+    trail.on_end(EntryId(0))
+    assert enter(trail, listed).segment.ledger_id == L3
+    assert trail.on_entries([follows(2, 0, 3), records(3, 1)]) == [records(3, 1)]
+
+
+def test_whoever_starts_in_the_middle_looks_for_his_entry_and_gets_its_whole_block() -> None:
+    listed = begin(close(ONE, 0, 10), L2)
+    trail = Trail(Offset(5))
+    step = trail.pick(listed)
+    assert isinstance(step, Enter)
+    assert (step.segment.ledger_id, step.first_entry) == (L1, None)
+    trail.enter(step.segment, EntryId(2))
+    assert trail.on_entries([records(4, 3), records(7, 3)]) == [records(4, 3), records(7, 3)]
+    assert trail.next_offset == 10
+
+
+def test_blocks_below_the_start_are_not_told() -> None:
+    trail = Trail(Offset(5))
+    enter(trail, ONE)
+    assert trail.on_entries([records(0, 5), records(5, 1)]) == [records(5, 1)]
+
+
+@pytest.mark.parametrize("base", [2, 4, 5])
+def test_blocks_that_do_not_continue_are_never_told(base: int) -> None:
+    """Offsets are dense: what was told before is not told again, and nothing is left out."""
+    trail = Trail(Offset(0))
+    enter(trail, ONE)
+    trail.on_entries([follows(-1, -1, 0), records(0, 3)])
+    with pytest.raises(DataLost):
+        trail.on_entries([records(base, 2)])
+
+
+@pytest.mark.parametrize("base", [2, 4])
+def test_nor_are_those_from_memory(base: int) -> None:
+    trail = Trail(Offset(0))
+    trail.on_memory([records(0, 3)])
+    with pytest.raises(DataLost):
+        trail.on_memory([records(base, 2)])
+
+
+def test_memory_may_begin_within_a_block_and_ledgers_go_on_behind_it() -> None:
+    trail = Trail(Offset(1))
+    trail.on_memory([records(0, 3)])
+    assert trail.next_offset == 3
+    step = trail.pick(ONE)
+    assert isinstance(step, Enter)
+    assert step.first_entry is None
+
+
+def test_below_the_head_everything_is_gone() -> None:
+    listed = begin(close(ONE, 0, 10), L2).with_head(Offset(4), Offset(10))
+    trail = Trail(Offset(3))
+    assert trail.pick(listed) == Gone(Offset(4))
+    trail.skip_to(Offset(4))
+    assert isinstance(trail.pick(listed), Enter)
+
+
+def test_a_reader_whose_segment_is_truncated_away_behind_it_goes_on() -> None:
+    listed = begin(close(ONE, 0, 3), L2)
+    trail = Trail(Offset(0))
+    enter(trail, listed)
+    trail.on_entries([follows(-1, -1, 0), records(0, 3)])
+    trail.on_end(EntryId(1))
+    truncated = listed.with_head(Offset(3), Offset(3))
+    assert [each.ledger_id for each in truncated.segments] == [L2]
+    assert enter(trail, truncated).segment.ledger_id == L2
+
+
+def test_a_reader_in_the_middle_of_a_segment_comes_back_to_his_entry() -> None:
+    trail = Trail(Offset(0))
+    enter(trail, ONE)
+    trail.on_entries([follows(-1, -1, 0), records(0, 3)])
+    step = trail.pick(ONE)
+    assert isinstance(step, Enter)
+    assert step.first_entry == 2
+
+
+def test_a_reader_in_a_segment_that_is_discarded_under_him_finds_its_replacement() -> None:
+    trail = Trail(Offset(0))
+    enter(trail, TWO)
+    trail.on_entries([follows(-1, -1, 0), records(0, 3)])
+    trail.on_end(EntryId(1))
+    enter(trail, TWO)  # And no entry of it has come when it is discarded.
+    settled = begin(close(TWO, 0, 3).with_discarded(SegmentId(1)), L3)
+    assert enter(trail, settled).segment.ledger_id == L3
+
+
+def segment(number: int, base: int | None, end: int | None, last_us: int | None) -> Segment:
+    return Segment(
+        *(SegmentId(number), LedgerId(number), OwnerEpoch(1), "test", 0),
+        state=SegmentState.OPEN if end is None else SegmentState.CLOSED,
+        base_offset=None if base is None else Offset(base),
+        next_offset=None if end is None else Offset(end),
+        last_timestamp_us=last_us,
+    )
+
+
+ROW = (
+    *(segment(0, 0, 5, 100), segment(1, 5, 5, 100), segment(2, 5, 9, 200)),
+    *(segment(3, 9, None, None), segment(4, None, None, None)),
+)
+
+
+def test_offsets_are_found_in_the_last_segment_that_can_have_them() -> None:
+    found = {offset: find_segment(ROW, Offset(offset)) for offset in (0, 4, 5, 8, 9, 1000)}
+    numbers = {offset: each.segment_id for offset, each in found.items() if each}
+    assert numbers == {0: 0, 4: 0, 5: 2, 8: 2, 9: 3, 1000: 3}
+    assert find_segment((), Offset(0)) is None
+    assert find_segment(ROW[2:], Offset(4)) is None
+
+
+def test_times_are_found_in_the_first_segment_that_can_have_them() -> None:
+    found = {time_us: find_segment_at(ROW, time_us) for time_us in (0, 100, 101, 200, 201)}
+    numbers = {time_us: each.segment_id for time_us, each in found.items() if each}
+    assert numbers == {0: 0, 100: 0, 101: 2, 200: 2, 201: 3}
+    assert find_segment_at(ROW[:1], 101) is None
+
+
+def test_the_end_of_a_log_is_looked_for_from_the_last_settled_segment_on() -> None:
+    assert [each.segment_id for each in from_last_settled(ROW)] == [3, 4]
+    assert [each.segment_id for each in from_last_settled(ROW[:4])] == [3]
+    assert list(from_last_settled(())) == []
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_every_record_is_told_once_whatever_befalls_the_list(seed: int) -> None:
+    """Rolls, discards, truncation below the reader, restarts of the reader: offsets stay dense."""
+    chance = random.Random(seed)
+    ledgers: dict[LedgerId, list[bytes]] = {}
+    listed, tail = EMPTY, 0
+    before = (-1, -1)
+    for _ in range(12):
+        ledger_id = LedgerId(len(ledgers) + 1)
+        is_wrong = chance.random() < 0.3 and before != (-1, -1)
+        entries = ledgers[ledger_id] = [
+            follows(before[0], before[1] + (1 if is_wrong else 0), tail)
+        ]
+        listed = begin(listed, ledger_id)
+        if is_wrong:
+            # It was listed while its predecessor was unclosed, and is discarded.
+            entries.append(records(tail, 2))
+            listed = listed.with_discarded(listed.segments[-1].segment_id)
+            continue
+        for _ in range(chance.randrange(4)):
+            count = chance.randrange(1, 5)
+            entries.append(records(tail, count))
+            tail += count
+        listed = close(listed, listed.segments[-1].segment_id, tail)
+        before = (ledger_id, len(entries) - 1)
+    start = chance.randrange(tail + 1)
+    trail, told = Trail(Offset(start)), []
+    while isinstance(step := trail.pick(listed), Enter):
+        entries = ledgers[step.segment.ledger_id]
+        first = step.first_entry
+        if first is None:
+            is_there = [Block(each).next_offset > trail.next_offset for each in entries]
+            first = EntryId(is_there.index(True) if True in is_there else len(entries))
+        trail.enter(step.segment, first)
+        cut = chance.randrange(first, len(entries) + 1)
+        for part in (entries[first:cut], entries[cut:]):
+            blocks = trail.on_entries(part)
+            assert blocks is not None
+            told += blocks
+        trail.on_end(EntryId(len(entries) - 1))
+    assert step == AwaitOwner()
+    offsets = [offset for each in told for offset in range(*span(each))]
+    assert [each for each in offsets if each >= start] == list(range(start, tail))
+
+
+def span(block: bytes) -> tuple[int, int]:
+    return Block(block).base_offset, Block(block).next_offset

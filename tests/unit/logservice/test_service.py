@@ -1,0 +1,72 @@
+"""The service as its doors see it, over real bookies: create, append, read, tail, truncate."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rollbook.logservice import words
+from rollbook.logservice.core.block import Block, pack_block
+from rollbook.logservice.ids import AtOffset, Earliest, Latest, LogName, Offset
+from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.service import Service
+from rollbook.proto.errors import RollbookError
+from tests.support.log_cluster import PATIENCE_S, LogCluster
+
+ORDERS = LogName("default", "orders")
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[LogCluster]:
+    async with LogCluster(tmp_path) as cluster:
+        yield cluster
+
+
+def due() -> float:
+    return asyncio.get_running_loop().time() + PATIENCE_S
+
+
+def batch(first: int, count: int) -> bytes:
+    return pack_block([b"%d" % number for number in range(first, first + count)])
+
+
+async def append(service: Service, first: int, count: int) -> words.AppendAck:
+    return await service.append(words.Append(ORDERS, batch(first, count)), due())
+
+
+def values_of(blocks: tuple[bytes, ...], start: int, end: int) -> list[bytes]:
+    found: list[bytes] = []
+    for block in map(Block, blocks):
+        first, last = max(start - block.base_offset, 0), min(end, block.next_offset)
+        found += block.values()[first : last - block.base_offset]
+    return found
+
+
+async def test_from_create_to_tail(cluster: LogCluster) -> None:
+    service = (await cluster.start_server("a")).service
+    state = await service.ensure_log(words.EnsureLog(ORDERS, LogConfig()), due())
+    assert state.was_created
+    acks = [await append(service, first, 10) for first in range(0, 100, 10)]
+    assert [ack.first_offset for ack in acks] == list(range(0, 100, 10))
+
+    answer = await service.read(words.Read(ORDERS, AtOffset(Offset(37)), records_max=20), due())
+    assert (answer.first_offset, answer.tail) == (37, 100)
+    values = values_of(answer.blocks, 37, answer.next_offset)
+    assert values == [b"%d" % number for number in range(37, answer.next_offset)]
+
+    told: list[bytes] = []
+
+    async def tail() -> None:
+        async for event in service.read_stream(words.ReadStream(ORDERS, Earliest())):
+            if isinstance(event, words.Records):
+                told.extend(values_of(event.blocks, event.base_offset, event.next_offset))
+            if len(told) >= 120:
+                return
+
+    tailing = asyncio.create_task(tail())
+    await append(service, 100, 10)
+    await append(service, 110, 10)
+    async with asyncio.timeout(PATIENCE_S):
+        await tailing
+    assert told == [b"%d" % number for number in range(120)]
