@@ -36,37 +36,6 @@ SEALED: LogState.ValueType  # 1
 DELETED: LogState.ValueType  # 2
 Global___LogState: _TypeAlias = LogState  # noqa: Y015
 
-class _SegmentReason:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _SegmentReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SegmentReason.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    UNKNOWN_REASON: _SegmentReason.ValueType  # 0
-    CREATED: _SegmentReason.ValueType  # 1
-    OPENED: _SegmentReason.ValueType  # 2
-    SIZE: _SegmentReason.ValueType  # 3
-    ENTRIES: _SegmentReason.ValueType  # 4
-    AGE: _SegmentReason.ValueType  # 5
-    REQUESTED: _SegmentReason.ValueType  # 6
-    TRUNCATION: _SegmentReason.ValueType  # 7
-    RETENTION: _SegmentReason.ValueType  # 8
-    FAILURE: _SegmentReason.ValueType  # 9
-
-class SegmentReason(_SegmentReason, metaclass=_SegmentReasonEnumTypeWrapper): ...
-
-UNKNOWN_REASON: SegmentReason.ValueType  # 0
-CREATED: SegmentReason.ValueType  # 1
-OPENED: SegmentReason.ValueType  # 2
-SIZE: SegmentReason.ValueType  # 3
-ENTRIES: SegmentReason.ValueType  # 4
-AGE: SegmentReason.ValueType  # 5
-REQUESTED: SegmentReason.ValueType  # 6
-TRUNCATION: SegmentReason.ValueType  # 7
-RETENTION: SegmentReason.ValueType  # 8
-FAILURE: SegmentReason.ValueType  # 9
-Global___SegmentReason: _TypeAlias = SegmentReason  # noqa: Y015
-
 @_typing.final
 class LogNode(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -87,7 +56,7 @@ class LogNode(_message.Message):
     DISCARDED_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     CREATED_US_FIELD_NUMBER: _builtins.int
-    DELETED_US_FIELD_NUMBER: _builtins.int
+    FREE_AT_US_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """1"""
     token: _builtins.bytes
@@ -102,10 +71,10 @@ class LogNode(_message.Message):
     head: _builtins.int
     next_segment_id: _builtins.int
     base_offset: _builtins.int
-    """Of the first segment; those of the others follow from the counts."""
+    """Of the first segment; the others' follow from the counts of records."""
     created_us: _builtins.int
-    deleted_us: _builtins.int
-    """With DELETED."""
+    free_at_us: _builtins.int
+    """With DELETED: the end of the grace."""
     @_builtins.property
     def config(self) -> Global___LogSettings: ...
     @_builtins.property
@@ -137,11 +106,11 @@ class LogNode(_message.Message):
         discarded: _abc.Iterable[_builtins.int] | None = ...,
         events: _abc.Iterable[Global___Event] | None = ...,
         created_us: _builtins.int = ...,
-        deleted_us: _builtins.int = ...,
+        free_at_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "config", b"config", "created_us", b"created_us", "deleted_us", b"deleted_us", "discarded", b"discarded", "events", b"events", "format_version", b"format_version", "head", b"head", "next_segment_id", b"next_segment_id", "owner_address", b"owner_address", "owner_epoch", b"owner_epoch", "owner_id", b"owner_id", "preferred_server", b"preferred_server", "segments", b"segments", "state", b"state", "token", b"token", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "config", b"config", "created_us", b"created_us", "discarded", b"discarded", "events", b"events", "format_version", b"format_version", "free_at_us", b"free_at_us", "head", b"head", "next_segment_id", b"next_segment_id", "owner_address", b"owner_address", "owner_epoch", b"owner_epoch", "owner_id", b"owner_id", "preferred_server", b"preferred_server", "segments", b"segments", "state", b"state", "token", b"token", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -170,7 +139,7 @@ class SegmentEntry(_message.Message):
     first_timestamp_us: _builtins.int
     last_timestamp_gap_us: _builtins.int
     owner_epoch: _builtins.int
-    reason: Global___SegmentReason.ValueType
+    reason: _builtins.str
     def __init__(
         self,
         *,
@@ -182,7 +151,7 @@ class SegmentEntry(_message.Message):
         first_timestamp_us: _builtins.int = ...,
         last_timestamp_gap_us: _builtins.int = ...,
         owner_epoch: _builtins.int = ...,
-        reason: Global___SegmentReason.ValueType = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -333,13 +302,15 @@ class CursorNode(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FORMAT_VERSION_FIELD_NUMBER: _builtins.int
-    TOKEN_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     BLOB_FIELD_NUMBER: _builtins.int
     IS_PROTECTED_FIELD_NUMBER: _builtins.int
     CHANGED_US_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
-    token: _builtins.bytes
+    """1"""
+    version: _builtins.int
+    """Drawn for each write."""
     offset: _builtins.int
     blob: _builtins.bytes
     is_protected: _builtins.bool
@@ -348,7 +319,7 @@ class CursorNode(_message.Message):
         self,
         *,
         format_version: _builtins.int = ...,
-        token: _builtins.bytes = ...,
+        version: _builtins.int = ...,
         offset: _builtins.int = ...,
         blob: _builtins.bytes = ...,
         is_protected: _builtins.bool = ...,
@@ -356,7 +327,7 @@ class CursorNode(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "changed_us", b"changed_us", "format_version", b"format_version", "is_protected", b"is_protected", "offset", b"offset", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "changed_us", b"changed_us", "format_version", b"format_version", "is_protected", b"is_protected", "offset", b"offset", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -373,8 +344,10 @@ class MarksNode(_message.Message):
     FLOOR_FIELD_NUMBER: _builtins.int
     MARKS_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
+    """1"""
     token: _builtins.bytes
     floor: _builtins.int
+    """No mark is made below it."""
     @_builtins.property
     def marks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Mark]: ...
     def __init__(

@@ -1,0 +1,187 @@
+"""Cursors, marks, and what a truncation must not pass.
+
+A cursor is a named offset with a few bytes of its owner's. Protected it is a mark, and holds
+truncation back. Each cursor has a node; the marks of a log are also in one node together, with the
+floor below which none is made any more:
+
+    move a mark    the cursor and the marks, in one step; below the floor it is refused
+    truncate       the ledger list and the marks, in one step; the floor rises to the new head
+
+Both change the one node of the marks from the version that was read, so whichever comes second sees
+the first (LL6): no mark is passed, and none is promised what is gone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+from rollbook.logservice.core.log_format import FORMAT_VERSION, check_version
+from rollbook.logservice.ids import (
+    FIRST_OFFSET,
+    CursorName,
+    Offset,
+    parse_cursor_name,
+    parse_offset,
+)
+from rollbook.logservice.schema import log_node_pb2 as schema
+from rollbook.logservice.words import NO_CURSOR, CommitCursor, Cursor
+from rollbook.proto.errors import (
+    BadMetadata,
+    Guarded,
+    Invalid,
+    InvalidRequest,
+    MetadataConflict,
+    Truncated,
+)
+from rollbook.proto.formats.protobuf import as_text, pack_binary, unpack_binary
+
+BLOB_BYTES_MAX: Final = 4096
+MARKS_MAX: Final = 1000
+CURSOR_VERSION_BITS: Final = 53  # So that they survive JSON.
+_TOLD_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    floor: Offset = FIRST_OFFSET
+    offsets: tuple[tuple[CursorName, Offset], ...] = ()  # By name.
+
+    def with_mark(self, name: CursorName, offset: Offset) -> Self:
+        """Raises `Truncated` below the floor, `InvalidRequest` for one mark too many."""
+        if offset < self.floor:
+            raise Truncated("a mark protects nothing there", offset=offset, head=self.floor)
+        marks = dict(self.offsets)
+        marks[name] = offset
+        if len(marks) > MARKS_MAX:
+            raise InvalidRequest(f"a log has at most {MARKS_MAX} marks")
+        return self._with(marks)
+
+    def without_mark(self, name: CursorName) -> Self:
+        marks = dict(self.offsets)
+        marks.pop(name, None)
+        return self._with(marks)
+
+    def with_floor(self, head: Offset) -> Self:
+        """Raises `Guarded` if a mark lies below; a floor never sinks."""
+        if names := self.below(head):
+            raise Guarded(
+                marks=tuple(str(name) for name in names[:_TOLD_MAX]),
+                before=head,
+                lowest=min(offset for _, offset in self.offsets),
+                next_step="move or delete these marks first, or truncate to the lowest of them",
+            )
+        return replace(self, floor=max(self.floor, head))
+
+    def below(self, head: Offset) -> tuple[CursorName, ...]:
+        return tuple(name for name, offset in self.offsets if offset < head)
+
+    @property
+    def lowest(self) -> Offset | None:
+        return min((offset for _, offset in self.offsets), default=None)
+
+    def _with(self, marks: Mapping[CursorName, Offset]) -> Self:
+        return replace(self, offsets=tuple(sorted(marks.items())))
+
+
+def committed(
+    request: CommitCursor, found: Cursor | None, version: int, now_us: int, tail: Offset | None
+) -> Cursor:
+    """The cursor as the request wants it.
+
+    `tail`: as far as it is known. Raises `MetadataConflict` if it has another version than the caller
+    thinks, `InvalidRequest` if it would go back unasked, or is too large.
+    """
+    expected = request.expected_version
+    if expected is not None and expected != (NO_CURSOR if found is None else found.version):
+        raise MetadataConflict(
+            "the cursor was moved by somebody else",
+            cursor=request.name,
+            expected_version=expected,
+            version=NO_CURSOR if found is None else found.version,
+        )
+    offset = parse_offset(request.offset)
+    if found is not None and offset < found.offset and not request.may_rewind:
+        raise InvalidRequest(
+            "the cursor would go back",
+            cursor=request.name,
+            offset=found.offset,
+            wanted=offset,
+            next_step="say that it may rewind, if that is meant",
+        )
+    if tail is not None and offset > tail:
+        raise InvalidRequest("the cursor would stand beyond the tail", offset=offset, tail=tail)
+    blob = request.blob
+    if blob is None:
+        blob = b"" if found is None else found.blob
+    if len(blob) > BLOB_BYTES_MAX:
+        raise InvalidRequest(f"a cursor carries at most {BLOB_BYTES_MAX} bytes", got=len(blob))
+    is_protected = request.is_protected
+    if is_protected is None:
+        is_protected = found is not None and found.is_protected
+    return Cursor(request.name, offset, version, blob, is_protected, now_us)
+
+
+def check_expected(found: Cursor, expected_version: int | None) -> None:
+    if expected_version is not None and expected_version != found.version:
+        raise MetadataConflict(
+            "the cursor was moved by somebody else",
+            cursor=found.name,
+            expected_version=expected_version,
+            version=found.version,
+        )
+
+
+# --- Bytes ------------------------------------------------------------------------------------
+
+
+def pack_cursor(cursor: Cursor) -> bytes:
+    return pack_binary(
+        schema.CursorNode(
+            format_version=FORMAT_VERSION,
+            version=cursor.version,
+            offset=cursor.offset,
+            blob=cursor.blob,
+            is_protected=cursor.is_protected,
+            changed_us=cursor.updated_us,
+        )
+    )
+
+
+def unpack_cursor(name: CursorName, data: bytes) -> Cursor:
+    """Raises `BadMetadata`, `UnsupportedVersion`."""
+    message = unpack_binary(schema.CursorNode, data)
+    check_version(message.format_version)
+    if min(message.offset, message.version, message.changed_us) < 0:
+        raise BadMetadata("a number of a cursor is negative")
+    return Cursor(
+        *(name, Offset(message.offset), message.version, message.blob),
+        *(message.is_protected, message.changed_us),
+    )
+
+
+def pack_marks(marks: Marks, token: bytes) -> bytes:
+    return pack_binary(
+        schema.MarksNode(
+            format_version=FORMAT_VERSION,
+            token=token,
+            floor=marks.floor,
+            marks=[schema.Mark(name=name, offset=offset) for name, offset in marks.offsets],
+        )
+    )
+
+
+def unpack_marks(data: bytes) -> tuple[Marks, bytes]:
+    """And the token of their write. Raises `BadMetadata`, `UnsupportedVersion`."""
+    message = unpack_binary(schema.MarksNode, data)
+    check_version(message.format_version)
+    try:
+        offsets = {
+            parse_cursor_name(as_text(mark.name)): parse_offset(mark.offset)
+            for mark in message.marks
+        }
+        marks = Marks(parse_offset(message.floor), tuple(sorted(offsets.items())))
+    except Invalid as error:
+        raise BadMetadata(error.message) from None
+    if len(offsets) != len(message.marks) or marks.below(marks.floor):
+        raise BadMetadata("the marks of a log contradict each other")
+    return marks, message.token

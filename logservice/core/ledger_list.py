@@ -1,0 +1,455 @@
+"""The ledger list of a log, and every change that it may go through.
+
+A log is its list: the ledgers that hold it, in order, as segments. Whoever changes the list by
+compare-and-swap has made a step that everybody sees; nothing else decides.
+
+    head                                            tail, known when all is CLOSED
+      v                                               v
+    [ CLOSED 0…999 ][ CLOSED 1000…1999 ][ OPEN 2000… ][ OPEN, base unknown ]
+                                          last but one   last
+
+- Offsets are dense: each segment starts where the one before ends. A segment's base is known once all
+  before it are CLOSED, and nobody derives one from an unclosed ledger.
+- At most the last two are unclosed (LL1): a successor is listed only when everything before the last
+  one is CLOSED.
+- A segment that is listed behind a CLOSED one follows it: its first entry names that ledger's last
+  entry (LL2). Whoever closes a segment in the list has looked, and discards the successor in the same
+  step if it does not. Only the last one can be discarded, and never once it is CLOSED here.
+- Ledgers that leave the list enter `discarded` in the same step (LL3), are deleted afterwards, and
+  leave `discarded` when they are gone: a ledger of the log that is in neither never was listed.
+- The head never goes back and never passes what is known to be confirmed (LL4); truncation takes
+  whole ledgers whose successor is settled, so a snapshot to replay from always stays.
+- The owner's epoch only grows (LL5); SEALED and DELETED end what may be changed.
+
+Each `with_*` returns a new list, to be written by compare-and-swap from the version that was read, and
+refuses by raising what would break a rule. A list that is equal to the old one means that there is
+nothing to write.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import pairwise
+from typing import Final, Self
+
+from rollbook.logservice.ids import (
+    FIRST_OFFSET,
+    FIRST_SEGMENT,
+    LOG_UID_BYTES,
+    NO_OWNER_YET,
+    OFFSET_MAX,
+    LogName,
+    LogUid,
+    Offset,
+    OwnerEpoch,
+    SegmentId,
+    ServerId,
+    ServerInfo,
+)
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import (
+    InvalidRequest,
+    LogDeleted,
+    LogSealed,
+    MetadataConflict,
+    OwnerFenced,
+)
+from rollbook.proto.ids import LedgerId
+from rollbook.proto.ports import Randomness
+
+EVENTS_MAX: Final = 64
+_TEXT_CHARACTERS_MAX: Final = 200
+
+# In the custom metadata of a log's ledgers.
+LEDGER_OF_LOG: Final = "rollbook.log"  # The log's uid, in hexadecimal.
+LEDGER_OF_VERSION: Final = "rollbook.log-version"  # Of the list, from which alone it may be listed.
+LEDGER_OF_NAME: Final = "rollbook.log-name"  # For people, and to find the list by.
+
+
+def custom_metadata(name: LogName, uid: LogUid, version: int) -> dict[str, bytes]:
+    return {
+        LEDGER_OF_LOG: uid.hex().encode(),
+        LEDGER_OF_VERSION: str(version).encode(),
+        LEDGER_OF_NAME: str(name).encode(),
+    }
+
+
+def draw_log_uid(randomness: Randomness) -> LogUid:
+    return LogUid(randomness.randbytes(LOG_UID_BYTES))
+
+
+class LogState(Enum):
+    OPEN = "open"
+    SEALED = "sealed"
+    DELETED = "deleted"  # Its ledgers are kept for the time of grace.
+
+
+class SegmentState(Enum):
+    OPEN = "open"  # As far as the list knows: its ledger may have been closed since.
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    segment_id: SegmentId
+    ledger_id: LedgerId
+    owner_epoch: OwnerEpoch  # Whose it was when it was listed.
+    reason: str  # Why it was begun.
+    first_timestamp_us: int  # When it was begun, on the log's clock.
+    state: SegmentState = SegmentState.OPEN
+    base_offset: Offset | None = None  # Known when all before it are CLOSED.
+    next_offset: Offset | None = None  # The last three: known when it is CLOSED itself.
+    last_timestamp_us: int | None = None
+    bytes: int | None = None  # Of its ledger.
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state is SegmentState.CLOSED
+
+    @property
+    def records(self) -> int | None:
+        if self.next_offset is None or self.base_offset is None:
+            return None
+        return self.next_offset - self.base_offset
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """What befell a log, besides rolls: those are told by its segments."""
+
+    kind: str  # A constant past-tense fact: log_opened, log_truncated …
+    at_us: int
+    owner_epoch: OwnerEpoch = NO_OWNER_YET
+    server_id: ServerId | None = None
+    reason: str = ""
+    offset: Offset = FIRST_OFFSET
+
+    def __post_init__(self) -> None:
+        assert len(self.kind) <= _TEXT_CHARACTERS_MAX
+
+
+class FlawedList(ValueError):
+    """A list that breaks a rule: a mistake of ours, unless it was read so."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerList:
+    uid: LogUid
+    config: LogConfig
+    created_us: int
+    state: LogState = LogState.OPEN
+    owner_epoch: OwnerEpoch = NO_OWNER_YET
+    owner: ServerInfo | None = None  # None: nobody yet, or whoever had it has let go of it.
+    preferred_server: str = ""  # Whom the suggestion follows; empty: nobody in particular.
+    head: Offset = FIRST_OFFSET
+    next_segment_id: SegmentId = FIRST_SEGMENT
+    segments: tuple[Segment, ...] = ()
+    discarded: tuple[LedgerId, ...] = ()  # To be deleted, oldest first.
+    events: tuple[LogEvent, ...] = ()  # The last ones, oldest first.
+    free_at_us: int = 0  # Of a DELETED one: the end of its grace.
+
+    def __post_init__(self) -> None:
+        if flaw := find_flaw(self):
+            raise FlawedList(flaw)
+
+    # --- Questions ----------------------------------------------------------------------------
+
+    @property
+    def tail(self) -> Offset | None:
+        """None as long as a segment is unclosed: then it takes more than the list to know."""
+        if not self.segments:
+            return self.head
+        return self.segments[-1].next_offset
+
+    @property
+    def unclosed(self) -> tuple[Segment, ...]:
+        """At most two, the last ones (LL1)."""
+        return tuple(segment for segment in self.segments[-2:] if not segment.is_closed)
+
+    @property
+    def closed_bytes(self) -> int:
+        return sum(segment.bytes or 0 for segment in self.segments)
+
+    def lists(self, ledger_id: LedgerId) -> bool:
+        return any(segment.ledger_id == ledger_id for segment in self.segments)
+
+    def check_owner(self, epoch: OwnerEpoch) -> None:
+        """Raises `OwnerFenced` unless that is the epoch in force."""
+        if self.owner_epoch != epoch:
+            raise OwnerFenced(
+                owner=self.owner.address if self.owner else "",
+                owner_epoch=self.owner_epoch,
+                epoch=epoch,
+            )
+
+    # --- Ownership ----------------------------------------------------------------------------
+
+    def with_owner(self, server: ServerInfo) -> Self:
+        """The next epoch (LL5), to be written together with its first ledger."""
+        self._refuse_unless_open()
+        return replace(self, owner=server, owner_epoch=OwnerEpoch(self.owner_epoch + 1))
+
+    def with_released(self) -> Self:
+        """The owner lets go: its epoch stays the last one, and nobody has to be waited for."""
+        return replace(self, owner=None)
+
+    def with_preferred_server(self, server: str) -> Self:
+        return replace(self, preferred_server=server[:_TEXT_CHARACTERS_MAX])
+
+    # --- Segments -----------------------------------------------------------------------------
+
+    def with_successor(self, ledger_id: LedgerId, reason: str, first_timestamp_us: int) -> Self:
+        """A ledger at the end; whoever lists it has made it for the very version this goes to.
+
+        Raises `MetadataConflict` while anything before the last segment is unclosed (LL1),
+        `LogSealed`, `LogDeleted`.
+        """
+        self._refuse_unless_open()
+        if any(not segment.is_closed for segment in self.segments[:-1]):
+            raise MetadataConflict(
+                "two segments are unclosed already", next_step="close the last but one first"
+            )
+        if self.lists(ledger_id) or ledger_id in self.discarded:
+            raise MetadataConflict("this ledger was listed before", ledger_id=ledger_id)
+        segment = Segment(
+            *(self.next_segment_id, ledger_id, self.owner_epoch, reason[:_TEXT_CHARACTERS_MAX]),
+            first_timestamp_us=max(first_timestamp_us, self._last_timestamp_us()),
+            base_offset=self.tail,
+        )
+        return replace(
+            self,
+            segments=(*self.segments, segment),
+            next_segment_id=SegmentId(self.next_segment_id + 1),
+        )
+
+    def with_closed(
+        self,
+        segment_id: SegmentId,
+        *,
+        next_offset: Offset,
+        last_timestamp_us: int,
+        bytes: int,  # noqa: A002  # What the field is called.
+    ) -> Self:
+        """Its ledger is CLOSED, and a successor, if there is one, follows it (LL2).
+
+        Found closed as wanted, there is nothing to do. Raises `MetadataConflict` if it was closed
+        elsewhere, is not listed, or has an unclosed one before it.
+        """
+        index = self._index_of(segment_id)
+        segment = self.segments[index]
+        if segment.is_closed:
+            if segment.next_offset == next_offset:
+                return self
+            raise MetadataConflict(
+                "the segment was closed at another offset",
+                segment_id=segment_id,
+                next_offset=segment.next_offset,
+                wanted=next_offset,
+            )
+        if segment.base_offset is None:
+            raise MetadataConflict("the segment before it is unclosed", segment_id=segment_id)
+        if not segment.base_offset <= next_offset <= OFFSET_MAX:
+            raise InvalidRequest(
+                "a segment ends before it starts",
+                segment_id=segment_id,
+                base_offset=segment.base_offset,
+                next_offset=next_offset,
+            )
+        closed = replace(
+            segment,
+            state=SegmentState.CLOSED,
+            next_offset=next_offset,
+            last_timestamp_us=max(last_timestamp_us, segment.first_timestamp_us),
+            bytes=bytes,
+        )
+        after = self.segments[index + 1 :]
+        if after:
+            after = (
+                replace(
+                    after[0],
+                    base_offset=next_offset,
+                    first_timestamp_us=max(
+                        after[0].first_timestamp_us, closed.last_timestamp_us or 0
+                    ),
+                ),
+            )
+        return replace(self, segments=(*self.segments[:index], closed, *after))
+
+    def with_discarded(self, segment_id: SegmentId) -> Self:
+        """The last segment does not follow the one before: nothing in it was acked (LL2).
+
+        Raises `MetadataConflict` if it is another one, if it is CLOSED, or if nothing CLOSED is
+        before it that it could contradict.
+        """
+        index = self._index_of(segment_id)
+        if index != len(self.segments) - 1 or self.segments[index].is_closed:
+            raise MetadataConflict("only the last, unclosed segment can be discarded")
+        if index == 0 or not self.segments[index - 1].is_closed:
+            raise MetadataConflict("nobody decides before the segment before is closed (LL2)")
+        return replace(
+            self,
+            segments=self.segments[:index],
+            discarded=(*self.discarded, self.segments[index].ledger_id),
+        )
+
+    def without_discarded(self, ledger_ids: Iterable[LedgerId]) -> Self:
+        """They are gone from the bookies' cluster, too."""
+        gone = frozenset(ledger_ids)
+        return replace(self, discarded=tuple(each for each in self.discarded if each not in gone))
+
+    # --- The ends -----------------------------------------------------------------------------
+
+    def with_head(self, head: Offset, confirmed: Offset) -> Self:
+        """The log starts at `head`; `confirmed` is as far as its caller knows it to be there.
+
+        Whole segments below it leave the list (LL3), the last one never: it holds the snapshot that
+        the next owner replays from. A head that lies behind the present one changes nothing (LL4).
+        Raises `InvalidRequest` for one beyond what is confirmed, `LogDeleted`.
+        """
+        self._refuse_deleted()
+        if head > confirmed:
+            raise InvalidRequest(
+                "a log is not truncated beyond its tail", before=head, tail=confirmed
+            )
+        if head <= self.head:
+            return self
+        kept = first_kept(self.segments, head)
+        return replace(
+            self,
+            head=head,
+            segments=self.segments[kept:],
+            discarded=(
+                *self.discarded,
+                *(segment.ledger_id for segment in self.segments[:kept]),
+            ),
+        )
+
+    def with_sealed(self, tail: Offset) -> Self:
+        """For good. Raises `MetadataConflict` unless all is CLOSED, up to that very offset."""
+        if self.state is LogState.SEALED and self.tail == tail:
+            return self
+        self._refuse_unless_open()
+        if self.tail != tail or self.unclosed:
+            raise MetadataConflict("the log does not end there", tail=tail, listed=self.tail)
+        return replace(self, state=LogState.SEALED)
+
+    def with_deleted(self, free_at_us: int) -> Self:
+        """From here on nobody reads or writes it; its ledgers stay until then."""
+        if self.state is LogState.DELETED:
+            return self
+        return replace(self, state=LogState.DELETED, owner=None, free_at_us=max(free_at_us, 1))
+
+    def with_ledgers_condemned(self) -> Self:
+        """The grace is over: everything is to be deleted (LL3). Raises `MetadataConflict` unless DELETED."""
+        if self.state is not LogState.DELETED:
+            raise MetadataConflict("the log is not deleted")
+        ledger_ids = tuple(segment.ledger_id for segment in self.segments)
+        return replace(
+            self, segments=(), discarded=(*self.discarded, *ledger_ids), head=self._end_at_least()
+        )
+
+    # --- The rest -----------------------------------------------------------------------------
+
+    def with_config(self, config: LogConfig) -> Self:
+        self._refuse_deleted()
+        return replace(self, config=config)
+
+    def with_event(self, event: LogEvent) -> Self:
+        if len(event.reason) > _TEXT_CHARACTERS_MAX:
+            event = replace(event, reason=event.reason[:_TEXT_CHARACTERS_MAX])
+        return replace(self, events=(*self.events, event)[-EVENTS_MAX:])
+
+    # ------------------------------------------------------------------------------------------
+
+    def _index_of(self, segment_id: SegmentId) -> int:
+        for index in range(len(self.segments) - 1, -1, -1):  # It is one of the last.
+            if self.segments[index].segment_id == segment_id:
+                return index
+        raise MetadataConflict("the segment is not listed", segment_id=segment_id)
+
+    def _last_timestamp_us(self) -> int:
+        if not self.segments:
+            return 0
+        last = self.segments[-1]
+        return last.first_timestamp_us if last.last_timestamp_us is None else last.last_timestamp_us
+
+    def _end_at_least(self) -> Offset:
+        known = [s.next_offset or s.base_offset or FIRST_OFFSET for s in self.segments]
+        return max((self.head, *known))
+
+    def _refuse_deleted(self) -> None:
+        if self.state is LogState.DELETED:
+            raise LogDeleted
+
+    def _refuse_unless_open(self) -> None:
+        self._refuse_deleted()
+        if self.state is LogState.SEALED:
+            raise LogSealed(tail=self.tail)
+
+
+def first_kept(segments: Sequence[Segment], head: Offset) -> int:
+    """Of the segments those that stay when the log starts at `head`, as the index of the first."""
+    kept = 0
+    while kept < len(segments) - 1:  # One stays in any case.
+        next_offset = segments[kept].next_offset
+        if next_offset is None or next_offset > head:
+            break
+        kept += 1
+    return kept
+
+
+def find_flaw(listed: LedgerList) -> str:
+    """What is wrong with a list, if anything: for one that was read as for one that was made."""
+    segments = listed.segments
+    ledger_ids = [*(segment.ledger_id for segment in segments), *listed.discarded]
+    if len(set(ledger_ids)) != len(ledger_ids) or any(each < 0 for each in ledger_ids):
+        return "a ledger is listed twice, or has no id"
+    if len(listed.uid) != LOG_UID_BYTES:
+        return "the log has no uid"
+    if min(listed.owner_epoch, listed.head, listed.created_us, listed.free_at_us) < 0:
+        return "a number is negative"
+    if (listed.state is LogState.DELETED) != bool(listed.free_at_us):
+        return "a log is deleted iff it says until when it is kept"
+    if any(not segment.is_closed for segment in segments[:-2]):
+        return "a segment before the last two is unclosed (LL1)"
+    if listed.state is LogState.SEALED and any(not segment.is_closed for segment in segments):
+        return "a sealed log has an unclosed segment"
+    if segments and segments[-1].segment_id >= listed.next_segment_id:
+        return "segment ids are used again"
+    return _flaw_of_segments(segments) or _flaw_of_head(listed)
+
+
+def _flaw_of_segments(segments: Sequence[Segment]) -> str:
+    for segment in segments:
+        base, end = segment.base_offset, segment.next_offset
+        known = (end is not None, segment.last_timestamp_us is not None, segment.bytes is not None)
+        if any(each is not segment.is_closed for each in known):
+            return "the end of a segment is known iff it is CLOSED"
+        if base is None:
+            if segment.is_closed:
+                return "a CLOSED segment has no base"
+        elif not 0 <= base <= (base if end is None else end) <= OFFSET_MAX:
+            return "a segment ends before it starts"
+        if segment.first_timestamp_us < 0 or (segment.bytes or 0) < 0 or segment.segment_id < 0:
+            return "a number is negative"
+        if (segment.last_timestamp_us or segment.first_timestamp_us) < segment.first_timestamp_us:
+            return "a segment's time goes back"
+    if segments and segments[0].base_offset is None:
+        return "the first segment has no base"
+    for before, after in pairwise(segments):
+        if before.segment_id >= after.segment_id:
+            return "segment ids do not grow"
+        if before.next_offset != after.base_offset:
+            return "offsets are not dense"
+    return ""
+
+
+def _flaw_of_head(listed: LedgerList) -> str:
+    if not listed.segments:
+        return ""
+    base, tail = listed.segments[0].base_offset, listed.tail
+    if base is not None and listed.head < base:
+        return "the head lies before the first segment"
+    if tail is not None and listed.head > tail:
+        return "the head lies beyond the tail"
+    return ""

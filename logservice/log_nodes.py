@@ -1,0 +1,441 @@
+"""The logs of a cluster in its metadata store: lists, cursors, marks.
+
+    <own root>/logs/<namespace>/<hh>/<log>   the ledger list; `hh`: which of 256 folders, by the name
+        marks                                floor and marks, from the first mark or truncation on
+        cursors/<name>                       one for each cursor
+
+A namespace is there from its first log on. Folders keep the children of a node few, so
+that a million logs can be listed by stores that answer a listing in one packet.
+
+Each write carries a token drawn for it, so that whoever lost the reply finds out whether it was made
+(LL7). A list that was written over since may lie below the present one; then the loser reads
+`MetadataConflict`, and sees from the list what became of its step.
+
+The version of a list is that of its node. A ledger is listed only by the change from the very version
+that its metadata names (LL8): `replace` asks for it when a ledger is new.
+"""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.logservice.core.cursors import (
+    CURSOR_VERSION_BITS,
+    Marks,
+    check_expected,
+    committed,
+    pack_cursor,
+    pack_marks,
+    unpack_cursor,
+    unpack_marks,
+)
+from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, draw_log_uid
+from rollbook.logservice.core.log_format import TOKEN_BYTES, pack_log_node, unpack_log_node
+from rollbook.logservice.ids import OFFSET_MAX, CursorName, LogName, Offset, parse_name
+from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.words import CommitCursor, Cursor, DeleteCursor
+from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
+from rollbook.proto.cluster.lost_replies import (
+    children_surely,
+    create_surely,
+    delete_surely,
+    ensure_node,
+    read_surely,
+    transact_surely,
+)
+from rollbook.proto.errors import (
+    LogDeleted,
+    LogExists,
+    MetadataConflict,
+    NodeExists,
+    NodeNotEmpty,
+    NoSuchCursor,
+    NoSuchLog,
+    NoSuchNode,
+)
+from rollbook.proto.ports import (
+    Check,
+    Clock,
+    Create,
+    Delete,
+    MetadataStore,
+    Node,
+    Op,
+    Randomness,
+    Set,
+    Watch,
+)
+
+LOGS: Final = "logs"
+MARKS: Final = "marks"
+CURSORS: Final = "cursors"
+_FOLDERS: Final = 256
+_RACES_MAX: Final = 20
+_PAUSE_S: Final = 0.005  # Doubles, with chance in it.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLog:
+    name: LogName
+    list: LedgerList
+    version: int  # What a change made from this list has to name.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMarks:
+    marks: Marks
+    version: int | None  # None: there is no node yet.
+
+
+class LogNodes:
+    """`start` first."""
+
+    def __init__(
+        self, store: MetadataStore, cluster: Cluster, clock: Clock, randomness: Randomness
+    ) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._clock = clock
+        self._randomness = randomness
+        self.root: Final = f"{cluster.own_root}/{LOGS}"
+
+    async def start(self) -> None:
+        await ensure_own_root(self._store, self._cluster)
+        await ensure_node(self._store, self.root)
+
+    def path(self, name: LogName) -> str:
+        return f"{self.root}/{name.namespace}/{_folder(name.name)}/{name.name}"
+
+    # --- Lists --------------------------------------------------------------------------------
+
+    async def ensure(self, name: LogName, config: LogConfig | None) -> tuple[StoredLog, bool]:
+        """The log, and whether this call made it.
+
+        With `config` None whatever an existing log has will do. Raises `LogExists` if it has another
+        configuration, `LogDeleted` as long as a deleted one keeps its ledgers.
+        """
+        for _ in range(_RACES_MAX):
+            try:
+                stored = await self.read(name)
+            except NoSuchLog:
+                try:
+                    return await self.create(name, config or LogConfig()), True
+                except LogExists:
+                    continue  # Somebody was quicker: let us see with which configuration.
+            if stored.list.state is LogState.DELETED:
+                raise LogDeleted(log=str(name), free_at_us=stored.list.free_at_us)
+            if config is not None and config != stored.list.config:
+                raise LogExists(log=str(name))
+            return stored, False
+        raise MetadataConflict("it comes and goes again and again", log=str(name))
+
+    async def create(self, name: LogName, config: LogConfig) -> StoredLog:
+        """Raises `LogExists`, whatever the one that exists is like."""
+        now_us = self._clock.wall_us()
+        listed = LedgerList(
+            draw_log_uid(self._randomness),
+            config,
+            created_us=now_us,
+            events=(LogEvent("log_created", now_us),),
+        )
+        path, value = self.path(name), pack_log_node(listed, self._draw_token())
+        for _ in range(_RACES_MAX):
+            try:
+                await create_surely(self._store, path, value, lambda node: node.value == value)
+            except NoSuchNode:
+                folder = path.rpartition("/")[0]
+                await self._ensure_folders(folder.rpartition("/")[0], folder)
+            except NodeExists:
+                raise LogExists(log=str(name)) from None
+            else:
+                return StoredLog(name, listed, 0)
+        raise MetadataConflict("its folder is removed again and again", log=str(name))
+
+    async def read(self, name: LogName, *, fresh: bool = True) -> StoredLog:
+        """`fresh`: not as a replica of the store may remember it. Raises `NoSuchLog`."""
+        node = await read_surely(self._store, self.path(name), fresh=fresh)
+        if node is None:
+            raise NoSuchLog(log=str(name))
+        return StoredLog(name, unpack_log_node(node.value)[0], node.stat.version)
+
+    async def watch(self, name: LogName) -> Watch:
+        """Tells of every change of the list from now on."""
+        return await self._store.watch(self.path(name))
+
+    async def replace(
+        self, stored: StoredLog, listed: LedgerList, *, made_for: int | None = None
+    ) -> StoredLog:
+        """The change from `stored` to `listed`, if the list is still as it was read.
+
+        `made_for` is what the metadata of a new ledger names (LL8). Raises `MetadataConflict`,
+        `NoSuchLog`; after `ConnectionLost` it may have been made.
+        """
+        return await self._replace(stored, listed, (), made_for)
+
+    async def bump(self, stored: StoredLog) -> StoredLog:
+        """A new version of the same list: a ledger made for an older one can be listed no more."""
+        return await self._write(stored, stored.list, ())
+
+    async def replace_guarded(
+        self, stored: StoredLog, listed: LedgerList, *, found: StoredMarks
+    ) -> StoredLog:
+        """The change that truncates or deletes, together with the floor of the marks as they were read
+        (LL6). Nothing is marked in a deleted log.
+
+        Raises as `replace`, and `Guarded` if a mark stands in the way.
+        """
+        is_deleted = listed.state is LogState.DELETED
+        raised = found.marks.with_floor(OFFSET_MAX if is_deleted else listed.head)
+        op = self._op_of_marks(stored.name, found, raised)
+        return await self._replace(stored, listed, (op,), None)
+
+    async def _replace(
+        self, stored: StoredLog, listed: LedgerList, more: Sequence[Op], made_for: int | None
+    ) -> StoredLog:
+        known = {segment.ledger_id for segment in stored.list.segments}
+        if any(segment.ledger_id not in known for segment in listed.segments):
+            assert made_for is not None, "say for which version the new ledger was made"
+            if made_for != stored.version:
+                raise MetadataConflict(
+                    "the new ledger was made for another version of the list",
+                    log=str(stored.name),
+                    made_for=made_for,
+                    version=stored.version,
+                )
+        if listed == stored.list and not more:
+            return stored
+        return await self._write(stored, listed, more)
+
+    async def _write(self, stored: StoredLog, listed: LedgerList, more: Sequence[Op]) -> StoredLog:
+        assert listed.uid == stored.list.uid
+        path, token = self.path(stored.name), self._draw_token()
+        ops = (Set(path, pack_log_node(listed, token), stored.version), *more)
+
+        async def was_made() -> bool:
+            node = await read_surely(self._store, path)
+            return node is not None and unpack_log_node(node.value)[1] == token
+
+        try:
+            await transact_surely(self._store, ops, was_made)
+        except NoSuchNode as error:
+            if error.ids.get("op"):
+                raise MetadataConflict("the marks have changed", log=str(stored.name)) from None
+            raise NoSuchLog(log=str(stored.name)) from None
+        except NodeExists:  # Of the marks: somebody made the first one.
+            raise MetadataConflict("the marks have changed", log=str(stored.name)) from None
+        return StoredLog(stored.name, listed, stored.version + 1)
+
+    async def change(
+        self, name: LogName, make: Callable[[LedgerList], LedgerList], *, attempts: int = _RACES_MAX
+    ) -> StoredLog:
+        """Reads, changes and writes, until nobody comes between. Raises what `make` raises."""
+        for attempt in range(attempts):
+            stored = await self.read(name)
+            wanted = make(stored.list)
+            try:
+                return await self.replace(stored, wanted)
+            except MetadataConflict:
+                await self._pause(attempt)
+        raise MetadataConflict("the list changes again and again", log=str(name))
+
+    async def remove(self, stored: StoredLog) -> None:
+        """The node of a deleted log whose ledgers are gone, with its cursors and marks.
+
+        Raises `MetadataConflict` if anything is left, or something has changed.
+        """
+        listed = stored.list
+        if listed.state is not LogState.DELETED or listed.segments or listed.discarded:
+            raise MetadataConflict("the log still has ledgers", log=str(stored.name))
+        path = self.path(stored.name)
+        for attempt in range(_RACES_MAX):
+            await self._remove_below(path)
+            try:
+                await delete_surely(self._store, path, stored.version)
+                return
+            except NodeNotEmpty:  # A cursor that was committed just now.
+                await self._pause(attempt)
+            except NoSuchNode:
+                raise NoSuchLog(log=str(stored.name)) from None
+        raise MetadataConflict("its cursors are made again and again", log=str(stored.name))
+
+    # --- Names --------------------------------------------------------------------------------
+
+    async def namespaces(self) -> list[str]:
+        try:
+            return await children_surely(self._store, self.root)
+        except NoSuchNode:
+            return []
+
+    async def names(
+        self, namespace: str, prefix: str = "", start_after: str = "", limit: int | None = None
+    ) -> list[LogName]:
+        """In order; deleted ones among them, as long as they keep their ledgers."""
+        parse_name(namespace, "the namespace")
+        place = f"{self.root}/{namespace}"
+        found: list[str] = []
+        for folder in await self._children(place):
+            names = await self._children(f"{place}/{folder}")
+            found += [each for each in names if each.startswith(prefix) and each > start_after]
+        return [LogName(namespace, name) for name in sorted(found)[:limit]]
+
+    async def all_names(self) -> AsyncIterator[LogName]:
+        """Of all namespaces, folder by folder."""
+        for namespace in await self.namespaces():
+            place = f"{self.root}/{namespace}"
+            for folder in await self._children(place):
+                for name in await self._children(f"{place}/{folder}"):
+                    yield LogName(namespace, name)
+
+    # --- Cursors and marks --------------------------------------------------------------------
+
+    async def read_cursor(self, log: LogName, name: CursorName) -> Cursor:
+        """Raises `NoSuchCursor`, `NoSuchLog`."""
+        cursor, _ = await self._find_cursor(log, name)
+        if cursor is None:
+            await self.read(log)
+            raise NoSuchCursor(log=str(log), cursor=name)
+        return cursor
+
+    async def cursors(self, log: LogName) -> list[Cursor]:
+        """By name. Raises `NoSuchLog`."""
+        await self.read(log)
+        found: list[Cursor] = []
+        for name in await self._children(f"{self.path(log)}/{CURSORS}"):
+            cursor, _ = await self._find_cursor(log, CursorName(name))
+            if cursor is not None:
+                found.append(cursor)
+        return found
+
+    async def commit_cursor(self, request: CommitCursor, tail: Offset | None = None) -> Cursor:
+        """Makes or moves it. `tail`: as far as the log is known to go, if it is.
+
+        Raises `MetadataConflict` unless it has the version that the caller expects, `Truncated` for a
+        mark below the head, `InvalidRequest`, `NoSuchLog`, `LogDeleted`.
+        """
+        log = request.log
+        for attempt in range(_RACES_MAX):
+            found, node = await self._find_cursor(log, request.name)
+            version = self._randomness.getrandbits(CURSOR_VERSION_BITS)
+            cursor = committed(request, found, version, self._clock.wall_us(), tail)
+            marks = await self.read_marks(log)
+            wanted = marks.marks
+            if cursor.is_protected or node is None:
+                await self._check_living(log)
+            if cursor.is_protected:
+                wanted = wanted.with_mark(request.name, cursor.offset)
+            elif found is not None and found.is_protected:
+                wanted = wanted.without_mark(request.name)
+            ops: list[Op] = [self._op_of_cursor(cursor, log, node)]
+            if wanted != marks.marks:
+                ops.append(self._op_of_marks(log, marks, wanted))
+            if await self._commit(log, request.name, ops, version):
+                return cursor
+            await self._pause(attempt)
+        raise MetadataConflict("the cursor is moved again and again", cursor=request.name)
+
+    async def delete_cursor(self, request: DeleteCursor) -> None:
+        """Raises `NoSuchCursor`, `NoSuchLog`, `MetadataConflict` as `commit_cursor`."""
+        log, path = request.log, self._cursor_path(request.log, request.name)
+        for attempt in range(_RACES_MAX):
+            found, node = await self._find_cursor(log, request.name)
+            if found is None or node is None:
+                await self.read(log)
+                raise NoSuchCursor(log=str(log), cursor=request.name)
+            check_expected(found, request.expected_version)
+            ops: list[Op] = [Delete(path, node.stat.version)]
+            if found.is_protected:
+                marks = await self.read_marks(log)
+                ops.append(self._op_of_marks(log, marks, marks.marks.without_mark(request.name)))
+            if await self._commit(log, request.name, ops, None):
+                return
+            await self._pause(attempt)
+        raise MetadataConflict("the cursor is moved again and again", cursor=request.name)
+
+    async def read_marks(self, log: LogName) -> StoredMarks:
+        """None of them, if there is no log either."""
+        node = await read_surely(self._store, f"{self.path(log)}/{MARKS}")
+        if node is None:
+            return StoredMarks(Marks(), None)
+        return StoredMarks(unpack_marks(node.value)[0], node.stat.version)
+
+    async def _commit(
+        self, log: LogName, name: CursorName, ops: Sequence[Op], version: int | None
+    ) -> bool:
+        """Whether it was done; else something has changed, and it is to be evaluated again."""
+        path = self._cursor_path(log, name)
+
+        async def was_made() -> bool:
+            node = await read_surely(self._store, path)
+            if node is None:
+                return version is None
+            return version is not None and unpack_cursor(name, node.value).version == version
+
+        try:
+            await transact_surely(self._store, ops, was_made)
+        except (MetadataConflict, NodeExists):
+            return False
+        except NoSuchNode:
+            await self._check_living(log)
+            await self._ensure_folders(f"{self.path(log)}/{CURSORS}")
+            return False
+        return True
+
+    async def _find_cursor(
+        self, log: LogName, name: CursorName
+    ) -> tuple[Cursor | None, Node | None]:
+        node = await read_surely(self._store, self._cursor_path(log, name))
+        return (None if node is None else unpack_cursor(name, node.value)), node
+
+    def _op_of_cursor(self, cursor: Cursor, log: LogName, node: Node | None) -> Op:
+        path, value = self._cursor_path(log, cursor.name), pack_cursor(cursor)
+        return Create(path, value) if node is None else Set(path, value, node.stat.version)
+
+    def _op_of_marks(self, log: LogName, found: StoredMarks, wanted: Marks) -> Op:
+        path = f"{self.path(log)}/{MARKS}"
+        if found.version is None:
+            return Create(path, pack_marks(wanted, self._draw_token()))
+        if wanted == found.marks:
+            return Check(path, found.version)
+        return Set(path, pack_marks(wanted, self._draw_token()), found.version)
+
+    def _cursor_path(self, log: LogName, name: CursorName) -> str:
+        return f"{self.path(log)}/{CURSORS}/{name}"
+
+    # ------------------------------------------------------------------------------------------
+
+    async def _check_living(self, log: LogName) -> None:
+        if (await self.read(log)).list.state is LogState.DELETED:
+            raise LogDeleted(log=str(log))
+
+    async def _children(self, path: str) -> list[str]:
+        try:
+            return await children_surely(self._store, path)
+        except NoSuchNode:
+            return []
+
+    async def _ensure_folders(self, *paths: str) -> None:
+        for path in paths:
+            try:
+                await ensure_node(self._store, path)
+            except NoSuchNode:
+                return  # What is above was removed just now; the caller looks again.
+
+    async def _remove_below(self, path: str) -> None:
+        for name in await self._children(path):
+            await self._remove_below(f"{path}/{name}")
+            try:
+                await delete_surely(self._store, f"{path}/{name}")
+            except (NoSuchNode, NodeNotEmpty):
+                pass  # Whoever did that: it is looked again.
+
+    async def _pause(self, attempt: int) -> None:
+        await asyncio.sleep(_PAUSE_S * 2 ** min(attempt, 6) * (0.5 + self._randomness.random()))
+
+    def _draw_token(self) -> bytes:
+        return self._randomness.randbytes(TOKEN_BYTES)
+
+
+def _folder(name: str) -> str:
+    return f"{zlib.crc32(name.encode()) % _FOLDERS:02x}"
