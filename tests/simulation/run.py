@@ -6,11 +6,12 @@ import multiprocessing
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from typing import Any, Final, TypeVar
 
 from tests.simulation.schedule import Case
 from tests.simulation.shrink import shrink
@@ -20,6 +21,7 @@ from tests.tally import Tally
 SEEDS_PER_TASK: Final = 20
 FAILURES_MAX: Final = 10  # More of them teach nothing new.
 SHRINK_RUNS_MAX: Final = 1500
+SHRINK_S_MAX: Final = 90.0
 
 Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -117,23 +119,59 @@ def find_failure(actors: Scene, seeds: Sequence[int]) -> tuple[int, Report] | No
 
 
 def parallel(work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-    """Results in the order of the tasks, from one process per core."""
-    processes = min(os.cpu_count() or 1, len(tasks))
-    if processes < 2:
-        yield from map(work, tasks)
-        return
+    """Results in the order of the tasks. Each has a process of its own, and each core one of these.
+
+    So what a task leaves behind need not be collected: it goes with its process.
+    """
     # Forked: a fresh interpreter would take as long to start as a hundred seeds take to run.
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), initializer=settle)
+    fork = multiprocessing.get_context("fork")
+    settle()
+    waiting = deque(enumerate(tasks))
+    running: dict[Connection, tuple[int, ForkProcess]] = {}
+    results: dict[int, Result] = {}
+    wanted = 0
     try:
-        yield from pool.map(work, tasks)
+        while wanted < len(tasks):
+            while waiting and len(running) < (os.cpu_count() or 1):
+                number, task = waiting.popleft()
+                ours, theirs = fork.Pipe(duplex=False)
+                process = fork.Process(target=_work_and_send, args=(work, task, theirs))
+                process.start()
+                theirs.close()
+                running[ours] = number, process
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                number, process = running.pop(ready)
+                results[number] = _received(ready, process)
+            while wanted in results:
+                yield results.pop(wanted)
+                wanted += 1
     finally:  # Also when the caller has seen enough.
-        pool.shutdown(cancel_futures=True)
+        gc.unfreeze()
+        for _, process in running.values():
+            process.terminate()
+            process.join()
 
 
 def settle() -> None:
-    """What is loaded by now stays: collections between runs need not look at it, a tenth of a run."""
+    """What is loaded by now stays: collections in a child need not look at it."""
     gc.collect()
     gc.freeze()
+
+
+def _work_and_send(work: Callable[[Task], Result], task: Task, theirs: Connection) -> None:
+    theirs.send(work(task))
+
+
+def _received(ours: Connection, process: ForkProcess) -> Any:
+    try:
+        return ours.recv()
+    except EOFError:
+        process.join()
+        raise RuntimeError(f"a worker has ended with code {process.exitcode}") from None
+    finally:
+        ours.close()
+        process.join()
 
 
 def _results(seeds: Sequence[int], world: str) -> Iterator[SeedResult]:
@@ -147,6 +185,7 @@ def _results(seeds: Sequence[int], world: str) -> Iterator[SeedResult]:
 
 def _run_some(task: tuple[str, Sequence[int]]) -> list[SeedResult]:
     world, seeds = task
+    gc.disable()  # Most of what a run leaves are cycles: a tenth of its time.
     actors = scene(world)
     return [_run_one(actors, seed) for seed in seeds]
 
@@ -174,8 +213,10 @@ def _explain(seed: int, world: str, say: Say) -> None:
     def run(case: Case) -> str | None:
         return actors.run(case).broke
 
-    shrunk = shrink(actors.case(seed), run, SHRINK_RUNS_MAX)
-    say(f"shrunk in {shrunk.runs} runs to a case that breaks {shrunk.broke!r}:")
+    say(f"cutting it down, for {SHRINK_S_MAX:g} s at most")
+    shrunk = shrink(actors.case(seed), run, SHRINK_RUNS_MAX, SHRINK_S_MAX)
+    more = "" if shrunk.is_least else " (there may be less of it: time was up)"
+    say(f"shrunk in {shrunk.runs} runs to a case that breaks {shrunk.broke!r}{more}:")
     say(str(shrunk.case))
     say("what happened:")
     final = actors.run(shrunk.case, tell=True)

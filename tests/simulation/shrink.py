@@ -7,8 +7,13 @@ another.
 
 Leaving something out moves all later chance, and a candidate may pass by bad luck only. So each is
 tried with a few seeds for that chance; the case that comes out names the one that worked.
+
+A run of a large world takes a tenth of a second, and there is no end of candidates: when the runs or the
+seconds are used up, the smallest case that was found by then is what comes out.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
@@ -28,32 +33,38 @@ class Shrunk:
     case: Case
     broke: str
     runs: int
+    is_least: bool  # Else there was no time to find out.
 
 
 class _OutOfRuns(Exception):
     pass
 
 
-def shrink(case: Case, run: Runs, runs_max: int = RUNS_MAX) -> Shrunk:
+def shrink(
+    case: Case, run: Runs, runs_max: int = RUNS_MAX, seconds_max: float = math.inf
+) -> Shrunk:
     """The smallest case found that breaks the same rule. Raises ValueError if `case` breaks none."""
+    ends_at = time.monotonic() + seconds_max
     broke = run(case)
     if broke is None:
         raise ValueError("this case does not fail")
-    shrinker = _Shrinker(case, broke, run, runs_max)
+    shrinker = _Shrinker(case, broke, run, runs_max, ends_at)
+    is_least = True
     try:
         shrinker.to_a_fixed_point()
     except _OutOfRuns:
-        pass  # What was found so far fails all the same.
-    return Shrunk(shrinker.case, broke, shrinker.runs)
+        is_least = False  # What was found so far fails all the same.
+    return Shrunk(shrinker.case, broke, shrinker.runs, is_least)
 
 
 class _Shrinker:
     """Holds the best case so far; it always fails."""
 
-    def __init__(self, case: Case, broke: str, run: Runs, runs_max: int) -> None:
+    def __init__(self, case: Case, broke: str, run: Runs, runs_max: int, ends_at: float) -> None:
         self.case = case
         self.runs = 1
-        self._broke, self._run, self._runs_max = broke, run, runs_max
+        self._broke, self._run = broke, run
+        self._runs_max, self._ends_at = runs_max, ends_at
 
     def to_a_fixed_point(self) -> None:
         before = None
@@ -92,7 +103,7 @@ class _Shrinker:
 
     def _fails(self, candidate: Case) -> bool:
         for seed in (self.case.seed, *range(OTHER_SEEDS)):
-            if self.runs >= self._runs_max:
+            if self.runs >= self._runs_max or time.monotonic() > self._ends_at:
                 raise _OutOfRuns
             self.runs += 1
             tried = replace(candidate, seed=seed)

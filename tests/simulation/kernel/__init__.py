@@ -83,7 +83,8 @@ Disk: `node.disk`, the Disk port; state survives processes
 Metadata: `world.metadata`, a ZooKeeper of the network's host "metadata"
     .down(), .up()                           the whole store
     .expire(node)                            ends its session now
-    .lag_s = None                            (least, most): reads may be that stale until sync()
+    .lag_s = None                            (least, most): reads may be that stale until sync(),
+                                             which asks for nothing while they are not
     .partial_listing_odds                    children() forgets some names
     .lose(node, replies=True)                its next request breaks the connection; the reply is lost,
                                              or the request itself

@@ -487,8 +487,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def stop(self) -> None:
         self._is_going = False
 
-    def get_debug(self) -> bool:
-        return False
+    # asyncio asks for each future: `bool()` is False, and quicker than a function of ours.
+    get_debug = staticmethod(bool)
 
     def set_debug(self, enabled: bool) -> None:
         pass

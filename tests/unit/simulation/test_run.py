@@ -33,7 +33,6 @@ def test_digests_come_in_order_and_match_a_run_in_this_process() -> None:
 def test_a_failing_seed_is_cut_down_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = by_name("one-negative").scene()
     monkeypatch.setattr(run, "scene", lambda _name: broken)
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # The patch does not reach other processes.
     said: list[str] = []
     seeds = range(5, 20)
     tally = simulate(seeds, "toy", lambda _done, _total: None, said.append)
@@ -52,6 +51,15 @@ def square(number: int) -> int:
 
 def test_results_of_parallel_work_keep_the_order_of_the_tasks() -> None:
     assert list(parallel(square, range(50))) == [number * number for number in range(50)]
+
+
+def end_at_once(number: int) -> int:
+    os._exit(number)
+
+
+def test_a_worker_that_ends_without_a_result_is_told_of() -> None:
+    with pytest.raises(RuntimeError, match="ended with code 3"):
+        list(parallel(end_at_once, [3]))
 
 
 def test_unknown_names_are_told_what_there_is() -> None:

@@ -63,9 +63,17 @@ def test_another_seed_may_keep_it_failing() -> None:
     assert shrunk.case.steps == ()
 
 
+def test_it_stops_when_the_time_is_up_and_gives_what_it_has() -> None:
+    shrunk = shrink(CASE, lambda case: "broken" if case.faults else None, seconds_max=0.0)
+    assert shrunk.case == CASE
+    assert not shrunk.is_least
+    assert shrink(CASE, lambda case: "broken" if case.faults else None, seconds_max=600.0).is_least
+
+
 def test_it_stops_when_the_runs_are_used_up() -> None:
     shrunk = shrink(CASE, lambda case: "broken" if len(case.faults) > 5 else None, runs_max=20)
     assert shrunk.runs == 20
+    assert not shrunk.is_least
     assert 5 < len(shrunk.case.faults) <= len(CASE.faults)
 
 

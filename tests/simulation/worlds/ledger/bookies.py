@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
 
-from rollbook.bookie import catalog, identity, server
+from rollbook.bookie import bookie, catalog, server
 from rollbook.bookie.answers import Answers
 from rollbook.bookie.bookie import Bookie, Settings
 from rollbook.bookie.config import BookieConfig, SpaceConfig
-from rollbook.bookie.core.identity import unpack_stamp
+from rollbook.bookie.core import identity as core_identity
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
     Purpose,
@@ -27,15 +27,19 @@ from rollbook.bookie.handler import Connection
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.space import Space
 from rollbook.bookie.storage import Admission, Storage
+from rollbook.ledger import bookies
 from rollbook.proto.cluster import cookies
 from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.registration import BookieRegistration, Standing
 from rollbook.proto.errors import (
+    EntryStateUnknown,
+    Missing,
     NodeExists,
     RollbookError,
 )
-from rollbook.proto.formats.cookie import unpack_cookie
+from rollbook.proto.formats.cookie import pack_cookie, unpack_cookie
 from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
-from rollbook.proto.ids import BookieId
+from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.messages import Read, Reply, Request
@@ -55,6 +59,7 @@ START: Final = "start"
 SESSION_S: Final = 2.0
 _RESTART_S: Final = 0.2  # After a bookie has stopped by itself.
 _NEVER: Final = 1e6
+_RUN_BYTES: Final = 64 * 1024
 
 STORAGE: Final = replace(SMALL_STORAGE, idle_after_ms=200)
 
@@ -104,13 +109,39 @@ class Cluster:
         for name in self.names:
             self._start_again(self._world.node(name))
 
-    def cut_all(self) -> None:
+    async def reckon(self) -> None:
+        """All lose power; what each has then, as the code that starts a bookie finds it.
+
+        That code alone: to join the cluster again would cost more than all the rest of a start.
+        """
         for name in self.names:
             self._world.node(name).power_cut()
         self._serving.clear()
-        self.stay_down = ()
         for name in self.names:
-            self._world.node(name).restart()
+            if name not in self._empty:
+                await self._world.node(name).start(partial(self._live, self._show)).result
+        self._checker.check_copies()
+
+    async def _show(self, node: Node) -> None:
+        """Every copy that it has of what is closed."""
+        try:
+            storage = await Storage.open(node.disk, STORAGE, node.clock, node.randomness)
+        except NEVER_AT_START as failure:
+            self._break(START, f"{node.name} does not start: {failure!r}")
+            return
+        for ledger in self._checker.facts.ledgers.values():
+            metadata = ledger.metadata
+            if metadata is None or metadata.last_entry is None or ledger.is_doomed:
+                continue
+            ledger_id, at = metadata.ledger_id, 0
+            while (count := metadata.last_entry + 1 - at) > 0:
+                try:
+                    for body in await storage.read_run(ledger_id, at, count, _RUN_BYTES):
+                        entry_id = EntryId(int.from_bytes(body[8:16]))
+                        self._checker.on_copy(ledger_id, entry_id, node.name)
+                        at += 1
+                except (Missing, EntryStateUnknown):
+                    at += 1
 
     def wipe(self, node: Node) -> None:
         """The machine is off, and has another disk when it is started again."""
@@ -205,6 +236,19 @@ def watched(world: World, checker: LedgerChecker) -> list[Patch]:
     """So that the checker hears what bookies accept and say."""
     add, at_once, write_lac = Storage.add, Answers.at_once, Storage.write_lac
     count = Connection._count
+    restore = BookieRegistration._restore
+
+    async def restore_what_is_lost(self: BookieRegistration) -> None:
+        """What is in place as it should be costs no questions."""
+        standing, tree = self._standing, world.metadata.tree
+        if standing is None:
+            return
+        nodes = {each: tree.get(self._path(each)) for each in Standing}
+        ours = nodes.pop(standing)
+        if ours is None or not self._is_ours(ours) or any(nodes.values()):
+            await restore(self)
+        else:
+            self.is_registered = True
 
     def host() -> str:
         return world.loop.lane().host
@@ -240,6 +284,7 @@ def watched(world: World, checker: LedgerChecker) -> list[Patch]:
         (Storage, "write_lac", judged_lac),
         (Answers, "at_once", judged_at_once),
         (Connection, "_count", judged_answer),
+        (BookieRegistration, "_restore", restore_what_is_lost),
     ]
 
 
@@ -260,12 +305,21 @@ async def _rest(_: Space) -> None:
     await asyncio.Event().wait()
 
 
-# Small files in small steps, texts that are parsed once, and no work in the background on which no
-# ledger's safety rests: most of what bookies would cost.
+async def _pass(*_: Any) -> None:
+    pass
+
+
+_pack_cookie, _unpack_cookie = cache(pack_cookie), cache(unpack_cookie)
+
+# Small files in small steps, texts that are parsed once, no copies of directories to be told apart, no
+# work in the background on which no ledger's safety rests: most of what bookies would cost.
 FRUGAL: Final[tuple[Patch, ...]] = (
     (catalog, "_STEP_BYTES", 4096),
-    (identity, "unpack_stamp", cache(unpack_stamp)),
-    (cookies, "unpack_cookie", cache(unpack_cookie)),
-    (server, "CHUNK_BYTES_MAX", 64 * 1024),
+    *((place, "pack_cookie", _pack_cookie) for place in (cookies, core_identity)),
+    *((place, "unpack_cookie", _unpack_cookie) for place in (cookies, core_identity)),
+    (server, "CHUNK_BYTES_MAX", 32 * 1024),
+    (bookies, "RECEIVE_BYTES", 32 * 1024),
+    (bookie, "ensure_layout", _pass),
+    *((Identity, part, _pass) for part in ("_require_fit", "begin")),
     *((Space, work, _rest) for work in ("_collect", "_compact", "_scrub")),
 )

@@ -54,6 +54,9 @@ _SIZES: Final = (24, 24, 100, 1_000)
 _BOOKIES_MIN: Final = 4
 _STORM_ODDS: Final = 0.6
 _DRILL_ODDS: Final = 0.2
+_CALM_ODDS: Final = 0.85
+_CALM_US: Final = 50_000
+_STORMY_UNTIL_US: Final = 3_500_000  # What begins later has no time to unfold.
 
 
 class Mood(Enum):
@@ -75,29 +78,39 @@ _FRAIL_QUORUMS: Final = ((2, 2, 1), (3, 2, 1), (3, 3, 1), (1, 1, 1))
 def draw_case(seed: int, drill: str | None = None) -> Case:
     """With `drill` it is that and little else."""
     rng = random.Random(f"ledger {seed}")
-    if drill is None and rng.random() < _DRILL_ODDS:
-        drill = rng.choice(list(DRILLS))
     if drill is not None:
-        return _draw_drill(rng, seed, drill)
+        return _draw_drill(rng, seed, drill, goes_on=False)
+    if rng.random() < _DRILL_ODDS:
+        return _draw_drill(rng, seed, rng.choice(list(DRILLS)), goes_on=True)
     mood = rng.choices(list(Mood), (5, 1, 2))[0]
     least = _BOOKIES_MIN + (mood is Mood.ABSENT)
     bookies = BOOKIES[: rng.randint(least, len(BOOKIES))]
     cluster = f"{len(bookies)} bookies v{rng.choice((2, 3, 3, 3))}"
-    steps, storms = _draw_steps(rng, bookies, mood)
+    calm_us = _CALM_US if rng.random() < _CALM_ODDS else 0
+    steps, storms = _draw_steps(rng, bookies, mood, calm_us)
     decisive = [step for step in steps if step.what.split()[0] in (RECOVER, CLOSE, DELETE)]
     odds = 0.5 if storms else 1.0  # Many at once get nowhere.
     recipes = [replace(each, odds=odds * each.odds) for each in _recipes(bookies, mood)]
-    faults = [*draw(rng, recipes, CHAOS_US, decisive or steps), *storms]
+    when_us = (PEACE_US + calm_us, CHAOS_US[1])
+    faults = [*draw(rng, recipes, when_us, decisive or steps), *storms]
     faults.sort(key=lambda fault: fault.at_us)
     return Case(WORLD, seed, (Step(0, CLUSTER, cluster), *steps), _one_loss(faults))
 
 
-def _draw_drill(rng: random.Random, seed: int, drill: str) -> Case:
+def _draw_drill(rng: random.Random, seed: int, drill: str, *, goes_on: bool) -> Case:
+    """`goes_on`: a storm over another ledger follows, or there would be little to see in some."""
     sizes = " ".join(map(str, rng.choice(QUORUMS.get(drill, _QUORUMS))))
-    cluster = Step(0, CLUSTER, f"{rng.choice((4, 5, 6))} bookies v{rng.choice((2, 3, 3, 3))}")
+    count = rng.choice((4, 5, 6))
+    cluster = Step(0, CLUSTER, f"{count} bookies v{rng.choice((2, 3, 3, 3))}")
     create = f"{CREATE} {sizes} {rng.choice(list(DigestType)).name}"
     steps, faults = DRILLS[drill](rng, PEACE_US + 40_000)
     steps = [cluster, Step(PEACE_US, WRITER, create), *steps]
+    at_us = max(step.at_us for step in steps) + 200_000
+    if goes_on and at_us < _STORMY_UNTIL_US:
+        steps += [Step(at_us, WRITER, create), *_calm_appends(at_us)]
+        storm_steps, storm_faults = _brew_storm(rng, at_us + _CALM_US, BOOKIES[:count])
+        steps += storm_steps
+        faults += storm_faults
     mild = (
         Recipe(Kind.JITTER, ((*BOOKIES[:4], *CLIENTS, METADATA),), (1, 1), amount=(100, 5_000)),
     )
@@ -124,7 +137,7 @@ def version_of(case: Case) -> int:
 
 
 def _draw_steps(
-    rng: random.Random, bookies: tuple[str, ...], mood: Mood
+    rng: random.Random, bookies: tuple[str, ...], mood: Mood, calm_us: int
 ) -> tuple[list[Step], list[Fault]]:
     quorums = _QUORUMS + _FRAIL_QUORUMS * 4 if mood is Mood.FRAIL else _QUORUMS
     mean_us = rng.choice((10_000, 60_000, 150_000))
@@ -136,6 +149,9 @@ def _draw_steps(
         digest = rng.choice(list(DigestType)).name
         steps.append(Step(at_us, WRITER, f"{CREATE} {sizes} {digest}"))
         begun_us = at_us
+        if calm_us:
+            steps += _calm_appends(at_us)
+            at_us += calm_us
         for _ in range(rng.randint(6, 14)):
             at_us += round(rng.expovariate(1 / mean_us)) if rng.random() < 0.8 else 0
             count = rng.choice((1, 1, 2, 5, 12, 12))
@@ -169,6 +185,11 @@ def _draw_steps(
         when_us = rng.randint(PEACE_US, at_us)
         steps.append(Step(when_us, OPERATOR, f"{READ_ONLY} {rng.choice(bookies)}"))
     return sorted(steps, key=lambda step: step.at_us), faults
+
+
+def _calm_appends(at_us: int) -> list[Step]:
+    """The beginning of a ledger's life that is like any other's."""
+    return [Step(at_us + 1 + number, WRITER, f"{APPEND} 12 24") for number in range(3)]
 
 
 def _brew_storm(

@@ -213,7 +213,10 @@ class Users:
         sums = self._sums
         sums.quorum = (quorum, digest)
         if sums.writer is not None:
-            await self._timed("close", sums.writer.close())
+            try:
+                await self._timed("close", sums.writer.close())
+            except RollbookError as error:  # Somebody else closes it, or has deleted it.
+                sums.tell(f"writer: {error!r}")
         sums.writer = None
         call = self._history.call("create")
         sums.writer = await ledgers.create(
