@@ -103,24 +103,36 @@ class LogServer:
         self._balancing = asyncio.get_running_loop().create_task(self._balance())
         logger.info("log_server_started", server=self.server_id, address=address)
 
-    async def close(self) -> None:
-        """Hands over what it owns, as far as that is possible. Idempotent; cancelled, it ends first."""
-        await to_its_end(self._close())
+    async def close(self, within_s: float = 10.0) -> None:
+        """Hands over what it owns; what takes too long is dropped, and recovered by who comes next.
 
-    async def _close(self) -> None:
+        Idempotent. Cancelled, it comes to its end first.
+        """
+        await to_its_end(self._close(asyncio.get_running_loop().time() + within_s))
+
+    async def _close(self, due: float) -> None:
         self._is_closed = True
         if self._balancing is not None:
             self._balancing.cancel()
             await asyncio.gather(self._balancing, return_exceptions=True)
-        for opening in list(self._openings.values()):
+        openings = list(self._openings.values())
+        for opening in openings:
             opening.cancel()
-        await asyncio.gather(*self._openings.values(), return_exceptions=True)
+        await asyncio.gather(*openings, return_exceptions=True)
         await self.membership.close()  # First, so that others are suggested for what is let go of.
-        await self._let_go(list(self._owners), "its server is stopped")
-        await asyncio.gather(*self._endings, return_exceptions=True)
-        logger.info("log_server_stopped", server=self.server_id, logs_left=len(self._owners))
+        try:
+            async with asyncio.timeout_at(due):
+                await self._let_go(list(self._owners), "its server is stopped")
+        except TimeoutError:
+            logger.warning("logs_not_handed_over", logs=len(self._owners))
+        for owner in list(self._owners.values()):
+            owner.lose("its server is stopped")
+        await asyncio.gather(*self._closings.values(), *self._endings, return_exceptions=True)
         self._pulse.close()
         await self._peers.close()
+        if self._ground is not None:
+            logger.info("log_server_stopped", server=self.server_id)
+            self._ground = None
 
     # --- Who owns a log ---------------------------------------------------------------------
 
@@ -150,11 +162,11 @@ class LogServer:
         while (owner := self._owners.get(name)) is None:
             work = self._closings.get(name) or self._openings.get(name)
             if work is None:
-                if self._is_closed or self._ground is None:
-                    raise OwnerChanging(
-                        "this server starts, or is being stopped", retry_after_ms=_RETRY_MS
-                    )
+                if self._ground is None:
+                    raise OwnerChanging("this server starts", retry_after_ms=_RETRY_MS)
                 reason = await self._within(due, self._why_ours(name))
+                if self._is_closed:
+                    raise OwnerChanging("this server is being stopped", retry_after_ms=_RETRY_MS)
                 if name in self._owners or name in self._openings or name in self._closings:
                     continue  # Somebody else has asked, too.
                 work = self._start(name, reason)

@@ -5,9 +5,8 @@ A composition root: here packages meet that know nothing of each other.
 
 import asyncio
 import os
-import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -22,6 +21,7 @@ from rollbook.api.cli.bookie_settings import (
     load_settings,
     open_store,
 )
+from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig
 from rollbook.proto.addresses import is_loopback, parse_address
@@ -38,14 +38,13 @@ logger = structlog.get_logger()
 
 DEFAULT_HTTP_PORT: Final = 8001
 _OTHER_FILES: Final = 768  # Of the store, handshakes, the metadata, the admin pages.
-_STOP_S_MAX: Final = 20  # Whatever hangs then, hangs for ever.
 
 
 def run_bookie(log_level: str, flags: Mapping[str, Any]) -> None:
     """Until it is told to stop. Raises `StorageFailed`, `RollbookError`."""
     configure_logs(level=log_level, as_json=not sys.stderr.isatty())
     with advising(flags):
-        asyncio.run(_run_until_stopped(serve_bookie(load_settings(**flags))))
+        asyncio.run(until_stopped(serve_bookie(load_settings(**flags))))
 
 
 class StorageFailed(Exception):
@@ -165,21 +164,3 @@ def _require_safe(config: BookieConfig) -> None:
             f"anybody who reaches {tls_listen} could read, add and fence there",
             next_step="say whose clients may with --tls-authorities FILE, or --insecure",
         )
-
-
-async def _run_until_stopped(serving: Coroutine[Any, Any, None]) -> None:
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(serving)
-    is_stopping = False
-
-    def stop() -> None:
-        nonlocal is_stopping
-        if not is_stopping:  # Whoever says it twice must not break off the ending.
-            is_stopping = True
-            signal.alarm(_STOP_S_MAX)  # The kernel's: it goes off even if a disk hangs.
-            task.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    with suppress(asyncio.CancelledError):
-        await task

@@ -21,6 +21,7 @@ EXIT_STORAGE_FAILED: Final = 74
         "rollbook server bookie --config bookie.toml",
         "rollbook server bookie --config /etc/bookkeeper/bk_server.conf",
         "rollbook server bookie --help",
+        "rollbook server log --metadata zk://zk1,zk2,zk3/ledgers",
     )
 )
 def group() -> None:
@@ -63,3 +64,43 @@ def bookie(log_level: str, **flags: Any) -> None:
         run_bookie(log_level, flags)
     except StorageFailed:
         sys.exit(EXIT_STORAGE_FAILED)
+
+
+# --- rollbook server log ----------------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook server log --metadata sqlite:///var/lib/rollbook/metadata.db",
+        "rollbook server log --metadata zk://zk1,zk2,zk3/ledgers --listen 10.0.0.5:7400 --insecure",
+        "rollbook server log --metadata zk://zk1/ledgers --listen :7400 --advertise log-1 \\",
+        "    --tls-certificate log-1.pem --token-file token",
+    )
+    + "\n\n\b\nEvery flag can be set as ROLLBOOK_<FLAG>, as in ROLLBOOK_METADATA, and in the file."
+)
+@click.option("--metadata", metavar="URL", help="zk://host,host/ledgers or sqlite:///path.")
+@click.option(
+    "--listen", metavar="HOST:PORT", help="Port 0 takes a free one.  [default: 127.0.0.1:7400]"
+)
+@click.option(
+    "--advertise", metavar="HOST:PORT", help="Where clients find it.  [default: --listen]"
+)
+@click.option(
+    "--server-name", metavar="NAME", help="For ever.  [default: the advertised HOST:PORT]"
+)
+@click.option("--token-file", metavar="FILE", help="Who shows this token may use the logs.")
+@click.option("--tls-certificate", metavar="FILE", help="Its certificate, with the chain.")
+@click.option("--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]")
+@click.option("--tls-authorities", metavar="FILE", help="Who must have signed its clients'.")
+@click.option("--insecure", is_flag=True, help="Let it listen off loopback without TLS and token.")
+@click.option("--config", "config_file", metavar="FILE", envvar="ROLLBOOK_CONFIG", help="TOML.")
+@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
+def log(log_level: str, **flags: Any) -> None:
+    """Run a log server: it owns logs, appends to them, and reads them.
+
+    Any number of them share the logs of a cluster. When one is stopped it hands its logs over to the
+    others; when it dies they take them.
+    """
+    from rollbook.api.cli.log_server import run_log_server  # `--help` is quick.
+
+    run_log_server(log_level, flags)

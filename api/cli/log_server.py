@@ -1,0 +1,214 @@
+"""One log server as a process: what `rollbook server log` runs until it is told to stop.
+
+A composition root: here the service meets its door and the machine.
+"""
+
+import asyncio
+import os
+import random
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+import click
+
+from rollbook import __version__
+from rollbook.api.cli.bookie_settings import RealMachine
+from rollbook.api.cli.until_stopped import until_stopped
+from rollbook.api.grpc.config import GrpcConfig
+from rollbook.api.grpc.server import GrpcServer
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.config import LogServerConfig, LogServiceConfig
+from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.server import LogServer
+from rollbook.logservice.service import Service
+from rollbook.proto.addresses import is_wildcard, parse_address
+from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.metastore.url import Backend, MetadataUrl
+from rollbook.proto.ports import Address, MetadataStore, Randomness
+from rollbook.proto.runtime.allocator import keep_freed_memory
+from rollbook.proto.runtime.collector import calm_collector
+from rollbook.proto.runtime.config import PREFIX, load_config, read_config_file
+from rollbook.proto.runtime.limits import allow_open_files
+from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.tls import TlsFiles
+
+DEFAULT_PORT: Final = 7400
+_SECTIONS: Final = ("log_server", "log_service", "ledger")
+_OPEN_FILES: Final = 65_536
+_NAME_CHARACTERS_MAX: Final = 200
+_GRACE_S: Final = 1.0  # For the last answers, once all logs are handed over.
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """All that an operator may set, by section."""
+
+    server: LogServerConfig
+    service: LogServiceConfig = field(default_factory=LogServiceConfig)
+    ledger: ClientConfig = field(default_factory=ClientConfig)
+
+
+def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettings:
+    """Defaults < file < environment < flags; a flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment
+    and foo_bar under [log_server] in the file. Raises `BadConfig`.
+    """
+    tables = read_config_file(config_file, _SECTIONS) if config_file else {}
+    given = {name: value for name, value in flags.items() if value is not False}
+    return LogSettings(
+        load_config(
+            LogServerConfig,
+            section="log_server",
+            file=tables.get("log_server"),
+            environ=_environ_of_flags(),
+            flags=given,
+        ),
+        load_config(
+            LogServiceConfig,
+            section="log_service",
+            file=tables.get("log_service"),
+            environ=os.environ,
+        ),
+        load_config(ClientConfig, section="ledger", file=tables.get("ledger"), environ=os.environ),
+    )
+
+
+def _environ_of_flags() -> dict[str, str]:
+    """ROLLBOOK_METADATA, under the name by which a section's loader looks for it."""
+    section = f"{PREFIX}LOG_SERVER_"
+    given = {name: value for name, value in os.environ.items() if name.startswith(section)}
+    for each in fields(LogServerConfig):
+        variable = f"{PREFIX}{each.name.upper()}"
+        if variable in os.environ:
+            given[f"{section}{each.name.upper()}"] = os.environ[variable]
+    return given
+
+
+def run_log_server(log_level: str, flags: Mapping[str, Any]) -> None:
+    """Until it is told to stop. Raises `RollbookError`."""
+    configure_logs(level=log_level, as_json=not sys.stderr.isatty())
+    settings = load_log_settings(**flags)
+    asyncio.run(until_stopped(_serve(settings), stop_s_max=int(settings.server.drain_s) + 20))
+
+
+async def _serve(settings: LogSettings) -> None:
+    allow_open_files(_OPEN_FILES)
+    keep_freed_memory()
+    async with log_server(settings, serves_store=True) as running:
+        calm_collector()
+        with suppress(OSError):  # Nobody has to listen.
+            click.echo(f"ready: log server {running.server.server_id} on {running.address}")
+            sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+@dataclass(frozen=True, slots=True)
+class RunningLogServer:
+    server: LogServer
+    address: Address  # Where it listens.
+
+
+@asynccontextmanager
+async def log_server(
+    settings: LogSettings, *, serves_store: bool
+) -> AsyncIterator[RunningLogServer]:
+    """It serves, and is registered; at the end it hands its logs over, if that goes quickly.
+
+    `serves_store`: if the metadata store is embedded, this process may be the one that serves it.
+    """
+    config, machine = settings.server, RealMachine()
+    listen, advertised, name = addresses_of(config)
+    # Drawing from the system for every token would cost more than the tokens are worth.
+    randomness = random.Random(random.SystemRandom().getrandbits(128))
+    async with AsyncExitStack() as stack:
+        store = await _open_store(
+            config, randomness, serve=serves_store, session_timeout_s=config.session_timeout_s
+        )
+        stack.push_async_callback(store.close)
+        lease = await _open_store(
+            config, randomness, serve=False, session_timeout_s=settings.service.lease_s
+        )
+        stack.push_async_callback(lease.close)
+        url = MetadataUrl.parse(config.metadata)
+        cluster = await open_cluster(store, url.ledgers_root)
+        ledgers = await stack.enter_async_context(
+            Ledgers(machine.transport, store, cluster, machine.clock, randomness, settings.ledger)
+        )
+        nodes = LogNodes(store, cluster, machine.clock, randomness)
+        await nodes.start()
+        server = LogServer(
+            *(name, __version__),
+            ledgers=ledgers,
+            nodes=nodes,
+            lease=lease,
+            transport=machine.transport,
+            clock=machine.clock,
+            randomness=randomness,
+            config=settings.service,
+        )
+        grpc = await GrpcServer.start(Service(server, machine.clock), _grpc_config(config, listen))
+        stack.push_async_callback(grpc.close, _GRACE_S)
+        stack.push_async_callback(server.close, config.drain_s)
+        if not advertised.port:
+            advertised = Address(advertised.host, grpc.address.port)
+        await server.start(str(advertised))
+        await grpc.set_serving(is_serving=True)
+        stack.push_async_callback(_say_not_serving, grpc)
+        yield RunningLogServer(server, grpc.address)
+
+
+async def _say_not_serving(grpc: GrpcServer) -> None:
+    await grpc.set_serving(is_serving=False)
+
+
+async def _open_store(
+    config: LogServerConfig, randomness: Randomness, *, serve: bool, session_timeout_s: float
+) -> MetadataStore:
+    url = MetadataUrl.parse(config.metadata)
+    if url.backend is Backend.MEMORY:
+        raise BadConfig(
+            "what is in memory is gone when this process ends",
+            next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
+        )
+    return await open_metadata_store(
+        url, serve=serve, session_timeout_s=session_timeout_s, randomness=randomness
+    )
+
+
+def addresses_of(config: LogServerConfig) -> tuple[Address, Address, str]:
+    """Where it listens, where others find it, and its name. Raises `BadConfig`."""
+    listen = parse_address(
+        config.listen, "listen", default_host="127.0.0.1", default_port=DEFAULT_PORT
+    )
+    advertised = listen
+    if config.advertise:
+        advertised = parse_address(config.advertise, "advertise", default_port=listen.port)
+    if is_wildcard(advertised.host):
+        raise BadConfig(
+            f"nobody can connect to {advertised}", next_step="say --advertise HOST:PORT"
+        )
+    if not advertised.port and not config.server_name:
+        raise BadConfig(
+            "a server whose port changes needs a name of its own",
+            next_step="say --server-name NAME",
+        )
+    name = config.server_name or str(advertised)
+    if "~" in name or "/" in name or len(name) > _NAME_CHARACTERS_MAX:
+        raise BadConfig(
+            f"{name[:80]!r} is no name for a server: up to 200 characters, no ~ and no /"
+        )
+    return listen, advertised, name
+
+
+def _grpc_config(config: LogServerConfig, listen: Address) -> GrpcConfig:
+    tls = None
+    if config.tls_certificate:
+        tls = TlsFiles(config.tls_certificate, config.tls_key, config.tls_authorities)
+    return GrpcConfig(
+        listen, token_file=config.token_file or None, tls=tls, insecure=config.insecure
+    )
