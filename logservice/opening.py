@@ -108,8 +108,6 @@ async def _take_over(ground: Ground, stored: StoredLog, found: _End, reason: str
 
 
 def _settled(listed: LedgerList, found: _End) -> LedgerList:
-    for each in reversed(found.discarded):
-        listed = listed.with_discarded(each.segment.segment_id)
     for index, each in enumerate(found.kept):
         memory, behind = found.memory, found.kept[index + 1 : index + 2]
         if behind and behind[0].follows:
@@ -120,6 +118,8 @@ def _settled(listed: LedgerList, found: _End) -> LedgerList:
             last_timestamp_us=memory.timestamp_us,
             bytes=each.bytes,
         )
+    for each in reversed(found.discarded):
+        listed = listed.with_discarded(each.segment.segment_id)
     return listed
 
 

@@ -6,6 +6,7 @@ faults: `is_hung` (says nothing at all), `delay_s` (of every answer).
 
 import asyncio
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from rollbook.proto.errors import LedgerFenced, NoSuchEntry, NoSuchLedger, RollbookError
@@ -49,6 +50,7 @@ class MemoryBookie:
         self.shelves: dict[int, _Shelf] = {}
         self.is_hung = False
         self.delay_s = 0.0
+        self.loses: Callable[[str], bool] = lambda _: False  # What a process says, by its name.
         self._parked: list[tuple[Peer, Call]] = []  # Long polls.
         scripted.on_call = self._on_call
         scripted.on_adds = self._on_adds
@@ -57,10 +59,14 @@ class MemoryBookie:
     def fence(self, ledger_id: int) -> None:
         self.shelves.setdefault(ledger_id, _Shelf()).is_fenced = True
 
+    def _is_deaf(self, peer: Peer) -> bool:
+        speaker: str = peer.transport.peer.process  # type: ignore[attr-defined]  # An Endpoint.
+        return self.is_hung or self.loses(speaker)
+
     # --- Adds ---------------------------------------------------------------------------------
 
     def _on_adds(self, peer: Peer, adds: Adds) -> None:
-        if self.is_hung:
+        if self._is_deaf(peer):
             return
         for group in adds.groups:
             shelf = self.shelves.setdefault(group.ledger_id, _Shelf())
@@ -83,7 +89,7 @@ class MemoryBookie:
     # --- Calls --------------------------------------------------------------------------------
 
     def _on_call(self, peer: Peer, call: Call) -> None:
-        if self.is_hung:
+        if self._is_deaf(peer):
             return
         request = call.request
         if not self._has_to_wait(request):

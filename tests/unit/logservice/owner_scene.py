@@ -90,7 +90,7 @@ class Server:
         return asyncio.get_running_loop().create_task(work, context=self.context)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return await self.scene.within(self.begin(work))
+        return await self.scene.within(asyncio.shield(self.begin(work)))
 
     def do(self, function: Callable[..., T], *arguments: Any) -> T:
         return self.context.run(function, *arguments)
