@@ -464,11 +464,22 @@ class FakeCore:
         return self._state(log)
 
     def _state(self, log: FakeLog, *, was_created: bool = False) -> words.LogState:
-        size = sum(map(len, log.blocks))
         return words.LogState(
-            *(log.name, log.config, str(log.etag), was_created, log.head, log.tail),
-            *(log.is_sealed, self.server, log.owner or self.address, log.owner_epoch),
-            *(log.writer_epoch, log.holder, size, log.tail - log.head, log.segments),
+            log=log.name,
+            config=log.config,
+            etag=str(log.etag),
+            was_created=was_created,
+            head=log.head,
+            tail=log.tail,
+            is_sealed=log.is_sealed,
+            owner_id=self.server,
+            owner=log.owner or self.address,
+            owner_epoch=log.owner_epoch,
+            writer_epoch=log.writer_epoch,
+            writer_holder=log.holder,
+            bytes=sum(map(len, log.blocks)),
+            records=log.tail - log.head,
+            segments=log.segments,
         )
 
     async def list_logs(self, request: words.ListLogs, due: float) -> words.LogNames:

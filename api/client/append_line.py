@@ -1,0 +1,234 @@
+"""One append stream to one server, shared by all logs and writers that append there.
+
+Whatever is waiting goes out as one message, up to `_MESSAGE_BYTES`; while one is being sent the next one
+gathers. When the stream ends, every append that has no result yet is told why.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import grpc
+
+from rollbook.api.client.channels import Channels
+from rollbook.api.client.retrying import again
+from rollbook.api.grpc.methods import APPEND_STREAM
+from rollbook.api.grpc.status import error_of, error_of_call
+from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, WriterEpoch
+from rollbook.logservice.words import AppendAck, Condition
+from rollbook.proto.errors import (
+    ConnectionLost,
+    Invalid,
+    Outcome,
+    RollbookError,
+    ServerUnreachable,
+    Unauthorized,
+    UnsupportedVersion,
+)
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.v1 import log_pb2
+
+OnResult = Callable[[AppendAck | None, RollbookError | None], None]
+
+_MESSAGE_BYTES: Final = 1024 * 1024
+_APPEND_BYTES: Final = 32  # What frames a block.
+
+
+class _Bind(NamedTuple):
+    ref: int
+    log: LogName
+    is_ordered: bool
+
+
+class _Append(NamedTuple):
+    ref: int
+    number: int
+    block: bytes
+    condition: Condition | None
+
+
+class AppendLine:
+    """Lives until its stream breaks, or until `close`."""
+
+    def __init__(self, channels: Channels, address: str) -> None:
+        self.address = address
+        self.failure: RollbookError | None = None  # Why it is over.
+        make = channels.to(address).stream_stream(APPEND_STREAM.path)
+        self._call = make(metadata=channels.metadata)
+        self._queue: deque[_Bind | _Append] = deque()
+        self._waiting: dict[int, OnResult] = {}
+        self._numbers = 0
+        self._refs = 0
+        self._free_refs: list[int] = []
+        self._wake: asyncio.Future[None] | None = None
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._send()), loop.create_task(self._receive())]
+
+    def bind(self, log: LogName, *, is_ordered: bool) -> int:
+        """A ref of the caller's own."""
+        if self._free_refs:
+            ref = self._free_refs.pop()
+        else:
+            self._refs += 1
+            ref = self._refs
+        self._put(_Bind(ref, log, is_ordered))
+        return ref
+
+    def unbind(self, ref: int) -> None:
+        """Nothing more of it is sent; its results are wanted no more."""
+        self._queue = deque(each for each in self._queue if each.ref != ref)
+        self._free_refs.append(ref)
+
+    def submit(
+        self, ref: int, block: bytes, condition: Condition | None, on_result: OnResult
+    ) -> None:
+        """The result never comes before this returns."""
+        assert self.failure is None
+        self._numbers += 1
+        self._waiting[self._numbers] = on_result
+        self._put(_Append(ref, self._numbers, block, condition))
+
+    async def close(self) -> None:
+        self._end(ConnectionLost("the line was closed"))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def abandon(self, error: RollbookError) -> None:
+        """It does not answer: whoever waits is told."""
+        self._end(error)
+
+    def _put(self, each: _Bind | _Append) -> None:
+        self._queue.append(each)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                if not self._queue:
+                    self._wake = loop.create_future()
+                    await self._wake
+                await self._call.write(self._next_message())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # The receiving side knows why.
+        except grpc.aio.UsageError:
+            pass  # Likewise: the call was over.
+
+    def _next_message(self) -> bytes:
+        """A bind comes before the appends of its message, so none whose ref has been used in it."""
+        message = log_pb2.AppendStreamRequest()
+        size, used = 0, set[int]()
+        while self._queue:
+            first = self._queue[0]
+            if isinstance(first, _Bind):
+                if first.ref in used:
+                    break
+                message.binds.add(ref=first.ref, log=str(first.log), is_ordered=first.is_ordered)
+            else:
+                size += len(first.block) + _APPEND_BYTES
+                if used and size > _MESSAGE_BYTES:
+                    break
+                used.add(first.ref)
+                added = message.appends.add(number=first.number, ref=first.ref, block=first.block)
+                if first.condition is not None:
+                    _put_condition(added.condition, first.condition)
+            self._queue.popleft()
+        return message.SerializeToString()
+
+    async def _receive(self) -> None:
+        error: RollbookError = ConnectionLost("the server ended the stream")
+        try:
+            while (data := await self._call.read()) is not grpc.aio.EOF:
+                self._on_response(data)
+            status = await self._call.code()
+            if status is not grpc.StatusCode.OK:
+                error = await self._status()
+        except grpc.aio.AioRpcError as failed:
+            error = error_of_call(failed.code(), failed.details() or "", _trailers(failed))
+        except RollbookError as failed:
+            error = failed
+        self._end(error)
+
+    async def _status(self) -> RollbookError:
+        call = self._call
+        trailers = await call.trailing_metadata()
+        return error_of_call(await call.code(), await call.details() or "", trailers)
+
+    def _on_response(self, data: bytes) -> None:
+        for result in log_pb2.AppendStreamResponse.FromString(data).results:
+            on_result = self._waiting.pop(result.number, None)
+            if on_result is None:
+                continue
+            if result.HasField("ack"):
+                on_result(_ack_of(result.ack), None)
+            else:
+                on_result(None, error_of(result.error))
+
+    def _end(self, error: RollbookError) -> None:
+        if self.failure is not None:
+            return
+        self.failure = error
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._call.cancel()
+        never_sent = {each.number for each in self._queue if isinstance(each, _Append)}
+        self._queue.clear()
+        waiting, self._waiting = self._waiting, {}
+        for number, on_result in waiting.items():
+            on_result(None, _told(error, was_sent=number not in never_sent))
+
+
+def _told(error: RollbookError, *, was_sent: bool) -> RollbookError:
+    """What the end of the stream says of one append; for each an error of its own."""
+    if isinstance(error, Unauthorized | UnsupportedVersion):
+        return again(error, Outcome.NOT_APPLIED)  # Before anything was read.
+    if isinstance(error, ServerUnreachable) or not was_sent:
+        return ServerUnreachable(error.message, **error.ids)
+    if isinstance(error, Invalid):
+        return again(error, Outcome.UNKNOWN)
+    return ConnectionLost(error.message, **error.ids)
+
+
+def _trailers(failed: grpc.aio.AioRpcError) -> Any:
+    return failed.trailing_metadata()
+
+
+def _put_condition(into: log_pb2.Condition, condition: Condition) -> None:
+    if condition.expected_offset is not None:
+        into.expected_offset = condition.expected_offset
+    if condition.writer_epoch is not None:
+        into.writer_epoch = condition.writer_epoch
+    into.must_be_empty = condition.must_be_empty
+
+
+def _ack_of(ack: log_pb2.AppendAck) -> AppendAck:
+    return AppendAck(
+        Offset(ack.first_offset),
+        Offset(ack.next_offset),
+        ack.timestamp_us,
+        ack.is_duplicate,
+        OwnerEpoch(ack.owner_epoch),
+        WriterEpoch(ack.writer_epoch),
+        LedgerId(ack.ledger_id),
+        EntryId(ack.entry_id),
+    )
+
+
+class AppendLines:
+    """One to each server that is appended to."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+        self._lines: dict[str, AppendLine] = {}
+
+    def to(self, address: str) -> AppendLine:
+        line = self._lines.get(address)
+        if line is None or line.failure is not None:
+            line = self._lines[address] = AppendLine(self._channels, address)
+        return line
+
+    async def close(self) -> None:
+        for line in list(self._lines.values()):
+            await line.close()

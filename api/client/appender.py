@@ -1,0 +1,141 @@
+"""`log.append`: one batch, and its ack.
+
+Each append that is under way has a producer of its own, so that a failure of one is none of another's
+business; whoever comes next takes the producer over. One whose last append is in doubt goes on in a new
+epoch, which fences that append.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from rollbook.api.client.append_line import AppendLine, AppendLines
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.owners import Owners
+from rollbook.api.client.retrying import Pauses, in_doubt, may_retry
+from rollbook.logservice.core.block import Codec, Headers, pack_block
+from rollbook.logservice.ids import LogName, ProducerRef
+from rollbook.logservice.words import AppendAck, Condition
+from rollbook.proto.errors import Outcome, QuorumTimeout, RollbookError
+
+PRODUCER_ID_BYTES: Final = 16
+_IDLE_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Of one batch."""
+
+    values: Sequence[bytes]
+    keys: Sequence[bytes | None] | None = None
+    headers: Sequence[Headers | None] | None = None
+    event_times: Sequence[int | None] | None = None
+
+    def pack(self, producer: ProducerRef, codec: Codec) -> bytes:
+        return pack_block(
+            self.values,
+            keys=self.keys,
+            headers=self.headers,
+            event_times=self.event_times,
+            producer=producer,
+            codec=codec,
+        )
+
+
+class _Producer:
+    __slots__ = ("_epoch", "_id", "_seq")
+
+    def __init__(self) -> None:
+        self._id = os.urandom(PRODUCER_ID_BYTES)
+        self._epoch = self._seq = 0
+
+    @property
+    def next_ref(self) -> ProducerRef:
+        return ProducerRef(self._id, self._epoch, self._seq)
+
+    def advance(self) -> None:
+        self._seq += 1
+
+    def fence(self) -> None:
+        self._epoch, self._seq = self._epoch + 1, 0
+
+
+class Appender:
+    def __init__(
+        self, log: LogName, lines: AppendLines, owners: Owners, config: LogClientConfig
+    ) -> None:
+        self._log = log
+        self._lines = lines
+        self._owners = owners
+        self._config = config
+        self._codec = Codec.ZSTD if config.compresses else Codec.NONE
+        self._idle: list[_Producer] = []
+        self._line: AppendLine | None = None
+        self._ref = 0
+
+    async def append(
+        self, records: Records, condition: Condition | None, timeout_s: float | None
+    ) -> AppendAck:
+        """Cancelled, it may have been appended or not."""
+        producer = self._idle.pop() if self._idle else _Producer()
+        block = records.pack(producer.next_ref, self._codec)
+        due = asyncio.get_running_loop().time() + (timeout_s or self._config.timeout_s)
+        try:
+            ack = await self._append(block, condition, due)
+        except RollbookError as error:
+            if error.outcome is not Outcome.NOT_APPLIED:
+                producer.fence()
+            raise
+        except BaseException:
+            producer.fence()
+            raise
+        else:
+            producer.advance()
+            return ack
+        finally:
+            if len(self._idle) < _IDLE_MAX:
+                self._idle.append(producer)
+
+    async def _append(self, block: bytes, condition: Condition | None, due: float) -> AppendAck:
+        loop = asyncio.get_running_loop()
+        pauses, is_doubtful = Pauses(self._config), False
+        while True:
+            line = self._bound_line()
+            result: asyncio.Future[AppendAck] = loop.create_future()
+            line.submit(self._ref, block, condition, partial(_tell, result))
+            try:
+                async with asyncio.timeout_at(min(due, loop.time() + self._config.attempt_s)):
+                    ack = await result
+            except TimeoutError:
+                failure: RollbookError = QuorumTimeout("not acked in time")
+            except RollbookError as error:
+                failure = error
+            else:
+                self._owners.learn(self._log, line.address, ack.owner_epoch)
+                return ack
+            is_doubtful |= failure.outcome is Outcome.UNKNOWN
+            is_known = self._owners.on_error(self._log, line.address, failure)
+            pause_s = pauses.next_s(failure, is_known=is_known)
+            if not may_retry(failure) or loop.time() + pause_s >= due:
+                raise in_doubt(failure) if is_doubtful else failure
+            await asyncio.sleep(pause_s)
+
+    def _bound_line(self) -> AppendLine:
+        line = self._lines.to(self._owners.address_of(self._log))
+        if line is not self._line:
+            self._line, self._ref = line, line.bind(self._log, is_ordered=False)
+        return line
+
+
+def _tell(
+    result: "asyncio.Future[Any]", ack: AppendAck | None, error: RollbookError | None
+) -> None:
+    if result.done():
+        return  # Nobody waits any more.
+    if error is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(ack)

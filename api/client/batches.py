@@ -1,0 +1,141 @@
+"""Records that travel together, and what their submitter holds of each.
+
+A submission is a batch and an index, nothing more: there is no future for a record until somebody waits
+for it. A batch is settled once, for all its records.
+"""
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any
+
+from rollbook.logservice.core.block import Codec, Headers, pack_block
+from rollbook.logservice.ids import Offset, ProducerRef
+from rollbook.logservice.words import AppendAck
+from rollbook.proto.errors import RollbookError
+
+
+class Batch:
+    """One block, from its first record to its ack."""
+
+    __slots__ = (
+        *("ack", "block", "due", "error", "event_times", "headers", "is_doubtful", "keys"),
+        *("sent_at", "seq", "size", "values", "waiters"),
+    )
+
+    def __init__(self, due: float) -> None:
+        self.values: list[bytes] = []
+        self.keys: list[bytes | None] | None = None  # Made when the first one comes.
+        self.headers: list[Headers | None] | None = None
+        self.event_times: list[int | None] | None = None
+        self.due = due  # By the loop's time.
+        self.size = 0  # Of the block, or of what it will be about.
+        self.block = b""
+        self.seq = -1
+        self.sent_at = 0.0
+        self.is_doubtful = False  # An attempt may have taken effect.
+        self.ack: AppendAck | None = None
+        self.error: RollbookError | None = None
+        self.waiters: list[Callable[[], None]] = []
+
+    @property
+    def is_settled(self) -> bool:
+        return self.ack is not None or self.error is not None
+
+    def add_extras(
+        self,
+        index: int,
+        key: bytes | None,
+        headers: Headers | None,
+        event_time_us: int | None,
+    ) -> None:
+        """Of the value that was added last; those before had none."""
+        if key is not None:
+            self.keys = _padded(self.keys, index)
+            self.keys.append(key)
+        if headers:
+            self.headers = _padded(self.headers, index)
+            self.headers.append(headers)
+        if event_time_us is not None:
+            self.event_times = _padded(self.event_times, index)
+            self.event_times.append(event_time_us)
+
+    def pack(self, producer: ProducerRef, codec: Codec) -> None:
+        count = len(self.values)
+        self.block = pack_block(
+            self.values,
+            keys=self.keys and _padded(self.keys, count),
+            headers=self.headers and _padded(self.headers, count),
+            event_times=self.event_times and _padded(self.event_times, count),
+            producer=producer,
+            codec=codec,
+        )
+        self.seq = producer.seq
+        self.size = len(self.block)
+        self.values = []
+        self.keys = self.headers = self.event_times = None
+
+    def settle(self, ack: AppendAck | None, error: RollbookError | None) -> None:
+        assert not self.is_settled
+        self.ack, self.error = ack, error
+        self.block = b""
+        waiters, self.waiters = self.waiters, []
+        for tell in waiters:
+            tell()
+
+    def offset_of(self, index: int) -> Offset:
+        """Once it is settled. Raises what became of it."""
+        if self.ack is None:
+            assert self.error is not None
+            raise self.error
+        return Offset(self.ack.first_offset + index)
+
+    async def settled(self) -> None:
+        """Cancelling whoever waits changes nothing."""
+        if self.is_settled:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def tell() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        self.waiters.append(tell)
+        await done
+
+
+def _padded(column: list[Any] | None, count: int) -> list[Any]:
+    column = column or []
+    column += [None] * (count - len(column))
+    return column
+
+
+class Submission:
+    """A record on its way. Await it for its offset; nobody has to."""
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: Batch, index: int) -> None:
+        self._batch = batch
+        self._index = index
+
+    def __await__(self) -> Generator[Any, None, Offset]:
+        """Raises what became of it. Cancelled, the record is on its way all the same."""
+        if not self._batch.is_settled:
+            yield from self._batch.settled().__await__()
+        return self._batch.offset_of(self._index)
+
+    def done(self) -> bool:
+        return self._batch.is_settled
+
+    def result(self) -> Offset:
+        """Of one that is done."""
+        if not self._batch.is_settled:
+            raise asyncio.InvalidStateError("it is on its way")
+        return self._batch.offset_of(self._index)
+
+    def add_done_callback(self, callback: Callable[["Submission"], None]) -> None:
+        """Called on the loop; soon, if it is done."""
+        if self._batch.is_settled:
+            asyncio.get_running_loop().call_soon(callback, self)
+        else:
+            self._batch.waiters.append(lambda: callback(self))

@@ -1,0 +1,96 @@
+"""One question, one answer: asked of the right server, and again where that does no harm.
+
+Every change that can be asked for may be repeated: made twice it is as if it had been made once. An answer
+that refuses it after an attempt whose end nobody heard of says therefore nothing for certain, and is
+raised as in doubt.
+"""
+
+import asyncio
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from rollbook.api.client.channels import Channels
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.owners import Owners
+from rollbook.api.client.retrying import Pauses, in_doubt, may_retry
+from rollbook.api.grpc.methods import BY_REQUEST, Method
+from rollbook.api.grpc.status import error_of_call
+from rollbook.api.grpc.translation import message_of, pack, unpack
+from rollbook.logservice.ids import LogName
+from rollbook.proto.errors import (
+    BadFrame,
+    ClientClosed,
+    ConnectionLost,
+    InvalidRequest,
+    Outcome,
+    QuorumTimeout,
+    RollbookError,
+)
+
+
+class Calls:
+    def __init__(self, channels: Channels, owners: Owners, config: LogClientConfig) -> None:
+        self._channels = channels
+        self._owners = owners
+        self._config = config
+        self.is_closed = False
+
+    async def ask(
+        self, word: Any, *, timeout_s: float | None = None, server: str | None = None
+    ) -> Any:
+        """The answer's word. `server`: of this one and of no other."""
+        loop = asyncio.get_running_loop()
+        method = BY_REQUEST[type(word)]
+        log: LogName | None = getattr(word, "log", None)
+        data = pack(word).SerializeToString()
+        due = loop.time() + (timeout_s or self._config.timeout_s)
+        pauses, is_doubtful = Pauses(self._config), False
+        while True:
+            if self.is_closed:
+                raise ClientClosed
+            address = server or self._owners.address_of(log)
+            left = due - loop.time()
+            try:
+                return await self._attempt(method, address, data, self._share_of(left))
+            except RollbookError as error:
+                failure = error
+            if method.changes:
+                is_doubtful |= failure.outcome is Outcome.UNKNOWN
+            is_known = self._owners.on_error(log, address, failure)
+            pause_s = pauses.next_s(failure, is_known=is_known)
+            if not may_retry(failure) or loop.time() + pause_s >= due:
+                raise in_doubt(failure) if is_doubtful else failure
+            await asyncio.sleep(pause_s)
+
+    def _share_of(self, left_s: float) -> float:
+        """Of the time that is left, so that there is some for another attempt."""
+        return max(left_s / 2, min(left_s, self._config.attempt_s), 0.001)
+
+    async def _attempt(self, method: Method, address: str, data: bytes, timeout_s: float) -> Any:
+        call = self._channels.call(address, method.path)
+        try:
+            answer = await call(data, timeout=timeout_s, metadata=self._channels.metadata)
+        except grpc.aio.AioRpcError as error:
+            raise _error_of(error, method) from None
+        except asyncio.CancelledError:
+            if self.is_closed:
+                raise ClientClosed from None
+            raise
+        return answer_of(method.answer, answer)
+
+
+def answer_of(word: Any, data: bytes) -> Any:
+    """Raises `BadFrame` if it makes no sense."""
+    try:
+        return unpack(message_of(word).FromString(data), word)
+    except (DecodeError, InvalidRequest) as error:
+        raise BadFrame(f"the server's answer makes no sense: {error}") from None
+
+
+def _error_of(error: grpc.aio.AioRpcError, method: Method) -> RollbookError:
+    found = error_of_call(error.code(), error.details() or "", error.trailing_metadata())
+    if not method.changes and isinstance(found, ConnectionLost | QuorumTimeout):
+        found.outcome = Outcome.NOT_APPLIED
+    return found

@@ -1,0 +1,90 @@
+"""Connections to log servers: one to each, made when it is first wanted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX
+from rollbook.proto.errors import BadConfig
+
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.enable_retries", 0),  # Ours know what may be repeated.
+    ("grpc.use_local_subchannel_pool", 1),  # A client that is closed leaves nothing behind.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # How long an attempt to connect may take.
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What a client shows, and whom it believes."""
+
+    uses_tls: bool = False
+    authorities: str = ""  # A PEM file; empty: those that the machine trusts.
+    certificate: str = ""  # A PEM file, for servers that ask for one.
+    key: str = ""
+    token: str = ""
+
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """Raises `BadConfig`."""
+        if not self.uses_tls:
+            return None
+        key = self.key or self.certificate
+        return grpc.ssl_channel_credentials(
+            root_certificates=_read(self.authorities),
+            private_key=_read(key),
+            certificate_chain=_read(self.certificate),
+        )
+
+    @property
+    def metadata(self) -> Sequence[tuple[str, str]]:
+        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+
+
+class Channels:
+    def __init__(self, security: Security) -> None:
+        self.metadata = security.metadata
+        self._credentials = security.credentials()
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._calls: dict[tuple[str, str], Any] = {}
+
+    def to(self, address: str) -> Any:
+        if (found := self._channels.get(address)) is None:
+            if self._credentials is None:
+                found = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            else:
+                found = grpc.aio.secure_channel(address, self._credentials, options=_OPTIONS)
+            self._channels[address] = found
+        return found
+
+    def call(self, address: str, path: str) -> Any:
+        """Of one request and one answer, in bytes."""
+        if (found := self._calls.get((address, path))) is None:
+            found = self._calls[address, path] = self.to(address).unary_unary(path)
+        return found
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+        self._calls.clear()
+
+
+def _read(path: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise BadConfig(f"cannot read {path}: {error.strerror}") from error

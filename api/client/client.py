@@ -1,0 +1,154 @@
+"""A client of named logs, for programs with an event loop. `sync.py` is the same for all others."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from rollbook.api.client.append_line import AppendLines
+from rollbook.api.client.calls import Calls
+from rollbook.api.client.channels import Channels, Security
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.log import Log, names_of
+from rollbook.api.client.owners import Owners
+from rollbook.api.client.url import parse_log_url
+from rollbook.api.client.writer import Writer
+from rollbook.logservice import words
+from rollbook.logservice.ids import LogName
+from rollbook.logservice.log_config import LogConfig
+
+DEFAULTS = LogClientConfig()
+
+
+def connect(
+    url: str,
+    config: LogClientConfig = DEFAULTS,
+    *,
+    token: str = "",
+    authorities: str = "",
+    certificate: str = "",
+    key: str = "",
+) -> "Client":
+    """`log://host:port,host:port`; with `log+tls://` certificates are checked against `authorities`, a
+    PEM file, or what the machine trusts. Nothing is sent until something is asked for.
+
+    Raises `BadConfig`. Whoever connects calls `close`, or uses `async with`.
+    """
+    parsed = parse_log_url(url)
+    security = Security(parsed.uses_tls, authorities, certificate, key, token)
+    return Client(parsed.servers, config, security)
+
+
+class Client:
+    """Belongs to the loop on which it was made, and to its process: not to one forked from it."""
+
+    def __init__(self, servers: Iterable[str], config: LogClientConfig, security: Security) -> None:
+        self.config = config
+        self.owners = Owners(servers)
+        self.channels = Channels(security)
+        self.lines = AppendLines(self.channels)
+        self._calls = Calls(self.channels, self.owners, config)
+        self._writers: dict[Writer, None] = {}
+
+    async def ask(
+        self, word: Any, *, timeout_s: float | None = None, server: str | None = None
+    ) -> Any:
+        """Any word of `rollbook.logservice.words` that one call answers. What the other methods use."""
+        return await self._calls.ask(word, timeout_s=timeout_s, server=server)
+
+    # --- Logs ---------------------------------------------------------------------------------
+
+    async def open(self, name: str, create: LogConfig | bool = False) -> Log:
+        """`create`: make it unless it is there; with a `LogConfig` it has to have that one.
+
+        Raises `NoSuchLog`, `LogExists`.
+        """
+        log = LogName.parse(name)
+        if create is False:
+            state = await self.ask(words.GetLog(log))
+        else:
+            config = create if isinstance(create, LogConfig) else None
+            state = await self.ask(words.EnsureLog(log, config))
+        self.owners.learn(log, state.owner, state.owner_epoch)
+        return Log(self, state)
+
+    async def logs(self, namespace: str = "", prefix: str = "") -> AsyncIterator[LogName]:
+        """By name."""
+        start_after = ""
+        while True:
+            page: words.LogNames = await self.ask(words.ListLogs(namespace, prefix, start_after))
+            for name in page.logs:
+                yield name
+            if not page.next_page:
+                return
+            start_after = page.next_page
+
+    async def delete(
+        self, name: str, *, etag: str = "", grace_s: float | None = None
+    ) -> words.DeleteLogAnswer:
+        """Gone at once for everybody; its ledgers go after a time of grace."""
+        grace_ms = None if grace_s is None else round(grace_s * 1000)
+        answer: words.DeleteLogAnswer = await self.ask(
+            words.DeleteLog(LogName.parse(name), etag, grace_ms)
+        )
+        return answer
+
+    # --- Cluster ------------------------------------------------------------------------------
+
+    async def lookup(self, names: Iterable[str]) -> tuple[words.LogOwner, ...]:
+        """Who owns these logs, or should."""
+        answer: words.LogOwners = await self.ask(words.Lookup(names_of(names)))
+        return answer.owners
+
+    async def servers(self) -> tuple[words.ServerView, ...]:
+        answer: words.Servers = await self.ask(words.ListServers())
+        return answer.servers
+
+    async def transfer(self, name: str, to: str) -> words.LogOwner:
+        """Hands the log over to that server, without failed appends."""
+        answer: words.LogOwner = await self.ask(words.TransferLog(LogName.parse(name), to))
+        return answer
+
+    async def drain(self, server: str, *, resume: bool = False) -> int:
+        """How many logs it has yet to hand over."""
+        answer: words.DrainAnswer = await self.ask(words.DrainServer(server, resume))
+        return answer.logs_left
+
+    async def limits(self) -> words.ServiceLimits:
+        answer: words.ServiceLimits = await self.ask(words.GetLimits())
+        return answer
+
+    async def stats(self, address: str | None = None) -> words.ServerStats:
+        """Of the server at that address."""
+        answer: words.ServerStats = await self.ask(words.GetServerStats(), server=address)
+        return answer
+
+    # --- The end ------------------------------------------------------------------------------
+
+    def adopt(self, writer: Writer) -> Writer:
+        """To be ended with the client."""
+        self._writers[writer] = None
+        return writer
+
+    def disown(self, writer: Writer) -> None:
+        self._writers.pop(writer, None)
+
+    async def close(self) -> None:
+        """At once: records of writers that were not closed before are left in doubt. Idempotent."""
+        self._calls.is_closed = True
+        for writer in list(self._writers):
+            writer.end()
+        await self.lines.close()
+        await self.channels.close()
+        await asyncio.sleep(0)  # Lets gRPC put away what it has cancelled.
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,59 @@
+"""A named position of a log."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rollbook.logservice import words
+from rollbook.logservice.ids import CursorName, LogName, parse_offset
+
+
+class Cursor:
+    """Knows the log's cursor by name only; each method asks."""
+
+    def __init__(
+        self, ask: Callable[[Any], Awaitable[Any]], log: LogName, name: CursorName
+    ) -> None:
+        self.log = log
+        self.name = name
+        self._ask = ask
+
+    def __repr__(self) -> str:
+        return f"<Cursor {self.name} of {self.log}>"
+
+    async def get(self) -> words.Cursor:
+        """Raises `NoSuchCursor`."""
+        found: words.Cursor = await self._ask(words.GetCursor(self.log, self.name))
+        return found
+
+    async def commit(
+        self,
+        offset: int,
+        *,
+        blob: bytes | None = None,
+        protect: bool | None = None,
+        version: int | None = None,
+        may_rewind: bool = False,
+    ) -> words.Cursor:
+        """Moves it, or makes it. `version`: only if it still has this one; -1: only if there is
+        none. Raises `MetadataConflict`.
+        """
+        request = words.CommitCursor(
+            self.log,
+            self.name,
+            parse_offset(offset),
+            blob,
+            protect,
+            version,
+            may_rewind,
+        )
+        moved: words.Cursor = await self._ask(request)
+        return moved
+
+    async def mark(
+        self, offset: int, blob: bytes = b"", *, version: int | None = None
+    ) -> words.Cursor:
+        """Protected: what lies at `offset` and above it is not truncated."""
+        return await self.commit(offset, blob=blob, protect=True, version=version)
+
+    async def delete(self, *, version: int | None = None) -> None:
+        await self._ask(words.DeleteCursor(self.log, self.name, version))

@@ -1,0 +1,140 @@
+"""Where the records of a writer gather until they are sent: full batches, and one that is being filled.
+
+It knows no loop and no thread: whoever shares it between threads locks around each call.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from rollbook.api.client.batches import Batch
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.retrying import again
+from rollbook.logservice.core.block import Headers
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import EntryTooLarge, InvalidRequest, Overloaded, RollbookError
+
+_OFFSET_BYTES: Final = 4  # What a block needs for each value besides it.
+_BLOCK_BYTES: Final = 1024  # Its header and directory, generously.
+_EXTRA_BYTES: Final = 64  # Offsets and times of keys and headers, likewise.
+
+
+class Gathering:
+    def __init__(self, config: LogClientConfig, log: LogConfig) -> None:
+        body_bytes_max = log.batch_bytes_max - _BLOCK_BYTES
+        self._records_max = min(config.batch_records_max, log.batch_records_max)
+        self._bytes_max = min(config.batch_bytes_max, body_bytes_max)
+        self._record_bytes_max = min(log.record_bytes_max, body_bytes_max)
+        self._window_bytes = config.window_bytes
+        self._window_batches = config.window_batches
+        self._timeout_s = config.timeout_s
+        self._room = 0  # Bytes that still go into the open batch.
+        self._unsettled: dict[Batch, int] = {}  # How much they hold of the window; in order.
+        self._unsettled_bytes = 0
+        self._full: deque[Batch] = deque()
+        self.open: Batch | None = None
+        self.failure: RollbookError | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """For a record of any size. What is full beyond it is one batch at most."""
+        return (
+            self._unsettled_bytes < self._window_bytes
+            and len(self._unsettled) < self._window_batches
+        )
+
+    @property
+    def last(self) -> Batch | None:
+        """The newest that is not settled: with it all before it are."""
+        return next(reversed(self._unsettled), None)
+
+    def add(
+        self,
+        value: bytes,
+        key: bytes | None,
+        headers: Headers | None,
+        event_time_us: int | None,
+        clock: Callable[[], float],
+    ) -> int:
+        """Its index in the open batch; 0: that is a new one.
+
+        Raises `EntryTooLarge`, and `Overloaded` if the window is full.
+        """
+        size = len(value)
+        if size > self._record_bytes_max or value.__class__ is not bytes:
+            value = self._checked(value)
+        has_extras = key is not None or headers or event_time_us is not None
+        if has_extras:
+            size += _extra_bytes(key, headers)
+            if size > self._bytes_max:
+                raise EntryTooLarge(
+                    f"a record of {size} bytes with its key and headers", limit=self._bytes_max
+                )
+        room = self._room - size - _OFFSET_BYTES
+        batch = self.open
+        if room < 0 or batch is None or len(batch.values) >= self._records_max:
+            batch = self._begin(clock())
+            room = self._bytes_max - size - _OFFSET_BYTES
+        self._room = room
+        values = batch.values
+        values.append(value)
+        index = len(values) - 1
+        if has_extras:
+            batch.add_extras(index, key, headers, event_time_us)
+        return index
+
+    def take(self, *, only_full: bool) -> Batch | None:
+        """The oldest; nothing more is added to it."""
+        if not self._full and not only_full:
+            self._shut()
+        return self._full.popleft() if self._full else None
+
+    def settle(self, batch: Batch) -> None:
+        self._unsettled_bytes -= self._unsettled.pop(batch)
+
+    def stop(self, error: RollbookError) -> list[Batch]:
+        """Nothing more is taken in; what was never sent."""
+        self._shut()
+        self.failure = error
+        never_sent = list(self._full)
+        self._full.clear()
+        return never_sent
+
+    def _begin(self, now: float) -> Batch:
+        if (failure := self.failure) is not None:
+            raise again(failure, failure.outcome)
+        if not self.has_room:
+            raise Overloaded("the writer's window is full", next_step="wait for `ready()`")
+        self._shut()
+        batch = self.open = Batch(now + self._timeout_s)
+        self._unsettled[batch] = 0
+        return batch
+
+    def _shut(self) -> None:
+        if (batch := self.open) is not None:
+            size = self._unsettled[batch] = self._bytes_max - self._room
+            self._unsettled_bytes += size
+            self._full.append(batch)
+        self.open = None
+        self._room = 0
+
+    def _checked(self, value: object) -> bytes:
+        if isinstance(value, bytearray | memoryview):
+            value = bytes(value)
+        if not isinstance(value, bytes):
+            raise InvalidRequest(
+                f"a record is bytes, not {type(value).__name__}", next_step="encode it first"
+            )
+        if len(value) > self._record_bytes_max:
+            raise EntryTooLarge(
+                f"a record of {len(value)} bytes", limit=self._record_bytes_max, got=len(value)
+            )
+        return value
+
+
+def _extra_bytes(key: bytes | None, headers: Headers | None) -> int:
+    for each in (key or b"", *(headers or {}).values()):
+        if not isinstance(each, bytes):
+            raise InvalidRequest(f"a key or header is bytes, not {type(each).__name__}")
+    named = sum(len(name) + len(value) + _EXTRA_BYTES for name, value in (headers or {}).items())
+    return len(key or b"") + named + _EXTRA_BYTES

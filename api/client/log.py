@@ -1,0 +1,269 @@
+"""One named log, as a program with an event loop sees it."""
+
+import os
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import fields
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from rollbook.api.client.appender import PRODUCER_ID_BYTES, Appender, Records
+from rollbook.api.client.cursor import Cursor
+from rollbook.api.client.pipeline import Pipeline
+from rollbook.api.client.positions import Start, condition_of, position_of
+from rollbook.api.client.reader import EventReader, RecordBatch, batches_of, records_of
+from rollbook.api.client.writer import Writer
+from rollbook.logservice import words
+from rollbook.logservice.core.block import Headers, Record
+from rollbook.logservice.ids import (
+    LogName,
+    Offset,
+    SegmentId,
+    WriterEpoch,
+    parse_cursor_name,
+    parse_offset,
+)
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from rollbook.api.client.client import Client
+
+
+class Log:
+    """Made by `Client.open`. Offsets start at 0 and have no holes; ends are exclusive."""
+
+    def __init__(self, client: "Client", state: words.LogState) -> None:
+        self.name: LogName = state.log
+        self.config: LogConfig = state.config  # As it was when the log was opened.
+        self._client = client
+        self._appender = Appender(self.name, client.lines, client.owners, client.config)
+
+    def __repr__(self) -> str:
+        return f"<Log {self.name}>"
+
+    # --- Appending ----------------------------------------------------------------------------
+
+    async def append(
+        self,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        event_time_us: int | None = None,
+        expect: int | None = None,
+        epoch: int | None = None,
+        must_be_empty: bool = False,
+        timeout_s: float | None = None,
+    ) -> words.AppendAck:
+        """Durable when it returns; retried without duplicates until the timeout.
+
+        `expect`: it gets exactly this offset; `epoch`: of an exclusive writer. An error's
+        `outcome` says whether it may have been appended. Cancelled, it may have been, too.
+        """
+        records = Records(
+            (value,),
+            None if key is None else (key,),
+            None if headers is None else (headers,),
+            None if event_time_us is None else (event_time_us,),
+        )
+        condition = condition_of(expect, epoch, must_be_empty)
+        return await self._appender.append(records, condition, timeout_s)
+
+    async def append_many(
+        self,
+        values: Sequence[bytes],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[Headers | None] | None = None,
+        event_times: Sequence[int | None] | None = None,
+        expect: int | None = None,
+        epoch: int | None = None,
+        must_be_empty: bool = False,
+        timeout_s: float | None = None,
+    ) -> words.AppendAck:
+        """One atomic batch: all of them or none. Else as `append`."""
+        records = Records(values, keys, headers, event_times)
+        condition = condition_of(expect, epoch, must_be_empty)
+        return await self._appender.append(records, condition, timeout_s)
+
+    def writer(self, *, epoch: int | None = None) -> Writer:
+        """Appends in order, exactly once, many at a time. `epoch`: of an exclusive writer."""
+        client, condition = self._client, condition_of(None, epoch, False)
+
+        def pipeline(writer: Writer) -> Pipeline:
+            return Pipeline(
+                *(self.name, writer, client.lines, client.owners, client.config),
+                producer_id=os.urandom(PRODUCER_ID_BYTES),
+                condition=condition,
+            )
+
+        return client.adopt(Writer(client.config, self.config, pipeline, client.disown))
+
+    # --- Reading ------------------------------------------------------------------------------
+
+    def read(self, start: Start = 0, end: int | None = None) -> AsyncIterator[Record]:
+        """From `start` up to `end`, or to the tail as it is now."""
+        return records_of(self._bounded(start, end))
+
+    def read_batches(self, start: Start = 0, end: int | None = None) -> AsyncIterator[RecordBatch]:
+        """As `read`, many records at a time: `values()` is the fastest way to them."""
+        return batches_of(self._bounded(start, end))
+
+    def tail(
+        self, start: Start = "latest", *, skip_truncated: bool = False
+    ) -> AsyncIterator[Record]:
+        """Follows the log, and ends when it is sealed. Raises `Truncated` and `ReaderStalled`."""
+        return records_of(self.events(start, skip_truncated=skip_truncated))
+
+    def tail_batches(
+        self, start: Start = "latest", *, skip_truncated: bool = False
+    ) -> AsyncIterator[RecordBatch]:
+        """As `tail`, many records at a time."""
+        return batches_of(self.events(start, skip_truncated=skip_truncated))
+
+    def events(
+        self,
+        start: Start = "latest",
+        *,
+        until: int | None = None,
+        at_tail: words.AtTail = words.AtTail.FOLLOW,
+        skip_truncated: bool = False,
+    ) -> EventReader:
+        """Records, and whatever else befalls a reader: caught up, gaps, progress, the seal."""
+        client = self._client
+        truncated = words.OnTruncated.SKIP if skip_truncated else words.OnTruncated.FAIL
+        request = words.ReadStream(
+            self.name,
+            position_of(start),
+            until_offset=None if until is None else parse_offset(until),
+            at_tail=at_tail,
+            on_truncated=truncated,
+            heartbeat_ms=round(client.config.heartbeat_s * 1000),
+        )
+        return EventReader(request, client.channels, client.owners, client.config)
+
+    def _bounded(self, start: Start, end: int | None) -> EventReader:
+        at_tail = words.AtTail.STOP if end is None else words.AtTail.FOLLOW
+        return self.events(start, until=end, at_tail=at_tail)
+
+    # --- Where it begins and ends -------------------------------------------------------------
+
+    async def tail_offset(
+        self, consistency: words.Consistency | str = words.Consistency.COMMITTED
+    ) -> Offset:
+        """The next offset to be given out. `"barrier"`: above whatever anybody was acked before."""
+        return (await self.state_of_tail(consistency)).tail
+
+    async def head_offset(self) -> Offset:
+        """The first one that is kept."""
+        return (await self.state_of_tail()).head
+
+    async def state_of_tail(
+        self, consistency: words.Consistency | str = words.Consistency.COMMITTED
+    ) -> words.LogTail:
+        wanted = words.Consistency(consistency)
+        answer: words.LogTail = await self._client.ask(words.GetTail(self.name, wanted))
+        return answer
+
+    async def find(
+        self, position: Start | None = None, *, timestamp: datetime | None = None
+    ) -> Offset:
+        """The offset that is meant."""
+        wanted = timestamp if timestamp is not None else position
+        if wanted is None:
+            raise InvalidRequest("find what? Give a position or a timestamp")
+        found: words.FoundOffset = await self._client.ask(
+            words.FindOffset(self.name, position_of(wanted))
+        )
+        return found.offset
+
+    # --- Truncation, seal, exclusive writers ----------------------------------------------------
+
+    async def truncate(
+        self, before: Start, *, plan: bool = False, force_roll: bool = False
+    ) -> words.TruncateAnswer:
+        """What lies before is readable no more. `plan`: only say what would be done."""
+        answer: words.TruncateAnswer = await self._client.ask(
+            words.Truncate(self.name, position_of(before), plan, force_roll)
+        )
+        return answer
+
+    async def seal(self, *, expect: int | None = None, epoch: int | None = None) -> Offset:
+        """Ends the log for good; its final tail."""
+        condition = condition_of(expect, epoch, False)
+        answer: words.SealAnswer = await self._client.ask(words.Seal(self.name, None, condition))
+        return answer.tail
+
+    async def acquire_writer(
+        self,
+        holder: str,
+        mode: words.AcquireMode | str = words.AcquireMode.STEAL,
+        *,
+        ttl_s: float = 0,
+        timeout_s: float | None = None,
+    ) -> words.WriterGrant:
+        """The next writer epoch: give it to appends as `epoch`. Older ones are fenced."""
+        request = words.AcquireWriter(
+            self.name, holder, words.AcquireMode(mode), round(ttl_s * 1000)
+        )
+        grant: words.WriterGrant = await self._client.ask(request, timeout_s=timeout_s)
+        return grant
+
+    async def renew_writer(self, epoch: int) -> words.WriterGrant:
+        grant: words.WriterGrant = await self._client.ask(
+            words.RenewWriter(self.name, WriterEpoch(epoch))
+        )
+        return grant
+
+    async def release_writer(self, epoch: int) -> None:
+        await self._client.ask(words.ReleaseWriter(self.name, WriterEpoch(epoch)))
+
+    # --- Cursors ------------------------------------------------------------------------------
+
+    def cursor(self, name: str) -> Cursor:
+        """A named position; a protected one holds truncation back."""
+        return Cursor(self._client.ask, self.name, parse_cursor_name(name))
+
+    async def cursors(self) -> tuple[words.Cursor, ...]:
+        answer: words.Cursors = await self._client.ask(words.ListCursors(self.name))
+        return answer.cursors
+
+    # --- Administration -----------------------------------------------------------------------
+
+    async def state(self) -> words.LogState:
+        answer: words.LogState = await self._client.ask(words.GetLog(self.name))
+        return answer
+
+    async def update(self, *, etag: str = "", **changes: Any) -> words.LogState:
+        """`update(retention_age_s=3600)`: fields of `LogConfig`."""
+        known = {field.name for field in fields(LogConfig)}
+        if unknown := sorted(set(changes) - known):
+            raise InvalidRequest(f"a log has no setting {', '.join(unknown)}")
+        answer: words.LogState = await self._client.ask(
+            words.UpdateLog(self.name, LogConfig(**changes), tuple(changes), etag)
+        )
+        self.config = answer.config
+        return answer
+
+    async def roll(self) -> SegmentId:
+        """A new segment begins, unless the one that is written is empty."""
+        answer: words.RollLogAnswer = await self._client.ask(words.RollLog(self.name))
+        return answer.segment_id
+
+    async def segments(self) -> list[words.SegmentView]:
+        found: list[words.SegmentView] = []
+        start: SegmentId | None = SegmentId(0)
+        while start is not None:
+            page: words.Segments = await self._client.ask(words.ListSegments(self.name, start))
+            found += page.segments
+            start = page.next_segment
+        return found
+
+    async def journal(self, limit: int = 100) -> tuple[words.JournalEvent, ...]:
+        """What befell it, newest first."""
+        answer: words.Journal = await self._client.ask(words.GetJournal(self.name, limit))
+        return answer.events
+
+
+def names_of(names: Iterable[str]) -> tuple[LogName, ...]:
+    return tuple(map(LogName.parse, names))

@@ -1,0 +1,66 @@
+"""Which server to ask: what is known of owners, and whom to try when nothing is known.
+
+An owner is known by the epoch since which it owns its log: news of an older epoch are no news. It is
+forgotten when it cannot be reached, not when some time has passed.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from rollbook.logservice.ids import LogName
+from rollbook.proto.errors import NotOwner, OutcomeUnknown, RollbookError, ServerUnreachable
+
+_LOGS_MAX: Final = 100_000
+_SERVERS_MAX: Final = 256
+
+
+class _Owner(NamedTuple):
+    address: str
+    epoch: int
+
+
+class Owners:
+    def __init__(self, servers: Iterable[str]) -> None:
+        self._servers = list(dict.fromkeys(servers))
+        self._next = 0
+        self._owners: dict[LogName, _Owner] = {}
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """All that were ever named."""
+        return tuple(self._servers)
+
+    def address_of(self, log: LogName | None) -> str:
+        """Its owner's, or of whoever may know it."""
+        if log is not None and (found := self._owners.get(log)):
+            return found.address
+        return self._servers[self._next]
+
+    def learn(self, log: LogName, address: str, epoch: int) -> None:
+        known = self._owners.get(log)
+        if not address or (known and (epoch < known.epoch or known == (address, epoch))):
+            return
+        if known is None and len(self._owners) >= _LOGS_MAX:
+            del self._owners[next(iter(self._owners))]
+        self._owners[log] = _Owner(address, epoch)
+        if address not in self._servers and len(self._servers) < _SERVERS_MAX:
+            self._servers.append(address)
+
+    def on_error(self, log: LogName | None, address: str, error: RollbookError) -> bool:
+        """Whether it is known whom to ask now, so that there is no reason to wait."""
+        if isinstance(error, NotOwner) and log is not None:
+            owner, epoch = error.ids.get("owner"), error.ids.get("owner_epoch", 0)
+            if isinstance(owner, str) and isinstance(epoch, int) and owner != address:
+                self._forget(log, address)
+                self.learn(log, owner, epoch)
+            return self.address_of(log) != address
+        if isinstance(error, ServerUnreachable | OutcomeUnknown):
+            if log is not None:
+                self._forget(log, address)
+            if self._servers[self._next] == address:
+                self._next = (self._next + 1) % len(self._servers)
+        return False
+
+    def _forget(self, log: LogName, address: str) -> None:
+        if (known := self._owners.get(log)) and known.address == address:
+            del self._owners[log]

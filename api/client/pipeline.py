@@ -1,0 +1,235 @@
+"""Batches of one writer on their way: in order, exactly once, several at a time.
+
+- Each batch bears the producer's next sequence number, and keeps it however often it is sent: the log
+  recognises what it has, and takes nothing out of order.
+- The first batch to a server goes alone; once it is acked as many follow as the window holds.
+- A batch that fails for now makes everything in flight go again, from it on. While it is not clear
+  whether an attempt took effect the batch is in doubt, and an error at the end says so.
+- A batch that fails for good, or whose deadline passes, is the end of the writer: what came after it
+  is refused, too, so that no record is appended whose predecessor was not.
+
+There are no tasks here; whatever happens is a result, a timer, or a call.
+"""
+
+import asyncio
+from collections import deque
+from functools import partial
+from typing import Protocol
+
+from rollbook.api.client.append_line import AppendLine, AppendLines
+from rollbook.api.client.batches import Batch
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.owners import Owners
+from rollbook.api.client.retrying import Pauses, again, in_doubt, may_retry
+from rollbook.logservice.core.block import Codec
+from rollbook.logservice.ids import LogName, ProducerRef
+from rollbook.logservice.words import AppendAck, Condition
+from rollbook.proto.errors import Outcome, QuorumTimeout, RollbookError
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    def take(self, *, only_full: bool) -> Batch | None:
+        """The oldest one; none of its records is added any more."""
+
+    def on_settled(self, batch: Batch) -> None: ...
+
+    def on_stopped(self, error: RollbookError) -> None:
+        """Whatever has not been taken fails with it."""
+
+
+class Pipeline:
+    def __init__(
+        self,
+        log: LogName,
+        source: Source,
+        lines: AppendLines,
+        owners: Owners,
+        config: LogClientConfig,
+        *,
+        producer_id: bytes,
+        condition: Condition | None,
+    ) -> None:
+        self.failure: RollbookError | None = None
+        self._log = log
+        self._source = source
+        self._lines = lines
+        self._owners = owners
+        self._config = config
+        self._codec = Codec.ZSTD if config.compresses else Codec.NONE
+        self._producer_id = producer_id
+        self._condition = condition
+        self._loop = asyncio.get_running_loop()
+        self._pauses = Pauses(config)
+        self._next_seq = 0
+        self._flight: deque[Batch] = deque()  # In order.
+        self._flight_bytes = 0
+        self._sent = 0  # So many of them, the oldest, are with the server.
+        self._line: AppendLine | None = None
+        self._ref = 0
+        self._is_proven = False  # This line has acked something.
+        self._generation = 0  # Of the line; results of older ones mean nothing.
+        self._refused: tuple[Batch, RollbookError] | None = None  # Behind others without results.
+        self._pause: asyncio.TimerHandle | None = None
+        self._last_error: RollbookError | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+
+    def pump(self) -> None:
+        """Sends what may be sent."""
+        if self.failure is not None or self._pause is not None or self._refused is not None:
+            return
+        if self._line is None and self._flight:
+            self._open_line()
+        while self._sent < len(self._flight) and (self._is_proven or not self._sent):
+            self._send(self._flight[self._sent])
+        while self._is_proven or not self._flight:
+            if len(self._flight) >= self._config.window_batches:
+                break
+            if self._flight_bytes >= self._config.window_bytes:
+                break
+            batch = self._source.take(only_full=bool(self._flight))
+            if batch is None or not self._take_on(batch):
+                break
+            if self._line is None:
+                self._open_line()
+            self._send(batch)
+
+    def close(self, error: RollbookError) -> None:
+        """What is in flight is told `error`."""
+        self._stop(error, is_refusal=False)
+
+    def _take_on(self, batch: Batch) -> bool:
+        self._flight.append(batch)
+        try:
+            batch.pack(ProducerRef(self._producer_id, 0, self._next_seq), self._codec)
+        except RollbookError as error:  # Headers that are none.
+            self._stop(error, is_refusal=False)
+            return False
+        self._next_seq += 1
+        self._flight_bytes += batch.size
+        if self._watchdog is None:
+            self._watch(self._loop.time() + self._config.attempt_s, batch.due)
+        return True
+
+    # --- Sending ------------------------------------------------------------------------------
+
+    def _open_line(self) -> None:
+        self._line = self._lines.to(self._owners.address_of(self._log))
+        self._ref = self._line.bind(self._log, is_ordered=True)
+        self._is_proven = False
+        self._sent = 0
+
+    def _send(self, batch: Batch) -> None:
+        assert self._line is not None
+        self._sent += 1
+        batch.sent_at = self._loop.time()
+        on_result = partial(self._on_result, self._generation, batch)
+        self._line.submit(self._ref, batch.block, self._condition, on_result)
+
+    def _leave_line(self) -> None:
+        line, self._line = self._line, None
+        self._generation += 1
+        self._sent = 0
+        self._refused = None
+        if line is not None and line.failure is None:
+            line.unbind(self._ref)
+
+    # --- Results ------------------------------------------------------------------------------
+
+    def _on_result(
+        self, generation: int, batch: Batch, ack: AppendAck | None, error: RollbookError | None
+    ) -> None:
+        if generation != self._generation or self.failure is not None:
+            return
+        if ack is not None:
+            self._on_ack(batch, ack)
+        elif batch is self._flight[0]:
+            assert error is not None
+            self._on_error(error)
+        elif self._refused is None:
+            assert error is not None
+            self._refused = batch, error
+
+    def _on_ack(self, batch: Batch, ack: AppendAck) -> None:
+        assert batch is self._flight[0], "results come in order"
+        assert self._line is not None
+        self._flight.popleft()
+        self._flight_bytes -= batch.size
+        self._sent -= 1
+        if not self._is_proven:
+            self._is_proven = True
+            self._pauses.reset()
+            self._owners.learn(self._log, self._line.address, ack.owner_epoch)
+        batch.settle(ack, None)
+        self._source.on_settled(batch)
+        if self._refused and self._refused[0] is self._flight[0]:
+            self._on_error(self._refused[1])
+        else:
+            self.pump()
+
+    def _on_error(self, error: RollbookError) -> None:
+        """Of the oldest batch in flight."""
+        assert self._line is not None
+        address = self._line.address
+        self._last_error = error
+        if not may_retry(error):
+            self._stop(error, is_refusal=True)
+            return
+        if error.outcome is not Outcome.NOT_APPLIED:
+            for each in list(self._flight)[: self._sent]:
+                each.is_doubtful = True
+        is_known = self._owners.on_error(self._log, address, error)
+        self._leave_line()
+        self._pause = self._loop.call_later(
+            self._pauses.next_s(error, is_known=is_known), self._go_again
+        )
+
+    def _go_again(self) -> None:
+        self._pause = None
+        self.pump()
+
+    # --- Time ---------------------------------------------------------------------------------
+
+    def _watch(self, *times: float) -> None:
+        self._watchdog = self._loop.call_at(min(times), self._look)
+
+    def _look(self) -> None:
+        self._watchdog = None
+        if not self._flight:
+            return
+        now, oldest = self._loop.time(), self._flight[0]
+        if oldest.due <= now:
+            why = f"; the last attempt: {self._last_error}" if self._last_error else ""
+            late = QuorumTimeout(f"not acked within {self._config.timeout_s:g} s{why}")
+            late.__cause__ = self._last_error
+            self._stop(late, is_refusal=False)
+            return
+        silent_at = oldest.sent_at + self._config.attempt_s
+        if self._sent and silent_at <= now:
+            self._on_error(
+                QuorumTimeout(f"no answer from the log server within {self._config.attempt_s:g} s")
+            )
+            silent_at = now + self._config.attempt_s
+        self._watch(oldest.due, max(silent_at, now + self._config.attempt_s / 4))
+
+    # --- The end ------------------------------------------------------------------------------
+
+    def _stop(self, error: RollbookError, *, is_refusal: bool) -> None:
+        """For good. After a refusal the server has taken nothing that was sent behind it."""
+        if self.failure is not None:
+            return
+        sent = 0 if is_refusal else self._sent
+        for each in list(self._flight)[:sent]:
+            each.is_doubtful = True
+        self.failure = error
+        self._leave_line()
+        for timer in (self._pause, self._watchdog):
+            if timer is not None:
+                timer.cancel()
+        flight, self._flight = self._flight, deque()
+        for index, batch in enumerate(flight):
+            told = again(error, error.outcome if index == 0 and is_refusal else Outcome.NOT_APPLIED)
+            batch.settle(None, in_doubt(told) if batch.is_doubtful else told)
+            self._source.on_settled(batch)
+        self._source.on_stopped(again(error, Outcome.NOT_APPLIED))

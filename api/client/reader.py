@@ -1,0 +1,293 @@
+"""Reading: the events of a log from a position on, across servers that come and go.
+
+- It resumes at the very next offset, wherever and whenever a stream broke.
+- Offsets are dense: what comes has to begin where the last ended, unless a gap was told of.
+- It never waits quietly. Servers say at least every heartbeat where they stand; after
+  `silences_max` heartbeats without a word, or with a lag that does not shrink, it raises
+  `ReaderStalled` and says what it waits for.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Final, Self
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from rollbook.api.client.channels import Channels
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.owners import Owners
+from rollbook.api.client.retrying import Pauses, may_retry
+from rollbook.api.grpc.methods import READ_STREAM
+from rollbook.api.grpc.status import error_of_call
+from rollbook.api.grpc.translation import event_kinds, pack, unpack_event
+from rollbook.logservice import words
+from rollbook.logservice.core.block import Block, Record, span_of
+from rollbook.logservice.ids import AtOffset, Offset
+from rollbook.proto.errors import (
+    BadFrame,
+    ConnectionLost,
+    DataLost,
+    InvalidRequest,
+    ReaderStalled,
+    RollbookError,
+)
+from rollbook.proto.v1 import log_pb2
+
+_KINDS: Final = event_kinds(words.ReadEvent)
+
+
+class RecordBatch:
+    """Records from `base_offset` up to `next_offset`, as they came: in blocks."""
+
+    __slots__ = ("base_offset", "blocks", "next_offset")
+
+    def __init__(self, blocks: Sequence[bytes], base_offset: Offset, next_offset: Offset) -> None:
+        self.blocks = tuple(map(Block, blocks))
+        self.base_offset = base_offset
+        self.next_offset = next_offset
+
+    def __len__(self) -> int:
+        return self.next_offset - self.base_offset
+
+    def values(self) -> list[bytes]:
+        """The fastest way to all of them."""
+        found: list[bytes] = []
+        for block in self.blocks:
+            found += block.values()
+        return self._trimmed(found)
+
+    def records(self) -> list[Record]:
+        found: list[Record] = []
+        for block in self.blocks:
+            found += block.records()
+        return self._trimmed(found)
+
+    def _trimmed(self, found: list[Any]) -> list[Any]:
+        if len(found) == len(self):
+            return found
+        first = self.base_offset - self.blocks[0].base_offset
+        return found[first : first + len(self)]
+
+
+Event = (
+    RecordBatch
+    | words.CaughtUp
+    | words.FellBehind
+    | words.Progress
+    | words.Gap
+    | words.Sealed
+    | words.Stopped
+)
+
+
+class EventReader:
+    """What happens to a log from a position on: `async for event in …`, or `next`."""
+
+    def __init__(
+        self,
+        request: words.ReadStream,
+        channels: Channels,
+        owners: Owners,
+        config: LogClientConfig,
+    ) -> None:
+        self.position: Offset | None = None  # The next one to be told; None: not known yet.
+        self.is_over = False
+        self._request = request
+        self._channels = channels
+        self._owners = owners
+        self._silence_s = config.heartbeat_s * config.silences_max
+        self._stuck_max = config.silences_max
+        self._pauses = Pauses(config)
+        self._loop = asyncio.get_running_loop()
+        self._call: Any = None
+        self._address = ""
+        self._moving_to = ""  # Where the server before has sent us.
+        self._heard_at = self._loop.time()
+        self._stuck = 0
+        self._last_progress: words.Progress | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        if (event := await self.next()) is None:
+            raise StopAsyncIteration
+        return event
+
+    async def next(self) -> Event | None:
+        """None: what was asked for has been told. Cancelled it misses nothing: ask again."""
+        while not self.is_over:
+            event = await self._next_told()
+            if event is not None and (told := self._on_event(event)) is not None:
+                return told
+        return None
+
+    async def aclose(self) -> None:
+        self.is_over = True
+        self._hang_up()
+
+    # --- Events -------------------------------------------------------------------------------
+
+    def _on_event(self, event: words.ReadEvent) -> Event | None:
+        if isinstance(event, words.Records):
+            return self._on_records(event)
+        if isinstance(event, words.Progress):
+            self._on_progress(event)
+        elif isinstance(event, words.Gap):
+            self._expect(event.start)
+            self.position = event.end
+        elif isinstance(event, words.Moving):
+            self._expect(event.resume_offset)
+            self._hang_up()
+            self._moving_to = event.server
+            return None
+        elif isinstance(event, words.CaughtUp):
+            self._expect(event.tail)
+        elif isinstance(event, words.Sealed | words.Stopped):
+            self.is_over = True
+            self._hang_up()
+        return event
+
+    def _on_records(self, event: words.Records) -> RecordBatch:
+        self._expect(event.base_offset)
+        spans = [span_of(block) for block in event.blocks]
+        tiles = all(end == start for (_, end), (start, _) in pairwise(spans))
+        covers = spans and spans[0][0] <= event.base_offset < event.next_offset <= spans[-1][1]
+        if not tiles or not covers:
+            raise BadFrame(
+                "the server told blocks that do not hold what it says", log=self._request.log
+            )
+        self.position = event.next_offset
+        self._stuck = 0
+        return RecordBatch(event.blocks, event.base_offset, event.next_offset)
+
+    def _expect(self, offset: Offset) -> None:
+        if self.position is not None and offset != self.position:
+            raise BadFrame(
+                "the server left out records, or told them twice",
+                log=self._request.log,
+                expected=self.position,
+                told=offset,
+            )
+        self.position = offset
+
+    def _on_progress(self, event: words.Progress) -> None:
+        self._expect(event.position)
+        before, self._last_progress = self._last_progress, event
+        if before and event.lag_records and before.position == event.position:
+            self._stuck += 1
+        else:
+            self._stuck = 0
+        if self._stuck >= self._stuck_max:
+            raise self._stalled(None)
+
+    # --- The stream ---------------------------------------------------------------------------
+
+    async def _next_told(self) -> words.ReadEvent | None:
+        """None: try again."""
+        try:
+            if self._call is None:
+                self._open()
+            async with asyncio.timeout_at(self._heard_at + self._silence_s):
+                event = await self._read()
+        except TimeoutError:
+            self._hang_up()
+            raise self._stalled(None) from None
+        except asyncio.CancelledError:
+            self._hang_up()
+            raise
+        except RollbookError as error:
+            self._hang_up()
+            await self._recover(error)
+            return None
+        self._heard_at = self._loop.time()
+        self._pauses.reset()
+        return event
+
+    def _open(self) -> None:
+        request = self._request
+        if self.position is not None:
+            request = replace(request, start=AtOffset(self.position))
+        self._address = self._moving_to or self._owners.address_of(request.log)
+        self._moving_to = ""
+        ask = self._channels.to(self._address).unary_stream(READ_STREAM.path)
+        self._call = ask(pack(request).SerializeToString(), metadata=self._channels.metadata)
+
+    async def _read(self) -> words.ReadEvent | None:
+        try:
+            data = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            trailers = error.trailing_metadata()
+            raise error_of_call(error.code(), error.details() or "", trailers) from None
+        if data is grpc.aio.EOF:
+            raise await self._end()
+        try:
+            event: words.ReadEvent | None = unpack_event(log_pb2.ReadEvent.FromString(data), _KINDS)
+        except (DecodeError, InvalidRequest) as error:
+            raise BadFrame(f"the server's event makes no sense: {error}") from None
+        return event
+
+    async def _end(self) -> RollbookError:
+        """No server ends a stream without a last event."""
+        status = await self._call.code()
+        if status is grpc.StatusCode.OK:
+            return ConnectionLost("the server ended the stream without a word")
+        trailers = await self._call.trailing_metadata()
+        return error_of_call(status, await self._call.details() or "", trailers)
+
+    def _hang_up(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+    async def _recover(self, error: RollbookError) -> None:
+        if not may_retry(error):
+            self.is_over = True
+            raise error
+        is_known = self._owners.on_error(self._request.log, self._address, error)
+        pause_s = self._pauses.next_s(error, is_known=is_known)
+        if self._loop.time() + pause_s >= self._heard_at + self._silence_s:
+            raise self._stalled(error)
+        await asyncio.sleep(pause_s)
+
+    def _stalled(self, error: RollbookError | None) -> ReaderStalled:
+        progress = self._last_progress
+        stalled = ReaderStalled(
+            str(error) if error else "",
+            log=self._request.log,
+            position=self.position,
+            waits_for=progress.waits_for.value if progress else "",
+        )
+        stalled.__cause__ = error
+        self._heard_at = self._loop.time()  # Whoever asks again waits anew.
+        self._stuck = 0
+        return stalled
+
+
+async def batches_of(reader: EventReader) -> AsyncIterator[RecordBatch]:
+    """Only the records. Raises `DataLost` at records of which no copy can be read."""
+    try:
+        while (event := await reader.next()) is not None:
+            if isinstance(event, RecordBatch):
+                yield event
+            elif isinstance(event, words.Gap) and event.kind is words.GapKind.LOST:
+                raise lost(event)
+    finally:
+        await reader.aclose()
+
+
+async def records_of(reader: EventReader) -> AsyncIterator[Record]:
+    batches = batches_of(reader)
+    try:
+        async for batch in batches:
+            for record in batch.records():
+                yield record
+    finally:
+        await reader.aclose()
+
+
+def lost(gap: words.Gap) -> DataLost:
+    return DataLost("no copy of these records can be read", start=gap.start, end=gap.end)

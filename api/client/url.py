@@ -1,0 +1,35 @@
+"""Where the log servers are, as people write it: `log://host:port,host:port`.
+
+`log+tls://…` speaks TLS. The port is 7400 unless another one is named. One server is enough to find the
+others.
+"""
+
+from dataclasses import dataclass
+
+from rollbook.api.grpc.methods import DEFAULT_PORT
+from rollbook.proto.addresses import parse_address
+from rollbook.proto.errors import BadConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LogUrl:
+    servers: tuple[str, ...]
+    uses_tls: bool
+
+
+def parse_log_url(text: str) -> LogUrl:
+    """Raises `BadConfig`."""
+    scheme, separator, rest = text.strip().partition("://")
+    if not separator or scheme not in ("log", "log+tls"):
+        raise BadConfig(
+            f"{text!r} is no address of log servers",
+            next_step="write for example log://127.0.0.1:7400",
+        )
+    parts = [part for part in rest.rstrip("/").split(",") if part.strip()]
+    if not parts:
+        raise BadConfig(f"{text!r} names no server", next_step="write log://host:port")
+    found = [parse_address(part, "the log server", default_port=DEFAULT_PORT) for part in parts]
+    servers = [
+        str(each) if ":" not in each.host else f"[{each.host}]:{each.port}" for each in found
+    ]
+    return LogUrl(tuple(dict.fromkeys(servers)), scheme == "log+tls")

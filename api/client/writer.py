@@ -1,0 +1,155 @@
+"""`log.writer()`: records one by one, sent in batches that grow by themselves.
+
+A batch is sent at once when nothing is in flight; what is submitted meanwhile gathers in the next one. So a
+lone record waits for nobody, and a flood travels in large batches.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rollbook.api.client.batches import Batch, Submission
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.gathering import Gathering
+from rollbook.api.client.pipeline import Pipeline
+from rollbook.api.client.retrying import again
+from rollbook.logservice.core.block import Headers
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import ClientClosed, Outcome, RollbookError
+
+
+class Writer:
+    """Appends in order and exactly once. Its first failure is its end: nothing is appended behind a
+    record that was not.
+
+    At most `window_bytes` and `window_batches` are on their way; `ready` waits for room, `submit` raises
+    `Overloaded` if there is none.
+    """
+
+    def __init__(
+        self,
+        config: LogClientConfig,
+        log: LogConfig,
+        make_pipeline: Callable[["Writer"], Pipeline],
+        on_closed: Callable[["Writer"], None],
+    ) -> None:
+        self._config = config
+        self._gathering = Gathering(config, log)
+        self._loop = asyncio.get_running_loop()
+        self._pipeline = make_pipeline(self)
+        self._on_closed = on_closed
+        self._is_pumping = False
+        self._waiting: deque[asyncio.Future[None]] = deque()  # For room.
+
+    @property
+    def has_room(self) -> bool:
+        return self._gathering.has_room
+
+    def submit(
+        self,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        event_time_us: int | None = None,
+    ) -> Submission:
+        """On its way without any flush; awaiting it gives its offset.
+
+        Raises `Overloaded` if there is no room, `EntryTooLarge`, and what has ended the writer.
+        """
+        gathering = self._gathering
+        index = gathering.add(value, key, headers, event_time_us, self._loop.time)
+        batch = gathering.open
+        assert batch is not None
+        if not index and not self._is_pumping:
+            self._is_pumping = True
+            self._loop.call_soon(self._pump)
+        return Submission(batch, index)
+
+    async def ready(self) -> None:
+        """Waits for room. Raises what has ended the writer."""
+        while not self._gathering.has_room:
+            self._raise_failure()
+            turn: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.append(turn)
+            await turn
+        self._raise_failure()
+
+    async def send(
+        self,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        event_time_us: int | None = None,
+    ) -> Submission:
+        """`submit`, after waiting for room."""
+        while not self._gathering.has_room:
+            await self.ready()
+        return self.submit(value, key=key, headers=headers, event_time_us=event_time_us)
+
+    async def flush(self) -> None:
+        """Waits until all that was submitted is durable. Raises what has ended the writer."""
+        if (last := self._gathering.last) is not None:
+            await last.settled()
+        self._raise_failure()
+
+    async def close(self) -> None:
+        """Waits like `flush`, then submits are refused. Idempotent."""
+        try:
+            if self._gathering.failure is None:
+                await self.flush()
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """At once: what is on its way is left to itself."""
+        self._pipeline.close(ClientClosed("the writer was closed"))
+        self._on_closed(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """What was submitted before an exception is sent, too; then the exception matters more."""
+        try:
+            await self.close()
+        except RollbookError:
+            if error is None:
+                raise
+
+    # --- The pipeline's source ----------------------------------------------------------------
+
+    def take(self, *, only_full: bool) -> Batch | None:
+        return self._gathering.take(only_full=only_full)
+
+    def on_settled(self, batch: Batch) -> None:
+        self._gathering.settle(batch)
+        self._offer_room()
+
+    def on_stopped(self, error: RollbookError) -> None:
+        for batch in self._gathering.stop(error):
+            batch.settle(None, again(error, Outcome.NOT_APPLIED))
+            self._gathering.settle(batch)
+        self._offer_room()
+
+    def _offer_room(self) -> None:
+        while self._waiting and (self.has_room or self._gathering.failure):
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+
+    def _pump(self) -> None:
+        self._is_pumping = False
+        self._pipeline.pump()
+
+    def _raise_failure(self) -> None:
+        if (failure := self._gathering.failure) is not None:
+            raise again(failure, failure.outcome)

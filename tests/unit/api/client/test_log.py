@@ -1,0 +1,167 @@
+"""What a program does with a log."""
+
+import asyncio
+
+import pytest
+
+from rollbook.api.client.reader import RecordBatch
+from rollbook.logservice import words
+from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.proto.errors import (
+    Guarded,
+    LogExists,
+    LogSealed,
+    MetadataConflict,
+    NoSuchCursor,
+    NoSuchLog,
+    OffsetMismatch,
+    StaleEpoch,
+    Truncated,
+)
+from tests.unit.api.client.conftest import Site
+
+
+async def test_records_are_appended_and_read(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+    ack = await log.append(b"one", key=b"k", headers={"h": b"v"}, event_time_us=7)
+    assert (ack.first_offset, ack.next_offset) == (0, 1)
+    ack = await log.append_many([b"two", b"three"], keys=[None, b"x"])
+    assert (ack.first_offset, ack.next_offset) == (1, 3)
+    records = [record async for record in log.read()]
+    assert [(r.offset, r.value, r.key) for r in records] == [
+        (0, b"one", b"k"),
+        (1, b"two", None),
+        (2, b"three", b"x"),
+    ]
+    assert (dict(records[0].headers), records[0].event_time_us) == ({"h": b"v"}, 7)
+    assert [r.value async for r in log.read(-2, 3)] == [b"two", b"three"]
+    assert [b.values() async for b in log.read_batches(2)] == [[b"three"]]
+    assert [b.values() async for b in log.read_batches(1, 2)] == [[b"two"]]
+
+
+async def test_a_writer_needs_no_flush(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+    async with log.writer() as writer:
+        submissions = [writer.submit(b"%d" % index) for index in range(1000)]
+        assert await submissions[500] == 500
+        assert [await each for each in submissions] == list(range(1000))
+        assert submissions[3].done()
+        assert submissions[3].result() == 3
+        alone = writer.submit(b"alone")
+        assert await alone == 1000
+    assert site.cluster.log(log.name).tail == 1001
+    assert len(site.cluster.log(log.name).blocks) < 10
+
+
+async def test_a_flood_is_stopped_by_its_window(site: Site) -> None:
+    log = await site.client("a", batch_bytes_max=4096, window_bytes=16384).open("x", create=True)
+    async with log.writer() as writer:
+        submissions = [await writer.send(b"%04d" % index + bytes(96)) for index in range(5000)]
+        await writer.flush()
+        assert all(each.done() for each in submissions)
+    values = [record.value[:4] async for record in log.read()]
+    assert values == [b"%04d" % index for index in range(5000)]
+
+
+async def test_a_tail_is_told_of_what_comes(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+    await log.append(b"before")
+    seen: list[bytes] = []
+    is_caught_up = asyncio.Event()
+
+    async def follow() -> None:
+        async for event in log.events():
+            if isinstance(event, RecordBatch):
+                seen.extend(event.values())
+            elif isinstance(event, words.CaughtUp):
+                is_caught_up.set()
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        group.create_task(follow())
+        await is_caught_up.wait()
+        for index in range(10):
+            await log.append(b"%d" % index)
+        assert await log.seal() == 11
+    assert seen == [b"%d" % index for index in range(10)]
+    with pytest.raises(LogSealed) as caught:
+        await log.append(b"late")
+    assert caught.value.ids["tail"] == 11
+
+
+async def test_conditions(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+    await log.append(b"a", must_be_empty=True)
+    with pytest.raises(OffsetMismatch) as caught:
+        await log.append(b"b", expect=0)
+    assert caught.value.ids == {"expected": 0, "tail": 1}
+    await log.append(b"b", expect=1)
+    grant = await log.acquire_writer("me")
+    assert (grant.writer_epoch, grant.fence_offset) == (1, 2)
+    with pytest.raises(StaleEpoch):
+        await log.append(b"c", epoch=0)
+    await log.append(b"c", epoch=grant.writer_epoch)
+    async with log.writer(epoch=grant.writer_epoch) as writer:
+        assert await writer.submit(b"d") == 3
+    await log.renew_writer(grant.writer_epoch)
+    await log.release_writer(grant.writer_epoch)
+
+
+async def test_cursors_and_truncation(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+    await log.append_many([b"%d" % index for index in range(10)])
+    cursor = log.cursor("etl")
+    with pytest.raises(NoSuchCursor):
+        await cursor.get()
+    assert (await cursor.commit(5, version=-1)).version == 0
+    with pytest.raises(MetadataConflict):
+        await cursor.commit(6, version=-1)
+    assert (await cursor.mark(5, b"blob", version=0)).is_protected
+    assert [record.offset async for record in log.read("cursor:etl")] == [5, 6, 7, 8, 9]
+    assert [each.name for each in await log.cursors()] == ["etl"]
+    plan = await log.truncate(8, plan=True)
+    assert (plan.new_head, plan.guards) == (8, ("etl",))
+    with pytest.raises(Guarded):
+        await log.truncate(8)
+    assert (await log.truncate(5)).new_head == 5
+    assert await log.head_offset() == 5
+    with pytest.raises(Truncated) as caught:
+        [record async for record in log.read(0)]
+    assert caught.value.ids["head"] == 5
+    events = log.events(0, at_tail=words.AtTail.STOP, skip_truncated=True)
+    gap = await events.next()
+    assert gap == words.Gap(words.GapKind.TRUNCATED, 0, 5)
+    await cursor.delete()
+    assert await log.cursors() == ()
+    assert await log.find("-3") == 7
+
+
+async def test_administration(site: Site) -> None:
+    client = site.client("a")
+    with pytest.raises(NoSuchLog):
+        await client.open("team/orders")
+    config = LogConfig(
+        retention_age_s=60, labels=(("team", "x"),), writer_mode=WriterMode.EXCLUSIVE
+    )
+    log = await client.open("team/orders", create=config)
+    assert log.config == config
+    with pytest.raises(LogExists):
+        await client.open("team/orders", create=LogConfig())
+    state = await log.update(retention_age_s=None, description="all orders")
+    assert state.config.retention_age_s is None
+    assert state.config.labels == (("team", "x"),)
+    assert await log.roll() == 1
+    assert (await log.segments())[0].state is words.SegmentState.OPEN
+    assert (await log.journal())[0].details == {"ledger_id": "7"}
+    for index in range(5):
+        await client.open(f"team/n{index}", create=True)
+    assert [str(name) async for name in client.logs("team", "n")] == [
+        f"team/n{index}" for index in range(5)
+    ]
+    assert (await client.lookup(["team/orders"]))[0].is_owner
+    assert [view.server_id for view in await client.servers()] == ["a"]
+    assert (await client.stats()).stats == {"appends_total": 3.0}
+    assert (await client.limits()).block_records_max == 10_000
+    assert await client.drain("a") == 6
+    await client.delete("team/orders")
+    with pytest.raises(NoSuchLog):
+        await log.state()
