@@ -17,8 +17,9 @@ compare-and-swap has made a step that everybody sees; nothing else decides.
   step if it does not. Only the last one can be discarded, and never once it is CLOSED here.
 - Ledgers that leave the list enter `discarded` in the same step (LL3), are deleted afterwards, and
   leave `discarded` when they are gone: a ledger of the log that is in neither never was listed.
-- The head never goes back and never passes what is known to be confirmed (LL4); truncation takes
-  whole ledgers whose successor is settled, so a snapshot to replay from always stays.
+- The head never goes back and never passes what is known to be confirmed (LL4). Truncation takes whole
+  ledgers, and none before a successor has begun: each starts with all that an owner has to remember, so
+  the newest such memory stays.
 - The owner's epoch only grows (LL5); SEALED and DELETED end what may be changed.
 
 Each `with_*` returns a new list, to be written by compare-and-swap from the version that was read, and
@@ -276,16 +277,19 @@ class LedgerList:
         return replace(self, segments=(*self.segments[:index], closed, *after))
 
     def with_discarded(self, segment_id: SegmentId) -> Self:
-        """The last segment does not follow the one before: nothing in it was acked (LL2).
+        """The last segment does not follow the one before, or is empty: nothing in it was acked (LL2).
 
-        Raises `MetadataConflict` if it is another one, if it is CLOSED, or if nothing CLOSED is
-        before it that it could contradict.
+        Raises `MetadataConflict` if it is another one, if it is CLOSED, or if the one before is not.
+        The first one is discarded only if nothing was ever truncated: nobody has written a log then.
         """
         index = self._index_of(segment_id)
-        if index != len(self.segments) - 1 or self.segments[index].is_closed:
+        segment = self.segments[index]
+        if index != len(self.segments) - 1 or segment.is_closed:
             raise MetadataConflict("only the last, unclosed segment can be discarded")
-        if index == 0 or not self.segments[index - 1].is_closed:
+        if index and not self.segments[index - 1].is_closed:
             raise MetadataConflict("nobody decides before the segment before is closed (LL2)")
+        if not index and segment.base_offset != FIRST_OFFSET:
+            raise MetadataConflict("all that is known of the log may be in this segment")
         return replace(
             self,
             segments=self.segments[:index],
@@ -299,11 +303,12 @@ class LedgerList:
 
     # --- The ends -----------------------------------------------------------------------------
 
-    def with_head(self, head: Offset, confirmed: Offset) -> Self:
+    def with_head(self, head: Offset, confirmed: Offset, *, is_begun: bool = False) -> Self:
         """The log starts at `head`; `confirmed` is as far as its caller knows it to be there.
 
-        Whole segments below it leave the list (LL3), the last one never: it holds the snapshot that
-        the next owner replays from. A head that lies behind the present one changes nothing (LL4).
+        Whole segments below it leave the list (LL3). `is_begun`: the caller owns the log, and the first
+        entry of the first unclosed segment is confirmed; else the one before that stays, and the last one
+        stays in any case (LL4). A head that lies behind the present one changes nothing.
         Raises `InvalidRequest` for one beyond what is confirmed, `LogDeleted`.
         """
         self._refuse_deleted()
@@ -313,7 +318,7 @@ class LedgerList:
             )
         if head <= self.head:
             return self
-        kept = first_kept(self.segments, head)
+        kept = self.first_kept(head, is_begun=is_begun)
         return replace(
             self,
             head=head,
@@ -323,6 +328,17 @@ class LedgerList:
                 *(segment.ledger_id for segment in self.segments[:kept]),
             ),
         )
+
+    def first_kept(self, head: Offset, *, is_begun: bool) -> int:
+        """The index of the first segment that stays when the log starts at `head`."""
+        candidates = len(self.segments) - 1
+        if self.unclosed and not is_begun:
+            candidates -= len(self.unclosed)
+        for index in range(candidates):
+            next_offset = self.segments[index].next_offset
+            if next_offset is None or next_offset > head:
+                return index
+        return max(candidates, 0)
 
     def with_sealed(self, tail: Offset) -> Self:
         """For good. Raises `MetadataConflict` unless all is CLOSED, up to that very offset."""
@@ -385,17 +401,6 @@ class LedgerList:
         self._refuse_deleted()
         if self.state is LogState.SEALED:
             raise LogSealed(tail=self.tail)
-
-
-def first_kept(segments: Sequence[Segment], head: Offset) -> int:
-    """Of the segments those that stay when the log starts at `head`, as the index of the first."""
-    kept = 0
-    while kept < len(segments) - 1:  # One stays in any case.
-        next_offset = segments[kept].next_offset
-        if next_offset is None or next_offset > head:
-            break
-        kept += 1
-    return kept
 
 
 def find_flaw(listed: LedgerList) -> str:

@@ -1,0 +1,92 @@
+"""When records have been kept for long enough.
+
+A closed segment has expired when its youngest record is older than `retention_age_s`, or when those
+behind it alone are larger than `retention_bytes`. They expire from the front, as a whole, and none
+that a protected mark still needs. What is in the segment that is written expires after it was rolled:
+owners roll idle segments, too.
+
+The last segment of a log that nobody writes is kept by the list, since it holds the memory of the
+log. Its records expire all the same; its ledger goes once an owner has begun another one.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.logservice.core.ledger_list import LedgerList, LogState, Segment
+from rollbook.logservice.ids import Offset
+from rollbook.logservice.log_config import LogConfig
+
+_US: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """What is to be done for a log; an owner does it, if need be one that opens it for that."""
+
+    head: Offset
+    needs_owner: bool  # To close a segment whose writer is gone, or to replace the last one.
+
+
+def find_expired(listed: LedgerList, now_us: int, lowest_mark: Offset | None) -> Expiry | None:
+    """None: there is nothing to do."""
+    config = listed.config
+    if listed.state is LogState.DELETED or not listed.segments:
+        return None
+    head = listed.head
+    rest_bytes = listed.closed_bytes
+    for segment in listed.segments:
+        if not segment.is_closed or segment.next_offset is None:
+            break
+        if not _is_expired(segment, config, now_us, rest_bytes):
+            break
+        if lowest_mark is not None and segment.next_offset > lowest_mark:
+            break
+        rest_bytes -= segment.bytes or 0
+        head = max(head, segment.next_offset)
+    frees = listed.first_kept(head, is_begun=True)
+    is_stuck = frees < len(listed.segments) and _holds_only_expired(listed.segments[frees], head)
+    is_left_open = bool(listed.unclosed) and _is_forgotten(listed, now_us)
+    if head == listed.head and not frees and not is_stuck and not is_left_open:
+        return None
+    needs_owner = is_stuck or is_left_open or frees > listed.first_kept(head, is_begun=False)
+    if listed.state is LogState.SEALED:  # Nobody writes it any more: its last ledger stays.
+        return Expiry(head, needs_owner=False) if head > listed.head else None
+    return Expiry(head, needs_owner)
+
+
+def _is_expired(segment: Segment, config: LogConfig, now_us: int, rest_bytes: int) -> bool:
+    age_s, bytes_max = config.retention_age_s, config.retention_bytes
+    last_us, size = segment.last_timestamp_us or 0, segment.bytes or 0
+    is_old = age_s is not None and last_us + age_s * _US <= now_us
+    return is_old or (bytes_max is not None and rest_bytes - size >= bytes_max)
+
+
+def _holds_only_expired(segment: Segment, head: Offset) -> bool:
+    """The last segment of an idle log: nothing in it can be read, and it has records."""
+    return (
+        segment.is_closed
+        and bool(segment.records)
+        and segment.next_offset is not None
+        and segment.next_offset <= head
+    )
+
+
+def _is_forgotten(listed: LedgerList, now_us: int) -> bool:
+    """Unclosed for longer than an owner leaves it so that has records there, and all of them too old."""
+    config = listed.config
+    if config.retention_age_s is None:
+        return False
+    begun_us = listed.unclosed[0].first_timestamp_us
+    return begun_us + (2 * roll_age_s(config) + config.retention_age_s) * _US <= now_us
+
+
+def is_free(listed: LedgerList, now_us: int) -> bool:
+    """A deleted log whose grace is over."""
+    return listed.state is LogState.DELETED and listed.free_at_us <= now_us
+
+
+def roll_age_s(config: LogConfig) -> int:
+    """After how long a segment ends, at the latest: what is to expire has to be in a closed one."""
+    if config.retention_age_s is None:
+        return config.roll_age_s
+    return min(config.roll_age_s, config.retention_age_s)

@@ -1,0 +1,59 @@
+"""What a truncation does, before it is done.
+
+    before = 1700      head           1700
+                        v              v
+    [ 0 … 999 ][ 1000 … 1499 ][ 1500 … 1999 ][ 2000 … ]
+      deleted     deleted       kept whole: 200 records of it are hidden
+
+Readers see the new head at once and exactly; ledgers go as a whole, when nothing in them is left to be
+read and what follows has begun (LL4). A mark below the new head forbids all of it (LL6).
+"""
+
+from dataclasses import dataclass
+
+from rollbook.logservice.core.cursors import Marks
+from rollbook.logservice.core.ledger_list import LedgerList, Segment
+from rollbook.logservice.ids import Offset
+from rollbook.logservice.words import TruncateAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class TruncationPlan:
+    listed: LedgerList  # As it is to become.
+    answer: TruncateAnswer
+
+
+def plan_truncation(
+    listed: LedgerList,
+    before: Offset,
+    *,
+    confirmed: Offset,
+    is_begun: bool,
+    marks: Marks,
+) -> TruncationPlan:
+    """`confirmed` and `is_begun` as for `LedgerList.with_head`. Raises as that does.
+
+    The guards are told, not raised: whoever writes the plan is refused by them.
+    """
+    wanted = listed.with_head(before, confirmed, is_begun=is_begun)
+    gone = listed.segments[: len(listed.segments) - len(wanted.segments)]
+    return TruncationPlan(
+        wanted,
+        TruncateAnswer(
+            old_head=listed.head,
+            new_head=wanted.head,
+            records=wanted.head - listed.head,
+            segments=tuple(segment.segment_id for segment in gone),
+            freed_bytes=sum(segment.bytes or 0 for segment in gone),
+            kept_bytes=sum(_bytes_below(segment, wanted.head) for segment in wanted.segments),
+            guards=marks.below(before),
+        ),
+    )
+
+
+def _bytes_below(segment: Segment, head: Offset) -> int:
+    """About: as if all records of the segment were alike. 0 of one that is not closed."""
+    if segment.base_offset is None or not segment.records or segment.bytes is None:
+        return 0
+    hidden = min(max(head - segment.base_offset, 0), segment.records)
+    return segment.bytes * hidden // segment.records

@@ -1,0 +1,155 @@
+"""Truncates a log: the list and its marks change in one step, ledgers are deleted afterwards.
+
+    plan ──► [ list: new head, whole ledgers to `discarded` ] + [ marks: the floor rises ]    one step
+                  │ readers see the new head from here on
+                  └─► fence and delete each discarded ledger ──► [ list: it is forgotten ]
+
+Whoever dies in between leaves `discarded` behind, and whoever comes by goes on (LL3).
+"""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.core.ledger_list import LEDGER_OF_LOG, LogEvent, LogState
+from rollbook.logservice.core.log_format import config_etag
+from rollbook.logservice.core.retention import is_free
+from rollbook.logservice.core.truncation import plan_truncation
+from rollbook.logservice.ids import LogName, LogUid, Offset
+from rollbook.logservice.log_nodes import LogNodes, StoredLog
+from rollbook.logservice.words import TruncateAnswer
+from rollbook.proto.errors import (
+    Guarded,
+    MetadataConflict,
+    NoSuchLedger,
+    OutcomeUnknown,
+    Superseded,
+    Unavailable,
+)
+from rollbook.proto.ids import LedgerId
+
+logger = structlog.get_logger()
+
+_AT_A_TIME: Final = 8
+_RACES_MAX: Final = 20
+
+
+async def truncate(
+    nodes: LogNodes,
+    stored: StoredLog,
+    before: Offset,
+    *,
+    confirmed: Offset,
+    is_begun: bool,
+    event: LogEvent | None = None,
+    dry_run: bool = False,
+) -> tuple[StoredLog, TruncateAnswer]:
+    """One attempt, from the list as it was read; `confirmed` and `is_begun` as for `with_head`.
+
+    A plan alone names its guards. Raises `Guarded`, `MetadataConflict` if the list or a mark has
+    changed, `InvalidRequest` beyond the tail, `LogDeleted`; after `ConnectionLost` it may have been done.
+    """
+    marks = await nodes.read_marks(stored.name)
+    plan = plan_truncation(
+        stored.list, before, confirmed=confirmed, is_begun=is_begun, marks=marks.marks
+    )
+    if dry_run:
+        return stored, plan.answer
+    if plan.listed == stored.list:
+        return stored, plan.answer
+    listed = plan.listed if event is None else plan.listed.with_event(event)
+    stored = await nodes.replace_guarded(stored, listed, found=marks)
+    logger.info(
+        "log_truncated",
+        log=str(stored.name),
+        head=plan.answer.new_head,
+        records=plan.answer.records,
+        ledgers=len(plan.answer.segments),
+        reason=event.reason if event else "",
+    )
+    return stored, plan.answer
+
+
+async def delete_discarded(ledgers: Ledgers, nodes: LogNodes, stored: StoredLog) -> StoredLog:
+    """Whatever can be deleted now, fenced first; what cannot stays listed as `discarded`.
+
+    Raises only what reading and writing the list raises.
+    """
+    listed, gone = stored.list, list[LedgerId]()
+    for start in range(0, len(listed.discarded), _AT_A_TIME):
+        some = listed.discarded[start : start + _AT_A_TIME]
+        done = await asyncio.gather(
+            *(_delete(ledgers, stored.name, listed.uid, ledger_id) for ledger_id in some)
+        )
+        gone += [ledger_id for ledger_id, is_gone in zip(some, done, strict=True) if is_gone]
+    if not gone:
+        return stored
+    return await nodes.change(stored.name, lambda listed: listed.without_discarded(gone))
+
+
+async def _delete(ledgers: Ledgers, name: LogName, uid: LogUid, ledger_id: LedgerId) -> bool:
+    """Whether it is gone, or is none of this log's."""
+    try:
+        found = await ledgers.metadata(ledger_id, fresh=True)
+        if dict(found.metadata.custom).get(LEDGER_OF_LOG) != uid.hex().encode():
+            # Two clusters that were mixed, or metadata put back by hand: nothing of it is ours.
+            logger.error(
+                "log_ledger_not_deleted", log=str(name), ledger_id=ledger_id, owner="another"
+            )
+            return True
+        await ledgers.delete(ledger_id)
+    except NoSuchLedger:
+        return True
+    except (Unavailable, OutcomeUnknown, Superseded) as error:
+        logger.info(
+            "log_ledger_deletion_put_off",
+            log=str(name),
+            ledger_id=ledger_id,
+            reason=error.code.reason,
+        )
+        return False
+    return True
+
+
+# --- Deleting a log ---------------------------------------------------------------------------
+
+
+async def delete_log(
+    nodes: LogNodes, name: LogName, free_at_us: int, event: LogEvent, *, etag: str = ""
+) -> StoredLog:
+    """From here on nobody reads or writes it. Its ledgers are kept until then, its name too.
+
+    Deleted before, it stays as it was. Raises `Guarded` if there are marks, `MetadataConflict` if its
+    configuration has another etag, `NoSuchLog`; after `ConnectionLost` it may have been done.
+    """
+    for _ in range(_RACES_MAX):
+        stored = await nodes.read(name)
+        if stored.list.state is LogState.DELETED:
+            return stored
+        if etag and etag != config_etag(stored.list.config):
+            raise MetadataConflict("the log's configuration has changed", log=str(name))
+        marks = await nodes.read_marks(name)
+        try:
+            return await nodes.replace_guarded(
+                stored, stored.list.with_deleted(free_at_us).with_event(event), found=marks
+            )
+        except Guarded:
+            raise
+        except MetadataConflict:
+            continue  # An owner rolls, or a cursor moves: once more.
+    raise MetadataConflict("the list changes again and again", log=str(name))
+
+
+async def free_log(ledgers: Ledgers, nodes: LogNodes, stored: StoredLog, now_us: int) -> bool:
+    """Deletes what a deleted log has kept, if its grace is over; whether nothing is left of it."""
+    if not is_free(stored.list, now_us):
+        return False
+    condemned = await nodes.replace(stored, stored.list.with_ledgers_condemned())
+    left = await delete_discarded(ledgers, nodes, condemned)
+    if left.list.discarded:
+        return False
+    await nodes.remove(left)
+    logger.info("log_freed", log=str(stored.name))
+    return True
