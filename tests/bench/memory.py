@@ -38,6 +38,7 @@ _TURNS_AT_ONCE: Final = 4  # Of all ledgers: so many adds are made before they a
 _ROOM: Final = 2.5  # Bytes on disk for each byte of entries, at worst and for a moment.
 _FILLING_S_MAX: Final = 300.0
 _RUSH_MS_MAX: Final = 100.0  # Of 2,000 requests for 4 MiB each, in one moment.
+_CROWD_S_MAX: Final = 120.0  # Until it is there, whoever else has the processor.
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def _crowd(runs: int, size: Size) -> Iterator[Figure]:
             words = (*map(str, bookie.address), str(size.idle), str(size.slow), "1")
             crowd = family.start_module("tests.bench.load.crowd", *words, str(size.read_entries))
             found_ms["rush"].append(_paced(bookie, size, ledger_ids))
-            assert crowd.line() == "there"
+            assert crowd.line(_CROWD_S_MAX) == "there"
             found_ms["with"].append(_paced(bookie, size, ledger_ids))
             assert crowd.is_running
             crowd.end_input()

@@ -4,7 +4,7 @@
 
 Slow ones ask for all that fits, and take some KiB of it a few times a second. It says `there` when all
 have connected and asked, and the rush of their first answers is over; it ends with its standard input.
-It runs when nobody else wants the processor, or nearly so.
+It runs when nobody else wants the processor.
 """
 
 import os
@@ -24,7 +24,6 @@ _BYTES_MAX: Final = 4 * 1024 * 1024
 _TAKEN_BYTES: Final = 16 * 1024
 _STEP_S: Final = 0.2
 _RUSH_STEPS: Final = 20
-_NICENESS: Final = 19
 
 
 def _requests(ledger_id: int, entries: int, chance: random.Random) -> bytes:
@@ -48,7 +47,7 @@ def _take_some(readers: list[socket.socket]) -> None:
 
 
 def main(host: str, port: str, idle: str, slow: str, ledger_id: str, entries: str) -> None:
-    os.nice(_NICENESS)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     chance = random.Random(1)
     address = host, int(port)
     kept = [socket.create_connection(address) for _ in range(int(idle))]
