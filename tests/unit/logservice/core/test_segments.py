@@ -211,7 +211,7 @@ def test_a_reader_whose_segment_is_truncated_away_behind_it_goes_on() -> None:
     enter(trail, listed)
     trail.on_entries([follows(-1, -1, 0), records(0, 3)])
     trail.on_end(EntryId(1))
-    truncated = listed.with_head(Offset(3), Offset(3))
+    truncated = listed.with_head(Offset(3), Offset(3), is_begun=True)
     assert [each.ledger_id for each in truncated.segments] == [L2]
     assert enter(trail, truncated).segment.ledger_id == L2
 
