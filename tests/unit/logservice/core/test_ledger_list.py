@@ -1,0 +1,252 @@
+"""Each rule of the list: what keeps it is allowed, what would break it is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rollbook.logservice.core.ledger_list import (
+    LEDGER_OF_LOG,
+    LEDGER_OF_NAME,
+    LEDGER_OF_VERSION,
+    FlawedList,
+    LedgerList,
+    LogState,
+    custom_metadata,
+)
+from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import (
+    InvalidRequest,
+    LogDeleted,
+    LogSealed,
+    MetadataConflict,
+    OwnerFenced,
+)
+from rollbook.proto.ids import LedgerId
+from tests.unit.logservice.lists import ANNA, BERT, EMPTY, NAME, UID, closed, rolled
+
+L7 = LedgerId(7)
+Change = Callable[[], LedgerList]
+
+
+def ledgers(listed: LedgerList) -> list[int]:
+    return [segment.ledger_id for segment in listed.segments]
+
+
+# --- Rolling ----------------------------------------------------------------------------------
+
+
+def test_a_log_grows_segment_by_segment_without_a_gap() -> None:
+    listed = rolled(10, 10, 30)
+    assert [(s.base_offset, s.next_offset) for s in listed.segments] == [
+        *((0, 10), (10, 10), (10, 30)),
+        (30, None),
+    ]
+    assert [s.segment_id for s in listed.segments] == [0, 1, 2, 3]
+    assert listed.tail is None
+    assert closed(listed, 3, 31).tail == 31
+
+
+def test_at_most_two_segments_are_unclosed() -> None:
+    """LL1: a second roll waits for the first one's predecessor."""
+    twice = rolled(10).with_successor(L7, "size", 0)
+    assert [s.segment_id for s in twice.unclosed] == [1, 2]
+    with pytest.raises(MetadataConflict):
+        twice.with_successor(LedgerId(8), "size", 0)
+    closed(twice, 1, 20).with_successor(LedgerId(8), "size", 0)
+
+
+def test_nobody_derives_a_base_from_an_unclosed_segment() -> None:
+    """LL1."""
+    twice = rolled(10).with_successor(L7, "size", 0)
+    assert twice.segments[-1].base_offset is None
+    with pytest.raises(MetadataConflict):
+        closed(twice, 2, 30)
+    assert closed(twice, 1, 20).segments[-1].base_offset == 20
+
+
+def test_a_segment_is_closed_once() -> None:
+    """LL2."""
+    listed = closed(rolled(10), 1, 20)
+    assert closed(listed, 1, 20) is listed
+    with pytest.raises(MetadataConflict):
+        closed(listed, 1, 21)
+    with pytest.raises(MetadataConflict):
+        closed(listed, 9, 21)
+    with pytest.raises(InvalidRequest):
+        closed(rolled(10), 1, 9)
+
+
+def test_what_does_not_follow_is_discarded_and_never_forgotten() -> None:
+    """LL2, LL3."""
+    twice = rolled(10).with_successor(L7, "size", 0)
+    with pytest.raises(MetadataConflict):
+        twice.with_discarded(SegmentId(2))  # Nobody decides before the one before is CLOSED.
+    with pytest.raises(MetadataConflict):
+        twice.with_discarded(SegmentId(1))
+    listed = closed(twice, 1, 20).with_discarded(SegmentId(2))
+    assert (listed.tail, listed.discarded) == (20, (L7,))
+    with pytest.raises(MetadataConflict):
+        listed.with_discarded(SegmentId(1))  # CLOSED: it counts.
+    with pytest.raises(MetadataConflict):
+        listed.with_successor(L7, "size", 0)  # Not even after it was discarded.
+    again = listed.with_successor(LedgerId(8), "opened", 0)
+    assert again.segments[-1].segment_id == 3  # Ids are not used again.
+    assert again.without_discarded([L7, LedgerId(99)]).discarded == ()
+
+
+def test_the_first_segment_is_discarded_only_while_nothing_was_written() -> None:
+    first = EMPTY.with_owner(ANNA).with_successor(L7, "created", 0)
+    assert first.with_discarded(SegmentId(0)).with_successor(LedgerId(8), "opened", 0).tail is None
+    truncated = rolled(10).with_head(Offset(10), Offset(10), is_begun=True)
+    assert len(truncated.segments) == 1
+    with pytest.raises(MetadataConflict):
+        truncated.with_discarded(SegmentId(1))
+
+
+def test_time_never_goes_back_from_segment_to_segment() -> None:
+    listed = closed(rolled(10), 1, 20, at_us=500_000)
+    listed = listed.with_successor(L7, "age", 3)
+    assert listed.segments[-1].first_timestamp_us == 500_000
+
+
+# --- The head ---------------------------------------------------------------------------------
+
+
+def test_truncation_is_exact_and_takes_whole_ledgers() -> None:
+    """LL3, LL4."""
+    listed = rolled(10, 20, 30).with_head(Offset(25), Offset(30))
+    assert (listed.head, ledgers(listed), listed.discarded) == (25, [102, 103], (100, 101))
+
+
+def test_the_head_never_goes_back_nor_beyond_what_is_confirmed() -> None:
+    """LL4."""
+    listed = rolled(10, 20).with_head(Offset(15), Offset(20))
+    assert listed.with_head(Offset(15), Offset(20)) is listed
+    assert listed.with_head(Offset(3), Offset(20)) is listed
+    with pytest.raises(InvalidRequest):
+        listed.with_head(Offset(26), Offset(25))
+    assert listed.with_head(Offset(25), Offset(25)).head == 25  # In the segment that is written.
+
+
+def test_the_newest_memory_of_a_log_stays() -> None:
+    """LL4: each segment starts with it, and an unclosed one may not have started yet."""
+    begun = rolled(10, 20)
+    assert ledgers(begun.with_head(Offset(20), Offset(20))) == [101, 102]
+    assert ledgers(begun.with_head(Offset(20), Offset(20), is_begun=True)) == [102]
+    rolling = begun.with_successor(L7, "size", 0)  # 101 is closed, 102 and 7 are not.
+    assert ledgers(rolling.with_head(Offset(20), Offset(20))) == [101, 102, 7]
+    assert ledgers(rolling.with_head(Offset(20), Offset(20), is_begun=True)) == [102, 7]
+    all_closed = closed(begun, 2, 30)
+    assert ledgers(all_closed.with_head(Offset(30), Offset(30))) == [102]
+    one = closed(EMPTY.with_owner(ANNA).with_successor(L7, "created", 0), 0, 5)
+    assert ledgers(one.with_head(Offset(5), Offset(5), is_begun=True)) == [7]
+
+
+def test_what_an_earlier_truncation_left_goes_with_a_later_one() -> None:
+    listed = rolled(10, 20).with_head(Offset(20), Offset(20))
+    listed = closed(listed, 2, 30).with_successor(L7, "size", 0)
+    assert ledgers(listed.with_head(Offset(21), Offset(30))) == [102, 7]
+
+
+# --- Owners, ends -----------------------------------------------------------------------------
+
+
+def test_owners_are_counted() -> None:
+    """LL5."""
+    listed = EMPTY.with_owner(ANNA)
+    assert (listed.owner, listed.owner_epoch) == (ANNA, 1)
+    released = listed.with_released()
+    assert (released.owner, released.owner_epoch) == (None, 1)
+    taken = released.with_owner(BERT)
+    assert taken.with_successor(L7, "opened", 0).segments[0].owner_epoch == 2
+    taken.check_owner(OwnerEpoch(2))
+    with pytest.raises(OwnerFenced) as fenced:
+        taken.check_owner(OwnerEpoch(1))
+    assert fenced.value.ids["owner"] == "bert:7400"
+
+
+def test_a_log_is_sealed_where_it_ends_and_for_good() -> None:
+    open_, done = rolled(10), closed(rolled(10), 1, 20)
+    with pytest.raises(MetadataConflict):
+        open_.with_sealed(Offset(10))
+    with pytest.raises(MetadataConflict):
+        done.with_sealed(Offset(10))
+    sealed = done.with_sealed(Offset(20))
+    assert sealed.with_sealed(Offset(20)) is sealed
+    changes: list[Change] = [
+        lambda: sealed.with_owner(BERT),
+        lambda: sealed.with_successor(L7, "size", 0),
+        lambda: sealed.with_sealed(Offset(21)),
+    ]
+    for change in changes:
+        with pytest.raises(LogSealed):
+            change()
+    assert sealed.with_head(Offset(20), Offset(20)).head == 20  # Truncation goes on.
+    assert sealed.with_config(LogConfig(description="archive")).state is LogState.SEALED
+
+
+def test_of_a_deleted_log_everything_goes() -> None:
+    """LL3."""
+    deleted = rolled(10, 20).with_head(Offset(15), Offset(20)).with_deleted(5)
+    assert deleted.with_deleted(99) is deleted
+    changes: list[Change] = [
+        lambda: deleted.with_owner(BERT),
+        lambda: deleted.with_successor(L7, "size", 0),
+        lambda: deleted.with_head(Offset(20), Offset(20)),
+        lambda: deleted.with_config(LogConfig()),
+        lambda: deleted.with_sealed(Offset(20)),
+    ]
+    for change in changes:
+        with pytest.raises(LogDeleted):
+            change()
+    condemned = deleted.with_ledgers_condemned()
+    assert (ledgers(condemned), condemned.discarded) == ([], (100, 101, 102))
+    with pytest.raises(MetadataConflict):
+        rolled(10).with_ledgers_condemned()
+
+
+def test_a_ledger_says_whose_it_is_and_from_which_list_it_may_be_listed() -> None:
+    assert custom_metadata(NAME, UID, 12) == {
+        LEDGER_OF_LOG: b"30313233343536373839616263646566",
+        LEDGER_OF_VERSION: b"12",
+        LEDGER_OF_NAME: b"default/orders",
+    }
+
+
+# --- Values -----------------------------------------------------------------------------------
+
+
+def test_a_list_that_breaks_a_rule_cannot_be_made() -> None:
+    """LL1, LL2, LL4."""
+    listed = rolled(10, 20, 30)
+    first, second, third, last = listed.segments
+    for segments in (
+        (replace(first, next_offset=None), second, third, last),
+        (first, replace(second, base_offset=Offset(9)), third, last),
+        (first, third, last),
+        (second, first, third, last),
+        (first, second, third, replace(last, segment_id=SegmentId(2))),
+        (first, second, third, replace(last, segment_id=SegmentId(4))),
+        (first, second, third, replace(last, ledger_id=first.ledger_id)),
+        (first, second, third, replace(last, base_offset=Offset(31))),
+        (replace(first, bytes=-1), second, third, last),
+        (replace(first, last_timestamp_us=-1), second, third, last),
+    ):
+        with pytest.raises(FlawedList):
+            replace(listed, segments=segments)
+    wrongs: list[dict[str, Any]] = [
+        {"head": Offset(-1)},
+        {"uid": b""},
+        {"state": LogState.SEALED},
+        {"state": LogState.DELETED},
+        {"free_at_us": 1},
+        {"discarded": (first.ledger_id,)},
+        {"next_segment_id": SegmentId(3)},
+        {"segments": (third, last)},
+    ]
+    for wrong in wrongs:
+        with pytest.raises(FlawedList):
+            replace(listed, **wrong)
