@@ -260,6 +260,10 @@ class LogNodes:
                 raise NoSuchLog(log=str(stored.name)) from None
         raise MetadataConflict("its cursors are made again and again", log=str(stored.name))
 
+    async def store_time_us(self) -> int:
+        """What time it is for the metadata store. Raises what a write raises."""
+        return (await self._store.set(self.root, b"")).modified_ms * 1000
+
     # --- Names --------------------------------------------------------------------------------
 
     async def namespaces(self) -> list[str]:

@@ -308,7 +308,7 @@ class LedgerList:
 
         Whole segments below it leave the list (LL3). `is_begun`: the caller owns the log, and the first
         entry of the first unclosed segment is confirmed; else the one before that stays, and the last one
-        stays in any case (LL4). A head that lies behind the present one changes nothing.
+        stays in any case (LL4). The head never goes back, but what an earlier call had to leave may go now.
         Raises `InvalidRequest` for one beyond what is confirmed, `LogDeleted`.
         """
         self._refuse_deleted()
@@ -316,9 +316,10 @@ class LedgerList:
             raise InvalidRequest(
                 "a log is not truncated beyond its tail", before=head, tail=confirmed
             )
-        if head <= self.head:
-            return self
+        head = max(head, self.head)
         kept = self.first_kept(head, is_begun=is_begun)
+        if head == self.head and not kept:
+            return self
         return replace(
             self,
             head=head,

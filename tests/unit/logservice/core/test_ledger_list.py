@@ -149,6 +149,7 @@ def test_what_an_earlier_truncation_left_goes_with_a_later_one() -> None:
     listed = rolled(10, 20).with_head(Offset(20), Offset(20))
     listed = closed(listed, 2, 30).with_successor(L7, "size", 0)
     assert ledgers(listed.with_head(Offset(21), Offset(30))) == [102, 7]
+    assert ledgers(listed.with_head(Offset(0), Offset(30))) == [102, 7]
 
 
 # --- Owners, ends -----------------------------------------------------------------------------

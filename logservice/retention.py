@@ -1,0 +1,189 @@
+"""Looks after logs that nobody asks for: what has expired goes, and what was left behind.
+
+Each server looks after the logs that it owns, and after those that would be suggested to it and that
+nobody alive owns. Of each in turn:
+
+    discarded ledgers        are deleted, if whoever discarded them did not come to it
+    a deleted log            is freed when its grace is over
+    what has expired         is truncated (`core/retention.py`), through an owner if it takes one: an
+                             idle log is opened for that, and let go of like any idle one
+    ledgers never listed     are found by a walk over all ledgers, rarely, by one server of all
+
+Time is the wall's, but nothing expires while that disagrees with the metadata store's by minutes: a
+server whose clock is wrong must not empty its logs (RT1).
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState
+from rollbook.logservice.core.retention import find_expired, is_free
+from rollbook.logservice.ids import LogName, Offset, ServerId
+from rollbook.logservice.log_nodes import LogNodes, StoredLog
+from rollbook.logservice.orphans import OrphanRepair
+from rollbook.logservice.truncation import delete_discarded, free_log, truncate
+from rollbook.logservice.words import TruncateAnswer
+from rollbook.proto.errors import NoSuchLog, NotOwner, RollbookError
+from rollbook.proto.ports import Clock, Randomness
+
+logger = structlog.get_logger()
+
+RETENTION: Final = "retention"
+_ALL_LEDGERS: Final = LogName("system", "ledgers")  # Whoever this would be suggested to walks.
+_CLOCKS_APART_US_MAX: Final = 300 * 1_000_000
+_OPEN_DEADLINE_S: Final = 30.0
+_PAUSE_S: Final = 0.01  # Between logs: a hundred a second.
+
+
+class LogOwner(Protocol):
+    @property
+    def list(self) -> LedgerList: ...
+
+    async def truncate(self, before: Offset, *, reason: str = "") -> TruncateAnswer: ...
+
+
+class LogKeeper(Protocol):
+    """A log server, as far as this concerns it."""
+
+    @property
+    def owned_logs(self) -> Sequence[LogName]: ...
+
+    def find(self, name: LogName) -> LogOwner | None: ...
+
+    def is_suggested(self, name: LogName) -> bool: ...
+
+    def is_alive(self, server_id: ServerId) -> bool: ...
+
+    async def owner_of(self, name: LogName, due: float) -> LogOwner: ...
+
+
+class Sweeper:
+    def __init__(
+        self,
+        ledgers: Ledgers,
+        nodes: LogNodes,
+        keeper: LogKeeper,
+        clock: Clock,
+        randomness: Randomness,
+        *,
+        sweep_interval_s: float,
+        orphans_interval_s: float,
+    ) -> None:
+        self._ledgers, self._nodes, self._keeper = ledgers, nodes, keeper
+        self._clock, self._randomness = clock, randomness
+        self._interval_s, self._orphans_interval_s = sweep_interval_s, orphans_interval_s
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._sweep_on()), loop.create_task(self._repair_on())]
+
+    async def close(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def sweep(self) -> None:
+        """Every log that is ours to look after, once. One that fails is left for the next time."""
+        if not await self._clock_is_right():
+            return
+        for name in list(self._keeper.owned_logs):
+            await self._try(name)
+        async for name in self._nodes.all_names():
+            if self._keeper.find(name) is None and self._keeper.is_suggested(name):
+                await self._try(name)
+                await asyncio.sleep(_PAUSE_S)
+
+    # ------------------------------------------------------------------------------------------
+
+    async def _sweep_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s * (0.5 + self._randomness.random()))
+            try:
+                await self.sweep()
+            except RollbookError as error:
+                logger.info("logs_not_swept", reason=error.code.reason)
+
+    async def _repair_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._orphans_interval_s * (0.5 + self._randomness.random()))
+            if not self._keeper.is_suggested(_ALL_LEDGERS):
+                continue
+            now_ms = self._clock.wall_us() // 1000
+            try:
+                report = await OrphanRepair(self._ledgers, self._nodes, now_ms).run()
+            except RollbookError as error:
+                logger.info("orphans_not_looked_for", reason=error.code.reason)
+            else:
+                logger.info(
+                    "orphans_looked_for",
+                    ledgers=report.ledgers,
+                    deleted=report.deleted,
+                    left=report.left,
+                )
+
+    async def _clock_is_right(self) -> bool:
+        """RT1."""
+        apart_us = self._clock.wall_us() - await self._nodes.store_time_us()
+        if abs(apart_us) <= _CLOCKS_APART_US_MAX:
+            return True
+        logger.error("clock_disagrees", with_="metadata store", apart_s=apart_us / 1e6)
+        return False
+
+    async def _try(self, name: LogName) -> None:
+        try:
+            await self._look_after(name)
+        except (NoSuchLog, NotOwner):
+            pass  # Gone, or somebody else's by now.
+        except RollbookError as error:
+            logger.info("log_not_swept", log=str(name), reason=error.code.reason)
+
+    async def _look_after(self, name: LogName) -> None:
+        owner = self._keeper.find(name)
+        if owner is not None and not owner.list.discarded:
+            await self._expire(name, owner.list, None)
+            return
+        stored = await self._nodes.read(name)
+        if (
+            owner is None
+            and stored.list.owner
+            and self._keeper.is_alive(stored.list.owner.server_id)
+        ):
+            return
+        if stored.list.discarded:
+            stored = await delete_discarded(self._ledgers, self._nodes, stored)
+        if is_free(stored.list, self._clock.wall_us()):
+            await free_log(self._ledgers, self._nodes, stored, self._clock.wall_us())
+        elif stored.list.state is not LogState.DELETED:
+            await self._expire(name, stored.list, stored)
+
+    async def _expire(self, name: LogName, listed: LedgerList, stored: StoredLog | None) -> None:
+        """`stored`: if it is nobody's."""
+        config = listed.config
+        if config.retention_age_s is None and config.retention_bytes is None:
+            return
+        now_us = self._clock.wall_us()
+        if find_expired(listed, now_us, None) is None:
+            return  # As usual; then the marks are not asked for.
+        lowest_mark = (await self._nodes.read_marks(name)).marks.lowest
+        expiry = find_expired(listed, now_us, lowest_mark)
+        if expiry is None:
+            return
+        if stored is None or expiry.needs_owner:
+            due = asyncio.get_running_loop().time() + _OPEN_DEADLINE_S
+            owner = await self._keeper.owner_of(name, due)
+            await owner.truncate(expiry.head, reason=RETENTION)
+            return
+        event = LogEvent("log_truncated", now_us, listed.owner_epoch, None, RETENTION, expiry.head)
+        stored, _ = await truncate(
+            *(self._nodes, stored, expiry.head),
+            confirmed=expiry.head,
+            is_begun=False,
+            event=event,
+        )
+        await delete_discarded(self._ledgers, self._nodes, stored)
