@@ -1,5 +1,45 @@
-"""Rollbook: durable, replicated, append-only logs for people who work in Python."""
+"""Rollbook: durable, replicated, append-only logs for people who work in Python.
 
-from typing import Final
+    import rollbook
+
+    with rollbook.connect("log://127.0.0.1:7400") as client:
+        log = client.open("orders", create=True)
+        log.append(b"first")
+        for record in log.read():
+            print(record.offset, record.value)
+
+`rollbook.aio.connect` gives the same for programs with an event loop. What these need is loaded when they
+are first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rollbook.api.client import aio
+    from rollbook.api.client.config import LogClientConfig
+    from rollbook.api.client.sync import connect
+    from rollbook.logservice.log_config import LogConfig
+    from rollbook.proto.errors import RollbookError
 
 __version__: Final = "0.1.0.dev0"
+__all__ = ["LogClientConfig", "LogConfig", "RollbookError", "__version__", "aio", "connect"]
+
+_HOMES: Final = {
+    "LogClientConfig": "rollbook.api.client.config",
+    "LogConfig": "rollbook.logservice.log_config",
+    "RollbookError": "rollbook.proto.errors",
+    "connect": "rollbook.api.client.sync",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "aio":
+        return import_module("rollbook.api.client.aio")
+    if home := _HOMES.get(name):
+        return getattr(import_module(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, "aio"])

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from rollbook.api.client.append_line import AppendLines
 from rollbook.api.client.calls import Calls
@@ -12,12 +12,18 @@ from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.log import Log, names_of
 from rollbook.api.client.owners import Owners
 from rollbook.api.client.url import parse_log_url
-from rollbook.api.client.writer import Writer
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
 
-DEFAULTS = LogClientConfig()
+DEFAULTS: Final = LogClientConfig()
+
+
+class Ending(Protocol):
+    def end(self) -> None: ...
+
+
+W = TypeVar("W", bound=Ending)
 
 
 def connect(
@@ -48,7 +54,7 @@ class Client:
         self.channels = Channels(security)
         self.lines = AppendLines(self.channels)
         self._calls = Calls(self.channels, self.owners, config)
-        self._writers: dict[Writer, None] = {}
+        self._writers: dict[Ending, None] = {}
 
     async def ask(
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
@@ -125,12 +131,12 @@ class Client:
 
     # --- The end ------------------------------------------------------------------------------
 
-    def adopt(self, writer: Writer) -> Writer:
+    def adopt(self, writer: W) -> W:
         """To be ended with the client."""
         self._writers[writer] = None
         return writer
 
-    def disown(self, writer: Writer) -> None:
+    def disown(self, writer: "Ending") -> None:
         self._writers.pop(writer, None)
 
     async def close(self) -> None:

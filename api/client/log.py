@@ -1,16 +1,17 @@
 """One named log, as a program with an event loop sees it."""
 
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rollbook.api.client.appender import PRODUCER_ID_BYTES, Appender, Records
 from rollbook.api.client.cursor import Cursor
-from rollbook.api.client.pipeline import Pipeline
+from rollbook.api.client.pipeline import Pipeline, Source
 from rollbook.api.client.positions import Start, condition_of, position_of
 from rollbook.api.client.reader import EventReader, RecordBatch, batches_of, records_of
+from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.writer import Writer
 from rollbook.logservice import words
 from rollbook.logservice.core.block import Headers, Record
@@ -24,6 +25,7 @@ from rollbook.logservice.ids import (
 )
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import InvalidRequest
+from rollbook.proto.runtime.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from rollbook.api.client.client import Client
@@ -88,26 +90,38 @@ class Log:
 
     def writer(self, *, epoch: int | None = None) -> Writer:
         """Appends in order, exactly once, many at a time. `epoch`: of an exclusive writer."""
+        client = self._client
+        pipeline = self._pipelines(epoch)
+        return client.adopt(Writer(client.config, self.config, pipeline, client.disown))
+
+    def sync_writer(self, thread: LoopThread, *, epoch: int | None = None) -> SyncWriter:
+        """The same for other threads; `thread` runs this log's loop."""
+        client = self._client
+        pipeline = self._pipelines(epoch)
+        writer = SyncWriter(thread, client.config, self.config, pipeline, client.disown)
+        return client.adopt(writer)
+
+    def _pipelines(self, epoch: int | None) -> Callable[[Source], Pipeline]:
         client, condition = self._client, condition_of(None, epoch, False)
 
-        def pipeline(writer: Writer) -> Pipeline:
+        def make(source: Source) -> Pipeline:
             return Pipeline(
-                *(self.name, writer, client.lines, client.owners, client.config),
+                *(self.name, source, client.lines, client.owners, client.config),
                 producer_id=os.urandom(PRODUCER_ID_BYTES),
                 condition=condition,
             )
 
-        return client.adopt(Writer(client.config, self.config, pipeline, client.disown))
+        return make
 
     # --- Reading ------------------------------------------------------------------------------
 
     def read(self, start: Start = 0, end: int | None = None) -> AsyncIterator[Record]:
         """From `start` up to `end`, or to the tail as it is now."""
-        return records_of(self._bounded(start, end))
+        return records_of(self.bounded_events(start, end))
 
     def read_batches(self, start: Start = 0, end: int | None = None) -> AsyncIterator[RecordBatch]:
         """As `read`, many records at a time: `values()` is the fastest way to them."""
-        return batches_of(self._bounded(start, end))
+        return batches_of(self.bounded_events(start, end))
 
     def tail(
         self, start: Start = "latest", *, skip_truncated: bool = False
@@ -142,7 +156,8 @@ class Log:
         )
         return EventReader(request, client.channels, client.owners, client.config)
 
-    def _bounded(self, start: Start, end: int | None) -> EventReader:
+    def bounded_events(self, start: Start, end: int | None) -> EventReader:
+        """What `read` is made from."""
         at_tail = words.AtTail.STOP if end is None else words.AtTail.FOLLOW
         return self.events(start, until=end, at_tail=at_tail)
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,13 +21,17 @@ class LoopThread:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does it there and waits for it. An interrupted caller cancels it."""
-        assert threading.current_thread() is not self._thread
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Begins it there."""
         if not self.is_alive:
             work.close()
             raise RuntimeError("it was closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does it there and waits for it. An interrupted caller cancels it."""
+        assert threading.current_thread() is not self._thread
+        future = self.submit(work)
         try:
             return future.result()
         except KeyboardInterrupt:
@@ -37,6 +42,11 @@ class LoopThread:
         """Does it there some time soon, unless all is over; from any thread, its own, too."""
         if self.is_alive:
             asyncio.run_coroutine_threadsafe(make(), self._loop)
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """The cheapest way to have something done there, unless all is over."""
+        if self.is_alive:
+            self._loop.call_soon_threadsafe(callback)
 
     def call(self, function: Callable[[], T]) -> T:
         """Like `run`, of what does not wait but needs the loop."""

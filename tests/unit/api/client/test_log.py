@@ -6,6 +6,7 @@ import pytest
 
 from rollbook.api.client.reader import RecordBatch
 from rollbook.logservice import words
+from rollbook.logservice.ids import Offset
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.errors import (
     Guarded,
@@ -129,7 +130,7 @@ async def test_cursors_and_truncation(site: Site) -> None:
     assert caught.value.ids["head"] == 5
     events = log.events(0, at_tail=words.AtTail.STOP, skip_truncated=True)
     gap = await events.next()
-    assert gap == words.Gap(words.GapKind.TRUNCATED, 0, 5)
+    assert gap == words.Gap(words.GapKind.TRUNCATED, Offset(0), Offset(5))
     await cursor.delete()
     assert await log.cursors() == ()
     assert await log.find("-3") == 7

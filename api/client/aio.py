@@ -1,0 +1,19 @@
+"""`rollbook.aio`: what `import rollbook` offers, for programs with an event loop."""
+
+from rollbook.api.client.batches import Submission
+from rollbook.api.client.client import Client, connect
+from rollbook.api.client.cursor import Cursor
+from rollbook.api.client.log import Log
+from rollbook.api.client.reader import EventReader, RecordBatch
+from rollbook.api.client.writer import Writer
+
+__all__ = [
+    "Client",
+    "Cursor",
+    "EventReader",
+    "Log",
+    "RecordBatch",
+    "Submission",
+    "Writer",
+    "connect",
+]

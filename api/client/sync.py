@@ -1,0 +1,351 @@
+"""The same client for programs without an event loop.
+
+    import rollbook
+
+    with rollbook.connect("log://127.0.0.1:7400") as client:
+        log = client.open("orders", create=True)
+        log.append(b"…")
+        with log.writer() as writer:
+            futures = [writer.submit(line) for line in lines]
+        for record in log.read():
+            print(record.offset, record.value)
+
+A thin face: one thread of its own runs the loop, and each call waits there for what it says. Calls may come
+from any thread.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from rollbook.api.client import client as aio
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.cursor import Cursor
+from rollbook.api.client.log import Log
+from rollbook.api.client.positions import Start
+from rollbook.api.client.reader import Event, EventReader, RecordBatch, lost
+from rollbook.api.client.sync_writer import SyncWriter
+from rollbook.logservice import words
+from rollbook.logservice.core.block import Headers, Record
+from rollbook.logservice.ids import LogName, Offset, SegmentId
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.runtime.loop_thread import LoopThread
+
+
+def connect(
+    url: str,
+    config: LogClientConfig = aio.DEFAULTS,
+    *,
+    token: str = "",
+    authorities: str = "",
+    certificate: str = "",
+    key: str = "",
+) -> "SyncClient":
+    """As `rollbook.aio.connect`; the caller calls `close`, or uses `with`."""
+    thread = LoopThread("rollbook-client")
+    try:
+        client = thread.call(
+            lambda: aio.connect(
+                url,
+                config,
+                token=token,
+                authorities=authorities,
+                certificate=certificate,
+                key=key,
+            )
+        )
+        return SyncClient(thread, client)
+    except BaseException:
+        thread.close()
+        raise
+
+
+class SyncClient:
+    """`Client`, call by call."""
+
+    def __init__(self, thread: LoopThread, client: aio.Client) -> None:
+        self._thread = thread
+        self._client = client
+
+    def open(self, name: str, create: LogConfig | bool = False) -> "SyncLog":
+        return SyncLog(self._thread, self._thread.run(self._client.open(name, create)))
+
+    def logs(self, namespace: str = "", prefix: str = "") -> Iterator[LogName]:
+        names = self._client.logs(namespace, prefix)
+
+        async def next_name() -> LogName | None:
+            return await anext(names, None)
+
+        while (name := self._thread.run(next_name())) is not None:
+            yield name
+
+    def delete(
+        self, name: str, *, etag: str = "", grace_s: float | None = None
+    ) -> words.DeleteLogAnswer:
+        return self._thread.run(self._client.delete(name, etag=etag, grace_s=grace_s))
+
+    def lookup(self, names: Sequence[str]) -> tuple[words.LogOwner, ...]:
+        return self._thread.run(self._client.lookup(names))
+
+    def servers(self) -> tuple[words.ServerView, ...]:
+        return self._thread.run(self._client.servers())
+
+    def transfer(self, name: str, to: str) -> words.LogOwner:
+        return self._thread.run(self._client.transfer(name, to))
+
+    def drain(self, server: str, *, resume: bool = False) -> int:
+        return self._thread.run(self._client.drain(server, resume=resume))
+
+    def limits(self) -> words.ServiceLimits:
+        return self._thread.run(self._client.limits())
+
+    def stats(self, address: str | None = None) -> words.ServerStats:
+        return self._thread.run(self._client.stats(address))
+
+    def ask(self, word: Any, *, timeout_s: float | None = None, server: str | None = None) -> Any:
+        return self._thread.run(self._client.ask(word, timeout_s=timeout_s, server=server))
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._thread.is_alive:
+            self._thread.run(self._client.close())
+            self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class SyncLog:
+    """`Log`, call by call."""
+
+    def __init__(self, thread: LoopThread, log: Log) -> None:
+        self._thread = thread
+        self._log = log
+
+    def __repr__(self) -> str:
+        return repr(self._log)
+
+    @property
+    def name(self) -> LogName:
+        return self._log.name
+
+    @property
+    def config(self) -> LogConfig:
+        return self._log.config
+
+    # --- Appending ----------------------------------------------------------------------------
+
+    def append(
+        self,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        event_time_us: int | None = None,
+        expect: int | None = None,
+        epoch: int | None = None,
+        must_be_empty: bool = False,
+        timeout_s: float | None = None,
+    ) -> words.AppendAck:
+        work = self._log.append(
+            value,
+            key=key,
+            headers=headers,
+            event_time_us=event_time_us,
+            expect=expect,
+            epoch=epoch,
+            must_be_empty=must_be_empty,
+            timeout_s=timeout_s,
+        )
+        return self._thread.run(work)
+
+    def append_many(
+        self,
+        values: Sequence[bytes],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[Headers | None] | None = None,
+        event_times: Sequence[int | None] | None = None,
+        expect: int | None = None,
+        epoch: int | None = None,
+        must_be_empty: bool = False,
+        timeout_s: float | None = None,
+    ) -> words.AppendAck:
+        work = self._log.append_many(
+            values,
+            keys=keys,
+            headers=headers,
+            event_times=event_times,
+            expect=expect,
+            epoch=epoch,
+            must_be_empty=must_be_empty,
+            timeout_s=timeout_s,
+        )
+        return self._thread.run(work)
+
+    def writer(self, *, epoch: int | None = None) -> SyncWriter:
+        return self._log.sync_writer(self._thread, epoch=epoch)
+
+    # --- Reading: leave an iteration early and its stream is hung up ----------------------------
+
+    def read(self, start: Start = 0, end: int | None = None) -> Iterator[Record]:
+        for batch in self.read_batches(start, end):
+            yield from batch.records()
+
+    def read_batches(self, start: Start = 0, end: int | None = None) -> Iterator[RecordBatch]:
+        return self._batches(lambda: self._log.bounded_events(start, end))
+
+    def tail(self, start: Start = "latest", *, skip_truncated: bool = False) -> Iterator[Record]:
+        for batch in self.tail_batches(start, skip_truncated=skip_truncated):
+            yield from batch.records()
+
+    def tail_batches(
+        self, start: Start = "latest", *, skip_truncated: bool = False
+    ) -> Iterator[RecordBatch]:
+        return self._batches(lambda: self._log.events(start, skip_truncated=skip_truncated))
+
+    def events(
+        self,
+        start: Start = "latest",
+        *,
+        until: int | None = None,
+        at_tail: words.AtTail = words.AtTail.FOLLOW,
+        skip_truncated: bool = False,
+    ) -> Iterator[Event]:
+        return self._events(
+            lambda: self._log.events(
+                start, until=until, at_tail=at_tail, skip_truncated=skip_truncated
+            )
+        )
+
+    def _batches(self, make: Callable[[], EventReader]) -> Iterator[RecordBatch]:
+        for event in self._events(make):
+            if isinstance(event, RecordBatch):
+                yield event
+            elif isinstance(event, words.Gap) and event.kind is words.GapKind.LOST:
+                raise lost(event)
+
+    def _events(self, make: Callable[[], EventReader]) -> Iterator[Event]:
+        """The next event is fetched while the one before is looked at."""
+        reader = self._thread.call(make)
+        ahead = self._thread.submit(reader.next())
+        try:
+            while (event := ahead.result()) is not None:
+                ahead = self._thread.submit(reader.next())
+                yield event
+        finally:
+            ahead.cancel()
+            self._thread.start(reader.aclose)  # Who waits: perhaps the garbage collector.
+
+    # --- Where it begins and ends -------------------------------------------------------------
+
+    def tail_offset(
+        self, consistency: words.Consistency | str = words.Consistency.COMMITTED
+    ) -> Offset:
+        return self._thread.run(self._log.tail_offset(consistency))
+
+    def head_offset(self) -> Offset:
+        return self._thread.run(self._log.head_offset())
+
+    def state_of_tail(
+        self, consistency: words.Consistency | str = words.Consistency.COMMITTED
+    ) -> words.LogTail:
+        return self._thread.run(self._log.state_of_tail(consistency))
+
+    def find(self, position: Start | None = None, *, timestamp: datetime | None = None) -> Offset:
+        return self._thread.run(self._log.find(position, timestamp=timestamp))
+
+    # --- Truncation, seal, exclusive writers ----------------------------------------------------
+
+    def truncate(
+        self, before: Start, *, plan: bool = False, force_roll: bool = False
+    ) -> words.TruncateAnswer:
+        return self._thread.run(self._log.truncate(before, plan=plan, force_roll=force_roll))
+
+    def seal(self, *, expect: int | None = None, epoch: int | None = None) -> Offset:
+        return self._thread.run(self._log.seal(expect=expect, epoch=epoch))
+
+    def acquire_writer(
+        self,
+        holder: str,
+        mode: words.AcquireMode | str = words.AcquireMode.STEAL,
+        *,
+        ttl_s: float = 0,
+        timeout_s: float | None = None,
+    ) -> words.WriterGrant:
+        work = self._log.acquire_writer(holder, mode, ttl_s=ttl_s, timeout_s=timeout_s)
+        return self._thread.run(work)
+
+    def renew_writer(self, epoch: int) -> words.WriterGrant:
+        return self._thread.run(self._log.renew_writer(epoch))
+
+    def release_writer(self, epoch: int) -> None:
+        self._thread.run(self._log.release_writer(epoch))
+
+    # --- Cursors ------------------------------------------------------------------------------
+
+    def cursor(self, name: str) -> "SyncCursor":
+        return SyncCursor(self._thread, self._log.cursor(name))
+
+    def cursors(self) -> tuple[words.Cursor, ...]:
+        return self._thread.run(self._log.cursors())
+
+    # --- Administration -----------------------------------------------------------------------
+
+    def state(self) -> words.LogState:
+        return self._thread.run(self._log.state())
+
+    def update(self, *, etag: str = "", **changes: Any) -> words.LogState:
+        return self._thread.run(self._log.update(etag=etag, **changes))
+
+    def roll(self) -> SegmentId:
+        return self._thread.run(self._log.roll())
+
+    def segments(self) -> list[words.SegmentView]:
+        return self._thread.run(self._log.segments())
+
+    def journal(self, limit: int = 100) -> tuple[words.JournalEvent, ...]:
+        return self._thread.run(self._log.journal(limit))
+
+
+class SyncCursor:
+    """`Cursor`, call by call."""
+
+    def __init__(self, thread: LoopThread, cursor: Cursor) -> None:
+        self._thread = thread
+        self._cursor = cursor
+
+    def __repr__(self) -> str:
+        return repr(self._cursor)
+
+    def get(self) -> words.Cursor:
+        return self._thread.run(self._cursor.get())
+
+    def commit(
+        self,
+        offset: int,
+        *,
+        blob: bytes | None = None,
+        protect: bool | None = None,
+        version: int | None = None,
+        may_rewind: bool = False,
+    ) -> words.Cursor:
+        work = self._cursor.commit(
+            offset, blob=blob, protect=protect, version=version, may_rewind=may_rewind
+        )
+        return self._thread.run(work)
+
+    def mark(self, offset: int, blob: bytes = b"", *, version: int | None = None) -> words.Cursor:
+        return self._thread.run(self._cursor.mark(offset, blob, version=version))
+
+    def delete(self, *, version: int | None = None) -> None:
+        self._thread.run(self._cursor.delete(version=version))

@@ -1,0 +1,192 @@
+"""`log.writer()` for programs without an event loop: filled by any thread, emptied by the client's own."""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rollbook.api.client.batches import Batch
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.gathering import Gathering
+from rollbook.api.client.pipeline import Pipeline
+from rollbook.api.client.retrying import again
+from rollbook.logservice.core.block import Headers
+from rollbook.logservice.ids import Offset
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import ClientClosed, Outcome, Overloaded, RollbookError
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.loop_thread import LoopThread
+
+
+class SyncSubmission:
+    """A record on its way; as a future, it resolves by itself."""
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: Batch, index: int) -> None:
+        self._batch = batch
+        self._index = index
+
+    def done(self) -> bool:
+        return self._batch.is_settled
+
+    def result(self, timeout: float | None = None) -> Offset:
+        """Waits for its offset; not longer than the client's own timeout, whatever happens.
+
+        Raises what became of it, and `TimeoutError` if it is not known yet.
+        """
+        if not self._batch.is_settled and not wait_for(self._batch, timeout):
+            raise TimeoutError("it is on its way")
+        return self._batch.offset_of(self._index)
+
+    def add_done_callback(self, callback: Callable[["SyncSubmission"], None]) -> None:
+        """Called on the client's thread, which it must not block; at once, if it is done."""
+        is_called = threading.Lock()  # Whoever gets it calls.
+
+        def call() -> None:
+            if is_called.acquire(blocking=False):
+                callback(self)
+
+        self._batch.waiters.append(call)
+        if self._batch.is_settled:
+            call()
+
+
+def wait_for(batch: Batch, timeout: float | None) -> bool:
+    """Whether it is settled. The other thread settles it first and then tells who waits."""
+    told = threading.Event()
+    batch.waiters.append(told.set)
+    return batch.is_settled or told.wait(timeout)
+
+
+class SyncWriter:
+    """As `Writer`; `submit` blocks while the window is full, `try_submit` raises `Overloaded`."""
+
+    def __init__(
+        self,
+        thread: LoopThread,
+        config: LogClientConfig,
+        log: LogConfig,
+        make_pipeline: Callable[["SyncWriter"], Pipeline],
+        on_closed: Callable[["SyncWriter"], None],
+    ) -> None:
+        self._thread = thread
+        self._on_closed = on_closed
+        self._clock = SystemClock()
+        self._gathering = Gathering(config, log)
+        self._lock = threading.Lock()  # Around the gathering.
+        self._has_changed = threading.Condition(self._lock)
+        self._is_pumping = False
+        self._pipeline = thread.call(lambda: make_pipeline(self))
+
+    def submit(
+        self,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        event_time_us: int | None = None,
+    ) -> SyncSubmission:
+        """On its way without any flush. Raises `EntryTooLarge`, and what has ended the writer."""
+        while True:
+            try:
+                return self.try_submit(value, key=key, headers=headers, event_time_us=event_time_us)
+            except Overloaded:
+                self._wait_for_room()
+
+    def try_submit(
+        self,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        event_time_us: int | None = None,
+    ) -> SyncSubmission:
+        """Raises `Overloaded` if there is no room now."""
+        gathering = self._gathering
+        with self._lock:
+            index = gathering.add(value, key, headers, event_time_us, self._now)
+            batch = gathering.open
+            wakes = not index and not self._is_pumping
+            if wakes:
+                self._is_pumping = True
+        if wakes:
+            self._thread.soon(self._pump)
+        assert batch is not None
+        return SyncSubmission(batch, index)
+
+    def flush(self) -> None:
+        """Waits until all that was submitted is durable. Raises what has ended the writer."""
+        with self._lock:
+            last = self._gathering.last
+        if last is not None:
+            wait_for(last, None)
+        self._raise_failure()
+
+    def close(self) -> None:
+        """Waits like `flush`, then submits are refused. Idempotent."""
+        try:
+            if self._gathering.failure is None:
+                self.flush()
+        finally:
+            if self._thread.is_alive:
+                self._thread.call(self.end)
+
+    def end(self) -> None:
+        """On the client's thread."""
+        self._pipeline.close(ClientClosed("the writer was closed"))
+        self._on_closed(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """What was submitted before an exception is sent, too; then the exception matters more."""
+        try:
+            self.close()
+        except RollbookError:
+            if error is None:
+                raise
+
+    # --- The pipeline's source, on the client's thread ------------------------------------------
+
+    def take(self, *, only_full: bool) -> Batch | None:
+        with self._lock:
+            return self._gathering.take(only_full=only_full)
+
+    def on_settled(self, batch: Batch) -> None:
+        with self._has_changed:
+            self._gathering.settle(batch)
+            self._has_changed.notify_all()
+
+    def on_stopped(self, error: RollbookError) -> None:
+        with self._has_changed:
+            for batch in self._gathering.stop(error):
+                batch.settle(None, again(error, Outcome.NOT_APPLIED))
+                self._gathering.settle(batch)
+            self._has_changed.notify_all()
+
+    def _pump(self) -> None:
+        with self._lock:
+            self._is_pumping = False
+        self._pipeline.pump()
+
+    def _wait_for_room(self) -> None:
+        """Ends for certain: whatever is in the window has a deadline."""
+        with self._has_changed:
+            self._has_changed.wait_for(
+                lambda: self._gathering.has_room or self._gathering.failure is not None
+            )
+
+    def _raise_failure(self) -> None:
+        if (failure := self._gathering.failure) is not None:
+            raise again(failure, failure.outcome)
+
+    def _now(self) -> float:
+        """As the loop's time."""
+        return self._clock.monotonic_ns() / 1e9

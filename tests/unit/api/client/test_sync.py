@@ -1,0 +1,162 @@
+"""The same client without an event loop: against a server on a loop of its own."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+import rollbook
+from rollbook.api.client.reader import RecordBatch
+from rollbook.api.client.sync import SyncClient
+from rollbook.api.grpc.config import GrpcConfig
+from rollbook.api.grpc.server import GrpcServer
+from rollbook.logservice import words
+from rollbook.proto.errors import (
+    ClientClosed,
+    EntryTooLarge,
+    InvalidRequest,
+    LogSealed,
+    NoSuchLog,
+    OffsetMismatch,
+    Outcome,
+    Overloaded,
+)
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.loop_thread import LoopThread
+from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
+
+
+@pytest.fixture
+def core() -> FakeCore:
+    return FakeCore(FakeCluster())
+
+
+@pytest.fixture
+def url(core: FakeCore) -> Iterator[str]:
+    thread = LoopThread("test-server")
+    server = thread.run(GrpcServer.start(core, GrpcConfig(Address("127.0.0.1", 0))))
+    core.cluster.addresses["a"] = str(server.address)
+    yield f"log://{server.address}"
+    thread.run(server.close(0))
+    thread.close()
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[SyncClient]:
+    with rollbook.connect(url) as found:
+        yield found
+
+
+def test_the_example_of_the_package(client: SyncClient) -> None:
+    log = client.open("orders", create=True)
+    assert log.append(b"first").first_offset == 0
+    with log.writer() as writer:
+        futures = [writer.submit(b"%d" % index) for index in range(5000)]
+        assert futures[-1].result(30) == 5000
+        assert all(future.done() for future in futures)
+    assert [record.offset for record in log.read()] == list(range(5001))
+    assert [len(batch) for batch in log.read_batches(4999)] == [2]
+    assert [str(name) for name in client.logs()] == ["default/orders"]
+
+
+def test_submits_of_many_threads_are_each_acked_once(client: SyncClient) -> None:
+    log = client.open("orders", create=True)
+    offsets: list[int] = []
+    with log.writer() as writer:
+
+        def work() -> None:
+            futures = [writer.submit(b"x") for _ in range(2000)]
+            offsets.extend(future.result(30) for future in futures)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(offsets) == list(range(8000))
+
+
+def test_a_callback_is_called_once(client: SyncClient) -> None:
+    log = client.open("orders", create=True)
+    called: list[int] = []
+    with log.writer() as writer:
+        future = writer.submit(b"x")
+        future.add_done_callback(lambda done: called.append(done.result()))
+        writer.flush()
+        future.add_done_callback(lambda done: called.append(done.result()))
+    assert called == [0, 0]
+
+
+def test_a_full_window_blocks_or_refuses(core: FakeCore, url: str) -> None:
+    config = rollbook.LogClientConfig(batch_bytes_max=1024, window_bytes=4096)
+    with rollbook.connect(url, config) as client:
+        log = client.open("orders", create=True)
+        core.holds.add("append_stream")
+        writer = log.writer()
+        taken = 0
+        with suppress(Overloaded):
+            while taken < 100:
+                writer.try_submit(bytes(500))
+                taken += 1
+        assert 8 <= taken < 12
+        blocked = threading.Thread(target=writer.submit, args=(bytes(500),))
+        blocked.start()
+        assert blocked.is_alive()
+        core.release()
+        blocked.join(30)
+        assert not blocked.is_alive()
+        writer.close()
+        with pytest.raises(ClientClosed):
+            writer.submit(b"late")
+
+
+def test_a_tail_ends_when_the_log_is_sealed(client: SyncClient) -> None:
+    log = client.open("orders", create=True)
+    log.append(b"a")
+    seen: list[bytes] = []
+    follower = threading.Thread(
+        target=lambda: seen.extend(record.value for record in log.tail("earliest"))
+    )
+    follower.start()
+    log.append(b"b")
+    log.seal()
+    follower.join(30)
+    assert seen == [b"a", b"b"]
+
+
+def test_leaving_an_iteration_hangs_up(client: SyncClient, core: FakeCore) -> None:
+    log = client.open("orders", create=True)
+    log.append(b"a")
+    for event in log.events("earliest"):
+        if isinstance(event, words.CaughtUp):
+            break
+        assert isinstance(event, RecordBatch)
+    gone = threading.Event()
+    for _ in range(3000):
+        if not core.readers:
+            break
+        gone.wait(0.01)
+    assert not core.readers
+
+
+def test_errors_are_those_of_the_service(client: SyncClient) -> None:
+    with pytest.raises(NoSuchLog):
+        client.open("nowhere")
+    log = client.open("orders", create=True)
+    with pytest.raises(OffsetMismatch) as caught:
+        log.append(b"a", expect=5)
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+    with log.writer() as writer:
+        with pytest.raises(EntryTooLarge):
+            writer.submit(bytes(2 << 20))
+        with pytest.raises(InvalidRequest, match="encode it first"):
+            writer.submit("text")  # type: ignore[arg-type]  # As who knows no types does it.
+        assert writer.submit(bytearray(b"ok")).result(30) == 0  # type: ignore[arg-type]  # Taken.
+    cursor = log.cursor("c")
+    assert cursor.mark(0, b"blob").blob == b"blob"
+    assert cursor.get().is_protected
+    cursor.delete()
+    log.seal()
+    with pytest.raises(LogSealed):
+        log.append(b"late")
