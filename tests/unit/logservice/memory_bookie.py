@@ -1,7 +1,7 @@
 """A bookie that keeps any number of ledgers in memory and does what a bookie promises, no more.
 
-It acknowledges at once, has no disk and forgets nothing when its process is killed. Switches are
-faults: `is_hung` (says nothing at all), `delay_s` (of every answer).
+It acknowledges at once, has no disk and forgets nothing when its process is killed. Its switches are
+faults.
 """
 
 import asyncio
@@ -48,9 +48,10 @@ class _Shelf:
 class MemoryBookie:
     def __init__(self, scripted: ScriptedBookie) -> None:
         self.shelves: dict[int, _Shelf] = {}
-        self.is_hung = False
-        self.delay_s = 0.0
+        self.is_hung = False  # It says nothing at all.
+        self.delay_s = 0.0  # Of every answer.
         self.loses: Callable[[str], bool] = lambda _: False  # What a process says, by its name.
+        self.ignored: set[int] = set()  # Ledgers whose writers it seems not to hear.
         self._parked: list[tuple[Peer, Call]] = []  # Long polls.
         scripted.on_call = self._on_call
         scripted.on_adds = self._on_adds
@@ -69,6 +70,8 @@ class MemoryBookie:
         if self._is_deaf(peer):
             return
         for group in adds.groups:
+            if group.ledger_id in self.ignored and not group.is_recovery:
+                continue
             shelf = self.shelves.setdefault(group.ledger_id, _Shelf())
             if shelf.is_fenced and not group.is_recovery:
                 self._send(peer, group.pack_replies(LedgerFenced))

@@ -154,6 +154,16 @@ class Scene:
             while not is_so():
                 await asyncio.sleep(0.001)
 
+    def is_running(self, name: str) -> bool:
+        """True also before it has begun."""
+        node = self.world.nodes.get(name)
+        return node is None or node.process is None or node.is_running
+
+    def set_bookies(self, **switches: Any) -> None:
+        for bookie in self.bookies.values():
+            for switch, value in switches.items():
+                setattr(bookie, switch, value)
+
     async def stored(self, name: LogName = LOG) -> StoredLog:
         return await self.nodes.read(name)
 

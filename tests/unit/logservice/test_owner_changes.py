@@ -5,18 +5,21 @@ import asyncio
 import pytest
 
 from rollbook.logservice.core.control import Opened, unpack_control
+from rollbook.logservice.core.ledger_list import LEDGER_OF_VERSION, LogState
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.owner import Pending
 from rollbook.logservice.words import Condition
 from rollbook.proto.errors import (
+    LogSealed,
     NotOwner,
     OwnerChanging,
     OwnerLost,
     ProducerGap,
     RollbookError,
 )
-from tests.unit.logservice.owner_scene import LEASE_S, Held, Scene, play, refused
+from tests.simulation.kernel.metadata import Commit
+from tests.unit.logservice.owner_scene import LEASE_S, LOG, ROOT, Held, Scene, play, refused
 
 
 def ref(seq: int, epoch: int = 0) -> ProducerRef:
@@ -258,3 +261,202 @@ def test_owners_that_take_turns_lose_nothing(seed: int) -> None:
         assert sum(isinstance(each, Opened) for each in opened) == len(set(epochs))
 
     play(story, seed=seed)
+
+
+# --- Rolls that end badly --------------------------------------------------------------------------
+
+
+def test_a_successor_whose_predecessor_ends_elsewhere_is_dropped_as_a_whole() -> None:
+    """LS1, LS2: the last entries of N reach no bookie, all of N+1 does; nothing of that was acked."""
+
+    async def story(scene: Scene) -> None:
+        first = await (await scene.server("s1")).open()
+        ack = await first.append(b"a", producer=ref(0))
+        scene.set_bookies(ignored={ack.ledger_id})
+        lost = [first.begin(b"b", producer=ref(1))]
+        rolling = first.server.begin(first.owner.roll())
+        await scene.until(lambda: len(first.owner.list.segments) == 2)
+        lost += [first.begin(b"%d" % number, producer=ref(number)) for number in range(2, 6)]
+        await asyncio.sleep(0.2)
+        assert not any(each.answer.done() for each in lost)
+        assert first.owner.tail == 1
+        first.server.node.kill()
+        rolling.cancel()
+        log = await (await scene.server("s2")).open()
+        stored = (await scene.stored()).list
+        assert stored.segments[0].ledger_id == ack.ledger_id
+        assert len(stored.segments) == 2
+        assert len(stored.discarded) == 1
+        acks = [await log.append(b"%d" % number, producer=ref(number)) for number in range(1, 6)]
+        assert [each.first_offset for each in acks] == [1, 2, 3, 4, 5]
+        assert not any(each.is_duplicate for each in acks)
+        await log.close()
+        assert await scene.values() == [b"a", b"1", b"2", b"3", b"4", b"5"]
+
+    play(story)
+
+
+def test_a_successor_whose_predecessor_was_closed_is_kept() -> None:
+    """LS2: its owner has acked there, and died before it could say in the list that N is CLOSED."""
+
+    async def story(scene: Scene) -> None:
+        first = await (await scene.server("s1")).open()
+        await first.append(b"a", producer=ref(0))
+
+        def cut_when_closed(commit: Commit) -> None:
+            for path, row in commit.rows.items():
+                if path.startswith(f"{ROOT}/00/") and row is not None and row.version > 0:
+                    scene.world.network.cut_one_way("s1", "metadata")
+
+        scene.world.metadata.on_commit = cut_when_closed
+        rolling = first.server.begin(first.owner.roll())
+        await scene.until(lambda: len(first.owner.list.segments) == 2)
+        pending = first.begin(b"b", producer=ref(1))
+        assert (await scene.within(pending.answer)).first_offset == 1
+        scene.world.metadata.on_commit = None
+        first.server.node.kill()
+        rolling.cancel()
+        assert len((await scene.stored()).list.unclosed) == 2
+        log = await (await scene.server("s2")).open()
+        again = await log.append(b"b", producer=ref(1))
+        assert (again.first_offset, again.is_duplicate) == (1, True)
+        await log.close()
+        assert await scene.values() == [b"a", b"b"]
+
+    play(story)
+
+
+def test_an_owner_whose_old_ledger_strangers_close_elsewhere_acks_nothing_in_the_new_one() -> None:
+    """LS1: it drops all memory of the log, and opens it again."""
+
+    async def story(scene: Scene) -> None:
+        server = await scene.server("s1")
+        first = await server.open()
+        ack = await first.append(b"a", producer=ref(0))
+        scene.set_bookies(ignored={ack.ledger_id})
+        lost = first.begin(b"b", producer=ref(1))
+        rolling = server.begin(first.owner.roll())
+        await scene.until(lambda: len(first.owner.list.segments) == 2)
+        behind = first.begin(b"c", producer=ref(2))
+        scene.set_bookies(ignored=set())
+        async with await scene.ledgers.open_recover(ack.ledger_id) as reader:
+            assert reader.last_add_confirmed == ack.entry_id
+        assert isinstance(await outcome(scene, lost), OwnerLost)
+        assert isinstance(await outcome(scene, behind), OwnerLost)
+        await asyncio.gather(rolling, return_exceptions=True)
+        await first.run(first.owner.ended())
+        log = await server.open("again")
+        assert (await log.append(b"b", producer=ref(1))).first_offset == 1
+        assert (await log.append(b"c", producer=ref(2))).first_offset == 2
+        await log.close()
+        assert await scene.values() == [b"a", b"b", b"c"]
+
+    play(story)
+
+
+def test_a_ledger_is_listed_by_the_change_of_the_list_it_was_made_for_or_never() -> None:
+    """LS3: the list changes under a roll; the ledger that was made for it goes, another one comes."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await log.append(b"a")
+        await scene.nodes.change(LOG, lambda listed: listed.with_preferred_server("s9"))
+        assert await log.run(log.owner.roll()) == 1
+        stored = await scene.stored()
+        assert stored.list.preferred_server == "s9"
+        kept = [each async for each in scene.ledgers.list()]
+        assert kept == [segment.ledger_id for segment in stored.list.segments]
+        for segment in stored.list.segments:
+            metadata = (await scene.ledgers.metadata(segment.ledger_id)).metadata
+            assert int(dict(metadata.custom)[LEDGER_OF_VERSION]) < stored.version
+        await log.close()
+
+    play(story)
+
+
+# --- Before it serves ----------------------------------------------------------------------------
+
+
+def test_nobody_is_an_owner_before_a_quorum_has_said_so() -> None:
+    """LS4: what it remembers may be old; only a confirmed entry shows that nobody has fenced it."""
+
+    async def story(scene: Scene) -> None:
+        server = await scene.server("s1")
+        for bookie in scene.bookies.values():
+            bookie.delay_s = 0.5
+        opening = server.begin(server.open())
+        await scene.until(lambda: scene.bookies["b1"].shelves)
+        await asyncio.sleep(0.1)
+        assert not opening.done()
+        scene.set_bookies(delay_s=0.0)
+        await (await scene.within(opening)).close()
+
+    play(story)
+
+
+def test_who_is_fenced_while_he_opens_does_not_serve() -> None:
+    async def story(scene: Scene) -> None:
+        slow = await scene.server("s1")
+        scene.world.network.slow("s1", "b1", (0.5, 0.6))
+        scene.world.network.slow("s1", "b2", (0.5, 0.6))
+        scene.world.network.slow("s1", "b3", (0.5, 0.6))
+        scene.world.network.slow("s1", "b4", (0.5, 0.6))
+        opening = slow.begin(slow.open())
+        await asyncio.sleep(0.2)
+        log = await (await scene.server("s2")).open()
+        await log.append(b"a")
+        result = (await asyncio.gather(opening, return_exceptions=True))[0]
+        if isinstance(result, Held):  # It has fenced the quicker one in turn.
+            assert (await result.append(b"b")).first_offset == 1
+            error = await refused(log.append(b"c"), RollbookError)
+            assert isinstance(error, OwnerLost | OwnerChanging)
+            await result.close()
+        else:
+            assert isinstance(result, NotOwner | OwnerChanging)
+        await log.close()
+        assert (await scene.values())[0] == b"a"
+
+    play(story)
+
+
+def test_the_barrier_of_an_owner_that_was_replaced_is_no_answer() -> None:
+    """LS10: it has confirmed all it knows of, and others have appended since."""
+
+    async def story(scene: Scene) -> None:
+        first = await (await scene.server("s1")).open()
+        await first.append(b"a")
+        log = await (await scene.server("s2")).open()
+        await log.append(b"b")
+        assert first.owner.failure is None  # Nobody has told it.
+        error = await refused(first.run(first.owner.barrier()), RollbookError)
+        assert isinstance(error, OwnerLost)
+        assert await log.run(log.owner.barrier()) == 2
+        await first.run(first.owner.ended())
+        await log.close()
+
+    play(story)
+
+
+def test_who_heard_that_the_log_is_sealed_is_right_for_ever() -> None:
+    """LS4: the seal is in the log before it is in the list, and its owner dies in between."""
+
+    async def story(scene: Scene) -> None:
+        first = await (await scene.server("s1")).open()
+        await first.append(b"a", producer=ref(0))
+        scene.world.network.cut_one_way("s1", "metadata")
+        sealing = first.server.begin(first.owner.seal())
+        await asyncio.sleep(0.001)
+        await refused(first.append(b"b", producer=ref(1)), LogSealed)
+        first.server.node.kill()
+        sealing.cancel()
+        assert (await scene.stored()).list.state is LogState.OPEN
+        log = await (await scene.server("s2")).open()
+        assert log.owner.is_sealed
+        assert (await scene.stored()).list.state is LogState.SEALED
+        await refused(log.append(b"b", producer=ref(1)), LogSealed)
+        assert (await log.append(b"a", producer=ref(0))).is_duplicate
+        assert await log.run(log.owner.seal()) == 1
+        assert await log.run(log.owner.barrier()) == 1
+        await log.close()
+
+    play(story)

@@ -1,8 +1,8 @@
 """An owner dies between any two steps: LS1 to LS6.
 
 A step is a message to a bookie or a question to the metadata store. The owner does all that owners do;
-at one of its steps its process is killed, and whatever it had still to say to bookies is lost. Then
-another server takes the log over, and the client sends everything again, as clients do.
+at one of its steps its process is killed, or nothing that it says is heard any more and it is killed
+soon. Then another server takes the log over, and the client sends everything again, as clients do.
 """
 
 import asyncio
@@ -61,8 +61,8 @@ class Life:
             self.acked[number] = answer.result().first_offset
 
 
-def run(die_at: int, seed: int) -> int:
-    """How many steps there were."""
+def run(die_at: int, seed: int, *, is_cut_first: bool = False) -> int:
+    """How many steps there were. Cut off first, it hears answers for a while, and acts on them."""
     steps = 0
 
     async def story(scene: Scene) -> None:
@@ -74,7 +74,10 @@ def run(die_at: int, seed: int) -> int:
             if not process.startswith("s1#"):
                 return False
             steps += 1
-            if steps == die_at:
+            if steps == die_at and is_cut_first:
+                scene.world.network.cut_one_way("s1", "metadata")
+                scene.world.at(scene.world.now + 0.3, scene.world.nodes["s1"].kill)
+            elif steps == die_at:
                 scene.world.nodes["s1"].kill()
             return steps >= die_at
 
@@ -85,9 +88,10 @@ def run(die_at: int, seed: int) -> int:
             bookie.loses = step
         scene.world.metadata.on_asked = asked
         living = scene.world.loop.create_task(life.live())
-        await scene.until(lambda: living.done() or steps >= die_at)
+        await scene.until(lambda: living.done() or not scene.is_running("s1"))
         if living.done():
             await living
+            scene.world.nodes["s1"].kill()
         else:
             living.cancel()
         scene.world.metadata.on_asked = None
@@ -129,3 +133,4 @@ def test_an_owner_dies_at_any_step(part: int) -> None:
     last = run(NEVER, seed=part)
     for die_at in range(1 + part, last + 1, STEPS):
         run(die_at, seed=part)
+        run(die_at, seed=part, is_cut_first=True)
