@@ -386,6 +386,10 @@ def _unpack_header(block: bytes) -> _Header:
         or bool(header.records) == bool(header.flags & CONTROL_FLAG)
     ):
         raise InvalidBlock("a block's header contradicts itself")
+    if header.producer_id_bytes and any(
+        block[HEADER_BYTES + header.producer_id_bytes : header.body]
+    ):
+        raise InvalidBlock("a producer's id is longer than it says")
     if len(block) != header.body + header.stored_bytes:
         raise InvalidBlock(
             "a block is shorter or longer than it says",
@@ -461,6 +465,8 @@ def _read_directory(body: bytes, count: int) -> _Spans:
             )
         spans[section] = (start, start + length)
         end += length + -length % 8
+        if length % 8 and any(body[start + length : end]):
+            raise InvalidBlock("there is something between two sections", section=section)
     if end != len(body):
         raise InvalidBlock("a block's directory is not that of its body")
     return spans
