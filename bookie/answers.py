@@ -150,7 +150,7 @@ class Answers:
         ledger_id, entry_id = read.ledger_id, EntryId(read.previous_lac + 1)
         if not self._storage.knows(ledger_id):
             await self._storage.read(ledger_id, entry_id)  # Raises: absent, or in doubt.
-        lac = EntryId(self._storage.last_add_confirmed(ledger_id))
+        lac = EntryId(self._storage.told_lac(ledger_id))
         if lac >= entry_id:
             try:
                 body = await self._storage.read(ledger_id, entry_id)

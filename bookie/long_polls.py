@@ -18,13 +18,16 @@ Resume = Callable[["Parked", int | None], None]
 
 
 class Parked:
-    __slots__ = ("_resume", "ledger_id", "previous_lac", "timer")
+    __slots__ = ("_resume", "ledger_id", "piggyback", "previous_lac", "timer")
 
     timer: asyncio.TimerHandle
 
-    def __init__(self, ledger_id: LedgerId, previous_lac: EntryId, resume: Resume) -> None:
+    def __init__(
+        self, ledger_id: LedgerId, previous_lac: EntryId, piggyback: bool, resume: Resume
+    ) -> None:
         self.ledger_id = ledger_id
         self.previous_lac = previous_lac
+        self.piggyback = piggyback
         self._resume = resume
 
     def wake(self, news_ms: int | None) -> None:
@@ -51,12 +54,12 @@ class LongPolls:
             or not read.timeout_ms
             or read.timeout_ms < 0
             or not self._storage.knows(read.ledger_id)
-            or self._storage.last_add_confirmed(read.ledger_id) > read.previous_lac
+            or self._has_news(read.ledger_id, read.previous_lac, read.piggyback)
         ):
             return None
         if self.count >= self._parked_max:
             raise Overloaded("too many long polls", ledger_id=read.ledger_id)
-        parked = Parked(read.ledger_id, read.previous_lac, resume)
+        parked = Parked(read.ledger_id, read.previous_lac, read.piggyback, resume)
         wait_s = min(read.timeout_ms / 1000, self._wait_s_max)
         parked.timer = asyncio.get_running_loop().call_later(wait_s, self._end, parked, None)
         others = self._of_ledger.setdefault(read.ledger_id, {})
@@ -86,13 +89,25 @@ class LongPolls:
     def _on_risen(self, ledger_id: int) -> None:
         """In the middle of a write that is being taken up: what it brought is read a turn later."""
         news_ms = self._clock.wall_us() // 1000
-        lac = self._storage.last_add_confirmed(ledger_id)
         is_gone = not self._storage.knows(ledger_id)
         loop = asyncio.get_running_loop()
         for parked in list(self._of_ledger.get(ledger_id, ())):
-            if is_gone or lac > parked.previous_lac:
+            if is_gone or self._has_news(ledger_id, parked.previous_lac, parked.piggyback):
                 self.forget(parked)
                 loop.call_soon(parked.wake, news_ms)
+
+    def _has_news(self, ledger_id: int, previous_lac: int, piggyback: bool) -> bool:
+        """That an entry is confirmed is known before the add that says so is durable. Who wants the
+        entry brought along is told as soon as it can be, all others when that add is durable.
+        """
+        storage = self._storage
+        if storage.last_add_confirmed(ledger_id) > previous_lac:
+            return True
+        return (
+            piggyback
+            and storage.told_lac(ledger_id) > previous_lac
+            and storage.peek(ledger_id, previous_lac + 1) is not None
+        )
 
     def _end(self, parked: Parked, news_ms: int | None) -> None:
         self.forget(parked)

@@ -74,8 +74,8 @@ class Storage:
         stats: Stats,
     ) -> None:
         self.stats = stats
-        # Of ledgers whose LAC somebody awaits: called, and quick to return, when it rose or the ledger
-        # was deleted. What is read right behind a call may be older; in the next turn of the loop it is not.
+        # Of ledgers whose LAC somebody awaits: called, and quick to return, when it was told or rose, or
+        # the ledger was deleted. What is read right behind a call may be older; in the next turn of the loop it is not.
         self.lac_watchers: dict[int, Callable[[int], None]] = {}
         self.refuses_adds = False  # But for those that are urgent.
         self._disk = disk
@@ -257,6 +257,8 @@ class Storage:
         if group.ledger_id < self.catalog.old_below and not group.is_recovery:
             return BookieReadOnly  # However new to us: its writer goes elsewhere (B13).
         ledger.show_key(group.ledger_key)
+        if ledger.on_lac(group.lacs[-1]) and self.lac_watchers:
+            self._tell_lac_watcher(group.ledger_id)
         return None
 
     def _submit(self, adds: Adds, groups: Sequence[AddGroup], on_done: OnDone) -> None:
@@ -364,6 +366,11 @@ class Storage:
         """The highest that an entry or an explicit LAC here names; durable. Doubt can only lower it."""
         ledger = self._known_ledger(ledger_id)
         return ledger.last_add_confirmed if ledger else NO_ENTRY
+
+    def told_lac(self, ledger_id: int) -> int:
+        """At least that: the highest that anybody told, true but not durable yet. A restart knows less."""
+        ledger = self._known_ledger(ledger_id)
+        return ledger.told_lac if ledger else NO_ENTRY
 
     def expect_deletion(self, ledger_ids: Iterable[int], *, is_wanted: bool) -> None:
         """Whether adds are refused, so that what is found out about these ledgers goes on to hold."""

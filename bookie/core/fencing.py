@@ -51,7 +51,7 @@ class Ledger:
 
     __slots__ = (
         *("deletion_is_wanted", "facts", "fence_is_wanted", "is_suspect", "last_add_confirmed"),
-        *("ledger_id", "shown_key"),
+        *("ledger_id", "shown_key", "told_lac"),
     )
 
     def __init__(self, ledger_id: int, facts: LedgerFacts) -> None:
@@ -62,6 +62,7 @@ class Ledger:
         self.deletion_is_wanted = self.is_deleted
         self.is_suspect = False  # It is being asked whether it was deleted.
         self.last_add_confirmed: int = facts.lac_of_packet  # The highest that is durable here.
+        self.told_lac: int = facts.lac_of_packet  # The highest that was heard, so at least that.
 
     @property
     def is_deleted(self) -> bool:
@@ -98,9 +99,21 @@ class Ledger:
         if self.shown_key is None:
             self.shown_key = ledger_key
 
+    def on_lac(self, last_add_confirmed: int) -> bool:
+        """An add that was accepted carries it. Whether that is news.
+
+        It is true whatever becomes of the add: others confirmed what it speaks of. So those who wait
+        may be told at once; whoever has to build on it needs the durable one.
+        """
+        if last_add_confirmed <= self.told_lac:
+            return False
+        self.told_lac = last_add_confirmed
+        return True
+
     def on_durable_lac(self, last_add_confirmed: int) -> bool:
         """Whether that is news."""
         if last_add_confirmed <= self.last_add_confirmed:
             return False
         self.last_add_confirmed = last_add_confirmed
+        self.on_lac(last_add_confirmed)
         return True

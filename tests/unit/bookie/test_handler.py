@@ -473,6 +473,33 @@ def test_a_long_poll_ends_when_the_lac_rises() -> None:
     tell(story)
 
 
+def test_a_long_poll_hears_of_a_lac_before_the_add_that_carries_it_is_durable() -> None:
+    """It is true whatever becomes of that add; what a restart builds on is the durable one (B1)."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        waiting = client.ask(poll(-1))
+        await asyncio.sleep(1)
+        scene.node.disk.sync_s = (20.0, 20.0)
+        adding = asyncio.ensure_future(add_entries(scene.storage, 7, [1]))
+        async with asyncio.timeout(10):
+            reply = await waiting
+        assert isinstance(reply, ReadReply)
+        assert (reply.entry_id, reply.last_add_confirmed) == (0, 0)
+        assert reply.body == entry(7, 0)
+        assert not adding.done()
+        assert scene.storage.last_add_confirmed(7) == -1
+        async with asyncio.timeout(10):
+            at_once = await client.call(poll(-1))
+        assert isinstance(at_once, ReadReply)
+        assert at_once.body == entry(7, 0)
+        await adding
+        assert scene.storage.last_add_confirmed(7) == 0
+
+    tell(story)
+
+
 def test_a_long_poll_ends_by_an_explicit_lac_without_the_entry_it_does_not_have() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect()

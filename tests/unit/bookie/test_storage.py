@@ -427,8 +427,9 @@ def test_whoever_awaits_a_lac_is_told_though_the_ledger_had_left_memory(
         for other in range(20, 30):
             storage.add(adds((other, 0)))
         assert ledger_id not in storage._ledgers
+        assert told == [ledger_id]  # When it was heard,
         await done
-        assert told == [ledger_id]
+        assert told == [ledger_id] * 2  # and when it was durable.
         assert storage.last_add_confirmed(ledger_id) == 0
 
     tell(story)
