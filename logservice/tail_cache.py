@@ -66,6 +66,11 @@ class TailCache:
         """The first offset that is here; the tail if none is."""
         return self._kept[self._dropped][0] if self._dropped < len(self._kept) else self.tail
 
+    @property
+    def waiting(self) -> int:
+        """Readers that wait for more."""
+        return len(self._waiting)
+
     def add(self, blocks: Sequence[_Kept]) -> None:
         """They are confirmed, and follow each other and the tail. Whoever waits is told once."""
         if not blocks:

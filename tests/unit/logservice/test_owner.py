@@ -1,16 +1,31 @@
 """LS1 to LS11: one log and its owners, in virtual time."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
+from rollbook.logservice import owner
+from rollbook.logservice.core.block import Block
+from rollbook.logservice.core.control import Barrier, unpack_control
+from rollbook.logservice.core.ledger_list import LogState
 from rollbook.logservice.core.rolling import AGE
-from rollbook.logservice.ids import ProducerRef
-from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.ids import Offset, ProducerRef, WriterEpoch
+from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.logservice.owner import Pending
+from rollbook.logservice.tail_cache import Subscription
+from rollbook.logservice.words import AcquireMode, Condition
 from rollbook.proto.errors import (
+    AppendUnsettled,
+    LogSealed,
+    OffsetMismatch,
+    Overloaded,
     OwnerChanging,
+    StaleEpoch,
+    WriterHeld,
+    WriterRequired,
 )
-from tests.unit.logservice.owner_scene import Scene, play
+from tests.unit.logservice.owner_scene import LOG, Held, Scene, block_of, play, refused
 
 
 def ref(seq: int, epoch: int = 0) -> ProducerRef:
@@ -71,7 +86,7 @@ def test_what_is_pending_when_a_log_is_handed_over_is_acked() -> None:
 def test_a_log_rolls_under_load_and_nobody_notices() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
-        pending = []
+        pending: list[Pending] = []
         for number in range(300):
             pending.append(log.begin(b"%d" % number, producer=ref(number)))
             if number % 3 == 0:
@@ -117,3 +132,283 @@ def test_a_roll_on_demand_returns_when_the_old_segment_is_closed() -> None:
         assert await scene.values() == [b"a", b"b"]
 
     play(story)
+
+
+# --- Seal ------------------------------------------------------------------------------------------
+
+
+def test_a_sealed_log_takes_nothing_and_still_answers_retries() -> None:
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await log.append(b"a", producer=ref(0))
+        block, info = block_of(b"last", producer=ref(1))
+        assert await log.run(log.owner.seal(block, info)) == 2
+        assert await log.run(log.owner.seal(block, info)) == 2  # As a retry, and
+        assert await log.run(log.owner.seal()) == 2  # as a repetition.
+        refusal = await refused(log.append(b"b", producer=ref(2)), LogSealed)
+        assert refusal.ids["tail"] == 2
+        assert (await log.append(b"a", producer=ref(0))).is_duplicate
+        await refused(log.run(log.owner.roll()), LogSealed)
+        await refused(
+            log.run(log.owner.acquire_writer("a", AcquireMode.STEAL)),
+            LogSealed,
+        )
+        assert (await scene.stored()).list.state is LogState.SEALED
+        await log.close()
+        again = await (await scene.server("s2")).open()
+        assert (again.owner.is_sealed, again.owner.tail) == (True, 2)
+        assert (await again.append(b"a", producer=ref(0))).first_offset == 0
+        await refused(again.append(b"b"), LogSealed)
+        await again.close()
+        assert await scene.values() == [b"a", b"last"]
+
+    play(story)
+
+
+def test_a_seal_that_is_refused_seals_nothing() -> None:
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        wrong = Condition(expected_offset=Offset(5))
+        block, info = block_of(b"last")
+        await refused(log.run(log.owner.seal(block, info, wrong)), OffsetMismatch)
+        await refused(log.run(log.owner.seal(condition=wrong)), OffsetMismatch)
+        assert (await log.append(b"a")).first_offset == 0
+        await log.close()
+
+    play(story)
+
+
+def test_a_log_is_sealed_while_it_rolls() -> None:
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        pending = [log.begin(b"%d" % number) for number in range(40)]
+        rolling = log.server.begin(log.owner.roll())
+        sealing = log.server.begin(log.owner.seal())
+        assert await scene.within(sealing) == 40
+        await asyncio.gather(rolling, return_exceptions=True)
+        for each in pending:
+            await scene.within(each.answer)
+        listed = (await scene.stored()).list
+        assert (listed.state, listed.tail) == (LogState.SEALED, 40)
+        await log.close()
+        assert len(await scene.values()) == 40
+
+    play(story)
+
+
+# --- The exclusive writer --------------------------------------------------------------------------
+
+
+def test_who_steals_the_writer_epoch_has_everything_older_below_his_fence() -> None:
+    """LS8."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await refused(log.append(b"x"), WriterRequired)
+        first = await log.run(log.owner.acquire_writer("a", AcquireMode.FAIL))
+        mine = Condition(writer_epoch=first.writer_epoch)
+        pending = [log.begin(b"%d" % number, condition=mine) for number in range(5)]
+        stealing = log.server.begin(log.owner.acquire_writer("b", AcquireMode.STEAL))
+        await scene.until(lambda: log.owner.writer_epoch == 2)
+        late = log.begin(b"late", condition=mine)
+        grant = await scene.within(stealing)
+        assert all(each.answer.done() for each in pending)
+        assert (grant.writer_epoch, grant.fence_offset) == (2, 5)
+        error = await refused(scene.within(late.answer), StaleEpoch)
+        assert error.ids["fenced_at"] == 5
+        await refused(log.run(log.owner.renew_writer(first.writer_epoch)), StaleEpoch)
+        renewed = await log.run(log.owner.renew_writer(grant.writer_epoch))
+        assert renewed == grant
+        log.server.node.kill()
+        second = await (await scene.server("s2")).open()
+        await refused(second.append(b"x", condition=mine), StaleEpoch)
+        ack = await second.append(b"y", condition=Condition(writer_epoch=grant.writer_epoch))
+        assert (ack.first_offset, ack.writer_epoch) == (5, 2)
+        await second.close()
+
+    play(story, config=LogConfig(writer_mode=WriterMode.EXCLUSIVE))
+
+
+def test_who_waits_for_the_writer_epoch_gets_it_when_it_is_released_or_has_run_out() -> None:
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        first = await log.run(log.owner.acquire_writer("a", AcquireMode.WAIT))
+        await refused(log.run(log.owner.acquire_writer("b", AcquireMode.FAIL)), WriterHeld)
+        waiting = log.server.begin(log.owner.acquire_writer("b", AcquireMode.WAIT, 5000))
+        await asyncio.sleep(20)
+        assert not waiting.done()
+        await log.run(log.owner.release_writer(first.writer_epoch))
+        second = await scene.within(waiting)
+        assert (second.writer_epoch, log.owner.writer_holder) == (2, "b")
+        began = scene.world.now
+        third = await log.run(log.owner.acquire_writer("c", AcquireMode.WAIT))
+        assert third.writer_epoch == 3
+        assert 4.9 < scene.world.now - began < 5.5
+        await refused(log.run(log.owner.release_writer(WriterEpoch(2))), StaleEpoch)
+        await log.close()
+
+    play(story)
+
+
+# --- Barriers ---------------------------------------------------------------------------------------
+
+
+def test_barriers_share_entries_and_need_none_beside_appends() -> None:
+    """LS10."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await log.append(b"a")
+        alone = [log.server.begin(log.owner.barrier()) for _ in range(50)]
+        assert {await scene.within(each) for each in alone} == {1}
+        beside = log.server.begin(log.owner.barrier())
+        await asyncio.sleep(0)
+        pending = log.begin(b"b")
+        assert await scene.within(beside) == 2
+        assert pending.answer.done()
+        await log.close()
+        said = [unpack_control(block) for block in await scene.read_all() if block.is_control]
+        assert sum(isinstance(each, Barrier) for each in said) == 1
+
+    play(story)
+
+
+# --- Room ---------------------------------------------------------------------------------------------
+
+
+def test_a_full_window_refuses_and_changes_nothing() -> None:
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        scene.set_bookies(is_hung=True)
+        big = b"x" * 1_000_000
+        pending: list[Pending] = []
+        with suppress(Overloaded):
+            while True:
+                pending.append(log.begin(big, producer=ref(len(pending))))
+        taken = len(pending)
+        assert 10 <= taken <= 16
+        waiting = log.server.begin(log.owner.ready(len(big)))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        scene.set_bookies(is_hung=False)
+        scene.world.network.reset("s1", "b1")
+        scene.world.network.reset("s1", "b2")
+        scene.world.network.reset("s1", "b3")
+        scene.world.network.reset("s1", "b4")
+        await scene.within(waiting)
+        ack = await log.append(big, producer=ref(taken))
+        assert ack.first_offset == taken
+        await log.close()
+
+    play(story, config=LogConfig())
+
+
+def test_answers_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "_UNCERTAIN_MAX", 100)
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        scene.set_bookies(delay_s=0.2)
+        pending = [log.begin(b"a")]
+        wrong = Condition(expected_offset=Offset(9))
+        with suppress(Overloaded):
+            while True:
+                pending.append(log.begin(b"b", condition=wrong))
+        assert len(pending) == 100
+        await log.run(log.owner.ready())
+        assert all(each.answer.done() for each in pending)
+        scene.set_bookies(delay_s=0.0)
+        await log.close()
+
+    play(story)
+
+
+# --- Neighbours that fail --------------------------------------------------------------------------
+
+
+def test_a_log_that_cannot_roll_goes_on_in_its_segment() -> None:
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await log.append(b"a")
+        scene.world.metadata.down()
+        for number in range(100):
+            assert (await log.append(b"%d" % number)).first_offset == number + 1
+            await asyncio.sleep(0.1)
+        scene.world.metadata.up()
+        await asyncio.sleep(15)
+        await log.append(b"z")
+        await asyncio.sleep(1)
+        listed = (await scene.stored()).list
+        assert len(listed.segments) == 2
+        await log.close()
+        assert len(await scene.values()) == 102
+
+    play(story)
+
+
+def test_a_log_whose_bookies_are_gone_is_unsettled_and_opens_again() -> None:
+    async def story(scene: Scene) -> None:
+        server = await scene.server("s1")
+        log = await server.open()
+        await log.append(b"a", producer=ref(0))
+        scene.set_bookies(is_hung=True)
+        await refused(log.append(b"b", producer=ref(1)), AppendUnsettled)
+        await refused(log.append(b"b", producer=ref(1)), OwnerChanging)
+        await log.run(log.owner.ended())
+        scene.set_bookies(is_hung=False)
+        again = await server.open()
+        assert (await again.append(b"b", producer=ref(1))).first_offset == 1
+        await again.close()
+
+    play(story)
+
+
+def test_another_configuration_holds_when_the_owner_has_heard_of_it() -> None:
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await log.append(b"a")
+        exclusive = LogConfig(writer_mode=WriterMode.EXCLUSIVE, roll_age_s=5)
+        await scene.nodes.change(LOG, lambda listed: listed.with_config(exclusive))
+        await log.run(log.owner.refresh())
+        await refused(log.append(b"b"), WriterRequired)
+        await asyncio.sleep(10)
+        assert len((await scene.stored()).list.segments) == 2
+        await log.close()
+
+    play(story)
+
+
+# --- Readers at the tail ------------------------------------------------------------------------------
+
+
+def test_readers_at_the_tail_see_what_is_acked_and_nothing_earlier() -> None:
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await log.append(b"a")
+        reader = log.owner.tail_from(Offset(0))
+        assert reader is not None
+        assert [Block(each).values() for each in await next_blocks(log, reader)] == [[b"a"]]
+        scene.set_bookies(delay_s=0.1)
+        waiting = log.server.begin(reader.next(5.0, 1000))
+        pending = log.begin(b"b", b"c")
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        blocks = await scene.within(waiting)
+        assert blocks
+        assert [Block(each).values() for each in blocks] == [[b"b", b"c"]]
+        await scene.within(pending.answer)
+        assert reader.offset == 3
+        assert await next_blocks(log, reader) == []
+        assert log.owner.tail_from(Offset(4)) is None
+        scene.set_bookies(delay_s=0.0)
+        await log.close()
+        with pytest.raises(OwnerChanging):
+            await next_blocks(log, reader)
+
+    play(story)
+
+
+async def next_blocks(log: Held, reader: Subscription) -> list[bytes]:
+    blocks = await log.run(reader.next(0.1, 1000))
+    assert blocks is not None
+    return blocks
