@@ -14,9 +14,9 @@ import structlog
 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.core.ledger_list import LEDGER_OF_LOG, LogEvent, LogState
-from rollbook.logservice.core.log_format import config_etag
 from rollbook.logservice.core.retention import is_free
 from rollbook.logservice.core.truncation import plan_truncation
+from rollbook.logservice.core.views import etag_of
 from rollbook.logservice.ids import LogName, LogUid, Offset
 from rollbook.logservice.log_nodes import LogNodes, StoredLog
 from rollbook.logservice.words import TruncateAnswer
@@ -128,7 +128,7 @@ async def delete_log(
         stored = await nodes.read(name)
         if stored.list.state is LogState.DELETED:
             return stored
-        if etag and etag != config_etag(stored.list.config):
+        if etag and etag != etag_of(stored.list.config):
             raise MetadataConflict("the log's configuration has changed", log=str(name))
         marks = await nodes.read_marks(name)
         try:

@@ -6,7 +6,6 @@ new version. A closed segment of usual size takes about 50 bytes, 64 at most; wh
 others (bases, ids in a row) is not written. A list has to fit into one node of the metadata store.
 """
 
-import hashlib
 from typing import Any, Final
 
 from rollbook.logservice.core.ledger_list import (
@@ -115,11 +114,6 @@ def unpack_log_node(data: bytes) -> tuple[LedgerList, bytes]:
         )
     except (FlawedList, Invalid) as error:
         raise BadMetadata(f"a log's list contradicts itself: {error}") from None
-
-
-def config_etag(config: LogConfig) -> str:
-    """Equal iff the configurations are."""
-    return hashlib.sha256(pack_binary(_pack_config(config))).hexdigest()[:16]
 
 
 def check_version(version: int) -> None:

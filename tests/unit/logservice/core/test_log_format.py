@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollbook.logservice.core.ledger_list import EVENTS_MAX, LedgerList, LogEvent
-from rollbook.logservice.core.log_format import config_etag, pack_log_node, unpack_log_node
+from rollbook.logservice.core.log_format import pack_log_node, unpack_log_node
 from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId, ServerId, ServerInfo
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.logservice.schema import log_node_pb2 as schema
@@ -161,11 +161,6 @@ def test_what_is_newer_is_left_alone() -> None:
     unversioned.ClearField("format_version")
     with pytest.raises(BadMetadata):
         unpack_log_node(unversioned.SerializeToString())
-
-
-@given(CONFIGS, CONFIGS)
-def test_an_etag_tells_configurations_apart(one: LogConfig, other: LogConfig) -> None:
-    assert (config_etag(one) == config_etag(other)) == (one == other)
 
 
 def test_only_the_last_events_are_kept() -> None:
