@@ -112,6 +112,13 @@ def _parser() -> argparse.ArgumentParser:
     chaos = kind.add_parser("chaos", help="a real cluster under kills, pauses, cuts and slow disks")
     chaos.add_argument("--seconds", type=_count, default=60, help="of faults (60)")
     chaos.add_argument("--from", dest="seed", type=int, default=0, help="the plan's seed (0)")
+    chaos.add_argument(
+        "--closed-within",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="after healing every ledger must be closed (120; 10 is meant, on a quiet machine)",
+    )
     chaos.set_defaults(run=kinds.chaos)
 
     bench = kind.add_parser("bench", help="a table of medians against their targets")

@@ -18,7 +18,17 @@ from tests.tally import Tally, clean, missing_piece, progress_line
 BENCHES: Final = {
     name: f"tests.bench.{name}"
     for name in (
-        *("bookie", "codec", "hostile", "hung", "ledger", "ledger_client", "memory", "metastore"),
+        *(
+            "blocks",
+            "bookie",
+            "codec",
+            "hostile",
+            "hung",
+            "ledger",
+            "ledger_client",
+            "memory",
+            "metastore",
+        ),
         *("restart", "simulator", "space"),
     )
 }
@@ -265,7 +275,12 @@ def chaos(arguments: argparse.Namespace) -> Tally:
     tally = _pytest("tests/chaos")
     if not tally.failed:
         module = importlib.import_module("tests.chaos.run")
-        _add(tally, module.chaos(arguments.seconds, arguments.seed, _progress, _say))
+        _add(
+            tally,
+            module.chaos(
+                *(arguments.seconds, arguments.seed, _progress, _say), arguments.closed_within
+            ),
+        )
         tally.unit = "tests+ledgers"
     return tally
 

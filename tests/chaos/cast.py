@@ -44,7 +44,6 @@ class Actor:
 
     def start(self) -> None:
         self._starting = None
-        self._children.forget_ended()
         self.lives += 1
         life = f"{self.name}-{self.lives}"
         self._child = self._children.start(
@@ -62,7 +61,7 @@ class Actor:
             self._starting.cancel()
             self._starting = None
         if self._child is not None:
-            self._let_go().kill()
+            self._let_go().close()
 
     def stop(self) -> None:
         if self._child is not None and self._child.is_running:
@@ -100,7 +99,9 @@ class Actor:
 
     def _on_end(self) -> None:
         was_ready = self._ready.is_set()
-        status = self._let_go().wait()
+        child = self._let_go()
+        status = child.wait()
+        child.close()
         if was_ready:
             self.unasked.append(f"{self.name} ended by itself, with {status}")
         else:

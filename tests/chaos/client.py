@@ -5,7 +5,7 @@
     writer     makes ledgers and fills them; most it closes, some it leaves. Says `ledger ID`,
                `left ID` for one that it will not close; on `finish` it makes no more, then `finished`
     recoverer  `recover ID`: until it is closed, then `closed ID`. `close all`: whatever metadata says
-               is open; `all closed` when nothing is
+               is open, `open COUNT`; `all closed` when nothing is
     tailer     `tail ID`: follows it to its end
     auditor    `audit`: reads every ledger and every copy, says `progress DONE TOTAL`, then `audited`
 
@@ -44,6 +44,7 @@ _LEFT_AT_MAX: Final = 300
 _IN_FLIGHT_S: Final = 0.0003  # Sent, and hardly synced anywhere.
 _AT_ONCE_MAX: Final = 16
 _AUDITS_AT_ONCE: Final = 4
+_METADATA_AT_ONCE: Final = 64
 _AUDIT_ATTEMPTS: Final = 40
 _WRONG: Final = (CopyState.BAD, CopyState.DIFFERENT, CopyState.UNKNOWN, CopyState.UNREACHABLE)
 
@@ -60,6 +61,7 @@ class Client:
         self.note = history.note
         self.chance = random.Random()  # What happens is up to the machine anyway.
         self._turns = asyncio.Semaphore(_AT_ONCE_MAX)
+        self._ends: dict[int, int] = {}  # Of ledgers that metadata has shown to be closed.
         self._under_way: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     async def obey(self, command: str) -> None:
@@ -92,12 +94,17 @@ class Client:
                 return
 
     async def all_ledgers(self) -> dict[int, int]:
-        """With their ends."""
-        found = {}
-        async for ledger_id in self.ledgers.list():
-            end = (await self.ledgers.metadata(ledger_id, fresh=True)).metadata.last_entry
-            found[int(ledger_id)] = NOT_CLOSED if end is None else int(end)
-        return found
+        """With their ends. Many are asked for at once: there may be thousands."""
+        ids = [int(ledger_id) async for ledger_id in self.ledgers.list()]
+        unknown = [ledger_id for ledger_id in ids if ledger_id not in self._ends]
+        for begin in range(0, len(unknown), _METADATA_AT_ONCE):
+            await asyncio.gather(*map(self._learn_end, unknown[begin : begin + _METADATA_AT_ONCE]))
+        return {ledger_id: self._ends.get(ledger_id, NOT_CLOSED) for ledger_id in ids}
+
+    async def _learn_end(self, ledger_id: int) -> None:
+        end = (await self.ledgers.metadata(ledger_id, fresh=True)).metadata.last_entry
+        if end is not None:
+            self._ends[ledger_id] = int(end)
 
 
 # --- Writing ------------------------------------------------------------------------------------
@@ -236,6 +243,7 @@ class Recoverer(Client):
         while True:
             found = await self.all_ledgers()
             still_open = [each for each, end in found.items() if end == NOT_CLOSED]
+            say(f"open {len(still_open)}")
             if not still_open:
                 return
             turns = asyncio.Semaphore(_AT_ONCE_MAX)

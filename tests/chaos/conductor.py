@@ -1,6 +1,6 @@
 """Leads a run: a cluster and its users, a plan of faults, healing, closing, an audit, the verdict.
 
-    python -m tests.chaos.conductor FOLDER SECONDS SEED FLAW-OR-MINUS cut|whole
+    python -m tests.chaos.conductor FOLDER SECONDS SEED CLOSED-WITHIN-S FLAW-OR-MINUS cut|whole
 
 Says `progress DONE TOTAL WHAT` and at last `result JSON`. With `cut` it is alone in a network namespace,
 and is the router of all others.
@@ -8,6 +8,7 @@ and is the router of all others.
 
 import asyncio
 import json
+import math
 import random
 import shutil
 import sys
@@ -46,9 +47,9 @@ SLOW: Final = "bk-1"
 UNKNOWN_SHARE_MAX: Final = 0.3
 
 _PATIENCE_S: Final = 120.0
-_AUDIT_SILENCE_S: Final = 200.0
 _TAILED_SHARE: Final = 0.7
 _DUEL_SHARE: Final = 0.6
+_LEFT_LYING_S: Final = 60.0  # Of the end of a long chaos: what is left then is closed after it.
 _PORT: Final = 3181
 _ENVIRONMENT: Final = {
     "ROLLBOOK_BOOKIE_INSECURE": "true",  # Nobody but us is in that network.
@@ -88,6 +89,8 @@ class Conductor:
         self.actors: dict[str, Actor] = {}
         self._writing: dict[str, int] = {}  # Writer -> its ledger.
         self._over = asyncio.Event()
+        self._lie_from = math.inf  # From this moment on nobody recovers what is left.
+        self.open_at_healing = 0
         self._errands: dict[asyncio.Task[None], None] = {}
         self._answers: dict[tuple[str, str], asyncio.Future[None]] = {}
 
@@ -140,6 +143,8 @@ class Conductor:
                     self.actors[self.chance.choice(TAILERS)].say(f"tail {rest}")
             case "left":
                 self._recover_soon(int(rest))
+            case "open":
+                self.open_at_healing = self.open_at_healing or int(rest)
             case "progress" if actor.name == AUDITORS[0]:
                 say(f"{line} ledgers read")
             case "unsound" | "unreadable":
@@ -156,6 +161,8 @@ class Conductor:
 
     def _recover_soon(self, ledger_id: int) -> None:
         """By one recoverer, or by two against each other."""
+        if time.monotonic() > self._lie_from:
+            return
 
         async def recover() -> None:
             await self._rest(self.chance.uniform(0, 2))
@@ -188,6 +195,7 @@ class Conductor:
 
     async def suffer(self, faults: list[Fault], seconds: float) -> None:
         started = time.monotonic()
+        self._lie_from = started + max(seconds - _LEFT_LYING_S, seconds / 2)
         tasks = [asyncio.create_task(self._strike(fault, started)) for fault in faults]
         while (passed := time.monotonic() - started) < seconds:
             say(f"progress {int(passed)} {int(seconds)} seconds of chaos")
@@ -284,7 +292,7 @@ class Conductor:
         # Once more, for what a writer had only begun to make when it was told to finish.
         await self._ask(closer, "close all", "all closed", _PATIENCE_S)
 
-    async def audit(self) -> None:
+    async def audit(self, timeout_s: float) -> None:
         """By two new clients that remember nothing."""
         for name in (*WRITERS[1:], *RECOVERERS):
             self.actors[name].kill()
@@ -292,8 +300,8 @@ class Conductor:
         await self._until_ready(AUDITORS)
         first, second = AUDITORS
         await asyncio.gather(
-            self._ask(first, "audit", "audited", _PATIENCE_S + _AUDIT_SILENCE_S),
-            self._ask(second, "read", "audited", _PATIENCE_S + _AUDIT_SILENCE_S),
+            self._ask(first, "audit", "audited", timeout_s),
+            self._ask(second, "read", "audited", timeout_s),
         )
 
     def end(self) -> list[str]:
@@ -304,7 +312,9 @@ class Conductor:
         return wrong + tracebacks(self._logs)
 
 
-async def conduct(conductor: Conductor, seconds: float, seed: int, history: Path) -> dict[str, Any]:
+async def conduct(
+    conductor: Conductor, seconds: float, seed: int, closed_within_s: float, history: Path
+) -> dict[str, Any]:
     await conductor.begin()
     cast = Cast(BOOKIES, WRITERS, (*RECOVERERS, *TAILERS), conductor.kinds(), slow_disk=SLOW)
     await conductor.suffer(draw(seed, seconds, cast), seconds)
@@ -313,11 +323,13 @@ async def conduct(conductor: Conductor, seconds: float, seed: int, history: Path
     healed_after_s = time.monotonic() - healed_at
     await conductor.close_everything()
     closed_after_s = time.monotonic() - healed_at
-    await conductor.audit()
+    await conductor.audit(_PATIENCE_S + seconds)  # There is as much to read as was written.
     wrong = conductor.end()
     events = list(read_history(history))
     judgement = judge(events)
     violations = [*judgement.violations, *wrong]
+    if closed_after_s > closed_within_s:
+        violations.append(f"not every ledger was closed within {closed_within_s:g} s of healing")
     if judgement.unknown_share > UNKNOWN_SHARE_MAX:
         share = f"{judgement.unknown_share:.0%}"
         violations.append(f"{share} of all appends ended unknown: that proves too little")
@@ -330,14 +342,15 @@ async def conduct(conductor: Conductor, seconds: float, seed: int, history: Path
         "closed_after_s": closed_after_s,
         "faults": len(conductor.struck),
         "lines": describe(
-            events, judgement, conductor.struck, starts, healed_after_s, closed_after_s
+            *(events, judgement, conductor.struck, starts),
+            *(conductor.open_at_healing, healed_after_s, closed_after_s),
         ),
     }
 
 
 def main() -> None:
     folder, seconds, seed = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    flaw, is_cut = sys.argv[4], sys.argv[5] == "cut"
+    closed_within_s, flaw, is_cut = float(sys.argv[4]), sys.argv[5], sys.argv[6] == "cut"
     with ExitStack() as stack:
         children = stack.enter_context(family())
         clients = (*WRITERS, *RECOVERERS, *TAILERS, *AUDITORS)
@@ -361,7 +374,7 @@ def main() -> None:
 
         async def lead() -> dict[str, Any]:
             conductor = Conductor(folder, seed, flaw, children, network, server, disk)
-            return await conduct(conductor, seconds, seed, folder / "history")
+            return await conduct(conductor, seconds, seed, closed_within_s, folder / "history")
 
         result = asyncio.run(lead())
         if result["violations"] and flaw == "-":

@@ -56,6 +56,7 @@ def describe(
     judgement: Judgement,
     struck: Sequence[Struck],
     starts: Mapping[str, int],
+    open_at_healing: int,
     healed_after_s: float,
     closed_after_s: float,
 ) -> list[str]:
@@ -92,6 +93,6 @@ def describe(
         f"{judgement.acked:,} acknowledged, {judgement.refused:,} refused, {unknown} unknown",
         f"{len(spans)} recoveries, {disturbed} during a fault",
         f"{judgement.read:,} entries shown, {judgement.verified_entries:,} verified copy by copy",
-        f"everybody up again {healed_after_s:.1f} s after healing began",
-        f"every ledger closed {closed_after_s:.1f} s after healing began",
+        f"everybody up again {healed_after_s:.1f} s after the last fault was over",
+        f"{open_at_healing} ledgers were open then, the last one closed {closed_after_s:.1f} s after that",
     ]

@@ -17,6 +17,7 @@ from tests.support import forgetful, zookeeper
 from tests.support.processes import ChildFailed, family
 from tests.tally import Tally, missing_piece
 
+CLOSED_WITHIN_S: Final = 120.0  # On a busy machine; 10 on a quiet one.
 _SILENCE_S_MAX: Final = 300.0
 _SHOWN_MAX: Final = 30
 
@@ -41,6 +42,7 @@ def run(
     seed: int,
     progress: Progress = lambda _what: lambda _done, _total: None,
     *,
+    closed_within_s: float = CLOSED_WITHIN_S,
     flaw: str = "-",
 ) -> Outcome:
     """`flaw`: one of `flaws.py`, in all clients."""
@@ -58,7 +60,8 @@ def run(
     with tempfile.TemporaryDirectory(prefix="rollbook-chaos-") as folder, family() as children:
         conductor = children.start(
             *(*alone, sys.executable, "-m", "tests.chaos.conductor"),
-            *(Path(folder), str(seconds), str(seed), flaw, "cut" if alone else "whole"),
+            *(Path(folder), str(seconds), str(seed), str(closed_within_s), flaw),
+            "cut" if alone else "whole",
         )
         bars: dict[str, Callable[[int, int], None]] = {}
         while True:
@@ -78,9 +81,10 @@ def chaos(
     seed: int,
     progress: Progress,
     say: Callable[[str], None],
+    closed_within_s: float = CLOSED_WITHIN_S,
 ) -> Tally:
     """For people: everything is said."""
-    outcome = run(seconds, seed, progress)
+    outcome = run(seconds, seed, progress, closed_within_s=closed_within_s)
     for line in outcome.lines:
         say(line)
     for violation in outcome.violations[:_SHOWN_MAX]:

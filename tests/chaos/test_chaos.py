@@ -62,6 +62,6 @@ def _who_mentions(folder: Path) -> list[str]:
             command = path.read_text().replace("\0", " ")
         except OSError:  # It is gone.
             continue
-        if f"{folder}/rollbook-chaos-" in command:
+        if f"{folder}/rollbook-" in command:
             found.append(command)
     return found
