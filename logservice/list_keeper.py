@@ -1,12 +1,13 @@
 """The ledger list of a log in the hands of its owner: every change is a compare-and-set.
 
-Others change the list, too: its configuration, its marks. Whoever finds it changed reads it again, sees
-whether it is still the owner that it names, and makes its own change anew.
+Others change the list, too: its configuration, what is discarded. Whoever finds it changed reads it
+again, sees whether it is still the owner that it names, and makes its own change anew. Of one owner's
+changes there is one at a time.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -16,6 +17,7 @@ from rollbook.logservice.ground import Ground
 from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.segment_writer import drop_ledger, make_ledger
 from rollbook.proto.errors import (
+    Guarded,
     MetadataConflict,
     NoSuchLog,
     OutcomeUnknown,
@@ -23,6 +25,8 @@ from rollbook.proto.errors import (
     Unavailable,
 )
 from rollbook.proto.ids import LedgerId
+
+T = TypeVar("T")
 
 Change = Callable[[LedgerList], LedgerList]
 
@@ -37,6 +41,7 @@ class ListKeeper:
         self.stored = stored  # As it was last written or read.
         self.owner_epoch = stored.list.owner_epoch
         self._ground, self._log = ground, log
+        self._changing = asyncio.Lock()
 
     @property
     def list(self) -> LedgerList:
@@ -63,46 +68,63 @@ class ListKeeper:
 
         Raises `OwnerFenced`, `NoSuchLog`, and what `make` raises.
         """
-        while True:
-            wanted = make(self.list)
-            if wanted == self.list:
-                return
-            try:
-                self.stored = await self._ground.nodes.replace(self.stored, wanted)
-                return
-            except (MetadataConflict, Unavailable, OutcomeUnknown) as error:
-                self._log.info("log_list_not_written", reason=error.code.reason)
-            await self.refresh()
+
+        async def replace(stored: StoredLog) -> tuple[StoredLog, None]:
+            return await self._ground.nodes.replace(stored, make(stored.list)), None
+
+        await self.attempt(replace, until_known=True)
+
+    async def attempt(
+        self, work: Callable[[StoredLog], Awaitable[tuple[StoredLog, T]]], *, until_known: bool
+    ) -> T:
+        """`work` changes the list from the one that it is given; again if somebody was quicker.
+
+        `until_known`: again, too, if nobody can say whether it was done. Raises as `change`.
+        """
+        async with self._changing:
+            while True:
+                try:
+                    self.stored, result = await work(self.stored)
+                except Guarded:
+                    raise
+                except (MetadataConflict, Unavailable, OutcomeUnknown) as error:
+                    if not until_known and not isinstance(error, MetadataConflict):
+                        raise
+                    self._log.info("log_list_not_written", reason=error.code.reason)
+                else:
+                    return result
+                await self.refresh()
 
     async def list_ledger(
         self, make: Callable[[LedgerList, LedgerId], LedgerList]
     ) -> tuple[LedgerWriter, Segment]:
-        """A new ledger at the end of the list.
+        """A new ledger at the end of the list (LS3).
 
         Raises as `change`, and as the making of a ledger does; then none is listed, unless the store
         does not answer any more: then it may be, and nobody writes it.
         """
-        while True:
-            made_for = self.stored.version
-            writer = await make_ledger(self._ground, self.stored)
-            try:
-                wanted = make(self.list, writer.ledger_id)
-            except RollbookError:
+        async with self._changing:
+            while True:
+                made_for = self.stored.version
+                writer = await make_ledger(self._ground, self.stored)
+                try:
+                    wanted = make(self.list, writer.ledger_id)
+                except RollbookError:
+                    await drop_ledger(self._ground, writer)
+                    raise
+                try:
+                    self.stored = await self._ground.nodes.replace(
+                        self.stored, wanted, made_for=made_for
+                    )
+                except (MetadataConflict, Unavailable, OutcomeUnknown) as error:
+                    self._log.info("log_list_not_written", reason=error.code.reason)
+                    await self._stopping_if_failed(writer, self.refresh())
+                except BaseException:
+                    await writer.stop()
+                    raise
+                if self.list.segments[-1].ledger_id == writer.ledger_id:
+                    return writer, self.list.segments[-1]
                 await drop_ledger(self._ground, writer)
-                raise
-            try:
-                self.stored = await self._ground.nodes.replace(
-                    self.stored, wanted, made_for=made_for
-                )
-            except (MetadataConflict, Unavailable, OutcomeUnknown) as error:
-                self._log.info("log_list_not_written", reason=error.code.reason)
-                await self._stopping_if_failed(writer, self.refresh())
-            except BaseException:
-                await writer.stop()
-                raise
-            if self.list.segments[-1].ledger_id == writer.ledger_id:
-                return writer, self.list.segments[-1]
-            await drop_ledger(self._ground, writer)
 
     async def _stopping_if_failed(self, writer: LedgerWriter, work: Awaitable[None]) -> None:
         try:

@@ -23,7 +23,7 @@ from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.block import Block
 from rollbook.logservice.core.control import NO_LEDGER, Follows, unpack_control
-from rollbook.logservice.core.ledger_list import LedgerList, LogState, Segment
+from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Segment
 from rollbook.logservice.core.memory import LogMemory, snapshot_in
 from rollbook.logservice.core.takeover import Ended, judge, pause_s, stands_down, to_end
 from rollbook.logservice.ground import Ground
@@ -87,8 +87,13 @@ async def open_log(name: LogName, ground: Ground, reason: str) -> Opening:
 async def _take_over(ground: Ground, stored: StoredLog, found: _End, reason: str) -> Opening | None:
     """None if the list has changed meanwhile: then nothing was done."""
     settled = _settled(stored.list, found).with_owner(ground.server)
+    server_id, now_us = ground.server.server_id, ground.clock.wall_us()
+    tail = found.memory.tail
+    settled = settled.with_event(
+        LogEvent("log_opened", now_us, settled.owner_epoch, server_id, reason, tail)
+    )
     if found.memory.is_sealed:  # Its last owner died before it could list that.
-        sealed = settled.with_sealed(found.memory.tail)
+        sealed = settled.with_sealed(tail)
         try:
             stored = await ground.nodes.replace(stored, sealed)
         except MetadataConflict:

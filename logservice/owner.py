@@ -35,19 +35,27 @@ from rollbook.logservice.core.control import (
     WriterReleased,
     pack_control,
 )
-from rollbook.logservice.core.ledger_list import LedgerList
+from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState
 from rollbook.logservice.core.producers import Batch
-from rollbook.logservice.core.rolling import DEMAND, SegmentLimits
+from rollbook.logservice.core.rolling import DEMAND, TRUNCATION, SegmentLimits
 from rollbook.logservice.core.sequencer import Sequencer
 from rollbook.logservice.core.settling import Settling
 from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, SegmentId, WriterEpoch
 from rollbook.logservice.list_keeper import ListKeeper
 from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.opening import Opening, open_log
 from rollbook.logservice.segment_writer import SegmentWriter
 from rollbook.logservice.tail_cache import Subscription, TailCache
-from rollbook.logservice.words import AcquireMode, AppendAck, Condition, WriterGrant
+from rollbook.logservice.truncation import delete_discarded, truncate
+from rollbook.logservice.words import (
+    AcquireMode,
+    AppendAck,
+    Condition,
+    TruncateAnswer,
+    WriterGrant,
+)
 from rollbook.proto.errors import (
     AppendUnsettled,
     Invalid,
@@ -56,13 +64,14 @@ from rollbook.proto.errors import (
     OutcomeUnknown,
     Overloaded,
     OwnerChanging,
+    OwnerFenced,
     OwnerLost,
     RollbookError,
     Superseded,
     Unavailable,
     WriterHeld,
 )
-from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 from rollbook.proto.tasks import to_its_end
 
 logger = structlog.get_logger()
@@ -137,6 +146,7 @@ class Owner:
             self._writing = self._take(opening.writer, stored.list.segments[-1].segment_id, 0)
         self._rolling: asyncio.Task[SegmentId] | None = None
         self._sealing: asyncio.Task[None] | None = None
+        self._tidying: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._roll_again_s = 0.0
         self._ending: asyncio.Task[None] | None = None
@@ -581,6 +591,74 @@ class Owner:
             self._writing.limits.configure(config)
             self._watch_age()
 
+    # --- Truncation ---------------------------------------------------------------------------
+
+    async def truncate(
+        self,
+        before: Offset,
+        *,
+        dry_run: bool = False,
+        force_roll: bool = False,
+        reason: str = TRUNCATION,
+    ) -> TruncateAnswer:
+        """The log starts at `before` from here on; whole ledgers are deleted afterwards.
+
+        `force_roll` ends the segment that is written if it holds records below `before`. Raises
+        `Guarded`, `InvalidRequest` beyond the tail, and after `ConnectionLost` it may have been done.
+        """
+        self._use()
+        if force_roll and not dry_run and self._may_free_by_roll(before):
+            await self.roll(TRUNCATION)
+        await self._until_settled()
+
+        async def work(stored: StoredLog) -> tuple[StoredLog, TruncateAnswer]:
+            return await truncate(
+                *(self._ground.nodes, stored, before),
+                confirmed=self.tail,
+                is_begun=self._is_begun,
+                event=self._event("log_truncated", reason, before),
+                dry_run=dry_run,
+            )
+
+        try:
+            answer = await self._keeper.attempt(work, until_known=False)
+        except (OwnerFenced, Missing) as error:
+            self.lose(f"the list says so: {error}")
+            raise self._refusal() from error
+        self._tidy()
+        return answer
+
+    def _may_free_by_roll(self, before: Offset) -> bool:
+        writing = self._writing
+        return writing is not None and writing.has_records and before > writing.base_offset
+
+    @property
+    def _is_begun(self) -> bool:
+        """Of the first segment that the list does not call closed the first entry is confirmed: it holds
+        the log's memory, so what is before it may go.
+        """
+        writing = self._writing
+        is_written = writing is not None and writing.writer.last_add_confirmed >= FIRST_ENTRY
+        return is_written or self._settling.is_closing
+
+    def _tidy(self) -> None:
+        """Deletes the ledgers that have left the list, in the background; what fails is done later."""
+        if self.list.discarded and self._tidying is None and self.failure is None:
+            self._tidying = self._loop.create_task(self._delete_discarded())
+            self._tidying.add_done_callback(self._on_tidied)
+
+    async def _delete_discarded(self) -> None:
+        ground = self._ground
+        with suppress(RollbookError):
+            await delete_discarded(ground.ledgers, ground.nodes, self._keeper.stored)
+
+    def _on_tidied(self, _: "asyncio.Task[None]") -> None:
+        self._tidying = None
+
+    def _event(self, kind: str, reason: str, offset: Offset) -> LogEvent:
+        server_id = self._ground.server.server_id
+        return LogEvent(kind, self._wall_us(), self.owner_epoch, server_id, reason, offset)
+
     # --- Seal ---------------------------------------------------------------------------------
 
     async def seal(
@@ -622,7 +700,14 @@ class Owner:
         if not self._is_owner_still():
             raise self._refusal()
         await self._close_last()
-        await self._change_list(lambda listed: listed.with_sealed(self.tail))
+        event = self._event("log_sealed", "", self.tail)
+
+        def with_sealed(listed: LedgerList) -> LedgerList:
+            if listed.state is LogState.SEALED:
+                return listed
+            return listed.with_sealed(self.tail).with_event(event)
+
+        await self._change_list(with_sealed)
         self.tail_cache.wake()
         self._log.info("log_sealed", tail=self.tail)
 
@@ -663,14 +748,14 @@ class Owner:
         self._is_closing = True
         try:
             if self.failure is None:
-                await self._hand_over()
+                await self._hand_over(reason)
                 self._log.info("log_released", reason=reason)
         except RollbookError as error:
             self._log.warning("log_not_released", reason=_reason_of(error))
         self._end(f"it was given up: {reason}", OwnerLost)
         await self.ended()
 
-    async def _hand_over(self) -> None:
+    async def _hand_over(self, reason: str) -> None:
         for task in (self._rolling, self._sealing):
             if task is not None:
                 await asyncio.gather(task, return_exceptions=True)
@@ -680,7 +765,8 @@ class Owner:
                 await writing.writer.ready()
                 self._write_control(Snapshot(self._memory.pack()), None, None)
             await self._close_last()
-        await self._change_list(lambda listed: listed.with_released())
+        event = self._event("log_released", reason, self.tail)
+        await self._change_list(lambda listed: listed.with_released().with_event(event))
 
     def lose(self, reason: str) -> None:
         """At once: nothing is confirmed any more, and what is pending will not be answered.
@@ -723,7 +809,8 @@ class Owner:
         self._ending = self._loop.create_task(self._stop())
 
     async def _stop(self) -> None:
-        tasks = [task for task in (self._rolling, self._sealing) if task is not None]
+        works = (self._rolling, self._sealing, self._tidying)
+        tasks = [task for task in works if task is not None]
         for task in tasks:
             task.cancel()
         for segment in self._segments:
@@ -748,12 +835,14 @@ class Owner:
         self._write_control(Opened(self.owner_epoch, server_id, reason), None, None)
         await self._until_settled()
         self._watch_age()
+        self._tidy()
 
     def _take(self, writer: LedgerWriter, segment_id: SegmentId, number: int) -> SegmentWriter:
         writing = SegmentWriter(
             writer,
             segment_id,
             number=number,
+            base_offset=self._memory.tail,
             limits=SegmentLimits(self.config, self._ground.randomness),
             on_confirmed=self._on_confirmed,
             on_failed=self._on_failed,

@@ -13,7 +13,7 @@ from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.ledger_list import custom_metadata
 from rollbook.logservice.core.rolling import SegmentLimits
 from rollbook.logservice.ground import Ground
-from rollbook.logservice.ids import SegmentId
+from rollbook.logservice.ids import Offset, SegmentId
 from rollbook.logservice.log_nodes import StoredLog
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.ids import EntryId, LedgerId
@@ -48,6 +48,7 @@ class SegmentWriter:
         segment_id: SegmentId,
         *,
         number: int,
+        base_offset: Offset,
         limits: SegmentLimits,
         on_confirmed: Callable[[int, EntryId], None],
         on_failed: Callable[[BaseException], None],
@@ -56,6 +57,7 @@ class SegmentWriter:
         self.segment_id: Final = segment_id
         self.ledger_id: Final[LedgerId] = writer.ledger_id
         self.number: Final = number  # In the order of this owner's ledgers, from 0.
+        self.base_offset: Final = base_offset
         self.limits: Final = limits
         self.began_s: Final = asyncio.get_running_loop().time()
         self.bytes = 0

@@ -7,6 +7,7 @@ together do not roll together, each segment draws by how much, up to a tenth, it
 
 from typing import Final
 
+from rollbook.logservice.core.retention import roll_age_s
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.ports import Randomness
 
@@ -15,8 +16,7 @@ BYTES: Final = "bytes"
 ENTRIES: Final = "entries"
 AGE: Final = "age"
 DEMAND: Final = "demand"
-TAKEOVER: Final = "takeover"
-CREATED: Final = "created"
+TRUNCATION: Final = "truncation"
 
 
 class SegmentLimits:
@@ -30,7 +30,7 @@ class SegmentLimits:
         factor = self._factor
         self.bytes = int(config.roll_bytes * factor)
         self.entries = int(config.roll_entries * factor)
-        self.age_s = config.roll_age_s * factor
+        self.age_s = roll_age_s(config) * factor
 
     def reason_to_roll(
         self, segment_bytes: int, entries: int, age_s: float, *, has_records: bool

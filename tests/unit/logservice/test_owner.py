@@ -17,6 +17,7 @@ from rollbook.logservice.tail_cache import Subscription
 from rollbook.logservice.words import AcquireMode, Condition
 from rollbook.proto.errors import (
     AppendUnsettled,
+    InvalidRequest,
     LogSealed,
     OffsetMismatch,
     Overloaded,
@@ -412,3 +413,55 @@ async def next_blocks(log: Held, reader: Subscription) -> list[bytes]:
     blocks = await log.run(reader.next(0.1, 1000))
     assert blocks is not None
     return blocks
+
+
+# --- Truncation ---------------------------------------------------------------------------------------
+
+
+def test_a_log_that_is_truncated_gives_its_ledgers_back_and_forgets_nobody() -> None:
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        for number in range(60):
+            await log.append(b"%d" % number, producer=ref(number))
+        before = len((await scene.stored()).list.segments)
+        assert before >= 4
+        plan = await log.run(log.owner.truncate(Offset(60), dry_run=True))
+        assert plan.new_head == 60
+        assert (await scene.stored()).list.head == 0
+        await log.run(log.owner.truncate(Offset(60), force_roll=True))
+        assert log.owner.head == 60
+        await asyncio.sleep(1)
+        listed = (await scene.stored()).list
+        assert (listed.head, len(listed.segments), listed.discarded) == (60, 1, ())
+        assert [each async for each in scene.ledgers.list()] == [listed.segments[0].ledger_id]
+        await refused(log.run(log.owner.truncate(Offset(61))), InvalidRequest)
+        log.server.node.kill()
+        again = await (await scene.server("s2")).open()
+        assert (await again.append(b"59", producer=ref(59))).first_offset == 59
+        assert (await again.append(b"60", producer=ref(60))).first_offset == 60
+        await again.close()
+
+    play(story)
+
+
+def test_what_holds_the_logs_memory_stays_until_the_next_segment_has_begun() -> None:
+    """LS5: else its owner dies, the new segment is found empty, and nobody knows the producers."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        ack = await log.append(b"a", producer=ref(0))
+        scene.set_bookies(ignored={ack.ledger_id + 1})
+        rolling = log.server.begin(log.owner.roll())
+        await scene.until(lambda: any(each.is_closed for each in log.owner.list.segments))
+        truncating = log.server.begin(log.owner.truncate(Offset(1)))
+        await asyncio.sleep(0.5)
+        assert not truncating.done()
+        log.server.node.kill()
+        rolling.cancel()
+        truncating.cancel()
+        scene.set_bookies(ignored=set())
+        again = await (await scene.server("s2")).open()
+        assert (await again.append(b"a", producer=ref(0))).is_duplicate
+        await again.close()
+
+    play(story)
