@@ -18,6 +18,7 @@ from rollbook.api.grpc.status import error_of, error_of_call
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, WriterEpoch
 from rollbook.logservice.words import AppendAck, Condition
 from rollbook.proto.errors import (
+    ClientClosed,
     ConnectionLost,
     Invalid,
     Outcome,
@@ -222,13 +223,18 @@ class AppendLines:
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._lines: dict[str, AppendLine] = {}
+        self._is_closed = False
 
     def to(self, address: str) -> AppendLine:
+        """Raises `ClientClosed`."""
+        if self._is_closed:
+            raise ClientClosed
         line = self._lines.get(address)
         if line is None or line.failure is not None:
             line = self._lines[address] = AppendLine(self._channels, address)
         return line
 
     async def close(self) -> None:
+        self._is_closed = True
         for line in list(self._lines.values()):
             await line.close()

@@ -19,7 +19,7 @@ from rollbook.api.client.retrying import Pauses, in_doubt, may_retry
 from rollbook.logservice.core.block import Codec, Headers, pack_block
 from rollbook.logservice.ids import LogName, ProducerRef
 from rollbook.logservice.words import AppendAck, Condition
-from rollbook.proto.errors import Outcome, QuorumTimeout, RollbookError
+from rollbook.proto.errors import ClientClosed, Outcome, QuorumTimeout, RollbookError
 
 PRODUCER_ID_BYTES: Final = 16
 _IDLE_MAX: Final = 64
@@ -103,7 +103,10 @@ class Appender:
         loop = asyncio.get_running_loop()
         pauses, is_doubtful = Pauses(self._config), False
         while True:
-            line = self._bound_line()
+            try:
+                line = self._bound_line()
+            except ClientClosed as error:
+                raise in_doubt(error) if is_doubtful else error from None
             result: asyncio.Future[AppendAck] = loop.create_future()
             line.submit(self._ref, block, condition, partial(_tell, result))
             try:

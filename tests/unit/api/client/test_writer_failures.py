@@ -1,0 +1,232 @@
+"""Whatever breaks, a writer's records are appended in order and once, or it says what it knows."""
+
+import asyncio
+
+import pytest
+
+from rollbook.api.client.batches import Submission
+from rollbook.logservice.ids import OwnerEpoch
+from rollbook.proto.addresses import parse_address
+from rollbook.proto.errors import (
+    ClientClosed,
+    EntryTooLarge,
+    LogSealed,
+    OffsetMismatch,
+    Outcome,
+    Overloaded,
+    OwnerChanging,
+    OwnerLost,
+    QuorumTimeout,
+    RollbookError,
+    StaleEpoch,
+    Throttled,
+)
+from tests.unit.api.client.conftest import Site
+
+
+async def outcomes(submissions: list[Submission]) -> list[Outcome]:
+    found = []
+    for each in submissions:
+        try:
+            await each
+            found.append(Outcome.APPLIED)
+        except RollbookError as error:
+            found.append(error.outcome)
+    return found
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def values_of(site: Site, name: str) -> list[bytes]:
+    from rollbook.logservice.core.block import Block
+
+    log = next(log for log in site.cluster.logs.values() if log.name.name == name)
+    return [value for block in log.blocks for value in Block(block).values()]
+
+
+async def test_an_owner_is_found_by_its_hint(site: Site) -> None:
+    await site.start("b")
+    site.cluster.make("orders").owner = site.cluster.addresses["b"]
+    log = await site.client("a").open("orders")
+    site.cluster.logs[log.name].owner = site.cluster.addresses["a"]
+    site.cluster.logs[log.name].owner_epoch = OwnerEpoch(2)
+    assert (await log.append(b"x")).first_offset == 0  # What it knew was stale.
+    async with log.writer() as writer:
+        assert await writer.submit(b"y") == 1
+        site.cluster.logs[log.name].owner = site.cluster.addresses["b"]
+        site.cluster.logs[log.name].owner_epoch = OwnerEpoch(3)
+        submissions = [writer.submit(b"%d" % index) for index in range(100)]
+        assert [await each for each in submissions] == list(range(2, 102))
+    await log.truncate(5)
+    assert site.cores["b"].asked[-1].log == log.name
+
+
+async def test_what_a_crash_leaves_in_doubt_is_appended_once(site: Site) -> None:
+    log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
+    address = parse_address(site.cluster.addresses["a"], "it")
+    async with log.writer() as writer:
+        assert await writer.submit(b"first") == 0
+        site.cores["a"].holds.add("append_stream")  # Appended, and never acked.
+        submissions = [writer.submit(b"%03d" % index + bytes(97)) for index in range(100)]
+        await until(lambda: site.cluster.logs[log.name].tail > 1)
+        await site.stop("a")
+        site.cores["a"].holds.clear()
+        await site.start("a", address)
+        assert [await each for each in submissions] == list(range(1, 101))
+    assert values_of(site, "orders") == [b"first"] + [
+        b"%03d" % index + bytes(97) for index in range(100)
+    ]
+
+
+async def test_single_appends_survive_a_crash_as_well(site: Site) -> None:
+    await site.start("b")
+    log = await site.client("a", "b").open("orders", create=True)
+    site.cores["a"].holds.add("append_stream")
+    appends = [asyncio.ensure_future(log.append(b"%d" % index)) for index in range(10)]
+    await until(lambda: site.cluster.logs[log.name].tail == 10)
+    await site.stop("a")
+    acks = await asyncio.gather(*appends)
+    assert sorted(ack.first_offset for ack in acks) == list(range(10))
+    assert all(ack.is_duplicate for ack in acks)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Overloaded(retry_after_ms=20),
+        OwnerChanging(),
+        Throttled(),
+        OwnerLost(epoch=3),
+        QuorumTimeout(),
+    ],
+    ids=lambda error: error.code.reason,
+)
+async def test_what_passes_is_tried_again_in_order(site: Site, error: RollbookError) -> None:
+    log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
+    async with log.writer() as writer:
+        assert await writer.submit(b"first") == 0
+        site.cores["a"].failures["append_stream"].append(error)
+        submissions = [writer.submit(b"%03d" % index + bytes(97)) for index in range(100)]
+        assert [await each for each in submissions] == list(range(1, 101))
+    assert values_of(site, "orders")[1:] == [b"%03d" % index + bytes(97) for index in range(100)]
+
+
+async def test_nothing_is_appended_behind_what_was_refused(site: Site) -> None:
+    log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
+    writer = log.writer()
+    await writer.submit(b"first")
+    site.cores["a"].failures["append_stream"].append(LogSealed(tail=1))
+    submissions = [writer.submit(bytes(100)) for index in range(100)]
+    assert await outcomes(submissions) == [Outcome.NOT_APPLIED] * 100
+    with pytest.raises(LogSealed):
+        await writer.flush()
+    with pytest.raises(LogSealed) as caught:
+        writer.submit(b"late")
+    assert caught.value.ids["tail"] == 1
+    with pytest.raises(LogSealed):
+        await writer.ready()
+    await writer.close()
+    assert values_of(site, "orders") == [b"first"]
+    async with log.writer() as another:  # The log itself takes more.
+        assert await another.submit(b"second") == 1
+
+
+async def test_a_refusal_after_a_doubt_is_no_certainty(site: Site) -> None:
+    log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
+    writer = log.writer()
+    site.cores["a"].failures["append_stream"].extend([OwnerLost(), StaleEpoch(current_epoch=9)])
+    submissions = [writer.submit(b"x")]
+    with pytest.raises(StaleEpoch) as caught:
+        await submissions[0]
+    assert caught.value.outcome is Outcome.UNKNOWN
+    assert not caught.value.retryable
+    site.cores["a"].failures["append_stream"].extend([OwnerLost(), OffsetMismatch(tail=7)])
+    with pytest.raises(OffsetMismatch) as mismatch:
+        await log.append(b"x", expect=3)
+    assert mismatch.value.outcome is Outcome.UNKNOWN
+    assert mismatch.value.ids["tail"] == 7
+
+
+async def test_deadlines_fire_and_say_what_is_known(site: Site) -> None:
+    client = site.client("a", timeout_s=0.5, attempt_s=0.2, batch_bytes_max=1024)
+    log = await client.open("orders", create=True)
+    site.cores["a"].holds.add("append_stream")
+    writer = log.writer()
+    submissions = [writer.submit(bytes(100)) for index in range(100)]
+    async with asyncio.timeout(30):
+        found = await outcomes(submissions)
+    assert found[0] is Outcome.UNKNOWN
+    assert found[-1] is Outcome.NOT_APPLIED  # It never left.
+    with pytest.raises(QuorumTimeout, match="not acked within"):
+        await writer.flush()
+    with pytest.raises(QuorumTimeout) as caught:
+        await log.append(b"x")
+    assert caught.value.outcome is Outcome.UNKNOWN
+
+
+async def test_a_server_that_cannot_be_reached_is_no_doubt(site: Site) -> None:
+    client = site.client("a", timeout_s=0.5)
+    log = await client.open("orders", create=True)
+    await site.stop("a")
+    writer = log.writer()
+    submission = writer.submit(b"x")
+    with pytest.raises(QuorumTimeout) as caught:
+        await submission
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+    with pytest.raises(RollbookError) as single:
+        await log.append(b"x")
+    assert single.value.outcome is Outcome.NOT_APPLIED
+
+
+async def test_cancelling_a_wait_cancels_no_record(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+    site.cores["a"].holds.add("append_stream")
+    async with log.writer() as writer:
+        submission = writer.submit(b"x")
+
+        async def wait() -> int:
+            return await submission
+
+        waiting = asyncio.ensure_future(wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        assert (await asyncio.gather(waiting, return_exceptions=True))[0].__class__ is (
+            asyncio.CancelledError
+        )
+        site.cores["a"].release()
+        assert await submission == 0
+
+
+async def test_closing_the_client_leaves_nobody_waiting(site: Site) -> None:
+    client = site.client("a")
+    log = await client.open("orders", create=True)
+    site.cores["a"].holds.update(("append_stream", "get_tail"))
+    writer = log.writer()
+    submission = writer.submit(b"x")
+    single = asyncio.ensure_future(log.append(b"y", timeout_s=2))
+    asked = asyncio.ensure_future(log.tail_offset())
+    await until(lambda: site.cluster.logs[log.name].tail == 2)
+    await until(lambda: any("GetTail" in str(type(each)) for each in site.cores["a"].asked))
+    await client.close()
+    async with asyncio.timeout(30):
+        assert await outcomes([submission]) == [Outcome.UNKNOWN]
+        results = await asyncio.gather(single, asked, return_exceptions=True)
+    assert all(isinstance(result, RollbookError) for result in results)
+    with pytest.raises(ClientClosed):
+        writer.submit(b"late")
+    with pytest.raises(ClientClosed):
+        await log.state()
+
+
+async def test_headers_that_are_none_end_the_writer_and_not_the_program(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+    writer = log.writer()
+    submission = writer.submit(b"x", headers={"": b"v"})
+    assert await outcomes([submission]) == [Outcome.NOT_APPLIED]
+    with pytest.raises(EntryTooLarge):
+        log.writer().submit(b"x", key=bytes(3 << 20))
