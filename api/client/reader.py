@@ -2,9 +2,9 @@
 
 - It resumes at the very next offset, wherever and whenever a stream broke.
 - Offsets are dense: what comes has to begin where the last ended, unless a gap was told of.
-- It never waits quietly. Servers say at least every heartbeat where they stand; after
-  `silences_max` heartbeats without a word, or with a lag that does not shrink, it raises
-  `ReaderStalled` and says what it waits for.
+- It never waits quietly. Servers say at least every heartbeat where they stand. One that misses two is
+  left for another; after `silences_max` heartbeats without a word from anybody, or with a lag that
+  does not shrink, it raises `ReaderStalled` and says what it waits for.
 """
 
 import asyncio
@@ -31,11 +31,13 @@ from rollbook.proto.errors import (
     ConnectionLost,
     DataLost,
     InvalidRequest,
+    QuorumTimeout,
     ReaderStalled,
     RollbookError,
 )
 from rollbook.proto.v1 import log_pb2
 
+_MISSED_MAX: Final = 2  # Heartbeats of one server.
 _KINDS: Final = event_kinds(words.ReadEvent)
 
 
@@ -99,13 +101,15 @@ class EventReader:
         self._channels = channels
         self._owners = owners
         self._silence_s = config.heartbeat_s * config.silences_max
+        self._patience_s = config.heartbeat_s * _MISSED_MAX  # With one server.
         self._stuck_max = config.silences_max
         self._pauses = Pauses(config)
         self._loop = asyncio.get_running_loop()
         self._call: Any = None
         self._address = ""
         self._moving_to = ""  # Where the server before has sent us.
-        self._heard_at = self._loop.time()
+        self._heard_at = self._loop.time()  # From anybody.
+        self._due = 0.0  # When this server has been silent for too long.
         self._stuck = 0
         self._last_progress: words.Progress | None = None
 
@@ -191,11 +195,15 @@ class EventReader:
         try:
             if self._call is None:
                 self._open()
-            async with asyncio.timeout_at(self._heard_at + self._silence_s):
+            stalled_at = self._heard_at + self._silence_s
+            async with asyncio.timeout_at(min(self._due, stalled_at)):
                 event = await self._read()
         except TimeoutError:
             self._hang_up()
-            raise self._stalled(None) from None
+            if self._loop.time() >= stalled_at:
+                raise self._stalled(None) from None
+            await self._recover(QuorumTimeout("the server was silent for too long"))
+            return None
         except asyncio.CancelledError:
             self._hang_up()
             raise
@@ -204,6 +212,7 @@ class EventReader:
             await self._recover(error)
             return None
         self._heard_at = self._loop.time()
+        self._due = self._heard_at + self._patience_s
         self._pauses.reset()
         return event
 
@@ -213,6 +222,7 @@ class EventReader:
             request = replace(request, start=AtOffset(self.position))
         self._address = self._moving_to or self._owners.address_of(request.log)
         self._moving_to = ""
+        self._due = self._loop.time() + self._patience_s
         ask = self._channels.to(self._address).unary_stream(READ_STREAM.path)
         self._call = ask(pack(request).SerializeToString(), metadata=self._channels.metadata)
 

@@ -1,0 +1,215 @@
+"""A reader resumes at the exact offset, notices what is missing, and never waits quietly."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from rollbook.api.client.reader import EventReader, RecordBatch
+from rollbook.logservice import words
+from rollbook.logservice.core.block import pack_block, stamped
+from rollbook.logservice.ids import Offset
+from rollbook.proto.addresses import parse_address
+from rollbook.proto.errors import (
+    BadFrame,
+    BlockCorrupt,
+    DataLost,
+    EntryUnavailable,
+    ReaderStalled,
+    RollbookError,
+    Truncated,
+)
+from tests.unit.api.client.conftest import Site
+
+Script = Callable[[words.ReadStream], AsyncIterator[words.ReadEvent]]
+
+
+def block(offset: int, *values: bytes) -> bytes:
+    return stamped(
+        pack_block(values), base_offset=offset, base_timestamp_us=1, owner_epoch=1, writer_epoch=0
+    )
+
+
+def records(offset: int, *values: bytes) -> words.Records:
+    end = Offset(offset + len(values))
+    return words.Records((block(offset, *values),), Offset(offset), end)
+
+
+def scripted(*runs: list[words.ReadEvent | RollbookError]) -> Script:
+    """What each stream tells, one after the other; the last one again and again. Then silence."""
+    left = list(runs)
+
+    async def tell(request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
+        run = left.pop(0) if len(left) > 1 else left[0]
+        for each in run:
+            if isinstance(each, RollbookError):
+                raise each
+            yield each
+        await asyncio.sleep(600)
+
+    return tell
+
+
+async def reader_of(site: Site, script: Script | None, **settings: float) -> EventReader:
+    site.cores["a"].events = script
+    log = await site.client("a", **settings).open("orders", create=True)
+    return log.events(0)
+
+
+async def test_it_resumes_where_it_was(site: Site) -> None:
+    script = scripted(
+        [records(0, b"a", b"b"), EntryUnavailable()],
+        [records(2, b"c"), EntryUnavailable()],
+        [words.Stopped(Offset(3))],
+    )
+    reader = await reader_of(site, script)
+    seen = [event async for event in reader]
+    assert [e.values() for e in seen if isinstance(e, RecordBatch)] == [[b"a", b"b"], [b"c"]]
+    assert seen[-1] == words.Stopped(Offset(3))
+    asked = [each for each in site.cores["a"].asked if isinstance(each, words.ReadStream)]
+    assert [str(each.start) for each in asked] == ["0", "2", "3"]
+
+
+async def test_it_outlives_the_server(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+    seen: list[int] = []
+
+    async def follow() -> None:
+        async for record in log.tail("earliest"):
+            seen.append(record.offset)  # noqa: PERF401  # As it comes.
+
+    following = asyncio.ensure_future(follow())
+    address = parse_address(site.cluster.addresses["a"], "it")
+    for start in range(0, 30, 10):
+        for _ in range(10):
+            await log.append(b"x")
+        async with asyncio.timeout(30):
+            while len(seen) < start + 10:
+                await asyncio.sleep(0.005)
+        await site.stop("a")
+        await site.start("a", address)
+    await log.seal()
+    async with asyncio.timeout(30):
+        await following
+    assert seen == list(range(30))
+
+
+async def test_it_goes_where_it_is_sent(site: Site) -> None:
+    await site.start("b")
+    there = site.cluster.addresses["b"]
+    reader = await reader_of(site, scripted([records(0, b"a"), words.Moving(there, Offset(1))], []))
+    site.cores["b"].events = scripted([records(1, b"b"), words.Sealed(Offset(2))])
+    seen = [event async for event in reader]
+    assert [e.values() for e in seen if isinstance(e, RecordBatch)] == [[b"a"], [b"b"]]
+    assert seen[-1] == words.Sealed(Offset(2))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        records(3, b"x"),
+        records(1, b"x"),
+        words.Moving("", Offset(5)),
+        words.CaughtUp(Offset(9)),
+        words.Gap(words.GapKind.TRUNCATED, Offset(4), Offset(6)),
+        words.Records((block(2, b"x"),), Offset(2), Offset(4)),
+        words.Records((block(2, b"x"), block(4, b"y")), Offset(2), Offset(5)),
+        words.Records((block(3, b"x", b"y"),), Offset(2), Offset(4)),
+        words.Records((), Offset(2), Offset(2)),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+async def test_holes_and_repetitions_are_noticed(site: Site, event: words.ReadEvent) -> None:
+    reader = await reader_of(site, scripted([records(0, b"a", b"b"), event]))
+    assert await reader.next()
+    with pytest.raises(BadFrame):
+        await reader.next()
+    await reader.aclose()
+
+
+async def test_a_block_that_makes_no_sense_is_noticed(site: Site) -> None:
+    reader = await reader_of(
+        site, scripted([words.Records((b"nonsense" * 20,), Offset(0), Offset(1))])
+    )
+    with pytest.raises((BlockCorrupt, BadFrame)):
+        await reader.next()
+    await reader.aclose()
+
+
+async def test_silence_is_told(site: Site) -> None:
+    reader = await reader_of(site, scripted([records(0, b"a")], []), heartbeat_s=0.1)
+    assert await reader.next()
+    with pytest.raises(ReaderStalled) as caught:
+        await reader.next()
+    assert caught.value.ids["position"] == 1
+    with pytest.raises(ReaderStalled):  # Whoever asks again waits anew.
+        await reader.next()
+    await reader.aclose()
+
+
+async def test_a_silent_server_is_left_for_another(site: Site) -> None:
+    await site.start("b")
+    site.cores["a"].events = scripted([records(0, b"a")])
+    site.cores["b"].events = scripted([records(1, b"b")])
+    log = await site.client("a", "b", heartbeat_s=0.2, silences_max=100).open("x", create=True)
+    reader = log.events(0)
+    for value in (b"a", b"b"):
+        event = await reader.next()
+        assert isinstance(event, RecordBatch)
+        assert event.values() == [value]
+    await reader.aclose()
+
+
+async def test_a_lag_that_does_not_shrink_is_told(site: Site) -> None:
+    stuck = words.Progress(Offset(0), Offset(0), Offset(9), 9, 9, 9, words.WaitsFor.REPLICA)
+    reader = await reader_of(site, scripted([stuck] * 9))
+    for _ in range(3):
+        assert await reader.next() == stuck
+    with pytest.raises(ReaderStalled) as caught:
+        await reader.next()
+    assert caught.value.ids["waits_for"] == "replica"
+    await reader.aclose()
+
+
+async def test_a_log_that_nobody_serves_is_told(site: Site) -> None:
+    reader = await reader_of(site, None, heartbeat_s=0.1)
+    await site.stop("a")
+    with pytest.raises(ReaderStalled) as caught:
+        await reader.next()
+    assert isinstance(caught.value.__cause__, RollbookError)
+    await reader.aclose()
+
+
+async def test_what_cannot_pass_ends_it(site: Site) -> None:
+    reader = await reader_of(site, scripted([records(0, b"a"), Truncated(head=7)]))
+    assert await reader.next()
+    with pytest.raises(Truncated) as caught:
+        await reader.next()
+    assert caught.value.ids["head"] == 7
+    assert await reader.next() is None
+
+
+async def test_lost_records_are_told_and_not_passed_over(site: Site) -> None:
+    gap = words.Gap(words.GapKind.LOST, Offset(1), Offset(4))
+    site.cores["a"].events = scripted([records(0, b"a"), gap, records(4, b"b")])
+    log = await site.client("a").open("orders", create=True)
+    told = log.tail(0)
+    assert (await anext(told)).value == b"a"
+    with pytest.raises(DataLost) as caught:
+        await anext(told)
+    assert caught.value.ids == {"start": 1, "end": 4}
+
+
+async def test_a_cancelled_wait_misses_nothing(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+    reader = log.events("latest")
+    assert isinstance(await reader.next(), words.CaughtUp)
+    waiting = asyncio.ensure_future(reader.next())
+    await asyncio.sleep(0.02)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await log.append(b"x")
+    event = await reader.next()
+    assert isinstance(event, RecordBatch)
+    assert event.values() == [b"x"]
+    await reader.aclose()
