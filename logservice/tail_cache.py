@@ -4,8 +4,8 @@ Only confirmed blocks are in it, so nobody sees what may vanish (LS4). A reader 
 bytes: one that never reads costs nothing, and finds out when it comes back that its blocks have gone;
 then it reads them from the bookies.
 
-Each log keeps so much at most, and all logs of a server together no more than `TailMemory` has: beyond it
-the log that was appended to the longest ago gives its oldest blocks.
+Each log keeps so much at most, and all logs of a server together no more than `TailMemory` has (LS11):
+beyond it the log that was appended to the longest ago gives its oldest blocks.
 """
 
 import asyncio
