@@ -156,11 +156,11 @@ class _Counter:
             self.tally.failed += 1
 
 
-def _pytest(*arguments: str) -> Tally:
+def _pytest(*arguments: str, plugins: Sequence[object] = ()) -> Tally:
     import pytest
 
     counter = _Counter()
-    code = pytest.main(["-q", "--no-header", *arguments], plugins=[counter])
+    code = pytest.main(["-q", "--no-header", *arguments], plugins=[counter, *plugins])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         counter.tally.failed += 1  # Interrupted, misused, or nothing collected.
     counter.tally.skipped = clean(counter.tally.skipped)
@@ -188,7 +188,11 @@ def interop(arguments: argparse.Namespace) -> Tally:
     except java.NoJava as error:
         reason = missing_piece(java.PIECE, str(error), toolchain.PROJECT.how_to_enable)
         return Tally("tests", skipped=[reason])
-    return _pytest("tests/interop", f"--bookies={arguments.bookies}")
+    matrix = importlib.import_module("tests.interop.matrix").Matrix(arguments.bookies)
+    tally = _pytest("tests/interop", f"--bookies={arguments.bookies}", plugins=[matrix])
+    for line in matrix.lines():
+        print(line)
+    return tally
 
 
 # --- Kinds with runners of their own ------------------------------------------------------------

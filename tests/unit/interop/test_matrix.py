@@ -1,0 +1,40 @@
+"""The table that a run of `interop` ends in."""
+
+from types import SimpleNamespace
+
+from tests.interop.matrix import Matrix
+
+OURS = "tests/interop/test_our_client.py::test_java_reads_what_we_wrote[javas-v3-3/2/2-MAC]"
+THEIRS = "tests/interop/test_our_client.py::test_we_follow_a_java_writer[mixed-v2]"
+ALONE = "tests/interop/test_ledgers.py::test_a_deleted_ledger_is_gone[v2]"
+
+
+def report(nodeid: str, outcome: str, when: str = "call") -> SimpleNamespace:
+    return SimpleNamespace(
+        nodeid=nodeid, when=when, passed=outcome == "passed", failed=outcome == "failed"
+    )
+
+
+def test_a_cell_counts_what_passed_and_says_what_failed() -> None:
+    matrix = Matrix("rollbook")
+    for when in ("setup", "call", "teardown"):
+        matrix.pytest_runtest_logreport(report(OURS, "passed", when))
+    matrix.pytest_runtest_logreport(report(THEIRS, "passed"))
+    matrix.pytest_runtest_logreport(report(THEIRS, "failed", "setup"))
+    matrix.pytest_runtest_logreport(report(ALONE, "passed"))
+    assert [line.split() for line in matrix.lines()] == [
+        ["who", "writes", "bookies", "following", "deletion", "striping"],
+        ["we,", "Java", "reads", "Java's", "-", "-", "1"],
+        ["Java,", "we", "read", "mixed", "1", "FAILED", "-", "-"],
+        ["Java", "alone", "ours", "-", "1", "-"],
+    ]
+
+
+def test_tests_that_do_not_say_ran_on_the_bookies_that_were_asked_for() -> None:
+    matrix = Matrix("java")
+    matrix.pytest_runtest_logreport(report(ALONE, "passed"))
+    assert [line.split()[2:4] for line in matrix.lines()][1:] == [["Java's", "1"]]
+
+
+def test_where_nothing_ran_there_is_no_table() -> None:
+    assert list(Matrix("rollbook").lines()) == []
