@@ -32,32 +32,32 @@ from rollbook.proto.errors import (
 _REFS_MAX: Final = 100_000
 _OVERHEAD_BYTES: Final = 500  # Of an append in flight, over its block.
 _OPEN_S: Final = 30.0  # For a log to be opened.
-_REFUSED: Final = EarlierFailed()
+
+
+class _Pending:
+    """An append, and what came of it."""
+
+    __slots__ = ("append", "result")
+
+    def __init__(self, append: StreamAppend) -> None:
+        self.append = append
+        self.result: AppendResult | None = None
 
 
 class _Line:
-    """A log under one ref."""
+    """A log under one ref, from one bind to the next."""
 
-    __slots__ = (
-        "generation",
-        "is_ordered",
-        "limits",
-        "log",
-        "owner",
-        "task",
-        "waiting",
-        "why_refused",
-    )
+    __slots__ = ("failed", "is_ordered", "limits", "log", "owner", "pending", "task", "waiting")
 
-    def __init__(self, log: LogName, is_ordered: bool, generation: int) -> None:
+    def __init__(self, log: LogName, is_ordered: bool) -> None:
         self.log = log
         self.is_ordered = is_ordered
-        self.generation = generation  # Counts how often it was bound.
         self.owner: Owner | None = None  # Whose limits these are.
         self.limits: Limits | None = None
-        self.waiting: deque[StreamAppend] = deque()
+        self.pending: deque[_Pending] = deque()  # Not told yet, in order.
+        self.waiting: deque[_Pending] = deque()  # Those at the end of them that nobody has decided.
         self.task: asyncio.Task[None] | None = None
-        self.why_refused: RollbookError | None = None
+        self.failed: StreamAppend | None = None  # The first one, if nothing may follow it.
 
 
 class AppendStream:
@@ -66,6 +66,7 @@ class AppendStream:
         self._bytes_max = bytes_max
         self._loop = asyncio.get_running_loop()
         self._lines: dict[int, _Line] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._bytes = 0  # In flight, or answered and not taken.
         self._results: list[AppendResult] = []
         self._freed = 0  # By the results that lie there.
@@ -77,18 +78,22 @@ class AppendStream:
 
     def submit(self, binds: Sequence[Bind], appends: Sequence[StreamAppend]) -> None:
         for bind in binds:
-            self._bind(bind)
+            if bind.ref not in self._lines and len(self._lines) >= _REFS_MAX:
+                raise InvalidRequest(f"a stream has up to {_REFS_MAX} refs")
+            self._lines[bind.ref] = _Line(bind.log, bind.is_ordered)
         for append in appends:
             line = self._lines.get(append.ref)
             if line is None:
                 raise InvalidRequest(f"ref {append.ref} was never bound", ref=append.ref)
             self._bytes += len(append.block) + _OVERHEAD_BYTES
-            if line.why_refused is not None:
-                self._refuse(append, EarlierFailed(next_step="bind the ref anew"))
-            elif line.waiting or not self._try_append(line, append):
-                line.waiting.append(append)
+            pending = _Pending(append)
+            line.pending.append(pending)
+            if line.waiting or not self._try(line, pending):
+                line.waiting.append(pending)
                 if line.task is None:
                     line.task = self._loop.create_task(self._work_off(line))
+                    self._tasks[line.task] = None
+                    line.task.add_done_callback(self._tasks.pop)
 
     async def ready(self) -> None:
         while self._bytes >= self._bytes_max and not self._is_closed:
@@ -103,37 +108,33 @@ class AppendStream:
         results, self._results = self._results, []
         self._bytes -= self._freed
         self._freed = 0
-        if self._room is not None and self._bytes < self._bytes_max:
-            self._room.set_result(None)
-            self._room = None
+        if self._bytes < self._bytes_max:
+            self._let_in()
         return results
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
-        tasks = [line.task for line in self._lines.values() if line.task is not None]
+        self._let_in()
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._lines.clear()
         self._results.clear()
 
-    # ----------------------------------------------------------------------------------------
+    def _let_in(self) -> None:
+        if self._room is not None:
+            self._room.set_result(None)
+            self._room = None
 
-    def _bind(self, bind: Bind) -> None:
-        line = self._lines.get(bind.ref)
-        if line is None:
-            if len(self._lines) >= _REFS_MAX:
-                raise InvalidRequest(f"a stream has up to {_REFS_MAX} refs")
-            self._lines[bind.ref] = _Line(bind.log, bind.is_ordered, 0)
-        elif line.waiting and line.why_refused is None:
-            raise InvalidRequest(f"ref {bind.ref} is bound anew while appends wait", ref=bind.ref)
-        else:
-            self._lines[bind.ref] = _Line(bind.log, bind.is_ordered, line.generation + 1)
+    # --- Deciding ---------------------------------------------------------------------------
 
-    def _try_append(self, line: _Line, append: StreamAppend) -> bool:
-        """Whether it was decided, or refused for good."""
+    def _try(self, line: _Line, pending: _Pending) -> bool:
+        """Whether it was decided: given its place, or refused."""
+        append = pending.append
+        if line.failed is not None:
+            self._fail(line, pending, EarlierFailed(failed_number=line.failed.number))
+            return True
         owner = self._server.find(line.log)
         if owner is None:
             return False
@@ -145,62 +146,61 @@ class AppendStream:
         except (Overloaded, OwnerChanging):
             return False
         except RollbookError as error:
-            self._fail(line, append, error)
+            self._fail(line, pending, error)
             return True
         if is_refused and line.is_ordered:  # Why is told when all that it rests on is settled.
-            line.why_refused = _REFUSED
-        answer.add_done_callback(partial(self._on_answered, line, append))
+            line.failed = append
+        answer.add_done_callback(partial(self._on_answered, line, pending))
         return True
-
-    def _on_answered(
-        self, line: _Line, append: StreamAppend, future: "asyncio.Future[AppendAck]"
-    ) -> None:
-        error = _error_of(future)
-        if error is not None:
-            self._fail(line, append, error)
-        else:
-            self._tell(append, AppendResult(append.number, ack=future.result()))
 
     async def _work_off(self, line: _Line) -> None:
         """Whatever waits, in its order; for as long as it takes to open the log, and to find room."""
         while line.waiting:
-            append = line.waiting[0]
+            pending = line.waiting[0]
             try:
                 owner = await self._server.owner_of(line.log, self._loop.time() + _OPEN_S)
-                await owner.ready(len(append.block))
+                await owner.ready(len(pending.append.block))
             except RollbookError as error:
                 waiting, line.waiting = line.waiting, deque()
                 for each in waiting:
                     self._fail(line, each, error)
                 break
-            if line.why_refused is not None:
-                line.waiting.popleft()
-                self._refuse(append, EarlierFailed(next_step="bind the ref anew"))
-            elif self._try_append(line, append):
+            while line.waiting and self._try(line, line.waiting[0]):
                 line.waiting.popleft()
         line.task = None
 
-    def _fail(self, line: _Line, append: StreamAppend, error: RollbookError) -> None:
-        if line.is_ordered and line.why_refused is None:
-            line.why_refused = error
-        self._refuse(append, error)
+    # --- Telling ----------------------------------------------------------------------------
 
-    def _refuse(self, append: StreamAppend, error: RollbookError) -> None:
-        self._tell(append, AppendResult(append.number, error=error))
+    def _on_answered(
+        self, line: _Line, pending: _Pending, answer: "asyncio.Future[AppendAck]"
+    ) -> None:
+        error = _error_of(answer)
+        if error is not None:
+            self._fail(line, pending, error)
+        else:
+            pending.result = AppendResult(pending.append.number, ack=answer.result())
+            self._tell(line)
 
-    def _tell(self, append: StreamAppend, result: AppendResult) -> None:
-        if self._is_closed:
-            return
-        self._results.append(result)
-        self._freed += len(append.block) + _OVERHEAD_BYTES
-        if self._news is not None and not self._news.done():
+    def _fail(self, line: _Line, pending: _Pending, error: RollbookError) -> None:
+        if line.is_ordered and line.failed is None:
+            line.failed = pending.append
+        pending.result = AppendResult(pending.append.number, error=error)
+        self._tell(line)
+
+    def _tell(self, line: _Line) -> None:
+        """What is known of the first ones; the others wait for those before them."""
+        while line.pending and (result := line.pending[0].result) is not None:
+            pending = line.pending.popleft()
+            self._results.append(result)
+            self._freed += len(pending.append.block) + _OVERHEAD_BYTES
+        if self._results and self._news is not None and not self._news.done():
             self._news.set_result(None)
 
 
-def _error_of(future: "asyncio.Future[AppendAck]") -> RollbookError | None:
-    if future.cancelled():
+def _error_of(answer: "asyncio.Future[AppendAck]") -> RollbookError | None:
+    if answer.cancelled():
         return AppendUnsettled("the server is being stopped")
-    error = future.exception()
+    error = answer.exception()
     if error is None:
         return None
     if isinstance(error, RollbookError):

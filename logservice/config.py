@@ -47,6 +47,11 @@ class LogServiceConfig:
     open_deadline_s: float = 30.0
     hand_overs_max: int = 16  # Logs that are handed over at a time.
     rebalance_after_s: float = 10.0  # Servers that come and go quickly move no logs.
+    idle_s_max: float = 600.0  # A log that nobody uses for so long is let go of.
+
+    # --- What expires -------------------------------------------------------------------------
+    sweep_interval_s: float = 60.0  # Between two looks at all logs: retention, deleted logs.
+    orphans_interval_s: float = 21_600.0  # Between two walks over all ledgers.
 
     # --- Memory -------------------------------------------------------------------------------
     tail_memory_bytes: int = 256 * _MIB  # The newest blocks of all logs together, for readers.
@@ -59,7 +64,8 @@ class LogServiceConfig:
     def __post_init__(self) -> None:
         for name in (
             *("lease_s", "opens_max", "open_deadline_s", "hand_overs_max", "rebalance_after_s"),
-            *("tail_memory_bytes", "stream_bytes_max", "readers_max", "heartbeat_s"),
+            *("tail_memory_bytes", "stream_bytes_max", "readers_max", "heartbeat_s", "idle_s_max"),
+            *("sweep_interval_s", "orphans_interval_s"),
         ):
             if getattr(self, name) <= 0:
                 raise BadConfig(f"{name} has to be above 0")

@@ -29,12 +29,13 @@ from rollbook.logservice.core.server_record import ServerRecord
 from rollbook.logservice.core.suggestion import life_of, server_name
 from rollbook.logservice.core.takeover_patience import TakeoverPatience
 from rollbook.logservice.ground import Ground
-from rollbook.logservice.ids import LogName, ServerInfo
+from rollbook.logservice.ids import LogName, ServerId, ServerInfo
 from rollbook.logservice.log_nodes import LogNodes
 from rollbook.logservice.membership import Membership
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.peers import Peers
 from rollbook.logservice.pulse import Pulse
+from rollbook.logservice.retention import Sweeper
 from rollbook.logservice.tail_cache import TailMemory
 from rollbook.proto.errors import (
     LogDeleted,
@@ -88,6 +89,11 @@ class LogServer:
         self._endings: dict[asyncio.Task[None], None] = {}  # Of owners that were lost.
         self._may_open = asyncio.Semaphore(config.opens_max)
         self._balancing: asyncio.Task[None] | None = None
+        self._sweeper = Sweeper(
+            *(ledgers, nodes, self, clock, randomness),
+            sweep_interval_s=config.sweep_interval_s,
+            orphans_interval_s=config.orphans_interval_s,
+        )
         self._is_closed = False
 
     async def start(self, address: str) -> None:
@@ -101,6 +107,7 @@ class LogServer:
             tail_memory=self._tail_memory,
         )
         self._balancing = asyncio.get_running_loop().create_task(self._balance())
+        self._sweeper.start()
         logger.info("log_server_started", server=self.server_id, address=address)
 
     async def close(self, within_s: float = 10.0) -> None:
@@ -112,6 +119,7 @@ class LogServer:
 
     async def _close(self, due: float) -> None:
         self._is_closed = True
+        await self._sweeper.close()
         if self._balancing is not None:
             self._balancing.cancel()
             await asyncio.gather(self._balancing, return_exceptions=True)
@@ -137,8 +145,16 @@ class LogServer:
     # --- Who owns a log ---------------------------------------------------------------------
 
     @property
-    def owned(self) -> int:
-        return len(self._owners)
+    def owned_logs(self) -> list[LogName]:
+        return list(self._owners)
+
+    def is_alive(self, server_id: ServerId) -> bool:
+        return self.membership.is_alive(server_id)
+
+    def is_suggested(self, name: LogName) -> bool:
+        """By the log's name alone."""
+        suggested = self.membership.suggestions.server_for(name)
+        return suggested is not None and suggested == server_name(self.server_id)
 
     @property
     def address(self) -> str:
@@ -151,7 +167,8 @@ class LogServer:
 
     def find(self, name: LogName) -> Owner | None:
         """The owner, if that is here, without waiting."""
-        return self._owners.get(name)
+        owner = self._owners.get(name)
+        return owner if owner is not None and owner.failure is None else None
 
     async def owner_of(self, name: LogName, due: float) -> Owner:
         """The owner, opened if this server should have the log.
@@ -159,7 +176,7 @@ class LogServer:
         Raises `NotOwner` with whom to ask, `OwnerChanging`, `NoSuchLog`, `LogDeleted`, and what keeps
         a log from being opened; all of it before anything was done. Cancelled, an opening goes on.
         """
-        while (owner := self._owners.get(name)) is None:
+        while (owner := self.find(name)) is None:
             work = self._closings.get(name) or self._openings.get(name)
             if work is None:
                 if self._ground is None:
@@ -167,7 +184,7 @@ class LogServer:
                 reason = await self._within(due, self._why_ours(name))
                 if self._is_closed:
                     raise OwnerChanging("this server is being stopped", retry_after_ms=_RETRY_MS)
-                if name in self._owners or name in self._openings or name in self._closings:
+                if self.find(name) or name in self._openings or name in self._closings:
                     continue  # Somebody else has asked, too.
                 work = self._start(name, reason)
             await self._within(due, _shielded(work))
@@ -355,6 +372,7 @@ class LogServer:
             if self.membership.generation == generation:
                 await self.membership.changed(generation, _TELL_S)
                 await self._tell_how_many()
+                await self._let_go_of_idle()
                 continue
             generation = self.membership.generation
             await asyncio.sleep(self.config.rebalance_after_s)
@@ -371,6 +389,12 @@ class LogServer:
         for address, names in by_target.items():
             if await self._peers.answers(address):
                 await self._let_go(names, f"{_HAND_OVER} {address}")
+
+    async def _let_go_of_idle(self) -> None:
+        idle_ns = self._clock.monotonic_ns() - round(self.config.idle_s_max * 1e9)
+        idle = [name for name, owner in self._owners.items() if owner.idle_since_ns < idle_ns]
+        if idle:
+            await self._let_go(idle, "nobody uses it")
 
     async def _tell_how_many(self) -> None:
         try:

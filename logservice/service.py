@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from rollbook.logservice import words
 from rollbook.logservice.append_stream import AppendStream
 from rollbook.logservice.core.block import BlockInfo, Limits, check_block
-from rollbook.logservice.core.ledger_list import LedgerList, LogState
+from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState
 from rollbook.logservice.core.stopping import Until, cut_to_size
 from rollbook.logservice.core.views import etag_of, journal_of, segments_page
 from rollbook.logservice.ids import (
@@ -39,6 +39,7 @@ from rollbook.logservice.owner import Owner
 from rollbook.logservice.positions import find_offset_at, find_tail
 from rollbook.logservice.reader import LogReader
 from rollbook.logservice.server import LogServer
+from rollbook.logservice.truncation import delete_log
 from rollbook.logservice.words import (
     AtTail,
     CaughtUp,
@@ -299,6 +300,16 @@ class Service:
         owner = self.server.find(log)
         return owner.list if owner is not None else (await self.server.whom_to_ask(log))[0]
 
+    # --- Truncation -------------------------------------------------------------------------
+
+    async def truncate(self, request: words.Truncate, due: float) -> words.TruncateAnswer:
+        owner = await self.server.owner_of(request.log, due)
+        before = await self._resolve(request.log, request.before, self._tail_at(owner), due)
+        return await _by(
+            due,
+            owner.truncate(before, dry_run=request.dry_run, force_roll=request.force_roll),
+        )
+
     # --- Administration ---------------------------------------------------------------------
 
     async def ensure_log(self, request: words.EnsureLog, due: float) -> words.LogState:
@@ -348,14 +359,16 @@ class Service:
         """At its owner, who takes no more from then on; else anywhere."""
         await self._require_no_other_owner(request.log)
 
-        def with_deleted(listed: LedgerList) -> LedgerList:
-            _require_etag(listed, request.etag)
-            if request.grace_ms is not None:
-                grace_s = -(-request.grace_ms // 1000)
-                listed = listed.with_config(replace(listed.config, delete_grace_s=grace_s))
-            return listed.with_deleted(self._clock.wall_us())
-
-        stored = await _by(due, self._nodes.change(request.log, with_deleted))
+        now_us = self._clock.wall_us()
+        config = (await self._list_of(request.log)).config
+        grace_ms = config.delete_grace_s * 1000 if request.grace_ms is None else request.grace_ms
+        event = LogEvent("log_deleted", now_us, server_id=self.server.server_id)
+        stored = await _by(
+            due,
+            delete_log(
+                *(self._nodes, request.log, now_us + grace_ms * 1000, event), etag=request.etag
+            ),
+        )
         owner = self.server.find(request.log)
         if owner is not None:
             owner.lose("the log was deleted")
@@ -440,7 +453,9 @@ class Service:
         return await _by(due, self._nodes.read_cursor(request.log, request.name))
 
     async def commit_cursor(self, request: words.CommitCursor, due: float) -> words.Cursor:
-        return await _by(due, self._nodes.commit_cursor(request))
+        owner = self.server.find(request.log)
+        tail = None if owner is None else owner.tail
+        return await _by(due, self._nodes.commit_cursor(request, tail))
 
     async def list_cursors(self, request: words.ListCursors, due: float) -> words.Cursors:
         return words.Cursors(tuple(await _by(due, self._nodes.cursors(request.log))))
@@ -494,7 +509,7 @@ class Service:
             raise NotOwner("ask that server itself", owner=target.info.address, owner_epoch=0)
         if request.resume:
             await self.server.resume()
-            return words.DrainAnswer(self.server.owned)
+            return words.DrainAnswer(len(self.server.owned_logs))
         return words.DrainAnswer(await self.server.drain(due))
 
     async def get_server_stats(
@@ -504,7 +519,7 @@ class Service:
         return words.ServerStats(
             server.server_id,
             {
-                "logs_owned": server.owned,
+                "logs_owned": len(server.owned_logs),
                 "logs_opened": server.opened,
                 "logs_taken_over": server.taken_over,
                 "logs_handed_over": server.handed_over,

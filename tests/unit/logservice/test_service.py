@@ -8,10 +8,9 @@ import pytest
 
 from rollbook.logservice import words
 from rollbook.logservice.core.block import Block, pack_block
-from rollbook.logservice.ids import AtOffset, Earliest, Latest, LogName, Offset
+from rollbook.logservice.ids import AtOffset, Earliest, LogName, Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.service import Service
-from rollbook.proto.errors import RollbookError
 from tests.support.log_cluster import PATIENCE_S, LogCluster
 
 ORDERS = LogName("default", "orders")
