@@ -75,7 +75,7 @@ class _Crasher:
     def crash_everywhere(self) -> Crashes:
         system, chance, result = FileSystem(), self._chance, self._result
         for now, operation in enumerate(self._trace.operations, 1):
-            system = _after(system, operation)
+            system = after(system, operation)
             result.moments += 1
             ledgers = self._due.at(now)
             for image in images(system, chance, self._sample):
@@ -106,7 +106,7 @@ class _Crasher:
     ) -> None:
         chance = self._chance
         for operation in operations[: chance.randint(1, max(1, len(operations)))]:
-            before = _after(before, operation)
+            before = after(before, operation)
         for again in images(before, chance, _SECOND_SAMPLE):
             self._judge(again, ledgers)
             self._result.again += 1
@@ -201,7 +201,7 @@ def _some(chance: random.Random, sample: int) -> Iterator[Callable[[int], int]]:
         )
 
 
-def _after(system: FileSystem, operation: Operation) -> FileSystem:
+def after(system: FileSystem, operation: Operation) -> FileSystem:
     name, *arguments = operation
     if name == POWER_CUT:
         picks = iter(arguments)

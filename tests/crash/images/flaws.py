@@ -1,4 +1,4 @@
-"""Ways to build the storage engine wrongly; crash images must find each, or they prove nothing.
+"""Ways to build the storage engine, or a bookie's identity, wrongly; crash images must find each, or they prove nothing.
 
 How many images may be judged until it shows is ten times what it takes on average, or more.
 """
@@ -15,9 +15,12 @@ from rollbook.bookie.core import records
 from rollbook.bookie.core.control import Control, Operation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker, Write
+from rollbook.bookie.core.identity import State
 from rollbook.bookie.core.records import Kind, Record, RecordReader
+from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal, JournalFile, OnDone
 from rollbook.bookie.storage import Storage
+from rollbook.proto.formats.bookie_record import BookieRecord
 from rollbook.proto.ports import Disk, File, OpenMode
 from tests.support.planting import Patch
 
@@ -26,6 +29,7 @@ from tests.support.planting import Patch
 class Flaw:
     images_max: int
     patches: tuple[Patch, ...]
+    is_of_identity: bool = False
 
 
 async def _do_nothing(*_: Any, **__: Any) -> None:
@@ -176,6 +180,66 @@ def _seed_of_nothing(_file_id: bytes, _position: int) -> int:
     return 0
 
 
+# --- Identity -----------------------------------------------------------------------------------
+
+
+_replace_stamp = Identity._replace
+
+
+async def _replace_unsynced(self: Identity, directory: str, name: str, data: bytes) -> None:
+    careless = _Careless(self._disk, file_syncs=False, name_syncs=True)
+    with mock.patch.object(self, "_disk", careless):
+        await _replace_stamp(self, directory, name, data)
+
+
+async def _replace_without_name(self: Identity, directory: str, name: str, data: bytes) -> None:
+    careless = _Careless(self._disk, file_syncs=True, name_syncs=False)
+    with mock.patch.object(self, "_disk", careless):
+        await _replace_stamp(self, directory, name, data)
+
+
+async def _write_in_place(self: Identity, directory: str, name: str, data: bytes) -> None:
+    path = f"{directory}/{name}"
+    is_there = await self._disk.stat(path)
+    file = await self._disk.open(path, OpenMode.WRITE if is_there else OpenMode.CREATE)
+    await file.truncate(0)
+    await file.write_and_sync(0, [data])
+    await self._disk.sync_directory(directory)
+
+
+_stamp_all = Identity._stamp_all
+
+
+async def _stamp_members_at_once(self: Identity, record: BookieRecord, _state: State) -> None:
+    await _stamp_all(self, record, State.MEMBER)
+
+
+async def _stamp_nothing_before_a_format(
+    self: Identity, record: BookieRecord, state: State
+) -> None:
+    if state is not State.FORMATTING:
+        await _stamp_all(self, record, state)
+
+
+async def _begin_untold(self: Identity) -> None:
+    with mock.patch.object(self._nodes, "write_record", _do_nothing):
+        await _begin(self)
+
+
+_begin = Identity.begin
+
+
+async def _tell_before_it_is_stamped(self: Identity) -> None:
+    found, member = await self._look()
+    record = self._draw_record(self.incarnation, found.next_start)
+    await self._nodes.write_record(member, self.bookie_id, record)
+    await self._stamp_all(record, State.MEMBER)
+
+
+async def _doubt_nothing(*_: Any) -> tuple[int, list[int]]:
+    return 0, []
+
+
 FLAWS: Final = {
     # The journal.
     "the journal never syncs": Flaw(5_000, ((Journal, "_write", _write_without_sync),)),
@@ -223,4 +287,29 @@ FLAWS: Final = {
         90_000, ((catalog, "write_again", _do_nothing),)
     ),
     "new folders are not synced": Flaw(45_000, ((boot, "_sync_ancestors", _do_nothing),)),
+    # Identity.
+    "a stamp is not synced": Flaw(
+        20_000, ((Identity, "_replace", _replace_unsynced),), is_of_identity=True
+    ),
+    "a stamp's name is not synced": Flaw(
+        20_000, ((Identity, "_replace", _replace_without_name),), is_of_identity=True
+    ),
+    "a stamp is written in place": Flaw(
+        20_000, ((Identity, "_replace", _write_in_place),), is_of_identity=True
+    ),
+    "a bookie is a member before others know it": Flaw(
+        20_000, ((Identity, "_stamp_all", _stamp_members_at_once),), is_of_identity=True
+    ),
+    "a format begins unsaid": Flaw(
+        20_000, ((Identity, "_stamp_all", _stamp_nothing_before_a_format),), is_of_identity=True
+    ),
+    "a format doubts nothing": Flaw(
+        20_000, ((Identity, "_ledgers_in_doubt", _doubt_nothing),), is_of_identity=True
+    ),
+    "a start is counted by nobody else": Flaw(
+        20_000, ((Identity, "begin", _begin_untold),), is_of_identity=True
+    ),
+    "a start is told before it is stamped": Flaw(
+        20_000, ((Identity, "begin", _tell_before_it_is_stamped),), is_of_identity=True
+    ),
 }

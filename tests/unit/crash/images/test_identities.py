@@ -1,0 +1,28 @@
+"""Crash images of a bookie's identity: as it is, nobody is locked out or let in wrongly; broken, some are."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.crash.images.identities import crash_identity_everywhere
+from tests.crash.images.life import small_and_quiet
+from tests.crash.images.run import find_flaw
+
+
+@pytest.fixture(autouse=True)
+def _small_and_quiet() -> Iterator[None]:
+    with small_and_quiet():
+        yield
+
+
+def test_no_power_cut_locks_a_bookie_out_or_lets_a_copy_in() -> None:
+    """B8: made, started, formatted; at every change of its directories and of the metadata."""
+    crashes = crash_identity_everywhere(0, sample=2)
+    assert not crashes.failures
+    assert crashes.images > crashes.moments > 100
+    assert crashes.again > 0
+
+
+@pytest.mark.parametrize("name", ["a stamp's name is not synced", "a format doubts nothing"])
+def test_a_broken_identity_shows(name: str) -> None:
+    assert find_flaw((name, 0)).what
