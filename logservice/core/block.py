@@ -52,6 +52,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from itertools import accumulate, chain, pairwise, repeat
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
@@ -98,6 +99,8 @@ _DIRECTORY_ENTRY: Final = struct.Struct("<HBBIII")
 _MUST_BE_KNOWN: Final = 1
 _INT32_MAX: Final = 2**31 - 1
 _UINT32_MAX: Final = 2**32 - 1
+_TOP: Final = 1 << 31
+_TOPS_KEPT_MAX: Final = 16_384  # So that what is kept is little.
 _SECTIONS_MAX: Final = 64
 _HEADER_NAME_BYTES_MAX: Final = 255
 _HEADER_NAME: Final = re.compile(rb"[!-~]{1,255}")
@@ -343,7 +346,7 @@ class _Header(NamedTuple):
         return HEADER_BYTES + self.producer_id_bytes + -self.producer_id_bytes % 8
 
 
-_Spans = dict[int, tuple[int, int]]  # Section → where it starts and ends in the body.
+_Spans = dict[int, tuple[int, int]]  # Section → where it starts and ends in what holds it.
 
 
 def check_block(block: bytes, limits: Limits) -> BlockInfo:
@@ -407,7 +410,7 @@ def _producer_of(block: bytes, header: _Header) -> ProducerRef | None:
 
 
 def _open(block: bytes, header: _Header, limits: Limits) -> tuple[bytes, _Spans]:
-    """The unpacked body, and where its sections are: all that is in there is sound."""
+    """The bytes that the sections are in, and where: all that is in there is sound."""
     if header.records > limits.batch_records_max:
         raise EntryTooLarge(
             "a batch has too many records", limit=limits.batch_records_max, got=header.records
@@ -420,10 +423,11 @@ def _open(block: bytes, header: _Header, limits: Limits) -> tuple[bytes, _Spans]
         )
     if google_crc32c.value(block[_CLIENT_HALF:]) != header.crc:
         raise BadChecksum
-    body = block[header.body :]
     if header.codec:
-        body = _decompress(body, header.unpacked_bytes)
-    spans = _read_directory(body, header.sections)
+        body, start = _decompress(block[header.body :], header.unpacked_bytes), 0
+    else:
+        body, start = block, header.body  # Not cut out: that would be one more copy.
+    spans = _read_directory(body, start, header.sections)
     if header.records:
         _check_columns(body, spans, header.records, limits)
     elif Section.CONTROL not in spans:
@@ -446,26 +450,25 @@ def _decompress(stored: bytes, unpacked_bytes: int) -> bytes:
     return body
 
 
-def _read_directory(body: bytes, count: int) -> _Spans:
-    """Sections follow each other without a gap, so that none overlaps and nothing is hidden."""
-    end = count * _DIRECTORY_ENTRY.size
+def _read_directory(body: bytes, first: int, count: int) -> _Spans:
+    """Of the body that starts at `first`. Sections follow each other without a gap, so that none
+    overlaps and nothing is hidden.
+    """
+    end = first + count * _DIRECTORY_ENTRY.size
     if count > _SECTIONS_MAX or end > len(body):
         raise InvalidBlock("a block's directory is larger than its body", sections=count)
     spans: _Spans = {}
-    for section, encoding, flags, start, length, zero in _DIRECTORY_ENTRY.iter_unpack(body[:end]):
-        is_known = section in _KNOWN and not encoding
-        is_in_place = start == end and length <= len(body) - end and section not in spans
+    for entry in _DIRECTORY_ENTRY.iter_unpack(body[first:end]):
+        section, encoding, flags, start, length, zero = entry
+        is_known = section in _KNOWN
+        is_in_place = first + start == end and length <= len(body) - end and section not in spans
         if not is_in_place or zero or flags & ~_MUST_BE_KNOWN:
             raise InvalidBlock("a block's directory is not that of its body", section=section)
-        if flags and not is_known:
-            raise UnsupportedVersion("a block has a section we do not know", section=section)
-        if section in _KNOWN and encoding:
-            raise UnsupportedVersion(
-                "a section is encoded in a way we do not know", section=section
-            )
-        spans[section] = (start, start + length)
+        if (encoding and is_known) or (flags and not is_known):
+            raise UnsupportedVersion("a section is one that we do not know", section=section)
+        spans[section] = (end, end + length)
         end += length + -length % 8
-        if length % 8 and any(body[start + length : end]):
+        if length % 8 and any(body[end - 8 + length % 8 : end]):
             raise InvalidBlock("there is something between two sections", section=section)
     if end != len(body):
         raise InvalidBlock("a block's directory is not that of its body")
@@ -535,7 +538,7 @@ def _check_offsets(offsets: bytes, count: int, total: int, longest: int, shortes
     if len(offsets) != 4 * (count + 1):
         raise InvalidBlock("offsets are not one more than there are items")
     lanes = int.from_bytes(offsets, "little")
-    tops = _in_each_lane(1 << 31, count)
+    tops = _tops(count) if count <= _TOPS_KEPT_MAX else _in_each_lane(_TOP, count)
     last = lanes >> 32 * count
     starts, ends = lanes ^ last << 32 * count, lanes >> 32
     if lanes & _UINT32_MAX or last != total or last > _INT32_MAX:
@@ -549,6 +552,11 @@ def _check_offsets(offsets: bytes, count: int, total: int, longest: int, shortes
         raise InvalidBlock("an item is empty that must not be")
     if total > longest and (_in_each_lane(longest, count) | tops) - (lengths ^ tops) & tops != tops:
         raise EntryTooLarge("a record, key or header is too large", limit=longest)
+
+
+@lru_cache(maxsize=32)
+def _tops(count: int) -> int:
+    return _in_each_lane(_TOP, count)
 
 
 def _in_each_lane(value: int, count: int) -> int:
