@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbook.proto.errors import BadConfig
+from rollbook.proto.quorum import Quorum
 
 _MIB: Final = 1024 * 1024
 
@@ -53,6 +54,11 @@ class LogServiceConfig:
     sweep_interval_s: float = 60.0  # Between two looks at all logs: retention, deleted logs.
     orphans_interval_s: float = 21_600.0  # Between two walks over all ledgers.
 
+    # --- Logs that are made without a configuration -------------------------------------------
+    ensemble: int = 3  # Each entry lies with `write` of so many bookies,
+    write: int = 3
+    ack: int = 2  # and is told to be there when so many have it on disk.
+
     # --- Memory -------------------------------------------------------------------------------
     tail_memory_bytes: int = 256 * _MIB  # The newest blocks of all logs together, for readers.
     stream_bytes_max: int = 16 * _MIB  # In flight on one append stream; then it is read no further.
@@ -62,6 +68,8 @@ class LogServiceConfig:
     heartbeat_s: float = 5.0  # A reader that has nothing else to say tells where it stands.
 
     def __post_init__(self) -> None:
+        if not self.ensemble >= self.write >= self.ack >= 1:
+            raise BadConfig("ensemble >= write >= ack >= 1 does not hold")
         for name in (
             *("lease_s", "opens_max", "open_deadline_s", "hand_overs_max", "rebalance_after_s"),
             *("tail_memory_bytes", "stream_bytes_max", "readers_max", "heartbeat_s", "idle_s_max"),
@@ -69,3 +77,7 @@ class LogServiceConfig:
         ):
             if getattr(self, name) <= 0:
                 raise BadConfig(f"{name} has to be above 0")
+
+    @property
+    def quorum(self) -> Quorum:
+        return Quorum(self.ensemble, self.write, self.ack)

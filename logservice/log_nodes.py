@@ -110,10 +110,15 @@ class LogNodes:
 
     # --- Lists --------------------------------------------------------------------------------
 
-    async def ensure(self, name: LogName, config: LogConfig | None) -> tuple[StoredLog, bool]:
+    async def ensure(
+        self,
+        name: LogName,
+        config: LogConfig | None,
+        default: LogConfig = LogConfig(),  # noqa: B008  # A frozen value.
+    ) -> tuple[StoredLog, bool]:
         """The log, and whether this call made it.
 
-        With `config` None whatever an existing log has will do. Raises `LogExists` if it has another
+        With `config` None whatever an existing log has will do; a new one gets `default`. Raises `LogExists` if it has another
         configuration, `LogDeleted` as long as a deleted one keeps its ledgers.
         """
         for _ in range(_RACES_MAX):
@@ -121,7 +126,7 @@ class LogNodes:
                 stored = await self.read(name)
             except NoSuchLog:
                 try:
-                    return await self.create(name, config or LogConfig()), True
+                    return await self.create(name, config or default), True
                 except LogExists:
                     continue  # Somebody was quicker: let us see with which configuration.
             if stored.list.state is LogState.DELETED:

@@ -89,6 +89,7 @@ class Service:
         self._clock = clock
         self._nodes, self._ledgers = server.nodes, server.ledgers
         self._loop = asyncio.get_running_loop()
+        self._default = LogConfig(quorum=server.config.quorum)
         self._readers = 0
 
     # --- Appending --------------------------------------------------------------------------
@@ -313,7 +314,9 @@ class Service:
     # --- Administration ---------------------------------------------------------------------
 
     async def ensure_log(self, request: words.EnsureLog, due: float) -> words.LogState:
-        stored, was_created = await _by(due, self._nodes.ensure(request.log, request.config))
+        stored, was_created = await _by(
+            due, self._nodes.ensure(request.log, request.config, self._default)
+        )
         return await self._state_of(stored, was_created=was_created)
 
     async def get_log(self, request: words.GetLog, due: float) -> words.LogState:

@@ -25,7 +25,8 @@ INTERRUPTED: Final = 130
 
 _GROUPS: Final = {
     "demo": "Watch it keep its promises: ends by itself in seconds",
-    "server": "Run a bookie",
+    "dev": "Run a whole cluster here, in one process",
+    "server": "Run a bookie or a log server",
     "bookie": "Make, mend and inspect a bookie",
     "cluster": "Initialise and inspect a cluster",
     "ledger": "Look at, write, read, recover and verify ledgers",

@@ -6,12 +6,15 @@ depend on that. It ends with 74 when its storage has failed, else with the codes
 """
 
 import sys
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import click
 
 from rollbook.api.cli.bookie_options import LOG_LEVELS, bookie_options
 from rollbook.api.cli.output import examples
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 EXIT_STORAGE_FAILED: Final = 74
 
@@ -22,6 +25,7 @@ EXIT_STORAGE_FAILED: Final = 74
         "rollbook server bookie --config /etc/bookkeeper/bk_server.conf",
         "rollbook server bookie --help",
         "rollbook server log --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook server all --data /var/lib/rollbook",
     )
 )
 def group() -> None:
@@ -68,6 +72,33 @@ def bookie(log_level: str, **flags: Any) -> None:
 
 # --- rollbook server log ----------------------------------------------------------------------
 
+_LOG_SERVER_OPTIONS: Final = (
+    click.option(
+        "--listen", metavar="HOST:PORT", help="Port 0 takes a free one.  [default: 127.0.0.1:7400]"
+    ),
+    click.option(
+        "--advertise", metavar="HOST:PORT", help="Where clients find it.  [default: --listen]"
+    ),
+    click.option(
+        "--server-name", metavar="NAME", help="For ever.  [default: the advertised HOST:PORT]"
+    ),
+    click.option("--token-file", metavar="FILE", help="Who shows this token may use the logs."),
+    click.option("--tls-certificate", metavar="FILE", help="Its certificate, with the chain."),
+    click.option(
+        "--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"
+    ),
+    click.option("--tls-authorities", metavar="FILE", help="Who must have signed its clients'."),
+    click.option(
+        "--insecure", is_flag=True, help="Let it listen off loopback without TLS and token."
+    ),
+)
+
+
+def _log_server_options(command: F) -> F:
+    for option in reversed(_LOG_SERVER_OPTIONS):
+        command = option(command)
+    return command
+
 
 @group.command(
     epilog=examples(
@@ -79,20 +110,7 @@ def bookie(log_level: str, **flags: Any) -> None:
     + "\n\n\b\nEvery flag can be set as ROLLBOOK_<FLAG>, as in ROLLBOOK_METADATA, and in the file."
 )
 @click.option("--metadata", metavar="URL", help="zk://host,host/ledgers or sqlite:///path.")
-@click.option(
-    "--listen", metavar="HOST:PORT", help="Port 0 takes a free one.  [default: 127.0.0.1:7400]"
-)
-@click.option(
-    "--advertise", metavar="HOST:PORT", help="Where clients find it.  [default: --listen]"
-)
-@click.option(
-    "--server-name", metavar="NAME", help="For ever.  [default: the advertised HOST:PORT]"
-)
-@click.option("--token-file", metavar="FILE", help="Who shows this token may use the logs.")
-@click.option("--tls-certificate", metavar="FILE", help="Its certificate, with the chain.")
-@click.option("--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]")
-@click.option("--tls-authorities", metavar="FILE", help="Who must have signed its clients'.")
-@click.option("--insecure", is_flag=True, help="Let it listen off loopback without TLS and token.")
+@_log_server_options
 @click.option("--config", "config_file", metavar="FILE", envvar="ROLLBOOK_CONFIG", help="TOML.")
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
 def log(log_level: str, **flags: Any) -> None:
@@ -104,3 +122,35 @@ def log(log_level: str, **flags: Any) -> None:
     from rollbook.api.cli.log_server import run_log_server  # `--help` is quick.
 
     run_log_server(log_level, flags)
+
+
+# --- rollbook server all ----------------------------------------------------------------------
+
+
+@group.command(
+    "all",
+    epilog=examples(
+        "rollbook server all --data /var/lib/rollbook",
+        "rollbook server all --data /var/lib/rollbook --bookies 1 --listen 127.0.0.1:7400",
+    ),
+)
+@click.option("--data", metavar="DIR", required=True, help="Made if need be.")
+@click.option(
+    "--bookies",
+    type=click.IntRange(1, 16),
+    default=3,
+    show_default=True,
+    help="All on this machine's disk: they guard against rot, not against its loss.",
+)
+@_log_server_options
+@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
+def everything(data: str, bookies: int, log_level: str, **flags: Any) -> None:
+    """Run a whole cluster on this machine, in this process.
+
+    As `rollbook dev` does, with the memory of a server, on the port that it was given.
+    """
+    from rollbook.api.cli.dev_run import run_all  # `--help` is quick.
+    from rollbook.logservice.config import LogServerConfig
+
+    given = {name: value for name, value in flags.items() if value}
+    run_all(bookies, data, LogServerConfig(metadata="", **given), log_level)

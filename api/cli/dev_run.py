@@ -1,0 +1,78 @@
+"""What `rollbook dev` and `rollbook server all` run until they are told to stop."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final
+
+import click
+
+from rollbook.api.cli.local_cluster import (
+    LARGE,
+    SMALL,
+    LocalCluster,
+    Sizes,
+    local_cluster,
+    usual_or_free,
+)
+from rollbook.api.cli.log_server import DEFAULT_PORT
+from rollbook.api.cli.until_stopped import until_stopped
+from rollbook.logservice.config import LogServerConfig
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.allocator import keep_freed_memory
+from rollbook.proto.runtime.collector import calm_collector
+from rollbook.proto.runtime.limits import allow_open_files
+from rollbook.proto.runtime.logs import configure_logs
+
+_OPEN_FILES: Final = 16_384
+_STOP_S_MAX: Final = 30
+
+
+def run_dev(bookies: int, data: str, listen: str | None, log_level: str) -> None:
+    """For people: it says where things are, and what to do with them."""
+    configure_logs(level=log_level, as_json=False)
+    where = listen or str(usual_or_free(Address("127.0.0.1", DEFAULT_PORT)))
+    config = LogServerConfig(metadata="", listen=where)
+    _run(_serve(os.path.abspath(data), bookies, config, SMALL, _say_to_people))
+
+
+def run_all(bookies: int, data: str, config: LogServerConfig, log_level: str) -> None:
+    """For scripts: one line when it serves."""
+    configure_logs(level=log_level, as_json=not sys.stderr.isatty())
+    _run(_serve(os.path.abspath(data), bookies, config, LARGE, _say_to_scripts))
+
+
+def _run(serving: Coroutine[Any, Any, None]) -> None:
+    allow_open_files(_OPEN_FILES)
+    keep_freed_memory()
+    asyncio.run(until_stopped(serving, _STOP_S_MAX))
+
+
+async def _serve(
+    data: str,
+    bookies: int,
+    config: LogServerConfig,
+    sizes: Sizes,
+    say: Callable[[LocalCluster], None],
+) -> None:
+    async with local_cluster(data, bookies, config, sizes) as cluster:
+        calm_collector()
+        with suppress(OSError):  # Nobody has to listen.
+            say(cluster)
+            sys.stdout.flush()
+        raise await cluster.failed()
+
+
+def _say_to_people(cluster: LocalCluster) -> None:
+    bookies = ", ".join(f"{name} {each.address}" for name, each in cluster.bookies.items())
+    click.echo(f"logs      log://{cluster.logs.address}")
+    click.echo(f"metadata  {cluster.url}")
+    click.echo(f"bookies   {bookies}")
+    _say_to_scripts(cluster)
+
+
+def _say_to_scripts(cluster: LocalCluster) -> None:
+    count = len(cluster.bookies)
+    click.echo(f"ready: {count} bookie{'s' if count > 1 else ''}, logs on {cluster.logs.address}")

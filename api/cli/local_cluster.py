@@ -1,0 +1,150 @@
+"""A whole cluster in this process: the metadata in one file, bookies, one log server.
+
+Everything lies below one directory, and is found there again:
+
+    metadata.db              the embedded store
+    bk-1/journal, ledgers    each bookie's files
+    LOCK                     who runs it
+
+A bookie goes by its name, so it may listen on another port in each life: where its usual one is taken
+it takes a free one. Bookies that are there from before are started, too, whatever is asked for.
+"""
+
+import os
+import random
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rollbook.api.cli.bookie_settings import RealMachine
+from rollbook.api.cli.log_server import LogSettings, RunningLogServer, log_server
+from rollbook.bookie.bookie import DEFAULT_PORT, Bookie, Settings
+from rollbook.bookie.config import BookieConfig, StorageConfig
+from rollbook.ledger.config import ClientConfig
+from rollbook.logservice.config import LogServerConfig, LogServiceConfig
+from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.errors import ClusterExists
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.ports import Address, MetadataStore
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.tasks import first_of
+
+BOOKIES_MAX: Final = 16
+_MIB: Final = 1024 * 1024
+_HOST: Final = "127.0.0.1"
+_NAME: Final = re.compile(r"bk-([1-9][0-9]?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What each part may take of memory and disk."""
+
+    journal_file_bytes: int
+    index_bytes: int
+    cache_bytes: int
+    tail_memory_bytes: int
+
+
+SMALL: Final = Sizes(32 * _MIB, 16 * _MIB, 32 * _MIB, 64 * _MIB)
+LARGE: Final = Sizes(128 * _MIB, 96 * _MIB, 192 * _MIB, 256 * _MIB)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    url: str  # Of the metadata.
+    bookies: dict[str, Bookie]
+    logs: RunningLogServer
+
+    async def failed(self) -> BaseException:
+        """What makes it impossible for a bookie to go on."""
+        return await first_of(*(bookie.failed() for bookie in self.bookies.values()))
+
+
+@asynccontextmanager
+async def local_cluster(
+    folder: str, bookies: int, server: LogServerConfig, sizes: Sizes
+) -> AsyncIterator[LocalCluster]:
+    """All of it serves. `folder` is an absolute path; `server.metadata` is not looked at.
+
+    Raises `DirectoryInUse` if another process runs it, and what keeps a part from starting.
+    """
+    machine = RealMachine()
+    async with AsyncExitStack() as stack:
+        await machine.disk.make_directory(folder)
+        lock = await machine.disk.lock(os.path.join(folder, "LOCK"))
+        stack.push_async_callback(lock.release)
+        url = f"sqlite://{folder}/metadata.db"
+        store = await open_metadata_store(url, serve=True, create=True)
+        stack.push_async_callback(store.close)
+        await _ensure_cluster(store, url)
+        running: dict[str, Bookie] = {}
+        for number in range(1, max([bookies, *_found(folder)]) + 1):
+            name = f"bk-{number}"
+            settings = _bookie_settings(folder, url, number, sizes)
+            running[name] = bookie = await Bookie.open(
+                machine, await open_metadata_store(url), settings
+            )
+            stack.push_async_callback(bookie.close)
+            await bookie.register()
+        count = len(running)
+        logs = await stack.enter_async_context(
+            log_server(_log_settings(url, count, server, sizes), serves_store=False)
+        )
+        yield LocalCluster(url, running, logs)
+
+
+async def _ensure_cluster(store: MetadataStore, url: str) -> None:
+    try:
+        await initialise(store, MetadataUrl.parse(url).ledgers_root, random.SystemRandom())
+    except ClusterExists:
+        pass  # From before.
+
+
+def _found(folder: str) -> list[int]:
+    """The numbers of bookies that are there from before."""
+    matches = map(_NAME.fullmatch, os.listdir(folder))
+    return [int(match[1]) for match in matches if match]
+
+
+def _bookie_settings(folder: str, url: str, number: int, sizes: Sizes) -> Settings:
+    home = os.path.join(folder, f"bk-{number}")
+    return Settings(
+        BookieConfig(
+            url,
+            bookie_id=f"bk-{number}",
+            listen=str(usual_or_free(Address(_HOST, DEFAULT_PORT + number - 1))),
+        ),
+        StorageConfig(
+            os.path.join(home, "journal"),
+            (os.path.join(home, "ledgers"),),
+            journal_file_bytes=sizes.journal_file_bytes,
+            index_bytes_max=sizes.index_bytes,
+            cache_bytes=sizes.cache_bytes,
+        ).with_fitting_queue(),
+    )
+
+
+def _log_settings(url: str, bookies: int, server: LogServerConfig, sizes: Sizes) -> LogSettings:
+    write = min(bookies, 3)
+    service = LogServiceConfig(
+        ensemble=write,
+        write=write,
+        ack=write // 2 + 1,
+        tail_memory_bytes=sizes.tail_memory_bytes,
+    )
+    named = replace(server, metadata=url, server_name=server.server_name or "log-1")
+    return LogSettings(named, service, ClientConfig())
+
+
+def usual_or_free(usual: Address) -> Address:
+    """With port 0 if somebody listens there: then the system picks one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((usual.host, usual.port))
+        except OSError:
+            return Address(usual.host, 0)
+    return usual
