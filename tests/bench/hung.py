@@ -45,8 +45,8 @@ def figures(runs: int) -> Iterator[Figure]:
         client = OurClient(worker)
 
         def run(job: str, **arguments: Any) -> Found:
-            for bookie in cluster.bookies:  # One that hung before may have to register anew.
-                cluster.wait_until(lambda bookie=bookie: bookie.standing is not None, "all serve")
+            # One that hung before may have to register anew.
+            cluster.wait_until(lambda: all(each.standing for each in cluster.bookies), "all serve")
             pids = {bookie.bookie_id: bookie.pid for bookie in cluster.bookies}
             return client.run(job, "v3", pids=pids, **arguments)
 

@@ -29,7 +29,13 @@ BOOKIE_SETTINGS: Final = {
     "ledgerStorageClass": "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage",
     "journalFlushWhenQueueEmpty": "true",
 }
-_CLIENT_SETTINGS: Final[Mapping[str, str | int]] = {"throttle": 0, "zkTimeout": 10_000}
+_CLIENT_SETTINGS: Final[Mapping[str, str | int]] = {
+    "throttle": 0,
+    "zkTimeout": 10_000,
+    # Else one hiccup of a busy machine ends a ledger: there is no fourth bookie.
+    "addEntryTimeoutSec": 60,
+    "readEntryTimeoutSec": 60,
+}
 PROTOCOLS: Final[Mapping[str, Mapping[str, str | int]]] = {
     "v2": {"useV2WireProtocol": "true"},
     "v3": {"useV2WireProtocol": "false"},

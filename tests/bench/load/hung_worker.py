@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollbook.ledger import Ledgers, LedgerWriter
+from rollbook.proto.ids import EntryId
 from tests.bench.load.ledger_worker import PASSWORD, Found, Job, percentiles, serve
 
 _BURST: Final = 100
@@ -90,7 +91,7 @@ async def _read_singly(ledgers: Ledgers, ledger_id: int, count: int) -> list[int
     ids, latencies = random.Random(1), []
     async with await ledgers.open(ledger_id, PASSWORD) as reader:
         for _ in range(count):
-            entry_id = ids.randrange(reader.last_add_confirmed)
+            entry_id = EntryId(ids.randrange(reader.last_add_confirmed))
             since_ns = time.perf_counter_ns()
             async with reader.read(entry_id, entry_id) as stream:
                 (entry,) = await stream.next_run()
