@@ -5,12 +5,16 @@ An entry is striped over its ensemble: copy `w` of entry `e` lies with the membe
 ensemble's member `i`, because counting happens for every entry.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from itertools import compress, cycle
+from typing import Final, TypeVar
 
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.ids import BookieId, EntryId
+
+T = TypeVar("T")
 
 Ensemble = tuple[BookieId, ...]
 Slots = int  # A set of ensemble indexes, as bits.
@@ -76,6 +80,15 @@ class Quorum:
         if ahead < self.write:
             return start
         return EntryId(start + ahead - self.write + 1)
+
+    def held(self, slot: int, start: EntryId, values: Iterable[T]) -> Iterator[T]:
+        """Of values that belong to the entries from `start` on, those of entries that it holds."""
+        return compress(values, cycle(_held_from(self, slot, EntryId(start % self.ensemble))))
+
+
+@lru_cache(maxsize=4096)
+def _held_from(quorum: Quorum, slot: int, start: EntryId) -> tuple[bool, ...]:
+    return tuple(quorum.holds(slot, EntryId(start + each)) for each in range(quorum.ensemble))
 
 
 @lru_cache(maxsize=1024)

@@ -52,7 +52,7 @@ class AckTracker:
             and entry_ids[0] == mark
         ):
             self._marks[slot] = EntryId(reached)
-        else:
+        elif not self._take_stripe(slot, entry_ids, end):
             self._take_each(slot, entry_ids, end)
         return self._confirm()
 
@@ -108,6 +108,16 @@ class AckTracker:
     def _restart(self, slot: int, first_entry: EntryId) -> None:
         self._marks[slot] = self._quorum.first_held(slot, first_entry)
         self._beyond[slot].clear()
+
+    def _take_stripe(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> bool:
+        """If it is just what the slot was to acknowledge next."""
+        mark, behind = self._marks[slot], EntryId(entry_ids[-1] + 1)
+        if not mark < behind <= end or self._beyond[slot]:
+            return False
+        if entry_ids != [*self._quorum.held(slot, mark, range(mark, behind))]:
+            return False
+        self._marks[slot] = self._quorum.first_held(slot, behind)
+        return True
 
     def _take_each(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> None:
         mark, beyond, holds = self._marks[slot], self._beyond[slot], self._quorum.holds

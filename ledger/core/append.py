@@ -26,7 +26,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, islice
 from operator import itemgetter
 from typing import Final
 
@@ -200,6 +200,11 @@ class Pipeline:
     def _take_some(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
         """For one that lags behind, or holds not every entry."""
         seat, holds = self._seats[slot], self._quorum.holds
+        if self._bytes <= bytes_max:
+            kept = islice(self._frames, seat.sent - self._first, None)
+            held = list(self._quorum.held(slot, seat.sent, kept))
+            seat.sent = self.handed_end = self.next_entry
+            return b"".join(held), len(held)
         frames: list[bytes] = []
         entry_id, room = seat.sent, bytes_max
         while entry_id < self.next_entry:

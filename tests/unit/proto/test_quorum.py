@@ -60,6 +60,14 @@ def test_first_held_is_the_next_entry_of_the_stripe(quorum: Quorum) -> None:
         assert quorum.first_held(slot, EntryId(start)) == expected
 
 
+@pytest.mark.parametrize("quorum", SMALL)
+def test_held_picks_what_belongs_to_entries_of_the_stripe(quorum: Quorum) -> None:
+    for slot, start in product(range(quorum.ensemble), (*range(8), BIG)):
+        entries = range(start, start + 9)
+        expected = [e for e in entries if quorum.holds(slot, EntryId(e))]
+        assert list(quorum.held(slot, EntryId(start), entries)) == expected
+
+
 def test_write_set_names_bookies_in_asking_order() -> None:
     ensemble = (BookieId("a"), BookieId("b"), BookieId("c"))
     assert Quorum(3, 2, 2).write_set(EntryId(2), ensemble) == ("c", "a")
