@@ -238,7 +238,7 @@ class Ledgers:
         is. Raises as `open`, and `RecoveryIncomplete` if too few bookies can be heard; nothing is
         lost by trying again.
         """
-        stored = await self.metadata(ledger_id, fresh=True)
+        stored = await self.metadata(ledger_id)  # Old ones do not pass its first step.
         key, kind = credentials(stored.metadata, password, digest)
         stored = await self._recovery.recover(stored, key, kind)
         return await self._open(stored, password, digest)
