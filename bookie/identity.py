@@ -13,8 +13,10 @@ steps leaves what the next attempt takes up (`core/identity.py`):
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable, Sequence
+from array import array
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from heapq import merge
 from typing import Final
 
 import structlog
@@ -47,7 +49,7 @@ from rollbook.bookie.core.identity import (
 from rollbook.bookie.core.remedies import FORMAT, WRITE_OFF
 from rollbook.bookie.inspection import StoreFiles
 from rollbook.bookie.storage import Storage
-from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.cluster.cluster import Cluster, ensure_own_root, require_cluster
 from rollbook.proto.cluster.cookies import Member, MemberNodes
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
@@ -412,27 +414,28 @@ class Identity:
     async def _ledgers_in_doubt(
         self, old_below: LedgerId, on_progress: OnProgress
     ) -> tuple[int, list[int]]:
-        """How many ledgers there are, and which of them an earlier life may have held or fenced."""
+        """How many ledgers there are, and which of them an earlier life may have held or fenced.
+
+        They are listed twice, by what is our cluster before and after: a ledger that is not listed
+        would be answered with ABSENT. Raises `WrongCluster`, `NoSuchCluster`.
+        """
         nodes = LedgerNodes(self._store, self._cluster.root, self._cluster.layout)
         doubted: list[int] = []
-        seen = 0
-        batch: list[LedgerId] = []
-
-        async def judge() -> None:
-            found = await asyncio.gather(
-                *(self._is_in_doubt(nodes, each, old_below) for each in batch)
-            )
-            doubted.extend(each for each, is_so in zip(batch, found, strict=True) if is_so)
-            batch.clear()
-
-        async for ledger_id in nodes.ids():
-            batch.append(ledger_id)
-            if len(batch) == _READS_AT_ONCE:
-                await judge()
-                on_progress(seen)
-            seen += 1
-        await judge()
-        return seen, doubted
+        seen: array[int] = array("q")
+        await ensure_own_root(self._store, self._cluster)
+        await require_cluster(self._store, self._cluster)
+        for _ in range(2):
+            missed: array[int] = array("q")
+            async for batch in _batches(nodes.ids(), known=seen):
+                found = await asyncio.gather(
+                    *(self._is_in_doubt(nodes, each, old_below) for each in batch)
+                )
+                doubted += [each for each, is_so in zip(batch, found, strict=True) if is_so]
+                missed.extend(batch)
+                on_progress(len(seen) + len(missed))
+            seen = array("q", merge(seen, missed))
+        await require_cluster(self._store, self._cluster)
+        return len(seen), sorted(doubted)
 
     async def _is_in_doubt(
         self, nodes: LedgerNodes, ledger_id: LedgerId, old_below: LedgerId
@@ -454,6 +457,25 @@ class Identity:
     def _draw_record(self, incarnation: str, start: int) -> BookieRecord:
         starter = self._randomness.randbytes(_STARTER_BYTES).hex()
         return BookieRecord(incarnation, start, starter)
+
+
+async def _batches(
+    ids: AsyncIterable[LedgerId], known: Sequence[int]
+) -> AsyncIterator[list[LedgerId]]:
+    """Of those that are not known; all ascend."""
+    batch: list[LedgerId] = []
+    at = 0
+    async for ledger_id in ids:
+        while at < len(known) and known[at] < ledger_id:
+            at += 1
+        if at < len(known) and known[at] == ledger_id:
+            continue
+        batch.append(ledger_id)
+        if len(batch) == _READS_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def _refusal(problems: Sequence[Problem]) -> WrongBookie | WrongCluster:

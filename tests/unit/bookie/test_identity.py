@@ -30,6 +30,7 @@ from rollbook.proto.errors import (
     WrongBookie,
     WrongCluster,
 )
+from rollbook.proto.formats.paths import INSTANCE_ID
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.ports import CreateMode, Disk, MetadataStore, OpenMode
@@ -320,6 +321,73 @@ def test_closed_ledgers_with_ids_of_their_makers_choice_are_fenced_one_by_one() 
                 await add_entries(storage, CLOSED, [10])
 
         await village.live(storing(add))
+
+    Village().run(story)
+
+
+class Lying:
+    """A metadata store that does something once it is asked for the directory of our ledgers."""
+
+    def __init__(
+        self, store: Any, when_listed: Callable[[list[str]], Awaitable[list[str]]]
+    ) -> None:
+        self._store = store
+        self._when_listed = when_listed
+        self._has_lied = False
+
+    async def children(self, path: str) -> list[str]:
+        names: list[str] = await self._store.children(path)
+        if self._has_lied or f"L{OPEN:04}" not in names:
+            return names
+        self._has_lied = True
+        return await self._when_listed(names)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_one_listing_that_misses_a_ledger_makes_no_format_forget_it() -> None:
+    """B8: an open ledger that nobody doubts would be answered with ABSENT."""
+
+    async def without_ours(names: list[str]) -> list[str]:
+        return [name for name in names if name != f"L{OPEN:04}"]
+
+    async def format_by_a_liar(_node: Node, identity: Identity) -> int:
+        identity._store = cast(MetadataStore, Lying(identity._store, without_ours))
+        formatted = await identity.format(0.0)
+        return formatted.ledgers
+
+    async def story(village: Village) -> None:
+        await make_three_ledgers(village)
+        await village.live(storing(fill))
+        assert await village.live(format_by_a_liar) == 3
+        assert (await village.live(storing(answers)))[0] is EntryStateUnknown
+
+    Village().run(story)
+
+
+def test_nothing_is_erased_on_the_word_of_a_store_that_is_another_clusters_by_now() -> None:
+    """B8: whatever it lists, it says nothing of the ledgers of ours."""
+
+    async def story(village: Village) -> None:
+        path = village.cluster.path(INSTANCE_ID)
+
+        async def becomes_anothers(_names: list[str]) -> list[str]:
+            await village.store.set(path, b"33333333-3333-3333-3333-333333333333")
+            return []
+
+        async def format_by_a_liar(_node: Node, identity: Identity) -> None:
+            identity._store = cast(MetadataStore, Lying(identity._store, becomes_anothers))
+            await identity.format(0.0)
+
+        await make_three_ledgers(village)
+        await village.live(storing(fill))
+        ours = await village.store.get(path)
+        assert ours
+        with pytest.raises(WrongCluster):
+            await village.live(format_by_a_liar)
+        await village.store.set(path, ours.value)
+        assert isinstance((await village.live(storing(answers)))[0], int)
 
     Village().run(story)
 
