@@ -79,6 +79,10 @@ class SegmentWriter:
         self.bytes += len(block)
         return self.writer.last_appended
 
+    @property
+    def is_full(self) -> bool:
+        return self.bytes >= self.limits.bytes or self.entries >= self.limits.entries
+
     def reason_to_roll(self, now_s: float) -> str | None:
         return self.limits.reason_to_roll(
             self.bytes, self.entries, now_s - self.began_s, has_records=self.has_records

@@ -16,6 +16,9 @@ class Barriers(Generic[Asker]):
         self._waiting: list[Asker] = []  # Nothing has been sent since they asked.
         self._is_under_way = False
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     @property
     def is_asked(self) -> bool:
         return bool(self._waiting)

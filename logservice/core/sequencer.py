@@ -30,6 +30,8 @@ from rollbook.proto.errors import (
     InvalidRequest,
     LogSealed,
     OffsetMismatch,
+    ProducerGap,
+    RollbookError,
     StaleEpoch,
     WriterHeld,
     WriterRequired,
@@ -37,6 +39,18 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import EntryId, LedgerId
 
 _NOBODY: Final = Condition()
+
+
+_PASSING: Final = (InvalidRequest, OffsetMismatch, ProducerGap, WriterHeld)
+
+
+def is_passing(refusal: RollbookError) -> bool:
+    """Whether a later state of the log would not refuse it.
+
+    So it is true only of an owner that has not been replaced, which takes a barrier to know. That a log
+    is sealed, an epoch gone, a batch long in the log stays true.
+    """
+    return isinstance(refusal, _PASSING)
 
 
 class Place(NamedTuple):

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from rollbook.logservice import owner
+from rollbook.logservice import order
 from rollbook.logservice.core.block import Block
 from rollbook.logservice.core.control import Barrier, unpack_control
 from rollbook.logservice.core.ledger_list import LogState
@@ -305,7 +305,7 @@ def test_a_full_window_refuses_and_changes_nothing() -> None:
 
 
 def test_answers_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "_UNCERTAIN_MAX", 100)
+    monkeypatch.setattr(order, "_UNCERTAIN_MAX", 100)
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()

@@ -15,6 +15,7 @@ from rollbook.proto.errors import (
     NotOwner,
     OwnerChanging,
     OwnerLost,
+    ProducerFenced,
     ProducerGap,
     RollbookError,
 )
@@ -433,6 +434,47 @@ def test_the_barrier_of_an_owner_that_was_replaced_is_no_answer() -> None:
         assert await log.run(log.owner.barrier()) == 2
         await first.run(first.owner.ended())
         await log.close()
+
+    play(story)
+
+
+def test_what_an_owner_that_was_replaced_would_refuse_is_no_answer() -> None:
+    """LS4: its tail is not where it is expected, but that of the log is; and of a gap it knows nothing."""
+
+    async def story(scene: Scene) -> None:
+        first = await (await scene.server("s1")).open()
+        await first.append(b"a", producer=ref(0))
+        log = await (await scene.server("s2")).open()
+        await log.append(b"b", producer=ref(1))
+        mismatch = first.begin(b"c", condition=Condition(expected_offset=Offset(2)))
+        gap = first.begin(b"c", producer=ref(2))
+        assert mismatch.is_refused
+        assert gap.is_refused
+        assert isinstance(await outcome(scene, mismatch), OwnerLost)
+        assert isinstance(await outcome(scene, gap), OwnerLost)
+        await log.append(b"c", producer=ref(2), condition=Condition(expected_offset=Offset(2)))
+        await first.run(first.owner.ended())
+        await log.close()
+
+    play(story)
+
+
+def test_what_will_always_be_true_is_answered_without_a_barrier() -> None:
+    """LS4: that a batch is in the log, and that an epoch is gone."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await log.append(b"a", producer=ref(0, epoch=1))
+        scene.set_bookies(is_hung=True)
+        assert (await log.append(b"a", producer=ref(0, epoch=1))).is_duplicate
+        await refused(log.append(b"b", producer=ref(0)), ProducerFenced)
+        passing = log.begin(b"c", condition=Condition(expected_offset=Offset(9)))
+        await asyncio.sleep(0.1)
+        assert not passing.answer.done()
+        scene.set_bookies(is_hung=False)
+        log.server.do(log.owner.lose, "the test is over")
+        await log.run(log.owner.ended())
+        assert isinstance(await outcome(scene, passing), OwnerLost)
 
     play(story)
 

@@ -1,0 +1,184 @@
+"""From one segment of a log to the next: listed, written, closed, in that order (LS1, LS2, LS3).
+
+    N ──────────────── written ──────────────┐ last add confirmed, CLOSED
+                                             │      │
+    list        N+1 is listed                │      │      N is closed there
+                     │                       │      │
+    N+1              └─ Follows(N, 41), then all that is appended ── acked from here on
+
+A roll that cannot list N+1 is put off, and N is written on. One that cannot close N at the very entry
+that N+1 names ends the owner: it has no right to know anything of the log any more.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from rollbook.logservice.core.control import Follows
+from rollbook.logservice.core.ledger_list import LedgerList
+from rollbook.logservice.core.rolling import SegmentLimits
+from rollbook.logservice.ground import Ground
+from rollbook.logservice.ids import Offset, SegmentId
+from rollbook.logservice.list_keeper import ListKeeper
+from rollbook.logservice.order import Order
+from rollbook.logservice.segment_writer import SegmentWriter
+from rollbook.proto.errors import Missing, RollbookError, Superseded
+from rollbook.proto.ids import LedgerId
+
+_ROLL_AGAIN_S: Final = 1.0  # After a roll that could not even begin.
+
+
+class Succession:
+    def __init__(
+        self,
+        ground: Ground,
+        order: Order,
+        keeper: ListKeeper,
+        log: structlog.typing.FilteringBoundLogger,
+        *,
+        on_disowned: Callable[[RollbookError], RollbookError],
+    ) -> None:
+        """`on_disowned`: the list says that the log is no longer ours. Returns what to raise."""
+        self.rolling: asyncio.Task[SegmentId] | None = None
+        self._ground, self._order, self._keeper, self._log = ground, order, keeper, log
+        self._on_disowned = on_disowned
+        order.on_full = self.roll_if_due
+        self._loop = asyncio.get_running_loop()
+        self._not_before_s = 0.0
+        self._age_timer: asyncio.TimerHandle | None = None
+        self._unclosed: list[SegmentWriter] = []  # As far as is known; two at most.
+
+    # --- Rolling ------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """The segment that is written was begun: idle ones end, too."""
+        self._stop_watching()
+        writing = self._order.writing
+        if writing is not None and self._order.failure is None:
+            if writing not in self._unclosed:
+                self._unclosed.append(writing)
+            wait_s = max(writing.oldest_s - self._loop.time(), _ROLL_AGAIN_S)
+            self._age_timer = self._loop.call_later(wait_s, self._on_old)
+
+    def roll_if_due(self) -> None:
+        order, now_s = self._order, self._loop.time()
+        is_last = order.memory.is_sealed or not order.takes_more
+        if order.writing is None or self.rolling is not None or is_last:
+            return
+        if now_s >= self._not_before_s and (reason := order.writing.reason_to_roll(now_s)):
+            self.start(reason)
+
+    def start(self, reason: str) -> "asyncio.Task[SegmentId]":
+        """What the roll comes to: the segment that is written then."""
+        if self.rolling is None:
+            self.rolling = self._loop.create_task(self._roll(reason))
+            self.rolling.add_done_callback(self._on_rolled)
+        return self.rolling
+
+    def _on_old(self) -> None:
+        self._age_timer = None
+        self.roll_if_due()
+        if self.rolling is None:
+            self.watch()
+
+    def _on_rolled(self, rolling: "asyncio.Task[SegmentId]") -> None:
+        self.rolling = None
+        error = None if rolling.cancelled() else rolling.exception()
+        if error is not None and self._order.failure is None:  # The old segment goes on.
+            reason = error.code.reason if isinstance(error, RollbookError) else repr(error)
+            self._log.warning("segment_not_rolled", reason=reason)
+            self._not_before_s = self._loop.time() + _ROLL_AGAIN_S
+        self.watch()
+
+    async def _roll(self, reason: str) -> SegmentId:
+        order, old = self._order, self._order.writing
+        assert old is not None
+
+        def with_successor(listed: LedgerList, ledger_id: LedgerId) -> LedgerList:
+            return listed.with_successor(ledger_id, reason, order.memory.timestamp_us)
+
+        try:
+            writer, segment = await self._keeper.list_ledger(with_successor)
+        except (Superseded, Missing) as error:
+            raise self._on_disowned(error) from error
+        if order.failure is not None:
+            await writer.stop()
+            raise order.refusal()
+        limits = SegmentLimits(self._keeper.list.config, self._ground.randomness)
+        order.take(writer, segment.segment_id, limits)
+        self._unclosed = [old, order.writing] if order.writing else [old]
+        order.say(Follows(old.ledger_id, old.writer.last_appended, order.memory.pack()))
+        next_offset, timestamp_us = order.memory.tail, order.memory.timestamp_us
+        await self._close_ledger(old)
+        order.on_closed()
+        await self._list_closed(old, next_offset, timestamp_us)
+        self._log.info(
+            "segment_rolled",
+            ledger_id=old.ledger_id,
+            successor=writer.ledger_id,
+            reason=reason,
+            next_offset=next_offset,
+        )
+        return segment.segment_id
+
+    # --- Closing ------------------------------------------------------------------------------
+
+    async def close_last(self) -> None:
+        """The segment that is written, after all that is in it; there is no other one."""
+        order, writing = self._order, self._order.writing
+        assert writing is not None
+        await self._close_ledger(writing)
+        await self._list_closed(writing, order.memory.tail, order.memory.timestamp_us)
+        order.writing = None
+        self._stop_watching()
+
+    async def stop(self) -> None:
+        """At once; what is unclosed stays so."""
+        self._stop_watching()
+        rolling = self.rolling
+        if rolling is not None:
+            rolling.cancel()
+        for each in self._unclosed:
+            await each.writer.stop()
+        if rolling is not None:
+            await asyncio.gather(rolling, return_exceptions=True)
+
+    async def _close_ledger(self, segment: SegmentWriter) -> None:
+        """At exactly the entry that was appended last; else this is no owner any more (LS2)."""
+        end = segment.writer.last_appended
+        try:
+            await segment.writer.close()
+        except RollbookError as error:
+            self._order.on_ledger_failed(error)
+            raise self._order.refusal() from error
+        assert segment.writer.metadata.last_entry == end
+
+    async def _list_closed(
+        self, segment: SegmentWriter, next_offset: Offset, timestamp_us: int
+    ) -> None:
+        length = segment.writer.metadata.length
+        assert length is not None
+
+        def with_closed(listed: LedgerList) -> LedgerList:
+            return listed.with_closed(
+                segment.segment_id,
+                next_offset=next_offset,
+                last_timestamp_us=timestamp_us,
+                bytes=length,
+            )
+
+        await self.change(with_closed)
+
+    async def change(self, make: Callable[[LedgerList], LedgerList]) -> None:
+        """Of the list, by its owner. Raises `OwnerChanging` if it is that no longer."""
+        try:
+            await self._keeper.change(make)
+        except (Superseded, Missing) as error:
+            raise self._on_disowned(error) from error
+
+    def _stop_watching(self) -> None:
+        if self._age_timer is not None:
+            self._age_timer.cancel()
+            self._age_timer = None
