@@ -229,13 +229,6 @@ class Order:
             self._settle(self._settling.on_closed())
 
     @property
-    def is_begun(self) -> bool:
-        """The log's memory is confirmed in the first segment that the list may call unclosed (LS5)."""
-        writing = self.writing
-        is_written = writing is not None and writing.writer.last_add_confirmed >= 0
-        return is_written or self._settling.is_closing
-
-    @property
     def is_certain(self) -> bool:
         return self._settling.is_certain
 

@@ -262,7 +262,7 @@ class Owner:
             return await truncate(
                 *(self._ground.nodes, stored, before),
                 confirmed=self.tail,
-                is_begun=self._order.is_begun,
+                is_begun=self._succession.has_begun(stored.list),
                 event=self._event("log_truncated", reason, before),
                 dry_run=dry_run,
             )

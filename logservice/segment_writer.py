@@ -16,7 +16,7 @@ from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import Offset, SegmentId
 from rollbook.logservice.log_nodes import StoredLog
 from rollbook.proto.errors import RollbookError
-from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 
 _SNAPSHOT_ENTRIES: Final = 1024  # A replay is no longer than this,
 _SNAPSHOT_BYTES: Final = 8 * 1024 * 1024  # or this, unless snapshots would be a larger part of
@@ -78,6 +78,11 @@ class SegmentWriter:
         future.add_done_callback(self._on_done)
         self.bytes += len(block)
         return self.writer.last_appended
+
+    @property
+    def is_begun(self) -> bool:
+        """Its first entry, with the log's memory, is confirmed (LS5)."""
+        return self.writer.last_add_confirmed >= FIRST_ENTRY
 
     @property
     def is_full(self) -> bool:

@@ -123,6 +123,13 @@ class Succession:
         )
         return segment.segment_id
 
+    def has_begun(self, listed: LedgerList) -> bool:
+        """The first segment that this list does not call closed: what is before it may go (LS5)."""
+        unclosed = [each.segment_id for each in listed.unclosed[:1]]
+        return not unclosed or any(
+            each.is_begun for each in self._unclosed if each.segment_id in unclosed
+        )
+
     # --- Closing ------------------------------------------------------------------------------
 
     async def close_last(self) -> None:
