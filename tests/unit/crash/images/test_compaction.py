@@ -13,7 +13,7 @@ from rollbook.bookie.core.catalog import COMPACTED, Change
 from rollbook.bookie.sorted_log import SortedLog
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import NoSuchLedger, RollbookError
-from tests.crash.images.cuts import _after, images
+from tests.crash.images.cuts import after, images
 from tests.crash.images.life import small_and_quiet
 from tests.crash.images.step_disk import StepDisk, StoppedClock, step
 from tests.simulation.kernel import Node, World
@@ -72,7 +72,7 @@ def crash_everywhere() -> list[str]:
     system, chance, found = FileSystem(), random.Random(1), list[str]()
     count = 0
     for now, operation in enumerate(operations, 1):
-        system = _after(system, operation)
+        system = after(system, operation)
         if now < began:
             continue
         for image in images(system, chance, 24):
