@@ -1,0 +1,172 @@
+"""Truncation and deletion on real ledgers: what is gone, what stays, and who goes on where one died."""
+
+from rollbook.logservice.core.ledger_list import LogEvent, LogState
+from rollbook.logservice.ids import CursorName, Offset
+from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.log_nodes import StoredLog
+from rollbook.logservice.truncation import delete_discarded, delete_log, free_log, truncate
+from rollbook.logservice.words import CommitCursor
+from rollbook.proto.errors import (
+    Guarded,
+    InvalidRequest,
+    LogDeleted,
+    MetadataConflict,
+    NoSuchLog,
+)
+from rollbook.proto.ids import LedgerId
+from tests.unit.logservice.lists import closed
+from tests.unit.logservice.owner_scene import LOG, Scene, play, refused
+
+EVENT = LogEvent("log_truncated", 1, reason="test")
+
+
+async def three_segments(scene: Scene) -> StoredLog:
+    """Closed at 2, 4 and 6; nobody owns the log."""
+    owner = await (await scene.server("s1")).open()
+    for number in range(3):
+        await owner.append(b"%d" % (2 * number), b"%d" % (2 * number + 1))
+        if number < 2:
+            await owner.run(owner.owner.roll("test"))
+    await owner.close()
+    return await scene.stored()
+
+
+async def ledgers_of(scene: Scene) -> list[LedgerId]:
+    return [ledger_id async for ledger_id in scene.ledgers.list()]
+
+
+def test_ledgers_below_the_head_are_deleted_and_forgotten() -> None:
+    """LL3, LL4."""
+
+    async def story(scene: Scene) -> None:
+        stored = await three_segments(scene)
+        before = [segment.ledger_id for segment in stored.list.segments]
+        stored, answer = await truncate(
+            *(scene.nodes, stored, Offset(5)), confirmed=Offset(6), is_begun=False, event=EVENT
+        )
+        assert (answer.old_head, answer.new_head, answer.records) == (0, 5, 5)
+        assert answer.segments == (0, 1)
+        assert 0 < answer.kept_bytes < answer.freed_bytes
+        assert stored.list.discarded == tuple(before[:2])
+        assert stored.list.events[-1] == EVENT
+        assert await ledgers_of(scene) == before  # Whoever did this died here …
+        stored = await delete_discarded(scene.ledgers, scene.nodes, await scene.stored())
+        assert await ledgers_of(scene) == before[2:]  # … and somebody went on.
+        assert stored == await scene.stored()
+        assert stored.list.discarded == ()
+        assert await scene.values() == [b"4", b"5"]
+
+    play(story)
+
+
+def test_a_plan_changes_nothing_and_names_what_stands_in_the_way() -> None:
+    """LL6."""
+
+    async def story(scene: Scene) -> None:
+        stored = await three_segments(scene)
+        await scene.nodes.commit_cursor(
+            CommitCursor(LOG, CursorName("snapshot"), Offset(3), is_protected=True)
+        )
+        same, plan = await truncate(
+            *(scene.nodes, stored, Offset(5)), confirmed=Offset(6), is_begun=False, dry_run=True
+        )
+        assert (same, plan.new_head, plan.guards) == (stored, 5, ("snapshot",))
+        assert await scene.stored() == stored
+        await refused(
+            truncate(scene.nodes, stored, Offset(5), confirmed=Offset(6), is_begun=False), Guarded
+        )
+        await refused(
+            truncate(scene.nodes, stored, Offset(7), confirmed=Offset(6), is_begun=False),
+            InvalidRequest,
+        )
+        await refused(
+            truncate(
+                *(scene.nodes, StoredLog(LOG, stored.list, stored.version - 1), Offset(3)),
+                confirmed=Offset(6),
+                is_begun=False,
+            ),
+            MetadataConflict,
+        )
+        stored, answer = await truncate(
+            scene.nodes, stored, Offset(3), confirmed=Offset(6), is_begun=False
+        )
+        assert answer.segments == (0,)
+        again = await truncate(scene.nodes, stored, Offset(2), confirmed=Offset(6), is_begun=False)
+        assert again[0] is stored  # The head never goes back.
+
+    play(story)
+
+
+def test_a_ledger_that_is_anothers_is_forgotten_and_not_deleted() -> None:
+    """Metadata that was put back by hand may name what has been given to somebody else since."""
+
+    async def story(scene: Scene) -> None:
+        writer = await scene.ledgers.create(custom={"application": b"another"})
+        await writer.close()
+        stored = await scene.stored()
+        listed = stored.list.with_successor(writer.ledger_id, "test", 0)
+        listed = closed(listed, 0, 2).with_successor(LedgerId(10**6), "test", 0)
+        stored = await scene.nodes.replace(stored, closed(listed, 1, 3), made_for=stored.version)
+        stored, _ = await truncate(
+            *(scene.nodes, stored, Offset(2)), confirmed=Offset(3), is_begun=False
+        )
+        stored = await delete_discarded(scene.ledgers, scene.nodes, stored)
+        assert stored.list.discarded == ()
+        assert await ledgers_of(scene) == [writer.ledger_id]
+
+    play(story)
+
+
+def test_what_cannot_be_fenced_now_is_deleted_later() -> None:
+    """LL3."""
+
+    async def story(scene: Scene) -> None:
+        owner = await (await scene.server("s1")).open()
+        await owner.append(b"0")
+        stored = await delete_log(scene.nodes, LOG, 0, EVENT)
+        for bookie in scene.bookies.values():
+            bookie.scripted.node.kill()
+        condemned = stored.list.with_ledgers_condemned()
+        stored = await scene.nodes.replace(stored, condemned)
+        left = await delete_discarded(scene.ledgers, scene.nodes, stored)
+        assert left.list.discarded == condemned.discarded
+        for bookie in scene.bookies.values():
+            bookie.scripted.node.start(bookie.scripted.serve)
+        left = await delete_discarded(scene.ledgers, scene.nodes, left)
+        assert left.list.discarded == ()
+        assert await ledgers_of(scene) == []
+        owner.owner.lose("test")
+
+    play(story)
+
+
+def test_a_deleted_log_keeps_its_ledgers_and_its_name_for_the_grace() -> None:
+    async def story(scene: Scene) -> None:
+        before = await three_segments(scene)
+        await refused(delete_log(scene.nodes, LOG, 1000, EVENT, etag="another"), MetadataConflict)
+        stored = await delete_log(scene.nodes, LOG, 1000, EVENT)
+        assert stored.list.state is LogState.DELETED
+        assert await delete_log(scene.nodes, LOG, 9999, EVENT) == stored
+        assert not await free_log(scene.ledgers, scene.nodes, stored, now_us=999)
+        assert len(await ledgers_of(scene)) == 3
+        await refused(scene.nodes.ensure(LOG, None), LogDeleted)
+        assert await free_log(scene.ledgers, scene.nodes, stored, now_us=1000)
+        assert await ledgers_of(scene) == []
+        await refused(scene.nodes.read(LOG), NoSuchLog)
+        anew, was_made = await scene.nodes.ensure(LOG, LogConfig(description="another"))
+        assert was_made
+        assert anew.list.uid != before.list.uid
+
+    play(story)
+
+
+def test_a_marked_log_is_not_deleted() -> None:
+    """LL6."""
+
+    async def story(scene: Scene) -> None:
+        mark = CommitCursor(LOG, CursorName("snapshot"), Offset(0), is_protected=True)
+        await scene.nodes.commit_cursor(mark)
+        await refused(delete_log(scene.nodes, LOG, 0, EVENT), Guarded)
+        assert (await scene.stored()).list.state is LogState.OPEN
+
+    play(story)
