@@ -160,7 +160,7 @@ class Sweeper:
         if is_free(stored.list, self._clock.wall_us()):
             await free_log(self._ledgers, self._nodes, stored, self._clock.wall_us())
         elif stored.list.state is not LogState.DELETED:
-            await self._expire(name, stored.list, stored)
+            await self._expire(name, stored.list, stored if owner is None else None)
 
     async def _expire(self, name: LogName, listed: LedgerList, stored: StoredLog | None) -> None:
         """`stored`: if it is nobody's."""

@@ -1,0 +1,234 @@
+"""Logs that nobody asks for are looked after all the same."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from rollbook.logservice.core.ledger_list import LogEvent
+from rollbook.logservice.ids import CursorName, LogName, Offset, ServerId
+from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.owner import Owner
+from rollbook.logservice.retention import Sweeper
+from rollbook.logservice.truncation import delete_log
+from rollbook.logservice.words import CommitCursor
+from rollbook.proto.errors import NoSuchLog
+from tests.unit.logservice.owner_scene import LOG, Scene, Server, play, refused
+
+AGE_S = 600
+AGING = LogConfig(retention_age_s=AGE_S, roll_age_s=600)
+
+
+class Keeper:
+    """A log server with the parts that a sweep asks it for."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.owners: dict[LogName, Owner] = {}
+        self.alive: list[ServerId] = []
+        self.suggested = [LOG]
+        self.opened = 0
+
+    @property
+    def owned_logs(self) -> list[LogName]:
+        return list(self.owners)
+
+    def find(self, name: LogName) -> Owner | None:
+        return self.owners.get(name)
+
+    def is_suggested(self, name: LogName) -> bool:
+        return name in self.suggested
+
+    def is_alive(self, server_id: ServerId) -> bool:
+        return server_id in self.alive
+
+    async def owner_of(self, name: LogName, due: float) -> Owner:
+        assert due > asyncio.get_running_loop().time()
+        if name not in self.owners:
+            self.opened += 1
+            self.owners[name] = (await self._server.open(name=name)).owner
+        return self.owners[name]
+
+    async def let_go(self) -> None:
+        for owner in self.owners.values():
+            await self._server.run(owner.close("idle"))
+        self.owners.clear()
+
+    def sweeper(self) -> Sweeper:
+        ground = self._server.ground
+        return Sweeper(
+            *(ground.ledgers, ground.nodes, self, ground.clock, ground.randomness),
+            sweep_interval_s=60.0,
+            orphans_interval_s=3600.0,
+        )
+
+    async def sweep(self) -> None:
+        await self._server.run(self.sweeper().sweep())
+
+
+Story = Callable[[Scene, Keeper], Awaitable[None]]
+
+
+def swept(story: Story, config: LogConfig = AGING) -> None:
+    async def begin(scene: Scene) -> None:
+        keeper = Keeper(await scene.server("s2"))
+        await story(scene, keeper)
+        await keeper.let_go()
+
+    play(begin, config=config)
+
+
+async def two_segments(scene: Scene) -> None:
+    """Closed at 1 and at 2; nobody owns the log."""
+    owner = await (await scene.server("s1")).open()
+    await owner.append(b"0")
+    await owner.run(owner.owner.roll("test"))
+    await owner.append(b"1")
+    await owner.close()
+
+
+async def ledgers(scene: Scene) -> int:
+    return len([ledger_id async for ledger_id in scene.ledgers.list()])
+
+
+def test_an_idle_log_is_emptied_down_to_its_memory() -> None:
+    """And stays as it is from then on, however often it is looked at."""
+
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        await two_segments(scene)
+        await keeper.sweep()
+        assert (await scene.stored()).list.head == 0  # Nothing is old yet.
+        await asyncio.sleep(AGE_S + 1)
+        await keeper.sweep()
+        await keeper.let_go()
+        await keeper.sweep()
+        listed = (await scene.stored()).list
+        assert (listed.head, listed.tail, keeper.opened) == (2, 2, 1)
+        assert [segment.records for segment in listed.segments] == [0]
+        assert listed.events[-2].reason == "retention"
+        assert await ledgers(scene) == 1
+        for _ in range(3):
+            await asyncio.sleep(AGE_S)
+            await keeper.sweep()
+        assert (await scene.stored()).list == listed
+        assert keeper.opened == 1
+        owner = await (await scene.server("s1")).open()
+        assert (await owner.append(b"2")).first_offset == 2
+        await owner.close()
+
+    swept(story)
+
+
+def test_what_is_closed_expires_while_the_log_is_written() -> None:
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        await two_segments(scene)
+        await asyncio.sleep(AGE_S + 1)
+        owner = await keeper.owner_of(LOG, 10**9)
+        await keeper.sweep()
+        assert (owner.head, owner.tail) == (2, 2)
+        while (await scene.stored()).list.discarded:
+            await asyncio.sleep(0.01)
+        assert await ledgers(scene) == 1
+
+    swept(story)
+
+
+def test_the_records_of_an_owner_that_died_expire_too() -> None:
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        owner = await (await scene.server("s1")).open()
+        await owner.append(b"0")
+        owner.server.node.kill()
+        await asyncio.sleep(3 * AGE_S + 1)
+        await keeper.sweep()  # Its segment is closed,
+        await keeper.sweep()  # and then expires.
+        assert (await scene.stored()).list.head == 1
+
+    swept(story)
+
+
+def test_a_log_is_cut_to_its_size_up_to_a_mark() -> None:
+    """LL6."""
+
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        await two_segments(scene)
+        mark = CommitCursor(LOG, CursorName("snapshot"), Offset(0), is_protected=True)
+        await scene.nodes.commit_cursor(mark)
+        await keeper.sweep()
+        assert (await scene.stored()).list.head == 0
+        await scene.nodes.commit_cursor(
+            CommitCursor(LOG, CursorName("snapshot"), Offset(1), is_protected=True)
+        )
+        await keeper.sweep()
+        assert (await scene.stored()).list.head == 1
+        assert await ledgers(scene) == 1
+
+    swept(story, LogConfig(retention_bytes=0))
+
+
+def test_what_is_somebody_elses_is_left_alone() -> None:
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        await two_segments(scene)
+        owner = await (await scene.server("s1")).open()
+        stored = await scene.stored()
+        await asyncio.sleep(AGE_S + 1)
+        assert stored.list.owner is not None
+        keeper.alive = [stored.list.owner.server_id]
+        await keeper.sweep()
+        keeper.alive, keeper.suggested = [], []
+        await keeper.sweep()
+        assert await scene.stored() == stored
+        await owner.close()
+
+    swept(story)
+
+
+def test_by_a_wrong_clock_nothing_expires() -> None:
+    """RT1: this server's runs a year ahead."""
+
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        await two_segments(scene)
+        clock = (await scene.server("s2")).node.clock
+        clock.jump(365 * 86_400)
+        await keeper.sweep()
+        assert (await scene.stored()).list.head == 0
+        clock.jump(-365 * 86_400)
+        await asyncio.sleep(AGE_S + 1)
+        await keeper.sweep()
+        assert (await scene.stored()).list.head == 2
+
+    swept(story)
+
+
+def test_what_others_left_behind_is_tidied_up() -> None:
+    """LL3: ledgers discarded by an owner that died, and deleted logs after their grace."""
+
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        await two_segments(scene)
+        stored = await scene.stored()
+        listed = stored.list.with_head(Offset(1), Offset(2))
+        await scene.nodes.replace(stored, listed)
+        assert await ledgers(scene) == 2
+        await keeper.sweep()
+        assert await ledgers(scene) == 1
+        now_us = scene.ledgers._clock.wall_us()
+        free_at_us = now_us + 60_000_000
+        await delete_log(scene.nodes, LOG, free_at_us, LogEvent("log_deleted", now_us))
+        await keeper.sweep()
+        assert await ledgers(scene) == 1
+        await asyncio.sleep(61)
+        await keeper.sweep()
+        assert await ledgers(scene) == 0
+        await refused(scene.nodes.read(LOG), NoSuchLog)
+
+    swept(story, LogConfig())
+
+
+def test_it_goes_on_by_itself_and_ends_when_told() -> None:
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        await two_segments(scene)
+        server = await scene.server("s2")
+        sweeper = keeper.sweeper()
+        server.do(sweeper.start)
+        await asyncio.sleep(3 * AGE_S)
+        assert (await scene.stored()).list.head == 2
+        await server.run(sweeper.close())
+
+    swept(story)
