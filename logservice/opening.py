@@ -17,6 +17,7 @@ without a ledger: what is left to do is to answer retries.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from rollbook.ledger.reader import LedgerReader
@@ -30,7 +31,14 @@ from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.segment_writer import drop_ledger, make_ledger
-from rollbook.proto.errors import BlockCorrupt, LogDeleted, MetadataConflict, NotOwner
+from rollbook.proto.errors import (
+    BlockCorrupt,
+    DataLost,
+    LogDeleted,
+    MetadataConflict,
+    NoSuchLedger,
+    NotOwner,
+)
 from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
 
 _REPLAY_BYTES: Final = 4 * 1024 * 1024  # Read at first; more if no snapshot is in it.
@@ -59,10 +67,9 @@ class _End:
 
 async def open_log(name: LogName, ground: Ground, reason: str) -> Opening:
     """Raises as `Owner.open`."""
-    fenced_epoch = None
-    attempt = 0
-    while True:
-        stored = await ground.nodes.read(name)
+    fenced_epoch = missing_in = None
+    for attempt in count():
+        stored = await ground.nodes.read(name)  # Fresh: who is quicker than we is to be told apart.
         listed = stored.list
         if listed.state is LogState.DELETED:
             raise LogDeleted(log=str(name))
@@ -74,14 +81,19 @@ async def open_log(name: LogName, ground: Ground, reason: str) -> Opening:
                 owner_epoch=listed.owner_epoch,
             )
         fenced_epoch = listed.owner_epoch
-        found = await _find_end(ground, listed)
-        if listed.state is LogState.SEALED:
-            return Opening(stored, found.memory, found.end, None)
-        opening = await _take_over(ground, stored, found, reason)
-        if opening is not None:
-            return opening
+        try:
+            found = await _find_end(ground, listed)
+            if listed.state is LogState.SEALED:
+                return Opening(stored, found.memory, found.end, None)
+            opening = await _take_over(ground, stored, found, reason)
+            if opening is not None:
+                return opening
+        except NoSuchLedger as error:  # Discarded and deleted by whoever was quicker.
+            if stored.version == missing_in:
+                raise DataLost("a ledger of the log is gone", log=str(name), **error.ids) from error
+            missing_in = stored.version
         await asyncio.sleep(pause_s(attempt, ground.randomness))
-        attempt += 1
+    raise AssertionError  # It counts for ever.
 
 
 async def _take_over(ground: Ground, stored: StoredLog, found: _End, reason: str) -> Opening | None:
@@ -159,15 +171,11 @@ async def _end_all(
     async def end(segment: Segment) -> Ended:
         reader = await ground.ledgers.open_recover(segment.ledger_id)
         readers[segment.ledger_id] = reader
-        metadata = reader.metadata
-        assert metadata.last_entry is not None
-        assert metadata.length is not None
-        return Ended(
-            segment,
-            metadata.last_entry,
-            await _first_of(reader, metadata.last_entry),
-            metadata.length,
-        )
+        last_entry, length = reader.metadata.last_entry, reader.metadata.length
+        assert last_entry is not None
+        assert length is not None
+        is_asked = segment is not segments[0] and last_entry != NO_ENTRY
+        return Ended(segment, last_entry, await _first_of(reader) if is_asked else None, length)
 
     found = await asyncio.gather(*map(end, segments), return_exceptions=True)
     for each in found:
@@ -176,9 +184,7 @@ async def _end_all(
     return [each for each in found if isinstance(each, Ended)]
 
 
-async def _first_of(reader: LedgerReader, last_entry: EntryId) -> Follows | None:
-    if last_entry == NO_ENTRY:
-        return None
+async def _first_of(reader: LedgerReader) -> Follows:
     (block,) = await _read(reader, FIRST_ENTRY, FIRST_ENTRY)
     said = unpack_control(block) if block.is_control else None
     if not isinstance(said, Follows):
@@ -192,11 +198,11 @@ async def _replay(reader: LedgerReader, listed: LedgerList, last_entry: EntryId)
     """From the newest snapshot on. The first entry is one."""
     length = reader.metadata.length or 0
     entry_bytes = length // (last_entry + 1) + 1
-    count = max(1, min(_REPLAY_ENTRIES, _REPLAY_BYTES // entry_bytes))
+    size = max(1, min(_REPLAY_ENTRIES, _REPLAY_BYTES // entry_bytes))
     blocks: list[Block] = []
     first = last_entry + 1
     while True:
-        start = max(FIRST_ENTRY, first - count)
+        start = max(FIRST_ENTRY, first - size)
         blocks = [*await _read(reader, EntryId(start), EntryId(first - 1)), *blocks]
         first = start
         for index in range(len(blocks) - 1, -1, -1):
@@ -210,7 +216,7 @@ async def _replay(reader: LedgerReader, listed: LedgerList, last_entry: EntryId)
             raise BlockCorrupt(
                 "the first entry is no snapshot", ledger_id=reader.ledger_id, entry_id=0
             )
-        count *= 4
+        size *= 4
 
 
 async def _read(reader: LedgerReader, first: EntryId, last: EntryId) -> list[Block]:

@@ -48,6 +48,8 @@ __all__ = ("Owner", "Pending")
 
 logger = structlog.get_logger()
 
+_HAND_OVER_S: Final = 15.0  # Then whoever comes next recovers what is left.
+
 
 class Owner:
     """Use it from one event loop only; `close` it, or `lose` it and wait for `ended`."""
@@ -348,8 +350,8 @@ class Owner:
         """Hands the log over: takes no more, settles what is pending, closes the ledger.
 
         Whoever comes next has nothing to recover, and little to replay. What keeps it from doing so
-        is no error: then the next owner does it. Cancelled, it goes on to its end, which is bounded
-        by deadlines, before it raises.
+        is no error: then the next owner does it. Cancelled, it goes on to its end, within 15 s, before
+        it raises.
         """
         if self._closing is None:
             self._closing = self._loop.create_task(self._close(reason))
@@ -358,11 +360,13 @@ class Owner:
     async def _close(self, reason: str) -> None:
         self._order.takes_more = False
         try:
-            if self.failure is None:
+            async with asyncio.timeout(_HAND_OVER_S):
                 await self._hand_over(reason)
-                self._log.info("log_released", reason=reason)
+            self._log.info("log_released", reason=reason)
         except RollbookError as error:
             self._log.warning("log_not_released", reason=error.code.reason)
+        except TimeoutError:
+            self._log.warning("log_not_released", reason="DEADLINE")
         self._end(f"it was given up: {reason}", OwnerLost)
         await self.ended()
 
@@ -371,8 +375,10 @@ class Owner:
         if self._sealing is not None:
             await asyncio.gather(self._sealing, return_exceptions=True)
         order, writing = self._order, self._order.writing
+        if self.failure is not None:
+            raise order.refusal()
         if writing is not None:
-            await writing.writer.ready()
+            await writing.writer.ready(1, self._memory.packed_bytes)
             order.say(Snapshot(self._memory.pack()))
             await self._succession.close_last()
         event = self._event("log_released", reason, self.tail)

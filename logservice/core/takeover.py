@@ -37,7 +37,7 @@ class Ended:
 
     segment: Segment
     last_entry: EntryId
-    follows: Follows | None  # What its first entry says; None if it has none.
+    follows: Follows | None  # What its first entry says; None if it has none, or nobody looked.
     bytes: int
 
 
@@ -50,11 +50,9 @@ def to_end(log: LedgerList) -> Sequence[Segment]:
 
 def counts(before: Ended | None, last: Ended) -> bool:
     """Whether the last ledger is a part of the log. `before`: unless the list says that it is CLOSED."""
-    if last.follows is None or last.last_entry == NO_ENTRY:
-        return False
-    if before is None:
-        return True
-    return (last.follows.ledger_id, last.follows.last_entry) == (
+    if before is None or last.last_entry == NO_ENTRY:
+        return last.last_entry != NO_ENTRY
+    return last.follows is not None and (last.follows.ledger_id, last.follows.last_entry) == (
         before.segment.ledger_id,
         before.last_entry,
     )

@@ -11,6 +11,7 @@ from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.owner import Pending
 from rollbook.logservice.words import Condition
 from rollbook.proto.errors import (
+    DataLost,
     LogSealed,
     NotOwner,
     OwnerChanging,
@@ -500,5 +501,35 @@ def test_who_heard_that_the_log_is_sealed_is_right_for_ever() -> None:
         assert await log.run(log.owner.seal()) == 1
         assert await log.run(log.owner.barrier()) == 1
         await log.close()
+
+    play(story)
+
+
+def test_a_log_whose_ledger_is_gone_says_so() -> None:
+    """LS2: never does a log go on as if there had been nothing."""
+
+    async def story(scene: Scene) -> None:
+        first = await (await scene.server("s1")).open()
+        ack = await first.append(b"a")
+        first.server.node.kill()
+        await scene.ledgers.delete(ack.ledger_id)
+        error = await refused((await scene.server("s2")).open(), DataLost)
+        assert error.ids["ledger_id"] == ack.ledger_id
+
+    play(story)
+
+
+def test_a_log_is_given_up_in_time_though_the_metadata_store_is_away() -> None:
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await log.append(b"a")
+        scene.world.metadata.down()
+        began = scene.world.now
+        await log.close()
+        assert scene.world.now - began < 30
+        scene.world.metadata.up()
+        again = await (await scene.server("s2")).open()
+        assert again.owner.tail == 1
+        await again.close()
 
     play(story)
