@@ -17,7 +17,7 @@ class LogClientConfig:
     retry_pause_s_max: float = 0.25  # up to this. Longer: failovers are noticed later.
 
     # --- Writer: larger batches cost less for each record, and are waited for longer. --------
-    batch_bytes_max: int = _MIB
+    batch_bytes_max: int = 256 * _KIB  # Allocators give larger pieces back, and fetch them anew.
     batch_records_max: int = 10_000
     window_bytes: int = 8 * _MIB  # Not yet acked, in memory.
     window_batches: int = 64

@@ -34,6 +34,7 @@ Context = Any  # grpc.aio.ServicerContext, of bytes.
 Handler = Callable[[Any, Context], Awaitable[Any]]
 
 _PATIENCE_S: Final = 60.0  # Of calls that come without a deadline.
+_TAKING_S: Final = 60.0  # Who takes nothing for so long comes back when he does.
 _SHARE: Final = 0.95  # Of the time that is left: what is said later nobody hears.
 
 
@@ -73,6 +74,8 @@ def _guarded(serve: Handler, token: Token | None, method: Method) -> Any:
             return await serve(request, context)
         except RollbookError as error:
             failure = error
+        except grpc.aio.BaseError:  # The client is gone.
+            raise asyncio.CancelledError from None
         except Exception as error:  # Where a call ends.
             logger.error("grpc_call_failed", method=method.name, exc_info=error)
             failure = RollbookError("something unexpected happened; the server's log says what")
@@ -121,13 +124,26 @@ def _watch(core: ServiceCore, method: Method) -> Handler:
         request = parse(message, data)
         events = cast(AsyncGenerator[Any, None], serve(request_word(request, method.request)))
         try:
-            # Whoever does not read stops us here: gRPC takes no more than his window has room for.
             async for event in events:
-                await context.write(event_message(request, event).SerializeToString())
+                told = event_message(request, event).SerializeToString()
+                del event  # Whoever does not read keeps one copy here, and not three.
+                await _tell(context, told)
         finally:
             await events.aclose()
 
     return handle
+
+
+async def _tell(context: Context, told: bytes) -> None:
+    """gRPC takes no more than the peer's window has room for; whoever takes nothing is hung up on. A
+    status would wait behind what he does not take.
+    """
+    try:
+        async with asyncio.timeout(_TAKING_S):
+            await context.write(told)
+    except TimeoutError:
+        logger.warning("grpc_reader_hung_up_on", silent_s=_TAKING_S)
+        raise asyncio.CancelledError from None
 
 
 def parse(message: type[Message], data: bytes) -> Any:

@@ -318,7 +318,7 @@ class FakeCore:
             if stop is not None and position >= stop:
                 yield words.Stopped(position)
                 return
-            blocks, end = log.blocks_from(position, 1 << 20)
+            blocks, end = log.blocks_from(position, 1 << 18)
             if blocks:
                 end = end if stop is None else min(end, stop)
                 yield words.Records(blocks, position, end)

@@ -1,0 +1,216 @@
+"""Whatever a peer sends is answered or hung up on; whatever he does not read costs little."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from rollbook.api.grpc.config import GrpcConfig
+from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX, METHODS, Kind
+from rollbook.api.grpc.server import GrpcServer
+from rollbook.api.grpc.status import error_of_call
+from rollbook.api.grpc.translation import pack
+from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.words import Append, ReadEvent, Records
+from rollbook.proto.errors import (
+    BadChecksum,
+    EntryTooLarge,
+    Invalid,
+    InvalidRequest,
+    Missing,
+    RollbookError,
+    Superseded,
+)
+from rollbook.proto.ports import Address
+from rollbook.proto.v1 import log_pb2
+from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
+from tests.unit.api.grpc.samples import LOG, sample
+
+Pair = tuple[FakeCore, Any]
+
+
+@pytest.fixture
+def core() -> FakeCore:
+    core = FakeCore(FakeCluster())
+    core.cluster.make(str(LOG))
+    return core
+
+
+@pytest.fixture
+async def address(core: FakeCore) -> AsyncIterator[Address]:
+    server = await GrpcServer.start(core, GrpcConfig(Address("127.0.0.1", 0)))
+    yield server.address
+    await server.close(0)
+
+
+@pytest.fixture
+async def pair(core: FakeCore, address: Address) -> AsyncIterator[Pair]:
+    options = (("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
+    channel: Any = grpc.aio.insecure_channel(str(address), options=options)
+    yield core, channel
+    answer = await channel.unary_unary("/rollbook.v1.LogAdmin/GetLimits")(b"", timeout=30)
+    assert answer  # Whatever happened, others are served.
+    await channel.close()
+
+
+async def answer_of(channel: Any, path: str, kind: Kind, *messages: bytes) -> RollbookError | None:
+    try:
+        async with asyncio.timeout(30):
+            if kind is Kind.CALL:
+                await channel.unary_unary(path)(messages[0])
+            elif kind is Kind.WATCH:
+                call = channel.unary_stream(path)(messages[0])
+                await call.read()
+                call.cancel()
+            else:
+                stream = channel.stream_stream(path)()
+                for message in messages:
+                    await stream.write(message)
+                await stream.done_writing()
+                while await stream.read() is not grpc.aio.EOF:
+                    pass
+    except grpc.aio.AioRpcError as error:
+        return error_of_call(error.code(), error.details() or "", error.trailing_metadata())
+    return None
+
+
+def mutations(data: bytes, count: int) -> list[bytes]:
+    chance = random.Random(len(data))
+    found = [chance.randbytes(chance.randrange(1, 60)) for _ in range(count)]
+    for _ in range(count if data else 0):
+        bent = bytearray(data)
+        bent[chance.randrange(len(bent))] ^= 1 << chance.randrange(8)
+        found.append(bytes(bent[: chance.randrange(len(bent) + 1)]))
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+async def test_nonsense_is_refused_as_such(pair: Pair, method: Any) -> None:
+    core, channel = pair
+    if method.kind is Kind.APPEND_STREAM:
+        message = log_pb2.AppendStreamRequest()
+        message.binds.add(ref=1, log=str(LOG))
+        message.appends.add(number=1, ref=1, block=pack_block([b"x"]))
+        data = message.SerializeToString()
+    else:
+        data = pack(sample(method.request)).SerializeToString()
+    for bent in [b"", *mutations(data, 15)]:
+        error = await answer_of(channel, method.path, method.kind, bent)
+        expected = (Invalid, Missing, Superseded)
+        assert error is None or isinstance(error, expected), (bent, error)
+    unreadable = await answer_of(channel, method.path, method.kind, b"\xff\xff\xff")
+    assert isinstance(unreadable, InvalidRequest)
+    assert "cannot be read" in unreadable.message
+    assert not core.cluster.logs or LOG in core.cluster.logs or method.name == "DeleteLog"
+
+
+async def test_hostile_blocks_are_refused(pair: Pair) -> None:
+    _, channel = pair
+    block = pack_block([b"abc", b"de"], keys=[b"k", None], headers=[{"h": b"v"}, None])
+    path = "/rollbook.v1.LogService/Append"
+    request = sample(Append, is_full=False)
+    for bent in mutations(block, 100):
+        data = pack(replace(request, log=LOG, block=bent)).SerializeToString()
+        error = await answer_of(channel, path, Kind.CALL, data)
+        is_untouched = error is None and bent[:8] == block[:8] and bent[40:] == block[40:]
+        assert is_untouched or isinstance(error, Invalid), bent
+    damaged = block[:-1] + b"?"
+    data = pack(replace(request, log=LOG, block=damaged)).SerializeToString()
+    assert isinstance(await answer_of(channel, path, Kind.CALL, data), BadChecksum)
+
+
+async def test_a_message_that_is_too_large_is_refused(pair: Pair) -> None:
+    core, channel = pair
+    data = log_pb2.AppendRequest(log=str(LOG), block=bytes(MESSAGE_BYTES_MAX)).SerializeToString()
+    error = await answer_of(channel, "/rollbook.v1.LogService/Append", Kind.CALL, data)
+    assert isinstance(error, EntryTooLarge)
+    assert not core.asked
+
+
+@pytest.mark.usefixtures("pair")
+async def test_what_is_no_grpc_at_all_is_hung_up_on(address: Address) -> None:
+    for garbage in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes(100_000),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff",
+    ):
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(garbage)
+        writer.close()
+        async with asyncio.timeout(30):
+            await reader.read()
+
+
+async def test_who_never_reads_costs_little(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC's flow control stops us at its window; we hold one event besides."""
+    core, channel = pair
+    block = pack_block([bytes(1 << 20)])
+    told = 0
+
+    async def flood(_: Any) -> AsyncIterator[ReadEvent]:
+        nonlocal told
+        while True:
+            told += 1
+            yield Records((block,), 0, 1)  # type: ignore[arg-type]  # Whatever.
+
+    core.events = flood
+    request = log_pb2.ReadStreamRequest(log=str(LOG), start="0").SerializeToString()
+    path = "/rollbook.v1.LogService/ReadStream"
+    calls = [channel.unary_stream(path)(request) for _ in range(8)]
+    for call in calls:
+        await call.initial_metadata()
+    quiet = 0
+    async with asyncio.timeout(60):
+        while quiet < 20:
+            before = told
+            await asyncio.sleep(0.02)
+            quiet = quiet + 1 if told == before else 0
+            assert told <= 8 * 16
+    assert core.readers == 8
+    monkeypatch.setattr("rollbook.api.grpc.calls._TAKING_S", 0.05)
+    before = told
+    calls.append(channel.unary_stream(path)(request))
+    async with asyncio.timeout(30):  # He is let in, told what he takes, and put out.
+        while core.readers > 8 or told == before:
+            await asyncio.sleep(0.01)
+    for call in calls:
+        call.cancel()
+    async with asyncio.timeout(30):
+        while core.readers:
+            await asyncio.sleep(0.01)
+
+
+async def test_who_takes_no_results_is_read_no_further(pair: Pair) -> None:
+    core, channel = pair
+    core.holds.add("append_stream")
+    stream = channel.stream_stream("/rollbook.v1.LogService/AppendStream")()
+    message = log_pb2.AppendStreamRequest()
+    message.binds.add(ref=1, log=str(LOG))
+    await stream.write(message.SerializeToString())
+    message = log_pb2.AppendStreamRequest()
+    for number in range(100):
+        message.appends.add(number=number, ref=1, block=pack_block([bytes(1000)]))
+    data = message.SerializeToString()
+    sent = 0
+
+    async def send() -> None:
+        nonlocal sent
+        while True:
+            await stream.write(data)
+            sent += 1
+
+    sending = asyncio.ensure_future(send())
+    quiet = 0
+    async with asyncio.timeout(60):
+        while quiet < 20:
+            before = sent
+            await asyncio.sleep(0.02)
+            quiet = quiet + 1 if sent == before else 0
+            assert sent < 1000
+    assert len(core.cluster.logs[LOG].blocks) <= 500
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)

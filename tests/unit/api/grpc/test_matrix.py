@@ -1,0 +1,159 @@
+"""Every method and every error of the table: what the service raises is what the client hears."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from rollbook.api.client.append_line import AppendLine
+from rollbook.api.client.channels import Channels, Security
+from rollbook.api.grpc.config import GrpcConfig
+from rollbook.api.grpc.methods import METHODS, Kind, Method
+from rollbook.api.grpc.server import GrpcServer
+from rollbook.api.grpc.status import detail_of, error_of, error_of_call
+from rollbook.api.grpc.translation import pack
+from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.words import AppendAck
+from rollbook.proto import errors
+from rollbook.proto.errors import Outcome, RollbookError, every_error
+from rollbook.proto.ports import Address
+from rollbook.proto.v1 import error_pb2
+from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
+from tests.unit.api.grpc.samples import LOG, sample
+
+OURS = [error for error in every_error() if error.__module__ == errors.__name__]
+IDS = {"head": 5, "log": "ns/log", "is_last": True, "uid": b"\x00\xff", "marks": ("a", "b")}
+
+
+class Line:
+    """A client that shows statuses as they are."""
+
+    def __init__(self, core: FakeCore, channels: Channels, address: str) -> None:
+        self.core = core
+        self.channels = channels
+        self.address = address
+
+    async def heard(self, method: Method, word: Any) -> tuple[grpc.StatusCode, RollbookError]:
+        data = pack(word).SerializeToString()
+        channel = self.channels.to(self.address)
+        if method.kind is Kind.CALL:
+            call = channel.unary_unary(method.path)(data, timeout=30)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+        else:
+            call = channel.unary_stream(method.path)(data, timeout=30)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await _all_of(call)
+        error = caught.value
+        trailers = error.trailing_metadata()
+        return error.code(), error_of_call(error.code(), error.details() or "", trailers)
+
+
+async def _all_of(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+@pytest.fixture
+async def line() -> AsyncIterator[Line]:
+    core = FakeCore(FakeCluster())
+    core.cluster.make(str(LOG))
+    server = await GrpcServer.start(core, GrpcConfig(Address("127.0.0.1", 0)))
+    channels = Channels(Security())
+    yield Line(core, channels, str(server.address))
+    await channels.close()
+    await server.close(0)
+
+
+def raised(error: type[RollbookError]) -> RollbookError:
+    return error("what happened", next_step="do something", **IDS)
+
+
+def assert_same(heard: RollbookError, said: RollbookError) -> None:
+    assert heard.code.reason == said.code.reason
+    assert type(heard) is errors.error_of_reason(said.code.reason)
+    assert (heard.outcome, heard.retryable) == (said.outcome, said.retryable)
+    assert (heard.message, heard.next_step) == (said.message, said.next_step)
+    assert heard.ids == said.ids
+
+
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS if m.kind is not Kind.APPEND_STREAM], ids=lambda m: m.name
+)
+async def test_every_error_of_every_call(line: Line, method: Method) -> None:
+    word = sample(method.request)
+    for kind in OURS:
+        said = raised(kind)
+        line.core.failures[method.core_name].append(said)
+        status, heard = await line.heard(method, word)
+        assert status.name == kind.code.grpc, kind
+        assert_same(heard, said)
+
+
+async def test_every_error_of_an_append_stream(line: Line) -> None:
+    results: asyncio.Queue[tuple[AppendAck | None, RollbookError | None]] = asyncio.Queue()
+    stream = AppendLine(line.channels, line.address)
+    ref = stream.bind(LOG, is_ordered=False)
+    for kind in OURS:
+        said = raised(kind)
+        line.core.failures["append_stream"].append(said)
+        stream.submit(ref, pack_block([b"x"]), None, lambda *told: results.put_nowait(told))
+        async with asyncio.timeout(30):
+            ack, heard = await results.get()
+        assert ack is None
+        assert heard is not None
+        assert_same(heard, said)
+    await stream.close()
+
+
+@pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)
+async def test_every_error_that_ends_an_append_stream(
+    line: Line, kind: type[RollbookError]
+) -> None:
+    """Of the appends it says what is certain, and no more."""
+    results: asyncio.Queue[RollbookError | None] = asyncio.Queue()
+    line.core.failures["open_append_stream"].append(raised(kind))
+    stream = AppendLine(line.channels, line.address)
+    ref = stream.bind(LOG, is_ordered=False)
+    stream.submit(ref, pack_block([b"x"]), None, lambda _, error: results.put_nowait(error))
+    async with asyncio.timeout(30):
+        heard = await results.get()
+    assert heard is not None
+    if heard.outcome is Outcome.NOT_APPLIED:
+        assert issubclass(
+            kind, errors.Unauthorized | errors.UnsupportedVersion | errors.Unavailable
+        )
+    await stream.close()
+
+
+async def test_an_error_in_the_middle_of_a_stream(line: Line) -> None:
+    method = next(m for m in METHODS if m.name == "ReadStream")
+    line.core.cluster.logs[LOG].append(pack_block([b"x"] * 10), None)
+    for kind in OURS:
+        said = raised(kind)
+        line.core.failures["read_stream_later"].append(said)
+        _, heard = await line.heard(method, sample(method.request))
+        assert_same(heard, said)
+
+
+def test_what_does_not_fit_is_left_out() -> None:
+    """A peer refuses headers that are too long, and would hear nothing at all."""
+    said = RollbookError("m" * 100_000, next_step="n" * 100_000, big="x" * 100_000, small=7)
+    for index in range(1000):
+        said.ids[f"id{index}"] = tuple(range(100))
+    detail = detail_of(said)
+    assert detail.ByteSize() < 7000
+    heard = error_of(detail)
+    assert heard.message.startswith("mmm")
+    assert heard.ids["small"] == 7
+
+
+def test_a_reason_of_the_future_keeps_its_outcome() -> None:
+    detail = error_pb2.ErrorDetail(
+        reason="NEWER_THAN_US", outcome=error_pb2.OUTCOME_NOT_APPLIED, retryable=True
+    )
+    heard = error_of(detail)
+    assert (heard.outcome, heard.retryable) == (Outcome.NOT_APPLIED, True)
+    assert heard.ids["reason"] == "NEWER_THAN_US"
