@@ -1,0 +1,38 @@
+"""What is compared with whom, and which of two targets is the harder one."""
+
+import pytest
+
+from tests.bench import Figure
+from tests.bench.ledger import JOBS, _compared, figures
+
+
+def _ours(
+    unit: str, values: dict[str, list[float]], factor: float | None, target: float | None
+) -> Figure:
+    first, *others = _compared("work", unit, values, factor, target)
+    assert first.name == "work: ours"
+    assert [(each.target, each.holds, each.rival) for each in others] == [(None, None, None)] * 2
+    return first
+
+
+def test_a_rate_is_held_against_the_fastest_of_the_others() -> None:
+    values = {"ours": [90.0, 110.0, 100.0], "Java V2": [40.0], "Java V3": [50.0]}
+    found = _ours("adds/s", values, 2.0, 80.0)
+    assert (found.value, found.target, found.holds) == (100.0, 100.0, True)
+    assert (found.rival_name, found.advantage) == ("Java V3", 2.0)
+    assert not _ours("adds/s", values, 2.0, 120.0).holds
+
+
+def test_a_time_is_held_against_the_shortest_of_the_others() -> None:
+    values = {"ours": [4.0], "Java V2": [10.0], "Java V3": [20.0]}
+    found = _ours("ms", values, 0.5, None)
+    assert (found.target, found.holds) == (5.0, True)
+    assert (found.rival_name, found.advantage) == ("Java V2", 2.5)
+    assert not _ours("ms", values, 0.5, 3.0).holds
+    assert _ours("ms", values, None, None).holds is None
+
+
+def test_a_job_that_does_not_exist_is_refused_before_anything_runs() -> None:
+    with pytest.raises(SystemExit, match="no such job: nothing; there are adds"):
+        next(figures(1, only=["nothing"]))
+    assert "adds" in JOBS
