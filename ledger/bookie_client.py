@@ -197,9 +197,7 @@ class BookieClient(asyncio.BufferedProtocol):
     async def _ask(self, key: _Key, call: _Call, is_high_priority: bool) -> Reply:
         self._waiting[key] = call
         self._outbox.put(call, is_high_priority)
-        if not self._will_flush:
-            self._will_flush = True
-            self._loop.call_soon(self._flush)
+        self._flush_soon()
         self._look_by(call.due)
         try:
             return await call.future
@@ -265,14 +263,17 @@ class BookieClient(asyncio.BufferedProtocol):
                 channel.unanswered -= each.count
 
     def write_adds(self, channel: AddChannel, frames: bytes | list[bytes], count: int) -> None:
+        """The first of a turn of the loop leave at once, what other ledgers have in it together."""
         data = frames if isinstance(frames, bytes) else b"".join(frames)
-        if not self._is_clogged and self._outbox.is_empty and len(data) <= CHUNK_BYTES_MAX:
+        is_first = not self._will_flush
+        self._flush_soon()
+        is_free = not self._is_clogged and self._outbox.is_empty
+        if is_first and is_free and len(data) <= CHUNK_BYTES_MAX:
             self._transport.write(data)
             return
         channel.waiting_bytes += len(data)
         for piece, adds in in_pieces(data, count):
             self._outbox.put(WaitingAdds(channel, piece, adds), channel.is_high_priority)
-        self._flush()
 
     def complain(self, waited_s: float) -> None:
         silence_s = min(waited_s, self._loop.time() - self._heard_at)
@@ -285,6 +286,11 @@ class BookieClient(asyncio.BufferedProtocol):
     def unsent_bytes(self) -> int:
         """In front of the socket; without the queues."""
         return self._transport.get_write_buffer_size() + self._outbox.begun_bytes
+
+    def _flush_soon(self) -> None:
+        if not self._will_flush:
+            self._will_flush = True
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._will_flush = False
