@@ -14,7 +14,6 @@ from rollbook.logservice import words
 PACKAGE: Final = "rollbook.v1"
 DEFAULT_PORT: Final = 7400
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
-FORWARD_KEY: Final = "log-forward"  # Of a request: `auto` has the server ask the owner itself.
 
 
 class Kind(Enum):

@@ -1,0 +1,135 @@
+"""Who may ask: certificates and the token."""
+
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from rollbook.api.client.client import Client, connect
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.grpc.config import GrpcConfig
+from rollbook.api.grpc.server import GrpcServer
+from rollbook.proto.errors import BadConfig, Outcome, RollbookError, Unauthorized
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.tls import TlsFiles
+from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
+
+LOOPBACK = Address("127.0.0.1", 0)
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    folder = tmp_path_factory.mktemp("tls")
+    found = TlsFiles(f"{folder}/certificate.pem", f"{folder}/key.pem")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2", "-subj", "/CN=log-server"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-out", found.certificate, "-keyout", found.key),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return found
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> str:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    os.chmod(path, 0o600)
+    return str(path)
+
+
+@pytest.fixture
+async def server(files: TlsFiles, token_file: str) -> AsyncIterator[GrpcServer]:
+    core = FakeCore(FakeCluster())
+    found = await GrpcServer.start(core, GrpcConfig(LOOPBACK, token_file, files))
+    yield found
+    await found.close(0)
+
+
+def client_of(server: GrpcServer, scheme: str = "log+tls", **security: str) -> Client:
+    config = LogClientConfig(timeout_s=2, attempt_s=1)
+    return connect(f"{scheme}://{server.address}", config, **security)
+
+
+async def test_with_the_token_over_tls(server: GrpcServer, files: TlsFiles) -> None:
+    async with client_of(server, token=TOKEN, authorities=files.certificate) as client:
+        log = await client.open("orders", create=True)
+        assert (await log.append(b"x")).first_offset == 0
+        async with log.writer() as writer:
+            assert await writer.submit(b"y") == 1
+        assert [record.value async for record in log.read()] == [b"x", b"y"]
+
+
+@pytest.mark.parametrize("token", ["", "another-token-altogether", TOKEN[:-1]])
+async def test_without_the_token(server: GrpcServer, files: TlsFiles, token: str) -> None:
+    async with client_of(server, token=TOKEN, authorities=files.certificate) as client:
+        log = await client.open("orders", create=True)
+        client.channels.metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        with pytest.raises(Unauthorized) as caught:
+            await log.append(b"x")
+        assert caught.value.outcome is Outcome.NOT_APPLIED
+        writer = log.writer()
+        submission = writer.submit(b"x")
+        with pytest.raises(Unauthorized):
+            await submission
+        with pytest.raises(Unauthorized):
+            await log.state()
+        with pytest.raises(Unauthorized):
+            await log.events().next()
+
+
+async def test_health_needs_no_token(server: GrpcServer, files: TlsFiles) -> None:
+    with open(files.certificate, "rb") as file:
+        credentials = grpc.ssl_channel_credentials(file.read())
+    async with grpc.aio.secure_channel(str(server.address), credentials) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_whom_nobody_vouches_for_is_not_believed(server: GrpcServer) -> None:
+    async with client_of(server, token=TOKEN) as client:
+        with pytest.raises(RollbookError) as caught:
+            await client.limits()
+        assert caught.value.outcome is Outcome.NOT_APPLIED
+    async with client_of(server, "log", token=TOKEN) as client:
+        with pytest.raises(RollbookError):
+            await client.limits()
+
+
+async def test_a_new_token_needs_no_restart(
+    server: GrpcServer, files: TlsFiles, token_file: str
+) -> None:
+    with open(token_file, "w") as file:
+        file.write("a-new-token-of-ours")
+    async with client_of(
+        server, token="a-new-token-of-ours", authorities=files.certificate
+    ) as client:
+        assert (await client.limits()).block_records_max
+
+
+async def test_files_that_cannot_be_read(files: TlsFiles) -> None:
+    core = FakeCore(FakeCluster())
+    with pytest.raises(BadConfig, match="cannot read"):
+        await GrpcServer.start(core, GrpcConfig(LOOPBACK, tls=TlsFiles("/nowhere.pem")))
+    with pytest.raises(BadConfig, match="cannot read"):
+        connect("log+tls://127.0.0.1:7400", authorities="/nowhere.pem")
+    with pytest.raises(BadConfig):
+        await GrpcServer.start(core, GrpcConfig(LOOPBACK, "/nowhere.token"))
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:7400", "http://x", "log://", "log://a:b", "log://a:99999"]
+)
+def test_urls_that_are_none(url: str) -> None:
+    with pytest.raises(BadConfig):
+        connect(url)
