@@ -91,6 +91,7 @@ class Conductor:
         self._over = asyncio.Event()
         self._lie_from = math.inf  # From this moment on nobody recovers what is left.
         self.open_at_healing = 0
+        self._zookeeper_turn = asyncio.Lock()  # It may take longer to start than was planned.
         self._errands: dict[asyncio.Task[None], None] = {}
         self._answers: dict[tuple[str, str], asyncio.Future[None]] = {}
 
@@ -211,8 +212,8 @@ class Conductor:
         await self._rest(started + fault.at_s - time.monotonic())
         if self._over.is_set():
             return
-        began = time.monotonic_ns()
         async with self._fault(fault):
+            began = time.monotonic_ns()
             await self._rest(fault.for_s)
         self.struck.append(Struck(fault.kind, began, time.monotonic_ns()))
 
@@ -221,14 +222,16 @@ class Conductor:
         match fault.kind:
             case Kind.STOP_ZOOKEEPER | Kind.STOP_ZOOKEEPER_LONG:
                 assert self._server
-                self._server.pause()
-                yield
-                self._server.resume()
+                async with self._zookeeper_turn:
+                    self._server.pause()
+                    yield
+                    self._server.resume()
             case Kind.KILL_ZOOKEEPER:
                 assert self._server
-                self._server.kill()
-                yield
-                await asyncio.to_thread(self._server.start)
+                async with self._zookeeper_turn:
+                    self._server.kill()
+                    yield
+                    await asyncio.to_thread(self._server.start)
             case Kind.SLOW_DISK:
                 assert self._disk
                 self._disk.slow_sync(self.chance.choice((0.02, 0.2, 1.5)))
