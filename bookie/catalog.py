@@ -2,7 +2,8 @@
 
 A change counts once both copies have it, so one damaged copy loses nothing; it is applied to memory
 after that, and never before. What only one copy has, because of a crash or of damage, counts as well:
-it was asked for. Boot brings it to the other copy, too, or writes a new generation if one is damaged.
+it was asked for. Boot brings it to the other copy, too, or writes a new generation if one is damaged. A torn
+tail is blanked in its place: on a full disk there would be no room for another generation.
 
 A new generation is written beside the changes that go on: each of these also goes there, behind the
 parts that were written before it. So nothing waits for it but the last sync.
@@ -55,7 +56,7 @@ class _Copy:
         self.header = header
         self.reader = RecordReader(contents, header.file_id)
         self.found: Scan = scan(self.reader)
-        self.is_whole = not self.found.rot and is_blank(contents, self.found.end)
+        self.is_torn = not is_blank(contents, self.found.end)
 
     def bodies(self) -> dict[int, bytes]:
         return {record.sequence: self.reader.body(record) for record in self.found.records}
@@ -256,7 +257,7 @@ class CatalogFiles:
 
     async def _go_on(self, copies: Sequence[_Copy | None]) -> None:
         first, second = copies
-        if first is None or second is None or not (first.is_whole and second.is_whole):
+        if first is None or second is None or first.found.rot or second.found.rot:
             logger.info("catalog_begun_anew", generation=self._current.number + 1)
             await self._begin_anew()
             return
@@ -264,6 +265,8 @@ class CatalogFiles:
         for path, copy in zip(self._paths(self._current.number), (first, second), strict=True):
             file = await self._disk.open(path, OpenMode.WRITE)
             found, file_id = copy.found, copy.header.file_id
+            if copy.is_torn:  # Blank again before anything is written here (B3).
+                await file.write_and_sync(found.end, [bytes(await file.size() - found.end)])
             last = found.next_sequence - 1
             packer = RecordPacker(file_id, found.end, found.next_sequence, last)
             # What came to the other copy only: it has its place here, even on a full disk.

@@ -30,6 +30,7 @@ from rollbook.proto.errors import (
     WrongCluster,
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.ports import OpenMode
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.wire import v2_adds, v3_adds
@@ -535,6 +536,50 @@ def test_a_full_disk_does_not_keep_a_bookie_from_starting() -> None:
             await again.fence(life, KEY)
             assert all(again.is_fenced(each) for each in range(life + 1))
             await again.close()
+
+    tell(story)
+
+
+async def tear(node: Node, path: str) -> None:
+    """As a power cut in the middle of a record does."""
+    file = await node.disk.open(path, OpenMode.WRITE)
+    contents = await file.read_at(0, await file.size())
+    end = -(-len(contents.rstrip(b"\0")) // 512) * 512
+    assert end < len(contents)  # Space is reserved ahead.
+    await file.write_and_sync(end, [b"torn" * 300])
+    await file.close()
+
+
+@pytest.mark.parametrize("copies", ["a", "b", "ab"])
+def test_a_torn_catalog_on_a_full_disk_does_not_keep_a_bookie_from_starting(copies: str) -> None:
+    """B3, B4: there is no room for another one, so the one at hand goes on."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(1), entries=20, size=1000)
+        await storage.close()
+        for copy in copies:
+            await tear(node, f"/store/ledgers/catalog-0000000001.{copy}")
+        node.disk.capacity_bytes = node.disk.system.used_bytes
+        for life in range(2):
+            again = await open_storage(node)
+            again.start()
+            assert await again.read(0, 19) == entry(0, 19, bytes(1000))
+            await asyncio.sleep(0.1)
+            assert again.is_read_only
+            await again.fence(life, KEY)
+            await again.save_facts([life])
+            await again.close()
+        names = await node.disk.list_directory("/store/ledgers")
+        assert [name for name in names if "catalog" in name] == [
+            "catalog-0000000001.a",
+            "catalog-0000000001.b",
+        ]
+        node.disk.capacity_bytes = None
+        again = await open_storage(node)
+        assert again.is_fenced(0)
+        assert again.is_fenced(1)
+        assert await again.read(0, 19) == entry(0, 19, bytes(1000))
+        await again.close()
 
     tell(story)
 
