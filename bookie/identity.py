@@ -81,6 +81,7 @@ _INCARNATION_BYTES: Final = 16
 _STARTER_BYTES: Final = 8
 _READS_AT_ONCE: Final = 64  # Of ledger metadata.
 _LOOK_AGAIN_S: Final = 0.5
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ class Identity:
         try:
             await self._stamp_all(record, State.MEMBER)
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in _NO_ROOM:
                 raise
             # It must not keep a bookie from answering; copies are told apart again by the next start.
             logger.warning("start_not_counted", bookie=self.bookie_id, reason=str(error))

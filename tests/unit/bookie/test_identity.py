@@ -1,7 +1,9 @@
 """Identity on disks and in the metadata store, cut off at every step of what changes it."""
 
 import asyncio
+import errno
 import inspect
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -762,6 +764,24 @@ def test_a_full_disk_keeps_no_bookie_from_starting() -> None:
         await village.live(establish)
         village.node.disk.capacity_bytes = None
         await village.live(establish)
+
+    Village().run(story)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_for_us_keeps_no_bookie_from_starting(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota is a full disk, too."""
+
+    async def refuse(name: str) -> None:
+        if name == "write_and_sync":
+            raise OSError(number, os.strerror(number))
+
+    async def story(village: Village) -> None:
+        made = await village.live(establish)
+        monkeypatch.setattr(village, "_on_step", refuse)
+        assert await village.live(establish) == made
 
     Village().run(story)
 
