@@ -103,7 +103,7 @@ _TOP: Final = 1 << 31
 _TOPS_KEPT_MAX: Final = 16_384  # So that what is kept is little.
 _SECTIONS_MAX: Final = 64
 _HEADER_NAME_BYTES_MAX: Final = 255
-_HEADER_NAME: Final = re.compile(rb"[!-~]{1,255}")
+_HEADER_NAME: Final = re.compile(r"[!-~]{1,255}")
 _PRINTABLE: Final = bytes(range(0x21, 0x7F))
 _ZSTD_LEVEL: Final = 1
 _ZSTD_PAYS: Final = 7 / 8  # Packed to more than this it is kept as it was.
@@ -299,13 +299,13 @@ def _pack_headers(headers: Sequence[Headers | None]) -> list[_Packed]:
     counts: list[int] = [0]
     for pairs in headers:
         for name, content in (pairs or NO_HEADERS).items():
-            names.append(name.encode())
-            contents.append(content)
-            if not _HEADER_NAME.fullmatch(names[-1]):
+            if not _HEADER_NAME.fullmatch(name):
                 raise InvalidRequest(
                     f"header {name[:80]!r} is not 1 to {_HEADER_NAME_BYTES_MAX} characters of "
                     "printable ASCII"
                 )
+            names.append(name.encode())
+            contents.append(content)
         counts.append(len(names))
     return [
         _buffer(Section.HEADER_OFFSETS, struct.pack(f"<{len(counts)}i", *counts)),

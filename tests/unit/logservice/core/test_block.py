@@ -130,6 +130,7 @@ def test_a_name_twice_in_a_record_reads_as_its_last() -> None:
         {"values": [b"x"], "headers": []},
         {"values": [b"x"], "headers": [{"": b""}]},
         {"values": [b"x"], "headers": [{"ä": b""}]},
+        {"values": [b"x"], "headers": [{"\ud800": b""}]},
         {"values": [b"x"], "headers": [{"a b": b""}]},
         {"values": [b"x"], "headers": [{"a" * 256: b""}]},
         {"values": [b"x"], "event_times": []},
