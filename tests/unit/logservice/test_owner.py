@@ -230,6 +230,25 @@ def test_who_steals_the_writer_epoch_has_everything_older_below_his_fence() -> N
     play(story, config=LogConfig(writer_mode=WriterMode.EXCLUSIVE))
 
 
+def test_an_epoch_is_not_granted_before_what_came_under_older_ones_is_settled() -> None:
+    """LS8: else the older writer's append could still be found in the log, or be missing."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        scene.set_bookies(delay_s=0.3)
+        pending = log.begin(b"a")
+        stealing = log.server.begin(log.owner.acquire_writer("b", AcquireMode.STEAL))
+        await asyncio.sleep(0.2)
+        assert log.owner.writer_epoch == 1
+        assert not stealing.done()
+        assert (await scene.within(stealing)).fence_offset == 1
+        assert pending.answer.done()
+        scene.set_bookies(delay_s=0.0)
+        await log.close()
+
+    play(story)
+
+
 def test_who_waits_for_the_writer_epoch_gets_it_when_it_is_released_or_has_run_out() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -453,6 +472,7 @@ def test_what_holds_the_logs_memory_stays_until_the_next_segment_has_begun() -> 
         scene.set_bookies(ignored={ack.ledger_id + 1})
         rolling = log.server.begin(log.owner.roll())
         await scene.until(lambda: any(each.is_closed for each in log.owner.list.segments))
+        assert not log.owner._succession.has_begun(log.owner.list)
         truncating = log.server.begin(log.owner.truncate(Offset(1)))
         await asyncio.sleep(0.5)
         assert not truncating.done()
