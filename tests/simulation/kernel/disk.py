@@ -10,15 +10,17 @@ import copy
 import errno
 import os
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
 from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import Buffer, DiskSpace, FileStat, OpenMode
 from tests.simulation.kernel.filesystem import POWER_CUT, SECTOR, FileSystem, Operation, Write
 from tests.simulation.kernel.loop import Lane, VirtualLoop
 
+T = TypeVar("T")
 Span: TypeAlias = tuple[float, float]
+Work: TypeAlias = Coroutine[Any, Any, T]
 
 SYNC_S: Final[Span] = (0.000_2, 0.002)
 TURN_S: Final[Span] = (0.0, 0.000_2)
@@ -46,8 +48,9 @@ class SimulatedFile:
 
     async def read_at(self, position: int, length: int) -> bytes:
         self._check(write=False)
-        await self._disk.take_turns()
-        self._check(write=False)
+        if self._disk.turn_odds:
+            await self._disk.take_turns()
+            self._check(write=False)
         self._disk.meet_read_error()
         return self._system.read(self.number, position, length)
 
@@ -92,7 +95,7 @@ class SimulatedFile:
 
     async def _write(self, position: int, data: bytes) -> None:
         self._check(write=True)
-        if await self._disk.take_turns() and len(data) > SECTOR:
+        if self._disk.turn_odds and await self._disk.take_turns() and len(data) > SECTOR:
             half = self._disk.chance.randrange(1, len(data))
             self._store(position, data[:half])
             await self._disk.take_turns()
@@ -523,35 +526,37 @@ class MachineDisk(SimulatedDisk):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, target)
         return disk
 
-    async def open(self, path: str, mode: OpenMode) -> SimulatedFile:
-        return await SimulatedDisk.open(self._on(path), path, mode)
+    # Each returns what is to be awaited: a coroutine of its own would only be in between.
 
-    async def stat(self, path: str) -> FileStat | None:
-        return await SimulatedDisk.stat(self._on(path), path)
+    def open(self, path: str, mode: OpenMode) -> Work[SimulatedFile]:
+        return SimulatedDisk.open(self._on(path), path, mode)
 
-    async def list_directory(self, path: str) -> list[str]:
-        return await SimulatedDisk.list_directory(self._on(path), path)
+    def stat(self, path: str) -> Work[FileStat | None]:
+        return SimulatedDisk.stat(self._on(path), path)
 
-    async def make_directory(self, path: str) -> None:
-        await SimulatedDisk.make_directory(self._on(path), path)
+    def list_directory(self, path: str) -> Work[list[str]]:
+        return SimulatedDisk.list_directory(self._on(path), path)
 
-    async def rename(self, source: str, target: str) -> None:
-        await SimulatedDisk.rename(self._on_both(source, target), source, target)
+    def make_directory(self, path: str) -> Work[None]:
+        return SimulatedDisk.make_directory(self._on(path), path)
 
-    async def link(self, source: str, target: str) -> None:
-        await SimulatedDisk.link(self._on_both(source, target), source, target)
+    def rename(self, source: str, target: str) -> Work[None]:
+        return SimulatedDisk.rename(self._on_both(source, target), source, target)
 
-    async def unlink(self, path: str) -> None:
-        await SimulatedDisk.unlink(self._on(path), path)
+    def link(self, source: str, target: str) -> Work[None]:
+        return SimulatedDisk.link(self._on_both(source, target), source, target)
 
-    async def sync_directory(self, path: str) -> None:
-        await SimulatedDisk.sync_directory(self._on(path), path)
+    def unlink(self, path: str) -> Work[None]:
+        return SimulatedDisk.unlink(self._on(path), path)
 
-    async def space(self, path: str) -> DiskSpace:
-        return await SimulatedDisk.space(self._on(path), path)
+    def sync_directory(self, path: str) -> Work[None]:
+        return SimulatedDisk.sync_directory(self._on(path), path)
 
-    async def lock(self, path: str) -> SimulatedLock:
-        return await SimulatedDisk.lock(self._on(path), path)
+    def space(self, path: str) -> Work[DiskSpace]:
+        return SimulatedDisk.space(self._on(path), path)
+
+    def lock(self, path: str) -> Work[SimulatedLock]:
+        return SimulatedDisk.lock(self._on(path), path)
 
     def on_process_dead(self) -> None:
         super().on_process_dead()

@@ -19,6 +19,7 @@ again, so that the file system can be rebuilt as it was at any moment of a run.
 import errno
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 SECTOR: Final = 512
@@ -473,8 +474,9 @@ def _set_name(names: dict[str, int], name: str, number: int | None) -> None:
         names[name] = number
 
 
-def _parts(path: str) -> list[str]:
-    return [part for part in path.split("/") if part]
+@lru_cache(1024)
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.split("/") if part)
 
 
 def _error(kind: type[OSError], number: int, path: str) -> OSError:

@@ -131,6 +131,10 @@ class LedgerChecker:
     def on_formatted(self, bookie: str) -> None:
         self._copies.on_formatted(bookie)
 
+    def on_healed(self, bookie: str) -> None:
+        """It has all of every closed ledger again, as somebody was told who had asked for it."""
+        self._copies.on_healed(bookie)
+
     # --- At the end -----------------------------------------------------------------------------
 
     def on_copy(self, ledger_id: int, entry_id: int, bookie: str) -> None:

@@ -3,7 +3,7 @@
 - **fence** (S5): whoever answered a fencing question has the fence on disk, accepts no ordinary add from
   then on, across restarts, and what it called absent then stays so unless a recovery brings it.
 - **absence** (S6): "no such entry" is never said of what the disk has, nor of what went with a disk
-  that we destroyed while the ledger was not closed.
+  that we destroyed while the ledger was not closed, unless nobody counts on it any more.
 - **bytes** (S12): an entry is answered under its ids, with a digest that holds, as somebody wrote it.
 """
 
@@ -99,10 +99,20 @@ class AnswerRules:
         kept = self._facts.kept(bookie, ledger.ledger_id)
         if entry_id in kept.durable:
             self._break(ABSENCE, f"{bookie} denies {ledger.name(entry_id)}, which it has")
-        if entry_id in kept.lost:
+        if entry_id in kept.lost and self._may_count(ledger, entry_id, bookie):
             self._break(ABSENCE, f"{bookie} denies {ledger.name(entry_id)}, which it had")
         if is_fenced:
             kept.denied[entry_id] = None
+
+    def _may_count(self, ledger: LedgerFacts, entry_id: int, bookie: str) -> bool:
+        """Whether anybody may conclude anything from what the bookie says of the entry."""
+        metadata = ledger.metadata
+        if metadata is None or metadata.last_entry is None:
+            return metadata is not None
+        if entry_id > metadata.last_entry:
+            return False
+        ensemble = metadata.fragment_of(EntryId(entry_id)).ensemble
+        return bookie in metadata.quorum.write_set(EntryId(entry_id), ensemble)
 
     def _on_body(self, bookie: str, ledger: LedgerFacts, body: Buffer, entry_id: int | None) -> int:
         """Which entry it is."""

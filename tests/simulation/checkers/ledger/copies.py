@@ -2,7 +2,8 @@
 
 - **truncated** (S1): no writer is told of an entry behind the end of a closed ledger, before or after.
 - **readable** (S2): what a writer was told is on a bookie that metadata names for it, at any instant.
-- **copies** (S3): of a closed ledger every entry is on `ack` bookies that metadata names for it.
+- **copies** (S3): of a closed ledger every entry is on `ack` bookies that metadata names for it; and on
+  one of these whose lost disk was made good in any case.
 - **order** (S4): entry i carries the i-th payload that was written, wherever it turns up.
 - **clean LAC** (S8): a LAC that a named bookie may hand out names entries that have `ack` copies there.
 - **durable ack** (S11): what a writer is told has `ack` copies that no power cut can take away.
@@ -41,6 +42,7 @@ class CopyRules:
     def __init__(self, facts: Facts, on_broken: OnBroken) -> None:
         self._facts = facts
         self._break = on_broken
+        self._healed: dict[str, None] = {}
         self._shown: dict[tuple[int, int], dict[str, None]] = {}
 
     # --- Disks --------------------------------------------------------------------------------
@@ -102,6 +104,10 @@ class CopyRules:
                 kept.lost.clear()
                 kept.denied.clear()
                 kept.fence_was_answered = False
+
+    def on_healed(self, bookie: str) -> None:
+        self._facts.destroyed.pop(bookie, None)
+        self._healed[bookie] = None
 
     # --- What writers and readers are told ------------------------------------------------------
 
@@ -173,12 +179,10 @@ class CopyRules:
                 ensemble = metadata.fragment_of(entry_id).ensemble
                 shown = self._shown.get((ledger.ledger_id, entry_id), {})
                 excused = {**facts.destroyed, **facts.damaged}
-                able = [
-                    bookie
-                    for bookie in metadata.quorum.write_set(entry_id, ensemble)
-                    if bookie in shown or bookie in excused
-                ]
-                if len(able) < metadata.quorum.ack:
+                write_set = metadata.quorum.write_set(entry_id, ensemble)
+                able = [each for each in write_set if each in shown or each in excused]
+                is_whole = all(each in able for each in write_set if each in self._healed)
+                if len(able) < metadata.quorum.ack or not is_whole:
                     where = f"is shown by {', '.join(shown) or 'nobody'} of {', '.join(ensemble)}"
                     self._break(COPIES, f"{ledger.name(entry_id)} {where}")
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rollbook.bookie import bookie, catalog, server
 from rollbook.bookie.answers import Answers
@@ -32,6 +32,7 @@ from rollbook.proto.cluster import cookies
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
 from rollbook.proto.errors import (
+    BookieUnreachable,
     EntryStateUnknown,
     Missing,
     NodeExists,
@@ -39,10 +40,12 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.formats.cookie import pack_cookie, unpack_cookie
 from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
-from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.messages import Read, Reply, Request
+from rollbook.recovery.core.healing import Range
+from rollbook.recovery.doubts import BookieDoubts, DoubtsPage
 from tests.simulation.checkers.ledger import LedgerChecker
 from tests.simulation.history import History
 from tests.simulation.kernel.world import Main, Node, Process, World
@@ -51,7 +54,10 @@ from tests.simulation.worlds.whole_bookies import (
     SMALL_SERVER,
     SMALL_STORAGE,
 )
+from tests.support.healing import DirectDoubts
 from tests.support.planting import Patch
+
+T = TypeVar("T")
 
 ROOT: Final = "/ledgers"
 PORT: Final = 3181
@@ -59,6 +65,7 @@ START: Final = "start"
 SESSION_S: Final = 2.0
 _RESTART_S: Final = 0.2  # After a bookie has stopped by itself.
 _NEVER: Final = 1e6
+_ANSWER_S: Final = 2.0
 _RUN_BYTES: Final = 64 * 1024
 
 STORAGE: Final = replace(SMALL_STORAGE, idle_after_ms=200)
@@ -155,6 +162,13 @@ class Cluster:
         process, bookie = self._serving.get(name, (None, None))
         return bookie if process is not None and process.is_alive else None
 
+    def doubts_of(self, name: str) -> BookieDoubts | None:
+        """Of one that serves."""
+        process, bookie = self._serving.get(name, (None, None))
+        if process is None or bookie is None or not process.is_alive:
+            return None
+        return _Doubts(self._world, process, bookie)
+
     def all_serve(self) -> bool:
         return all(self.find(name) for name in self.names if name not in self.stay_down)
 
@@ -230,6 +244,35 @@ class Cluster:
             SMALL_SERVER,
             self._space,
         )
+
+
+class _Doubts:
+    """Asked for in the bookie's own process, as by its HTTP server."""
+
+    def __init__(self, world: World, process: Process, bookie: Bookie) -> None:
+        self._world = world
+        self._process = process
+        self._doubts = DirectDoubts(bookie)
+
+    async def page(self, after: int, limit: int) -> DoubtsPage:
+        return await self._ask(self._doubts.page(after, limit))
+
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[Range]) -> None:
+        await self._ask(self._doubts.settle(stamp, ledger_id, ranges))
+
+    async def settle_everything(self, stamp: str) -> None:
+        await self._ask(self._doubts.settle_everything(stamp))
+
+    async def _ask(self, question: Coroutine[Any, Any, T]) -> T:
+        context = self._process.lane.context.copy()
+        answer = self._world.loop.create_task(question, context=context)
+        # It may come when nobody waits any more.
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await asyncio.shield(answer)
+        except TimeoutError:
+            raise BookieUnreachable(bookie=BookieId(self._process.node.name)) from None
 
 
 def watched(world: World, checker: LedgerChecker) -> list[Patch]:

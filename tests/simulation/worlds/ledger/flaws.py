@@ -46,6 +46,7 @@ from rollbook.proto.wire import messages
 from rollbook.proto.wire.digest import Entry
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from rollbook.proto.wire.v3_adds import V3AddPacker
+from rollbook.recovery.restorer import Restorer
 from tests.simulation.worlds.bookie import flaws as bookie_flaws
 from tests.simulation.worlds.ledger.scene import LedgerScene
 from tests.support.planting import Patch
@@ -295,6 +296,10 @@ def _show_what_comes(self: Follower, slot: int, answer: Any) -> bool:
 
 
 # --- Bookies ------------------------------------------------------------------------------------
+
+
+async def _bring_nothing_back(_restorer: Restorer, _entries: Sequence[Entry]) -> None:
+    pass
 
 
 async def _doubt_nothing(
@@ -558,5 +563,12 @@ LEDGER_MUTANTS: Final = (
         _BUDGET,
         ((catalog, "pack_old", _pack_nothing_old),),
         drill="late_return",
+    ),
+    LedgerMutant(
+        "ledger-heals-in-words",
+        "What a bookie has lost is settled, and not brought back.",
+        _BUDGET,
+        ((Restorer, "write", _bring_nothing_back),),
+        drill="erasure",
     ),
 )

@@ -36,6 +36,7 @@ from tests.simulation.worlds.ledger.words import (
     FOLLOW,
     FOLLOWER,
     FORCE,
+    HEAL,
     METADATA,
     OPERATOR,
     READ,
@@ -55,6 +56,7 @@ _BOOKIES_MIN: Final = 4
 _STORM_ODDS: Final = 0.6
 _DRILL_ODDS: Final = 0.2
 _CALM_ODDS: Final = 0.85
+_HEAL_ODDS: Final = 0.7
 _CALM_US: Final = 50_000
 _STORMY_UNTIL_US: Final = 3_500_000  # What begins later has no time to unfold.
 
@@ -84,7 +86,8 @@ def draw_case(seed: int, drill: str | None = None) -> Case:
         return _draw_drill(rng, seed, rng.choice(list(DRILLS)), goes_on=True)
     mood = rng.choices(list(Mood), (5, 1, 2))[0]
     least = _BOOKIES_MIN + (mood is Mood.ABSENT)
-    bookies = BOOKIES[: rng.randint(least, len(BOOKIES))]
+    # Some protocols need many bookies, and each costs as much as a writer.
+    bookies = BOOKIES[: min(least + rng.choice((0, 0, 0, 1, 1, 2)), len(BOOKIES))]
     cluster = f"{len(bookies)} bookies v{rng.choice((2, 3, 3, 3))}"
     calm_us = _CALM_US if rng.random() < _CALM_ODDS else 0
     steps, storms = _draw_steps(rng, bookies, mood, calm_us)
@@ -93,14 +96,15 @@ def draw_case(seed: int, drill: str | None = None) -> Case:
     recipes = [replace(each, odds=odds * each.odds) for each in _recipes(bookies, mood)]
     when_us = (PEACE_US + calm_us, CHAOS_US[1])
     faults = [*draw(rng, recipes, when_us, decisive or steps), *storms]
-    faults.sort(key=lambda fault: fault.at_us)
-    return Case(WORLD, seed, (Step(0, CLUSTER, cluster), *steps), _one_loss(faults))
+    faults = sorted(_one_loss(faults), key=lambda fault: fault.at_us)
+    steps = sorted((*steps, *_heals(rng, faults)), key=lambda step: step.at_us)
+    return Case(WORLD, seed, (Step(0, CLUSTER, cluster), *steps), tuple(faults))
 
 
 def _draw_drill(rng: random.Random, seed: int, drill: str, *, goes_on: bool) -> Case:
     """`goes_on`: a storm over another ledger follows, or there would be little to see in some."""
     sizes = " ".join(map(str, rng.choice(QUORUMS.get(drill, _QUORUMS))))
-    count = rng.choice((4, 5, 6))
+    count = rng.choice((4, 4, 4, 5, 5, 6))
     cluster = Step(0, CLUSTER, f"{count} bookies v{rng.choice((2, 3, 3, 3))}")
     create = f"{CREATE} {sizes} {rng.choice(list(DigestType)).name}"
     steps, faults = DRILLS[drill](rng, PEACE_US + 40_000)
@@ -111,6 +115,7 @@ def _draw_drill(rng: random.Random, seed: int, drill: str, *, goes_on: bool) -> 
         storm_steps, storm_faults = _brew_storm(rng, at_us + _CALM_US, BOOKIES[:count])
         steps += storm_steps
         faults += storm_faults
+        steps += _heals(rng, faults)
     mild = (
         Recipe(Kind.JITTER, ((*BOOKIES[:4], *CLIENTS, METADATA),), (1, 1), amount=(100, 5_000)),
     )
@@ -309,6 +314,17 @@ def _recipes(bookies: tuple[str, ...], mood: Mood) -> tuple[Recipe, ...]:
             Recipe(Kind.READ_ERROR, each_bookie, times=(1, 2), for_us=(MS, 500 * MS), odds=0.15),
         ]
     return tuple(recipes)
+
+
+def _heals(rng: random.Random, faults: Sequence[Fault]) -> list[Step]:
+    """Of bookies that lost their disks, while the chaos goes on."""
+    back_us = [fault.at_us + fault.for_us for fault in faults if fault.kind is Kind.WIPE]
+    when_us = [each + log_uniform(rng, (50_000, 1_000_000)) for each in back_us]
+    return [
+        Step(min(each, CHAOS_US[1]), OPERATOR, HEAL)
+        for each in when_us
+        if rng.random() < _HEAL_ODDS
+    ]
 
 
 def _one_loss(faults: Sequence[Fault]) -> tuple[Fault, ...]:

@@ -159,7 +159,10 @@ class _Run:
             on_broken=self.broken,
             live=self.live,
         )
-        self._sums = Sums(*(self.world, self.history, self.checker, case, self.tell, self.broken))
+        self._sums = Sums(
+            *(self.world, self.history, self.checker, case, self.tell, self.broken),
+            doubts_of=self.cluster.doubts_of,
+        )
         self._users = Users(self._sums)
         self._nemesis = _Nemesis(self)
 
@@ -239,7 +242,7 @@ class _Run:
         return following
 
     async def _finish(self, node: Node) -> None:
-        """Every ledger is closed, and everything in it can be read (V1)."""
+        """Every ledger is closed, and everything in it can be read (V1); a lost disk is made good."""
         users, facts = self._users, self.checker.facts
         async with users.client(node) as ledgers:
             for ledger_id in map(LedgerId, list(facts.ledgers)):
@@ -251,6 +254,12 @@ class _Run:
                 await self._in_time(
                     users.read_for_sure(ledgers, ledger_id, last), f"ledger {ledger_id} is not read"
                 )
+
+            for name in list(facts.destroyed):
+                if await users.heal(ledgers, name, LIVENESS_S):
+                    self.checker.on_healed(name)
+                else:
+                    self.broken(LIVENESS, f"{name} is not healed within {LIVENESS_S:g} s")
 
     async def _in_time(self, work: Any, what: str) -> Any:
         try:

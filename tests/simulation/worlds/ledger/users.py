@@ -24,11 +24,14 @@ from rollbook.proto.errors import (
     RollbookError,
     Unavailable,
 )
-from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType
+from rollbook.recovery.config import HealConfig
+from rollbook.recovery.doubts import BookieDoubts
+from rollbook.recovery.healer import Healer
 from tests.simulation.checkers.ledger import PAYLOAD_BYTES_MIN, LedgerChecker
 from tests.simulation.history import NEVER, Append, History
 from tests.simulation.kernel.world import Main, Node, World
@@ -66,6 +69,8 @@ CONFIG: Final = ClientConfig(
     recovery_patience_s=0.15,
 )
 
+_HEALING: Final = HealConfig(ledgers_at_once=2, window_bytes=4 * 1024)
+
 
 @dataclass
 class Sums:
@@ -77,6 +82,7 @@ class Sums:
     case: Case
     tell: Callable[[str], None]
     on_broken: Callable[[str, str], None]
+    doubts_of: Callable[[str], BookieDoubts | None]  # Of a bookie, if it serves.
     ledgers: list[LedgerId] = field(default_factory=list)  # In the order of their making.
     appends: dict[tuple[LedgerId, int], Append] = field(default_factory=dict)
     writer: LedgerWriter | None = None  # The one that appends go to, in this life of its process.
@@ -413,7 +419,28 @@ class Users:
                 ledger_id = self._sums.newest(step.what)
                 if verb == words.DELETE and ledger_id is not None:
                     await self._delete(ledgers, ledger_id)
+                elif verb == words.HEAL:
+                    for name in list(self._checker.facts.destroyed):
+                        await self.heal(ledgers, name, _PATIENCE_S)
             await asyncio.Event().wait()
+
+    async def heal(self, ledgers: Ledgers, name: str, seconds: float) -> bool:
+        """As `rollbook recovery heal --all` does it; whether nothing is left to do."""
+        doubts = self._sums.doubts_of(name)
+        if doubts is None:
+            return False
+        healer = Healer(ledgers, BookieId(name), doubts, _HEALING, includes_all=True)
+        try:
+            async with asyncio.timeout(seconds):
+                healing = await self._timed("heal", healer.heal())
+        except (RollbookError, TimeoutError) as error:
+            self._sums.tell(f"healing {name} fails: {error!r}")
+            return False
+        done = ", ".join(f"{count} {outcome.value}" for outcome, count in healing.ledgers.items())
+        self._sums.tell(f"{name} is healed, {healing.entries} entries: {done or 'nothing to do'}")
+        for each in healing.remarkable:
+            self._sums.tell(f"but: {each}")
+        return healing.are_ledgers_whole and not healing.doubts_everything
 
     async def _delete(self, ledgers: Ledgers, ledger_id: LedgerId) -> None:
         self._checker.on_doomed(ledger_id)

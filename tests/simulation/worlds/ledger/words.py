@@ -13,6 +13,6 @@ METADATA: Final = "metadata"
 CLIENTS: Final = (WRITER, *RECOVERERS, FOLLOWER, READER)
 
 CREATE, APPEND, FLUSH, FORCE, CLOSE = "create", "append", "flush", "force", "close"
-RECOVER, DELETE, FOLLOW, READ = "recover", "delete", "follow", "read"
+RECOVER, DELETE, FOLLOW, READ, HEAL = "recover", "delete", "follow", "read", "heal"
 READ_ONLY: Final = "read-only"
 STAY_DOWN: Final = "stay down after the healing"
