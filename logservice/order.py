@@ -148,15 +148,15 @@ class Order:
         if writing.is_full:
             self.on_full()
         if writing.is_snapshot_due(self.memory.packed_bytes):
-            with suppress(Overloaded):  # Then with one of the next.
+            writing.on_snapshot()
+            with suppress(RollbookError):  # A replay will be longer.
                 self.say(Snapshot(self.memory.pack()))
-                writing.on_snapshot()
         return Pending(future)
 
     def say(self, said: Control, waiter: _Waiter | None = None, result: object = None) -> None:
         """Writes a control block. `waiter` gets `result` when it is settled.
 
-        Raises `Overloaded`, `OwnerChanging`; then nothing has happened.
+        Raises `Overloaded`, `EntryTooLarge`, `OwnerChanging`; then nothing has happened.
         """
         writing, memory = self.writing, self.memory
         assert writing is not None

@@ -109,7 +109,11 @@ class Succession:
         limits = SegmentLimits(self._keeper.list.config, self._ground.randomness)
         order.take(writer, segment.segment_id, limits)
         self._unclosed = [old, order.writing] if order.writing else [old]
-        order.say(Follows(old.ledger_id, old.writer.last_appended, order.memory.pack()))
+        try:
+            order.say(Follows(old.ledger_id, old.writer.last_appended, order.memory.pack()))
+        except RollbookError as error:  # Nothing else may be its first entry.
+            order.on_ledger_failed(error)
+            raise order.refusal() from error
         next_offset, timestamp_us = order.memory.tail, order.memory.timestamp_us
         await self._close_ledger(old)
         order.on_closed()

@@ -7,7 +7,7 @@ import pytest
 
 from rollbook.logservice.core.control import Opened, unpack_control
 from rollbook.logservice.core.ledger_list import LEDGER_OF_VERSION, LogState
-from rollbook.logservice.core.memory import snapshot_in
+from rollbook.logservice.core.memory import LogMemory, snapshot_in
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.owner import Pending
@@ -360,6 +360,29 @@ def test_an_owner_whose_old_ledger_strangers_close_elsewhere_acks_nothing_in_the
         assert (await log.append(b"c", producer=ref(2))).first_offset == 2
         await log.close()
         assert await scene.values() == [b"a", b"b", b"c"]
+
+    play(story)
+
+
+def test_a_successor_never_begins_with_anything_but_what_it_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """LS2, where what it would have to remember does not fit into an entry."""
+
+    async def story(scene: Scene) -> None:
+        server = await scene.server("s1")
+        first = await server.open()
+        await first.append(b"a", producer=ref(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(LogMemory, "pack", lambda _: bytes(6_000_000))
+            rolling = server.begin(first.owner.roll())
+            await refused(scene.within(rolling), OwnerChanging)
+        with pytest.raises(OwnerChanging):
+            first.begin(b"b")
+        await first.run(first.owner.ended())
+        log = await server.open("again")
+        assert (await log.append(b"a", producer=ref(0))).is_duplicate
+        await log.close()
 
     play(story)
 
