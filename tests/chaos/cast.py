@@ -43,7 +43,12 @@ class Actor:
         self._starting: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._starting = None
+        """Unless it runs: on a slow machine faults overlap that were not meant to, and one's end was first."""
+        if self._starting is not None:
+            self._starting.cancel()
+            self._starting = None
+        if self._child is not None:
+            return
         self.lives += 1
         life = f"{self.name}-{self.lives}"
         self._child = self._children.start(
