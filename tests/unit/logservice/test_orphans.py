@@ -86,6 +86,24 @@ def test_what_is_listed_or_discarded_stays_whatever_its_age() -> None:
     play(story)
 
 
+def test_what_was_listed_during_the_walk_is_no_orphan() -> None:
+    """It is by the list of now that one is judged, not by what the walk has read before."""
+
+    async def story(scene: Scene) -> None:
+        before = await scene.stored()
+        owner = await (await scene.server("s1")).open()
+        await owner.append(b"0")
+        await owner.close()
+        await asyncio.sleep(OLD_S)
+        now_ms = scene.ledgers._clock.wall_us() // 1000
+        walk = OrphanRepair(scene.ledgers, scene.nodes, now_ms)
+        walk._lists[LOG] = before.list
+        assert await walk.run() == OrphanReport(ledgers=1, left=1)
+        assert await scene.values() == [b"0"]
+
+    play(story)
+
+
 def test_ledgers_of_a_log_that_is_gone_go_too() -> None:
     """Also if another log has its name by now."""
 

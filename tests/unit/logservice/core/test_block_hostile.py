@@ -174,6 +174,15 @@ def test_sections_of_the_future_are_passed_over_unless_they_must_be_known() -> N
         check_block(b"RBK\x02" + PLAIN[4:], CEILING)
 
 
+def test_nothing_is_hidden_between_sections() -> None:
+    good = sectioned(OFFSETS, VALUES)
+    assert not is_refused(good)
+    for position in range(len(good) - 7, len(good)):  # Behind a value of one byte.
+        hidden = bytearray(good)
+        hidden[position] = 1
+        assert is_refused(with_crc(bytes(hidden)))
+
+
 def test_sections_that_lack_their_other_half_are_refused() -> None:
     bits = (5, 0, 0, b"\x01")
     for sections in (
