@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import inspect
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -53,6 +52,7 @@ OnStep = Callable[[str], Awaitable[None]]
 
 # Between two calls that change something nothing is different from one moment to the next.
 LOOKING = frozenset(("get", "children", "stat", "size", "read_at", "list_directory", "space"))
+AT_ONCE = frozenset(("will_read", "session_events"))  # Nobody awaits them.
 
 
 class Stepping:
@@ -64,7 +64,7 @@ class Stepping:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._target, name)
-        if not inspect.iscoroutinefunction(found):
+        if name in AT_ONCE or not callable(found):
             return found
 
         async def call(*arguments: Any, **options: Any) -> Any:
