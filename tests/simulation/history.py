@@ -180,22 +180,22 @@ class History:
             return f"{unknown} of {len(self.appends)} appends have an unknown outcome"
         if not any(self.overlapped().values()):
             return "no fault overlapped an append"
-        if self._decisive and self._decisive_faults() < DECISIVE_FAULTS_MIN:
+        if self.is_decisive() is False:
             return f"no two faults overlapped a {' or a '.join(self._decisive)}"
         return None
 
-    def _decisive_faults(self) -> int:
-        """How many faults were in force during one of the decisive steps, that which met most."""
-        return max(
-            (
-                sum(
-                    fault.began < call.returned and fault.ended > call.invoked
-                    for fault in self.disturbances
-                )
-                for call in self.calls
-                if call.step in self._decisive
-            ),
-            default=0,
+    def is_decisive(self) -> bool | None:
+        """Whether faults enough were in force during one of the decisive steps; None if there are none."""
+        if not self._decisive:
+            return None
+        return any(
+            sum(
+                fault.began < call.returned and fault.ended > call.invoked
+                for fault in self.disturbances
+            )
+            >= DECISIVE_FAULTS_MIN
+            for call in self.calls
+            if call.step in self._decisive
         )
 
     def overlapped(self) -> dict[str, int]:

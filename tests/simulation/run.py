@@ -40,6 +40,9 @@ class SeedResult:
     weakness: str | None
     callbacks: int
     cpu_s: float
+    appends: int
+    unsettled: int  # Of these.
+    is_decisive: bool | None  # None: its world has no such steps.
     overlapped: dict[str, int]
     met: dict[tuple[str, str], int]
 
@@ -58,11 +61,15 @@ def simulate(seeds: Sequence[int], world: str, progress: Progress, say: Say | No
     overlapped: Counter[str] = Counter()
     met: Counter[tuple[str, str]] = Counter()
     callbacks, cpu_s, failed = 0, 0.0, 0
+    appends, unsettled, decisive = 0, 0, 0
     progress(0, len(seeds))
     for done, result in enumerate(_results(seeds, world), 1):
         progress(done, len(seeds))
         callbacks += result.callbacks
         cpu_s += result.cpu_s
+        appends += result.appends
+        unsettled += result.unsettled
+        decisive += bool(result.is_decisive)
         overlapped.update(result.overlapped)
         met.update(result.met)
         if result.broke is not None:
@@ -79,6 +86,9 @@ def simulate(seeds: Sequence[int], world: str, progress: Progress, say: Say | No
             tally.passed += 1
     tally.failed = failed
     say(f"{len(seeds) / cpu_s:.0f} seeds and {callbacks / cpu_s:,.0f} callbacks per CPU-second")
+    if decisive:
+        say(f"in {decisive / len(seeds):.0%} of seeds two faults overlapped a decisive step")
+    say(f"{unsettled / max(appends, 1):.1%} of {appends:,} appends ended unknown")
     faults = ", ".join(f"{kind} {count:,}" for kind, count in sorted(overlapped.items()))
     say(f"faults that overlapped an append: {faults or 'none'}")
     for line in coverage(met):
@@ -193,16 +203,12 @@ def _run_some(task: tuple[str, Sequence[int]]) -> list[SeedResult]:
 def _run_one(actors: Scene, seed: int) -> SeedResult:
     start = time.process_time()
     report = actors.run(actors.case(seed))
+    cpu_s = time.process_time() - start
+    history = report.history
     return SeedResult(
-        seed,
-        report.broke,
-        report.detail,
-        report.digest,
-        report.history.weakness(),
-        report.callbacks,
-        time.process_time() - start,
-        report.history.overlapped(),
-        report.history.met() if report.history.calls else {},
+        *(seed, report.broke, report.detail, report.digest, history.weakness()),
+        *(report.callbacks, cpu_s, len(history.appends), sum(1 for _ in history.unknowns())),
+        *(history.is_decisive(), history.overlapped(), history.met() if history.calls else {}),
     )
 
 
