@@ -25,6 +25,7 @@ import structlog
 from rollbook.ledger.follower import Follower
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader
+from rollbook.logservice.core.block import span_of
 from rollbook.logservice.core.ledger_list import LedgerList, LogState
 from rollbook.logservice.core.segments import (
     AwaitOwner,
@@ -75,9 +76,10 @@ _IDLE_S: Final = 1.0  # Who does not ask for so long has nothing read ahead for 
 _LOOK_AGAIN_S: Final = 2.0  # At a list whose change was not told.
 _PAUSE_S_MIN: Final = 0.02  # Before what failed is tried again; doubled,
 _PAUSE_S_MAX: Final = 1.0  # up to this.
-_BYTES_MAX: Final = 1024 * 1024  # Of one event from memory, unless a single block is larger.
+# Of one event, unless a single block is larger. Larger ones are memory that is fetched anew each time.
+_BYTES_MAX: Final = 256 * 1024
 _LOST_AFTER: Final = 4  # Times that all who should have an entry said that they have it not.
-_TAIL_S_MAX: Final = 1.0  # For a heartbeat's question how far the log goes.
+_LOOK_S_MAX: Final = 1.0  # For what a heartbeat asks.
 
 
 class LogReader:
@@ -160,7 +162,7 @@ class LogReader:
 
     def _enter_memory(self) -> bool:
         owner = self._find_owner()
-        if owner is None:
+        if owner is None or self._trail.next_offset < owner.head:
             return False
         self._memory = owner.tail_from(self._trail.next_offset)
         if self._memory is None:
@@ -173,6 +175,10 @@ class LogReader:
 
     async def _take_from_memory(self, memory: Subscription, due: float) -> bool:
         """Whether there was something before it was due."""
+        owner = self._find_owner()
+        if owner is not None and self._trail.next_offset < owner.head:
+            self._memory = None  # Truncated, however well it is remembered.
+            return True
         try:
             blocks = await memory.next(max(due - self._loop.time(), 0.0), _BYTES_MAX)
         except LogSealed:
@@ -230,12 +236,8 @@ class LogReader:
             self._pause_s = _PAUSE_S_MIN
 
     async def _enter_segment(self) -> None:
-        stored = await self._nodes.read(self._name)
+        stored = await self._read_list()
         listed = stored.list
-        if listed.state is LogState.DELETED or (self._listed and self._listed.uid != listed.uid):
-            raise LogDeleted(log=str(self._name))
-        self._listed = listed
-        self._tail = max(self._tail, _known_tail(listed))
         if listed.owner is not None and NO_OWNER_YET < self._told_by < listed.owner_epoch:
             self._end = Moving(listed.owner.address, self._trail.next_offset)
             return
@@ -250,6 +252,8 @@ class LogReader:
                     )
                 self._trail.enter(segment, first_entry)
                 self._follower = self._ledger.follow(first_entry)
+                if first_entry > self._ledger.last_add_confirmed and not self._ledger.is_closed:
+                    self._on_end_of_news()
             case Gone(head):
                 if not self._skips_truncated:
                     raise Truncated(head=head, offset=self._trail.next_offset)
@@ -265,6 +269,16 @@ class LogReader:
                 self._waits_for = WaitsFor.OWNER
                 self._go_live(self._trail.next_offset)
                 await self._list_changed(stored)
+
+    async def _read_list(self) -> StoredLog:
+        """Raises `NoSuchLog`, `LogDeleted`."""
+        stored = await self._nodes.read(self._name)
+        listed = stored.list
+        if listed.state is LogState.DELETED or (self._listed and self._listed.uid != listed.uid):
+            raise LogDeleted(log=str(self._name))
+        self._listed = listed
+        self._tail = max(self._tail, _known_tail(listed))
+        return stored
 
     async def _read_on(self, follower: Follower) -> None:
         assert self._ledger is not None
@@ -284,10 +298,17 @@ class LogReader:
         if blocks:
             self._tell_records(blocks, start)
         if self._trail.next_entry > news.last_add_confirmed and not news.is_closed:
-            self._waits_for = WaitsFor.REPLICA if news.waits_for else WaitsFor.NOTHING
-            self._go_live(self._trail.next_offset)
+            self._on_end_of_news()
         else:
-            self._waits_for = WaitsFor.REPLICA if news.waits_for else WaitsFor.FETCHING
+            self._waits_for = WaitsFor.FETCHING
+        if news.waits_for:
+            self._waits_for = WaitsFor.REPLICA
+
+    def _on_end_of_news(self) -> None:
+        """As far as bookies tell; an owner knows better, whose last block they hear of by the next."""
+        self._waits_for = WaitsFor.NOTHING
+        if self._find_owner() is None:
+            self._go_live(self._trail.next_offset)
 
     async def _leave_ledger(self) -> None:
         follower, ledger = self._follower, self._ledger
@@ -336,11 +357,20 @@ class LogReader:
     # --- Telling ----------------------------------------------------------------------------
 
     def _tell_records(self, blocks: Sequence[bytes], start: Offset) -> None:
-        end = self._trail.next_offset
-        self._tail = max(self._tail, end)
-        self._bytes_told += sum(map(len, blocks))
-        self._records_told += end - start
-        self._ready.append(Records(tuple(blocks), start, end))
+        """In events of a bounded size."""
+        self._tail = max(self._tail, self._trail.next_offset)
+        self._records_told += self._trail.next_offset - start
+        piece: list[bytes] = []
+        room = _BYTES_MAX
+        for block in blocks:
+            if piece and len(block) > room:
+                end = span_of(piece[-1])[1]
+                self._ready.append(Records(tuple(piece), start, end))
+                piece, start, room = [], end, _BYTES_MAX
+            piece.append(block)
+            room -= len(block)
+            self._bytes_told += len(block)
+        self._ready.append(Records(tuple(piece), start, self._trail.next_offset))
 
     def _go_live(self, tail: Offset) -> None:
         if not self._is_live:
@@ -358,8 +388,8 @@ class LogReader:
         if owner is not None:
             head, self._tail = owner.head, max(owner.tail, self._tail)
         else:
+            await self._look_around()
             head = self._listed.head if self._listed is not None else FIRST_OFFSET
-            await self._learn_tail()
         lag = max(self._tail - position, 0)
         return Progress(
             *(position, head, max(self._tail, position), lag),
@@ -370,15 +400,18 @@ class LogReader:
             waits_for=self._waits_for,
         )
 
-    async def _learn_tail(self) -> None:
-        """From the last block that is confirmed where it reads; what fails leaves it as it was."""
-        ledger = self._ledger
-        if ledger is None or ledger.last_add_confirmed < self._trail.next_entry:
-            return
+    async def _look_around(self) -> None:
+        """Whether the log is still there, and how far it goes. What fails leaves that as it was."""
         with suppress(RollbookError, TimeoutError):
-            async with asyncio.timeout(_TAIL_S_MAX):
-                block = await read_block(ledger, ledger.last_add_confirmed)
-                self._tail = max(self._tail, block.next_offset)
+            async with asyncio.timeout(_LOOK_S_MAX):
+                try:
+                    await self._read_list()
+                except (NoSuchLog, LogDeleted) as error:
+                    self._end = error
+                ledger = self._ledger
+                if ledger is not None and ledger.last_add_confirmed >= self._trail.next_entry:
+                    block = await read_block(ledger, ledger.last_add_confirmed)
+                    self._tail = max(self._tail, block.next_offset)
 
     # --- Resting ----------------------------------------------------------------------------
 

@@ -1,0 +1,262 @@
+"""Log servers with all that is behind their doors, in the simulator; `owner_scene` with more to it.
+
+async def story(scene):
+    a = await start(scene, "a")
+    await a.append(LOG, b"value")           whoever owns it, from the point of view of server a
+    client = Client(scene, a, b)
+    await client.append(LOG, b"value")      goes where it is sent, until it is acked
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice import words
+from rollbook.logservice.config import LogServiceConfig
+from rollbook.logservice.core.block import Block
+from rollbook.logservice.ids import Earliest, LogName, Offset, Position, ProducerRef
+from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.server import LogServer
+from rollbook.logservice.service import Service
+from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.errors import NotOwner, RollbookError
+from rollbook.proto.ports import Address, Listener
+from tests.simulation.kernel import Node
+from tests.unit.logservice.owner_scene import (
+    FAST,
+    LOG,
+    PATIENCE_S,
+    ROOT,
+    Scene,
+    Server,
+    block_of,
+)
+
+T = TypeVar("T")
+
+PORT: Final = 7400
+QUICK: Final = LogServiceConfig(rebalance_after_s=1.0, heartbeat_s=2.0)
+
+
+class Serving(Server):
+    """A log server's process; its `service` is what its door would call."""
+
+    def __init__(self, scene: Scene, name: str, config: LogServiceConfig = QUICK) -> None:
+        super().__init__(scene, name)
+        self.config = config
+        self.service: Service
+        self.listener: Listener
+
+    @property
+    def address(self) -> str:
+        return f"{self.name}:{PORT}"
+
+    @property
+    def log_server(self) -> LogServer:
+        return self.service.server
+
+    async def _live(self, node: Node) -> None:
+        store = await node.metadata()
+        lease = await node.metadata(session_timeout_s=self.config.lease_s)
+        cluster = await open_cluster(store, ROOT)
+        ledgers = Ledgers(node.transport, store, cluster, node.clock, node.randomness, FAST)
+        await ledgers.start()
+        nodes = LogNodes(store, cluster, node.clock, node.randomness)
+        await nodes.start()
+        server = LogServer(
+            *(self.name, "test"),
+            ledgers=ledgers,
+            nodes=nodes,
+            lease=lease,
+            transport=node.transport,
+            clock=node.clock,
+            randomness=node.randomness,
+            config=self.config,
+        )
+        self.service = Service(server, node.clock)
+        address = Address(self.name, PORT)
+        self.listener = await node.transport.listen(asyncio.Protocol, address)
+        await server.start(self.address)
+        self._is_ready.set()
+        try:
+            await self._may_end.wait()
+        finally:
+            await server.close()
+            await self.listener.close()
+            await ledgers.close()
+            await lease.close()
+            await store.close()
+
+    async def stop(self) -> None:
+        """In order, as on SIGTERM."""
+        self._may_end.set()
+        assert self.node.process is not None
+        await self.scene.within(self.node.process.result)
+
+    # --- What its door would do -------------------------------------------------------------
+
+    def due(self, within_s: float = PATIENCE_S) -> float:
+        return asyncio.get_running_loop().time() + within_s
+
+    async def ask(self, work: Coroutine[Any, Any, T]) -> T:
+        return await self.run(work)
+
+    async def append(
+        self, log: LogName, *values: bytes, producer: ProducerRef | None = None
+    ) -> words.AppendAck:
+        block, _ = block_of(*values, producer=producer)
+        return await self.ask(self.service.append(words.Append(log, block), self.due(10.0)))
+
+    async def read_all(self, log: LogName, start: Position = Earliest()) -> list[bytes]:  # noqa: B008  # A value.
+        """Up to where the log ends now."""
+        request = words.ReadStream(log, start, at_tail=words.AtTail.STOP)
+        values: list[bytes] = []
+        async with self.events(request) as events:
+            async for event in events:
+                if isinstance(event, words.Records):
+                    values += values_of(event)
+        return values
+
+    @asynccontextmanager
+    async def events(
+        self, request: words.ReadStream
+    ) -> AsyncIterator[AsyncIterator[words.ReadEvent]]:
+        """Told in this server's process, however slowly they are taken here."""
+        queue: asyncio.Queue[words.ReadEvent | RollbookError | None] = asyncio.Queue()
+        wanted = asyncio.Semaphore(0)
+
+        async def tell() -> None:
+            stream = self.service.read_stream(request)
+            try:
+                await wanted.acquire()
+                async for event in stream:
+                    queue.put_nowait(event)
+                    await wanted.acquire()
+                queue.put_nowait(None)
+            except RollbookError as error:
+                queue.put_nowait(error)
+            finally:
+                await stream.aclose()  # type: ignore[attr-defined]  # It is a generator.
+
+        async def take() -> AsyncIterator[words.ReadEvent]:
+            while True:
+                wanted.release()
+                event = await queue.get()
+                if isinstance(event, RollbookError):
+                    raise event
+                if event is None:
+                    return
+                yield event
+
+        telling = self.begin(tell())
+        try:
+            yield take()
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+
+
+def values_of(records: words.Records) -> list[bytes]:
+    """Of what the event tells, that is, without what its first and last block have beyond."""
+    values: list[bytes] = []
+    for block in map(Block, records.blocks):
+        first = max(records.base_offset - block.base_offset, 0)
+        values += block.values()[first : records.next_offset - block.base_offset]
+    return values
+
+
+async def start(scene: Scene, name: str, **changes: Any) -> Serving:
+    """It is registered when this returns; the others may hear of it a moment later."""
+    serving = Serving(scene, name, replace(QUICK, **changes))
+    scene._servers[name] = serving
+    await serving.start()
+    return serving
+
+
+async def start_all(scene: Scene, *names: str, **changes: Any) -> list[Serving]:
+    """All of them know all of them."""
+    servers = [await start(scene, name, **changes) for name in names]
+    await scene.until(
+        lambda: all(len(each.log_server.membership.servers) == len(names) for each in servers)
+    )
+    return servers
+
+
+class Client:
+    """Appends until it is acked, wherever it is sent; each batch has a number, so it is there once."""
+
+    def __init__(self, scene: Scene, *servers: Serving) -> None:
+        self.refusals: list[str] = []  # By their reasons.
+        self._scene = scene
+        self._servers = {each.address: each for each in servers}
+        self._first = servers[0].address
+        self._seqs: dict[LogName, int] = {}
+
+    async def append(self, log: LogName, *values: bytes) -> words.AppendAck:
+        seq = self._seqs.get(log, 0)
+        self._seqs[log] = seq + 1
+        producer = ProducerRef(b"client", 0, seq)
+        address = self._first
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                server = self._servers[address]
+                if not server.node.is_running:
+                    address = self._another(address)
+                    await asyncio.sleep(0.01)
+                    continue
+                try:
+                    return await self._ask(server, log, values, producer)
+                except RollbookError as error:
+                    self.refusals.append(error.code.reason)
+                    to = str(error.ids.get("owner", "")) if isinstance(error, NotOwner) else ""
+                    address = to or self._another(address)
+                    await asyncio.sleep(error.ids.get("retry_after_ms", 1) / 1000)
+
+    async def _ask(
+        self, server: Serving, log: LogName, values: tuple[bytes, ...], producer: ProducerRef
+    ) -> words.AppendAck:
+        """A process that is killed, or stands still, answers nobody."""
+        block, _ = block_of(*values, producer=producer)
+        asking = server.begin(server.service.append(words.Append(log, block), server.due(10.0)))
+        while not asking.done():
+            await asyncio.sleep(0.002)
+            if not server.node.is_running:
+                raise _Gone
+        return asking.result()
+
+    def _another(self, address: str) -> str:
+        """The next one, in their order."""
+        addresses = list(self._servers)
+        return addresses[(addresses.index(address) + 1) % len(addresses)]
+
+
+class _Gone(RollbookError):
+    """The connection broke."""
+
+
+def log_suggested_to(server: Serving, number: int = 0) -> LogName:
+    """One of the logs that all would have there."""
+    suggestions = server.log_server.membership.suggestions
+    found = 0
+    for index in range(100_000):
+        name = LogName("test", f"log-{index}")
+        if suggestions.server_for(name) == server.name:
+            if found == number:
+                return name
+            found += 1
+    raise AssertionError("nobody would have any")
+
+
+async def make_log(scene: Scene, name: LogName) -> LogName:
+    await scene.nodes.ensure(name, None)
+    return name
+
+
+def offset(value: int) -> Offset:
+    return Offset(value)
+
+
+__all__ = ("LOG", "PATIENCE_S", "Client", "Scene", "Serving")

@@ -1,0 +1,462 @@
+"""Readers go through a log from any server, whatever becomes of it, and never in silence."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rollbook.logservice import words
+from rollbook.logservice.ids import (
+    Ago,
+    AtOffset,
+    AtTime,
+    BeforeTail,
+    Earliest,
+    Latest,
+    LogName,
+    Position,
+)
+from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.reader import LogReader
+from rollbook.logservice.words import (
+    AtTail,
+    CaughtUp,
+    FellBehind,
+    Gap,
+    Moving,
+    OnTruncated,
+    Progress,
+    ReadStream,
+    Records,
+    Sealed,
+    Stopped,
+    WaitsFor,
+)
+from rollbook.proto.errors import BeyondTail, LogDeleted, NoSuchLog, RollbookError, Truncated
+from tests.unit.logservice.owner_scene import LOG, Scene, play, refused
+from tests.unit.logservice.service_scene import (
+    Client,
+    Serving,
+    log_suggested_to,
+    make_log,
+    offset,
+    start_all,
+    values_of,
+)
+
+QUICK_ROLLS = LogConfig(roll_entries=16)
+
+
+def at(number: int) -> AtOffset:
+    return AtOffset(offset(number))
+
+
+def numbers(count: int, first: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+async def fill(server: Serving, log: LogName, count: int, first: int = 0) -> None:
+    for value in numbers(count, first):
+        await server.append(log, value)
+
+
+async def take(events: AsyncIterator[words.ReadEvent], count: int) -> list[bytes]:
+    """So many records, whatever else is told in between."""
+    values: list[bytes] = []
+    while len(values) < count:
+        event = await anext(events)
+        if isinstance(event, Records):
+            values += values_of(event)
+    return values
+
+
+async def until(
+    events: AsyncIterator[words.ReadEvent], kind: type[words.ReadEvent]
+) -> words.ReadEvent:
+    while True:
+        event = await anext(events)
+        if isinstance(event, kind):
+            return event
+
+
+def test_a_log_is_read_across_segments_from_any_server() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = log_suggested_to(a)
+        await scene.nodes.ensure(log, QUICK_ROLLS)
+        await fill(a, log, 100)
+        assert len((await scene.stored(log)).list.segments) > 5
+        await asyncio.sleep(0.1)  # Bookies hear of the last one by itself.
+        for server in (a, b):
+            assert await server.read_all(log) == numbers(100)
+            for first in (1, 50, 99, 100):
+                assert await server.read_all(log, at(first)) == numbers(100 - first, first)
+
+    play(story)
+
+
+def test_what_is_appended_comes_to_every_server_without_anything_behind_it() -> None:
+    """V4."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = log_suggested_to(a)
+        await scene.nodes.ensure(log, QUICK_ROLLS)
+        await fill(a, log, 5)
+        for server, within_s in ((a, 0.001), (b, 0.5)):
+            async with server.events(ReadStream(log, at(3))) as events:
+                assert await take(events, 2) == numbers(2, 3)
+                for number in range(5, 45):  # Through several rolls.
+                    await a.append(log, b"more")
+                    appended_at = scene.world.now
+                    assert await take(events, 1) == [b"more"], number
+                    assert scene.world.now - appended_at < within_s
+            await a.ask(a.service.truncate(words.Truncate(log, Latest()), a.due()))
+            log = await make_log(scene, log_suggested_to(a, 1))
+            await fill(a, log, 5)
+
+    play(story)
+
+
+def test_a_reader_goes_on_through_take_overs() -> None:
+    async def story(scene: Scene) -> None:
+        a, b, c = await start_all(scene, "a", "b", "c")
+        log = log_suggested_to(a)
+        await scene.nodes.ensure(log, QUICK_ROLLS)
+        client = Client(scene, a, b)
+        async with c.events(ReadStream(log, Earliest())) as events:
+            for round_, victim in enumerate((a, b, a)):
+                for value in numbers(20, 20 * round_):
+                    await client.append(log, value)
+                assert await take(events, 20) == numbers(20, 20 * round_)
+                victim.node.kill()
+                await client.append(log, b"after")
+                assert await take(events, 1) == [b"after"]
+                await victim.start()
+                client = Client(scene, a, b)
+                client._seqs[log] = 21 * (round_ + 1)
+
+    play(story)
+
+
+def test_who_reads_from_the_owner_s_memory_is_told_where_it_went() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await fill(a, log, 3)
+        async with a.events(ReadStream(log, Latest())) as events:
+            assert await until(events, CaughtUp) == CaughtUp(offset(3))
+            await a.ask(a.service.transfer_log(words.TransferLog(log, "b"), a.due()))
+            await b.append(log, b"3")
+            moving = await until(events, Moving)
+            assert moving == Moving(b.address, offset(3))
+            with pytest.raises(StopAsyncIteration):
+                await anext(events)
+        assert await b.read_all(log, at(3)) == [b"3"]
+
+    play(story)
+
+
+def test_who_is_too_slow_for_the_owner_s_memory_falls_behind_and_catches_up() -> None:
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        await scene.nodes.ensure(LOG, None)
+        log = LogName("test", "small")
+        await scene.nodes.ensure(log, LogConfig(tail_cache_bytes=4096))
+        await fill(a, log, 1)
+        async with a.events(ReadStream(log, Earliest())) as events:
+            assert await take(events, 1) == [b"0"]
+            await until(events, CaughtUp)
+            await fill(a, log, 200, 1)
+            await until(events, FellBehind)
+            assert await take(events, 200) == numbers(200, 1)
+            await until(events, CaughtUp)
+
+    play(story)
+
+
+def test_a_sealed_log_has_an_end() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await fill(a, log, 3)
+        async with (
+            a.events(ReadStream(log, Earliest())) as here,
+            b.events(ReadStream(log, Earliest())) as there,
+        ):
+            for events in (here, there):
+                assert await take(events, 3) == numbers(3)
+            await a.ask(a.service.seal(words.Seal(log), a.due()))
+            sealed_at = scene.world.now
+            for events in (here, there):
+                assert await until(events, Sealed) == Sealed(offset(3))
+                with pytest.raises(StopAsyncIteration):
+                    await anext(events)
+            assert scene.world.now - sealed_at < 2.5
+
+    play(story)
+
+
+def test_who_starts_below_the_head_is_told_so_or_skips_what_is_gone() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = log_suggested_to(a)
+        await scene.nodes.ensure(log, QUICK_ROLLS)
+        await fill(a, log, 60)
+        await a.ask(a.service.truncate(words.Truncate(log, at(41)), a.due()))
+        for server in (a, b):
+            async with server.events(ReadStream(log, at(7))) as events:
+                error = await refused(anext(events), Truncated)
+                assert error.ids["head"] == 41
+            request = ReadStream(log, at(7), on_truncated=OnTruncated.SKIP)
+            async with server.events(request) as events:
+                gap = await until(events, Gap)
+                assert isinstance(gap, Gap)
+                assert (gap.start, gap.end) == (7, 41)
+                assert await take(events, 19) == numbers(19, 41)
+
+    play(story)
+
+
+def test_a_reader_under_whom_the_log_is_truncated_or_deleted_is_told_so() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = log_suggested_to(a)
+        await scene.nodes.ensure(log, QUICK_ROLLS)
+        await fill(a, log, 60)
+        async with b.events(ReadStream(log, Earliest())) as events:
+            await take(events, 1)
+            await asyncio.sleep(3.0)  # It has nothing read ahead any more.
+            await a.ask(a.service.truncate(words.Truncate(log, at(50)), a.due()))
+            error = await refused(take(events, 100), Truncated)
+            assert error.ids["head"] == 50
+        async with b.events(ReadStream(log, at(50))) as events:
+            await take(events, 10)
+            await a.ask(a.service.delete_log(words.DeleteLog(log), a.due()))
+            a.node.kill()
+            await refused(take(events, 1), LogDeleted)
+
+    play(story)
+
+
+def test_a_reader_is_never_silent_and_says_what_it_waits_for() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await fill(a, log, 3)
+        for server in (a, b):
+            async with server.events(ReadStream(log, Earliest(), heartbeat_ms=1000)) as events:
+                await take(events, 3)
+                asked_at = scene.world.now
+                told = await until(events, Progress)
+                assert scene.world.now - asked_at < 2.5
+                expected = Progress(offset(3), offset(0), offset(3), 0, 0, 0, WaitsFor.NOTHING)
+                assert told == expected
+        scene.set_bookies(is_hung=True)
+        async with b.events(ReadStream(log, Earliest(), heartbeat_ms=1000)) as events:
+            for _ in range(5):
+                asked_at = scene.world.now
+                try:
+                    await anext(events)
+                except RollbookError:  # Where it is to start cannot be found out.
+                    break
+                assert scene.world.now - asked_at < 2.5
+        scene.set_bookies(is_hung=False)
+
+    play(story)
+
+
+def test_a_reader_waits_out_bookies_that_hang_and_tells_the_lag_meanwhile() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = log_suggested_to(a)
+        await scene.nodes.ensure(log, QUICK_ROLLS)
+        await fill(a, log, 40)
+        async with b.events(ReadStream(log, Earliest(), heartbeat_ms=1000)) as events:
+            await take(events, 1)
+            await asyncio.sleep(3.0)  # It has nothing read ahead any more.
+            scene.set_bookies(is_hung=True)
+            for _ in range(10):
+                asked_at = scene.world.now
+                event = await anext(events)
+                assert scene.world.now - asked_at < 2.5
+                if isinstance(event, Progress) and event.waits_for is WaitsFor.REPLICA:
+                    break
+            else:
+                pytest.fail("it does not say what it waits for")
+            assert event.lag_records > 0
+            assert event.lag_bytes > 0
+            scene.set_bookies(is_hung=False)
+            while not isinstance(event, Records) or event.next_offset < 40:
+                event = await anext(events)
+
+    play(story)
+
+
+def test_what_nobody_takes_is_not_held() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = log_suggested_to(a)
+        await scene.nodes.ensure(log, QUICK_ROLLS)
+        await fill(a, log, 100)
+        made: list[LogReader] = []
+        original = LogReader.__init__
+
+        def noted(self: LogReader, *arguments: object, **more: object) -> None:
+            made.append(self)
+            original(self, *arguments, **more)  # type: ignore[arg-type]  # As they came.
+
+        LogReader.__init__ = noted  # type: ignore[method-assign]  # For a moment.
+        try:
+            async with b.events(ReadStream(log, Earliest())) as events:
+                values = await take(events, 1)
+                assert made[0]._ledger is not None
+                await asyncio.sleep(3.0)
+                assert made[0]._ledger is None
+                values += await take(events, 100 - len(values))
+                assert values == numbers(100)
+        finally:
+            LogReader.__init__ = original  # type: ignore[method-assign]  # As it was.
+
+    play(story)
+
+
+def test_positions_are_found_alike_by_every_server() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = log_suggested_to(a)
+        await scene.nodes.ensure(log, QUICK_ROLLS)
+        times: list[int] = []
+        for value in numbers(60):
+            times.append((await a.append(log, value)).timestamp_us)
+            await asyncio.sleep(0.01)
+        await a.ask(a.service.truncate(words.Truncate(log, at(20)), a.due()))
+
+        async def found(server: Serving, position: Position) -> int:
+            request = words.FindOffset(log, position)
+            return (await server.ask(server.service.find_offset(request, server.due()))).offset
+
+        for server in (a, b):
+            assert await found(server, Earliest()) == 20
+            assert await found(server, Latest()) == 60
+            assert await found(server, BeforeTail(7)) == 53
+            assert await found(server, BeforeTail(100)) == 20
+            for number in (20, 21, 35, 36, 37, 59):
+                assert await found(server, AtTime(times[number])) == number
+                assert await found(server, AtTime(times[number] + 1)) == number + 1
+            assert await found(server, AtTime(0)) == 20
+            assert await found(server, Ago(10**9)) == 20
+            await refused(server.read_all(log, at(61)), BeyondTail)
+            await refused(server.read_all(LogName("test", "none")), NoSuchLog)
+
+    play(story)
+
+
+def test_bounded_reads_end_where_they_were_told_to() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = log_suggested_to(a)
+        await scene.nodes.ensure(log, QUICK_ROLLS)
+        await a.append(log, *numbers(10))
+        await a.append(log, *numbers(10, 10))
+        for server in (a, b):
+            request = ReadStream(log, at(3), until_offset=offset(15))
+            async with server.events(request) as events:
+                assert await take(events, 12) == numbers(12, 3)
+                assert await until(events, Stopped) == Stopped(offset(15))
+            request = ReadStream(log, at(20), at_tail=AtTail.STOP)
+            async with server.events(request) as events:
+                assert await until(events, Stopped) == Stopped(offset(20))
+            answer = await server.ask(
+                server.service.read(words.Read(log, at(3), records_max=4), server.due())
+            )
+            assert (answer.first_offset, answer.next_offset, answer.tail) == (3, 7, 20)
+            answer = await server.ask(server.service.read(words.Read(log, at(20)), server.due()))
+            assert (answer.blocks, answer.next_offset) == ((), 20)
+
+    play(story)
+
+
+def test_a_read_waits_for_something_to_read() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        for number, server in enumerate((a, b), 1):
+            request = words.Read(log, at(number), wait_ms=10_000)
+            reading = server.begin(server.service.read(request, server.due()))
+            await asyncio.sleep(1.0)
+            assert not reading.done()
+            await a.append(log, b"more")
+            answer = await scene.within(reading)
+            assert (answer.first_offset, answer.next_offset) == (number, number + 1)
+        asked_at = scene.world.now
+        request = words.Read(log, Latest(), wait_ms=500)
+        answer = await b.ask(b.service.read(request, b.due()))
+        assert answer.blocks == ()
+        assert 0.4 < scene.world.now - asked_at < 1.0
+
+    play(story)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_readers_see_each_record_once_and_in_order(seed: int) -> None:
+    """I5, L2: rolls, take-overs, truncation; readers on every server, from the head on."""
+
+    async def story(scene: Scene) -> None:
+        chance = scene.world.random("story")
+        servers = a, b, c = await start_all(scene, "a", "b", "c")
+        log = log_suggested_to(a)
+        await scene.nodes.ensure(log, QUICK_ROLLS)
+        client = Client(scene, a, b)
+        written = 0
+        is_over = is_done = False
+
+        async def write() -> None:
+            nonlocal written
+            while not is_over:
+                await client.append(log, b"%d" % written)
+                written += 1
+                await asyncio.sleep(chance.uniform(0, 0.02))
+
+        async def read() -> int:
+            """From the head on, on the server that is never killed."""
+            position = 0
+            request = ReadStream(log, Earliest(), on_truncated=OnTruncated.SKIP)
+            async with c.events(request) as events:
+                while not is_done or position < written:
+                    event = await anext(events)
+                    if isinstance(event, Gap):
+                        assert event.start == position
+                        position = event.end
+                    elif isinstance(event, Records):
+                        expected = numbers(event.next_offset - position, position)
+                        assert event.base_offset == position
+                        assert values_of(event) == expected
+                        position = event.next_offset
+                    if chance.random() < 0.01:
+                        await asyncio.sleep(chance.uniform(0, 2.0))
+            return position
+
+        writing = asyncio.ensure_future(write())
+        reading = [asyncio.ensure_future(read()) for _ in range(3)]
+        for _ in range(8):
+            await asyncio.sleep(chance.uniform(0.2, 1.5))
+            victim = chance.choice(servers[:2])
+            if chance.random() < 0.5:
+                victim.node.kill()
+                await asyncio.sleep(chance.uniform(0.0, 2.0))
+                await victim.start()
+            else:
+                for server in (a, b):
+                    try:
+                        request = words.Truncate(log, at(max(written - 20, 0)))
+                        await server.ask(server.service.truncate(request, server.due()))
+                    except RollbookError:
+                        pass
+        is_over = True
+        await scene.within(writing)
+        is_done = True
+        assert await scene.within(asyncio.gather(*reading)) == [written] * 3
+
+    play(story, seed=seed)

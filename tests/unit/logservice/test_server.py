@@ -1,0 +1,312 @@
+"""Which server owns a log, and how it comes to another one: killed, frozen, drained, misadvertised."""
+
+import asyncio
+
+import pytest
+
+from rollbook.logservice import words
+from rollbook.logservice.ids import LogName
+from rollbook.proto.errors import (
+    LogDeleted,
+    NoSuchLog,
+    NoSuchServer,
+    NotOwner,
+    OwnerChanging,
+    OwnerLost,
+)
+from tests.unit.logservice.owner_scene import Scene, play, refused
+from tests.unit.logservice.service_scene import (
+    Client,
+    Serving,
+    log_suggested_to,
+    make_log,
+    start,
+    start_all,
+)
+
+
+async def epoch_of(scene: Scene, log: LogName) -> int:
+    return (await scene.stored(log)).list.owner_epoch
+
+
+def owners_of(log: LogName, *servers: Serving) -> list[str]:
+    return [each.name for each in servers if each.node.is_running and each.log_server.find(log)]
+
+
+def test_a_log_is_opened_by_whom_all_suggest_and_the_others_say_so() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        error = await refused(b.append(log, b"0"), NotOwner)
+        assert error.ids["owner"] == a.address
+        assert (await a.append(log, b"0")).first_offset == 0
+        error = await refused(b.append(log, b"1"), NotOwner)
+        assert (error.ids["owner"], error.ids["owner_epoch"]) == (a.address, 1)
+
+    play(story)
+
+
+def test_what_is_not_there_is_said_by_any_server() -> None:
+    async def story(scene: Scene) -> None:
+        a, _ = await start_all(scene, "a", "b")
+        log = log_suggested_to(a)
+        await refused(a.append(log, b"0"), NoSuchLog)
+        await make_log(scene, log)
+        await a.append(log, b"0")
+        await a.ask(a.service.delete_log(words.DeleteLog(log), a.due()))
+        await refused(a.append(log, b"1"), LogDeleted)
+
+    play(story)
+
+
+def test_logs_of_a_killed_server_are_taken_within_a_second_although_its_lease_goes_on() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        client = Client(scene, b, a)
+        await client.append(log, b"0")
+        a.node.kill()
+        killed_at = scene.world.now
+        ack = await client.append(log, b"1")
+        assert ack.first_offset == 1
+        assert 0.5 <= scene.world.now - killed_at < 1.0
+        assert b.log_server.membership.find("a") is not None  # Its session is not over yet.
+        assert await b.read_all(log) == [b"0", b"1"]
+
+    play(story)
+
+
+def test_a_hundred_logs_are_taken_at_a_time() -> None:
+    """What a take-over waits for is not waited for a hundred times."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        logs = [await make_log(scene, log_suggested_to(a, number)) for number in range(100)]
+        client = Client(scene, b, a)
+        await asyncio.gather(*(client.append(log, b"0") for log in logs))
+        a.node.kill()
+        killed_at = scene.world.now
+        acks = await asyncio.gather(*(client.append(log, b"1") for log in logs))
+        assert {ack.first_offset for ack in acks} == {1}
+        assert scene.world.now - killed_at < 1.5
+
+    play(story)
+
+
+def test_a_server_that_stands_still_loses_its_logs_when_its_lease_is_over() -> None:
+    """Nobody can tell sooner: connections to it are not refused."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        a.node.pause()
+        paused_at = scene.world.now
+        while owners_of(log, b) == []:
+            try:
+                await b.append(log, b"1")
+            except (NotOwner, OwnerChanging):
+                await asyncio.sleep(0.1)
+        assert scene.world.now - paused_at < 8.0
+        a.node.resume()
+        await asyncio.sleep(1.0)
+        assert owners_of(log, a, b) == ["b"]
+        error = await refused(a.append(log, b"2"), NotOwner)
+        assert error.ids["owner"] == b.address
+
+    play(story)
+
+
+def test_a_server_that_tells_a_wrong_address_makes_no_log_go_back_and_forth() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        scene.world.network.refuse("a")  # Its own clients reach it all the same.
+        for number in range(300):
+            server = (a, b)[number % 2]
+            try:
+                await server.append(log, b"%d" % number)
+            except (NotOwner, OwnerChanging, OwnerLost):
+                pass
+            await asyncio.sleep(0.2)
+        assert owners_of(log, a, b) == ["b"]
+        assert await epoch_of(scene, log) == 2
+
+    play(story)
+
+
+def test_where_both_tell_wrong_addresses_a_log_rests_longer_and_longer() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        for name in ("a", "b"):
+            scene.world.network.refuse(name)
+        for number in range(400):
+            try:
+                await (a, b)[number % 2].append(log, b"%d" % number)
+            except (NotOwner, OwnerChanging, OwnerLost):
+                pass
+            await asyncio.sleep(0.2)
+        assert await epoch_of(scene, log) <= 12
+
+    play(story)
+
+
+def test_a_stopped_server_hands_its_logs_over_and_no_append_fails() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        logs = [await make_log(scene, log_suggested_to(a, number)) for number in range(5)]
+        client = Client(scene, a, b)
+        written: dict[LogName, list[bytes]] = {log: [] for log in logs}
+
+        async def write(log: LogName) -> None:
+            while len(written[log]) < 40 or not owners_of(log, b):
+                value = b"%d" % len(written[log])
+                await client.append(log, value)
+                written[log].append(value)
+
+        writing = [asyncio.ensure_future(write(log)) for log in logs]
+        await scene.until(lambda: all(len(values) >= 10 for values in written.values()))
+        await a.stop()
+        await scene.within(asyncio.gather(*writing))
+        for log in logs:
+            assert await b.read_all(log) == written[log]
+            assert await epoch_of(scene, log) == 2
+        assert set(client.refusals) <= {"NOT_OWNER", "OWNER_CHANGING"}
+
+    play(story)
+
+
+def test_a_drained_server_takes_nothing_until_it_is_told_to() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        drained = await a.ask(a.service.drain_server(words.DrainServer("a"), a.due()))
+        assert drained.logs_left == 0
+        await scene.until(lambda: b.log_server.membership.suggestions.names == ("b",))
+        error = await refused(a.append(log, b"1"), NotOwner)
+        assert error.ids["owner"] == b.address
+        assert (await b.append(log, b"1")).first_offset == 1
+        await a.ask(a.service.drain_server(words.DrainServer("a", resume=True), a.due()))
+        await scene.until(lambda: owners_of(log, b) == [])  # It goes back where it belongs.
+        assert (await Client(scene, a, b).append(log, b"2")).first_offset == 2
+        assert owners_of(log, a, b) == ["a"]
+
+    play(story)
+
+
+def test_another_server_sends_whoever_drains_to_the_right_one() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        asking = a.ask(a.service.drain_server(words.DrainServer("b"), a.due()))
+        assert (await refused(asking, NotOwner)).ids["owner"] == b.address
+        asking = a.ask(a.service.drain_server(words.DrainServer("c"), a.due()))
+        await refused(asking, NoSuchServer)
+
+    play(story)
+
+
+def test_a_new_server_gets_its_share_and_no_append_fails() -> None:
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        logs = [await make_log(scene, LogName("test", f"log-{number}")) for number in range(12)]
+        client = Client(scene, a)
+        for log in logs:
+            await client.append(log, b"0")
+        b = await start(scene, "b")
+        client = Client(scene, a, b)
+        mine = [log for log in logs if b.log_server.membership.suggestions.server_for(log) == "b"]
+        assert 0 < len(mine) < 12
+        await scene.until(lambda: len(a.log_server.owned_logs) == 12 - len(mine))
+        for log in logs:
+            assert (await client.append(log, b"1")).first_offset in (0, 1)
+        assert sorted(b.log_server.owned_logs) == sorted(mine)
+
+    play(story)
+
+
+def test_a_transferred_log_stays_where_it_was_sent() -> None:
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        moved = await a.ask(a.service.transfer_log(words.TransferLog(log, "b"), a.due()))
+        assert moved.address == b.address
+        error = await refused(a.append(log, b"1"), NotOwner)
+        assert error.ids["owner"] == b.address
+        assert (await b.append(log, b"1")).first_offset == 1
+        await asyncio.sleep(5.0)
+        assert owners_of(log, a, b) == ["b"]
+        await refused(
+            b.ask(b.service.transfer_log(words.TransferLog(log, "c"), b.due())), NoSuchServer
+        )
+
+    play(story)
+
+
+def test_a_server_whose_session_is_over_opens_its_logs_again_before_it_confirms_anything() -> None:
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, LogName("test", "log"))
+        await a.append(log, b"0")
+        owner = a.log_server.find(log)
+        scene.world.network.cut("a", "metadata")
+        await asyncio.sleep(10.0)
+        scene.world.network.heal("a", "metadata")
+        await scene.until(lambda: a.log_server.find(log) is None)
+        assert owner is not None
+        assert owner.failure is not None
+        assert (await a.append(log, b"1")).first_offset == 1
+        assert await epoch_of(scene, log) == 2
+
+    play(story)
+
+
+def test_a_log_that_nobody_uses_is_let_go_of() -> None:
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a", idle_s_max=20.0)
+        log = await make_log(scene, LogName("test", "log"))
+        await a.append(log, b"0")
+        await asyncio.sleep(40.0)
+        assert owners_of(log, a) == []
+        listed = (await scene.stored(log)).list
+        assert listed.owner is None
+        assert listed.tail == 1
+        assert (await a.append(log, b"1")).first_offset == 1
+
+    play(story)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_is_killed_and_started_again_every_append_is_there_once(seed: int) -> None:
+    async def story(scene: Scene) -> None:
+        chance = scene.world.random("story")
+        servers = await start_all(scene, "a", "b", "c")
+        logs = [await make_log(scene, LogName("test", f"log-{number}")) for number in range(4)]
+        client = Client(scene, *servers)
+        written: dict[LogName, int] = dict.fromkeys(logs, 0)
+        is_over = False
+
+        async def write(log: LogName) -> None:
+            while not is_over:
+                await client.append(log, b"%d" % written[log])
+                written[log] += 1
+                await asyncio.sleep(0.02)
+
+        writing = [asyncio.ensure_future(write(log)) for log in logs]
+        for _ in range(6):
+            await asyncio.sleep(chance.uniform(0.2, 3.0))
+            victim = chance.choice(servers)
+            victim.node.kill()
+            await asyncio.sleep(chance.uniform(0.0, 2.0))
+            await victim.start()
+        is_over = True
+        await scene.within(asyncio.gather(*writing))
+        for log in logs:
+            expected = [b"%d" % number for number in range(written[log])]
+            assert await servers[0].read_all(log) == expected
+
+    play(story, seed=seed)
