@@ -10,7 +10,7 @@ logs again before he confirms anything.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -20,7 +20,7 @@ from rollbook.logservice.core.server_record import (
     pack_server_record,
     unpack_server_record,
 )
-from rollbook.logservice.core.suggestion import Suggestions
+from rollbook.logservice.core.suggestion import Suggestions, server_name
 from rollbook.logservice.ids import ServerId
 from rollbook.proto.cluster.lost_replies import (
     children_surely,
@@ -55,6 +55,12 @@ _LOOK_AGAIN_S: Final = 30.0
 _RETRY_PAUSE_S: Final = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class _Life:
+    record: ServerRecord
+    registered_txn: int  # Which grows from one registration to the next.
+
+
 class Membership:
     def __init__(
         self, store: MetadataStore, own_root: str, *, on_session_lost: Callable[[], None]
@@ -66,7 +72,7 @@ class Membership:
         self._folder = f"{own_root}/{FOLDER}"
         self._on_session_lost = on_session_lost
         self._record: ServerRecord | None = None  # What others see of this one.
-        self._lives: dict[ServerId, ServerRecord] = {}
+        self._lives: dict[ServerId, _Life] = {}
         self._servers: dict[str, ServerRecord] = {}
         self._suggestions = Suggestions(())
         self._changed = asyncio.Event()
@@ -101,12 +107,14 @@ class Membership:
     # --- Who lives --------------------------------------------------------------------------
 
     def is_alive(self, server_id: ServerId) -> bool:
-        """That life of that server, as far as is known."""
-        return server_id in self._lives
+        """That life of that server, as far as is known; an earlier one may only be registered yet."""
+        record = self._servers.get(server_name(server_id))
+        return record is not None and record.info.server_id == server_id
 
     def find(self, name: str) -> ServerRecord | None:
-        """By the name of a server, or by the id of its life."""
-        return self._servers.get(name) or self._lives.get(ServerId(name))
+        """By the name of a server, or by the id of its present life."""
+        record = self._servers.get(server_name(ServerId(name)))
+        return record if record and name in (record.name, record.info.server_id) else None
 
     @property
     def is_draining(self) -> bool:
@@ -145,7 +153,10 @@ class Membership:
         if record != self._record:
             self._record = record
             await self._enter()
-            self._on_lives({**self._lives, record.info.server_id: record})
+            life = self._lives.get(record.info.server_id)
+            if life is not None:
+                changed = replace(life, record=record)
+                self._on_lives({**self._lives, record.info.server_id: changed})
 
     async def _enter(self) -> None:
         """One node of this session, that says what is so now."""
@@ -223,34 +234,31 @@ class Membership:
             names = await children_surely(self._store, self._folder)
         except NoSuchNode:
             names = []
-        lives: dict[ServerId, ServerRecord] = {}
+        lives: dict[ServerId, _Life] = {}
         for server_id in map(ServerId, names):
             path = f"{self._folder}/{server_id}"
-            record = self._lives.get(server_id)
-            if record is None or dirty is None or dirty == path:
-                record = await self._read(path) or record
-            if record is not None:
-                lives[server_id] = record
+            life = self._lives.get(server_id)
+            if life is None or dirty is None or dirty == path:
+                life = await self._read(path) or life
+            if life is not None:
+                lives[server_id] = life
         self._on_lives(lives)
 
-    async def _read(self, path: str) -> ServerRecord | None:
+    async def _read(self, path: str) -> "_Life | None":
         node = await read_surely(self._store, path, fresh=False)
         if node is None:
             return None
         try:
-            return unpack_server_record(node.value)
+            return _Life(unpack_server_record(node.value), node.stat.created_txn)
         except (BadMetadata, UnsupportedVersion) as error:
             logger.warning("log_server_unreadable", path=path, reason=error.message)
             return None
 
-    def _on_lives(self, lives: dict[ServerId, ServerRecord]) -> None:
+    def _on_lives(self, lives: dict[ServerId, "_Life"]) -> None:
+        """Of two lives of one name the one that was registered last counts."""
         self._lives = lives
-        servers: dict[str, ServerRecord] = {}
-        for record in lives.values():
-            other = servers.get(record.name)
-            if other is None or _age(record) > _age(other):
-                servers[record.name] = record
-        self._servers = servers
+        in_order = sorted(lives.values(), key=lambda each: each.registered_txn)
+        self._servers = servers = {each.record.name: each.record for each in in_order}
         taking = tuple(sorted(name for name, each in servers.items() if not each.is_draining))
         if taking != self._suggestions.names:
             logger.info("log_servers_changed", servers=taking)
@@ -258,7 +266,3 @@ class Membership:
             self.generation += 1
             self._changed.set()
             self._changed = asyncio.Event()
-
-
-def _age(record: ServerRecord) -> tuple[int, str]:
-    return record.started_us, record.info.server_id

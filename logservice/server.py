@@ -17,7 +17,8 @@ they have not confirmed; logs are opened again when somebody asks.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -52,6 +53,14 @@ _RETRY_MS: Final = 100
 _HAND_OVER: Final = "handed over to"
 _BALANCE_S: Final = 1.0
 _TELL_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Grounds:
+    """For opening a log here."""
+
+    reason: str
+    is_rude: bool = False  # Others still believe its owner to be alive.
 
 
 class LogServer:
@@ -181,17 +190,17 @@ class LogServer:
             if work is None:
                 if self._ground is None:
                     raise OwnerChanging("this server starts", retry_after_ms=_RETRY_MS)
-                reason = await self._within(due, self._why_ours(name))
+                grounds = await self._within(due, self._why_ours(name))
                 if self._is_closed:
                     raise OwnerChanging("this server is being stopped", retry_after_ms=_RETRY_MS)
                 if self.find(name) or name in self._openings or name in self._closings:
                     continue  # Somebody else has asked, too.
-                work = self._start(name, reason)
+                work = self._start(name, grounds)
             await self._within(due, _shielded(work))
         return owner
 
-    def _start(self, name: LogName, reason: str) -> "asyncio.Task[Owner]":
-        opening = asyncio.get_running_loop().create_task(self._open(name, reason))
+    def _start(self, name: LogName, grounds: "_Grounds") -> "asyncio.Task[Owner]":
+        opening = asyncio.get_running_loop().create_task(self._open(name, grounds))
         self._openings[name] = opening
         opening.add_done_callback(_look_at)
         return opening
@@ -201,19 +210,24 @@ class LogServer:
             async with asyncio.timeout_at(due):
                 return await work
         except TimeoutError:
-            raise OwnerChanging("it takes longer than this request has", retry_after_ms=0) from None
+            raise OwnerChanging(
+                "it takes longer than this request has", retry_after_ms=_RETRY_MS
+            ) from None
 
-    async def _why_ours(self, name: LogName) -> str:
-        """The reason to open it here; else raises whom to ask."""
+    async def _why_ours(self, name: LogName) -> "_Grounds":
+        """Why to open it here; else raises whom to ask."""
         listed = await self._read(name)
-        owner = listed.owner
-        mine = self.server_id
+        owner, without = listed.owner, tuple[str, ...]()
         if owner is None:
-            reason = "nobody owned it"
-        elif owner.server_id == mine:
-            return "this server has lost it"
+            grounds = _Grounds("nobody owned it")
+        elif owner.server_id == self.server_id:
+            if not self.is_draining:
+                return _Grounds("this server has lost it")
+            # It could not be let go of in order.
+            await self.nodes.change(name, _let_go_by(self.server_id))
+            grounds = _Grounds("it was lost")
         elif not self.membership.is_alive(owner.server_id):
-            reason = f"its owner {owner.server_id} is gone"
+            grounds = _Grounds(f"its owner {owner.server_id} is gone")
         elif not await self._peers.is_dead(owner.address):
             raise NotOwner(owner=owner.address, owner_epoch=listed.owner_epoch)
         else:
@@ -223,12 +237,10 @@ class LogServer:
                     "its owner refuses connections, and it was taken from one that did lately",
                     retry_after_ms=wait_ns // 1_000_000,
                 )
-            reason = f"its owner {owner.server_id} refuses connections"
-            await self._require_suggested(name, listed, without=(server_name(owner.server_id),))
-            self._patience.on_taken(name, self._clock.monotonic_ns())
-            return reason
-        await self._require_suggested(name, listed, without=())
-        return reason
+            grounds = _Grounds(f"its owner {owner.server_id} refuses connections", is_rude=True)
+            without = (server_name(owner.server_id),)
+        await self._require_suggested(name, listed, without)
+        return grounds
 
     async def _require_suggested(
         self, name: LogName, listed: LedgerList, without: tuple[str, ...]
@@ -270,11 +282,11 @@ class LogServer:
 
     # --- Opening ----------------------------------------------------------------------------
 
-    async def _open(self, name: LogName, reason: str) -> Owner:
+    async def _open(self, name: LogName, grounds: "_Grounds") -> Owner:
         try:
             async with self._may_open, asyncio.timeout(self.config.open_deadline_s):
                 assert self._ground is not None
-                owner = await Owner.open(name, self._ground, reason=reason)
+                owner = await Owner.open(name, self._ground, reason=grounds.reason)
         except TimeoutError:
             raise OwnerChanging(
                 "it could not be opened in time", retry_after_ms=_RETRY_MS
@@ -282,6 +294,9 @@ class LogServer:
         finally:
             del self._openings[name]
         self.opened += 1
+        if grounds.is_rude:
+            self.taken_over += 1
+            self._patience.on_taken(name, self._clock.monotonic_ns())
         self._owners[name] = owner
         owner.until_lost.add_done_callback(lambda _: self._on_lost(name, owner))
         return owner
@@ -401,6 +416,14 @@ class LogServer:
             await self.membership.tell(logs_owned=len(self._owners))
         except RollbookError:
             pass  # With the next change.
+
+
+def _let_go_by(server_id: ServerId) -> Callable[[LedgerList], LedgerList]:
+    def with_released(listed: LedgerList) -> LedgerList:
+        is_ours = listed.owner is not None and listed.owner.server_id == server_id
+        return listed.with_released() if is_ours else listed
+
+    return with_released
 
 
 async def _shielded(work: "asyncio.Task[Any]") -> None:

@@ -2,7 +2,7 @@
 
 JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "server_id":
 "log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0"}`. The node goes by the name of
-that life of the server; if there are two lives of one name, the one that started last counts.
+that life of the server; of two lives of one name the one that was registered last counts.
 """
 
 import json

@@ -265,6 +265,23 @@ def test_a_server_whose_session_is_over_opens_its_logs_again_before_it_confirms_
     play(story)
 
 
+def test_a_server_that_is_started_again_at_once_has_its_logs_at_once() -> None:
+    """Its earlier life is still registered, and at the same address."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        a.node.kill()
+        await a.start()
+        began_at = scene.world.now
+        assert (await Client(scene, b, a).append(log, b"1")).first_offset in (0, 1)
+        assert scene.world.now - began_at < 1.0
+        assert owners_of(log, a, b) == ["a"]
+
+    play(story)
+
+
 def test_a_log_that_nobody_uses_is_let_go_of() -> None:
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a", idle_s_max=20.0)
