@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
@@ -15,8 +16,10 @@ from rollbook.api.client.url import parse_log_url
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import RollbookError
 
 DEFAULTS: Final = LogClientConfig()
+_MEET_EVERY_S: Final = 60.0
 
 
 class Ending(Protocol):
@@ -55,6 +58,7 @@ class Client:
         self.lines = AppendLines(self.channels)
         self._calls = Calls(self.channels, self.owners, config)
         self._writers: dict[Ending, None] = {}
+        self._meet_again_at = 0.0
 
     async def ask(
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
@@ -76,7 +80,18 @@ class Client:
             config = create if isinstance(create, LogConfig) else None
             state = await self.ask(words.EnsureLog(log, config))
         self.owners.learn(log, state.owner, state.owner_epoch)
+        await self._meet_servers()
         return Log(self, state)
+
+    async def _meet_servers(self) -> None:
+        """Before one of them fails it has to be known who else can be asked."""
+        now = asyncio.get_running_loop().time()
+        if now < self._meet_again_at:
+            return
+        self._meet_again_at = now + _MEET_EVERY_S
+        with suppress(RollbookError):  # The log is open all the same.
+            for server in await self.servers():
+                self.owners.meet(server.address)
 
     async def logs(self, namespace: str = "", prefix: str = "") -> AsyncIterator[LogName]:
         """By name."""

@@ -43,6 +43,10 @@ class Owners:
         if known is None and len(self._owners) >= _LOGS_MAX:
             del self._owners[next(iter(self._owners))]
         self._owners[log] = _Owner(address, epoch)
+        self.meet(address)
+
+    def meet(self, address: str) -> None:
+        """Another server that can be asked."""
         if address not in self._servers and len(self._servers) < _SERVERS_MAX:
             self._servers.append(address)
 

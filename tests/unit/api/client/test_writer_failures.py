@@ -66,6 +66,16 @@ async def test_an_owner_is_found_by_its_hint(site: Site) -> None:
     assert site.cores["b"].asked[-1].log == log.name
 
 
+async def test_one_address_is_enough_to_find_the_others(site: Site) -> None:
+    await site.start("b")
+    log = await site.client("a").open("orders", create=True)
+    async with log.writer() as writer:
+        assert await writer.submit(b"x") == 0
+        await site.stop("a")
+        assert await writer.submit(b"y") == 1
+    assert await log.tail_offset() == 2
+
+
 async def test_what_a_crash_leaves_in_doubt_is_appended_once(site: Site) -> None:
     log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
     address = parse_address(site.cluster.addresses["a"], "it")
