@@ -2,7 +2,7 @@
 
 An append for a log that is owned here is handed to its owner in the turn in which it comes, without a
 task. What cannot be decided at once (the log has to be opened first, or its owner has no room) waits
-in line, and so does whatever comes after it for the same log: one task for each line.
+in line, and so does whatever comes after it for the same log: one task for each line (SV5).
 
     submit ──► owner.append ──► future ──┐
         │                                ├──► results, as they come

@@ -7,11 +7,11 @@
 A reader goes from one to the other and back by itself. Whatever it meets, it goes on: a ledger that
 is gone, or a segment that does not follow, makes it read the list again; a bookie or metadata store
 that does not answer makes it wait and try again. When it has nothing else to tell for a heartbeat,
-it tells where it stands and what it waits for. It ends only with the log: sealed and read to its
+it tells where it stands and what it waits for (RL3). It ends only with the log: sealed and read to its
 end, deleted, truncated above the place where it stands, or records that no copy is left of.
 
 It reads when it is asked to: what lies ready for whoever does not ask is bounded by one run of entries
-and what a ledger reader reads ahead, and that is dropped after a moment.
+and what a ledger reader reads ahead, and that is dropped after a moment (RL4).
 """
 
 import asyncio

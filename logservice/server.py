@@ -10,10 +10,10 @@
 
 All of that is courtesy: two servers that both think a log theirs fence each other, and the list of its
 ledgers decides. What is handed over on purpose is closed first and its list says that nobody owns it,
-so the next owner has nothing to recover, and no append fails: each is asked for again there.
+so the next owner has nothing to recover, and no append fails: each is asked for again there (SV3).
 
 When the session is over that tells others that this server lives, its owners are dropped with whatever
-they have not confirmed; logs are opened again when somebody asks.
+they have not confirmed; logs are opened again when somebody asks (SV4).
 """
 
 import asyncio
@@ -51,8 +51,7 @@ logger = structlog.get_logger()
 
 _RETRY_MS: Final = 100
 _HAND_OVER: Final = "handed over to"
-_BALANCE_S: Final = 1.0
-_TELL_S: Final = 5.0
+_LOOK_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,17 +380,20 @@ class LogServer:
             del self._closings[name]
 
     async def _balance(self) -> None:
-        """Hands over what others should have, once servers have come and gone for a while."""
-        generation = -1
+        """Lets go of what others should have, once no server has come or gone for a while, and of
+        what nobody uses.
+        """
+        loop, look_s = asyncio.get_running_loop(), min(self.config.rebalance_after_s, _LOOK_S)
+        changed_at = loop.time()
         while True:
-            if self.membership.generation == generation:
-                await self.membership.changed(generation, _TELL_S)
-                await self._tell_how_many()
-                await self._let_go_of_idle()
-                continue
             generation = self.membership.generation
-            await asyncio.sleep(self.config.rebalance_after_s)
-            if self.membership.generation == generation:
+            await self.membership.changed(generation, look_s)
+            if self.membership.generation != generation:
+                changed_at = loop.time()
+                continue
+            await self._tell_how_many()
+            await self._let_go_of_idle()
+            if loop.time() >= changed_at + self.config.rebalance_after_s:
                 await self._hand_over_to_others()
 
     async def _hand_over_to_others(self) -> None:

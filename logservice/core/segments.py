@@ -8,11 +8,11 @@ closed when the list was written. Whoever wants to read on there finds out by hi
     the segment's first entry names the predecessor, and exactly the entry at which it was closed
 
 If it names another entry, the segment is going to be discarded as a whole: nothing in it was acked.
-The reader reads the list again, and waits until that says so; it never fails for it. A base that
+The reader reads the list again, and waits until that says so; it never fails for it (RL2). A base that
 was once derived this way is right for ever, since a closed ledger does not change.
 
 Offsets are dense. Whatever hands out blocks asserts that each of them begins where the one before
-it ended: a hole is an error that is told, never skipped.
+it ended: a hole is an error that is told, never skipped (RL1).
 """
 
 from bisect import bisect_right

@@ -4,7 +4,7 @@ A log falls into one of a few thousand shards by its name. For each shard every 
 weight from both their names, and the heaviest one is suggested (rendezvous hashing): when a server
 comes or goes, only its own shards move. A suggestion may be wrong, or differ from server to server,
 for as long as they know different ones to be alive: fencing decides who owns a log, this only who
-tries.
+tries (SV1).
 
 Servers are suggested by name, not by life: one that is started again gets its shards back.
 """

@@ -5,7 +5,7 @@ refuses connections. Whoever has seen that for half a second takes its logs over
 any time, since taking over fences. It is only rude, and where a server lives but tells a wrong
 address, every other server would be rude to it again and again, and a log would go back and forth
 for ever. So each log has a pause after such a take-over, from 5 s doubling to 5 min: what a wrong
-address costs is bounded, and a server that is dead is out of its registration before the pause
+address costs is bounded (SV2), and a server that is dead is out of its registration before the pause
 matters.
 
 Connections that time out prove nothing: they are no refusal, and the lease decides.

@@ -240,6 +240,8 @@ def test_a_reader_under_whom_the_log_is_truncated_or_deleted_is_told_so() -> Non
 
 
 def test_a_reader_is_never_silent_and_says_what_it_waits_for() -> None:
+    """RL3."""
+
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
@@ -294,6 +296,8 @@ def test_a_reader_waits_out_bookies_that_hang_and_tells_the_lag_meanwhile() -> N
 
 
 def test_what_nobody_takes_is_not_held() -> None:
+    """RL4."""
+
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = log_suggested_to(a)

@@ -118,6 +118,8 @@ def test_a_server_that_stands_still_loses_its_logs_when_its_lease_is_over() -> N
 
 
 def test_a_server_that_tells_a_wrong_address_makes_no_log_go_back_and_forth() -> None:
+    """SV2."""
+
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
@@ -155,6 +157,8 @@ def test_where_both_tell_wrong_addresses_a_log_rests_longer_and_longer() -> None
 
 
 def test_a_stopped_server_hands_its_logs_over_and_no_append_fails() -> None:
+    """SV3."""
+
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         logs = [await make_log(scene, log_suggested_to(a, number)) for number in range(5)]
@@ -248,6 +252,8 @@ def test_a_transferred_log_stays_where_it_was_sent() -> None:
 
 
 def test_a_server_whose_session_is_over_opens_its_logs_again_before_it_confirms_anything() -> None:
+    """SV4."""
+
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
         log = await make_log(scene, LogName("test", "log"))

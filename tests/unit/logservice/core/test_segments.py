@@ -92,7 +92,7 @@ def test_a_log_is_read_from_its_first_segment_to_its_end() -> None:
 
 
 def test_a_successor_counts_iff_it_names_the_very_end_of_its_predecessor() -> None:
-    """Rule 1: nobody has to wait for the list to say so."""
+    """RL2: nobody has to wait for the list to say so."""
     trail = Trail(Offset(0))
     enter(trail, TWO)
     trail.on_entries([follows(-1, -1, 0), records(0, 3)])
@@ -172,7 +172,7 @@ def test_blocks_below_the_start_are_not_told() -> None:
 
 @pytest.mark.parametrize("base", [2, 4, 5])
 def test_blocks_that_do_not_continue_are_never_told(base: int) -> None:
-    """Offsets are dense: what was told before is not told again, and nothing is left out."""
+    """RL1: offsets are dense: what was told before is not told again, and nothing is left out."""
     trail = Trail(Offset(0))
     enter(trail, ONE)
     trail.on_entries([follows(-1, -1, 0), records(0, 3)])

@@ -15,6 +15,7 @@ LOGS = [LogName("default", f"log-{number}") for number in range(3000)]
 
 
 def test_every_server_comes_to_the_same_whatever_order_it_heard_of_them_in() -> None:
+    """SV1."""
     one, other = Suggestions(["b", "a", "c"]), Suggestions(["c", "b", "a"])
     assert [one.server_for(log) for log in LOGS] == [other.server_for(log) for log in LOGS]
 
