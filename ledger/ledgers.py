@@ -58,6 +58,7 @@ UNCLAIMED: Final = "rollbook.unclaimed"
 CLAIMED: Final = "rollbook.claimed"
 
 _RACES_MAX: Final = 20
+_HANDLES_MIN: Final = 64
 _NOTHING: Final[Mapping[str, bytes]] = {}
 
 
@@ -96,6 +97,7 @@ class Ledgers:
             *(clock, randomness, config),
         )
         self._handles: dict[LedgerWriter | LedgerReader, None] = {}
+        self._look_at = _HANDLES_MIN  # So many handles, whether some of them were closed.
         self._has_layout = False
         self._is_closed = False
 
@@ -390,11 +392,13 @@ class Ledgers:
         return reader
 
     def _make_sure_it_is_open(self) -> None:
-        """And forgets what was closed since it was looked last."""
+        """And forgets what was closed, once that may be half of what it knows."""
         if self._is_closed:
             raise InvalidRequest("this client was closed")
-        for each in [each for each in self._handles if each.is_stopped]:
-            del self._handles[each]
+        if len(self._handles) >= self._look_at:
+            for each in [each for each in self._handles if each.is_stopped]:
+                del self._handles[each]
+            self._look_at = 2 * len(self._handles) + _HANDLES_MIN
 
 
 def credentials(
