@@ -51,6 +51,8 @@ from tests.simulation.worlds.ledger.words import (
 WORLD: Final = "ledger"
 PEACE_US: Final = 1_000_000  # Cluster and bookies are made in peace.
 CHAOS_US: Final[Span] = (PEACE_US, 4_000_000)
+WINDOW: Final = 20
+_WINDOWS: Final = (8, 8, WINDOW)  # All of it ends unknown when a writer is overtaken.
 _SIZES: Final = (24, 24, 100, 1_000)
 _BOOKIES_MIN: Final = 4
 _STORM_ODDS: Final = 0.6
@@ -58,6 +60,7 @@ _DRILL_ODDS: Final = 0.2
 _CALM_ODDS: Final = 0.85
 _HEAL_ODDS: Final = 0.7
 _CALM_US: Final = 50_000
+_CALM_BATCHES: Final = 4  # Of twelve: fewer unknown outcomes would be too many of all.
 _STORMY_UNTIL_US: Final = 3_500_000  # What begins later has no time to unfold.
 
 
@@ -88,7 +91,7 @@ def draw_case(seed: int, drill: str | None = None) -> Case:
     least = _BOOKIES_MIN + (mood is Mood.ABSENT)
     # Some protocols need many bookies, and each costs as much as a writer.
     bookies = BOOKIES[: min(least + rng.choice((0, 0, 0, 1, 1, 2)), len(BOOKIES))]
-    cluster = f"{len(bookies)} bookies v{rng.choice((2, 3, 3, 3))}"
+    cluster = f"{len(bookies)} bookies window {rng.choice(_WINDOWS)} v{rng.choice((2, 3, 3, 3))}"
     calm_us = _CALM_US if rng.random() < _CALM_ODDS else 0
     steps, storms = _draw_steps(rng, bookies, mood, calm_us)
     decisive = [step for step in steps if step.what.split()[0] in (RECOVER, CLOSE, DELETE)]
@@ -105,7 +108,9 @@ def _draw_drill(rng: random.Random, seed: int, drill: str, *, goes_on: bool) -> 
     """`goes_on`: a storm over another ledger follows, or there would be little to see in some."""
     sizes = " ".join(map(str, rng.choice(QUORUMS.get(drill, _QUORUMS))))
     count = rng.choice((4, 4, 4, 5, 5, 6))
-    cluster = Step(0, CLUSTER, f"{count} bookies v{rng.choice((2, 3, 3, 3))}")
+    window = rng.choice(_WINDOWS) if goes_on else WINDOW
+    words = f"{count} bookies window {window} v{rng.choice((2, 3, 3, 3))}"
+    cluster = Step(0, CLUSTER, words)
     create = f"{CREATE} {sizes} {rng.choice(list(DigestType)).name}"
     steps, faults = DRILLS[drill](rng, PEACE_US + 40_000)
     steps = [cluster, Step(PEACE_US, WRITER, create), *steps]
@@ -136,6 +141,14 @@ def bookies_of(case: Case) -> tuple[str, ...]:
 def version_of(case: Case) -> int:
     """Of the protocol that clients speak."""
     return 2 if any(s.actor == CLUSTER and s.what.endswith("v2") for s in case.steps) else 3
+
+
+def window_of(case: Case) -> int:
+    """How many entries writers have open at most."""
+    for step in case.steps:
+        if step.actor == CLUSTER and " window " in step.what:
+            return int(step.what.split()[3])
+    return WINDOW
 
 
 # --- Steps ----------------------------------------------------------------------------------------
@@ -194,7 +207,7 @@ def _draw_steps(
 
 def _calm_appends(at_us: int) -> list[Step]:
     """The beginning of a ledger's life that is like any other's."""
-    return [Step(at_us + 1 + number, WRITER, f"{APPEND} 12 24") for number in range(3)]
+    return [Step(at_us + 1 + number, WRITER, f"{APPEND} 12 24") for number in range(_CALM_BATCHES)]
 
 
 def _brew_storm(

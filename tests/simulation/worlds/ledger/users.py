@@ -61,7 +61,7 @@ CONFIG: Final = ClientConfig(
     call_bytes_max=32 * 1024,
     add_deadline_s=0.8,
     writer_window_bytes=12 * 1024,
-    writer_window_entries=20,
+    writer_window_entries=plan.WINDOW,
     read_deadline_s=0.6,
     read_window_bytes=8 * 1024,
     read_batch_bytes=4 * 1024,
@@ -150,7 +150,12 @@ class Users:
             self._sums.on_broken(LEFTOVERS, f"{node.name} has closed its client, and left: {names}")
 
     async def _connected(self, node: Node, store: MetadataStore) -> Ledgers:
-        config = replace(CONFIG, protocol_version=plan.version_of(self._sums.case))
+        case = self._sums.case
+        config = replace(
+            CONFIG,
+            protocol_version=plan.version_of(case),
+            writer_window_entries=plan.window_of(case),
+        )
         while True:
             try:
                 cluster = await open_cluster(store, ROOT)

@@ -1,0 +1,198 @@
+"""What the metadata store commits of logs and their ledgers, and what servers say at that moment.
+
+Commits are seen as they happen, so whoever decides by a ledger that is not closed yet, deletes what is
+listed or passes a mark is caught in the step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rollbook.logservice.core.cursors import Marks, unpack_marks
+from rollbook.logservice.core.ledger_list import (
+    LEDGER_OF_LOG,
+    LEDGER_OF_VERSION,
+    LedgerList,
+    LogState,
+    Segment,
+)
+from rollbook.logservice.core.log_format import unpack_log_node
+from rollbook.logservice.words import AppendAck
+from rollbook.proto.formats.layout import Layout
+from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
+from rollbook.proto.formats.paths import ledger_of_path, own_root
+from rollbook.proto.ids import LedgerId
+from rollbook.proto.metadata import LedgerMetadata, LedgerState
+from tests.simulation.kernel.metadata import Commit
+
+SEGMENTS: Final = "segments"  # Listed as they were made, closed in the list when they are closed.
+UNSETTLED: Final = "unsettled"  # Nothing of N+1 is acked before N is closed, or when it is discarded.
+DISCARD: Final = "discard"  # What was acked stays listed until it is truncated.
+DELETION: Final = "deletion"  # Only what is not listed is deleted.
+EPOCH: Final = "owner-epoch"
+HEAD: Final = "head"
+MARKS: Final = "marks"
+
+OnBroken = Callable[[str, str], None]
+_STATES: Final = (LogState.OPEN, LogState.SEALED, LogState.DELETED)
+
+
+@dataclass
+class _Log:
+    name: str
+    version: int = -1
+    listed: LedgerList | None = None
+    marks: Marks = field(default_factory=Marks)
+    before: dict[LedgerId, LedgerId] = field(default_factory=dict)  # What each ledger came after.
+    acked: dict[LedgerId, int] = field(default_factory=dict)  # Up to which offset, by ledger.
+    discarded: dict[LedgerId, None] = field(default_factory=dict)
+
+
+class ListRules:
+    def __init__(self, root: str, on_broken: OnBroken, tell: Callable[[str], None]) -> None:
+        self.logs: dict[str, _Log] = {}
+        self.ledgers: dict[LedgerId, LedgerMetadata] = {}
+        self._ledgers = f"{root}/"
+        self._own = f"{own_root(root)}/logs/test/"
+        self._break, self._tell = on_broken, tell
+
+    def log(self, name: str) -> _Log:
+        return self.logs.setdefault(name, _Log(name))
+
+    def on_commit(self, commit: Commit) -> None:
+        """Changes of ledgers first, then of lists, then removals: as their order must allow."""
+        removed: list[LedgerId] = []
+        for path, row in commit.rows.items():
+            if (ledger_id := self._ledger_of(path)) is None:
+                continue
+            if row is None:
+                removed.append(ledger_id)
+            else:
+                self.ledgers[ledger_id] = unpack_ledger_metadata(ledger_id, row.value)
+        for path, row in commit.rows.items():
+            if path.startswith(self._own) and row is not None:
+                _, _, name = path[len(self._own) :].partition("/")
+                if name.endswith("/marks"):
+                    self._on_marks(self.log(name.removesuffix("/marks")), unpack_marks(row.value))
+                elif name and "/" not in name:
+                    self._on_list(self.log(name), row)
+        for ledger_id in removed:
+            self._on_removed(ledger_id)
+
+    def _ledger_of(self, path: str) -> LedgerId | None:
+        if not path.startswith(self._ledgers):
+            return None
+        return ledger_of_path(Layout.HIERARCHICAL, path[len(self._ledgers) :])
+
+    # --- Lists ----------------------------------------------------------------------------------
+
+    def _on_list(self, log: _Log, row: Any) -> None:
+        if row.version == log.version or not row.value:
+            return  # Only its children have changed.
+        listed, _ = unpack_log_node(row.value)
+        before, version = log.listed, log.version
+        log.listed, log.version = listed, row.version
+        if before is None:
+            return
+        self._tell(f"{log.name} version {row.version}: {_told(listed)}")
+        if listed.owner_epoch < before.owner_epoch:
+            self._break(EPOCH, f"{log.name}: {before.owner_epoch} was {listed.owner_epoch}")
+        if _STATES.index(listed.state) < _STATES.index(before.state):
+            self._break(EPOCH, f"{log.name}: {before.state} becomes {listed.state}")
+        if listed.head < before.head:
+            self._break(HEAD, f"{log.name}: {before.head} becomes {listed.head}")
+        self._check_marks(log)
+        known = {segment.segment_id: segment for segment in before.segments}
+        previous: Segment | None = None
+        for segment in listed.segments:
+            self._on_segment(log, known.get(segment.segment_id), segment, version)
+            if previous is not None:
+                log.before[segment.ledger_id] = previous.ledger_id
+            previous = segment
+        first = listed.segments[0].segment_id if listed.segments else None
+        present = {segment.segment_id: segment for segment in listed.segments}
+        for segment_id, segment in known.items():
+            if segment_id not in present:
+                self._on_gone(log, segment, is_front=first is not None and segment_id < first)
+
+    def _on_segment(
+        self, log: _Log, before: Segment | None, segment: Segment, version: int
+    ) -> None:
+        metadata = self.ledgers.get(segment.ledger_id)
+        if metadata is None:
+            self._break(DELETION, f"{log.name}: ledger {segment.ledger_id} is listed, and gone")
+            return
+        if before is None:
+            custom = dict(metadata.custom)
+            made_for = int(custom[LEDGER_OF_VERSION])
+            assert log.listed is not None
+            is_ours = custom[LEDGER_OF_LOG] == log.listed.uid.hex().encode()
+            if not is_ours or not version <= made_for < log.version:
+                text = f"ledger {segment.ledger_id} was made for version {made_for}"
+                self._break(SEGMENTS, f"{log.name}: {text}, and is listed from {version}")
+        elif before.is_closed and before != segment:
+            self._break(SEGMENTS, f"{log.name}: {before} becomes {segment}")
+        if segment.is_closed and metadata.state is not LedgerState.CLOSED:
+            text = f"ledger {segment.ledger_id} is {metadata.state.value}, its segment is closed"
+            self._break(SEGMENTS, f"{log.name}: {text}")
+
+    def _on_gone(self, log: _Log, segment: Segment, *, is_front: bool) -> None:
+        assert log.listed is not None
+        ledger_id, head = segment.ledger_id, log.listed.head
+        if log.listed.state is LogState.DELETED:
+            return
+        if ledger_id not in log.listed.discarded and ledger_id in self.ledgers:
+            self._break(DISCARD, f"{log.name}: ledger {ledger_id} is in no list any more")
+        if is_front:
+            if segment.next_offset is None or segment.next_offset > head:
+                self._break(DISCARD, f"{log.name}: {segment} goes, the head is {head}")
+            return
+        log.discarded[ledger_id] = None
+        if ledger_id in log.acked:
+            text = f"records up to {log.acked[ledger_id]} were acked in ledger {ledger_id}"
+            self._break(DISCARD, f"{log.name}: {text}, which is discarded")
+
+    def _on_removed(self, ledger_id: LedgerId) -> None:
+        self.ledgers.pop(ledger_id, None)
+        self._tell(f"ledger {ledger_id} is removed")
+        for log in self.logs.values():
+            if log.listed is not None and log.listed.lists(ledger_id):
+                self._break(DELETION, f"{log.name}: ledger {ledger_id} is deleted, and listed")
+
+    # --- Marks ----------------------------------------------------------------------------------
+
+    def _on_marks(self, log: _Log, marks: Marks) -> None:
+        log.marks = marks
+        self._check_marks(log)
+
+    def _check_marks(self, log: _Log) -> None:
+        if log.listed is None or log.listed.state is LogState.DELETED:
+            return
+        for name, offset in log.marks.offsets:
+            if offset < log.listed.head:
+                text = f"the head is {log.listed.head}, and {name} protects {offset}"
+                self._break(MARKS, f"{log.name}: {text}")
+
+    # --- Answers --------------------------------------------------------------------------------
+
+    def on_ack(self, name: str, ack: AppendAck) -> None:
+        """Given by a server in this very moment, to whomever."""
+        log = self.log(name)
+        ledger_id = ack.ledger_id
+        log.acked[ledger_id] = max(ack.next_offset, log.acked.get(ledger_id, 0))
+        if ledger_id in log.discarded:
+            self._break(UNSETTLED, f"{name}: acked in ledger {ledger_id}, which was discarded")
+        previous = log.before.get(ledger_id)
+        metadata = None if previous is None else self.ledgers.get(previous)
+        if metadata is not None and metadata.state is not LedgerState.CLOSED:
+            text = f"{ack.first_offset} is acked in ledger {ledger_id}"
+            self._break(UNSETTLED, f"{name}: {text}, {previous} is {metadata.state.value}")
+
+
+def _told(listed: LedgerList) -> str:
+    segments = "; ".join(
+        f"{each.ledger_id} {each.state.value} {each.base_offset}…{each.next_offset}"
+        for each in listed.segments
+    )
+    owner = listed.owner.server_id if listed.owner else "nobody"
+    return f"{listed.state.value} epoch {listed.owner_epoch} {owner} head {listed.head} | {segments}"

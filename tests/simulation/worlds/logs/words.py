@@ -1,0 +1,49 @@
+"""Who takes part in this world and what the steps of a case are called."""
+
+from typing import Final
+
+from rollbook.logservice.ids import LogName
+
+BOOKIES: Final = ("b1", "b2", "b3", "b4")
+SERVERS: Final = ("s1", "s2", "s3")
+PRODUCERS: Final = ("producer-1", "producer-2")
+WRITERS: Final = ("writer-1", "writer-2")
+READERS: Final = ("reader-1", "reader-2")
+ADMIN: Final = "admin"
+STRANGER: Final = "stranger"
+OPERATOR: Final = "operator"
+CLUSTER: Final = "cluster"
+METADATA: Final = "metadata"
+CLIENTS: Final = (*PRODUCERS, *WRITERS, *READERS, ADMIN)
+PORT: Final = 7400
+
+LOGS: Final = {"a": LogName("test", "a"), "b": LogName("test", "b")}
+
+# Of producers and writers.
+APPEND: Final = "append"  # LOG COUNT: so many batches.
+AGAIN: Final = "again"  # LOG: a batch that was acked is sent once more.
+EXPECT: Final = "expect"  # LOG COUNT: each on condition that the tail is where the last one left it.
+ACQUIRE: Final = "acquire"  # LOG: the writer epoch; what is appended from then on bears it.
+RELEASE: Final = "release"  # LOG
+BARRIER: Final = "barrier"  # LOG: the tail, by a barrier.
+# Of readers.
+FOLLOW: Final = "follow"  # LOG: from where it stands, for as long as there is chaos.
+READ: Final = "read"  # LOG: all of it.
+# Of the administrator.
+TRUNCATE: Final = "truncate"  # LOG BACK: to so many records before the tail.
+MARK: Final = "mark"  # LOG BACK
+UNMARK: Final = "unmark"  # LOG
+ROLL: Final = "roll"  # LOG
+SEAL: Final = "seal"  # LOG
+DRAIN: Final = "drain"  # SERVER
+RESUME: Final = "resume"  # SERVER
+TRANSFER: Final = "transfer"  # LOG SERVER
+# Of servers: what they do by themselves, or are told by a signal.
+TAKE: Final = "take"  # LOG: as if all others suggested it.
+STOP: Final = "stop"  # In order; it is started again.
+# Of a stranger.
+FENCE: Final = "fence"  # LOG: recovers its last ledger.
+
+
+def address_of(server: str) -> str:
+    return f"{server}:{PORT}"
