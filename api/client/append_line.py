@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels
 from rollbook.api.client.retrying import again
@@ -147,8 +148,8 @@ class AppendLine:
                 error = await self._status()
         except grpc.aio.AioRpcError as failed:
             error = error_of_call(failed.code(), failed.details() or "", _trailers(failed))
-        except RollbookError as failed:
-            error = failed
+        except (RollbookError, DecodeError) as failed:
+            error = ConnectionLost(f"the server told what makes no sense: {failed}")
         self._end(error)
 
     async def _status(self) -> RollbookError:

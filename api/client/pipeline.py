@@ -24,7 +24,7 @@ from rollbook.api.client.retrying import Pauses, again, in_doubt, may_retry
 from rollbook.logservice.core.block import Codec
 from rollbook.logservice.ids import LogName, ProducerRef
 from rollbook.logservice.words import AppendAck, Condition
-from rollbook.proto.errors import Outcome, QuorumTimeout, RollbookError
+from rollbook.proto.errors import BadFrame, Outcome, QuorumTimeout, RollbookError
 
 
 class Source(Protocol):
@@ -152,8 +152,9 @@ class Pipeline:
             self._refused = batch, error
 
     def _on_ack(self, batch: Batch, ack: AppendAck) -> None:
-        assert batch is self._flight[0], "results come in order"
         assert self._line is not None
+        if batch is not self._flight[0]:
+            raise BadFrame("the server told results of one log out of order")
         self._flight.popleft()
         self._flight_bytes -= batch.size
         self._sent -= 1

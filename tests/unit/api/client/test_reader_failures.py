@@ -137,8 +137,9 @@ async def test_a_block_that_makes_no_sense_is_noticed(site: Site) -> None:
 
 
 async def test_silence_is_told(site: Site) -> None:
-    reader = await reader_of(site, scripted([records(0, b"a")], []), heartbeat_s=0.1)
+    reader = await reader_of(site, scripted([records(0, b"a")], []))
     assert await reader.next()
+    reader._patience_s, reader._silence_s = 0.1, 0.2
     with pytest.raises(ReaderStalled) as caught:
         await reader.next()
     assert caught.value.ids["position"] == 1
@@ -149,7 +150,7 @@ async def test_silence_is_told(site: Site) -> None:
 
 async def test_a_silent_server_is_left_for_another(site: Site) -> None:
     await site.start("b")
-    site.cores["a"].events = scripted([records(0, b"a")])
+    site.cores["a"].events = scripted([records(0, b"a")], [])
     site.cores["b"].events = scripted([records(1, b"b")])
     log = await site.client("a", "b", heartbeat_s=0.2, silences_max=100).open("x", create=True)
     reader = log.events(0)
@@ -172,7 +173,7 @@ async def test_a_lag_that_does_not_shrink_is_told(site: Site) -> None:
 
 
 async def test_a_log_that_nobody_serves_is_told(site: Site) -> None:
-    reader = await reader_of(site, None, heartbeat_s=0.1)
+    reader = await reader_of(site, None, heartbeat_s=1.0)
     await site.stop("a")
     with pytest.raises(ReaderStalled) as caught:
         await reader.next()

@@ -1,11 +1,14 @@
 """Whatever breaks, a writer's records are appended in order and once, or it says what it knows."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from rollbook.api.client.batches import Submission
+from rollbook.logservice.core.block import Block
 from rollbook.logservice.ids import OwnerEpoch
+from rollbook.logservice.words import AppendResult
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import (
     ClientClosed,
@@ -22,6 +25,7 @@ from rollbook.proto.errors import (
     Throttled,
 )
 from tests.unit.api.client.conftest import Site
+from tests.unit.api.grpc.fake_core import FakeStream
 
 
 async def outcomes(submissions: list[Submission]) -> list[Outcome]:
@@ -43,7 +47,6 @@ async def until(condition: object) -> None:
 
 
 def values_of(site: Site, name: str) -> list[bytes]:
-    from rollbook.logservice.core.block import Block
 
     log = next(log for log in site.cluster.logs.values() if log.name.name == name)
     return [value for block in log.blocks for value in Block(block).values()]
@@ -163,7 +166,7 @@ async def test_a_refusal_after_a_doubt_is_no_certainty(site: Site) -> None:
 
 
 async def test_deadlines_fire_and_say_what_is_known(site: Site) -> None:
-    client = site.client("a", timeout_s=0.5, attempt_s=0.2, batch_bytes_max=1024)
+    client = site.client("a", timeout_s=3, attempt_s=0.5, batch_bytes_max=1024)
     log = await client.open("orders", create=True)
     site.cores["a"].holds.add("append_stream")
     writer = log.writer()
@@ -180,7 +183,7 @@ async def test_deadlines_fire_and_say_what_is_known(site: Site) -> None:
 
 
 async def test_a_server_that_cannot_be_reached_is_no_doubt(site: Site) -> None:
-    client = site.client("a", timeout_s=0.5)
+    client = site.client("a", timeout_s=3)
     log = await client.open("orders", create=True)
     await site.stop("a")
     writer = log.writer()
@@ -240,3 +243,33 @@ async def test_headers_that_are_none_end_the_writer_and_not_the_program(site: Si
     assert await outcomes([submission]) == [Outcome.NOT_APPLIED]
     with pytest.raises(EntryTooLarge):
         log.writer().submit(b"x", key=bytes(3 << 20))
+
+
+async def test_nonsense_of_a_server_is_a_broken_line(site: Site) -> None:
+    """A client outlives a server that tells results out of order, or no results at all."""
+    log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
+    stream_of = site.cores["a"].open_append_stream
+    mangled = 0
+
+    def open_append_stream() -> FakeStream:
+        stream = stream_of()
+        results = stream.results
+
+        async def reversed_results() -> Sequence[AppendResult]:
+            nonlocal mangled
+            found = await results()
+            if len(found) > 1 and mangled < 3:
+                mangled += 1
+                return found[::-1]
+            return found
+
+        stream.results = reversed_results  # type: ignore[method-assign]  # It lies.
+        return stream
+
+    site.cores["a"].open_append_stream = open_append_stream  # type: ignore[method-assign]  # Likewise.
+    async with log.writer() as writer:
+        assert await writer.submit(b"first") == 0
+        submissions = [writer.submit(b"%03d" % index + bytes(97)) for index in range(300)]
+        assert [await each for each in submissions] == list(range(1, 301))
+    assert mangled
+    assert len(values_of(site, "orders")) == 301

@@ -31,6 +31,7 @@ from rollbook.logservice.ids import (
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (
     BeyondTail,
+    EarlierFailed,
     Guarded,
     InvalidRequest,
     LogExists,
@@ -44,7 +45,6 @@ from rollbook.proto.errors import (
     ProducerGap,
     RollbookError,
     StaleEpoch,
-    Superseded,
     Truncated,
 )
 from rollbook.proto.ids import EntryId, LedgerId
@@ -204,9 +204,7 @@ class FakeStream:
         name, is_ordered = self._logs[append.ref]
         try:
             if append.ref in self._failed:
-                raise Superseded(
-                    "an append before it failed", failed_number=self._failed[append.ref]
-                )
+                raise EarlierFailed(failed_number=self._failed[append.ref])
             self._core.fail("append_stream")
             ack = self._core.owned(name).append(append.block, append.condition)
         except RollbookError as error:

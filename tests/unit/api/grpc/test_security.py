@@ -55,8 +55,10 @@ async def server(files: TlsFiles, token_file: str) -> AsyncIterator[GrpcServer]:
     await found.close(0)
 
 
-def client_of(server: GrpcServer, scheme: str = "log+tls", **security: str) -> Client:
-    config = LogClientConfig(timeout_s=2, attempt_s=1)
+def client_of(
+    server: GrpcServer, scheme: str = "log+tls", timeout_s: float = 60.0, **security: str
+) -> Client:
+    config = LogClientConfig(timeout_s=timeout_s, attempt_s=timeout_s / 2)
     return connect(f"{scheme}://{server.address}", config, **security)
 
 
@@ -97,11 +99,11 @@ async def test_health_needs_no_token(server: GrpcServer, files: TlsFiles) -> Non
 
 
 async def test_whom_nobody_vouches_for_is_not_believed(server: GrpcServer) -> None:
-    async with client_of(server, token=TOKEN) as client:
+    async with client_of(server, timeout_s=1, token=TOKEN) as client:
         with pytest.raises(RollbookError) as caught:
             await client.limits()
         assert caught.value.outcome is Outcome.NOT_APPLIED
-    async with client_of(server, "log", token=TOKEN) as client:
+    async with client_of(server, "log", timeout_s=1, token=TOKEN) as client:
         with pytest.raises(RollbookError):
             await client.limits()
 

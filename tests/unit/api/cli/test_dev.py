@@ -1,0 +1,144 @@
+"""`rollbook dev` and `rollbook server log` as people run them, with the Python client."""
+
+import asyncio
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rollbook
+from rollbook.api.cli.local_cluster import usual_or_free
+from rollbook.api.cli.log_server import addresses_of
+from rollbook.logservice.config import LogServerConfig
+from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.metastore import open_metadata_store
+from tests.support import bookies, processes
+from tests.support.processes import Child, Family
+
+PATIENCE_S = 60.0
+MAIN = "rollbook.api.cli.main"
+
+
+@pytest.fixture
+def children() -> Iterator[Family]:
+    with processes.family() as family:
+        yield family
+
+
+def lines_until_ready(child: Child) -> dict[str, str]:
+    """What it says of itself, by its first words."""
+    said: dict[str, str] = {}
+    while "ready:" not in said:
+        first, _, rest = child.line(PATIENCE_S).partition(" ")
+        said[first] = rest.strip()
+    return said
+
+
+def start_dev(children: Family, folder: Path, *more: str) -> tuple[Child, dict[str, str]]:
+    child = children.start_module(
+        MAIN, "dev", "--data", folder, "--listen", "127.0.0.1:0", "--bookies", "1", *more
+    )
+    return child, lines_until_ready(child)
+
+
+def test_what_was_appended_is_there_after_a_restart_however_it_was_ended(
+    children: Family, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    expected: list[bytes] = []
+    for end in (Child.terminate, Child.kill, None):
+        child, said = start_dev(children, folder)
+        assert said["metadata"] == f"sqlite://{folder}/metadata.db"
+        with rollbook.connect(said["logs"]) as client:
+            log = client.open("orders", create=True)
+            assert [record.value for record in log.read(0, len(expected))] == expected
+            for number in range(3):
+                value = b"%d" % (len(expected))
+                assert log.append(value).first_offset == len(expected), number
+                expected.append(value)
+        if end is not None:
+            end(child)
+            code = child.wait(PATIENCE_S)
+            assert code == (0 if end is Child.terminate else -9)
+
+
+def test_two_do_not_run_on_the_same_data(children: Family, tmp_path: Path) -> None:
+    start_dev(children, tmp_path / "data")
+    second = children.start_module(
+        MAIN, "dev", "--data", tmp_path / "data", "--listen", "127.0.0.1:0", "--bookies", "1"
+    )
+    assert second.wait(PATIENCE_S) == 4
+
+
+def test_a_log_server_that_dies_is_replaced_by_another_one(
+    children: Family, tmp_path: Path
+) -> None:
+    url = f"sqlite://{tmp_path}/metadata.db"
+
+    async def make() -> None:
+        async with await open_metadata_store(url, create=True) as store:
+            await initialise(store, MetadataUrl.parse(url).ledgers_root, random.Random())
+
+    asyncio.run(make())
+    bookie = bookies.start(children, tmp_path / "bk-1", url, "--log-level", "error")
+    bookie.wait_ready(PATIENCE_S)
+    command = (
+        "server",
+        "log",
+        "--metadata",
+        url,
+        "--listen",
+        "127.0.0.1:0",
+        "--log-level",
+        "error",
+    )
+    quorum = {f"ROLLBOOK_LOG_SERVICE_{name}": "1" for name in ("ENSEMBLE", "WRITE", "ACK")}
+    servers: dict[str, Child] = {}
+    for name in ("a", "b"):
+        child = children.start_module(MAIN, *command, "--server-name", name, environment=quorum)
+        said = lines_until_ready(child)["ready:"]
+        assert said.startswith(f"log server {name}~")
+        servers[said.rpartition(" ")[2]] = child
+    with rollbook.connect("log://" + ",".join(servers)) as client:
+        log = client.open("orders", create=True)
+        log.append(b"0")
+        owner = client.lookup("orders") if hasattr(client, "lookup") else None
+        victim = servers[owner.address] if owner else next(iter(servers.values()))
+        victim.kill()
+        assert log.append(b"1").first_offset == 1
+        assert [record.value for record in log.read(0, 2)] == [b"0", b"1"]
+
+
+def test_the_usual_port_is_taken_if_it_is_free() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = Address(*taken.getsockname())
+        assert usual_or_free(address) == Address("127.0.0.1", 0)
+    assert usual_or_free(address) == address
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LogServerConfig("zk://a", listen="0.0.0.0:7400"),
+        LogServerConfig("zk://a", listen="127.0.0.1:0"),
+        LogServerConfig("zk://a", listen="nonsense:port"),
+        LogServerConfig("zk://a", server_name="a~b"),
+    ],
+)
+def test_a_server_that_nobody_could_find_does_not_start(config: LogServerConfig) -> None:
+    with pytest.raises(BadConfig):
+        addresses_of(config)
+
+
+def test_a_server_goes_by_where_it_is_found_unless_it_has_a_name() -> None:
+    config = LogServerConfig("zk://a", listen="0.0.0.0:7400", advertise="log-1")
+    assert addresses_of(config)[1:] == (Address("log-1", 7400), "log-1:7400")
+    config = LogServerConfig("zk://a", listen="127.0.0.1:0", server_name="one")
+    assert addresses_of(config)[2] == "one"
