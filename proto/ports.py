@@ -120,7 +120,10 @@ class File(Protocol):
         """Shorter than asked for only at the end of the file."""
 
     def will_read(self, position: int, length: int) -> None:
-        """A hint, which may be ignored: the machine may fetch it while the caller does other things."""
+        """A hint, which may be ignored: the machine may read it while the caller does other things.
+
+        It is the reader's next but one `read_at`, with these very arguments.
+        """
 
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
         """Reaches the operating system only: a power cut may lose it, whole or in part."""

@@ -19,21 +19,19 @@ import os
 import stat
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from queue import SimpleQueue
-from threading import Thread
 from typing import Final
 
 from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import Buffer, DiskSpace, FileStat, OpenMode
+from rollbook.proto.runtime.disk_reads import Ahead, foresee, is_at_hand, read_cold, read_fully
+from rollbook.proto.runtime.disk_threads import Threads
 
 _ON_THE_SPOT_S: Final = 0.0005  # So long may a sync hold the loop: as long as a chunk of adds does.
 _ON_THE_SPOT_BYTES: Final = 64 * 1024
 _SLOWNESS_KEPT: Final = 0.9  # Of what is expected, at each sync: 10 ms are forgotten after 30.
 _SYNC_THREADS: Final = 4  # One per file that syncs at the same time: journal, entry logs, ledgers.
 _READ_THREADS: Final = 4  # Of their own: no sync stands behind reads.
-_NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
-_WILL_NEED: Final[int | None] = getattr(os, "POSIX_FADV_WILLNEED", None)
+_CALM_S: Final = 1.0  # So long after a write others may follow.
 _BUFFERS_PER_WRITE: Final = min(1024, os.sysconf("SC_IOV_MAX"))
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _FLAGS: Final = {
@@ -43,90 +41,13 @@ _FLAGS: Final = {
 }
 
 
-class _Job:
-    """A system call in one of the disk's threads, awaited on the loop that asked for it."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.took_s = 0.0  # Without the way to the thread and back.
-        self._work = work
-        self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._has_ended = False
-        self._is_given_up = False  # Nobody wants to hear how it ended, only when.
-
-    async def wait(self) -> None:
-        """To the end, however often cancelled: the descriptor must outlive the system call."""
-        try:
-            await self._ended
-        except asyncio.CancelledError:
-            self._is_given_up = True
-            while not self._has_ended:
-                self._ended = self._loop.create_future()
-                with suppress(asyncio.CancelledError):
-                    await self._ended
-            raise
-
-    def run(self) -> None:
-        """In the thread."""
-        error: BaseException | None = None
-        began = time.perf_counter()
-        try:
-            self._work()
-        except BaseException as raised:  # noqa: BLE001  Whoever waits is told.
-            error = raised
-        self.took_s = time.perf_counter() - began
-        try:
-            self._loop.call_soon_threadsafe(self._end, error)
-        except RuntimeError:
-            pass  # The loop was closed: nobody waits any more.
-
-    def _end(self, error: BaseException | None) -> None:
-        self._has_ended = True
-        if self._ended.done():
-            return
-        if error and not self._is_given_up:
-            self._ended.set_exception(error)
-        else:
-            self._ended.set_result(None)
-
-
-class _Threads:
-    """They have a bare queue: that is half of what a hop through an executor costs."""
-
-    def __init__(self, name: str, count: int) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._threads = [
-            Thread(target=self._work, name=f"{name}-{number}", daemon=True)
-            for number in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    async def run(self, work: Callable[[], None]) -> float:
-        """Returns how many seconds it took there, without the way."""
-        job = _Job(work)
-        self._jobs.put(job)
-        await job.wait()
-        return job.took_s
-
-    def close(self) -> None:
-        """Returns when everything that was asked for is done."""
-        for _ in self._threads:
-            self._jobs.put(None)
-        for thread in self._threads:
-            thread.join()
-
-    def _work(self) -> None:
-        while job := self._jobs.get():
-            job.run()
-
-
 class _Device:
     """Where to wait for it."""
 
     def __init__(self) -> None:
-        self.readers = _Threads("disk-read", _READ_THREADS)
-        self._threads = _Threads("disk", _SYNC_THREADS)
+        self.readers = Threads("disk-read", _READ_THREADS)
+        self.ahead = Ahead()
+        self._threads = Threads("disk", _SYNC_THREADS)
         self._under_way = 0
         self._expected_s = 1.0  # How long a small sync may take: the slowest, gradually forgotten.
 
@@ -146,6 +67,7 @@ class _Device:
 
     def close(self) -> None:
         self.readers.close()
+        self.ahead.close()
         self._threads.close()
 
 
@@ -154,7 +76,9 @@ class SystemFile:
         self._descriptor = descriptor
         self._device = device
         self._turn = asyncio.Lock()  # Fair: first come, first served.
-        self._reads = 0  # In threads.
+        self._written_s = -_CALM_S  # When it was, last.
+        self._is_foreseen = False  # Somebody says what he will read.
+        self._reads = 0
         self._reads_ended = asyncio.Event()
 
     async def size(self) -> int:
@@ -162,26 +86,41 @@ class SystemFile:
 
     async def read_at(self, position: int, length: int) -> bytes:
         descriptor = self._open_descriptor()
-        if _is_at_hand(descriptor, position, length):
-            return _read_fully(descriptor, position, length)
-        found: list[bytes] = []
         self._reads += 1
         try:
-            await self._device.readers.run(
-                lambda: found.append(_read_fully(descriptor, position, length))
-            )
+            found = await self._device.ahead.take(self, position, length)
+            if found is None and is_at_hand(descriptor, position, length):
+                found = read_fully(descriptor, position, length)
+            if found is None:
+                found = await self._read_in_thread(descriptor, position, length)
+            return found
         finally:
             self._reads -= 1
             self._reads_ended.set()
+
+    async def _read_in_thread(self, descriptor: int, position: int, length: int) -> bytes:
+        found: list[bytes] = []
+        is_calm = self._is_calm
+        await self._device.readers.run(
+            lambda: found.append(read_cold(descriptor, position, length, may_be_direct=is_calm))
+        )
         return found[0]
 
     def will_read(self, position: int, length: int) -> None:
-        if _WILL_NEED is not None:
-            os.posix_fadvise(self._open_descriptor(), position, length, _WILL_NEED)
+        descriptor = self._open_descriptor()
+        if not self._is_calm:
+            return
+        if not self._is_foreseen:
+            self._is_foreseen = True
+            foresee(descriptor)
+        self._device.ahead.start(
+            self, position, length, lambda: read_cold(descriptor, position, length)
+        )
 
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
         async with self._turn:
             _write_fully(self._open_descriptor(), position, buffers)
+            self._on_changed()
 
     async def sync(self) -> None:
         async with self._turn:
@@ -195,10 +134,12 @@ class SystemFile:
         is_small = sum(map(len, buffers)) <= _ON_THE_SPOT_BYTES
         async with self._turn:
             await self._device.run(work, is_small=is_small)
+            self._on_changed()
 
     async def truncate(self, size: int) -> None:
         async with self._turn:
             await self._device.run(lambda: os.ftruncate(self._open_descriptor(), size))
+            self._on_changed()
 
     async def allocate(self, position: int, length: int) -> None:
         def work() -> None:
@@ -212,15 +153,26 @@ class SystemFile:
 
         async with self._turn:
             await self._device.run(work)
+            self._on_changed()
 
     async def close(self) -> None:
         async with self._turn:
             while self._reads:
                 self._reads_ended.clear()
                 await self._reads_ended.wait()
+            await self._device.ahead.end(self)
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
                 await self._device.run(lambda: os.close(descriptor))
+
+    @property
+    def _is_calm(self) -> bool:
+        """Nobody writes: he would wait for direct reads, and what is read ahead would soon be outdated."""
+        return time.monotonic() - self._written_s >= _CALM_S
+
+    def _on_changed(self) -> None:
+        self._written_s = time.monotonic()
+        self._device.ahead.outdate(self)
 
     def _open_descriptor(self) -> int:
         if self._descriptor < 0:
@@ -312,33 +264,6 @@ class SystemDisk:
 
     def close(self) -> None:
         self._device.close()
-
-
-def _is_at_hand(descriptor: int, position: int, length: int) -> bool:
-    """Whether the page cache has it, to judge by its ends. Where one cannot ask, it is read at once."""
-    if _NOWAIT is None or not length:
-        return True
-    byte = bytearray(1)
-    try:
-        for at in (position, position + length - 1):
-            os.preadv(descriptor, [byte], at, _NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _read_fully(descriptor: int, position: int, length: int) -> bytes:
-    found = os.pread(descriptor, length, position)
-    if len(found) == length or not found:
-        return found
-    parts = [found]  # A signal or the end of the file; only reading again tells.
-    got = len(found)
-    while got < length and (found := os.pread(descriptor, length - got, position + got)):
-        parts.append(found)
-        got += len(found)
-    return b"".join(parts)
 
 
 def _write_fully(descriptor: int, position: int, buffers: Sequence[Buffer]) -> None:

@@ -4,10 +4,11 @@ import asyncio
 import errno
 import math
 import os
+import random
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ async def test_a_close_that_was_cancelled_behind_a_read_can_be_done_again(
     disk = SystemDisk()
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     with monkeypatch.context() as patch:
-        patch.setattr("rollbook.proto.runtime.disk._is_at_hand", lambda *_: False)
+        patch.setattr("rollbook.proto.runtime.disk.is_at_hand", lambda *_: False)
         patch.setattr(os, "pread", lambda *_: b"x" * may_end.wait(30))
         reading = asyncio.ensure_future(file.read_at(0, 1))
         await asyncio.sleep(0)
@@ -281,7 +282,7 @@ async def test_what_the_system_does_not_have_at_hand_is_read_in_a_thread(
     monkeypatch.setattr(os, "pread", read)
     assert await file.read_at(5, 5) == b"there"
     assert threads == [threading.main_thread()]
-    monkeypatch.setattr("rollbook.proto.runtime.disk._is_at_hand", lambda *_: False)
+    monkeypatch.setattr("rollbook.proto.runtime.disk.is_at_hand", lambda *_: False)
     reading = [asyncio.create_task(file.read_at(at, 4)) for at in (0, 5, 100)]
     await asyncio.sleep(0)
     closing = asyncio.create_task(file.close())
@@ -304,7 +305,7 @@ async def test_a_read_that_fails_in_a_thread_fails_where_it_was_asked_for(
 ) -> None:
     (tmp_path / "f").write_bytes(b"x")
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
-    monkeypatch.setattr("rollbook.proto.runtime.disk._is_at_hand", lambda *_: False)
+    monkeypatch.setattr("rollbook.proto.runtime.disk.is_at_hand", lambda *_: False)
 
     def fail(*_: object) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -312,6 +313,132 @@ async def test_a_read_that_fails_in_a_thread_fails_where_it_was_asked_for(
     monkeypatch.setattr(os, "pread", fail)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         await file.read_at(0, 1)
+    await file.close()
+
+
+async def test_what_is_large_and_cold_is_read_past_the_page_cache(
+    disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it begins and ends, and beyond the end of the file; and as ever where that cannot be."""
+    contents = random.Random(1).randbytes(1_000_001)
+    (tmp_path / "f").write_bytes(contents)
+    file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
+    for name in ("disk", "disk_reads"):
+        monkeypatch.setattr(f"rollbook.proto.runtime.{name}.is_at_hand", lambda *_: False)
+    places = [
+        (0, 131_072),
+        (4_096, 400_000),
+        (777, 800_003),
+        (700_000, 300_001),
+        (900_000, 200_000),
+    ]
+    for position, length in places:
+        assert await file.read_at(position, length) == contents[position : position + length]
+
+    real_open = os.open
+
+    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real_open(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for position, length in places:
+        assert await file.read_at(position, length) == contents[position : position + length]
+    await file.close()
+
+
+async def test_what_will_be_read_is_read_ahead_once(
+    disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(bytes(300_000) + b"more")
+    file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
+    reads, real_read = [], os.pread
+
+    def read(descriptor: int, length: int, position: int) -> bytes:
+        reads.append(threading.current_thread().name)
+        return real_read(descriptor, length, position)
+
+    monkeypatch.setattr(os, "pread", read)
+    file.will_read(300_000, 4)
+    file.will_read(300_000, 4)
+    assert await file.read_at(300_000, 4) == b"more"
+    assert len(reads) == 1
+    assert reads[0].startswith("disk-ahead")
+    assert await file.read_at(300_000, 4) == b"more"
+    assert len(reads) == 2
+    file.will_read(10**9, 4)
+    file.will_read(0, 4)
+    await file.close()  # Behind them.
+
+
+async def test_what_was_read_ahead_of_a_write_is_not_handed_out(
+    disk: SystemDisk, tmp_path: Path
+) -> None:
+    (tmp_path / "f").write_bytes(b"before")
+    file = await disk.open(str(tmp_path / "f"), OpenMode.WRITE)
+    changes: tuple[tuple[Callable[[], Awaitable[None]], bytes], ...] = (
+        (lambda: file.write_at(0, [b"behind"]), b"behind"),
+        (lambda: file.write_and_sync(0, [b"beyond"]), b"beyond"),
+        (lambda: file.truncate(2), b"be"),
+        (lambda: file.allocate(0, 4), b"be\0\0"),
+    )
+    for change, expected in changes:
+        file._written_s = -1000.0  # Long ago.
+        file.will_read(0, 6)
+        await change()
+        assert await file.read_at(0, 6) == expected
+    await file.close()
+
+
+async def test_a_read_ahead_that_fails_is_tried_again_by_whoever_wants_it(
+    disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(b"x")
+    file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
+    real_read, failures = os.pread, [OSError(errno.EIO, os.strerror(errno.EIO))]
+
+    def read(descriptor: int, length: int, position: int) -> bytes:
+        if failures:
+            raise failures.pop()
+        return real_read(descriptor, length, position)
+
+    monkeypatch.setattr(os, "pread", read)
+    file.will_read(0, 1)
+    assert await file.read_at(0, 1) == b"x"
+    assert not failures
+    await file.close()
+
+
+async def test_what_is_read_ahead_has_a_bound_and_does_not_stay_for_ever(
+    disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    now_s, reads, real_read = 100.0, [], os.pread
+
+    def read(descriptor: int, length: int, position: int) -> bytes:
+        reads.append(position)
+        return real_read(descriptor, length, position)
+
+    monkeypatch.setattr(os, "pread", read)
+    monkeypatch.setattr("rollbook.proto.runtime.disk_reads._AHEAD_BYTES_MAX", 8)
+    monkeypatch.setattr("rollbook.proto.runtime.disk_reads.time.monotonic", lambda: now_s)
+    file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
+    for position in (0, 4, 1, 5):  # There is room for two of them.
+        file.will_read(position, 4)
+    async with asyncio.timeout(30):
+        while not all(stretch.has_ended for stretch in disk._device.ahead._stretches.values()):
+            await asyncio.sleep(0)
+    assert await file.read_at(4, 4) == b"4567"
+    file.will_read(6, 4)
+    assert await file.read_at(6, 4) == b"6789"
+    assert reads == [0, 4, 6]
+    now_s += 2.0  # Nobody has come for the first one.
+    file.will_read(2, 4)
+    file.will_read(3, 4)
+    assert await file.read_at(3, 4) == b"3456"
+    assert await file.read_at(0, 4) == b"0123"
+    assert sorted(reads) == [0, 0, 2, 3, 4, 6]
     await file.close()
 
 

@@ -1,0 +1,188 @@
+"""How a file is read: from the page cache if that has it, else in a thread; what is large past that cache.
+
+Whoever reads in order says what comes next (`File.will_read`), so that it is on its way, or here, when it
+is asked for. What was read ahead is handed out once, and not at all if the file has changed meanwhile.
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from threading import local
+from typing import Final
+
+from rollbook.proto.runtime.disk_threads import Job, Threads
+
+_NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
+_RANDOM: Final[int | None] = getattr(os, "POSIX_FADV_RANDOM", None)
+_DIRECT: Final[int | None] = getattr(os, "O_DIRECT", None)
+_DIRECT_BYTES_MIN: Final = 128 * 1024
+_DIRECT_BYTES_MAX: Final = (
+    1024 * 1024
+)  # What is more at a time is rare. Each thread has such a buffer.
+_BLOCK: Final = (
+    4096  # Positions and sizes of direct reads are multiples of it, whatever the device.
+)
+_AHEAD_THREADS: Final = 2
+_AHEAD_BYTES_MAX: Final = 16 * 1024 * 1024  # Of all files.
+_AHEAD_KEPT_S: Final = 1.0  # So long at least for whoever said that he will read it.
+
+_of_thread: Final = local()
+
+
+def is_at_hand(descriptor: int, position: int, length: int) -> bool:
+    """Whether the page cache has it, to judge by its ends. Where one cannot ask, it is read at once."""
+    if _NOWAIT is None or not length:
+        return True
+    byte = bytearray(1)
+    try:
+        for at in (position, position + length - 1):
+            os.preadv(descriptor, [byte], at, _NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def read_fully(descriptor: int, position: int, length: int) -> bytes:
+    found = os.pread(descriptor, length, position)
+    if len(found) == length or not found:
+        return found
+    parts = [found]  # A signal or the end of the file; only reading again tells.
+    got = len(found)
+    while got < length and (found := os.pread(descriptor, length - got, position + got)):
+        parts.append(found)
+        got += len(found)
+    return b"".join(parts)
+
+
+def read_cold(descriptor: int, position: int, length: int, *, may_be_direct: bool = True) -> bytes:
+    """Pages for what is read once cost more than all the rest of reading it, and others lose theirs to it.
+
+    To look for it in the page cache brings a page there: who reads it a second time finds that, and fills
+    the cache.
+    """
+    if (
+        may_be_direct
+        and _DIRECT_BYTES_MIN <= length <= _DIRECT_BYTES_MAX
+        and not is_at_hand(descriptor, position, length)
+    ):
+        found = _read_directly(descriptor, position, length)
+        if len(found) == length:
+            return found
+    return read_fully(descriptor, position, length)
+
+
+def _read_directly(descriptor: int, position: int, length: int) -> bytes:
+    """Nothing, or less than asked for, where that cannot be; then the ordinary way tells why."""
+    if _DIRECT is None:
+        return b""
+    start = position - position % _BLOCK
+    size = -(-(position + length) // _BLOCK) * _BLOCK - start
+    buffer: mmap.mmap | None = getattr(_of_thread, "buffer", None)
+    if buffer is None:  # Its address is a multiple, too.
+        buffer = _of_thread.buffer = mmap.mmap(-1, _DIRECT_BYTES_MAX + 2 * _BLOCK)
+    try:
+        # The flag is of whoever opened the file, so it has to be opened again, whatever its name is by now.
+        direct = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | _DIRECT)
+        try:
+            with memoryview(buffer)[:size] as room:
+                end = os.preadv(direct, [room], start)
+                return bytes(room[position - start : min(end, position - start + length)])
+        finally:
+            os.close(direct)
+    except OSError:
+        return b""
+
+
+def foresee(descriptor: int) -> None:
+    """Its reader says what comes next: what the system guesses would be read twice."""
+    if _RANDOM is not None:
+        os.posix_fadvise(descriptor, 0, 0, _RANDOM)
+
+
+class _Stretch:
+    """Of a file: on its way, or here."""
+
+    __slots__ = ("began_s", "file", "found", "has_ended", "is_outdated", "job", "key", "length")
+
+    def __init__(self, key: tuple[object, int, int]) -> None:
+        self.key = key
+        self.file, _, self.length = key
+        self.began_s = time.monotonic()
+        self.is_outdated = False
+        self.has_ended = False
+        self.found: bytes | None = None  # None: whoever reads it by himself is told why.
+        self.job: Job
+
+    def read(self, read: Callable[[], bytes]) -> None:
+        """In the thread."""
+        try:
+            self.found = read()
+        except OSError:
+            pass
+        finally:
+            self.has_ended = True
+
+
+class Ahead:
+    """What is read before anybody waits for it, of all files. No other read stands behind these."""
+
+    def __init__(self) -> None:
+        self._threads = Threads("disk-ahead", _AHEAD_THREADS)
+        self._stretches: dict[tuple[object, int, int], _Stretch] = {}  # Oldest first.
+        self._bytes = 0
+
+    def start(self, file: object, position: int, length: int, read: Callable[[], bytes]) -> None:
+        """Unless there is too much that others may still want."""
+        key = (file, position, length)
+        if key in self._stretches or not self._make_room(length):
+            return
+        stretch = self._stretches[key] = _Stretch(key)
+        self._bytes += length
+        stretch.job = self._threads.start(lambda: stretch.read(read))
+
+    def _make_room(self, length: int) -> bool:
+        while self._bytes + length > _AHEAD_BYTES_MAX:
+            oldest = next(iter(self._stretches.values()), None)
+            if oldest is None or not oldest.has_ended:
+                return False
+            if time.monotonic() - oldest.began_s < _AHEAD_KEPT_S:
+                return False
+            self._drop(oldest)
+        return True
+
+    async def take(self, file: object, position: int, length: int) -> bytes | None:
+        """None: it was not read, or cannot be."""
+        stretch = self._stretches.get((file, position, length))
+        if stretch is None or stretch.is_outdated:
+            return None
+        self._drop(stretch)
+        await stretch.job.wait()
+        return stretch.found
+
+    def outdate(self, file: object) -> None:
+        """Whoever reads it now sees what was written."""
+        for stretch in self._of(file):
+            stretch.is_outdated = True
+
+    async def end(self, file: object) -> None:
+        """Returns when nothing of it is read any more."""
+        while stretches := self._of(file):
+            await stretches[0].job.wait()
+            if stretches[0].key in self._stretches:
+                self._drop(stretches[0])
+
+    def _of(self, file: object) -> list[_Stretch]:
+        if not self._stretches:
+            return []
+        return [each for each in self._stretches.values() if each.file is file]
+
+    def _drop(self, stretch: _Stretch) -> None:
+        del self._stretches[stretch.key]
+        self._bytes -= stretch.length
+
+    def close(self) -> None:
+        """Returns when everything that was asked for is done."""
+        self._threads.close()
