@@ -69,6 +69,7 @@ _BATCH_HEAD_BYTES: Final = 36
 _BATCH_ENTRY_HEAD_BYTES: Final = 4
 _BATCH_IDS_MAX: Final = 16 * 1024  # That are looked at for one request,
 _BATCH_STEPS_IN_A_ROW: Final = 64  # and gaps that are passed over before others have a turn.
+_BATCH_STEP_ENTRIES: Final = 1024  # Of one, that are made before others have a turn.
 
 _lac_ids_at: Final = struct.Struct(">qq").unpack_from
 _LAC_PACKET_SIZES: Final = frozenset(16 + kind.size for kind in DigestType)
@@ -182,8 +183,15 @@ class Answers:
             if steps % _BATCH_STEPS_IN_A_ROW == 0:
                 await asyncio.sleep(0)
             step_bytes = min(room, await self._turn.come())
+            if bodies and not making.may_grow:  # Others have had their turns.
+                break
             try:
-                run = await self._run(batch.ledger_id, next_entry, end - next_entry, step_bytes)
+                run = await self._storage.read_run(
+                    batch.ledger_id,
+                    next_entry,
+                    min(end - next_entry, _BATCH_STEP_ENTRIES),
+                    step_bytes,
+                )
             except RollbookError as error:
                 if batch.is_sparse and isinstance(error, NoSuchEntry):
                     next_entry = EntryId(next_entry + 1)
@@ -204,25 +212,6 @@ class Answers:
         return BatchReadReply(
             None, batch.ledger_id, batch.first_entry, batch.request_id, tuple(bodies)
         )
-
-    async def _run(
-        self, ledger_id: LedgerId, first_entry: EntryId, count_max: int, bytes_max: int
-    ) -> list[bytes]:
-        """Consecutive entries, one at least. What is asked for has a cost: no more than may fit."""
-        first = await self._storage.read(ledger_id, first_entry)
-        size = len(first) + _BATCH_ENTRY_HEAD_BYTES
-        count_max = min(count_max - 1, 1 + 2 * max(0, bytes_max - size) // size)
-        if count_max < 1 or bytes_max <= size:
-            return [first]
-        try:
-            return [
-                first,
-                *await self._storage.read_run(
-                    ledger_id, EntryId(first_entry + 1), count_max, bytes_max - size
-                ),
-            ]
-        except RollbookError:
-            return [first]
 
     async def _write_lac(self, lac: WriteLac) -> Reply:
         if len(lac.ledger_key) != LEDGER_KEY_BYTES:

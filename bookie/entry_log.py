@@ -88,8 +88,8 @@ class EntryLog:
         row = tables.page_of(ledger_id, entry_id)
         if row is None:
             return []
-        places = run_in_page(await self._page(row, ledger_id), row, entry_id, count_max)
-        return await self.records.read_run(places, bytes_max)
+        page = await self._page(row, ledger_id)
+        return await self.records.read_run(*run_in_page(page, row, entry_id, count_max, bytes_max))
 
     async def entry_ids(self, ledger_id: int) -> IntArray:
         """Ascending. Raises `TornRecord` if there may be others."""

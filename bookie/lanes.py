@@ -13,9 +13,8 @@ from typing import Final, NamedTuple
 from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import Call
 
-# For readers in one turn, and in one step of an answer; and while there are adds about.
-_TURN_BYTES: Final = 256 * 1024  # Half a millisecond or so.
-_STEP_BYTES: Final = 128 * 1024
+# For readers in one turn, which a step of one answer may take; and while there are adds about.
+_TURN_BYTES: Final = 256 * 1024  # Half a millisecond or so, of small entries.
 _BYTES_BESIDE_ADDS: Final = 64 * 1024
 _BESIDE_NS: Final = 100_000_000  # So long after adds were heard others may be on their way.
 _TURNS_GIVEN_MAX: Final = 16
@@ -62,7 +61,7 @@ class Turn:
         async with self._line:
             while not self.has_time:  # noqa: ASYNC110  An event would be heard of a turn later.
                 await asyncio.sleep(0)
-        return _BYTES_BESIDE_ADDS if self._is_beside_adds else _STEP_BYTES
+        return _BYTES_BESIDE_ADDS if self._is_beside_adds else _TURN_BYTES
 
     def spend(self, size: int) -> None:
         if not self._spent:

@@ -79,15 +79,17 @@ class Reading:
 
         Raises like `read`.
         """
-        found = [await self.read(ledger_id, first_entry)]
-        bytes_max -= len(found[0])
-        while len(found) < count_max:
-            wanted = (ledger_id, first_entry + len(found), count_max - len(found), bytes_max)
+        found = await self._read_run(ledger_id, first_entry, count_max, bytes_max)
+        if not found:
+            found = [await self.read(ledger_id, first_entry)]
+        bytes_left = bytes_max - sum(map(len, found))
+        while len(found) < count_max and bytes_left >= len(found[-1]):
+            wanted = (ledger_id, first_entry + len(found), count_max - len(found), bytes_left)
             more = await self._read_run(*wanted)
-            if not more:
+            bytes_left -= sum(map(len, more))
+            if not more or bytes_left < 0:  # Of these the first one comes in any case, too.
                 break
             found += more
-            bytes_max -= sum(map(len, more))
         return found
 
     async def read_last(self, ledger_id: int) -> bytes:
@@ -145,12 +147,14 @@ class Reading:
     ) -> list[bytes]:
         """From one place, as far as it goes and nothing younger has them."""
         try:
+            self._require_not_deleted(ledger_id)
             for file in self._files():
                 rows = file.memtable.ledgers.get(ledger_id)
                 if rows is None:
                     continue
-                if places := rows.run_from(entry_id, count_max):
-                    return await file.records.read_run(places, bytes_max)
+                places = rows.run_from(entry_id, count_max, bytes_max)
+                if places.positions:
+                    return await file.records.read_run(*places)
                 count_max = rows.absent_from(entry_id, count_max)
             beyond = self._catalog.next_extent(ledger_id, entry_id)
             count_max = min(count_max, beyond - entry_id)
@@ -159,7 +163,7 @@ class Reading:
                     if found := await log.read_run(ledger_id, entry_id, count_max, bytes_max):
                         return found
                 count_max = 1  # Perhaps it has the next one.
-        except _DAMAGE:
+        except (NoSuchLedger, *_DAMAGE):
             pass
         return []
 

@@ -19,8 +19,7 @@ from rollbook.bookie.core.salvage import proves_itself
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import File
 
-_AHEAD_BYTES_MAX: Final = 512 * 1024
-_ANNOUNCED_BYTES: Final = 4 * 1024 * 1024  # Beyond that.
+_STRETCH_BYTES: Final = 512 * 1024
 _BODIES_BYTES: Final = 64 * 1024
 _SERIAL_SHIFT: Final = 32  # Positions are u32.
 
@@ -43,7 +42,6 @@ class RecordFile:
         self._cache = cache.bodies
         self._serial = next(cache.serials) << _SERIAL_SHIFT
         self._coming: dict[int, asyncio.Event] = {}  # Numbers of records that are being fetched.
-        self._announced_end = 0  # Up to where the disk was told of a read to come.
         self._readers = 0
         self._is_retired = False
 
@@ -82,16 +80,13 @@ class RecordFile:
         start = place.position - self.records[at] - HEAD_BYTES
         return body[start : start + place.length]
 
-    async def read_run(self, places: Sequence[Place], bytes_max: int) -> list[bytes]:
-        """As many of these entries as fit, up to the first damaged record."""
+    async def read_run(self, positions: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
+        """These entries, up to the first damaged record."""
         found: list[bytes] = []
         body, start, end = b"", 0, 0  # Of the record at hand.
         self._readers += 1
         try:
-            for position, length in places:
-                bytes_max -= length
-                if bytes_max < 0:
-                    break
+            for position, length in zip(positions, lengths, strict=True):
                 if not start <= position < end:
                     at = bisect_right(self.records, position) - 1
                     start = self.records[at] + HEAD_BYTES
@@ -112,29 +107,28 @@ class RecordFile:
             body = self._cache.get(self._serial | self.records[at])
             if body is not None:  # Else it is damaged, or was not kept.
                 return body
-        start, last = self.records[at], at
-        if at and (
-            at - 1 in self._coming
-            or self._cache.peek(self._serial | self.records[at - 1]) is not None
-        ):
-            while (
-                last + 1 < len(self.records)
-                and last + 1 not in self._coming
-                and self._end_of(last + 1) - start <= _AHEAD_BYTES_MAX
-            ):
-                last += 1
-            self._announce(start, self._end_of(last))
+        if not at or not self._is_read(at - 1):
+            return await self._fetch(at, at)
+        last = self._last_of_stretch(at)
+        if last + 1 < len(self.records) and not self._is_read(last + 1):
+            start, end = self.records[last + 1], self._end_of(self._last_of_stretch(last + 1))
+            self.file.will_read(start, end - start)
         return await self._fetch(at, last)
 
-    def _announce(self, start: int, end: int) -> None:
-        """What comes next when `start` to `end` is read in order; half of it anew each time."""
-        if not start <= self._announced_end <= end + _ANNOUNCED_BYTES:
-            self._announced_end = end  # Somebody reads elsewhere.
-        upto = min(end + _ANNOUNCED_BYTES, self.end)
-        news = upto - self._announced_end
-        if news >= _ANNOUNCED_BYTES // 2 or (news > 0 and upto == self.end):
-            self.file.will_read(self._announced_end, news)
-            self._announced_end = upto
+    def _is_read(self, at: int) -> bool:
+        """Or is being read."""
+        return at in self._coming or self._cache.peek(self._serial | self.records[at]) is not None
+
+    def _last_of_stretch(self, first: int) -> int:
+        """That is read at one go, in order."""
+        last, limit = first, self.records[first] + _STRETCH_BYTES
+        while (
+            last + 1 < len(self.records)
+            and last + 1 not in self._coming
+            and self._end_of(last + 1) <= limit
+        ):
+            last += 1
+        return last
 
     async def _fetch(self, at: int, last: int) -> bytes:
         """Record number `at`, verified; those behind it go to the cache."""
@@ -199,6 +193,8 @@ class RecordFile:
         return body
 
     def _body(self, reader: RecordReader, position: int) -> bytes:
+        if (body := reader.body_at(position)) is not None:
+            return body
         record = reader.at(position) or reader.next_after(position, 0)
         if record is None or record.position != position:
             raise TornRecord("a record is damaged", file=self.header.number, position=position)

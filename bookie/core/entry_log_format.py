@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from rollbook.bookie.core.memtable import Columns, Place, run_end
+from rollbook.bookie.core.memtable import Columns, Place, Places, fitting_end, run_end
 from rollbook.bookie.core.records import seed_of
 from rollbook.proto.errors import TornRecord, UnsupportedVersion
 
@@ -154,19 +154,15 @@ def find_in_page(data: bytes, row: PageRow, entry_id: int) -> Place | None:
     return Place(columns[count + at], columns[2 * count + at])
 
 
-def run_in_page(data: bytes, row: PageRow, entry_id: int, count_max: int) -> list[Place]:
+def run_in_page(data: bytes, row: PageRow, entry_id: int, count_max: int, bytes_max: int) -> Places:
     """Of the entry and those that follow it without a gap, in a page that has been checked."""
     columns = memoryview(data)[_PAGE.size :].cast("I")
     count, delta = row.entries, entry_id - row.first_entry
+    positions, lengths = columns[count : 2 * count], columns[2 * count :]
     start = bisect_left(columns, delta, 0, count)
     end = run_end(columns[:count], delta, start, count_max)
-    return list(
-        map(
-            Place,
-            columns[count + start : count + end],
-            columns[2 * count + start : 2 * count + end],
-        )
-    )
+    end = fitting_end(lengths, start, end, bytes_max)
+    return Places(positions[start:end], lengths[start:end])
 
 
 class FooterBuilder:

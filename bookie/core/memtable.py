@@ -7,9 +7,9 @@ its namesake in the columns.
 """
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, starmap
+from itertools import accumulate, pairwise, starmap
 from operator import lt
 from typing import Final, NamedTuple, TypeAlias
 
@@ -29,6 +29,13 @@ class Place(NamedTuple):
     length: int
 
 
+class Places(NamedTuple):
+    """Of entries that follow one another."""
+
+    positions: Sequence[int]
+    lengths: Sequence[int]
+
+
 class Columns(NamedTuple):
     entry_ids: IntArray
     positions: IntArray
@@ -45,6 +52,15 @@ def run_end(entry_ids: Sequence[int], entry_id: int, start: int, count_max: int)
     return bisect_left(
         range(end), 1, start, end, key=lambda at: entry_ids[at] - at != entry_id - start
     )
+
+
+def fitting_end(lengths: Sequence[int], start: int, end: int, bytes_max: int) -> int:
+    """Up to where they fit, beginning at `start`; the first of them does in any case."""
+    if end - start < 2:
+        return end
+    most = 2 + 2 * max(0, bytes_max) // max(1, lengths[start])  # The others may be smaller.
+    sums = list(accumulate(lengths[start : min(end, start + most)]))
+    return start + max(1, bisect_right(sums, bytes_max))
 
 
 class LedgerRows:
@@ -89,16 +105,17 @@ class LedgerRows:
             return None
         return Place(positions[at], lengths[at])
 
-    def run_from(self, entry_id: int, count_max: int) -> list[Place]:
+    def run_from(self, entry_id: int, count_max: int, bytes_max: int) -> Places:
         """Of the entry and those that follow it without a gap, each at its newest place."""
         if self.strays:
             if stray := self.strays.get(entry_id):
-                return [stray]
+                return Places([stray.position], [stray.length])
             count_max = self._until_stray(entry_id, count_max)
         entry_ids, positions, lengths = self.columns
         start = bisect_left(entry_ids, entry_id)
         end = run_end(entry_ids, entry_id, start, count_max)
-        return list(map(Place, positions[start:end], lengths[start:end]))
+        end = fitting_end(lengths, start, end, bytes_max)
+        return Places(positions[start:end], lengths[start:end])
 
     def absent_from(self, entry_id: int, count_max: int) -> int:
         """How many from the entry on it does not have."""

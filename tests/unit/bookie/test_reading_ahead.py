@@ -8,7 +8,6 @@ import pytest
 
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.group_commit import RecordPacker
-from rollbook.bookie.core.memtable import Place
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
     HEAD_BYTES,
@@ -81,8 +80,8 @@ async def test_who_comes_behind_another_reads_ahead_and_nothing_twice() -> None:
         assert file.reads[1][1] > 10 * len(BODIES[0])
         file.gate.set()
     assert [reader.result() for reader in readers] == BODIES[:4]
-    places = [Place(each + HEAD_BYTES, len(BODIES[0])) for each in records.records]
-    assert await records.read_run(places, 2**30) == BODIES
+    positions = [each + HEAD_BYTES for each in records.records]
+    assert await records.read_run(positions, [len(BODIES[0])] * len(BODIES)) == BODIES
     assert sum(length for _, length in file.reads) == records.end - FILE_HEADER_BYTES
 
 
