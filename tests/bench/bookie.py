@@ -246,38 +246,62 @@ def cached_reads(runs: int, size: Size) -> Iterator[Figure]:
             yield judged(name, "entries/s", target, rates)
 
 
+class _Cold(NamedTuple):
+    """Seconds a byte of entries."""
+
+    took_s: float
+    cpu_s: float  # Of the bookie,
+    generator_cpu_s: float
+
+
 def cold_reads(runs: int, size: Size) -> Iterator[Figure]:
     """One ledger from its first entry on, in turns with plain readers of the same files.
 
-    The disk's own rate is that of reads past the page cache. A plain reader through it is shown,
-    too: what that finds depends on what a cache below the machine happens to hold, from run to run.
+    The disk's rate is what a plain reader gets, one that reads them as `cat` does, in the same run.
+    One past the page cache is shown beside it: on a virtual machine that measures what a cache below
+    it, or a quota, has to give at the moment, not what a disk gives for long.
     The bookie's own cache is small here, so that nothing is left in it from the run before.
     """
     for name, payload_bytes, times_max in (("16 KiB", 16 * KIB, 1 / 0.6), ("1 KB", 1_000, None)):
         entries = size.cold_bytes // payload_bytes
-        bookie_s: list[float] = []
-        disk_s: list[float] = []
-        plain_s: list[float] = []
+        cold: list[_Cold] = []
+        files_s: list[tuple[float, float]] = []
         with victim({"ROLLBOOK_STORAGE_CACHE_BYTES": str(8 * MIB)}) as bookie:
             _run(bookie.address, [add_batches([1], entries, payload_bytes, BATCH_BYTES)])
             work = [batch_read_batches(1, entries, payload_bytes, MIB // payload_bytes)]
             for run in range(runs):
                 if run % 2:  # Whoever comes second may find more in a cache below the machine.
-                    disk_s.append(_read_plainly(bookie, os.O_DIRECT))
-                bookie.drop_caches()
-                result = _run(bookie.address, work)
-                bookie_s.append(result.seconds / (result.entries * entry_bytes(payload_bytes)))
+                    files_s.append(_read_files(bookie))
+                cold.append(_read_cold(bookie, work, entry_bytes(payload_bytes)))
                 if not run % 2:
-                    disk_s.append(_read_plainly(bookie, os.O_DIRECT))
-                plain_s.append(_read_plainly(bookie))
-        ratios = [ours / disk for ours, disk in zip(bookie_s, disk_s, strict=True)]
+                    files_s.append(_read_files(bookie))
         what = f"cold reads of {name} in order"
-        yield judged(what, "MB/s", None, [1e-6 / each for each in bookie_s])
-        yield judged(f"{what}: the disk itself", "MB/s", None, [1e-6 / each for each in disk_s])
-        yield judged(f"{what}: time by that of the disk", "times", times_max, ratios)
-        yield judged(
-            f"{what}: a plain reader, cached", "MB/s", None, [1e-6 / each for each in plain_s]
-        )
+        ours_s = [each.took_s for each in cold]
+        yield _rate(what, ours_s)
+        readers = ("a plain reader of the files", times_max), ("one past the page cache", None)
+        for (reader, target), theirs_s in zip(readers, zip(*files_s, strict=True), strict=True):
+            yield _rate(f"{what}: {reader}", theirs_s)
+            ratios = [ours / theirs for ours, theirs in zip(ours_s, theirs_s, strict=True)]
+            yield judged(f"{what}: time by {reader}", "times", target, ratios)
+        yield judged(f"{what}: CPU", "s/GB", None, [1e9 * each.cpu_s for each in cold])
+        generator_cpu_s = [1e9 * each.generator_cpu_s for each in cold]
+        yield judged(f"{what}: CPU of the generator", "s/GB", None, generator_cpu_s)
+
+
+def _read_cold(bookie: Victim, work: Sequence[Sequence[Batch]], each_bytes: int) -> _Cold:
+    bookie.drop_caches()
+    cpu_s = bookie.bookie.cpu_s
+    result = _run(bookie.address, work)
+    cpu_s, size = bookie.bookie.cpu_s - cpu_s, result.entries * each_bytes
+    return _Cold(result.seconds / size, cpu_s / size, result.cpu_s / size)
+
+
+def _read_files(bookie: Victim) -> tuple[float, float]:
+    return _read_plainly(bookie), _read_plainly(bookie, os.O_DIRECT)
+
+
+def _rate(name: str, seconds: Sequence[float]) -> Figure:
+    return judged(name, "MB/s", None, [1e-6 / each for each in seconds])
 
 
 def _read_plainly(bookie: Victim, flags: int = 0) -> float:
