@@ -234,14 +234,16 @@ class BookieChecker:
         else:
             self._break(ANSWERS, f"{what}: a question is answered with {error.__name__}")
 
-    def on_lac(self, asked: Asked, lac: int) -> None:
+    def on_lac(self, asked: Asked, lac: int, *, is_durable: bool = True) -> None:
+        """Who polls hears of it before it is durable there: it is true, and may be forgotten."""
         ledger, _ = self._heard_from(asked)
         what = f"{asked.bookie}: ledger {asked.ledger_id}: LAC {lac}"
         if lac > ledger.lac_named:
             self._break(LAC, f"{what}, writers named at most {ledger.lac_named}")
         if lac < asked.lac_least and not self._is_excused(asked):
             self._break(LAC, f"{what}, and it was {asked.lac_least}")
-        ledger.lac_told = max(ledger.lac_told, lac)
+        if is_durable:
+            ledger.lac_told = max(ledger.lac_told, lac)
 
     def on_listed(self, asked: Asked, listed: Sequence[int]) -> None:
         ledger, _ = self._heard_from(asked)

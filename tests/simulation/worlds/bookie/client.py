@@ -340,7 +340,7 @@ class Client:
         link.reading.pop((ledger_id, entry_id), None)
         self._on_read(asked, entry_id, reply)
 
-    def _on_read(self, asked: Asked, entry_id: int, reply: Reply) -> None:
+    def _on_read(self, asked: Asked, entry_id: int, reply: Reply, *, is_poll: bool = False) -> None:
         checker = self._sums.checker
         assert isinstance(reply, ReadReply)
         if reply.error is not None:
@@ -349,7 +349,7 @@ class Client:
         if reply.body is not None:
             checker.on_entry(asked, entry_id, reply.body)
         if reply.last_add_confirmed is not None:
-            checker.on_lac(asked, reply.last_add_confirmed)
+            checker.on_lac(asked, reply.last_add_confirmed, is_durable=not is_poll)
 
     async def _batch(self, link: Link, ledger_id: int) -> None:
         sums = self._sums
@@ -396,7 +396,7 @@ class Client:
         reply = await self._ask(link, "poll", request)
         assert isinstance(reply, ReadReply)
         entry_id = reply.entry_id if reply.body is not None else previous + 1
-        self._on_read(asked, entry_id, reply)
+        self._on_read(asked, entry_id, reply, is_poll=True)
 
     async def _write_lac(self, link: Link, ledger_id: int) -> None:
         sums = self._sums
