@@ -10,12 +10,6 @@ export UV_PYTHON_DOWNLOADS = never
 
 demo: .venv/.run
 	@$(BIN)/rollbook demo
-	@echo
-	@$(BIN)/python -m tests simulate --seeds 200
-	@echo
-	@$(BIN)/python -m tests mutants --show reads-do-not-fence
-	@echo
-	@echo 'Still to come: the ledger client, named logs, REST and gRPC, Spark.'
 
 test: .venv/.test
 	@$(BIN)/python -m tests all $(ARGS)

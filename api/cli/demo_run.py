@@ -1,202 +1,185 @@
-"""What `rollbook demo` shows: the main job on the embedded store, with real processes and real kills.
+"""What `rollbook demo` shows: the main job, with real processes and real kills, everything verified.
 
-At this stage the main job is metadata: a cluster is made in one file, three processes race to close
-every ledger in it by compare-and-swap, and whichever process owns the store is killed again and
-again. At the end a fresh process reads everything back and compares it with what the racers were
-told.
+Three bookies and two log servers share an embedded metadata store. A writer appends, exactly once, and a
+tail reads along. A bookie is killed and comes back; the server that owns the log is killed, and the other
+one takes over. Then the log is read back, truncated and sealed, and every copy of every entry is looked
+at. What takes too long has failed.
 """
 
 import asyncio
-import os
-import random
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import click
 
-from rollbook.proto.cluster.cluster import initialise, open_cluster
-from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.errors import RollbookError
-from rollbook.proto.ids import FIRST_ENTRY, BookieId, EntryId, LedgerId
-from rollbook.proto.metadata import Fragment, LedgerMetadata
-from rollbook.proto.metastore.url import MetadataUrl
-from rollbook.proto.quorum import Quorum
+from rollbook.api.cli.demo_cluster import LOG_SERVERS, DemoCluster, demo_cluster
+from rollbook.api.cli.demo_work import Appending, check, make_records, require
+from rollbook.api.client.client import Client, connect
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.log import Log
+from rollbook.ledger.connecting import connect as connect_to_ledgers
+from rollbook.ledger.core.verification import CopyState
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import LogSealed, NoSuchLedger, RollbookError, Truncated
 from rollbook.proto.runtime.logs import configure_logs
-from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.wire.digest import DigestType
 
-LEDGERS: Final = 1_000
-RACERS: Final = 3
-KILLS: Final = 3
-DEADLINE_S: Final = 60.0
-_CREATED_AT_ONCE: Final = 100
+ALONE: Final = 1_000
+AT_SPEED: Final = 59_000
+AT_PACE: Final = 40_000
+RECORDS: Final = ALONE + AT_SPEED + AT_PACE
+PER_SECOND: Final = 10_000
+KEPT_FROM: Final = 70_000
+_BOOKIE_KILLED_AT: Final = ALONE + AT_SPEED + AT_PACE // 8
+_OWNER_KILLED_AT: Final = ALONE + AT_SPEED + AT_PACE // 2
+_CONFIG: Final = LogConfig(roll_bytes=1 << 20)  # Many segments, so that some can be freed.
+_CLIENT: Final = LogClientConfig(timeout_s=60, silences_max=12)  # However slow the machine is.
+_NAME: Final = "demo"
+_BOOKIE: Final = "bk-2"
+_PATIENCE_S: Final = 180.0  # With a machine that has much else to do.
 
 
 def run_demo() -> None:
+    """Raises `RollbookError`."""
     configure_logs(level="error", as_json=False)
-    with tempfile.TemporaryDirectory(prefix="rollbook-demo-") as folder:
-        asyncio.run(_demo(MetadataUrl.parse(f"sqlite://{folder}/metadata.db")))
+    with tempfile.TemporaryDirectory(prefix="rollbook-demo-", ignore_cleanup_errors=True) as folder:
+        try:
+            asyncio.run(_run(folder))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
 
-@dataclass
-class _Told:
-    """Which closes were acknowledged: each racer would end a ledger at an entry of its own."""
-
-    closes: dict[LedgerId, list[EntryId]] = field(default_factory=dict)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass
-class _Racer:
-    number: int
-    process: asyncio.subprocess.Process
-    reading: asyncio.Task[bool]
-
-
-async def _demo(url: MetadataUrl) -> None:
-    started = time.monotonic()
-    await _make_cluster(url)
-    click.echo(f"a cluster in one SQLite file, with {LEDGERS:,} open ledgers")
-    click.echo(f"{RACERS} processes race to close each of them by compare-and-swap;")
-    click.echo("one of them owns the file and serves the others, until it is killed:")
-    told = _Told()
-    async with asyncio.timeout(DEADLINE_S):
-        takeovers = await _race(url, told)
-    await _verify(url, told)
-    click.echo(
-        f"{LEDGERS:,} ledgers closed exactly once, {KILLS} owners killed (work went on after "
-        f"{min(takeovers):.0f} to {max(takeovers):.0f} ms), 0 acknowledged closes lost, "
-        f"{time.monotonic() - started:.1f} s"
-    )
-
-
-async def _make_cluster(url: MetadataUrl) -> None:
-    randomness = random.SystemRandom()
-    quorum = Quorum(ensemble=3, write=3, ack=2)
-    ensemble = (BookieId("bookie-1"), BookieId("bookie-2"), BookieId("bookie-3"))
-
-    def new_ledger(ledger_id: LedgerId) -> LedgerMetadata:
-        return LedgerMetadata(
-            ledger_id,
-            quorum,
-            (Fragment(FIRST_ENTRY, ensemble),),
-            digest_type=DigestType.CRC32C,
-            password=b"",
-            created_ms=time.time_ns() // 1_000_000,
-            creation_token=randomness.getrandbits(62),
-        )
-
-    async with await open_metadata_store(url, create=True) as store:
-        cluster = await initialise(store, url.ledgers_root, randomness)
-        ledgers = LedgerNodes(store, cluster.root, cluster.layout)
-        for _ in range(LEDGERS // _CREATED_AT_ONCE):
-            batch = (ledgers.create_new(new_ledger) for _ in range(_CREATED_AT_ONCE))
-            await asyncio.gather(*batch)
-
-
-async def _race(url: MetadataUrl, told: _Told) -> list[float]:
-    """Runs until every ledger is closed; ms until work went on after each kill."""
-    takeovers: list[float] = []
-    async with _racers(url, told) as racers:
-        hidden = not sys.stderr.isatty()
-        with click.progressbar(
-            length=LEDGERS, label="closed", file=sys.stderr, hidden=hidden
-        ) as bar:
-            kill_at = [LEDGERS * (n + 1) // (KILLS + 1) for n in range(KILLS)]
-            while not all(racer.reading.done() for racer in racers):
-                await _wait_for_news(told)
-                bar.update(len(told.closes) - bar.pos)
-                if kill_at and len(told.closes) >= kill_at[0]:
-                    del kill_at[0]
-                    takeovers.append(await _kill_owner(url, told, racers))
-        if not all(racer.reading.result() for racer in racers):
-            raise RollbookError("a racer failed; its reason is above")
-    return takeovers
-
-
-@asynccontextmanager
-async def _racers(url: MetadataUrl, told: _Told) -> AsyncIterator[list[_Racer]]:
-    racers = [await _start_racer(url, number, told) for number in range(RACERS)]
+async def _run(folder: str) -> None:
+    started_s = time.monotonic()
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # As at Ctrl-C.
     try:
-        yield racers
-    finally:
-        for racer in racers:
-            if racer.process.returncode is None:
-                racer.process.kill()
-            await racer.process.wait()
-            racer.reading.cancel()
+        async with asyncio.timeout(_PATIENCE_S), demo_cluster(folder) as cluster:
+            ready_s = time.monotonic() - started_s
+            _tell("cluster", f"3 bookies and 2 log servers, a process each, after {ready_s:.1f} s")
+            await _use(cluster)
+    except TimeoutError:
+        raise RollbookError(f"the demo was not through after {_PATIENCE_S:.0f} s") from None
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    click.echo(f"every promise was kept, in {time.monotonic() - started_s:.1f} s")
 
 
-async def _start_racer(url: MetadataUrl, number: int, told: _Told) -> _Racer:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "rollbook.api.cli.demo_racer", str(url), str(number)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    return _Racer(number, process, asyncio.create_task(_listen(process, told)))
+def _tell(what: str, line: str) -> None:
+    click.echo(f"{what:<9} {line}")
 
 
-async def _listen(process: asyncio.subprocess.Process, told: _Told) -> bool:
-    """Whether the racer came to its end."""
-    assert process.stdout is not None
+async def _use(cluster: DemoCluster) -> None:
+    records = make_records(RECORDS)
+    servers = ",".join(cluster.addresses[name] for name in LOG_SERVERS)
+    async with connect(f"log://{servers}", _CLIENT) as client, asyncio.TaskGroup() as group:
+        log = await client.open(_NAME, create=_CONFIG)
+        tail = group.create_task(check(log.tail_batches("earliest"), records))
+        await _append(cluster, client, log, records)
+        await _read_back(log, records)
+        await _seal(log)
+        told = await tail
+        require(told == RECORDS, "the tail is told every record", told=told)
+        _tell("tail", f"{told:,} records as they came: each once, in order, byte for byte")
+        await _verify_copies(cluster.url)
+        await _truncate(log, records)
+
+
+# --- Appending, with kills ----------------------------------------------------------------------
+
+
+async def _append(cluster: DemoCluster, client: Client, log: Log, records: Sequence[bytes]) -> None:
+    async with log.writer() as writer, asyncio.TaskGroup() as group:
+        appending = Appending(writer, records)
+        watching = group.create_task(appending.watch())
+        took_ms = sorted(await appending.alone(ALONE))
+        p50_ms, p99_ms = took_ms[ALONE // 2], took_ms[ALONE * 99 // 100]
+        _tell("append", f"{ALONE:,} one by one: acked after {p50_ms:.1f} ms, p99 {p99_ms:.1f} ms")
+        took_s = await appending.at_speed(AT_SPEED)
+        _tell("append", f"{AT_SPEED:,} as fast as goes: {AT_SPEED / took_s:,.0f} records/s")
+
+        paced = group.create_task(appending.at_pace(AT_PACE, PER_SECOND))
+        await appending.reach(_BOOKIE_KILLED_AT)
+        appending.reset_gap()
+        await cluster.kill(_BOOKIE)
+        await cluster.start_bookie(_BOOKIE)
+        _tell_kill("a bookie", appending)
+
+        await appending.reach(_OWNER_KILLED_AT)
+        appending.reset_gap()
+        (found,) = await client.lookup([_NAME])
+        owner = next((name for name in LOG_SERVERS if cluster.addresses[name] == found.address), "")
+        require(bool(owner) and found.is_owner, "somebody owns the log", told=found.address)
+        await cluster.kill(owner)
+        await paced
+        _tell_kill(f"{owner}, which owns the log", appending)
+        await appending.reach(RECORDS)
+        watching.cancel()
+
+
+def _tell_kill(killed: str, appending: Appending) -> None:
+    gap_ms = appending.longest_gap_s * 1000
+    _tell("kill -9", f"{killed}, at {PER_SECOND:,} records/s: {gap_ms:,.0f} ms without an ack")
+
+
+# --- Reading, truncating, sealing -----------------------------------------------------------------
+
+
+async def _read_back(log: Log, records: Sequence[bytes]) -> None:
+    started_s = time.monotonic()
+    found = await check(log.read_batches("earliest"), records)
+    rate = found / (time.monotonic() - started_s)
+    require(found == RECORDS, "every acked record can be read", found=found)
+    _tell("read", f"{found:,} records, each once, in order, byte for byte: {rate:,.0f} records/s")
+
+
+async def _truncate(log: Log, records: Sequence[bytes]) -> None:
+    answer = await log.truncate(KEPT_FROM)
+    freed = f"{len(answer.segments)} ledgers, {answer.freed_bytes / 1e6:.1f} MB"
+    _tell("truncate", f"before {KEPT_FROM:,}: {freed} are freed")
+    require(answer.new_head == KEPT_FROM, "it is truncated where it was asked to be")
     try:
-        async for line in process.stdout:
-            match line.decode().split():
-                case ["closed", ledger_id, last_entry]:
-                    closes = told.closes.setdefault(LedgerId(int(ledger_id)), [])
-                    closes.append(EntryId(int(last_entry)))
-                    told.news.set()
-                case ["done"]:
-                    return True
-        return False
-    finally:
-        told.news.set()
+        await check(log.read_batches(KEPT_FROM - 1), records, KEPT_FROM - 1)
+        require(False, "what was truncated cannot be read")
+    except Truncated:
+        pass
+    found = await check(log.read_batches("earliest"), records, KEPT_FROM)
+    require(found == RECORDS - KEPT_FROM, "what was kept can be read", found=found)
 
 
-async def _wait_for_news(told: _Told) -> None:
-    await told.news.wait()
-    told.news.clear()
+async def _seal(log: Log) -> None:
+    tail = await log.seal()
+    require(tail == RECORDS, "the log ends after its last record", tail=tail)
+    try:
+        await log.append(b"one more")
+        require(False, "a sealed log takes no record")
+    except LogSealed:
+        pass
 
 
-async def _kill_owner(url: MetadataUrl, told: _Told, racers: list[_Racer]) -> float:
-    """SIGKILL, then a new racer in its place; ms until a ledger was closed again."""
-    owner = _owner_of(url)
-    killed = next(racer for racer in racers if racer.process.pid == owner)
-    os.kill(owner, signal.SIGKILL)
-    killed_at = time.monotonic()
-    await killed.process.wait()
-    await killed.reading  # What it was told before it died counts.
-    before = len(told.closes)
-    newest = max(racer.number for racer in racers)
-    racers[racers.index(killed)] = await _start_racer(url, newest + 1, told)
-    while len(told.closes) == before:
-        await _wait_for_news(told)
-    return (time.monotonic() - killed_at) * 1000
+# --- Copies ---------------------------------------------------------------------------------------
 
 
-def _owner_of(url: MetadataUrl) -> int:
-    with open(f"{url.place}.lock") as lock:
-        return int(lock.read())
-
-
-async def _verify(url: MetadataUrl, told: _Told) -> None:
-    """A fresh process reads all ledgers back and compares them with what was acknowledged."""
-    read_back = 0
-    async with await open_metadata_store(url, serve=True) as store:
-        cluster = await open_cluster(store, url.ledgers_root)
-        ledgers = LedgerNodes(store, cluster.root, cluster.layout)
-        async for ledger_id in ledgers.ids():
-            last_entry = (await ledgers.read(ledger_id)).metadata.last_entry
-            # Nobody was told so only if the answer died with the owner.
-            if last_entry is None or told.closes.get(ledger_id, [last_entry]) != [last_entry]:
-                raise RollbookError("a promise was broken", ledger_id=ledger_id, found=last_entry)
-            read_back += 1
-    if read_back != LEDGERS:
-        raise RollbookError(f"{LEDGERS - read_back} ledgers are gone")
+async def _verify_copies(url: str) -> None:
+    """Of every entry, on every bookie."""
+    copies: Counter[CopyState] = Counter()
+    entries = below_ack = 0
+    async with connect_to_ledgers(url) as ledgers:
+        for ledger_id in [each async for each in ledgers.list()]:
+            try:
+                verdict = await ledgers.verify(ledger_id)
+            except NoSuchLedger:
+                continue  # Truncated.
+            copies += verdict.copies
+            entries += verdict.entries
+            below_ack += verdict.below_ack
+    bad = copies.total() - copies[CopyState.GOOD] - copies[CopyState.MISSING]
+    require(not below_ack, "two sound copies of each entry, at least", entries=below_ack)
+    require(not bad, "no copy is bad", copies=bad)
+    missing = copies[CopyState.MISSING]
+    late = f", but {missing:,} with two: {_BOOKIE} was dead then" if missing else ""
+    _tell("copies", f"{entries:,} entries with three sound copies each{late}")

@@ -1,0 +1,119 @@
+"""What the clients of `rollbook demo` do: append and look at every ack, read and look at every record.
+
+Record number N has to get offset N: whoever reads knows what has to come next.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+
+from rollbook.api.client.batches import Submission
+from rollbook.api.client.reader import RecordBatch
+from rollbook.api.client.writer import Writer
+from rollbook.proto.errors import Corrupt
+
+RECORD_BYTES: Final = 100
+_TICK_S: Final = 0.01
+
+
+class BrokenPromise(Corrupt):
+    """It is not as it has to be."""
+
+
+def require(holds: bool, promise: str, **ids: Any) -> None:
+    if not holds:
+        raise BrokenPromise(f"this does not hold: {promise}", **ids)
+
+
+def make_records(count: int) -> list[bytes]:
+    """Of no pattern: they cannot be compressed, and none can be taken for another."""
+    return [hashlib.shake_128(number.to_bytes(8)).digest(RECORD_BYTES) for number in range(count)]
+
+
+class Appending:
+    """Submits record after record through one writer, and watches their acks as they come."""
+
+    def __init__(self, writer: Writer, records: Sequence[bytes]) -> None:
+        self.acked = 0
+        self._writer = writer
+        self._records = records
+        self._submitted = 0
+        self._pending: asyncio.Queue[Submission] = asyncio.Queue()  # The window bounds it.
+        self._has_news = asyncio.Event()
+        self._last_ack_s = time.monotonic()
+        self._longest_gap_s = 0.0
+
+    async def watch(self) -> None:
+        """For ever. Raises what became of a record that was not appended."""
+        while True:
+            offset = await (await self._pending.get())
+            require(offset == self.acked, "acks are in order", told=offset, expected=self.acked)
+            now_s = time.monotonic()
+            self._longest_gap_s = max(self._longest_gap_s, now_s - self._last_ack_s)
+            self._last_ack_s = now_s
+            self.acked += 1
+            self._has_news.set()
+
+    async def alone(self, count: int) -> list[float]:
+        """One after the other. How long each took, in ms."""
+        took_ms: list[float] = []
+        for _ in range(count):
+            begun_s = time.monotonic()
+            await self._submit()
+            took_ms.append((time.monotonic() - begun_s) * 1000)
+        return took_ms
+
+    async def at_speed(self, count: int) -> float:
+        """As fast as goes. How long all of them took."""
+        begun_s = time.monotonic()
+        for _ in range(count):
+            if not self._writer.has_room:
+                await self._writer.ready()
+            self._submit()
+        await self._writer.flush()
+        return time.monotonic() - begun_s
+
+    async def at_pace(self, count: int, per_second: int) -> None:
+        """Whoever was held up does not catch up."""
+        end, at_once = self._submitted + count, round(per_second * _TICK_S)
+        while self._submitted < end:
+            for _ in range(min(at_once, end - self._submitted)):
+                await self._writer.ready()
+                self._submit()
+            await asyncio.sleep(_TICK_S)
+        await self._writer.flush()
+
+    async def reach(self, acked: int) -> None:
+        while self.acked < acked:
+            self._has_news.clear()
+            await self._has_news.wait()
+
+    def _submit(self) -> Submission:
+        submission = self._writer.submit(self._records[self._submitted])
+        self._pending.put_nowait(submission)
+        self._submitted += 1
+        return submission
+
+    def reset_gap(self) -> None:
+        self._longest_gap_s = 0.0
+
+    @property
+    def longest_gap_s(self) -> float:
+        """Between two acks, since it was reset; an ack that does not come counts, too."""
+        return max(self._longest_gap_s, time.monotonic() - self._last_ack_s)
+
+
+async def check(
+    batches: AsyncIterator[RecordBatch], records: Sequence[bytes], start: int = 0
+) -> int:
+    """Each record once, in its place, byte for byte. How many there were."""
+    expected = start
+    async for batch in batches:
+        require(batch.base_offset == expected, "offsets are dense", next=batch.base_offset)
+        values = batch.values()
+        expected += len(values)
+        is_right = values == records[batch.base_offset : expected]
+        require(is_right, "records stay what they were", offset=batch.base_offset)
+    return expected - start
