@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from rollbook.api.client.channels import Channels
 from rollbook.api.client.retrying import again
 from rollbook.api.grpc.methods import APPEND_STREAM
-from rollbook.api.grpc.status import error_of, error_of_call
+from rollbook.api.grpc.status import error_of, error_of_call, hung_up
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, WriterEpoch
 from rollbook.logservice.words import AppendAck, Condition
 from rollbook.proto.errors import (
@@ -148,6 +148,8 @@ class AppendLine:
                 error = await self._status()
         except grpc.aio.AioRpcError as failed:
             error = error_of_call(failed.code(), failed.details() or "", _trailers(failed))
+        except asyncio.CancelledError:
+            error = hung_up()
         except (RollbookError, DecodeError) as failed:
             error = ConnectionLost(f"the server told what makes no sense: {failed}")
         self._end(error)

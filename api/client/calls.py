@@ -16,7 +16,7 @@ from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owners import Owners
 from rollbook.api.client.retrying import Pauses, in_doubt, may_retry
 from rollbook.api.grpc.methods import BY_REQUEST, Method
-from rollbook.api.grpc.status import error_of_call
+from rollbook.api.grpc.status import error_of_call, hung_up
 from rollbook.api.grpc.translation import message_of, pack, unpack
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import (
@@ -75,9 +75,8 @@ class Calls:
         except grpc.aio.AioRpcError as error:
             raise _error_of(error, method) from None
         except asyncio.CancelledError:
-            if self.is_closed:
-                raise ClientClosed from None
-            raise
+            lost = hung_up()
+            raise ClientClosed if self.is_closed else lost from None
         return answer_of(method.answer, answer)
 
 

@@ -79,6 +79,8 @@ class Pipeline:
         """Sends what may be sent."""
         if self.failure is not None or self._pause is not None or self._refused is not None:
             return
+        if self._line is not None and self._line.failure is not None:
+            self._leave_line()  # It broke while nothing of ours was on it.
         if self._line is None and self._flight:
             self._open_line()
         while self._sent < len(self._flight) and (self._is_proven or not self._sent):

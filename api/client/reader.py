@@ -21,7 +21,7 @@ from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owners import Owners
 from rollbook.api.client.retrying import Pauses, may_retry
 from rollbook.api.grpc.methods import READ_STREAM
-from rollbook.api.grpc.status import error_of_call
+from rollbook.api.grpc.status import error_of_call, hung_up
 from rollbook.api.grpc.translation import event_kinds, pack, unpack_event
 from rollbook.logservice import words
 from rollbook.logservice.core.block import Block, Record, span_of
@@ -229,6 +229,8 @@ class EventReader:
     async def _read(self) -> words.ReadEvent | None:
         try:
             data = await self._call.read()
+        except asyncio.CancelledError:
+            raise hung_up() from None
         except grpc.aio.AioRpcError as error:
             trailers = error.trailing_metadata()
             raise error_of_call(error.code(), error.details() or "", trailers) from None

@@ -10,6 +10,7 @@ of it is its outcome. No trailer is ever longer than `_DETAIL_BYTES_MAX`: whatev
 out, since a peer refuses headers that are too long as a whole.
 """
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -120,6 +121,17 @@ def error_of_call(
             except (DecodeError, TypeError):
                 break  # Somebody else's details.
     return _said_by_grpc(status, text)
+
+
+def hung_up() -> ConnectionLost:
+    """For a `CancelledError` that gRPC raises where the peer, and not the task, was cancelled.
+
+    Re-raises it if it is the task's own.
+    """
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise  # noqa: PLE0704  # Called where it is handled.
+    return ConnectionLost("the server hung up")
 
 
 def _said_by_grpc(status: grpc.StatusCode, text: str) -> RollbookError:

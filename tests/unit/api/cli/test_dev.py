@@ -107,8 +107,8 @@ def test_a_log_server_that_dies_is_replaced_by_another_one(
     with rollbook.connect("log://" + ",".join(servers)) as client:
         log = client.open("orders", create=True)
         log.append(b"0")
-        owner = client.lookup("orders") if hasattr(client, "lookup") else None
-        victim = servers[owner.address] if owner else next(iter(servers.values()))
+        (owner,) = client.lookup(["orders"])
+        victim = servers[owner.address]
         victim.kill()
         assert log.append(b"1").first_offset == 1
         assert [record.value for record in log.read(0, 2)] == [b"0", b"1"]

@@ -33,13 +33,18 @@ def core() -> FakeCore:
 
 
 @pytest.fixture
-def url(core: FakeCore) -> Iterator[str]:
+def server_thread() -> Iterator[LoopThread]:
     thread = LoopThread("test-server")
-    server = thread.run(GrpcServer.start(core, GrpcConfig(Address("127.0.0.1", 0))))
+    yield thread
+    thread.close()
+
+
+@pytest.fixture
+def url(core: FakeCore, server_thread: LoopThread) -> Iterator[str]:
+    server = server_thread.run(GrpcServer.start(core, GrpcConfig(Address("127.0.0.1", 0))))
     core.cluster.addresses["a"] = str(server.address)
     yield f"log://{server.address}"
-    thread.run(server.close(0))
-    thread.close()
+    server_thread.run(server.close(0))
 
 
 @pytest.fixture
@@ -88,7 +93,9 @@ def test_a_callback_is_called_once(client: SyncClient) -> None:
     assert called == [0, 0]
 
 
-def test_a_full_window_blocks_or_refuses(core: FakeCore, url: str) -> None:
+def test_a_full_window_blocks_or_refuses(
+    core: FakeCore, url: str, server_thread: LoopThread
+) -> None:
     config = rollbook.LogClientConfig(batch_bytes_max=1024, window_bytes=4096)
     with rollbook.connect(url, config) as client:
         log = client.open("orders", create=True)
@@ -103,7 +110,7 @@ def test_a_full_window_blocks_or_refuses(core: FakeCore, url: str) -> None:
         blocked = threading.Thread(target=writer.submit, args=(bytes(500),))
         blocked.start()
         assert blocked.is_alive()
-        core.release()
+        server_thread.call(core.release)
         blocked.join(30)
         assert not blocked.is_alive()
         writer.close()

@@ -79,6 +79,21 @@ async def test_one_address_is_enough_to_find_the_others(site: Site) -> None:
     assert await log.tail_offset() == 2
 
 
+async def test_a_line_that_broke_while_nobody_used_it(site: Site) -> None:
+    """A writer that had been idle submitted to it, and waited for the end of an attempt."""
+    client = site.client("a", attempt_s=3600, timeout_s=7200)
+    log = await client.open("orders", create=True)
+    address = parse_address(site.cluster.addresses["a"], "it")
+    async with log.writer() as writer:
+        assert await writer.submit(b"x") == 0
+        line = client.lines.to(str(address))
+        await site.stop("a")
+        await until(lambda: line.failure is not None)
+        await site.start("a", address)
+        assert await writer.submit(b"y") == 1
+        assert (await log.append(b"z")).first_offset == 2
+
+
 async def test_what_a_crash_leaves_in_doubt_is_appended_once(site: Site) -> None:
     log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
     address = parse_address(site.cluster.addresses["a"], "it")
