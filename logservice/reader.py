@@ -16,7 +16,7 @@ and what a ledger reader reads ahead, and that is dropped after a moment (RL4).
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -93,17 +93,19 @@ class LogReader:
         nodes: LogNodes,
         ledgers: Ledgers,
         find_owner: Callable[[], Owner | None],
+        revive: Callable[[], Awaitable[str]],
         clock: Clock,
         heartbeat_s: float = HEARTBEAT_S,
         skips_truncated: bool = False,
     ) -> None:
-        """`find_owner` says whether this very process owns the log now.
+        """`find_owner` says whether this very process owns the log now. `revive` sees to it that
+        somebody does: here, or else at the address that it returns; empty if it cannot be told.
 
         `skips_truncated`: what was truncated is told of as a gap; else reading ends with it.
         """
         self._name = name
         self._nodes, self._ledgers, self._clock = nodes, ledgers, clock
-        self._find_owner = find_owner
+        self._find_owner, self._revive = find_owner, revive
         self._heartbeat_s = heartbeat_s
         self._skips_truncated = skips_truncated
         self._trail = Trail(start)
@@ -401,13 +403,20 @@ class LogReader:
         )
 
     async def _look_around(self) -> None:
-        """Whether the log is still there, and how far it goes. What fails leaves that as it was."""
+        """Whether the log is still there, how far it goes, and whether its owner lives: if not, nobody
+        tells of the last block that it confirmed. What fails leaves that as it was.
+        """
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout(_LOOK_S_MAX):
                 try:
-                    await self._read_list()
+                    listed = (await self._read_list()).list
                 except (NoSuchLog, LogDeleted) as error:
                     self._end = error
+                    return
+                if listed.unclosed:
+                    address = await self._revive()
+                    if address and (listed.owner is None or listed.owner.address != address):
+                        self._end = Moving(address, self._trail.next_offset)
                 ledger = self._ledger
                 if ledger is not None and ledger.last_add_confirmed >= self._trail.next_entry:
                     block = await read_block(ledger, ledger.last_add_confirmed)

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from rollbook.logservice import words
@@ -65,6 +66,7 @@ from rollbook.proto.errors import (
     NotOwner,
     Overloaded,
     QuorumTimeout,
+    RollbookError,
     Truncated,
 )
 from rollbook.proto.ports import Clock
@@ -76,6 +78,7 @@ MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 _ARRIVAL_S: Final = (
     1.0  # For what lies beyond the tail as it is known here: its ack may be on its way.
 )
+_REVIVE_S: Final = 5.0  # A reader waits for the log to be opened; longer, it is opened without him.
 _LOOK_S: Final = 1.0  # How often a tail is looked for where its owner is not.
 _NAMES_MAX: Final = 10_000
 _READS_MAX: Final = 64  # At a time.
@@ -198,7 +201,8 @@ class Service:
             start,
             nodes=self._nodes,
             ledgers=self._ledgers,
-            find_owner=lambda: self.server.find(log),
+            find_owner=partial(self.server.find, log),
+            revive=partial(self._revive, log),
             clock=self._clock,
             heartbeat_s=heartbeat_s or self.server.config.heartbeat_s,
             skips_truncated=on_truncated is OnTruncated.SKIP,
@@ -248,11 +252,27 @@ class Service:
         if owner is not None:
             return self._tail_at(owner)
         listed, info, is_owner = await self.server.whom_to_ask(log)
+        if listed.unclosed and not is_owner:
+            await self._revive(log)
+            if (owner := self.server.find(log)) is not None:
+                return self._tail_at(owner)
         tail, timestamp_us = await find_tail(listed, self._ledgers)
         return LogTail(
             *(listed.head, tail, listed.state is LogState.SEALED, timestamp_us),
             *(info.address if info is not None and is_owner else "", listed.owner_epoch),
         )
+
+    async def _revive(self, log: LogName) -> str:
+        """Whoever died with a log may have confirmed what no bookie tells of: it takes an owner to find
+        that out. Opens the log if it should be here; else whom to ask; empty if nobody can tell.
+        """
+        try:
+            await self.server.owner_of(log, self._loop.time() + _REVIVE_S)
+        except NotOwner as error:
+            return str(error.ids.get("owner", ""))
+        except RollbookError:
+            pass
+        return ""
 
     async def _start_of(
         self, log: LogName, position: Position, on_truncated: OnTruncated, due: float

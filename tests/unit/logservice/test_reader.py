@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rollbook.logservice import words
+from rollbook.logservice.core.suggestion import shard_of
 from rollbook.logservice.ids import (
     Ago,
     AtOffset,
@@ -173,6 +174,37 @@ def test_who_is_too_slow_for_the_owner_s_memory_falls_behind_and_catches_up() ->
             await until(events, CaughtUp)
 
     play(story)
+
+
+def test_what_a_dead_owner_confirmed_last_is_told_though_nobody_appends_any_more() -> None:
+    """No bookie tells of it before somebody recovers the ledger."""
+
+    async def story(scene: Scene) -> None:
+        a, b, c = await start_all(scene, "a", "b", "c")
+        log = await make_log(scene, log_suggested_to(a))
+        heir = log_heir(log, b, c)
+        other = c if heir is b else b
+        await fill(a, log, 3)
+        a.node.kill()
+        async with (
+            other.events(ReadStream(log, Earliest(), heartbeat_ms=1000)) as there,
+            heir.events(ReadStream(log, Earliest(), heartbeat_ms=1000)) as here,
+        ):
+            moving = await until(there, Moving)
+            assert isinstance(moving, Moving)
+            assert moving.server == heir.address
+            assert await take(here, 3) == numbers(3)
+        await b.read_all(log)
+        assert await other.read_all(log) == numbers(3)
+
+    play(story)
+
+
+def log_heir(log: LogName, *servers: Serving) -> Serving:
+    """Who is suggested when the first choice is gone."""
+    suggestions = servers[0].log_server.membership.suggestions
+    name = suggestions.ranked(shard_of(log))[1]
+    return next(each for each in servers if each.name == name)
 
 
 def test_a_sealed_log_has_an_end() -> None:
