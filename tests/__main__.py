@@ -110,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     interop.set_defaults(run=kinds.interop)
 
     chaos = kind.add_parser("chaos", help="a real cluster under kills, pauses, cuts and slow disks")
+    chaos.add_argument(
+        "--of",
+        choices=("ledgers", "logs"),
+        default="ledgers",
+        help="who suffers: clients of bookies, or log servers and theirs (ledgers)",
+    )
     chaos.add_argument("--seconds", type=_count, default=60, help="of faults (60)")
     chaos.add_argument("--from", dest="seed", type=int, default=0, help="the plan's seed (0)")
     chaos.add_argument(

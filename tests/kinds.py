@@ -276,6 +276,8 @@ def _crash_images(arguments: argparse.Namespace) -> Tally:
 
 
 def chaos(arguments: argparse.Namespace) -> Tally:
+    if arguments.of == "logs":
+        return _chaos_of_logs(arguments)
     tally = _pytest("tests/chaos")
     if not tally.failed:
         module = importlib.import_module("tests.chaos.run")
@@ -286,6 +288,15 @@ def chaos(arguments: argparse.Namespace) -> Tally:
             ),
         )
         tally.unit = "tests+ledgers"
+    return tally
+
+
+def _chaos_of_logs(arguments: argparse.Namespace) -> Tally:
+    tally = _pytest("tests/chaos/logs")
+    if not tally.failed:
+        module = importlib.import_module("tests.chaos.logs.run")
+        _add(tally, module.chaos(arguments.seconds, arguments.seed, _progress, _say))
+        tally.unit = "tests+logs"
     return tally
 
 

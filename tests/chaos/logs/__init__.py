@@ -1,0 +1,1 @@
+"""Chaos of named logs: their owners, readers and writers, through the public door."""
