@@ -61,18 +61,13 @@ def test_what_was_appended_is_there_after_a_restart_however_it_was_ended(
                 value = b"%d" % (len(expected))
                 assert log.append(value).first_offset == len(expected), number
                 expected.append(value)
-        if end is not None:
+        if end is None:
+            second = children.start_module(MAIN, "dev", "--data", folder, "--bookies", "1")
+            assert second.wait(PATIENCE_S) == 4  # Two do not run on the same data.
+        else:
             end(child)
             code = child.wait(PATIENCE_S)
             assert code == (0 if end is Child.terminate else -9)
-
-
-def test_two_do_not_run_on_the_same_data(children: Family, tmp_path: Path) -> None:
-    start_dev(children, tmp_path / "data")
-    second = children.start_module(
-        MAIN, "dev", "--data", tmp_path / "data", "--listen", "127.0.0.1:0", "--bookies", "1"
-    )
-    assert second.wait(PATIENCE_S) == 4
 
 
 def test_a_log_server_that_dies_is_replaced_by_another_one(
