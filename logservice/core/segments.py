@@ -159,6 +159,7 @@ class Trail:
         if self._is_settled and segment.base_offset != self.next_offset:
             if self._behind is not None:
                 raise _hole(self.next_offset, segment.base_offset, ledger_id=segment.ledger_id)
+            self._is_within = True  # Memory may have told more than this ledger confirms yet.
             return Enter(segment, None)
         return Enter(segment, FIRST_ENTRY)
 

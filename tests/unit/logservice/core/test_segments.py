@@ -197,6 +197,17 @@ def test_memory_may_begin_within_a_block_and_ledgers_go_on_behind_it() -> None:
     assert step.first_entry is None
 
 
+def test_who_comes_from_memory_is_ahead_of_what_ledgers_confirm() -> None:
+    """Its writer tells of the last entries with the next ones only: what they hold was told already."""
+    trail = Trail(Offset(0))
+    trail.on_memory([records(0, 3), records(3, 2)])
+    step = trail.pick(ONE)
+    assert isinstance(step, Enter)
+    trail.enter(step.segment, EntryId(1))  # As far as is confirmed there.
+    assert trail.on_entries([records(0, 3), records(3, 2), last := records(5, 1)]) == [last]
+    assert trail.next_offset == 6
+
+
 def test_below_the_head_everything_is_gone() -> None:
     listed = begin(close(ONE, 0, 10), L2).with_head(Offset(4), Offset(10))
     trail = Trail(Offset(3))
