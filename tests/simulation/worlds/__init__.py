@@ -31,6 +31,7 @@ class Scene(Protocol):
 _SCENES: Final = {
     "bookie": ("tests.simulation.worlds.bookie.scene", "BookieScene"),
     "ledger": ("tests.simulation.worlds.ledger.scene", "LedgerScene"),
+    "logs": ("tests.simulation.worlds.logs.scene", "LogsScene"),
     "toy": ("tests.simulation.worlds.toy.scene", "ToyScene"),
 }
 

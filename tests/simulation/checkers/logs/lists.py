@@ -26,7 +26,9 @@ from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from tests.simulation.kernel.metadata import Commit
 
 SEGMENTS: Final = "segments"  # Listed as they were made, closed in the list when they are closed.
-UNSETTLED: Final = "unsettled"  # Nothing of N+1 is acked before N is closed, or when it is discarded.
+UNSETTLED: Final = (
+    "unsettled"  # Nothing of N+1 is acked before N is closed, or when it is discarded.
+)
 DISCARD: Final = "discard"  # What was acked stays listed until it is truncated.
 DELETION: Final = "deletion"  # Only what is not listed is deleted.
 EPOCH: Final = "owner-epoch"
@@ -43,6 +45,7 @@ class _Log:
     version: int = -1
     listed: LedgerList | None = None
     marks: Marks = field(default_factory=Marks)
+    ledgers: dict[LedgerId, None] = field(default_factory=dict)  # That were ever listed.
     before: dict[LedgerId, LedgerId] = field(default_factory=dict)  # What each ledger came after.
     acked: dict[LedgerId, int] = field(default_factory=dict)  # Up to which offset, by ledger.
     discarded: dict[LedgerId, None] = field(default_factory=dict)
@@ -73,7 +76,9 @@ class ListRules:
             if path.startswith(self._own) and row is not None:
                 _, _, name = path[len(self._own) :].partition("/")
                 if name.endswith("/marks"):
-                    self._on_marks(self.log(name.removesuffix("/marks")), unpack_marks(row.value))
+                    if row.value:
+                        marks, _ = unpack_marks(row.value)
+                        self._on_marks(self.log(name.removesuffix("/marks")), marks)
                 elif name and "/" not in name:
                     self._on_list(self.log(name), row)
         for ledger_id in removed:
@@ -105,6 +110,7 @@ class ListRules:
         known = {segment.segment_id: segment for segment in before.segments}
         previous: Segment | None = None
         for segment in listed.segments:
+            log.ledgers[segment.ledger_id] = None
             self._on_segment(log, known.get(segment.segment_id), segment, version)
             if previous is not None:
                 log.before[segment.ledger_id] = previous.ledger_id
@@ -175,10 +181,11 @@ class ListRules:
 
     # --- Answers --------------------------------------------------------------------------------
 
-    def on_ack(self, name: str, ack: AppendAck) -> None:
+    def on_ack(self, ack: AppendAck) -> None:
         """Given by a server in this very moment, to whomever."""
-        log = self.log(name)
         ledger_id = ack.ledger_id
+        log = next(each for each in self.logs.values() if ledger_id in each.ledgers)
+        name = log.name
         log.acked[ledger_id] = max(ack.next_offset, log.acked.get(ledger_id, 0))
         if ledger_id in log.discarded:
             self._break(UNSETTLED, f"{name}: acked in ledger {ledger_id}, which was discarded")
@@ -195,4 +202,6 @@ def _told(listed: LedgerList) -> str:
         for each in listed.segments
     )
     owner = listed.owner.server_id if listed.owner else "nobody"
-    return f"{listed.state.value} epoch {listed.owner_epoch} {owner} head {listed.head} | {segments}"
+    return (
+        f"{listed.state.value} epoch {listed.owner_epoch} {owner} head {listed.head} | {segments}"
+    )

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rollbook.logservice.core.block import Block
-from rollbook.logservice.words import AppendAck, Condition, Records as Told, WriterGrant
+from rollbook.logservice.words import AppendAck, Condition, WriterGrant
+from rollbook.logservice.words import Records as Told
 from rollbook.proto.errors import LogSealed, OffsetMismatch, RollbookError
 from tests.simulation.checkers.log import check_log
 from tests.simulation.history import Append, Delivery, History, Tail
@@ -103,7 +104,7 @@ class Records:
 
     def on_error(self, name: str, asked: Tail, error: RollbookError) -> None:
         """What a refusal says of the tail is a read of it."""
-        if isinstance(error, OffsetMismatch) or (isinstance(error, LogSealed)):
+        if isinstance(error, OffsetMismatch | LogSealed):
             tail = error.ids.get("tail")
             if isinstance(tail, int):
                 self.on_tail(name, asked, tail)

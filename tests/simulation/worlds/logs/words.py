@@ -22,7 +22,9 @@ LOGS: Final = {"a": LogName("test", "a"), "b": LogName("test", "b")}
 # Of producers and writers.
 APPEND: Final = "append"  # LOG COUNT: so many batches.
 AGAIN: Final = "again"  # LOG: a batch that was acked is sent once more.
-EXPECT: Final = "expect"  # LOG COUNT: each on condition that the tail is where the last one left it.
+EXPECT: Final = (
+    "expect"  # LOG COUNT: each on condition that the tail is where the last one left it.
+)
 ACQUIRE: Final = "acquire"  # LOG: the writer epoch; what is appended from then on bears it.
 RELEASE: Final = "release"  # LOG
 BARRIER: Final = "barrier"  # LOG: the tail, by a barrier.

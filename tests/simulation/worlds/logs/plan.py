@@ -1,0 +1,195 @@
+"""What users of named logs do and what goes wrong, drawn from a seed. `words.py` has the steps."""
+
+import random
+from itertools import combinations
+from typing import Final
+
+from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.proto.quorum import Quorum
+from tests.simulation.schedule import (
+    Case,
+    Kind,
+    Recipe,
+    Span,
+    Step,
+    draw,
+    log_uniform,
+)
+from tests.simulation.worlds.logs import words
+from tests.simulation.worlds.logs.words import (
+    ADMIN,
+    BOOKIES,
+    CLIENTS,
+    CLUSTER,
+    LOGS,
+    METADATA,
+    PRODUCERS,
+    READERS,
+    SERVERS,
+    STRANGER,
+    WRITERS,
+)
+
+WORLD: Final = "logs"
+PEACE_US: Final = 1_000_000
+CHAOS_US: Final[Span] = (PEACE_US, 4_000_000)
+MS: Final = 1000
+_CALM_US: Final = 100_000
+_QUORUMS: Final = ((3, 3, 2), (3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 2))
+
+
+def draw_case(seed: int) -> Case:
+    rng = random.Random(f"logs {seed}")
+    servers = SERVERS[: rng.choice((2, 2, 3))]
+    logs = tuple(LOGS)[: rng.choice((1, 1, 2))]
+    modes = " ".join(f"{log}={rng.choice(('open',) * 4 + ('exclusive',))}" for log in logs)
+    quorum = " ".join(map(str, rng.choice(_QUORUMS)))
+    cluster = Step(0, CLUSTER, f"{len(servers)} servers {quorum} {modes}")
+    steps = sorted(_draw_steps(rng, servers, logs), key=lambda step: step.at_us)
+    decisive = [step for step in steps if step.actor in (ADMIN, STRANGER, *SERVERS)]
+    faults = draw(rng, _recipes(servers), (PEACE_US + _CALM_US, CHAOS_US[1]), decisive or steps)
+    return Case(WORLD, seed, (cluster, *steps), faults)
+
+
+def servers_of(case: Case) -> tuple[str, ...]:
+    for step in case.steps:
+        if step.actor == CLUSTER:
+            return SERVERS[: int(step.what.split()[0])]
+    return SERVERS[:2]
+
+
+def logs_of(case: Case) -> dict[str, LogConfig]:
+    """Small segments: a log of a few dozen batches has several."""
+    for step in case.steps:
+        if step.actor == CLUSTER:
+            ensemble, write, ack, *modes = step.what.split()[2:]
+            quorum = Quorum(int(ensemble), int(write), int(ack))
+            pairs = (mode.split("=") for mode in modes)
+            return {
+                log: LogConfig(quorum, roll_entries=16, writer_mode=WriterMode(mode))
+                for log, mode in pairs
+            }
+    return {"a": LogConfig(roll_entries=16)}
+
+
+# --- Steps ----------------------------------------------------------------------------------------
+
+
+def _draw_steps(rng: random.Random, servers: tuple[str, ...], logs: tuple[str, ...]) -> list[Step]:
+    first, last = CHAOS_US
+    steps: list[Step] = []
+
+    def at(actor: str, what: str, earliest: int = first) -> None:
+        steps.append(Step(rng.randint(earliest, last), actor, what))
+
+    for log in logs:
+        for producer in PRODUCERS[: rng.choice((1, 2, 2))]:
+            at_us, mean_us = first, rng.choice((40_000, 120_000, 250_000))
+            while at_us < last:
+                count = rng.choice((1, 1, 2, 4, 8))
+                steps.append(Step(at_us, producer, f"{words.APPEND} {log} {count}"))
+                if rng.random() < 0.25:
+                    steps.append(
+                        Step(at_us + rng.randint(0, 50_000), producer, f"{words.AGAIN} {log}")
+                    )
+                at_us += round(rng.expovariate(1 / mean_us)) + 5_000
+        for writer in WRITERS[: rng.choice((0, 1, 1, 2))]:
+            steps += _draw_writer(rng, writer, log)
+        for reader in READERS[: rng.choice((0, 1, 1, 2))]:
+            steps.append(Step(rng.randint(first, last), reader, f"{words.FOLLOW} {log}"))
+        if rng.random() < 0.4:
+            at(READERS[0] if rng.random() < 0.5 else READERS[1], f"{words.READ} {log}")
+        for verb, odds, times in (
+            (words.ROLL, 0.4, 3),
+            (words.TRUNCATE, 0.45, 3),
+            (words.MARK, 0.35, 3),
+            (words.UNMARK, 0.1, 1),
+        ):
+            if rng.random() < odds:
+                for _ in range(rng.randint(1, times)):
+                    back = f" {rng.choice((0, 3, 10, 30))}" if verb in _WITH_BACK else ""
+                    at(ADMIN, f"{verb} {log}{back}", first + _CALM_US)
+        if rng.random() < 0.12:
+            at(ADMIN, f"{words.SEAL} {log}", (first + last) // 2)
+        if rng.random() < 0.3:
+            for _ in range(rng.randint(1, 4)):
+                at(rng.choice(servers), f"{words.TAKE} {log}", first + _CALM_US)
+        if rng.random() < 0.2:
+            for _ in range(rng.randint(1, 3)):
+                at(STRANGER, f"{words.FENCE} {log}", first + _CALM_US)
+        if rng.random() < 0.2:
+            at(ADMIN, f"{words.TRANSFER} {log} {rng.choice(servers)}", first + _CALM_US)
+    if rng.random() < 0.25:
+        for _ in range(rng.randint(1, 2)):
+            at(rng.choice(servers), words.STOP, first + _CALM_US)
+    if rng.random() < 0.15:
+        server, when_us = rng.choice(servers), rng.randint(first + _CALM_US, last)
+        steps.append(Step(when_us, ADMIN, f"{words.DRAIN} {server}"))
+        back_us = min(when_us + log_uniform(rng, (50 * MS, 1500 * MS)), last)
+        steps.append(Step(back_us, ADMIN, f"{words.RESUME} {server}"))
+    return steps
+
+
+_WITH_BACK: Final = (words.TRUNCATE, words.MARK)
+
+
+def _draw_writer(rng: random.Random, writer: str, log: str) -> list[Step]:
+    """Some go by the tail, some by an epoch, some by both."""
+    steps: list[Step] = []
+    at_us, last = CHAOS_US[0] + rng.randint(0, 500_000), CHAOS_US[1]
+    by_epoch = rng.random() < 0.5
+    if by_epoch:
+        steps.append(Step(at_us, writer, f"{words.ACQUIRE} {log}"))
+    while at_us < last:
+        roll = rng.random()
+        if by_epoch and roll < 0.2:
+            what = f"{words.ACQUIRE} {log}"
+        elif by_epoch and roll < 0.23:
+            what = f"{words.RELEASE} {log}"
+        elif roll < 0.3:
+            what = f"{words.BARRIER} {log}"
+        else:
+            verb = words.EXPECT if rng.random() < 0.5 else words.APPEND
+            what = f"{verb} {log} {rng.choice((1, 1, 2, 4))}"
+        steps.append(Step(at_us, writer, what))
+        at_us += log_uniform(rng, (5 * MS, 400 * MS))
+    return steps
+
+
+# --- Faults ---------------------------------------------------------------------------------------
+
+
+def _recipes(servers: tuple[str, ...]) -> tuple[Recipe, ...]:
+    each_server = tuple((name,) for name in servers)
+    each_bookie = tuple((name,) for name in BOOKIES)
+    each_client = tuple((name,) for name in (*PRODUCERS, *WRITERS))
+    asked = tuple((client, server) for client in CLIENTS for server in servers)
+    stored = tuple((server, bookie) for server in servers for bookie in BOOKIES)
+    both_ways = stored + tuple((bookie, server) for server, bookie in stored)
+    to_metadata = tuple((server, METADATA) for server in servers)
+    everyone = (*servers, *BOOKIES, *CLIENTS, METADATA)
+    inner = (*servers, *BOOKIES, METADATA)
+    pairs = tuple(combinations(BOOKIES, 2))
+    return (
+        Recipe(Kind.KILL, each_server, times=(1, 4), for_us=(5 * MS, 800 * MS), odds=0.6),
+        Recipe(Kind.POWER_CUT, each_server, times=(1, 2), for_us=(50 * MS, 1000 * MS), odds=0.2),
+        Recipe(Kind.PAUSE, each_server, times=(1, 3), for_us=(20 * MS, 1800 * MS), odds=0.5),
+        Recipe(Kind.KILL, each_client, times=(1, 2), for_us=(5 * MS, 300 * MS), odds=0.2),
+        Recipe(Kind.KILL, each_bookie, times=(1, 3), for_us=(5 * MS, 800 * MS), odds=0.4),
+        Recipe(Kind.PAUSE, each_bookie, times=(1, 2), for_us=(10 * MS, 1200 * MS), odds=0.3),
+        Recipe(Kind.PAUSE, pairs, times=(1, 1), for_us=(10 * MS, 900 * MS), odds=0.1),
+        Recipe(Kind.CUT, stored, times=(1, 4), for_us=(20 * MS, 1200 * MS), odds=0.4),
+        Recipe(Kind.CUT_ONE_WAY, both_ways, times=(1, 4), for_us=(20 * MS, 1200 * MS), odds=0.4),
+        Recipe(Kind.CUT, to_metadata, times=(1, 2), for_us=(50 * MS, 1500 * MS), odds=0.4),
+        Recipe(Kind.CUT, asked, times=(1, 4), for_us=(20 * MS, 800 * MS), odds=0.3),
+        Recipe(Kind.RESET, asked, times=(1, 15), odds=0.4),
+        Recipe(Kind.RESET, stored, times=(1, 10), odds=0.3),
+        Recipe(Kind.SLOW_LINK, stored, times=(1, 4), amount=(10 * MS, 400 * MS), from_start=True),
+        Recipe(Kind.FAR_APART, (inner,), times=(1, 1), amount=(MS, 15 * MS), from_start=True),
+        Recipe(Kind.JITTER, (everyone,), times=(1, 1), amount=(5 * MS, 150 * MS), from_start=True),
+        Recipe(Kind.CLOCK_JUMP, each_server, times=(1, 2), amount=(MS, 5000 * MS), odds=0.15),
+        Recipe(Kind.METADATA_DOWN, ((),), times=(1, 1), for_us=(20 * MS, 900 * MS), odds=0.2),
+        Recipe(Kind.METADATA_LOSS, each_server, times=(1, 4), amount=(0, 1), odds=0.4),
+        Recipe(Kind.METADATA_EXPIRY, each_server, times=(1, 2), odds=0.3),
+        Recipe(Kind.METADATA_LAG, ((),), times=(1, 1), amount=(MS, 300 * MS), odds=0.3),
+    )

@@ -1,0 +1,300 @@
+"""The log service at work: chaos, healing, and the reckoning.
+
+Log servers, the service core behind a simulated door, over the product's ledger client; producers,
+writers, readers and an administrator that know nothing of each other; a stranger who fences. While they
+do what the case tells them its faults come and go. Then they end: whatever producers have sent is
+answered, each log takes appends at every server that is asked, readers catch up, each within a deadline;
+servers that are told to stop come to an end. At last each log is read from head to tail, and all that was
+ever told of it is held against that.
+"""
+
+import asyncio
+import random
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice import membership, orphans
+from rollbook.logservice import server as log_server
+from rollbook.logservice.list_keeper import ListKeeper
+from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.owner import Owner
+from rollbook.logservice.succession import Succession
+from rollbook.logservice.words import AppendAck, AppendResult
+from rollbook.proto.cluster.cluster import initialise, open_cluster
+from rollbook.proto.errors import LogSealed, RollbookError
+from tests.simulation.checkers.logs import ListRules, Records
+from tests.simulation.history import History
+from tests.simulation.kernel.failures import SimulationFailed
+from tests.simulation.kernel.metadata import Mail
+from tests.simulation.kernel.world import Main, Node, World
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.schedule import Case, Step
+from tests.simulation.worlds import Report
+from tests.simulation.worlds.logs import plan, words
+from tests.simulation.worlds.logs.door import Told
+from tests.simulation.worlds.logs.servers import LEDGERS, ROOT, STOP_S, Bookies, Servers
+from tests.simulation.worlds.logs.users import Caller, Sums, Users
+from tests.simulation.worlds.whole_bookies import InnerStep, measured
+from tests.support.planting import Patch, planted
+
+CHAOS_S: Final = plan.CHAOS_US[1] / 1e6
+CALLBACKS_MAX: Final = 600_000  # Many times what a run takes: more is a loop that runs hot (V5).
+LIVENESS_S: Final = 20.0  # A pause after a rude take-over, a few attempts.
+LIVENESS: Final = "liveness"
+CRASH: Final = "crash"
+LEFTOVERS: Final = "leftovers"
+LAST: Final = "last"
+DECISIVE: Final = ("open", "roll", "change list")
+
+
+class LogsScene:
+    def __init__(self, patches: Sequence[Patch] = ()) -> None:
+        """`patches` plant a bug for as long as a case runs."""
+        self._patches = patches
+
+    def case(self, seed: int) -> Case:
+        return plan.draw_case(seed)
+
+    def run(self, case: Case, *, tell: bool = False) -> Report:
+        run = _Run(case, tell)
+        broke, detail = None, ""
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(planted(_RESTLESS))
+                stack.enter_context(planted(self._patches))
+                stack.enter_context(planted(measured(run.history, _INNER_STEPS)))
+                run.world.run(run.scenario())
+        except SimulationFailed as failure:
+            broke = run.broke or type(failure).__name__
+            detail = str(failure)
+        digest = run.world.trace.digest()
+        return Report(broke, detail, digest, run.history, run.story, run.world.callbacks)
+
+
+# Steps that no user sees, by what takes them.
+_INNER_STEPS: Final[tuple[InnerStep, ...]] = (
+    (Owner, "_close", "hand over"),
+    (Succession, "_roll", "roll"),
+    (ListKeeper, "change", "change list"),
+    (log_server.LogServer, "_open", "open"),
+)
+
+# What takes minutes in production takes moments here.
+_RESTLESS: Final[tuple[Patch, ...]] = (
+    (orphans, "YOUNG_MS", 0),
+    (log_server, "_LOOK_S", 0.3),
+    (membership, "_LOOK_AGAIN_S", 2.0),
+)
+
+
+class _Run:
+    def __init__(self, case: Case, is_telling: bool) -> None:
+        self.world = World(case.seed, callbacks_max=CALLBACKS_MAX)
+        self.history = History(lambda: self.world.now, decisive=DECISIVE)
+        self.records = Records(self.history, self.broken)
+        self.lists = ListRules(ROOT, self.broken, self.tell)
+        self.story: list[str] = []
+        self.broke: str | None = None
+        self._is_telling = is_telling
+        self._case = case
+        self._logs = plan.logs_of(case)
+        mail = Mail()
+        self._bookies = Bookies(self.world, self.live)
+        self._servers = Servers(
+            *(self.world, plan.servers_of(case)),
+            mail=mail,
+            judge=self._judge,
+            tell=self.tell,
+            live=self.live,
+        )
+        self._sums = Sums(
+            *(self.world, self.history, self.records, case, mail, self._servers.names),
+            tell=self.tell,
+            on_broken=self.broken,
+        )
+        self._users = Users(self._sums)
+        self._nemesis = Nemesis(self.world, self.history, self.tell if is_telling else None)
+
+    async def scenario(self) -> None:
+        world = self.world
+        world.metadata.on_commit = self.lists.on_commit
+        await world.node(words.OPERATOR).start(self._make_cluster).result
+        self._servers.start()
+        await self._within(LIVENESS_S, self._servers.all_serve, "not all servers serve at first")
+        acting = dict.fromkeys(step.actor for step in self._case.steps)
+        for name, main in self._users.mains().items():
+            if name in acting:
+                world.node(name).start(partial(self.live, main))
+        if words.STRANGER in acting:
+            world.node(words.STRANGER).start(partial(self.live, self._estrange))
+        for step in self._case.steps:
+            if step.actor in self._servers.names:
+                world.at(step.at_us / 1e6, self._on_server_step, step)
+        self._nemesis.schedule(self._case.faults)
+        await asyncio.sleep(CHAOS_S - world.now)
+
+        self.tell("the chaos is over")
+        self._nemesis.heal()
+        self._sums.is_over.set()
+        self._bookies.start_all_again()
+        self._servers.start_all_again()
+        await self._settle()
+
+    # --- Liveness and the reckoning ---------------------------------------------------------------
+
+    async def _settle(self) -> None:
+        world, sums = self.world, self._sums
+        await self._within(LIVENESS_S, self._servers.all_serve, "not all servers serve")
+        await self._within(
+            LIVENESS_S, lambda: not any(sums.waiting.values()), "a producer has no answer"
+        )
+        last = world.node(LAST).start(partial(self.live, self._finish))
+        await last.result
+        self._servers.is_over = True
+        for name in self._servers.names:
+            self._servers.stop(name)
+        stopped = [world.node(name) for name in self._servers.names]
+        await self._within(
+            STOP_S, lambda: not any(node.is_running for node in stopped), "a server does not stop"
+        )
+        for name in words.CLIENTS:
+            if name in world.nodes:
+                world.node(name).kill()
+        for log in self._logs:
+            self.records.check(log)
+
+    async def _finish(self, node: Node) -> None:
+        """Every log goes on, wherever it is asked for, and can be read at every server."""
+        caller = Caller(self._sums, node)
+        for drained in self._servers.names:
+            await self._in_time(
+                self._users.resume(caller, drained), f"{drained} does not take logs again"
+            )
+        for log in self._logs:
+            for index, server in enumerate(self._servers.names):
+                await self._append_there(caller, log, server, index)
+            for server in self._servers.names:
+                await self._read_there(caller, log, server)
+            end = await self._in_time(
+                self._users.barrier(LAST, caller, log, LIVENESS_S), f"{log} has no tail"
+            )
+            await self._within(
+                LIVENESS_S,
+                partial(self._have_read, log, end),
+                f"readers do not come to {end} of {log}",
+            )
+        await caller.close()
+
+    def _have_read(self, log: str, end: int) -> bool:
+        positions = self._sums.positions
+        return all(positions[key] >= end for key in positions if key.endswith(f" {log}"))
+
+    async def _append_there(self, caller: Caller, log: str, server: str, index: int) -> None:
+        caller.found(log, server)
+        try:
+            await self._in_time(
+                self._users.append_surely(LAST, caller, log, index, LIVENESS_S),
+                f"{log} takes no append at {server}",
+            )
+        except LogSealed as error:
+            self.records.on_sealed(log, error.ids["tail"])
+
+    async def _read_there(self, caller: Caller, log: str, server: str) -> None:
+        await self._in_time(
+            self._users.read_all(LAST, caller, log, LIVENESS_S, server),
+            f"{log} is not read at {server}",
+        )
+
+    async def _in_time(self, work: Any, what: str) -> Any:
+        try:
+            async with asyncio.timeout(LIVENESS_S):
+                return await work
+        except LogSealed:
+            raise
+        except (TimeoutError, RollbookError) as error:
+            self.broken(LIVENESS, f"{what} within {LIVENESS_S:g} s: {error!r}")
+            raise
+
+    async def _within(self, seconds: float, holds: Any, what: str) -> None:
+        deadline = self.world.now + seconds
+        while not holds():
+            if self.world.now > deadline:
+                self.tell(f"waiting: {self._sums.waiting} {self._sums.positions}")
+                self.broken(LIVENESS, f"{what} within {seconds:g} s")
+                return
+            await asyncio.sleep(0.05)
+
+    # --- Those who are no users -------------------------------------------------------------------
+
+    async def _make_cluster(self, node: Node) -> None:
+        store = await node.metadata()
+        cluster = await initialise(store, ROOT, random.Random(0))
+        await self._bookies.start(store)
+        nodes = LogNodes(store, cluster, node.clock, node.randomness)
+        await nodes.start()
+        for log, config in self._logs.items():
+            await nodes.create(words.LOGS[log], config)
+        await store.close()
+
+    def _on_server_step(self, step: Step) -> None:
+        if self._sums.is_over.is_set():
+            return
+        self.tell(f"{step.actor}: {step.what}")
+        verb, *rest = step.what.split()
+        if verb == words.STOP:
+            self._servers.stop(step.actor)
+        else:
+            self._servers.take(step.actor, words.LOGS[rest[0]])
+
+    async def _estrange(self, node: Node) -> None:
+        """Recovers what others write, as another program's repair may."""
+        store = await node.metadata()
+        cluster = await open_cluster(store, ROOT)
+        ledgers = Ledgers(node.transport, store, cluster, node.clock, node.randomness, LEDGERS)
+        await ledgers.start()
+        nodes = LogNodes(store, cluster, node.clock, node.randomness)
+        for step in self._case.steps:
+            if step.actor != words.STRANGER:
+                continue
+            await asyncio.sleep(max(0.0, step.at_us / 1e6 - self.world.now))
+            try:
+                stored = await nodes.read(words.LOGS[step.what.split()[1]])
+                for segment in stored.list.unclosed[-1:]:
+                    self.tell(f"{node.name} recovers ledger {segment.ledger_id}")
+                    await (await ledgers.open_recover(segment.ledger_id)).close()
+            except RollbookError as error:
+                self.tell(f"{node.name}: {error!r}")
+        await ledgers.close()
+        await store.close()
+
+    # --- Judging and telling ----------------------------------------------------------------------
+
+    def _judge(self, server: str, message: Any) -> None:
+        """What a server says, as it says it."""
+        ack = message.answer if isinstance(message, Told) else message
+        if isinstance(ack, AppendResult):
+            ack = ack.ack
+        if isinstance(ack, AppendAck):
+            self.lists.on_ack(ack)
+
+    def broken(self, rule: str, text: str) -> None:
+        if self.broke is None:
+            self.broke = rule
+            self.world.fail(f"{rule}: {text}")
+
+    def tell(self, text: str) -> None:
+        if self._is_telling:
+            self.story.append(f"{self.world.now:8.4f}s {text}")
+
+    async def live(self, main: Main, node: Node) -> None:
+        """What ends a process by an exception is a bug of somebody's."""
+        try:
+            await main(node)
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self.broken(CRASH, f"{node.name}: {error!r} in {where.name}, line {where.lineno}")
+            raise

@@ -1,0 +1,185 @@
+"""The servers of a run: log servers with all that is behind their doors, and the bookies beneath.
+
+A log server is what `rollbook server log` runs, but for gRPC: the service core on the ports of a node,
+two sessions with the metadata store, a door. One that cannot start, or was told to stop, is started again
+by whoever runs it. Bookies keep what they are given in memory, across restarts of their processes: what
+disks and whole bookies do is the business of other worlds, and costs ten times as much.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, Final
+
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.config import LogServiceConfig
+from rollbook.logservice.ids import LogName
+from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.server import LogServer, _Grounds
+from rollbook.logservice.service import Service
+from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.errors import RollbookError
+from rollbook.proto.formats.paths import AVAILABLE
+from rollbook.proto.formats.service_info import describe_bookie, pack_service_info
+from rollbook.proto.ports import Address, MetadataStore
+from tests.simulation.kernel.metadata import Mail
+from tests.simulation.kernel.world import Main, Node, Process, World
+from tests.simulation.worlds.logs.door import Door
+from tests.simulation.worlds.logs.words import BOOKIES, PORT, address_of
+from tests.unit.ledger.scripted_bookie import PORT as BOOKIE_PORT
+from tests.unit.ledger.scripted_bookie import ScriptedBookie
+from tests.unit.logservice.memory_bookie import MemoryBookie
+
+ROOT: Final = "/ledgers"
+LEASE_S: Final = 0.6
+SESSION_S: Final = 2.0
+STOP_S: Final = 20.0
+_RESTART_S: Final = 0.1
+
+# Deadlines that faults outlast.
+LEDGERS: Final = ClientConfig(
+    connect_timeout_s=0.3,
+    reconnect_pause_s_max=0.2,
+    silence_s_max=0.25,
+    add_deadline_s=0.8,
+    read_deadline_s=0.6,
+    recovery_patience_s=0.1,
+)
+SERVICE: Final = LogServiceConfig(
+    lease_s=LEASE_S,
+    rebalance_after_s=0.5,
+    heartbeat_s=0.5,
+    open_deadline_s=5.0,
+    sweep_interval_s=0.7,
+    orphans_interval_s=0.9,
+)
+
+Live = Callable[[Main, Node], Coroutine[Any, Any, None]]
+
+
+class Bookies:
+    def __init__(self, world: World, live: Live) -> None:
+        self._world, self._live = world, live
+        self.memories: dict[str, MemoryBookie] = {}
+
+    async def start(self, store: MetadataStore) -> None:
+        for name in BOOKIES:
+            info = pack_service_info(describe_bookie(Address(name, BOOKIE_PORT)))
+            await store.create(f"{ROOT}/{AVAILABLE}/{name}", info)
+            scripted = ScriptedBookie(self._world.node(name))
+            self.memories[name] = MemoryBookie(scripted)
+            scripted.node.start(partial(self._live, scripted.serve))
+
+    def start_all_again(self) -> None:
+        for name in BOOKIES:
+            if not self._world.node(name).is_running:
+                self._world.node(name).restart()
+
+
+class Servers:
+    """Whoever runs the log servers."""
+
+    def __init__(
+        self,
+        world: World,
+        names: tuple[str, ...],
+        *,
+        mail: Mail,
+        judge: Callable[[str, Any], None],
+        tell: Callable[[str], None],
+        live: Live,
+    ) -> None:
+        self.names = names
+        self.is_over = False  # Whoever stops now is not started again.
+        self._world, self._mail, self._judge, self._tell, self._live = (
+            *(world, mail, judge, tell),
+            live,
+        )
+        self._serving: dict[str, tuple[Process, Service]] = {}
+        self._may_end: dict[str, asyncio.Event] = {}
+
+    def start(self) -> None:
+        for name in self.names:
+            self._world.node(name).start(partial(self._live, self._keep))
+
+    def start_all_again(self) -> None:
+        for name in self.names:
+            self._start_again(self._world.node(name))
+
+    def find(self, name: str) -> Service | None:
+        """The one that serves."""
+        process, service = self._serving.get(name, (None, None))
+        return service if process is not None and process.is_alive else None
+
+    def all_serve(self) -> bool:
+        return all(self.find(name) for name in self.names)
+
+    def stop(self, name: str) -> None:
+        """As SIGTERM."""
+        if self.find(name) is not None:
+            self._may_end[name].set()
+
+    def take(self, name: str, log: LogName) -> None:
+        """It believes that the log is its own to open, whatever the others suggest."""
+        service = self.find(name)
+        if service is None:
+            return
+        server = service.server
+        busy = (server._openings, server._closings)
+        if server.find(log) is None and not any(log in each for each in busy):
+            context = self._world.node(name).context.copy()
+            context.run(server._start, log, _Grounds("suggestions differ"))
+
+    # --- One life of a server's process -----------------------------------------------------------
+
+    async def _keep(self, node: Node) -> None:
+        self._may_end[node.name] = asyncio.Event()
+        try:
+            async with AsyncExitStack() as stack:
+                await self._serve(node, stack)
+        except RollbookError as error:
+            self._tell(f"{node.name} stops: {error!r}")
+        self._serving.pop(node.name, None)
+        if not self.is_over:
+            self._world.at(self._world.now + _RESTART_S, self._start_again, node)
+
+    async def _serve(self, node: Node, stack: AsyncExitStack) -> None:
+        store = await node.metadata(session_timeout_s=SESSION_S, operation_timeout_s=1.0)
+        stack.push_async_callback(store.close)
+        lease = await node.metadata(session_timeout_s=LEASE_S, operation_timeout_s=1.0)
+        stack.push_async_callback(lease.close)
+        cluster = await open_cluster(store, ROOT)
+        ledgers = await stack.enter_async_context(
+            Ledgers(node.transport, store, cluster, node.clock, node.randomness, LEDGERS)
+        )
+        nodes = LogNodes(store, cluster, node.clock, node.randomness)
+        await nodes.start()
+        server = LogServer(
+            *(node.name, "test"),
+            ledgers=ledgers,
+            nodes=nodes,
+            lease=lease,
+            transport=node.transport,
+            clock=node.clock,
+            randomness=node.randomness,
+            config=SERVICE,
+        )
+        service = Service(server, node.clock)
+        judge = partial(self._judge, node.name)
+        listener = await node.transport.listen(
+            lambda: Door(self._mail, service, judge), Address(node.name, PORT)
+        )
+        stack.push_async_callback(listener.close)
+        stack.push_async_callback(server.close, STOP_S / 2)
+        await server.start(address_of(node.name))
+        assert node.process is not None
+        self._serving[node.name] = (node.process, service)
+        self._tell(f"{node.name} serves as {server.server_id}")
+        await self._may_end[node.name].wait()
+        self._tell(f"{node.name} is told to stop")
+
+    def _start_again(self, node: Node) -> None:
+        if not node.is_running and node.is_up and not self.is_over:
+            node.restart()

@@ -1,0 +1,640 @@
+"""Those who use named logs, each a process of its own: producers, writers, readers, an administrator.
+
+They do what the case tells them, go where servers send them, and tell the checker what came of it.
+
+- A producer numbers its batches and sends each until it is acked, several in flight, perhaps twice at
+  once: so each is there once (L5), in its order. A new life of its process has a new epoch.
+- A writer sends each batch until somebody may have taken it. It says where it expects the tail, or
+  bears the writer epoch that it was granted.
+- A reader follows a log from server to server, and reads it from the start.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rollbook.logservice import words as service_words
+from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.ids import (
+    AtOffset,
+    CursorName,
+    Earliest,
+    Offset,
+    Position,
+    ProducerRef,
+    WriterEpoch,
+)
+from rollbook.logservice.log_config import WriterMode
+from rollbook.logservice.words import AppendAck, Condition
+from rollbook.proto.errors import (
+    ConnectionLost,
+    EarlierFailed,
+    InvalidRequest,
+    LogSealed,
+    NoSuchServer,
+    NotOwner,
+    OffsetMismatch,
+    Outcome,
+    ProducerGap,
+    RollbookError,
+    StaleEpoch,
+    Unavailable,
+    WriterRequired,
+)
+from tests.simulation.checkers.logs import Records
+from tests.simulation.checkers.logs.records import CONDITION, ONCE, ONE_SEQUENCE, TRUNCATION
+from tests.simulation.history import NEVER, History
+from tests.simulation.kernel.metadata import Mail
+from tests.simulation.kernel.world import Main, Node, World
+from tests.simulation.schedule import Case, Step
+from tests.simulation.worlds.logs import plan, words
+from tests.simulation.worlds.logs.door import Line, Submit, connect
+
+ATTEMPT_S: Final = 0.7
+PATIENCE_S: Final = 1.5  # Of whoever does not have to have it.
+_PAUSE_S: Final = 0.03
+_SILENCE_S: Final = 2.0
+_IN_FLIGHT: Final = 8
+_PRESENT_S: Final = 0.001  # A step that was due so long ago was meant for an earlier life.
+
+
+@dataclass
+class Sums:
+    """What all of them share."""
+
+    world: World
+    history: History
+    records: Records
+    case: Case
+    mail: Mail
+    servers: tuple[str, ...]
+    tell: Callable[[str], None]
+    on_broken: Callable[[str, str], None]
+    epochs: dict[str, int] = field(default_factory=dict)  # Of producers: one for each life.
+    numbers: dict[str, int] = field(default_factory=dict)  # Of batches, by client.
+    positions: dict[str, int] = field(default_factory=dict)  # Of readers that follow.
+    sessions: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str, int] = field(default_factory=dict)  # Batches of producers, not answered yet.
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)  # Nothing new is begun.
+
+
+class Caller:
+    """A client's way to the servers."""
+
+    def __init__(self, sums: Sums, node: Node) -> None:
+        self._sums, self._node = sums, node
+        self._chance = random.Random(node.randomness.getrandbits(64))
+        self._lines: dict[str, Line] = {}
+        self._owners: dict[str, str] = {}  # By log, as far as was told.
+
+    def server_for(self, log: str) -> str:
+        owner = self._owners.get(log)
+        return owner if owner is not None else self._chance.choice(self._sums.servers)
+
+    def learn(self, log: str, error: RollbookError) -> None:
+        owner = str(error.ids.get("owner", "")) if isinstance(error, NotOwner) else ""
+        self._owners.pop(log, None)
+        if owner and self._chance.random() < 0.95:  # Who never looks elsewhere may look in vain.
+            self._owners[log] = owner.partition(":")[0]
+
+    def found(self, log: str, server: str) -> None:
+        self._owners[log] = server
+
+    async def line(self, server: str) -> Line:
+        line = self._lines.get(server)
+        if line is None or line.is_lost:
+            line = self._lines[server] = await self.new_line(server)
+        return line
+
+    async def new_line(self, server: str) -> Line:
+        return await connect(self._sums.mail, self._node.transport, server)
+
+    async def settle(
+        self,
+        log: str,
+        method: str,
+        request: Any,
+        *,
+        may_repeat: bool,
+        within_s: float = PATIENCE_S,
+    ) -> Any:
+        """From server to server until one answers. `may_repeat`: also if one may have done it.
+
+        Raises what the last one said; an unknown outcome stays one.
+        """
+        due = self._sums.world.now + within_s
+        unknown: RollbookError | None = None
+        while True:
+            server = self.server_for(log)
+            try:
+                line = await self.line(server)
+                answer = await line.ask(method, request, ATTEMPT_S)
+            except RollbookError as error:
+                self.learn(log, error)
+                is_unknown = error.outcome is Outcome.UNKNOWN
+                if is_unknown and not may_repeat:
+                    raise
+                if not is_unknown and not isinstance(error, Unavailable):
+                    raise
+                unknown = error if is_unknown else unknown
+                if self._sums.world.now > due:
+                    raise (unknown or error) from None
+                await asyncio.sleep(_PAUSE_S * (1 + self._chance.random()))
+            else:
+                self.found(log, server)
+                return answer
+
+    async def close(self) -> None:
+        for line in self._lines.values():
+            line.close()
+
+
+@dataclass(eq=False)
+class _Batch:
+    log: str
+    seq: int
+    values: list[str]
+    block: bytes
+    is_sent: bool = False
+
+
+class Users:
+    def __init__(self, sums: Sums) -> None:
+        self._sums = sums
+        self._world, self._records, self._history = sums.world, sums.records, sums.history
+
+    def mains(self) -> dict[str, Main]:
+        return {
+            **dict.fromkeys(words.PRODUCERS, self.produce),
+            **dict.fromkeys(words.WRITERS, self.write),
+            **dict.fromkeys(words.READERS, self.read),
+            words.ADMIN: self.administer,
+        }
+
+    async def _each_step(self, node: Node, act: Callable[[Step], Any]) -> None:
+        """Its own, each when it is due, whatever became of those before; then it stays."""
+        began = self._world.now
+        for step in self._sums.case.steps:
+            at_s = step.at_us / 1e6
+            if step.actor != node.name or at_s < began - _PRESENT_S:
+                continue
+            await asyncio.sleep(max(0.0, at_s - self._world.now))
+            if self._sums.is_over.is_set():
+                break
+            self._sums.tell(f"{node.name}: {step.what}")
+            await act(step)
+        await asyncio.Event().wait()
+
+    def _values(self, client: str, log: str, count: int) -> list[str]:
+        number = self._sums.numbers[client] = self._sums.numbers.get(client, 0) + 1
+        return [f"{log}:{client}:{number}/{index}" for index in range(count)]
+
+    # --- Producers ----------------------------------------------------------------------------
+
+    async def produce(self, node: Node) -> None:
+        sums = self._sums
+        epoch = sums.epochs[node.name] = sums.epochs.get(node.name, -1) + 1
+        for log in words.LOGS:
+            sums.waiting.pop(f"{node.name} {log}", None)
+            self._give_up(node.name, log)
+        caller = Caller(sums, node)
+        sinks: dict[str, _Sink] = {}
+
+        async def act(step: Step) -> None:
+            verb, log, *rest = step.what.split()
+            if log not in sinks:
+                sinks[log] = _Sink(self, sums, caller, node, log, epoch)
+            if verb == words.APPEND:
+                for _ in range(int(rest[0])):
+                    sinks[log].add(
+                        self._values(node.name, log, 1 + sums.numbers.get(node.name, 0) % 2)
+                    )
+            else:
+                sinks[log].send_again()
+
+        await self._each_step(node, act)
+
+    def _give_up(self, client: str, log: str) -> None:
+        """What an earlier life of it left without an answer."""
+        for append in self._records.log(log).appends.values():
+            if append.client == client and append.returned == NEVER:
+                self._history.on_unknown(append, "its process was killed")
+
+    # --- Writers ------------------------------------------------------------------------------
+
+    async def write(self, node: Node) -> None:
+        for log in words.LOGS:
+            self._give_up(node.name, log)
+        caller = Caller(self._sums, node)
+        epochs: dict[str, WriterEpoch] = {}
+        tails: dict[str, Offset] = {}
+
+        async def act(step: Step) -> None:
+            verb, log, *rest = step.what.split()
+            name = words.LOGS[log]
+            try:
+                if verb in (words.APPEND, words.EXPECT):
+                    for _ in range(int(rest[0])):
+                        expected = tails.get(log, Offset(0)) if verb == words.EXPECT else None
+                        condition = Condition(expected, False, epochs.get(log))
+                        tail = await self._append(node, caller, log, condition)
+                        if tail is not None:
+                            tails[log] = tail
+                elif verb == words.BARRIER:
+                    tails[log] = await self.barrier(node.name, caller, log)
+                elif verb == words.ACQUIRE:
+                    await self._acquire(node.name, caller, log, epochs)
+                elif log in epochs:
+                    release = service_words.ReleaseWriter(name, epochs.pop(log))
+                    await caller.settle(log, "release_writer", release, may_repeat=True)
+            except RollbookError as error:
+                self._sums.tell(f"{node.name}: {error!r}")
+
+        await self._each_step(node, act)
+
+    async def barrier(
+        self, client: str, caller: Caller, log: str, within_s: float = PATIENCE_S
+    ) -> Offset:
+        asked = self._records.asks_tail(client)
+        request = service_words.GetTail(words.LOGS[log], service_words.Consistency.BARRIER)
+        told: service_words.LogTail = await caller.settle(
+            log, "get_tail", request, may_repeat=True, within_s=within_s
+        )
+        self._records.on_tail(log, asked, told.tail)
+        return told.tail
+
+    async def _append(
+        self, node: Node, caller: Caller, log: str, condition: Condition
+    ) -> Offset | None:
+        """Returns the tail behind it, or the one that it was told of."""
+        records, name = self._records, words.LOGS[log]
+        values = self._values(node.name, log, 1)
+        records.on_append(log, node.name, values, condition.writer_epoch)
+        asked = records.asks_tail(node.name)
+        block = bytes(pack_block([value.encode() for value in values]))
+        request = service_words.Append(name, block, condition)
+        try:
+            ack: AppendAck = await caller.settle(log, "append", request, may_repeat=False)
+        except RollbookError as error:
+            self._sums.tell(f"{node.name}: {values[0]}: {error!r}")
+            if error.outcome is Outcome.UNKNOWN:
+                records.on_unknown(log, values, type(error).__name__)
+                return None
+            records.on_refused(log, values, error)
+            records.on_error(log, asked, error)
+            self._judge_refusal(log, condition, error)
+            tail = error.ids.get("tail")
+            return Offset(tail) if isinstance(tail, int) else None
+        self._sums.tell(f"{node.name}: {values[0]} is acked at {ack.first_offset}")
+        records.on_acked(log, values, ack, condition)
+        return ack.next_offset
+
+    async def append_surely(
+        self, client: str, caller: Caller, log: str, index: int, within_s: float
+    ) -> None:
+        """By whoever owns it; in an exclusive log by a new writer, who has fenced all others."""
+        name, records = words.LOGS[log], self._records
+        epoch: WriterEpoch | None = None
+        if plan.logs_of(self._sums.case)[log].writer_mode is WriterMode.EXCLUSIVE:
+            epochs: dict[str, WriterEpoch] = {}
+            await self._acquire(client, caller, log, epochs)
+            epoch = epochs[log]
+        values = self._values(client, log, 1)
+        records.on_append(log, client, values, epoch)
+        producer = ProducerRef(client.encode(), index, 0)
+        block = bytes(pack_block([value.encode() for value in values], producer=producer))
+        condition = None if epoch is None else Condition(None, False, epoch)
+        request = service_words.Append(name, block, condition)
+        try:
+            ack = await caller.settle(log, "append", request, may_repeat=True, within_s=within_s)
+        except LogSealed as error:
+            records.on_refused(log, values, error)
+            raise
+        records.on_acked(log, values, ack)
+
+    async def resume(self, caller: Caller, server: str) -> None:
+        """Whoever was drained, as soon as he knows himself."""
+        request = service_words.DrainServer(server, resume=True)
+        while True:
+            line = await caller.line(server)
+            try:
+                await line.ask("drain_server", request, 2.0)
+            except NoSuchServer:
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                return
+
+    def _judge_refusal(self, log: str, condition: Condition, error: RollbookError) -> None:
+        if isinstance(error, OffsetMismatch) and error.ids["tail"] == condition.expected_offset:
+            self._sums.on_broken(CONDITION, f"{log}: refused, and {condition} holds: {error}")
+        if isinstance(error, InvalidRequest) and not isinstance(error, WriterRequired):
+            self._sums.on_broken(CONDITION, f"{log}: {condition}: {error}")
+
+    async def _acquire(
+        self, client: str, caller: Caller, log: str, epochs: dict[str, WriterEpoch]
+    ) -> None:
+        asked = self._records.asks_tail(client)
+        request = service_words.AcquireWriter(words.LOGS[log], client)
+        grant: service_words.WriterGrant = await caller.settle(
+            log, "acquire_writer", request, may_repeat=True
+        )
+        self._sums.tell(f"{client}: {grant}")
+        self._records.on_granted(log, asked, grant)
+        epochs[log] = grant.writer_epoch
+
+    # --- Readers ------------------------------------------------------------------------------
+
+    async def read(self, node: Node) -> None:
+        caller = Caller(self._sums, node)
+
+        async def act(step: Step) -> None:
+            verb, log, *_ = step.what.split()
+            if verb == words.FOLLOW:
+                await self.follow(node.name, caller, log)
+            else:
+                try:
+                    await self.read_all(node.name, caller, log, PATIENCE_S)
+                except RollbookError as error:
+                    self._sums.tell(f"{node.name}: {error!r}")
+
+        await self._each_step(node, act)
+
+    async def follow(self, client: str, caller: Caller, log: str) -> None:
+        """From where it stands, for ever: from server to server."""
+        sums, key = self._sums, f"{client} {log}"
+        session, position = self._session(key), sums.positions.get(key, 0)
+        while True:
+            head = self._records.log(log).head
+            request = service_words.ReadStream(
+                words.LOGS[log],
+                AtOffset(Offset(position)),
+                on_truncated=service_words.OnTruncated.SKIP,
+                heartbeat_ms=400,
+            )
+            try:
+                line = await caller.new_line(caller.server_for(log))
+                async for event in line.listen(request, _SILENCE_S):
+                    match event:
+                        case service_words.Records():
+                            position = self._records.on_records(log, session, position, event, head)
+                            sums.positions[key] = position
+                            sums.tell(f"{session} has read up to {position}")
+                        case service_words.Gap(_, start, end):
+                            self._on_gap(log, session, position, start, end)
+                            session, position = self._session(key), end
+                            sums.positions[key] = position
+                        case service_words.Sealed(tail):
+                            self._records.on_sealed(log, tail)
+                            return
+                        case service_words.Moving() | service_words.Stopped():
+                            break
+            except RollbookError as error:
+                sums.tell(f"{session}: {error!r}")
+                self._judge_reading(log, session, error)
+                caller.learn(log, error)
+            await asyncio.sleep(_PAUSE_S)
+
+    def _session(self, key: str) -> str:
+        number = self._sums.sessions[key] = self._sums.sessions.get(key, 0) + 1
+        return f"{key} {number}"
+
+    def _on_gap(self, log: str, session: str, position: int, start: int, end: int) -> None:
+        if start != position:
+            text = f"{session} stands at {position}, and is told of a gap from {start} on"
+            self._sums.on_broken(ONE_SEQUENCE, f"{log}: {text}")
+        self._records.on_truncated(log, end)
+
+    def _judge_reading(self, log: str, session: str, error: RollbookError) -> None:
+        if error.code.reason in ("DATA_LOST", "BLOCK_CORRUPT", "CORRUPT"):
+            self._sums.on_broken(ONE_SEQUENCE, f"{log}: {session} is told: {error}")
+
+    async def read_all(
+        self, client: str, caller: Caller, log: str, within_s: float, server: str | None = None
+    ) -> Offset:
+        """To where the log ends now, by a barrier. Returns that. Raises what kept it from getting there."""
+        due = self._world.now + within_s
+        key = f"{client} {log} all"
+        start: Position = Earliest()
+        position, asked = -1, self._records.asks_tail(client)
+        session = self._session(key)
+        while True:
+            head = self._records.log(log).head
+            request = service_words.ReadStream(
+                words.LOGS[log],
+                start,
+                at_tail=service_words.AtTail.STOP_AT_BARRIER,
+                on_truncated=service_words.OnTruncated.SKIP,
+                heartbeat_ms=400,
+            )
+            try:
+                line = await caller.new_line(server or caller.server_for(log))
+                async for event in line.listen(request, _SILENCE_S):
+                    match event:
+                        case service_words.Records():
+                            if position < 0:
+                                position = event.base_offset
+                            position = self._records.on_records(log, session, position, event, head)
+                            start = AtOffset(Offset(position))
+                        case service_words.Gap(_, begin, end):
+                            self._on_gap(
+                                log, session, position if position >= 0 else begin, begin, end
+                            )
+                            session, position = self._session(key), end
+                            start = AtOffset(Offset(position))
+                        case service_words.Sealed(tail):
+                            self._records.on_sealed(log, tail)
+                            return tail
+                        case service_words.Stopped(offset):
+                            self._records.on_tail(log, asked, offset)
+                            return offset
+                        case service_words.Moving():
+                            break
+            except RollbookError as error:
+                self._sums.tell(f"{session}: {error!r}")
+                self._judge_reading(log, session, error)
+                caller.learn(log, error)
+                if server is not None and isinstance(error, NotOwner):
+                    server = str(error.ids.get("owner", "")).partition(":")[0] or None
+                if self._world.now > due:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
+
+    # --- The administrator --------------------------------------------------------------------
+
+    async def administer(self, node: Node) -> None:
+        caller = Caller(self._sums, node)
+
+        async def act(step: Step) -> None:
+            verb, *rest = step.what.split()
+            try:
+                await self._administer(node.name, caller, verb, rest)
+            except RollbookError as error:
+                self._sums.tell(f"{node.name}: {error!r}")
+
+        await self._each_step(node, act)
+
+    async def _administer(
+        self, client: str, caller: Caller, verb: str, rest: Sequence[str]
+    ) -> None:
+        if verb in (words.DRAIN, words.RESUME):
+            drain = service_words.DrainServer(rest[0], resume=verb == words.RESUME)
+            line = await caller.line(rest[0])
+            await line.ask("drain_server", drain, PATIENCE_S)
+            return
+        log = rest[0]
+        name, facts = words.LOGS[log], self._records.log(log)
+        mark = CursorName(f"{client}-mark")
+        if verb == words.TRUNCATE:
+            before = AtOffset(Offset(max(facts.acked - int(rest[1]), 0)))
+            request = service_words.Truncate(name, before, force_roll=int(rest[1]) % 2 == 1)
+            told: service_words.TruncateAnswer = await caller.settle(
+                log, "truncate", request, may_repeat=True
+            )
+            self._sums.tell(f"{client}: {told}")
+            if told.new_head < told.old_head or told.old_head < 0:
+                self._sums.on_broken(TRUNCATION, f"{log}: {told}")
+            self._records.on_truncated(log, told.new_head)
+        elif verb == words.MARK:
+            offset = Offset(max(facts.acked - int(rest[1]), 0))
+            commit = service_words.CommitCursor(
+                name, mark, offset, is_protected=True, may_rewind=True
+            )
+            await caller.settle(log, "commit_cursor", commit, may_repeat=True)
+        elif verb == words.UNMARK:
+            delete = service_words.DeleteCursor(name, mark)
+            await caller.settle(log, "delete_cursor", delete, may_repeat=True)
+        elif verb == words.ROLL:
+            await caller.settle(log, "roll_log", service_words.RollLog(name), may_repeat=True)
+        elif verb == words.SEAL:
+            sealed: service_words.SealAnswer = await caller.settle(
+                log, "seal", service_words.Seal(name), may_repeat=True
+            )
+            self._records.on_sealed(log, sealed.tail)
+        else:
+            transfer = service_words.TransferLog(name, rest[1])
+            await caller.settle(log, "transfer_log", transfer, may_repeat=True)
+
+
+class _Sink:
+    """The batches of one producer for one log: each is sent until it is acked."""
+
+    def __init__(
+        self, users: Users, sums: Sums, caller: Caller, node: Node, log: str, epoch: int
+    ) -> None:
+        self._users, self._sums, self._caller, self._node = users, sums, caller, node
+        self._log, self._name = log, words.LOGS[log]
+        self._epoch = epoch
+        self._seq = 0
+        self._is_over = False  # The log takes none of its batches, now or ever.
+        self._pending: deque[_Batch] = deque()
+        self._acked: _Batch | None = None
+        self._news = asyncio.Event()
+        self._chance = random.Random(node.randomness.getrandbits(64))
+        self._key = f"{node.name} {log}"
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._work = loop.create_task(self._run())
+
+    def add(self, values: list[str]) -> None:
+        if self._is_over:
+            return
+        producer = ProducerRef(self._node.name.encode(), self._epoch, self._seq)
+        block = bytes(pack_block([value.encode() for value in values], producer=producer))
+        self._sums.records.on_append(self._log, self._node.name, values, None)
+        self._pending.append(_Batch(self._log, self._seq, values, block))
+        self._seq += 1
+        self._sums.waiting[self._key] = len(self._pending)
+        self._news.set()
+
+    def send_again(self) -> None:
+        """By itself, and anywhere: it was acked, or is under way, and is there once all the same."""
+        batch = (
+            self._acked if self._chance.random() < 0.7 or not self._pending else self._pending[0]
+        )
+        if batch is not None:
+            self._loop.create_task(self._send_again(batch))
+
+    async def _send_again(self, batch: _Batch) -> None:
+        request = service_words.Append(self._name, batch.block)
+        try:
+            ack = await self._caller.settle(self._log, "append", request, may_repeat=True)
+        except RollbookError as error:
+            self._sums.tell(f"{self._node.name}: again: {error!r}")
+            if isinstance(error, LogSealed | ProducerGap) and batch is self._acked:
+                self._sums.on_broken(ONCE, f"{self._log}: {batch.values[0]} was acked, and {error}")
+            return
+        self._sums.records.on_acked(self._log, batch.values, ack)
+
+    # --- Sending ------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            while not self._pending:
+                self._news.clear()
+                await self._news.wait()
+            server = self._caller.server_for(self._log)
+            try:
+                line = await self._caller.new_line(server)
+                await self._send_over(line, server)
+            except RollbookError as error:
+                self._sums.tell(f"{self._node.name}: {error!r}")
+                self._caller.learn(self._log, error)
+            await asyncio.sleep(_PAUSE_S * (1 + self._chance.random()))
+
+    async def _send_over(self, line: Line, server: str) -> None:
+        """Until it fails, or nothing is pending. Raises what it fails of."""
+        bind: tuple[service_words.Bind, ...] = (service_words.Bind(0, self._name, True),)
+        sent: deque[_Batch] = deque()
+        try:
+            while self._pending:
+                appends = [
+                    service_words.StreamAppend(batch.seq, 0, batch.block)
+                    for batch in list(self._pending)[len(sent) : _IN_FLIGHT]
+                ]
+                if appends:
+                    sent.extend(list(self._pending)[len(sent) : _IN_FLIGHT])
+                    line.submit(Submit(bind, tuple(appends)))
+                    bind = ()
+                try:
+                    async with asyncio.timeout(ATTEMPT_S):
+                        result = await line.results.get()
+                except TimeoutError:
+                    raise ConnectionLost("no answer") from None
+                if result is None:
+                    raise ConnectionLost("the connection broke")
+                batch = sent.popleft()
+                if result.number != batch.seq:
+                    text = f"{self._key}: {result.number} is answered before {batch.seq}"
+                    self._sums.on_broken(ONCE, text)
+                if result.ack is not None:
+                    self._caller.found(self._log, server)
+                    self._on_acked(batch, result.ack)
+                elif result.error is not None:
+                    self._on_failed(batch, result.error)
+                    raise result.error
+        finally:
+            line.close()
+
+    def _on_acked(self, batch: _Batch, ack: AppendAck) -> None:
+        self._pending.popleft()
+        self._acked = batch
+        self._sums.waiting[self._key] = len(self._pending)
+        self._sums.tell(f"{self._node.name}: {batch.values[0]} is acked at {ack.first_offset}")
+        self._sums.records.on_acked(self._log, batch.values, ack)
+
+    def _on_failed(self, batch: _Batch, error: RollbookError) -> None:
+        """Sealed: it is asked first whether it was appended before, so none of these was."""
+        if isinstance(error, LogSealed | StaleEpoch | WriterRequired):
+            for each in self._pending:
+                self._sums.records.on_refused(self._log, each.values, error)
+            self._is_over = True
+            self._pending.clear()
+            self._sums.waiting[self._key] = 0
+        elif not isinstance(error, Unavailable | EarlierFailed) and (
+            error.outcome is not Outcome.UNKNOWN
+        ):
+            text = f"{self._key}: {batch.values[0]} of epoch {self._epoch} is refused: {error}"
+            self._sums.on_broken(ONCE, text)
