@@ -15,7 +15,7 @@ MAY_IMPORT = {
 }
 # They build processes out of any package; the bookie's admin pages get their bookie handed in.
 COMPOSITION_ROOTS = {
-    *("api/cli/bookie_server.py", "api/cli/dev.py"),
+    *("api/cli/bookie_server.py", "api/cli/local_cluster.py"),
     # About the directories of one.
     *("api/cli/bookie_settings.py", "api/cli/bookie_identity.py", "api/cli/bookie_inspect.py"),
 }
