@@ -4,8 +4,8 @@ Those that take their time yield each figure when they know it, and meanwhile sh
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 from tests.tally import progress_line
@@ -42,6 +42,32 @@ def judged(name: str, unit: str, target: float | None, values: Sequence[float]) 
         return Figure(name, value, unit, None, None)
     holds = value >= target if unit.endswith("/s") else value <= target
     return Figure(name, value, unit, target, holds)
+
+
+def compared(
+    what: str,
+    unit: str,
+    values: Mapping[str, Sequence[float]],
+    factor: float | None,
+    target: float | None,
+) -> Iterator[Figure]:
+    """What is called "ours" against the best of the others, which come after it for whoever reads.
+
+    Of two targets, the absolute one and the factor of that best, the harder one counts.
+    """
+    others = {name: median(found) for name, found in values.items() if name != "ours"}
+    is_rate = unit.endswith("/s")
+    best = (max if is_rate else min)(others, key=others.__getitem__) if others else ""
+    limits = [] if target is None else [target]
+    if factor is not None and best:
+        limits.append(factor * others[best])
+    limit = (max(limits) if is_rate else min(limits)) if limits else None
+    for name, found in values.items():
+        if name == "ours":
+            mine = judged(f"{what}: {name}", unit, limit, found)
+            yield replace(mine, rival=others.get(best), rival_name=best)
+        else:
+            yield judged(f"{what}: {name}", unit, None, found)
 
 
 def show_progress(what: str, done: int, total: int) -> None:

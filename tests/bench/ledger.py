@@ -13,9 +13,9 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -30,7 +30,7 @@ from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.wire.digest import DigestType
-from tests.bench import Figure, judged, peer
+from tests.bench import Figure, compared, judged, peer
 from tests.interop.cluster import ROLLBOOK, Cluster, Make, empty
 from tests.support import bookie_client, zookeeper
 from tests.support.processes import REPOSITORY, Child
@@ -139,10 +139,10 @@ def _adds(
 
     found = _in_turns(ours, java, runs, measure)
     what = f"adds of {bytes_:,} B, window {window:,}"
-    yield from _compared(what, "adds/s", found["rate"], factor, target)
-    yield from _compared(f"{what}: p99", "ms", found["p99"], p99_factor, None)
-    yield from _compared(f"{what}: CPU of the client", "µs/add", found["client"], None, cpu_us_max)
-    yield from _compared(f"{what}: CPU of three bookies", "µs/add", found["bookies"], None, None)
+    yield from compared(what, "adds/s", found["rate"], factor, target)
+    yield from compared(f"{what}: p99", "ms", found["p99"], p99_factor, None)
+    yield from compared(f"{what}: CPU of the client", "µs/add", found["client"], None, cpu_us_max)
+    yield from compared(f"{what}: CPU of three bookies", "µs/add", found["bookies"], None, None)
 
 
 def _large_adds(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
@@ -172,8 +172,8 @@ def _alone(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
         return {"p50": found["p50_ns"] / 1e6, "p99": found["p99_ns"] / 1e6}
 
     found = _in_turns(ours, java, runs, measure)
-    yield from _compared("one add at a time: p50", "ms", found["p50"], 1.0, None)
-    yield from _compared("one add at a time: p99", "ms", found["p99"], 0.5, None)
+    yield from compared("one add at a time: p50", "ms", found["p50"], 1.0, None)
+    yield from compared("one add at a time: p99", "ms", found["p99"], 0.5, None)
 
 
 def _reads(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
@@ -194,7 +194,7 @@ def _reads(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
 
     found = _in_turns(ours, java, runs, measure)
     what = "a closed ledger of 1 KiB entries, cached, 4 requests open"
-    yield from _compared(what, "MB/s", found["rate"], 1.0, None)
+    yield from compared(what, "MB/s", found["rate"], 1.0, None)
 
 
 def _recoveries(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
@@ -208,7 +208,7 @@ def _recoveries(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figur
             times.setdefault(_label(side, client), []).append(found["seconds"])
     what = f"recovery of {size.recovered:,} entries past the LAC"
     default = median(times[_label(java, "v3")])
-    yield from _compared(what, "s", times, 0.5, min(0.4, default / 10))
+    yield from compared(what, "s", times, 0.5, min(0.4, default / 10))
 
 
 def _openings(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
@@ -218,7 +218,7 @@ def _openings(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]
 
     found = _in_turns(ours, java, runs, measure)
     what = "opening a ledger with nothing to recover: p50"
-    yield from _compared(what, "ms", found["p50"], None, 8.0)
+    yield from compared(what, "ms", found["p50"], None, 8.0)
 
 
 def _tailing(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
@@ -228,7 +228,7 @@ def _tailing(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
         for side in (ours, java):
             found = side.run("tail", "v3", size=100, rate=1_000, count=size.tailed)
             times.setdefault(_label(side, "v3"), []).append(found["p50_ns"] / 1e6)
-    yield from _compared("append to tailing reader at 1,000/s: p50", "ms", times, None, 2.0)
+    yield from compared("append to tailing reader at 1,000/s: p50", "ms", times, None, 2.0)
 
 
 JOBS: Final[Mapping[str, Callable[[Side, Side, int, Size], Iterator[Figure]]]] = {
@@ -246,29 +246,6 @@ JOBS: Final[Mapping[str, Callable[[Side, Side, int, Size], Iterator[Figure]]]] =
 
 def _label(side: Side, client: str) -> str:
     return "ours" if side.name == "ours" else f"Java {client.upper()}"
-
-
-def _compared(
-    what: str,
-    unit: str,
-    values: Mapping[str, Sequence[float]],
-    factor: float | None,
-    target: float | None,
-) -> Iterator[Figure]:
-    """Ours against the best of Java's; then Java's own figures, for whoever reads."""
-    others = {name: median(found) for name, found in values.items() if name != "ours"}
-    is_rate = unit.endswith("/s")
-    best = (max if is_rate else min)(others, key=others.__getitem__)
-    limits = [] if target is None else [target]
-    if factor is not None:
-        limits.append(factor * others[best])
-    limit = (max(limits) if is_rate else min(limits)) if limits else None
-    for name, found in values.items():
-        if name == "ours":
-            mine = judged(f"{what}: {name}", unit, limit, found)
-            yield replace(mine, rival=others[best], rival_name=best)
-        else:
-            yield judged(f"{what}: {name}", unit, None, found)
 
 
 # --- What runs ------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from rollbook.ledger import Ledgers, LedgerWriter
 from rollbook.proto.ids import EntryId
-from tests.bench.load.ledger_worker import PASSWORD, Found, Job, percentiles, serve
+from tests.bench.load.jobs import Found, Job, percentiles
+from tests.bench.load.ledger_worker import PASSWORD, serve
 
 _BURST: Final = 100
 _BURSTS: Final = 10  # Under way.

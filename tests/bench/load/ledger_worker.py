@@ -5,7 +5,6 @@ A line in is a job, a line out its figures, under the same names. The client is 
 """
 
 import asyncio
-import json
 import sys
 import time
 from collections import deque
@@ -15,13 +14,12 @@ from typing import Any, Final
 import structlog
 
 from rollbook.ledger import ClientConfig, Ledgers, LedgerWriter, connect
+from tests.bench.load import jobs
+from tests.bench.load.jobs import Found, Job, Stopwatch, percentiles
 
 PASSWORD: Final = b"secret"
 _SAMPLED: Final = 16  # Every so manieth append is timed: a callback for each would be the load.
 _BURSTS: Final = 8
-
-Job = dict[str, Any]
-Found = dict[str, Any]
 
 
 async def _create(ledgers: Ledgers) -> LedgerWriter:
@@ -160,44 +158,21 @@ async def _tail(ledgers: Ledgers, job: Job) -> Found:
     return stopwatch.found(latencies, count, writer.ledger_id)
 
 
-class _Stopwatch:
-    def __init__(self) -> None:
-        self._since, self._cpu = time.perf_counter(), time.process_time()
-
-    def read(self) -> Found:
-        return {
-            "seconds": time.perf_counter() - self._since,
-            "cpu_s": time.process_time() - self._cpu,
-        }
-
+class _Stopwatch(Stopwatch):
     def found(self, latencies_ns: list[int], count: int, ledger: int) -> Found:
         return self.read() | {"count": count, "ledger": ledger} | percentiles(latencies_ns)
 
 
-def percentiles(latencies_ns: list[int]) -> Found:
-    ordered = sorted(latencies_ns)
-    shares = {"p50_ns": 0.5, "p99_ns": 0.99, "p999_ns": 0.999}
-    return {
-        name: ordered[min(len(ordered) - 1, int(len(ordered) * share))]
-        for name, share in shares.items()
-    }
-
-
-def serve(jobs: dict[str, Callable[[Ledgers, Job], Awaitable[Found]]]) -> None:
+def serve(work: dict[str, Callable[[Ledgers, Job], Awaitable[Found]]]) -> None:
     """Whatever standard input asks for, with the metadata that the command line names."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
     async def run(job: Job) -> Found:
         config = ClientConfig(protocol_version=2 if job["client"] == "v2" else 3)
         async with connect(sys.argv[1], config) as ledgers:
-            return await jobs[job["do"]](ledgers, job)
+            return await work[job["do"]](ledgers, job)
 
-    for line in sys.stdin:
-        try:
-            answer: Found = {"value": asyncio.run(run(json.loads(line)))}
-        except Exception as error:  # noqa: BLE001  # The harness tells it to whoever looks on.
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
+    jobs.serve(lambda job: asyncio.run(run(job)))
 
 
 if __name__ == "__main__":

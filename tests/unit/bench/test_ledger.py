@@ -2,14 +2,14 @@
 
 import pytest
 
-from tests.bench import Figure
-from tests.bench.ledger import JOBS, _compared, figures
+from tests.bench import Figure, compared
+from tests.bench.ledger import JOBS, figures
 
 
 def _ours(
     unit: str, values: dict[str, list[float]], factor: float | None, target: float | None
 ) -> Figure:
-    first, *others = _compared("work", unit, values, factor, target)
+    first, *others = compared("work", unit, values, factor, target)
     assert first.name == "work: ours"
     assert [(each.target, each.holds, each.rival) for each in others] == [(None, None, None)] * 2
     return first
@@ -30,6 +30,11 @@ def test_a_time_is_held_against_the_shortest_of_the_others() -> None:
     assert (found.rival_name, found.advantage) == ("Java V2", 2.5)
     assert not _ours("ms", values, 0.5, 3.0).holds
     assert _ours("ms", values, None, None).holds is None
+
+
+def test_where_nobody_else_could_be_had_only_the_absolute_target_counts() -> None:
+    (found,) = compared("work", "ms", {"ours": [4.0]}, 0.5, 5.0)
+    assert (found.target, found.holds, found.advantage) == (5.0, True, None)
 
 
 def test_a_job_that_does_not_exist_is_refused_before_anything_runs() -> None:

@@ -1,0 +1,46 @@
+"""A process that works for a bench: a line in is a job, a line out its figures.
+
+Also what all such processes measure with. Nothing but the standard library: they run in the virtual
+environments of others, too.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+Job = dict[str, Any]
+Found = dict[str, Any]
+
+
+def serve(run: Callable[[Job], Found]) -> None:
+    """Whatever standard input asks for."""
+    for line in sys.stdin:
+        try:
+            answer: Found = {"value": run(json.loads(line))}
+        except Exception as error:  # noqa: BLE001  # The harness tells it to whoever looks on.
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+class Stopwatch:
+    """Of the wall, and of this process on all its threads."""
+
+    def __init__(self) -> None:
+        self._since, self._cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> Found:
+        return {
+            "seconds": time.perf_counter() - self._since,
+            "cpu_s": time.process_time() - self._cpu,
+        }
+
+
+def percentiles(latencies_ns: list[int]) -> Found:
+    ordered = sorted(latencies_ns)
+    shares = {"p50_ns": 0.5, "p99_ns": 0.99, "p999_ns": 0.999}
+    return {
+        name: ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+        for name, share in shares.items()
+    }
