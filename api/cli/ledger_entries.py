@@ -1,13 +1,8 @@
 """What `rollbook ledger append|read` do: standard input to entries, entries to standard output."""
 
 import asyncio
-import base64
 import json
-import os
-import stat
-import struct
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
@@ -22,13 +17,13 @@ from rollbook.api.cli.ledger_access import (
     print_bytes,
     tell,
 )
+from rollbook.api.cli.record_input import Cutter, as_json, framed, input_bytes, standard_input
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.writer import LedgerWriter
-from rollbook.proto.errors import EntryTooLarge, InvalidRequest
+from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.ids import EntryId
 from rollbook.proto.wire.digest import DigestType, Entry
-from rollbook.proto.wire.frames import FRAME_BYTES_MAX
 
 _READ_BYTES: Final = 256 * 1024
 _PIECE_BYTES: Final = 1024 * 1024
@@ -62,7 +57,7 @@ def append_input(
             writer = await ledgers.claim(ledger_id, password_of(password))
         try:
             async with writer:
-                with bar(f"ledger {writer.ledger_id}", _input_bytes()) as advance:
+                with bar(f"ledger {writer.ledger_id}", input_bytes()) as advance:
                     await _append_chunks(writer, frame, advance)
         except asyncio.CancelledError:
             last_entry = writer.metadata.last_entry
@@ -81,7 +76,7 @@ def append_input(
 
 async def _append_chunks(writer: LedgerWriter, frame: str, advance: Callable[[int], None]) -> None:
     cutter = Cutter(frame)
-    async for chunk in _standard_input():
+    async for chunk in standard_input():
         await _append_all(writer, cutter.feed(chunk))
         advance(len(chunk))
     await _append_all(writer, cutter.end())
@@ -108,82 +103,6 @@ def _look(future: "asyncio.Future[range]") -> None:
     """`flush` tells of failures."""
     if not future.cancelled():
         future.exception()
-
-
-class Cutter:
-    """A stream of bytes into entries."""
-
-    def __init__(self, frame: str) -> None:
-        self._frame = frame
-        self._mark = {"lf": b"\n", "nul": b"\0"}.get(frame, b"")
-        self._rest = bytearray()
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Those that end in it. Raises `EntryTooLarge`."""
-        if self._mark:
-            first, *others = chunk.split(self._mark)
-            self._rest += first
-            whole = [bytes(self._rest), *others[:-1]] if others else []
-            self._rest[:] = others[-1] if others else self._rest
-        else:
-            self._rest += chunk
-            whole = self._take_counted() if self._frame == "len32" else []
-        if len(self._rest) > FRAME_BYTES_MAX:
-            raise EntryTooLarge(f"the input has no end of an entry in {len(self._rest)} bytes")
-        return whole
-
-    def _take_counted(self) -> list[bytes]:
-        entries: list[bytes] = []
-        position = 0
-        while position + 4 <= len(self._rest):
-            (size,) = struct.unpack_from(">I", self._rest, position)
-            if position + 4 + size > len(self._rest):
-                break
-            entries.append(bytes(self._rest[position + 4 : position + 4 + size]))
-            position += 4 + size
-        del self._rest[:position]
-        return entries
-
-    def end(self) -> list[bytes]:
-        """What the end of the input ends, too."""
-        if self._frame == "len32" and self._rest:
-            raise InvalidRequest(f"the input ends {len(self._rest)} bytes into an entry")
-        return [bytes(self._rest)] if self._rest or self._frame == "whole" else []
-
-
-def _input_bytes() -> int:
-    """0 if nobody knows."""
-    status = os.fstat(sys.stdin.fileno())
-    return status.st_size if stat.S_ISREG(status.st_mode) else 0
-
-
-async def _standard_input() -> AsyncIterator[bytes]:
-    """Read by a thread, since a terminal or a pipe may keep us waiting; without its buffer, whose
-    lock a waiting thread would hold when the process ends.
-    """
-    loop = asyncio.get_running_loop()
-    chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(maxsize=4)
-    descriptor = sys.stdin.fileno()
-
-    def read() -> None:
-        while True:
-            chunk: bytes | OSError
-            try:
-                chunk = os.read(descriptor, _READ_BYTES)
-            except OSError as error:
-                chunk = error
-            try:
-                asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
-            except (RuntimeError, asyncio.CancelledError):
-                return  # Nobody listens any more.
-            if not chunk or isinstance(chunk, OSError):
-                return
-
-    threading.Thread(target=read, name="standard-input", daemon=True).start()
-    while chunk := await chunks.get():
-        if isinstance(chunk, OSError):
-            raise chunk
-        yield chunk
 
 
 def read_entries(
@@ -247,7 +166,7 @@ class _Printer:
 
     def show(self, entries: Sequence[Entry]) -> None:
         if self._output == "raw":
-            print_bytes(b"".join(map(self._framed, entries)))
+            print_bytes(framed((entry.payload for entry in entries), self._frame))
         elif self._output == "table":
             click.echo("".join(map(_line, entries)), nl=False)
         else:
@@ -260,17 +179,6 @@ class _Printer:
                     click.echo(text)
                 self._count += 1
         sys.stdout.flush()
-
-    def _framed(self, entry: Entry) -> bytes:
-        payload = entry.payload
-        match self._frame:
-            case "lf":
-                return payload + b"\n"
-            case "nul":
-                return payload + b"\0"
-            case "len32":
-                return struct.pack(">I", len(payload)) + payload
-        return payload
 
     def end(self) -> None:
         if self._output == "json":
@@ -285,8 +193,8 @@ def _line(entry: Entry) -> str:
 
 
 def _fields(entry: Entry) -> dict[str, Any]:
-    fields: dict[str, Any] = {"entry_id": entry.entry_id, "bytes": len(entry.payload)}
-    try:
-        return {**fields, "payload": entry.payload.decode()}
-    except UnicodeDecodeError:
-        return {**fields, "payload_base64": base64.b64encode(entry.payload).decode()}
+    return {
+        "entry_id": entry.entry_id,
+        "bytes": len(entry.payload),
+        **as_json("payload", entry.payload),
+    }

@@ -29,6 +29,7 @@ _GROUPS: Final = {
     "server": "Run a bookie or a log server",
     "bookie": "Make, mend and inspect a bookie",
     "cluster": "Initialise and inspect a cluster",
+    "log": "Make, append to, read, follow and truncate logs",
     "ledger": "Look at, write, read, recover and verify ledgers",
     "recovery": "Bring back what bookies have lost",
 }

@@ -90,3 +90,10 @@ def _time(wall_ms: int) -> str:
     return (
         f"{datetime.fromtimestamp(wall_ms / 1000, UTC):%Y-%m-%d %H:%M:%SZ}" if wall_ms else "never"
     )
+
+
+def time_of(wall_us: int) -> str:
+    """To the millisecond, in UTC."""
+    if not wall_us:
+        return "-"
+    return f"{datetime.fromtimestamp(wall_us / 1e6, UTC).isoformat(' ', 'milliseconds')[:23]}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.api.cli.ledger_entries import Cutter
+from rollbook.api.cli.record_input import Cutter
 from rollbook.proto.errors import EntryTooLarge, InvalidRequest
 from tests.support import processes
 from tests.support.ledger_cluster import ProcessCluster

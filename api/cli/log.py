@@ -1,0 +1,379 @@
+"""`rollbook log`: named logs, made, appended to, read, followed, truncated.
+
+What the commands do is in `log_work` and `log_records`, which are loaded when one is called.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from rollbook.api.cli.output import examples
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.log_access import LogAccess
+
+DEFAULT_SERVER: Final = "log://127.0.0.1:7400"
+_FORMATS: Final = ("table", "json", "ndjson", "raw")
+_FRAMES: Final = ("lf", "nul", "len32", "whole")
+_POSITIONS: Final = "123, -10, earliest, latest, ts:TIME, ago:15m or cursor:NAME"
+
+
+@click.group(
+    epilog=examples(
+        "rollbook log create orders",
+        "rollbook log append orders < lines.txt",
+        "rollbook log tail orders",
+        "rollbook log truncate orders --before ago:7d",
+    )
+)
+def group() -> None:
+    """Make, append to, read, follow and truncate logs.
+
+    A log is `name` or `namespace/name`; without a namespace it is in `default`.
+    """
+
+
+# --- What most of them take ---------------------------------------------------------------------
+
+_OPTIONS: Final = (
+    click.option("--server", metavar="URL", envvar="ROLLBOOK_SERVER", show_envvar=True,
+                 default=DEFAULT_SERVER, show_default=True,
+                 help="log://host:port,host:port; log+tls:// speaks TLS."),
+    click.option("--token-file", metavar="FILE", envvar="ROLLBOOK_TOKEN_FILE", show_envvar=True,
+                 help="What it holds is shown to the server."),
+    click.option("--tls-authorities", metavar="FILE", help="Who must have signed its certificate."),
+    click.option("--tls-certificate", metavar="FILE", help="Ours, if it wants one."),
+    click.option("--tls-key", metavar="FILE", help="Our key."),
+    click.option("--timeout", "timeout_s", type=click.FloatRange(0.1), default=10.0,
+                 show_default=True, help="Seconds to wait for the servers, with all retries."),
+)  # fmt: skip
+output_option: Final = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(_FORMATS),
+    default="table",
+    show_default=True,
+    help="For people, for programs, or as bare as can be.",
+)
+_yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
+_frame_option: Final = click.option(
+    "--frame",
+    type=click.Choice(_FRAMES),
+    default="lf",
+    show_default=True,
+    help="What ends a record: a newline, a zero; or its length in 4 bytes comes first; or there is but one.",
+)
+_limit_option: Final = click.option("--limit", type=click.IntRange(1), help="At most so many.")
+
+
+def with_access(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The common options, as one value."""
+
+    @wraps(command)
+    def wrapped(
+        server: str,
+        token_file: str | None,
+        tls_authorities: str | None,
+        tls_certificate: str | None,
+        tls_key: str | None,
+        timeout_s: float,
+        **more: Any,
+    ) -> Any:
+        from rollbook.api.cli.log_access import LogAccess
+
+        access = LogAccess(server, token_file, tls_authorities, tls_certificate, tls_key, timeout_s)
+        return command(access, **more)
+
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    options = (
+        click.option("--retention-age", metavar="TIME", help="What is older goes: 7d, 12h."),
+        click.option("--retention-bytes", metavar="BYTES", help="What is beyond goes: 10G, 500M."),
+        click.option("--roll-bytes", metavar="BYTES", help="A segment ends at this size."),
+        click.option("--roll-age", metavar="TIME", help="A segment ends at this age."),
+        click.option("--exclusive", is_flag=True, help="Only who holds its writer epoch appends."),
+        click.option("--copies", type=click.IntRange(1), help="Of each record, on as many bookies."),
+        click.option("--acks", type=click.IntRange(1), help="Copies on disk that confirm it."),
+        click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="May be repeated."),
+        click.option("--description", help="For people."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+# --- Making, looking ----------------------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log create orders",
+        "rollbook log create shop/orders --retention-age 7d --label team=checkout",
+        "rollbook log create wal --exclusive --copies 5 --acks 3",
+    )
+)
+@click.argument("log")
+@with_access
+@_settings
+@output_option
+def create(access: "LogAccess", **how: Any) -> None:
+    """Make a log, unless it is there; then it has to have the settings that are named."""
+    from rollbook.api.cli import log_work
+
+    log_work.create_log(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log ls",
+        "rollbook log ls ord --namespace shop --long",
+        "rollbook log ls -o raw | wc -l",
+    )
+)
+@click.argument("prefix", default="")
+@with_access
+@click.option("--namespace", default="", help="Only this one.")
+@click.option("--long", "-l", is_flag=True, help="With what there is to know of each.")
+@_limit_option
+@output_option
+def ls(access: "LogAccess", **how: Any) -> None:
+    """List logs, by name."""
+    from rollbook.api.cli import log_work
+
+    log_work.list_logs(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log show orders",
+        "rollbook log show orders -o json | jq .config.retention_age_s",
+        "rollbook log show orders -o raw",
+    )
+)
+@click.argument("log")
+@with_access
+@output_option
+def show(access: "LogAccess", **how: Any) -> None:
+    """Show where a log begins and ends, who owns it, how it is configured. `raw` is its tail."""
+    from rollbook.api.cli import log_work
+
+    log_work.show_log(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log segments orders",
+        "rollbook log segments orders -o json | jq '.[].ledger_id'",
+        "rollbook log segments orders -o raw",
+    )
+)
+@click.argument("log")
+@with_access
+@output_option
+def segments(access: "LogAccess", **how: Any) -> None:
+    """List the ledgers that a log is made of. `raw` is their ids."""
+    from rollbook.api.cli import log_work
+
+    log_work.list_segments(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log journal orders",
+        "rollbook log journal orders --limit 5",
+        "rollbook log journal orders -o ndjson | jq -r .kind",
+    )
+)
+@click.argument("log")
+@with_access
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@output_option
+def journal(access: "LogAccess", **how: Any) -> None:
+    """Show what befell a log, newest first: owners, rolls, truncations, and why."""
+    from rollbook.api.cli import log_work
+
+    log_work.show_journal(access, **how)
+
+
+# --- Appending ----------------------------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log append orders < lines.txt",
+        "rollbook log append orders 'one record' 'another one'",
+        "rollbook log append orders --frame whole --create < image.png",
+        "rollbook log append wal --holder me < lines.txt",
+    )
+)
+@click.argument("log")
+@click.argument("values", nargs=-1)
+@with_access
+@click.option("--create", is_flag=True, help="Make the log unless it is there.")
+@click.option("--holder", metavar="NAME", help="Who is the writer of an exclusive log from now on.")
+@_frame_option
+@output_option
+def append(access: "LogAccess", **how: Any) -> None:
+    """Append records: those named, or standard input, each line one. In order, each exactly once.
+
+    It is durable when the command ends with 0; interrupted, what was acknowledged stays.
+    """
+    from rollbook.api.cli import log_records
+
+    log_records.append_input(access, **how)
+
+
+# --- Reading ------------------------------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log read orders",
+        "rollbook log read orders --from ago:15m --limit 10",
+        "rollbook log read orders --from ts:2026-01-31T10:00:00Z -o ndjson",
+        "rollbook log read orders --from -10 -o raw",
+    )
+)
+@click.argument("log")
+@with_access
+@click.option(
+    "--from",
+    "start",
+    metavar="POSITION",
+    default="earliest",
+    show_default=True,
+    help=f"{_POSITIONS}.",
+)
+@click.option(
+    "--to",
+    "end",
+    type=click.IntRange(0),
+    help="Up to this offset, without it.  [default: the tail]",
+)
+@_limit_option
+@_frame_option
+@output_option
+def read(access: "LogAccess", **how: Any) -> None:
+    """Print records up to the tail as it is now. `raw` is their bytes, framed."""
+    from rollbook.api.cli import log_records
+
+    log_records.print_records(access, follows=False, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log tail orders",
+        "rollbook log tail orders --from earliest -o raw",
+        "rollbook log tail orders --from cursor:billing --limit 100 -o ndjson",
+    )
+)
+@click.argument("log")
+@with_access
+@click.option(
+    "--from", "start", metavar="POSITION", default="-10", show_default=True, help=f"{_POSITIONS}."
+)
+@click.option("--skip-truncated", is_flag=True, help="Go on at the head if the rest is gone.")
+@_limit_option
+@_frame_option
+@output_option
+def tail(access: "LogAccess", **how: Any) -> None:
+    """Print the last records, and those to come, until the log is sealed."""
+    from rollbook.api.cli import log_records
+
+    log_records.print_records(access, follows=True, end=None, **how)
+
+
+# --- What changes it for good -------------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log truncate orders --before 1000 --dry-run",
+        "rollbook log truncate orders --before ago:7d --yes",
+        "rollbook log truncate orders --before -100 --force-roll --yes",
+    )
+)
+@click.argument("log")
+@with_access
+@click.option(
+    "--before",
+    metavar="POSITION",
+    required=True,
+    help=f"The first record that is kept: {_POSITIONS}.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option(
+    "--force-roll", is_flag=True, help="Free what is in the segment that is written, too."
+)
+@_yes_option
+@output_option
+def truncate(access: "LogAccess", **how: Any) -> None:
+    """Make what lies before a position unreadable, and free whole segments of it.
+
+    A protected cursor holds it back. `raw` is the new head.
+    """
+    from rollbook.api.cli import log_work
+
+    log_work.truncate_log(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log seal orders",
+        "rollbook log seal orders --yes",
+        "rollbook log seal orders --yes -o raw",
+    )
+)
+@click.argument("log")
+@with_access
+@_yes_option
+@output_option
+def seal(access: "LogAccess", **how: Any) -> None:
+    """End a log: nothing can be appended any more, its readers come to an end. `raw` is its tail."""
+    from rollbook.api.cli import log_work
+
+    log_work.seal_log(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log roll orders",
+        "rollbook log roll orders -o raw",
+        "rollbook log roll shop/orders -o json",
+    )
+)
+@click.argument("log")
+@with_access
+@output_option
+def roll(access: "LogAccess", **how: Any) -> None:
+    """Begin a new segment, unless the one that is written is empty. `raw` is its number."""
+    from rollbook.api.cli import log_work
+
+    log_work.roll_log(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log rm orders",
+        "rollbook log rm shop/orders shop/carts --yes",
+        "rollbook log rm orders --grace 0s --yes",
+    )
+)
+@click.argument("logs", nargs=-1, required=True)
+@with_access
+@click.option(
+    "--grace", metavar="TIME", help="Its records are freed only then.  [default: as configured]"
+)
+@_yes_option
+@output_option
+def rm(access: "LogAccess", **how: Any) -> None:
+    """Delete logs: gone at once for everybody, their records after a time of grace."""
+    from rollbook.api.cli import log_work
+
+    log_work.remove_logs(access, **how)

@@ -1,0 +1,84 @@
+"""How commands come to log servers."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import click
+
+from rollbook.api.client.client import Client, connect
+from rollbook.api.client.config import LogClientConfig
+from rollbook.proto.errors import (
+    BadConfig,
+    Guarded,
+    NoSuchLog,
+    RollbookError,
+    ServerUnreachable,
+    Truncated,
+    WriterRequired,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LogAccess:
+    server: str
+    token_file: str | None
+    tls_authorities: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+    timeout_s: float
+
+    def run(self, work: Callable[[Client], Awaitable[T]], log: str = "") -> T:
+        with self._advising(log):
+            return asyncio.run(self._run(work))
+
+    async def _run(self, work: Callable[[Client], Awaitable[T]]) -> T:
+        url = self.server if "://" in self.server else f"log://{self.server}"
+        async with connect(
+            url,
+            LogClientConfig(timeout_s=self.timeout_s),
+            token=self._token(),
+            authorities=self.tls_authorities or "",
+            certificate=self.tls_certificate or "",
+            key=self.tls_key or "",
+        ) as client:
+            return await work(client)
+
+    def _token(self) -> str:
+        if not self.token_file:
+            return ""
+        with open(self.token_file, encoding="utf-8") as file:
+            return file.read().strip()
+
+    @contextmanager
+    def _advising(self, log: str) -> Iterator[None]:
+        """What to type next, with the flags that were given."""
+        flags = f" --server {self.server}"
+        steps: dict[type[RollbookError], str] = {
+            NoSuchLog: f"rollbook log create {log}{flags}",
+            Truncated: f"rollbook log read {log} --from earliest{flags}",
+            Guarded: f"rollbook explain {log}{flags}",
+            ServerUnreachable: "rollbook dev",
+        }
+        try:
+            yield
+        except RollbookError as error:
+            if isinstance(error, WriterRequired):
+                error.next_step = "say --holder NAME; whoever wrote before cannot any more"
+            if not error.next_step:
+                error.next_step = next((s for e, s in steps.items() if isinstance(error, e)), "")
+            raise
+
+
+def ask_whether(what: str, yes: bool) -> None:
+    """Nothing is destroyed unasked. Raises `BadConfig` where nobody can answer."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise BadConfig(f"this would {what}", next_step="say --yes if that is meant")
+    click.confirm(f"Really {what}?", abort=True, err=True)

@@ -1,0 +1,111 @@
+"""How records come from standard input and go to standard output: framed, or as JSON."""
+
+import asyncio
+import base64
+import os
+import stat
+import struct
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterable
+from typing import Final
+
+from rollbook.proto.errors import EntryTooLarge, InvalidRequest
+from rollbook.proto.wire.frames import FRAME_BYTES_MAX
+
+_READ_BYTES: Final = 256 * 1024
+
+
+class Cutter:
+    """A stream of bytes into entries."""
+
+    def __init__(self, frame: str) -> None:
+        self._frame = frame
+        self._mark = {"lf": b"\n", "nul": b"\0"}.get(frame, b"")
+        self._rest = bytearray()
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Those that end in it. Raises `EntryTooLarge`."""
+        if self._mark:
+            first, *others = chunk.split(self._mark)
+            self._rest += first
+            whole = [bytes(self._rest), *others[:-1]] if others else []
+            self._rest[:] = others[-1] if others else self._rest
+        else:
+            self._rest += chunk
+            whole = self._take_counted() if self._frame == "len32" else []
+        if len(self._rest) > FRAME_BYTES_MAX:
+            raise EntryTooLarge(f"the input has no end of an entry in {len(self._rest)} bytes")
+        return whole
+
+    def _take_counted(self) -> list[bytes]:
+        entries: list[bytes] = []
+        position = 0
+        while position + 4 <= len(self._rest):
+            (size,) = struct.unpack_from(">I", self._rest, position)
+            if position + 4 + size > len(self._rest):
+                break
+            entries.append(bytes(self._rest[position + 4 : position + 4 + size]))
+            position += 4 + size
+        del self._rest[:position]
+        return entries
+
+    def end(self) -> list[bytes]:
+        """What the end of the input ends, too."""
+        if self._frame == "len32" and self._rest:
+            raise InvalidRequest(f"the input ends {len(self._rest)} bytes into an entry")
+        return [bytes(self._rest)] if self._rest or self._frame == "whole" else []
+
+
+def input_bytes() -> int:
+    """0 if nobody knows."""
+    status = os.fstat(sys.stdin.fileno())
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+async def standard_input() -> AsyncIterator[bytes]:
+    """Read by a thread, since a terminal or a pipe may keep us waiting; without its buffer, whose
+    lock a waiting thread would hold when the process ends.
+    """
+    loop = asyncio.get_running_loop()
+    chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(maxsize=4)
+    descriptor = sys.stdin.fileno()
+
+    def read() -> None:
+        while True:
+            chunk: bytes | OSError
+            try:
+                chunk = os.read(descriptor, _READ_BYTES)
+            except OSError as error:
+                chunk = error
+            try:
+                asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
+            except (RuntimeError, asyncio.CancelledError):
+                return  # Nobody listens any more.
+            if not chunk or isinstance(chunk, OSError):
+                return
+
+    threading.Thread(target=read, name="standard-input", daemon=True).start()
+    while chunk := await chunks.get():
+        if isinstance(chunk, OSError):
+            raise chunk
+        yield chunk
+
+
+def framed(payloads: Iterable[bytes], frame: str) -> bytes:
+    match frame:
+        case "lf":
+            return b"".join(payload + b"\n" for payload in payloads)
+        case "nul":
+            return b"".join(payload + b"\0" for payload in payloads)
+        case "len32":
+            return b"".join(struct.pack(">I", len(payload)) + payload for payload in payloads)
+    return b"".join(payloads)
+
+
+def as_json(name: str, value: bytes) -> dict[str, str]:
+    """Text if it is some, else under another name."""
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}

@@ -1,0 +1,169 @@
+"""`rollbook log` and `rollbook explain` against a cluster of one bookie, as a user meets them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rollbook.api.cli import main as cli
+from tests.support import processes
+
+PATIENCE_S = 60.0
+MAIN = "rollbook.api.cli.main"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("dev") / "data"
+    with processes.family() as children:
+        child = children.start_module(
+            MAIN, *("dev", "--bookies", "1", "--listen", "127.0.0.1:0"), "--data", folder
+        )
+        while not (line := child.line(PATIENCE_S)).startswith("ready:"):
+            pass
+        yield line.rpartition(" on ")[2].strip()
+
+
+class Shell:
+    """Commands, in this process: each would else wait for an interpreter."""
+
+    def __init__(
+        self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: str
+    ) -> None:
+        self._capfd = capfd
+        self._patch = monkeypatch
+        monkeypatch.setenv("ROLLBOOK_SERVER", server)
+        self.errors = ""
+
+    def run(self, *words: str | int, code: int = 0) -> str:
+        self._patch.setattr(sys, "argv", ["rollbook", *map(str, words)])
+        ended = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            ended = int(end.code or 0)
+        told, self.errors = self._capfd.readouterr()
+        assert ended == code, self.errors
+        return told
+
+    def json(self, *words: str | int) -> Any:
+        return json.loads(self.run(*words, "-o", "json"))
+
+
+@pytest.fixture
+def shell(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: str) -> Shell:
+    return Shell(capfd, monkeypatch, server)
+
+
+def test_lines_go_in_and_come_out(shell: Shell, server: str) -> None:
+    lines = b"".join(b"line %d\n" % number for number in range(20_000))
+    environment = {**os.environ, "ROLLBOOK_SERVER": server}
+    command = [sys.executable, "-m", MAIN, "log"]
+    done = subprocess.run(
+        [*command, "append", "lines", "--create", "-o", "raw"],
+        input=lines,
+        capture_output=True,
+        env=environment,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.stdout == b"20000\n"
+    assert shell.run("log", "read", "lines", "-o", "raw").encode() == lines
+    assert (
+        shell.run("log", "read", "lines", "--from", "-2", "-o", "raw") == "line 19998\nline 19999\n"
+    )
+    assert shell.run("log", "tail", "lines", "--limit", 1, "--from", 7, "-o", "raw") == "line 7\n"
+    found = shell.json("log", "read", "lines", "--from", "19998", "--to", "19999")
+    assert [(each["offset"], each["value"]) for each in found] == [(19998, "line 19998")]
+    assert shell.json("log", "read", "lines", "--from", "latest") == []
+
+
+@pytest.mark.parametrize("frame", ["nul", "len32", "whole"])
+def test_frames_keep_bytes(shell: Shell, server: str, frame: str) -> None:
+    values = [b"a\nb", b"\xff\xfe"] if frame != "whole" else [b"a\nb\0\xff"]
+    data = {
+        "nul": b"a\nb\0\xff\xfe\0",
+        "len32": b"\0\0\0\x03a\nb\0\0\0\x02\xff\xfe",
+        "whole": values[0],
+    }[frame]
+    environment = {**os.environ, "ROLLBOOK_SERVER": server}
+    for words, given in (["append", "--create"], data), (["read", "-o", "raw"], b""):
+        done = subprocess.run(
+            [sys.executable, "-m", MAIN, "log", *words, f"frame-{frame}", "--frame", frame],
+            input=given,
+            capture_output=True,
+            env=environment,
+            check=True,
+            timeout=PATIENCE_S,
+        )
+    assert done.stdout == data
+    assert len(shell.json("log", "read", f"frame-{frame}")) == len(values)
+
+
+def test_the_life_of_a_log(shell: Shell) -> None:
+    made = shell.json("log", "create", "shop/orders", "--retention-age", "7d", "--label", "a=b")
+    assert (made["log"], made["tail"]) == ("shop/orders", 0)
+    assert shell.json("log", "create", "shop/orders", "--retention-age", "1w")["tail"] == 0
+    shell.run("log", "create", "shop/orders", "--retention-age", "8d", code=4)
+    assert "[LOG_EXISTS]" in shell.errors
+    assert shell.run("log", "ls", "or", "--namespace", "shop", "-o", "raw") == "shop/orders\n"
+    assert shell.json("log", "append", "shop/orders", "a", "b", "c")["next_offset"] == 3
+    assert shell.run("log", "roll", "shop/orders", "-o", "raw") == "1\n"
+    shell.run("log", "append", "shop/orders", "d")
+    first, second = shell.json("log", "segments", "shop/orders")
+    assert (first["next_offset"], second["base_offset"]) == (3, 3)
+
+    planned = shell.json("log", "truncate", "shop/orders", "--before", -1, "--dry-run")
+    assert (planned["done"], planned["segments"]) == (False, [0])
+    shell.run("log", "truncate", "shop/orders", "--before", -1, code=2)
+    assert "say --yes" in shell.errors
+    assert shell.run("log", "read", "shop/orders", "-o", "raw") == "a\nb\nc\nd\n"
+    assert shell.json("log", "truncate", "shop/orders", "--before", -1, "--yes")["new_head"] == 3
+    shell.run("log", "read", "shop/orders", "--from", 0, code=3)
+    assert "[TRUNCATED]" in shell.errors
+    assert shell.run("log", "read", "shop/orders", "-o", "raw") == "d\n"
+
+    facts = shell.json("log", "show", "shop/orders")
+    assert (facts["head"], facts["tail"]) == (3, 4)
+    assert (facts["config"]["retention_age_s"], facts["config"]["labels"]) == (604_800, {"a": "b"})
+    kinds = shell.run("log", "journal", "shop/orders", "-o", "raw").split()
+    assert {"log_created", "log_opened", "log_truncated"} <= set(kinds)
+
+    shell.run("log", "seal", "shop/orders", code=2)
+    assert shell.run("log", "seal", "shop/orders", "--yes", "-o", "raw") == "4\n"
+    assert shell.run("log", "tail", "shop/orders", "-o", "raw") == "d\n"  # It ends by itself.
+    shell.run("log", "append", "shop/orders", "e", code=4)
+    assert "[SEALED]" in shell.errors
+    shell.run("log", "rm", "shop/orders", code=2)
+    shell.run("log", "rm", "shop/orders", "--yes")
+    assert shell.run("log", "ls", "--namespace", "shop", "-o", "raw") == ""
+    shell.run("log", "show", "shop/orders", code=3)
+
+
+def test_an_exclusive_log_has_one_writer(shell: Shell) -> None:
+    shell.run("log", "create", "wal", "--exclusive")
+    shell.run("log", "append", "wal", "a", code=2)
+    assert "--holder" in shell.errors
+    shell.run("log", "append", "wal", "a", "--holder", "me")
+    shell.run("log", "append", "wal", "b", "--holder", "another")
+    shown = shell.json("log", "show", "wal")
+    assert (shown["tail"], shown["writer_epoch"], shown["writer_holder"]) == (2, 2, "another")
+
+
+def test_what_to_type_next_can_be_typed(shell: Shell) -> None:
+    shell.run("log", "read", "nobody", code=3)
+    (command,) = re.findall(r"try: rollbook (.*)", shell.errors)
+    shell.run(*command.split())
+    assert shell.json("log", "read", "nobody") == []
+    shell.run("log", "read", "nobody", "--from", "soon", code=2)
+    assert "is no position" in shell.errors
+    shell.run("log", "create", "Nobody", code=2)
+    shell.run("log", "create", "x", "--retention-bytes", "many", code=2)
+    shell.run("log", "ls", "--server", "127.0.0.1:1", "--timeout", "0.3", code=5)
+    assert "try: rollbook dev" in shell.errors
+    shell.run("log", "ls", "--server", "http://127.0.0.1:1", code=2)
