@@ -30,6 +30,7 @@ _GROUPS: Final = {
     "bookie": "Make, mend and inspect a bookie",
     "cluster": "Initialise and inspect a cluster",
     "log": "Make, append to, read, follow and truncate logs",
+    "explain": "Say what is going on with a log",
     "ledger": "Look at, write, read, recover and verify ledgers",
     "recovery": "Bring back what bookies have lost",
 }

@@ -165,7 +165,7 @@ def test_no_help_loads_what_its_command_does() -> None:
     asked, loaded = json.loads(found.stderr)
     assert {"", "server bookie", "bookie init", "bookie mark", "cluster info", "demo"} <= set(asked)
     words = {"bookie", "bookie_identity", "bookie_inspect", "bookie_options", "cluster", "demo"}
-    words |= {"dev", "lazy", "ledger", "log", "main", "output", "recovery", "server"}
+    words |= {"dev", "explain", "lazy", "ledger", "log", "main", "output", "recovery", "server"}
     values = {
         "bookie.core.remedies",
         "proto.errors",

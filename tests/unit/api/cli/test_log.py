@@ -167,3 +167,23 @@ def test_what_to_type_next_can_be_typed(shell: Shell) -> None:
     shell.run("log", "ls", "--server", "127.0.0.1:1", "--timeout", "0.3", code=5)
     assert "try: rollbook dev" in shell.errors
     shell.run("log", "ls", "--server", "http://127.0.0.1:1", code=2)
+
+
+def test_a_log_explains_itself(shell: Shell) -> None:
+    shell.run("log", "create", "told", "--retention-age", "7d", "--exclusive")
+    shell.run("log", "append", "told", "a", "b", "--holder", "me")
+    shell.run("log", "roll", "told")
+    told = shell.json("explain", "told")
+    assert told["owner"].startswith("log-1")
+    assert (told["head"], told["tail"], told["writer"]) == (0, 2, "me, in writer epoch 1")
+    assert "604800 s" in told["retention"]
+    assert re.search(r"at \d+ bytes or \d+ entries, or at \d{4}-", told["next_roll"])
+    assert [each["state"] for each in told["segments"]] == ["closed", "open"]
+    assert "log_opened" in {each["kind"] for each in told["events"]}
+    lines = shell.run("explain", "told").splitlines()
+    assert lines[0].split() == ["log", "default/told"]
+    assert "segments" in lines
+    shell.run("log", "seal", "told", "--yes")
+    sealed = shell.json("explain", "told")
+    assert (sealed["state"].partition(":")[0], sealed["next_roll"]) == ("sealed", "never")
+    shell.run("explain", "untold", code=3)
