@@ -10,10 +10,11 @@
         for record in log.read():
             print(record.offset, record.value)
 
-A thin face: one thread of its own runs the loop, and each call waits there for what it says. Calls may come
-from any thread.
+A thin face: one thread runs the loop of all clients, and each call waits there for what it says.
+Calls may come from any thread.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -43,22 +44,32 @@ def connect(
     key: str = "",
 ) -> "SyncClient":
     """As `rollbook.aio.connect`; the caller calls `close`, or uses `with`."""
-    thread = LoopThread("rollbook-client")
-    try:
-        client = thread.call(
-            lambda: aio.connect(
-                url,
-                config,
-                token=token,
-                authorities=authorities,
-                certificate=certificate,
-                key=key,
-            )
+    thread = _shared_thread()
+    client = thread.call(
+        lambda: aio.connect(
+            url,
+            config,
+            token=token,
+            authorities=authorities,
+            certificate=certificate,
+            key=key,
         )
-        return SyncClient(thread, client)
-    except BaseException:
-        thread.close()
-        raise
+    )
+    return SyncClient(thread, client)
+
+
+_threads: list[LoopThread] = []
+_making = threading.Lock()
+
+
+def _shared_thread() -> LoopThread:
+    """One for all clients of the process, and for as long as it lives: gRPC's poller, of which there
+    is one in a process, calls a loop that it has once seen, closed or not.
+    """
+    with _making:
+        if not _threads or not _threads[-1].is_alive:  # None was needed yet, or this is a fork.
+            _threads[:] = [LoopThread("rollbook-client")]
+        return _threads[-1]
 
 
 class SyncClient:
@@ -110,7 +121,6 @@ class SyncClient:
         """Idempotent."""
         if self._thread.is_alive:
             self._thread.run(self._client.close())
-            self._thread.close()
 
     def __enter__(self) -> Self:
         return self

@@ -167,3 +167,14 @@ def test_errors_are_those_of_the_service(client: SyncClient) -> None:
     log.seal()
     with pytest.raises(LogSealed):
         log.append(b"late")
+
+
+def test_clients_come_and_go_on_one_loop(url: str) -> None:
+    """gRPC's poller complains, at any time later, of a loop that it has seen and that was closed."""
+    for _ in range(3):
+        with rollbook.connect(url) as one, rollbook.connect(url) as other:
+            assert one.limits() == other.limits()
+    with pytest.raises(ClientClosed):
+        one.limits()
+    clients = [thread for thread in threading.enumerate() if thread.name == "rollbook-client"]
+    assert len(clients) == 1
