@@ -19,7 +19,7 @@ Clients import this module: it loads nothing heavy.
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from rollbook.logservice.ids import (
     FIRST_SEGMENT,
@@ -33,7 +33,7 @@ from rollbook.logservice.ids import (
     WriterEpoch,
 )
 from rollbook.logservice.log_config import LogConfig
-from rollbook.proto.errors import RollbookError
+from rollbook.proto.errors import InvalidRequest, RollbookError
 from rollbook.proto.ids import EntryId, LedgerId
 
 # --- Appending --------------------------------------------------------------------------------
@@ -343,6 +343,10 @@ class SealAnswer:
     tail: Offset
 
 
+HOLDER_CHARACTERS_MAX: Final = 255
+TTL_MS_MAX: Final = (1 << 32) - 1
+
+
 class AcquireMode(Enum):
     STEAL = "steal"  # Fences whoever holds it.
     WAIT = "wait"  # Until it is released or has run out, or the deadline passes.
@@ -352,9 +356,15 @@ class AcquireMode(Enum):
 @dataclass(frozen=True, slots=True)
 class AcquireWriter:
     log: LogName
-    holder: str  # Shown to others: who it is.
+    holder: str  # Shown to others: who it is. Kept in every snapshot of the log.
     mode: AcquireMode = AcquireMode.STEAL
     ttl_ms: int = 0  # 0: until it is released or stolen.
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.holder) <= HOLDER_CHARACTERS_MAX:
+            raise InvalidRequest(f"a holder's name has 1 to {HOLDER_CHARACTERS_MAX} characters")
+        if not 0 <= self.ttl_ms <= TTL_MS_MAX:
+            raise InvalidRequest(f"a writer's lease of {self.ttl_ms} ms is outside 0 … 2^32-1")
 
 
 @dataclass(frozen=True, slots=True)

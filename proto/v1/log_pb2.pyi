@@ -1390,7 +1390,7 @@ class AcquireWriterRequest(_message.Message):
     log: _builtins.str
     """`namespace/log`."""
     holder: _builtins.str
-    """Shown to others."""
+    """Shown to others: 1 to 255 characters."""
     mode: Global___AcquireMode.ValueType
     """If it is held."""
     ttl_ms: _builtins.int

@@ -1,0 +1,32 @@
+"""Words refuse what a log could not carry: clients hear of it before they ask, doors as they listen."""
+
+import pytest
+
+from rollbook.api.grpc.translation import pack, unpack
+from rollbook.logservice.ids import LogName
+from rollbook.logservice.words import HOLDER_CHARACTERS_MAX, AcquireMode, AcquireWriter
+from rollbook.proto.errors import InvalidRequest
+from rollbook.proto.v1 import log_pb2
+
+LOG = LogName("default", "orders")
+
+
+def test_whoever_holds_a_log_fits_into_its_memory() -> None:
+    """It is in the first entry of every segment, and nobody could roll or open the log again."""
+    longest = AcquireWriter(LOG, "é" * HOLDER_CHARACTERS_MAX)
+    assert unpack(pack(longest), AcquireWriter) == longest
+
+
+@pytest.mark.parametrize("holder", ["", "h" * (HOLDER_CHARACTERS_MAX + 1), "h" * 3_000_000])
+def test_nobody_and_the_endless_hold_no_log(holder: str) -> None:
+    """A log without a holder is one that was released."""
+    with pytest.raises(InvalidRequest):
+        AcquireWriter(LOG, holder)
+    with pytest.raises(InvalidRequest):
+        unpack(log_pb2.AcquireWriterRequest(log=str(LOG), holder=holder), AcquireWriter)
+
+
+@pytest.mark.parametrize("ttl_ms", [-1, 1 << 32])
+def test_leases_are_numbers_of_32_bits(ttl_ms: int) -> None:
+    with pytest.raises(InvalidRequest):
+        AcquireWriter(LOG, "me", AcquireMode.STEAL, ttl_ms)
