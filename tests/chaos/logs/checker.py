@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Final, NamedTuple
 
 from rollbook.proto.errors import Outcome
@@ -58,6 +59,7 @@ class Judgement:
     refused: int = 0
     shown: int = 0
     repeated: int = 0
+    frozen: int = 0
     acks: dict[str, list[Acked]] = field(default_factory=lambda: defaultdict(list))
     opened: list[Opened] = field(default_factory=list)
 
@@ -246,18 +248,23 @@ def judge(
 
 
 def _check_thaws(judgement: Judgement, freezes: Sequence[Freeze], lease_s: float) -> None:
-    for opened in judgement.opened:
-        for freeze in freezes:
-            is_long = freeze.to_ns - freeze.from_ns > lease_s * 1e9
-            if not is_long or freeze.server_id != opened.server_id or opened.at_ns > freeze.from_ns:
-                continue
-            late = [
-                ack
-                for ack in judgement.acks[opened.log]
-                if ack.epoch == opened.epoch
-                and ack.invoked_ns > freeze.from_ns
-                and ack.at_ns > freeze.to_ns
-            ]
-            if late:
-                text = f"{opened.log}: {opened.server_id} acked {len(late)} as epoch {opened.epoch}"
-                judgement.violations.append(f"thaw: {text}, after it had been stopped")
+    long = [each for each in freezes if each.to_ns - each.from_ns > lease_s * 1e9]
+    for opened, freeze in product(judgement.opened, long):
+        if opened.server_id != freeze.server_id or opened.at_ns > freeze.from_ns:
+            continue
+        judgement.frozen += _owner_at(judgement, opened.log, freeze.from_ns) == opened
+        late = [
+            ack
+            for ack in judgement.acks[opened.log]
+            if ack.epoch == opened.epoch
+            and ack.invoked_ns > freeze.from_ns
+            and ack.at_ns > freeze.to_ns
+        ]
+        if late:
+            text = f"{opened.log}: {opened.server_id} acked {len(late)} as epoch {opened.epoch}"
+            judgement.violations.append(f"thaw: {text}, after it had been stopped")
+
+
+def _owner_at(judgement: Judgement, log: str, at_ns: int) -> Opened | None:
+    before = (each for each in judgement.opened if each.log == log and each.at_ns <= at_ns)
+    return max(before, key=lambda each: each.epoch, default=None)

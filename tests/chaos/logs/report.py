@@ -28,6 +28,7 @@ class Away(NamedTuple):
     gap_ns: int  # From the last ack to the next.
     noticed_ns: int  # From the kill to the list that names the next owner.
     resumed_ns: int  # From there to the first ack.
+    reason: str  # Of the next owner.
 
 
 def describe(judgement: Judgement, struck: Sequence[Struck], settled_s: float) -> list[str]:
@@ -42,6 +43,7 @@ def describe(judgement: Judgement, struck: Sequence[Struck], settled_s: float) -
         f"{len(struck)} faults, {overlapping} pairs at once: {faults}",
         f"{judgement.appended:,} appends: {judgement.acked:,} acked, {judgement.refused:,} refused",
         f"{judgement.unknown_share:.1%} unknown; {judgement.repeated:,} batches sent once more",
+        f"{judgement.frozen} times a log's owner was stopped for longer than its lease",
         f"{judgement.shown:,} records shown; {len(judgement.opened)} openings of logs",
         *_kills(judgement, struck),
         f"all sealed and audited {settled_s:.1f} s after healing",
@@ -57,12 +59,14 @@ def _kills(judgement: Judgement, struck: Sequence[Struck]) -> Iterator[str]:
             continue
         worst = max(gaps, key=lambda gap: gap.gap_ns)
         others = [each for each in struck if each is not kill and _overlaps(each, kill, worst)]
-        beside = ", ".join(each.kind.value for each in others)
+        beside = (
+            ", ".join(f"{each.target} {each.kind.value}" for each in others) or "no other fault"
+        )
         yield (
-            f"{kill.target} killed, {len(gaps)} logs: longest append gap {worst.gap_ns / _MS:,.0f} ms "
+            f"{kill.target} killed, up again after {(kill.to_ns - kill.from_ns) / _MS:,.0f} ms at the "
+            f"earliest; {len(gaps)} logs, longest append gap {worst.gap_ns / _MS:,.0f} ms "
             f"({worst.noticed_ns / _MS:,.0f} to refusals, fence, recovery and list; "
-            f"{worst.resumed_ns / _MS:,.0f} from there to the first ack)"
-            + (f"; meanwhile: {beside}" if beside else "; nothing else was wrong")
+            f"{worst.resumed_ns / _MS:,.0f} from there to the first ack; {worst.reason}); {beside}"
         )
 
 
@@ -87,7 +91,8 @@ def _gaps(judgement: Judgement, kill: Struck) -> Iterator[Away]:
         around = [pair for pair in pairwise(times[start:]) if pair[0] <= next_at_ns <= pair[1]]
         for last, first in around[:1]:
             noticed = next_at_ns - kill.from_ns
-            yield Away(log, first - last, noticed, first - next_at_ns)
+            next_owner = openings[owner + 1]
+            yield Away(log, first - last, noticed, first - next_at_ns, next_owner.reason)
 
 
 def _owner_at(openings: Sequence[Opened], at_ns: int) -> int | None:
