@@ -5,8 +5,9 @@ after that, so that it works while answers are sent. What one reader fetches, ot
 """
 
 import asyncio
+import sys
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,6 +21,7 @@ from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import File
 
 _STRETCH_BYTES: Final = 512 * 1024
+_REQUESTS_BYTES: Final = 4 * 1024 * 1024  # What one reader may have asked for at a time.
 _BODIES_BYTES: Final = 64 * 1024
 _SERIAL_SHIFT: Final = 32  # Positions are u32.
 
@@ -42,6 +44,7 @@ class RecordFile:
         self._cache = cache.bodies
         self._serial = next(cache.serials) << _SERIAL_SHIFT
         self._coming: dict[int, asyncio.Event] = {}  # Numbers of records that are being fetched.
+        self._read_up_to = sys.maxsize  # By whoever read in order, last.
         self._readers = 0
         self._is_retired = False
 
@@ -107,40 +110,53 @@ class RecordFile:
             body = self._cache.get(self._serial | self.records[at])
             if body is not None:  # Else it is damaged, or was not kept.
                 return body
-        if not at or not self._is_read(at - 1):
-            return await self._fetch(at, at)
-        last = self._last_of_stretch(at)
-        if last + 1 < len(self.records) and not self._is_read(last + 1):
-            start, end = self.records[last + 1], self._end_of(self._last_of_stretch(last + 1))
-            self.file.will_read(start, end - start)
-        return await self._fetch(at, last)
+        if not self._is_next(at):
+            return await self._fetch(at, range(at, at + 1))
+        stretch = self._stretch_of(at)
+        self._read_up_to = self._end_of(stretch[-1])
+        self._announce_behind(stretch[-1])
+        return await self._fetch(at, stretch)
+
+    def _is_next(self, at: int) -> bool:
+        """For whoever reads in order, perhaps by several requests at a time: these begin far apart."""
+        distance = self.records[at] - self._read_up_to
+        return 0 <= distance <= _REQUESTS_BYTES or (at > 0 and self._is_read(at - 1))
 
     def _is_read(self, at: int) -> bool:
         """Or is being read."""
         return at in self._coming or self._cache.peek(self._serial | self.records[at]) is not None
 
-    def _last_of_stretch(self, first: int) -> int:
-        """That is read at one go, in order."""
-        last, limit = first, self.records[first] + _STRETCH_BYTES
-        while (
-            last + 1 < len(self.records)
-            and last + 1 not in self._coming
-            and self._end_of(last + 1) <= limit
-        ):
-            last += 1
-        return last
+    def _announce_behind(self, last: int) -> None:
+        """The next stretch that nobody reads yet."""
+        limit = self._end_of(last) + _REQUESTS_BYTES
+        while last + 1 < len(self.records) and self.records[last + 1] < limit:
+            stretch = self._stretch_of(last + 1)
+            if not self._is_read(last + 1):
+                start = self.records[stretch[0]]
+                self.file.will_read(start, self._end_of(stretch[-1]) - start)
+                return
+            last = stretch[-1]
 
-    async def _fetch(self, at: int, last: int) -> bytes:
-        """Record number `at`, verified; those behind it go to the cache."""
-        start, numbers = self.records[at], range(at, last + 1)
+    def _stretch_of(self, at: int) -> range:
+        """What is read at one go by whoever comes to record `at` first. They are the same for everybody."""
+        number = self.records[at] // _STRETCH_BYTES
+        first = bisect_left(self.records, number * _STRETCH_BYTES, 0, at)
+        end = bisect_left(self.records, (number + 1) * _STRETCH_BYTES, at)
+        first = next(n for n in range(first, at + 1) if n == at or not self._is_read(n))
+        return range(first, next((n for n in range(at + 1, end) if n in self._coming), end))
+
+    async def _fetch(self, at: int, numbers: range) -> bytes:
+        """Record number `at`, verified; the others of these numbers go to the cache."""
+        start = self.records[numbers[0]]
         has_come = asyncio.Event()
         self._coming |= dict.fromkeys(numbers, has_come)
         try:
-            data = await self.file.read_at(start, self._end_of(last) - start)
+            data = await self.file.read_at(start, self._end_of(numbers[-1]) - start)
             reader = RecordReader(data, self.header.file_id, start)
-            for ahead in numbers[1:]:
+            for number in numbers:
                 try:
-                    self._keep(reader, self.records[ahead])
+                    if number != at:
+                        self._keep(reader, self.records[number])
                 except TornRecord:
                     pass  # Whoever wants it will see for himself.
             return self._keep(reader, self.records[at])

@@ -122,7 +122,7 @@ class File(Protocol):
     def will_read(self, position: int, length: int) -> None:
         """A hint, which may be ignored: the machine may read it while the caller does other things.
 
-        It is the reader's next but one `read_at`, with these very arguments.
+        It is for one `read_at` soon to come, of this or a part of it.
         """
 
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:

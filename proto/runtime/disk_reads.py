@@ -105,11 +105,21 @@ def foresee(descriptor: int) -> None:
 class _Stretch:
     """Of a file: on its way, or here."""
 
-    __slots__ = ("began_s", "file", "found", "has_ended", "is_outdated", "job", "key", "length")
+    __slots__ = (
+        "began_s",
+        "file",
+        "found",
+        "has_ended",
+        "is_outdated",
+        "job",
+        "length",
+        "position",
+    )
 
-    def __init__(self, key: tuple[object, int, int]) -> None:
-        self.key = key
-        self.file, _, self.length = key
+    def __init__(self, file: object, position: int, length: int) -> None:
+        self.file = file
+        self.position = position
+        self.length = length
         self.began_s = time.monotonic()
         self.is_outdated = False
         self.has_ended = False
@@ -131,15 +141,14 @@ class Ahead:
 
     def __init__(self) -> None:
         self._threads = Threads("disk-ahead", _AHEAD_THREADS)
-        self._stretches: dict[tuple[object, int, int], _Stretch] = {}  # Oldest first.
+        self._stretches: dict[tuple[object, int], _Stretch] = {}  # Oldest first.
         self._bytes = 0
 
     def start(self, file: object, position: int, length: int, read: Callable[[], bytes]) -> None:
         """Unless there is too much that others may still want."""
-        key = (file, position, length)
-        if key in self._stretches or not self._make_room(length):
+        if (file, position) in self._stretches or not self._make_room(length):
             return
-        stretch = self._stretches[key] = _Stretch(key)
+        stretch = self._stretches[file, position] = _Stretch(file, position, length)
         self._bytes += length
         stretch.job = self._threads.start(lambda: stretch.read(read))
 
@@ -154,13 +163,14 @@ class Ahead:
         return True
 
     async def take(self, file: object, position: int, length: int) -> bytes | None:
-        """None: it was not read, or cannot be."""
-        stretch = self._stretches.get((file, position, length))
-        if stretch is None or stretch.is_outdated:
-            return None
-        self._drop(stretch)
-        await stretch.job.wait()
-        return stretch.found
+        """All of it or a part; None: it was not read, or cannot be."""
+        for stretch in self._of(file):
+            start = position - stretch.position
+            if 0 <= start <= stretch.length - length and not stretch.is_outdated:
+                self._drop(stretch)
+                await stretch.job.wait()
+                return None if stretch.found is None else stretch.found[start : start + length]
+        return None
 
     def outdate(self, file: object) -> None:
         """Whoever reads it now sees what was written."""
@@ -171,8 +181,7 @@ class Ahead:
         """Returns when nothing of it is read any more."""
         while stretches := self._of(file):
             await stretches[0].job.wait()
-            if stretches[0].key in self._stretches:
-                self._drop(stretches[0])
+            self._drop(stretches[0])
 
     def _of(self, file: object) -> list[_Stretch]:
         if not self._stretches:
@@ -180,8 +189,8 @@ class Ahead:
         return [each for each in self._stretches.values() if each.file is file]
 
     def _drop(self, stretch: _Stretch) -> None:
-        del self._stretches[stretch.key]
-        self._bytes -= stretch.length
+        if self._stretches.pop((stretch.file, stretch.position), None):
+            self._bytes -= stretch.length
 
     def close(self) -> None:
         """Returns when everything that was asked for is done."""
