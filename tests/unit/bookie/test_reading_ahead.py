@@ -85,6 +85,23 @@ async def test_who_comes_behind_another_reads_ahead_and_nothing_twice() -> None:
     assert sum(length for _, length in file.reads) == records.end - FILE_HEADER_BYTES
 
 
+async def test_several_requests_of_one_reader_are_read_in_order() -> None:
+    """Each begins where the one before has not got to yet."""
+    records, file = written()
+    file.gate.set()
+
+    async def request(first: int) -> list[bytes]:
+        positions = [each + HEAD_BYTES for each in records.records[first : first + 16]]
+        return await records.read_run(positions, [len(BODIES[0])] * len(positions))
+
+    async with asyncio.timeout(30):
+        assert await request(0) == BODIES[:16]
+        pieces = await asyncio.gather(*(request(first) for first in (16, 32, 48)))
+    assert [body for piece in pieces for body in piece] == BODIES[16:]
+    assert sum(length for _, length in file.reads) == records.end - FILE_HEADER_BYTES
+    assert len(file.reads) <= 2 + -(-records.end // (512 * 1024))
+
+
 async def test_what_was_not_kept_or_is_damaged_is_read_by_whoever_waited_for_it() -> None:
     records, file = written(cache_bytes=10)
     file.gate.set()
