@@ -18,6 +18,7 @@ from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.segment_writer import drop_ledger, make_ledger
 from rollbook.proto.errors import (
     Guarded,
+    Invalid,
     MetadataConflict,
     NoSuchLog,
     OutcomeUnknown,
@@ -119,6 +120,9 @@ class ListKeeper:
                 except (MetadataConflict, Unavailable, OutcomeUnknown) as error:
                     self._log.info("log_list_not_written", reason=error.code.reason)
                     await self._stopping_if_failed(writer, self.refresh())
+                except Invalid:  # The list has become too long: nothing was written.
+                    await drop_ledger(self._ground, writer)
+                    raise
                 except BaseException:
                     await writer.stop()
                     raise

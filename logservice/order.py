@@ -196,16 +196,17 @@ class Order:
                 self._settling.on_answered((waiter, result, None))
 
     async def room_for(self, entries: int, block_bytes: int) -> None:
-        """Returns when there is room, at once if there is: use it before you await again."""
+        """Returns when there is room, at once if there is: use it before you await again.
+
+        Raises as `use`.
+        """
         if len(self._settling) + len(self._barriers) >= _UNCERTAIN_MAX:
             await self.until_settled()
-        while True:
-            self.use()
-            writing = self.writing
-            if writing is None:
-                return
+        self.use()
+        while (writing := self.writing) is not None:
             with suppress(RollbookError):  # Then the append will say so.
                 await writing.writer.ready(entries, block_bytes)
+            self.use()  # The log may have been given up meanwhile.
             if writing is self.writing:
                 return
 
@@ -252,7 +253,9 @@ class Order:
         await waiter
 
     async def until_settled(self) -> None:
-        """All that was decided so far."""
+        """All that was decided so far. Raises `OwnerChanging`, and what becomes of pending appends."""
+        if self.failure is not None:  # Whoever waited was told; nobody will be any more.
+            raise self.refusal()
         waiter = self._new_future()
         self.answer(waiter, None)
         await waiter

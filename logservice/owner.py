@@ -34,8 +34,10 @@ from rollbook.logservice.words import AcquireMode, Condition, TruncateAnswer, Wr
 from rollbook.logservice.writership import Writership
 from rollbook.proto.errors import (
     AppendUnsettled,
+    InvalidRequest,
     LogSealed,
     Missing,
+    Overloaded,
     OwnerChanging,
     OwnerFenced,
     OwnerLost,
@@ -271,6 +273,12 @@ class Owner:
 
         try:
             answer = await self._keeper.attempt(attempt, until_known=False)
+        except (
+            InvalidRequest
+        ) as refusal:  # Beyond this tail, which a later owner's may be, too (LS4).
+            self._order.use()
+            await self._order.refused(refusal)
+            raise
         except (OwnerFenced, Missing) as error:
             raise self._on_disowned(error) from error
         self._tidy()
@@ -305,23 +313,39 @@ class Owner:
         """
         order, memory = self._order, self._memory
         await order.room_for(2, len(block or b""))
+        is_appended = False
         if block is not None and info is not None:
             tail = memory.tail
             last = self.append(block, info, condition)
-            if memory.tail == tail:
+            is_appended = memory.tail != tail
+            if not is_appended:
                 await last.answer  # Refused; or it was appended before.
+                await order.room_for(1, 0)
         elif condition is not None and not memory.is_sealed:
             try:
                 order.sequencer.check(condition)
             except RollbookError as refusal:
                 await order.refused(refusal)
-        if not memory.is_sealed:
-            order.say(Sealed())
-            memory.is_sealed = True
-            self._sealing = self._loop.create_task(self._finish_seal())
+        while not memory.is_sealed:
+            try:
+                order.say(Sealed())
+            except Overloaded:  # A snapshot took the room that there was.
+                await self._room_to_seal(is_appended)
+            else:
+                memory.is_sealed = True
+                self._sealing = self._loop.create_task(self._finish_seal())
         if self._sealing is not None:
             await asyncio.shield(self._sealing)
         return self.tail
+
+    async def _room_to_seal(self, is_appended: bool) -> None:
+        """What keeps a log from being sealed behind its last block does not tell what that one came to."""
+        try:
+            await self._order.room_for(1, 0)
+        except RollbookError as error:
+            if not is_appended:
+                raise
+            raise AppendUnsettled("its last block may be in the log", log=str(self.name)) from error
 
     async def _finish_seal(self) -> None:
         await self._order.until_settled()

@@ -18,13 +18,13 @@ import structlog
 
 from rollbook.logservice.core.control import Follows
 from rollbook.logservice.core.ledger_list import LedgerList
-from rollbook.logservice.core.rolling import SegmentLimits
+from rollbook.logservice.core.rolling import SEGMENTS_MAX, SegmentLimits
 from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import Offset, SegmentId
 from rollbook.logservice.list_keeper import ListKeeper
 from rollbook.logservice.order import Order
 from rollbook.logservice.segment_writer import SegmentWriter
-from rollbook.proto.errors import Missing, RollbookError, Superseded
+from rollbook.proto.errors import InvalidRequest, Missing, RollbookError, Superseded
 from rollbook.proto.ids import LedgerId
 
 _ROLL_AGAIN_S: Final = 1.0  # After a roll that could not even begin.
@@ -95,6 +95,11 @@ class Succession:
     async def _roll(self, reason: str) -> SegmentId:
         order, old = self._order, self._order.writing
         assert old is not None
+        if len(self._keeper.list.segments) >= SEGMENTS_MAX:
+            raise InvalidRequest(
+                f"a log that has {SEGMENTS_MAX} segments rolls no more",
+                next_step="truncate the log, or give it larger segments (roll_bytes, roll_age_s)",
+            )
 
         def with_successor(listed: LedgerList, ledger_id: LedgerId) -> LedgerList:
             return listed.with_successor(ledger_id, reason, order.memory.timestamp_us)
@@ -107,10 +112,11 @@ class Succession:
             await writer.stop()
             raise order.refusal()
         limits = SegmentLimits(self._keeper.list.config, self._ground.randomness)
+        follows = Follows(old.ledger_id, old.writer.last_appended, order.memory.pack())
         order.take(writer, segment.segment_id, limits)
         self._unclosed = [old, order.writing] if order.writing else [old]
         try:
-            order.say(Follows(old.ledger_id, old.writer.last_appended, order.memory.pack()))
+            order.say(follows)
         except RollbookError as error:  # Nothing else may be its first entry.
             order.on_ledger_failed(error)
             raise order.refusal() from error

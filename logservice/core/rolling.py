@@ -11,6 +11,8 @@ from rollbook.logservice.core.retention import roll_age_s
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.ports import Randomness
 
+SEGMENTS_MAX: Final = 16_000  # What is left of the list's node is for owners to come.
+
 _JITTER: Final = 0.1
 BYTES: Final = "bytes"
 ENTRIES: Final = "entries"

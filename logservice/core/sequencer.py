@@ -141,7 +141,10 @@ class Sequencer:
         return None if self._held_until_ns is None else max(self._held_until_ns - now_ns, 0)
 
     def acquire(self, holder: str, mode: AcquireMode, ttl_ms: int, now_ns: int) -> WriterAcquired:
-        """What to write into the log, and then to tell to `on_acquired`. Raises `WriterHeld`."""
+        """What to write into the log, and then to tell to `on_acquired`.
+
+        Raises `WriterHeld`, `LogSealed`.
+        """
         memory = self.memory
         if memory.is_sealed:
             raise LogSealed(tail=memory.tail)

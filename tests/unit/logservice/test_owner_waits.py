@@ -1,0 +1,126 @@
+"""LS4, LS11: what may have become of a log while its owner waited, and how long a list may grow."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from rollbook.logservice import segment_writer, succession
+from rollbook.logservice.ids import Offset, ProducerRef
+from rollbook.proto.errors import InvalidRequest, OwnerChanging, OwnerLost
+from tests.unit.logservice import owner_scene
+from tests.unit.logservice.owner_scene import Scene, block_of, play, refused
+
+
+def ref(seq: int) -> ProducerRef:
+    return ProducerRef(b"p", 0, seq)
+
+
+# --- What was read before a wait -------------------------------------------------------------------
+
+
+def test_a_seal_whose_last_block_was_appended_before_does_not_come_after_the_hand_over() -> None:
+    """LS4: between the answer to the block and the seal the log may have been given up."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await log.append(b"a", producer=ref(0))
+        scene.set_bookies(delay_s=0.05)
+        pending = log.begin(b"b", producer=ref(1))  # What the answer has to wait for.
+        sealing = log.server.begin(log.owner.seal(*block_of(b"a", producer=ref(0))))
+        await asyncio.sleep(0)
+        closing = log.server.begin(log.owner.close("test"))
+        await refused(scene.within(sealing), OwnerChanging)
+        await scene.within(pending.answer)
+        await scene.within(closing)
+        assert (await scene.stored()).list.owner is None
+        assert await scene.values() == [b"a", b"b"]
+
+    play(story)
+
+
+def test_a_log_is_sealed_though_a_snapshot_takes_the_last_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its last block is in the log by then: "nothing was done" would be a lie."""
+    monkeypatch.setattr(owner_scene, "FAST", replace(owner_scene.FAST, writer_window_entries=10))
+    monkeypatch.setattr(segment_writer, "_SNAPSHOT_ENTRIES", 11)
+    monkeypatch.setattr(segment_writer, "_SNAPSHOT_SHARE", 0)
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        scene.set_bookies(delay_s=0.05)
+        while log.owner._order.writing and log.owner._order.writing.entries < 10:
+            log.begin(b"a")
+        before = log.owner._memory.tail
+        assert await log.run(log.owner.seal(*block_of(b"last"))) == before + 1
+        await log.close()
+        assert (await scene.values())[-1] == b"last"
+
+    play(story)
+
+
+def test_who_truncates_when_the_owner_is_lost_hears_of_it() -> None:
+    """It is lost in the very turn in which the roll is over that the truncation has waited for."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await log.append(b"a")
+        truncating = log.server.begin(log.owner.truncate(Offset(1), force_roll=True))
+        await scene.until(lambda: log.owner._succession.rolling)
+        rolling = log.owner._succession.rolling
+        assert rolling is not None
+
+        def lose(_: object) -> None:
+            log.begin(b"b")
+            log.owner.lose("the test says so")
+
+        rolling.add_done_callback(lose, context=log.server.context)
+        await refused(scene.within(truncating), OwnerChanging)
+        await log.run(log.owner.ended())
+
+    play(story)
+
+
+def test_beyond_its_tail_is_no_answer_of_an_owner_that_was_replaced() -> None:
+    """LS4: the newer owner's tail lies further on."""
+
+    async def story(scene: Scene) -> None:
+        first = await (await scene.server("s1")).open()
+        await first.append(b"a")
+        log = await (await scene.server("s2")).open()
+        await log.append(b"b")
+        await refused(first.run(first.owner.truncate(Offset(2))), OwnerLost)
+        assert (await log.run(log.owner.truncate(Offset(2)))).new_head == 2
+        await first.run(first.owner.ended())
+        await log.close()
+
+    play(story)
+
+
+# --- Bounds ----------------------------------------------------------------------------------------
+
+
+def test_a_log_with_too_many_segments_rolls_no_more_and_can_be_opened_and_truncated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(succession, "SEGMENTS_MAX", 2)
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await log.append(b"a")
+        await log.run(log.owner.roll())
+        await log.append(b"b")
+        ledgers = [each async for each in scene.ledgers.list()]
+        await refused(log.run(log.owner.roll()), InvalidRequest)
+        assert [each async for each in scene.ledgers.list()] == ledgers
+        await log.append(b"c")
+        log.server.node.kill()
+        again = await (await scene.server("s2")).open()
+        await again.run(again.owner.truncate(Offset(3)))
+        await again.append(b"d")
+        await again.run(again.owner.roll())
+        await again.close()
+        assert (await scene.values())[-1] == b"d"
+
+    play(story)
