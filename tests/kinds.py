@@ -26,6 +26,7 @@ BENCHES: Final = {
             "hung",
             "ledger",
             "ledger_client",
+            "logs",
             "memory",
             "metastore",
         ),

@@ -1,0 +1,126 @@
+"""NATS JetStream under load, through nats-py: a log is a file stream with three replicas and one subject.
+
+    python -m tests.bench.load.jetstream_worker nats://host:port,nats://host:port,…
+
+It runs in a virtual environment that knows nothing of ours.
+"""
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import nats
+from nats.js.api import DeliverPolicy, StorageType, StreamConfig
+
+from tests.bench.load import jobs, logs_jobs
+from tests.bench.load.jobs import Found, Job
+from tests.bench.load.logs_jobs import Clock
+
+_REPLICAS: Final = 3
+_WINDOW: Final = 4_000  # As nats-py has it.
+_PIECE: Final = 1_000
+_TIMEOUT_S: Final = 60.0
+_QUICK_S: Final = 0.25  # One who waits longer for a dead leader notices a new one later.
+
+
+class JetStream:
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._stream = connection.jetstream(timeout=_TIMEOUT_S, publish_async_max_pending=_WINDOW)
+
+    async def make(self, log: str) -> None:
+        await self._stream.add_stream(
+            StreamConfig(name=log, subjects=[log], storage=StorageType.FILE, num_replicas=_REPLICAS)
+        )
+
+    async def flood(self, log: str, burst: Sequence[bytes], clock: Clock) -> int:
+        publish = self._stream.publish_async
+        under_way: deque[list[asyncio.Future[Any]]] = deque()
+        sent = acked = 0
+        while clock.goes_on(sent):
+            futures = [await publish(log, value, wait_stall=_TIMEOUT_S) for value in burst]
+            futures[-1].add_done_callback(clock.sample())
+            under_way.append(futures)
+            sent += len(futures)
+            while under_way and under_way[0][-1].done():
+                acked += await _acked(under_way.popleft())
+        for futures in under_way:
+            acked += await _acked(futures)
+        return acked
+
+    async def append(self, log: str, value: bytes) -> None:
+        await self._stream.publish(log, value)
+
+    async def try_append(self, log: str, value: bytes) -> None:
+        await self._stream.publish(log, value, timeout=_QUICK_S)
+
+    async def submit(self, log: str, value: bytes) -> Awaitable[Any]:
+        future: Awaitable[Any] = await self._stream.publish_async(log, value, wait_stall=_TIMEOUT_S)
+        return future
+
+    async def flush(self) -> None:
+        await self._stream.publish_async_completed()
+
+    async def tail(
+        self, log: str, on_value: Callable[[bytes], None], is_ready: asyncio.Event
+    ) -> None:
+        async def tell(message: Any) -> None:
+            on_value(message.data)
+
+        await self._stream.subscribe(
+            log, cb=tell, ordered_consumer=True, deliver_policy=DeliverPolicy.NEW
+        )
+        is_ready.set()
+        await asyncio.Event().wait()
+
+    async def replay(self, log: str, how: str, count: int) -> AsyncIterator[tuple[int, int]]:
+        """There is one way: a message object for each record."""
+        del how
+        read = size = 0
+        is_over = asyncio.Event()
+
+        async def tell(message: Any) -> None:
+            nonlocal read, size
+            read += 1
+            size += len(message.data)
+            if read == count:
+                is_over.set()
+
+        subscription = await self._stream.subscribe(log, cb=tell, ordered_consumer=True)
+        async with asyncio.timeout(2 * _TIMEOUT_S):
+            await is_over.wait()
+        await subscription.unsubscribe()
+        yield read, size
+
+    async def owner(self, log: str) -> str:
+        info = await self._stream.stream_info(log)
+        leader: str = info.cluster.leader
+        return leader
+
+    async def opened_at(self, log: str) -> float | None:
+        del log
+        return None
+
+    async def roll(self, log: str) -> None:
+        raise NotImplementedError(f"nobody rolls {log}")
+
+
+async def _acked(futures: "list[asyncio.Future[Any]]") -> int:
+    acks = [await each for each in futures]
+    assert acks[-1].seq - acks[0].seq == len(acks) - 1
+    return len(acks)
+
+
+async def _run(job: Job) -> Found:
+    connection = await nats.connect(sys.argv[1].split(","), max_reconnect_attempts=-1)
+    try:
+        return await logs_jobs.run(JetStream(connection), job)
+    finally:
+        await connection.close()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner() as runner:
+        jobs.serve(lambda job: runner.run(_run(job)))

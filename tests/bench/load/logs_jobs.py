@@ -1,0 +1,256 @@
+"""The jobs of `bench logs`, the same for every client: ours, and those of others.
+
+A client brings its own way of making, appending and reading logs (`LogClient`); what is done with it, and how
+it is measured, is here. Records are of no pattern, so that nobody gains by compressing them.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+from tests.bench.load.jobs import Found, Job, Stopwatch, percentiles
+
+_POOL: Final = 1_000  # Different records.
+_UNDER_LOAD: Final = 8  # Appenders that do not wait for each other.
+_PAUSE_S: Final = 0.005  # Before somebody tries again.
+_KILL_AFTER_S: Final = 1.0
+_ALL_TOLD_S: Final = 60.0
+
+
+class LogClient(Protocol):
+    async def make(self, log: str) -> None:
+        """A new log, unless it is there."""
+
+    async def flood(self, log: str, burst: Sequence[bytes], clock: "Clock") -> int:
+        """Appends bursts, record by record, as fast as goes, until the time is over.
+
+        How many were acked, which is all: it looks at every ack.
+        """
+
+    async def append(self, log: str, value: bytes) -> None:
+        """Durable when it returns."""
+
+    async def try_append(self, log: str, value: bytes) -> None:
+        """The same by one who would rather try again soon than wait for long."""
+
+    async def submit(self, log: str, value: bytes) -> Awaitable[Any]:
+        """Durable when what is returned has been awaited."""
+
+    async def flush(self) -> None: ...
+
+    async def tail(
+        self, log: str, on_value: Callable[[bytes], None], is_ready: asyncio.Event
+    ) -> None:
+        """Every record that is appended from now on, until it is cancelled."""
+
+    def replay(self, log: str, how: str, count: int) -> AsyncIterator[tuple[int, int]]:
+        """All records from the first on, in pieces: how many there were in each, and of how many bytes."""
+
+    async def owner(self, log: str) -> str:
+        """The address of whoever has to be killed."""
+
+    async def roll(self, log: str) -> None:
+        """A new segment begins with the next record."""
+
+    async def opened_at(self, log: str) -> float | None:
+        """When the present owner took it, by the system's clock; None where nobody tells."""
+
+
+class Clock:
+    """When a flood is over, and how long some of its appends took."""
+
+    def __init__(self, count: int, seconds: float) -> None:
+        self._count = count
+        self._end = time.perf_counter() + seconds
+        self.found_ns: list[int] = []
+
+    def goes_on(self, sent: int) -> bool:
+        return sent < self._count and time.perf_counter() < self._end
+
+    def sample(self) -> Callable[[Any], None]:
+        """To be called when what is appended now is acked."""
+        since_ns = time.perf_counter_ns()
+        return lambda _: self.found_ns.append(time.perf_counter_ns() - since_ns)
+
+
+async def run(client: LogClient, job: Job) -> Found:
+    return await _JOBS[job["do"]](client, job)
+
+
+def _records(size: int) -> list[bytes]:
+    return [os.urandom(size) for _ in range(_POOL)]
+
+
+async def _begin(client: LogClient, log: str) -> None:
+    """With one record, so that it has an owner and the client knows it."""
+    await client.make(log)
+    await client.append(log, b"first")
+
+
+async def _make(client: LogClient, job: Job) -> Found:
+    stopwatch = Stopwatch()
+    todo = deque(job["logs"])
+
+    async def work() -> None:
+        while todo:
+            await _begin(client, todo.popleft())
+
+    await asyncio.gather(*(work() for _ in range(job.get("at_once", 1))))
+    return stopwatch.read()
+
+
+async def _flood(client: LogClient, job: Job) -> Found:
+    await _begin(client, job["log"])
+    clock, stopwatch = Clock(job["count"], job["seconds"]), Stopwatch()
+    count = await client.flood(job["log"], _records(job["size"]), clock)
+    return stopwatch.read() | {"count": count} | percentiles(clock.found_ns)
+
+
+async def _alone(client: LogClient, job: Job) -> Found:
+    log, pool, times = job["log"], _records(job["size"]), []
+    await _begin(client, log)
+    stopwatch = Stopwatch()
+    for number in range(job["count"]):
+        since_ns = time.perf_counter_ns()
+        await client.append(log, pool[number % _POOL])
+        times.append(time.perf_counter_ns() - since_ns)
+    return stopwatch.read() | {"count": job["count"]} | percentiles(times)
+
+
+async def _tailing(client: LogClient, job: Job) -> Found:
+    """From the call that appends to the callback of a consumer in the same process."""
+    log, count, interval_s = job["log"], job["count"], 1 / job["rate"]
+    sent_ns: dict[bytes, int] = {}
+    times: list[int] = []
+    all_told, is_ready = asyncio.Event(), asyncio.Event()
+
+    def on_value(value: bytes) -> None:
+        times.append(time.perf_counter_ns() - sent_ns.pop(value))
+        if len(times) == count:
+            all_told.set()
+
+    await _begin(client, log)
+    following = asyncio.ensure_future(client.tail(log, on_value, is_ready))
+    try:
+        await is_ready.wait()
+        start = time.perf_counter()
+        stopwatch = Stopwatch()
+        for number in range(count):
+            await asyncio.sleep(max(0.0, start + number * interval_s - time.perf_counter()))
+            value = os.urandom(job["size"])
+            sent_ns[value] = time.perf_counter_ns()
+            await client.submit(log, value)
+        async with asyncio.timeout(_ALL_TOLD_S):
+            await all_told.wait()
+    finally:
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
+    await client.flush()
+    return stopwatch.read() | {"count": count} | percentiles(times)
+
+
+async def _replay(client: LogClient, job: Job) -> Found:
+    stopwatch = Stopwatch()
+    records = payload_bytes = 0
+    async for count, size in client.replay(job["log"], job["how"], job["count"]):
+        records += count
+        payload_bytes += size
+    assert records == job["count"], f"{records} records of {job['count']}"
+    return stopwatch.read() | {"count": records, "bytes": payload_bytes}
+
+
+async def _round_robin(client: LogClient, job: Job) -> Found:
+    """One record to each log in turn, so many under way."""
+    logs, window, pool = job["logs"], job["window"], _records(job["size"])
+    under_way: deque[Awaitable[Any]] = deque()
+    clock, stopwatch = Clock(job["count"], job["seconds"]), Stopwatch()
+    sent = 0
+    while clock.goes_on(sent):
+        if len(under_way) == window:
+            await under_way.popleft()
+        under_way.append(await client.submit(logs[sent % len(logs)], pool[sent % _POOL]))
+        sent += 1
+    for each in under_way:
+        await each
+    return stopwatch.read() | {"count": sent}
+
+
+async def _steps(client: LogClient, job: Job) -> Found:
+    """Appends of one record, to each log in turn, some at a time; each is a step of its own for all."""
+    logs, pool = job["logs"], _records(job["size"])
+    clock, stopwatch = Clock(job["count"], job["seconds"]), Stopwatch()
+    sent = 0
+
+    async def work() -> None:
+        nonlocal sent
+        while clock.goes_on(sent):
+            number = sent
+            sent += 1
+            await client.append(logs[number % len(logs)], pool[number % _POOL])
+
+    await asyncio.gather(*(work() for _ in range(job["at_once"])))
+    return stopwatch.read() | {"count": sent}
+
+
+async def _roll(client: LogClient, job: Job) -> Found:
+    stopwatch = Stopwatch()
+    for _ in range(job["count"]):
+        await client.append(job["log"], b"of a segment")
+        await client.roll(job["log"])
+    return stopwatch.read()
+
+
+async def _failover(client: LogClient, job: Job) -> Found:
+    """Kills the owner; how long nothing was acked, and when the next one had the log."""
+    log, pool = job["log"], _records(job["size"])
+    acked_at = [time.time()]
+    is_over = asyncio.Event()
+    longest = (0.0, 0.0)  # How long, and when it was over.
+
+    async def work() -> None:
+        nonlocal longest
+        while not is_over.is_set():
+            try:
+                await client.try_append(log, pool[len(acked_at) % _POOL])
+            except Exception:  # noqa: BLE001  # Whatever it says: the program wants to go on.
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            now = time.time()
+            longest = max(longest, (now - acked_at[-1], now))
+            acked_at.append(now)
+
+    await _begin(client, log)
+    workers = [asyncio.ensure_future(work()) for _ in range(_UNDER_LOAD)]
+    await asyncio.sleep(_KILL_AFTER_S)
+    os.kill(job["pids"][await client.owner(log)], signal.SIGKILL)
+    killed_at, longest = time.time(), (0.0, 0.0)
+    before = len(acked_at)
+    while time.time() < killed_at + job["seconds"] or len(acked_at) < before + 100:
+        await asyncio.sleep(_PAUSE_S)
+        assert time.time() < killed_at + _ALL_TOLD_S, "nothing was acked any more"
+    is_over.set()
+    await asyncio.gather(*workers)
+    gap_s, over_at = longest
+    found = {"gap_s": gap_s, "rate": before / _KILL_AFTER_S}
+    if (opened_at := await client.opened_at(log)) is not None:
+        found |= {"to_opened_s": opened_at - killed_at, "to_ack_s": over_at - opened_at}
+    return found
+
+
+_JOBS: Final[dict[str, Callable[[LogClient, Job], Awaitable[Found]]]] = {
+    "make": _make,
+    "flood": _flood,
+    "alone": _alone,
+    "tailing": _tailing,
+    "replay": _replay,
+    "round_robin": _round_robin,
+    "steps": _steps,
+    "roll": _roll,
+    "failover": _failover,
+}

@@ -1,0 +1,125 @@
+"""Our client of named logs under load: what `rollbook.aio` gives to anybody, with its defaults.
+
+python -m tests.bench.load.logs_worker log://host:port
+"""
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from rollbook import aio
+from rollbook.proto.errors import Overloaded
+from tests.bench.load import jobs, logs_jobs
+from tests.bench.load.jobs import Found, Job
+from tests.bench.load.logs_jobs import Clock
+
+
+class OurLogs:
+    def __init__(self, client: aio.Client) -> None:
+        self._client = client
+        self._logs: dict[str, aio.Log] = {}
+        self._writers: dict[str, aio.Writer] = {}
+
+    async def make(self, log: str) -> None:
+        await self._open(log)
+
+    async def _open(self, name: str) -> aio.Log:
+        if (log := self._logs.get(name)) is None:
+            log = self._logs[name] = await self._client.open(name, create=True)
+        return log
+
+    async def flood(self, log: str, burst: Sequence[bytes], clock: Clock) -> int:
+        under_way: deque[list[aio.Submission]] = deque()
+        sent = acked = 0
+        opened = await self._open(log)
+        first = await opened.tail_offset()
+        async with opened.writer() as writer:
+            submit = writer.submit
+            while clock.goes_on(sent):
+                submissions = []
+                for value in burst:
+                    try:
+                        submission = submit(value)
+                    except Overloaded:
+                        await writer.ready()
+                        submission = submit(value)
+                    submissions.append(submission)
+                submission.add_done_callback(clock.sample())
+                under_way.append(submissions)
+                sent += len(submissions)
+                await asyncio.sleep(0)
+                while under_way and under_way[0][-1].done():
+                    acked += _acked(under_way.popleft(), first + acked)
+            await writer.flush()
+        for submissions in under_way:
+            acked += _acked(submissions, first + acked)
+        return acked
+
+    async def append(self, log: str, value: bytes) -> None:
+        await (await self._open(log)).append(value)
+
+    async def try_append(self, log: str, value: bytes) -> None:
+        await self.append(log, value)  # It tries again by itself.
+
+    async def submit(self, log: str, value: bytes) -> Awaitable[Any]:
+        if (writer := self._writers.get(log)) is None:
+            writer = self._writers[log] = (await self._open(log)).writer()
+        return await writer.send(value)
+
+    async def flush(self) -> None:
+        for writer in self._writers.values():
+            await writer.flush()
+
+    async def tail(
+        self, log: str, on_value: Callable[[bytes], None], is_ready: asyncio.Event
+    ) -> None:
+        """Ready when it is told that there is nothing before it."""
+        async for event in (await self._open(log)).events("latest"):
+            if isinstance(event, aio.RecordBatch):
+                for value in event.values():
+                    on_value(value)
+            else:
+                is_ready.set()
+
+    async def replay(self, log: str, how: str, count: int) -> AsyncIterator[tuple[int, int]]:
+        opened = await self._open(log)
+        if how == "values":
+            async for batch in opened.read_batches(0, count):
+                values = batch.values()
+                yield len(values), sum(map(len, values))
+        else:
+            size = 0
+            async for record in opened.read(0, count):
+                size += len(record.value)
+            yield count, size
+
+    async def roll(self, log: str) -> None:
+        await (await self._open(log)).roll()
+
+    async def owner(self, log: str) -> str:
+        (found,) = await self._client.lookup([log])
+        return found.address
+
+    async def opened_at(self, log: str) -> float | None:
+        events = await (await self._open(log)).journal()
+        return next(each.time_us for each in events if each.kind == "log_opened") / 1e6
+
+
+def _acked(submissions: list[aio.Submission], first: int) -> int:
+    """Every one of them, where it has to be."""
+    offsets = [each.result() for each in submissions]
+    assert offsets[0] == first, f"{offsets[0]} is not {first}"
+    assert offsets[-1] - first == len(offsets) - 1
+    return len(offsets)
+
+
+async def _run(job: Job) -> Found:
+    async with aio.connect(sys.argv[1]) as client:
+        return await logs_jobs.run(OurLogs(client), job)
+
+
+if __name__ == "__main__":
+    with asyncio.Runner() as runner:
+        jobs.serve(lambda job: runner.run(_run(job)))

@@ -1,0 +1,351 @@
+"""Named logs: our client → gRPC → a log server → three bookies, each a process, beside other log services
+that run in the same turns: the same jobs (`load/logs_jobs.py`), sizes and windows, three copies, and
+every ack means that the record is synced to disk.
+
+While one side is measured the other rests. Targets are factors of the best of the others in this very run,
+besides absolute ones.
+"""
+
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from tests.bench import Figure, compared, judged
+from tests.bench.ledger import Found, OurClient
+from tests.bench.logs_jetstream import jetstream
+from tests.bench.logs_peers import CannotBeHad, LogSide
+from tests.support import log_processes
+from tests.support.log_processes import LogProcesses
+
+KIB: Final = 1024
+_RECORDS_MAX: Final = 50_000_000
+_MAKE_AT_ONCE: Final = 16
+_MAKE_PIECE: Final = 250
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything."""
+
+    seconds: float = 4.0  # Of each run of appends.
+    alone: int = 1_500
+    tailed: int = 500
+    replayed_bytes: int = 100_000_000
+    logs: int = 1_000
+    after_kill_s: float = 4.0
+    more_logs: tuple[int, ...] = (1, 100, 1_000, 10_000)
+    more_segments: tuple[int, ...] = (1, 10, 100, 1_000)
+
+
+FULL: Final = Size()
+
+
+class OurSide(LogSide):
+    """One log server; a second one only while the first is killed."""
+
+    name = "ours"
+
+    def __init__(self, cluster: LogProcesses) -> None:
+        self._cluster = cluster
+        cluster.start_server("log-1")
+        worker = cluster.children.start_module("tests.bench.load.logs_worker", cluster.url)
+        self._client = OurClient(worker)
+
+    def run(self, job: str, **arguments: Any) -> Found:
+        return self._client.run(job, "", **arguments)
+
+    def cpu_s(self) -> Mapping[str, float]:
+        return {
+            "the log server": sum(each.cpu_s for each in self._cluster.servers.values()),
+            "three bookies": sum(each.cpu_s for each in self._cluster.bookies),
+        }
+
+    @contextmanager
+    def spare(self) -> Iterator[Mapping[str, int]]:
+        self._cluster.start_server("log-2")
+        servers = self._cluster.servers
+        yield {each.address: each.pid for each in servers.values()}
+        for name, each in list(servers.items()):
+            if name == "log-1" and not each.child.is_running:
+                self._cluster.start_server(name)
+            elif name == "log-2":
+                each.child.kill()
+                del servers[name]
+
+
+PEERS: Final = {"JetStream": jetstream}
+Work = Callable[[Sequence[LogSide], int, Size], Iterator[Figure]]
+
+
+def figures(
+    runs: int, size: Size = FULL, *, only: Collection[str] | None = None
+) -> Iterator[Figure]:
+    """`only`: the keys of `JOBS`; all of them if it is None."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    if unknown := [name for name in only or () if name not in JOBS]:
+        sys.exit(f"no such job: {', '.join(unknown)}; there are {', '.join(JOBS)}")
+    wanted = list(only or JOBS)
+    with _sides(alone=all(name in OURS_ALONE for name in wanted)) as sides:
+        for name in wanted:
+            yield from JOBS[name](sides[:1] if name in OURS_ALONE else sides, runs, size)
+
+
+@contextmanager
+def _sides(*, alone: bool) -> Iterator[Sequence[LogSide]]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        sides: list[LogSide] = []
+        for name, open_peer in () if alone else PEERS.items():
+            home = folder / name
+            home.mkdir()
+            try:
+                sides.append(stack.enter_context(open_peer(home)))
+            except CannotBeHad as reason:
+                print(f"without {name}: {reason}", file=sys.stderr)
+        home = folder / "ours"
+        home.mkdir()
+        ours = OurSide(stack.enter_context(log_processes.running(home)))
+        yield [ours, *sides]
+
+
+class _Runs:
+    """What was found in runs made in turns: by what it is, and then by whose it is."""
+
+    def __init__(
+        self,
+        sides: Sequence[LogSide],
+        runs: int,
+        measure: Callable[[LogSide, int], Mapping[str, float]],
+    ) -> None:
+        self._found: dict[str, dict[str, list[float]]] = {}
+        for number in range(runs):
+            for side in sides:
+                for what, value in measure(side, number).items():
+                    self._found.setdefault(what, {}).setdefault(side.name, []).append(value)
+
+    def compared(
+        self,
+        key: str,
+        what: str,
+        unit: str,
+        *,
+        factor: float | None = None,
+        target: float | None = None,
+    ) -> Iterator[Figure]:
+        yield from compared(what, unit, self._found[key], factor, target)
+
+    def costs(self, what: str, unit: str) -> Iterator[Figure]:
+        """Of the processes of each side, without judgement."""
+        for key, values in self._found.items():
+            if key.startswith("CPU"):
+                for name, found in values.items():
+                    yield judged(f"{what}: {key}: {name}", unit, None, found)
+
+
+def _costing(side: LogSide, job: str, **arguments: Any) -> tuple[Found, dict[str, float]]:
+    """And what it took of each process for one record, in µs."""
+    before = side.cpu_s()
+    found = side.run(job, **arguments)
+    after = side.cpu_s()
+    count = max(1, found["count"])
+    costs = {f"CPU of {each}": (after[each] - before[each]) / count * 1e6 for each in after}
+    return found, {"CPU of the client": found["cpu_s"] / count * 1e6, **costs}
+
+
+def _ms(found: Found) -> dict[str, float]:
+    return {name: found[f"{name}_ns"] / 1e6 for name in ("p50", "p99", "p999")}
+
+
+def _flood(
+    sides: Sequence[LogSide], runs: int, size: Size, *, record_bytes: int, unit: str, target: float
+) -> Iterator[Figure]:
+    def measure(side: LogSide, _: int) -> Mapping[str, float]:
+        job = {"size": record_bytes, "count": _RECORDS_MAX, "seconds": size.seconds}
+        found, costs = _costing(side, "flood", log=side.new_log("flood"), **job)
+        rate = found["count"] / found["seconds"]
+        return {"rate": rate, "MB": rate * record_bytes / 1e6, **_ms(found), **costs}
+
+    for side in sides:  # Nobody's first run counts.
+        measure(side, 0)
+    found = _Runs(sides, runs, measure)
+    what = f"one pipelined writer, {record_bytes:,} B"
+    key = "rate" if unit == "records/s" else "MB"
+    yield from found.compared(key, what, unit, factor=2.0, target=target)
+    yield from found.compared("p99", f"{what}: p99", "ms")
+    yield from found.costs(what, "µs/record")
+
+
+def _small(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
+    return _flood(sides, runs, size, record_bytes=100, unit="records/s", target=550_000.0)
+
+
+def _large(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
+    return _flood(sides, runs, size, record_bytes=KIB, unit="MB/s", target=80.0)
+
+
+def _alone(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
+    def measure(side: LogSide, _: int) -> Mapping[str, float]:
+        job = {"log": side.new_log("alone"), "size": 100, "count": size.alone}
+        found, costs = _costing(side, "alone", **job)
+        return {**_ms(found), **costs}
+
+    found = _Runs(sides, runs, measure)
+    what = "one append at a time"
+    yield from found.compared("p50", f"{what}: p50", "ms", factor=1.0, target=1.4)
+    yield from found.compared("p99", f"{what}: p99", "ms", factor=1.0, target=3.0)
+    yield from found.compared("p999", f"{what}: p99.9", "ms")
+    yield from found.costs(what, "µs/record")
+
+
+def _tailing(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
+    def measure(side: LogSide, _: int) -> Mapping[str, float]:
+        job = {"size": 100, "rate": 100, "count": size.tailed}
+        return _ms(side.run("tailing", log=side.new_log("tailing"), **job))
+
+    found = _Runs(sides, runs, measure)
+    what = "append to consumer's callback at 100/s"
+    yield from found.compared("p50", f"{what}: p50", "ms", target=2.0)
+    yield from found.compared("p99", f"{what}: p99", "ms", target=4.0)
+
+
+def _replay(
+    sides: Sequence[LogSide], runs: int, size: Size, *, record_bytes: int, megabytes: bool
+) -> Iterator[Figure]:
+    """Others make one object of each record: both of our ways are held against that."""
+    logs = {}
+    for side in sides:
+        log = side.new_log("replay")
+        job = {"size": record_bytes, "count": size.replayed_bytes // record_bytes, "seconds": 120}
+        logs[side.name] = log, side.run("flood", log=log, **job)["count"] + 1  # And the first.
+
+    def measure(side: LogSide, _: int) -> Mapping[str, float]:
+        log, count = logs[side.name]
+        rates = {}
+        for how in ("values", "records"):
+            found, costs = _costing(side, "replay", log=log, how=how, count=count)
+            rates[how] = found["count"] / found["seconds"]
+            rates[f"{how} MB"] = found["bytes"] / found["seconds"] / 1e6
+            rates |= {f"{each}, {how}": cost for each, cost in costs.items()}
+        return rates
+
+    found = _Runs(sides, runs, measure)
+    what = f"replay of {record_bytes:,} B by one reader"
+    names = {"values": "batches of values", "records": "one Record each"}
+    unit = "MB/s" if megabytes else "records/s"
+    targets = {"values": 1_500_000.0, "records": 800_000.0}
+    for how, name in names.items():
+        target = targets[how]
+        if megabytes:
+            target = 400.0
+        key = f"{how} MB" if megabytes else how
+        yield from found.compared(key, f"{what}, {name}", unit, factor=1.5, target=target)
+    yield from found.costs(what, "µs/record")
+
+
+def _replay_small(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
+    return _replay(sides, runs, size, record_bytes=100, megabytes=False)
+
+
+def _replay_large(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
+    return _replay(sides, runs, size, record_bytes=KIB, megabytes=True)
+
+
+def _many_logs(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
+    logs = {side.name: _make_logs(side, "many", size.logs) for side in sides}
+
+    def measure(side: LogSide, _: int) -> Mapping[str, float]:
+        job = {"size": 100, "window": size.logs, "count": _RECORDS_MAX, "seconds": size.seconds}
+        found, costs = _costing(side, "round_robin", logs=logs[side.name], **job)
+        return {"rate": found["count"] / found["seconds"], **costs}
+
+    found = _Runs(sides, runs, measure)
+    what = f"{size.logs:,} logs in turn, single records, one stream"
+    yield from found.compared("rate", what, "appends/s", target=10_000.0)
+    yield from found.costs(what, "µs/append")
+
+
+def _failover(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
+    def measure(side: LogSide, _: int) -> Mapping[str, float]:
+        with side.spare() as pids:
+            job = {"size": 100, "seconds": size.after_kill_s, "pids": dict(pids)}
+            return side.run("failover", log=side.new_log("failover"), **job)
+
+    found = _Runs(sides, runs, measure)
+    what = "kill -9 of the owner under load"
+    yield from found.compared("gap_s", f"{what}: longest gap", "s", target=2.0)
+    yield from found.compared("to_opened_s", f"{what}: until the next one has it", "s")
+    yield from found.compared("to_ack_s", f"{what}: from there to its first ack", "s")
+
+
+def _per_log(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
+    (ours,) = sides
+    logs: list[str] = []
+    yield from _steps(
+        (ours, runs, size),
+        {count: f"cost of an append, {count:,} logs" for count in size.more_logs},
+        lambda count: logs.extend(_make_logs(ours, "per-log", count - len(logs))),
+        lambda: logs,
+    )
+
+
+def _per_segment(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
+    (ours,) = sides
+    log, segments = ours.new_log("per-segment"), 1
+    ours.run("make", logs=[log])
+
+    def grow(count: int) -> None:
+        nonlocal segments
+        ours.run("roll", log=log, count=count - segments)
+        segments = count
+
+    what = {count: f"cost of an append, {count:,} segments" for count in size.more_segments}
+    yield from _steps((ours, runs, size), what, grow, lambda: [log])
+
+
+def _steps(
+    how: tuple[LogSide, int, Size],
+    what: Mapping[int, str],
+    grow: Callable[[int], object],
+    logs: Callable[[], list[str]],
+) -> Iterator[Figure]:
+    """CPU of the log server and its bookies; flat means: no more than a fifth above the first."""
+    side, runs, size = how
+    first: float | None = None
+    for count, name in what.items():
+        grow(count)
+        job = {"size": 100, "count": _RECORDS_MAX, "seconds": size.seconds / 2, "at_once": 64}
+        costs = []
+        for _ in range(runs):
+            cost = _costing(side, "steps", logs=logs(), **job)[1]
+            costs.append(sum(cost.values()) - cost["CPU of the client"])
+        figure = judged(name, "µs/append", None if first is None else 1.2 * first, costs)
+        first = figure.value if first is None else first
+        yield figure
+
+
+def _make_logs(side: LogSide, prefix: str, count: int) -> list[str]:
+    logs = [side.new_log(prefix) for _ in range(count)]
+    for start in range(0, count, _MAKE_PIECE):
+        side.run("make", logs=logs[start : start + _MAKE_PIECE], at_once=_MAKE_AT_ONCE)
+    return logs
+
+
+JOBS: Final[Mapping[str, Work]] = {
+    "small": _small,
+    "large": _large,
+    "alone": _alone,
+    "tailing": _tailing,
+    "replay-small": _replay_small,
+    "replay-large": _replay_large,
+    "many-logs": _many_logs,
+    "failover": _failover,
+    "per-log": _per_log,
+    "per-segment": _per_segment,
+}
+OURS_ALONE: Final = ("per-log", "per-segment")

@@ -1,0 +1,106 @@
+"""NATS JetStream beside us: three nodes, three replicas, every write synced before it is acked.
+
+The server is built from its Go module; its Python client has a virtual environment of its own.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from tests.bench.ledger import BenchFailed, Found, OurClient
+from tests.bench.logs_peers import CannotBeHad, LogSide, cache, fetch, python_with
+from tests.support.bookies import cpu_s
+from tests.support.processes import Child, Family, family
+from tests.support.zookeeper import free_port
+
+SERVER: Final = "github.com/nats-io/nats-server/v2@v2.15.0"
+CLIENT: Final = "nats-py==2.16.0"
+_NODES: Final = ("node-1", "node-2", "node-3")
+_PATIENCE_S: Final = 60.0
+_PAUSE_S: Final = 0.5
+_FILE_BYTES_MAX: Final = 64 << 30
+
+
+class JetStreamSide(LogSide):
+    name = "JetStream R3, synced"
+
+    def __init__(self, children: Family, folder: Path, server: Path, python: Path) -> None:
+        self._children = children
+        self._folder = folder
+        self._server = server
+        self._ports = {name: free_port() for name in _NODES}
+        self._routes = {name: free_port() for name in _NODES}
+        self._nodes = {name: self._start(name) for name in _NODES}
+        url = ",".join(f"nats://127.0.0.1:{port}" for port in self._ports.values())
+        command = (python, "-m", "tests.bench.load.jetstream_worker", url)
+        self._client = OurClient(children.start(*command))
+
+    def run(self, job: str, **arguments: Any) -> Found:
+        return self._client.run(job, "", **arguments)
+
+    def cpu_s(self) -> Mapping[str, float]:
+        return {"three servers": sum(cpu_s(node.pid) for node in self._nodes.values())}
+
+    @contextmanager
+    def spare(self) -> Iterator[Mapping[str, int]]:
+        yield {name: node.pid for name, node in self._nodes.items()}
+        for name, node in self._nodes.items():
+            if not node.is_running:
+                self._nodes[name] = self._start(name)
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """They have to find each other and a leader."""
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                self.run("make", logs=[self.new_log("ready")])
+            except BenchFailed as error:
+                if time.monotonic() > deadline_s:
+                    raise CannotBeHad(f"its nodes do not find together: {error}") from None
+                time.sleep(_PAUSE_S)
+            else:
+                return
+
+    def _start(self, name: str) -> Child:
+        config = self._folder / f"{name}.conf"
+        settings = {
+            "server_name": name,
+            "listen": f"127.0.0.1:{self._ports[name]}",
+            "log_file": str(self._folder / f"{name}.log"),
+            "jetstream": {
+                "store_dir": str(self._folder / name),
+                "max_file_store": _FILE_BYTES_MAX,
+                "sync_interval": "always",
+            },
+            "cluster": {
+                "name": "bench",
+                "listen": f"127.0.0.1:{self._routes[name]}",
+                "routes": [f"nats://127.0.0.1:{port}" for port in self._routes.values()],
+            },
+        }
+        config.write_text(json.dumps(settings))
+        return self._children.start(self._server, "-c", config)
+
+
+@contextmanager
+def jetstream(folder: Path) -> Iterator[LogSide]:
+    server, python = _server(), python_with("jetstream-client", CLIENT)
+    with family() as children:
+        side = JetStreamSide(children, folder, server, python)
+        side.wait_ready()
+        yield side
+
+
+def _server() -> Path:
+    folder = cache("jetstream")
+    server = folder / SERVER.rpartition("@")[2] / "nats-server"
+    if not server.exists():
+        if not shutil.which("go"):
+            raise CannotBeHad("its server is built from source, and there is no `go`")
+        fetch(["go", "install", SERVER], {"GOBIN": str(server.parent)})
+    return server

@@ -1,0 +1,82 @@
+"""What `bench logs` asks of a log service, and how other services are had: fetched once, by the ordinary
+clients of the registries where they are published, into a cache folder of the user's.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final
+
+from tests.bench.ledger import Found
+
+_FETCH_TIMEOUT_S: Final = 900
+_NUMBERS: Final = itertools.count(1)
+
+
+class CannotBeHad(Exception):
+    """It cannot be fetched, built or started; the text says why."""
+
+
+class LogSide(ABC):
+    """A service and the client that goes with it."""
+
+    name: str
+
+    @staticmethod
+    def new_log(prefix: str) -> str:
+        return f"{prefix}-{next(_NUMBERS)}"
+
+    @abstractmethod
+    def run(self, job: str, **arguments: Any) -> Found: ...
+
+    @abstractmethod
+    def cpu_s(self) -> Mapping[str, float]:
+        """So far, by who took it."""
+
+    @abstractmethod
+    def spare(self) -> AbstractContextManager[Mapping[str, int]]:
+        """While it lasts one server may be killed: their process ids, by what `owner` calls them.
+
+        Then all run again.
+        """
+
+
+def cache(name: str) -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home, "rollbook-bench", name)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def fetch(command: Sequence[str | Path], environment: Mapping[str, str] = {}) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=_FETCH_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CannotBeHad(f"`{command[0]}` took more than {_FETCH_TIMEOUT_S} s") from None
+    if done.returncode:
+        reason = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        raise CannotBeHad(f"`{' '.join(map(str, command))}` failed: {reason}")
+
+
+def python_with(name: str, *packages: str) -> Path:
+    """The interpreter of a virtual environment that has these and nothing else."""
+    folder = cache(name)
+    python, stamp = folder / "bin" / "python", folder / "has"
+    wanted = "\n".join(packages)
+    if not stamp.exists() or stamp.read_text() != wanted:
+        fetch([sys.executable, "-m", "venv", "--clear", folder])
+        fetch([python, "-m", "pip", "install", "--quiet", *packages])
+        stamp.write_text(wanted)
+    return python

@@ -1,0 +1,87 @@
+"""Log servers and the bookies below them, each a process of its own, on the embedded store.
+
+    with log_processes.running(folder) as cluster:
+        cluster.start_server("log-1")
+        … cluster.url, cluster.servers["log-1"].pid
+
+The bookies come first, so that one of them serves the metadata and killing a log server kills nothing else.
+"""
+
+import asyncio
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.runtime.metastore import open_metadata_store
+from tests.support import bookies
+from tests.support.bookies import RunningBookie
+from tests.support.processes import Child, Family, family
+
+BOOKIES: Final = 3
+_QUIET: Final = ("--log-level", "error")
+
+
+class RunningLogServer:
+    def __init__(self, child: Child, address: str) -> None:
+        self.child = child
+        self.address = address
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    @property
+    def cpu_s(self) -> float:
+        return bookies.cpu_s(self.child.pid)
+
+
+class LogProcesses:
+    def __init__(self, children: Family, metadata: str, running: list[RunningBookie]) -> None:
+        self.children = children
+        self.metadata = metadata
+        self.bookies = running
+        self.servers: dict[str, RunningLogServer] = {}
+
+    @property
+    def url(self) -> str:
+        """What clients connect to."""
+        return "log://" + ",".join(each.address for each in self.servers.values())
+
+    def start_server(self, name: str) -> RunningLogServer:
+        """Serves when it returns; in each life on the port of its first one."""
+        before = self.servers.get(name)
+        listen = before.address if before else "127.0.0.1:0"
+        child = self.children.start(
+            *(sys.executable, "-m", "rollbook.api.cli.main", "server", "log", *_QUIET),
+            *("--metadata", self.metadata, "--listen", listen, "--server-name", name),
+        )
+        address = str(bookies.address_in(child.line(bookies.PATIENCE_S)))
+        self.servers[name] = RunningLogServer(child, address)
+        return self.servers[name]
+
+    def pid_of(self, address: str) -> int:
+        return next(each.pid for each in self.servers.values() if each.address == address)
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[LogProcesses]:
+    """Its bookies serve; there is no log server yet."""
+    url = f"sqlite://{folder}/metadata.db"
+    asyncio.run(_initialise(url))
+    with family() as children:
+        names = [f"bk-{number + 1}" for number in range(BOOKIES)]
+        found = [
+            bookies.start(children, folder / name, url, *_QUIET, bookie_id=name) for name in names
+        ]
+        bookies.serving(found)
+        yield LogProcesses(children, url, found)
+
+
+async def _initialise(url: str) -> None:
+    async with await open_metadata_store(url, create=True) as store:
+        await initialise(store, MetadataUrl.parse(url).ledgers_root, random.SystemRandom())
