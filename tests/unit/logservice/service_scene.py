@@ -27,7 +27,6 @@ from rollbook.proto.ports import Address, Listener
 from tests.simulation.kernel import Node
 from tests.unit.logservice.owner_scene import (
     FAST,
-    LOG,
     PATIENCE_S,
     ROOT,
     Scene,
@@ -257,6 +256,3 @@ async def make_log(scene: Scene, name: LogName) -> LogName:
 
 def offset(value: int) -> Offset:
     return Offset(value)
-
-
-__all__ = ("LOG", "PATIENCE_S", "Client", "Scene", "Serving")
