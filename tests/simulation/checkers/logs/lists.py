@@ -34,6 +34,7 @@ DELETION: Final = "deletion"  # Only what is not listed is deleted.
 EPOCH: Final = "owner-epoch"
 HEAD: Final = "head"
 MARKS: Final = "marks"
+STALLED: Final = "stalled"  # Whoever has missed his lease opens his logs again before he acks.
 
 OnBroken = Callable[[str, str], None]
 _STATES: Final = (LogState.OPEN, LogState.SEALED, LogState.DELETED)
@@ -49,12 +50,14 @@ class _Log:
     before: dict[LedgerId, LedgerId] = field(default_factory=dict)  # What each ledger came after.
     acked: dict[LedgerId, int] = field(default_factory=dict)  # Up to which offset, by ledger.
     discarded: dict[LedgerId, None] = field(default_factory=dict)
+    listed_at: dict[int, float] = field(default_factory=dict)  # When each owner epoch was.
 
 
 class ListRules:
     def __init__(self, root: str, on_broken: OnBroken, tell: Callable[[str], None]) -> None:
         self.logs: dict[str, _Log] = {}
         self.ledgers: dict[LedgerId, LedgerMetadata] = {}
+        self._stalled: dict[str, float] = {}
         self._ledgers = f"{root}/"
         self._own = f"{own_root(root)}/logs/test/"
         self._break, self._tell = on_broken, tell
@@ -80,7 +83,7 @@ class ListRules:
                         marks, _ = unpack_marks(row.value)
                         self._on_marks(self.log(name.removesuffix("/marks")), marks)
                 elif name and "/" not in name:
-                    self._on_list(self.log(name), row)
+                    self._on_list(self.log(name), row, commit.at_s)
         for ledger_id in removed:
             self._on_removed(ledger_id)
 
@@ -91,7 +94,7 @@ class ListRules:
 
     # --- Lists ----------------------------------------------------------------------------------
 
-    def _on_list(self, log: _Log, row: Any) -> None:
+    def _on_list(self, log: _Log, row: Any, at_s: float) -> None:
         if row.version == log.version or not row.value:
             return  # Only its children have changed.
         listed, _ = unpack_log_node(row.value)
@@ -102,11 +105,14 @@ class ListRules:
         self._tell(f"{log.name} version {row.version}: {_told(listed)}")
         if listed.owner_epoch < before.owner_epoch:
             self._break(EPOCH, f"{log.name}: {before.owner_epoch} was {listed.owner_epoch}")
+        if listed.owner not in (None, before.owner) and listed.owner_epoch == before.owner_epoch:
+            self._break(EPOCH, f"{log.name}: {before.owner} and {listed.owner} have one epoch")
         if _STATES.index(listed.state) < _STATES.index(before.state):
             self._break(EPOCH, f"{log.name}: {before.state} becomes {listed.state}")
         if listed.head < before.head:
             self._break(HEAD, f"{log.name}: {before.head} becomes {listed.head}")
         self._check_marks(log)
+        log.listed_at.setdefault(listed.owner_epoch, at_s)
         known = {segment.segment_id: segment for segment in before.segments}
         previous: Segment | None = None
         for segment in listed.segments:
@@ -181,11 +187,19 @@ class ListRules:
 
     # --- Answers --------------------------------------------------------------------------------
 
-    def on_ack(self, ack: AppendAck) -> None:
+    def on_stalled(self, server: str, began_s: float) -> None:
+        """It stood still for longer than its lease, until now."""
+        self._stalled[server] = began_s
+
+    def on_ack(self, server: str, ack: AppendAck) -> None:
         """Given by a server in this very moment, to whomever."""
         ledger_id = ack.ledger_id
         log = next(each for each in self.logs.values() if ledger_id in each.ledgers)
         name = log.name
+        began_s = self._stalled.get(server)
+        if began_s is not None and log.listed_at.get(ack.owner_epoch, began_s) < began_s:
+            text = f"{server} stood still from {began_s:.4f} s on, and acks as owner"
+            self._break(STALLED, f"{name}: {text} {ack.owner_epoch}")
         log.acked[ledger_id] = max(ack.next_offset, log.acked.get(ledger_id, 0))
         if ledger_id in log.discarded:
             self._break(UNSETTLED, f"{name}: acked in ledger {ledger_id}, which was discarded")

@@ -10,7 +10,7 @@ encoded, and nothing is decided here.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -51,15 +51,11 @@ class Listen:
     request: service_words.ReadStream
 
 
-Judge = Callable[[Any], None]
-"""Hears each answer in the moment in which the server gives it."""
-
-
 class Door(asyncio.Protocol):
     """One connection, at the server."""
 
-    def __init__(self, mail: Mail, service: Service, judge: Judge) -> None:
-        self._mail, self._service, self._judge = mail, service, judge
+    def __init__(self, mail: Mail, service: Service) -> None:
+        self._mail, self._service = mail, service
         self._rest = bytearray()
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -97,7 +93,6 @@ class Door(asyncio.Protocol):
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     def _write(self, message: Any) -> None:
-        self._judge(message)
         if not self._transport.is_closing():
             self._transport.write(self._mail.post([message]))
 

@@ -1,13 +1,13 @@
 """What users of named logs do and what goes wrong, drawn from a seed. `words.py` has the steps."""
 
 import random
-from itertools import combinations
 from typing import Final
 
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.quorum import Quorum
 from tests.simulation.schedule import (
     Case,
+    Fault,
     Kind,
     Recipe,
     Span,
@@ -38,17 +38,30 @@ _CALM_US: Final = 100_000
 _QUORUMS: Final = ((3, 3, 2), (3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 2))
 
 
-def draw_case(seed: int) -> Case:
+def draw_case(seed: int, drill: str | None = None) -> Case:
+    """`drill`: it has that one; else it may have any."""
     rng = random.Random(f"logs {seed}")
     servers = SERVERS[: rng.choice((2, 2, 3))]
     logs = tuple(LOGS)[: rng.choice((1, 1, 2))]
     modes = " ".join(f"{log}={rng.choice(('open',) * 4 + ('exclusive',))}" for log in logs)
     quorum = " ".join(map(str, rng.choice(_QUORUMS)))
     cluster = Step(0, CLUSTER, f"{len(servers)} servers {quorum} {modes}")
-    steps = sorted(_draw_steps(rng, servers, logs), key=lambda step: step.at_us)
+    steps = _draw_steps(rng, servers, logs)
+    drilled: list[Fault] = []
+    wanted = [drill] if drill else [each for each in DRILLS if rng.random() < _DRILL_ODDS]
+    for name in wanted:
+        for _ in range(rng.randint(1, 2) if drill is None else 3):
+            when_us = rng.randint(PEACE_US + _CALM_US, CHAOS_US[1] - 900 * MS)
+            more_steps, more_faults = DRILLS[name](rng, when_us, rng.choice(logs))
+            steps += more_steps
+            drilled += more_faults
+    steps.sort(key=lambda step: step.at_us)
     decisive = [step for step in steps if step.actor in (ADMIN, STRANGER, *SERVERS)]
     faults = draw(rng, _recipes(servers), (PEACE_US + _CALM_US, CHAOS_US[1]), decisive or steps)
-    return Case(WORLD, seed, (cluster, *steps), faults)
+    if drill is not None:  # Little else, or it would not come to what it is about.
+        faults = tuple(fault for fault in faults if rng.random() < 0.2)
+    in_order = sorted((*faults, *drilled), key=lambda fault: fault.at_us)
+    return Case(WORLD, seed, (cluster, *steps), tuple(in_order))
 
 
 def servers_of(case: Case) -> tuple[str, ...]:
@@ -156,6 +169,76 @@ def _draw_writer(rng: random.Random, writer: str, log: str) -> list[Step]:
     return steps
 
 
+# --- Drills ---------------------------------------------------------------------------------------
+
+Happening = tuple[list[Step], list[Fault]]
+
+
+def death_in_a_roll(rng: random.Random, at_us: int, log: str) -> Happening:
+    """The owner's way to the metadata store is long, and it dies while it rolls."""
+    owner = words.owner_of(log)
+    late = log_uniform(rng, (5 * MS, 60 * MS))
+    dies = at_us + rng.randint(2 * late, 12 * late)
+    return (
+        [Step(at_us + MS, ADMIN, f"{words.ROLL} {log}"), *_burst(rng, at_us + MS, log)],
+        [
+            Fault(at_us, Kind.SLOW_LINK, (owner, METADATA), 13 * late, late),
+            Fault(dies, Kind.KILL, (owner,), rng.randint(50 * MS, 900 * MS)),
+        ],
+    )
+
+
+def stuck_roll(rng: random.Random, at_us: int, log: str) -> Happening:
+    """What the old ledger was sent last reaches no bookie, what the new one is sent does."""
+    owner = words.owner_of(log)
+    dies = at_us + log_uniform(rng, (15 * MS, 400 * MS))
+    lasts = rng.randint(500 * MS, 800 * MS)
+    kind = rng.choice((Kind.KILL, Kind.KILL, Kind.PAUSE))
+    return (
+        [
+            Step(at_us, words.STORAGE, f"{words.DEAF} {log} {lasts // MS}"),
+            *_burst(rng, at_us + MS, log),
+            Step(at_us + 5 * MS, ADMIN, f"{words.ROLL} {log}"),
+        ],
+        [Fault(dies, kind, (owner,), rng.randint(100 * MS, 1200 * MS))],
+    )
+
+
+def two_owners(rng: random.Random, at_us: int, log: str) -> Happening:
+    """The owner is cut off from the metadata store, and others take over; clients go on asking it."""
+    owner = words.owner_of(log)
+    lasts = rng.randint(300 * MS, 900 * MS)
+    taker = rng.choice(SERVERS[:2])
+    return (
+        [
+            *_burst(rng, at_us + MS, log),
+            Step(at_us + rng.randint(MS, 50 * MS), taker, f"{words.TAKE} {log}"),
+            *(
+                Step(at_us + rng.randint(MS, lasts), writer, f"{verb} {log}")
+                for writer in WRITERS
+                for verb in (words.BARRIER, words.BARRIER)
+            ),
+            *(
+                Step(at_us + rng.randint(MS, lasts), writer, f"{words.EXPECT} {log} 2")
+                for writer in WRITERS
+            ),
+        ],
+        [Fault(at_us, Kind.CUT, (owner, METADATA), lasts)],
+    )
+
+
+def _burst(rng: random.Random, at_us: int, log: str) -> list[Step]:
+    return [
+        Step(at_us + rng.randint(0, 10 * MS), producer, f"{words.APPEND} {log} {rng.randint(1, 8)}")
+        for producer in PRODUCERS
+        for _ in range(2)
+    ]
+
+
+DRILLS: Final = {each.__name__: each for each in (death_in_a_roll, stuck_roll, two_owners)}
+_DRILL_ODDS: Final = 0.2
+
+
 # --- Faults ---------------------------------------------------------------------------------------
 
 
@@ -169,7 +252,6 @@ def _recipes(servers: tuple[str, ...]) -> tuple[Recipe, ...]:
     to_metadata = tuple((server, METADATA) for server in servers)
     everyone = (*servers, *BOOKIES, *CLIENTS, METADATA)
     inner = (*servers, *BOOKIES, METADATA)
-    pairs = tuple(combinations(BOOKIES, 2))
     return (
         Recipe(Kind.KILL, each_server, times=(1, 4), for_us=(5 * MS, 800 * MS), odds=0.6),
         Recipe(Kind.POWER_CUT, each_server, times=(1, 2), for_us=(50 * MS, 1000 * MS), odds=0.2),
@@ -177,10 +259,10 @@ def _recipes(servers: tuple[str, ...]) -> tuple[Recipe, ...]:
         Recipe(Kind.KILL, each_client, times=(1, 2), for_us=(5 * MS, 300 * MS), odds=0.2),
         Recipe(Kind.KILL, each_bookie, times=(1, 3), for_us=(5 * MS, 800 * MS), odds=0.4),
         Recipe(Kind.PAUSE, each_bookie, times=(1, 2), for_us=(10 * MS, 1200 * MS), odds=0.3),
-        Recipe(Kind.PAUSE, pairs, times=(1, 1), for_us=(10 * MS, 900 * MS), odds=0.1),
         Recipe(Kind.CUT, stored, times=(1, 4), for_us=(20 * MS, 1200 * MS), odds=0.4),
         Recipe(Kind.CUT_ONE_WAY, both_ways, times=(1, 4), for_us=(20 * MS, 1200 * MS), odds=0.4),
         Recipe(Kind.CUT, to_metadata, times=(1, 2), for_us=(50 * MS, 1500 * MS), odds=0.4),
+        Recipe(Kind.SLOW_LINK, to_metadata, times=(1, 2), amount=(5 * MS, 100 * MS), odds=0.2),
         Recipe(Kind.CUT, asked, times=(1, 4), for_us=(20 * MS, 800 * MS), odds=0.3),
         Recipe(Kind.RESET, asked, times=(1, 15), odds=0.4),
         Recipe(Kind.RESET, stored, times=(1, 10), odds=0.3),

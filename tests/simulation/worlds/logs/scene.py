@@ -13,6 +13,7 @@ import random
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -21,9 +22,10 @@ from rollbook.logservice import membership, orphans
 from rollbook.logservice import server as log_server
 from rollbook.logservice.list_keeper import ListKeeper
 from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.order import Order
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.succession import Succession
-from rollbook.logservice.words import AppendAck, AppendResult
+from rollbook.logservice.words import AppendAck
 from rollbook.proto.cluster.cluster import initialise, open_cluster
 from rollbook.proto.errors import LogSealed, RollbookError
 from tests.simulation.checkers.logs import ListRules, Records
@@ -32,11 +34,10 @@ from tests.simulation.kernel.failures import SimulationFailed
 from tests.simulation.kernel.metadata import Mail
 from tests.simulation.kernel.world import Main, Node, World
 from tests.simulation.nemesis import Nemesis
-from tests.simulation.schedule import Case, Step
+from tests.simulation.schedule import Case, Fault, Kind, Step
 from tests.simulation.worlds import Report
 from tests.simulation.worlds.logs import plan, words
-from tests.simulation.worlds.logs.door import Told
-from tests.simulation.worlds.logs.servers import LEDGERS, ROOT, STOP_S, Bookies, Servers
+from tests.simulation.worlds.logs.servers import LEASE_S, LEDGERS, ROOT, STOP_S, Bookies, Servers
 from tests.simulation.worlds.logs.users import Caller, Sums, Users
 from tests.simulation.worlds.whole_bookies import InnerStep, measured
 from tests.support.planting import Patch, planted
@@ -52,12 +53,13 @@ DECISIVE: Final = ("open", "roll", "change list")
 
 
 class LogsScene:
-    def __init__(self, patches: Sequence[Patch] = ()) -> None:
-        """`patches` plant a bug for as long as a case runs."""
+    def __init__(self, patches: Sequence[Patch] = (), drill: str | None = None) -> None:
+        """`patches` plant a bug for as long as a case runs; all its cases have `drill`."""
         self._patches = patches
+        self._drill = drill
 
     def case(self, seed: int) -> Case:
-        return plan.draw_case(seed)
+        return plan.draw_case(seed, self._drill)
 
     def run(self, case: Case, *, tell: bool = False) -> Report:
         run = _Run(case, tell)
@@ -65,6 +67,7 @@ class LogsScene:
         try:
             with ExitStack() as stack:
                 stack.enter_context(planted(_RESTLESS))
+                stack.enter_context(planted(_watched(run)))
                 stack.enter_context(planted(self._patches))
                 stack.enter_context(planted(measured(run.history, _INNER_STEPS)))
                 run.world.run(run.scenario())
@@ -91,6 +94,52 @@ _RESTLESS: Final[tuple[Patch, ...]] = (
 )
 
 
+def _watched(run: "_Run") -> list[Patch]:
+    """So that the checker hears of each ack in the moment in which an owner decides to give it."""
+    tell = Order._tell
+
+    def judged_tell(self: Order, item: Any) -> None:
+        waiter, result, _ = item
+        if waiter is not None and isinstance(result, AppendAck) and not waiter.done():
+            run.lists.on_ack(run.world.loop.lane().host, result)
+        tell(self, item)
+
+    return [(Order, "_tell", judged_tell)]
+
+
+class _Nemesis(Nemesis):
+    def __init__(self, run: "_Run") -> None:
+        super().__init__(run.world, run.history, run.tell if run.is_telling else None)
+        self._lists = run.lists
+        self._stopped: dict[str, float] = {}  # Since when, by name.
+
+    def _inflict(self, fault: Fault) -> Any:
+        fault = replace(fault, nodes=tuple(map(self._resolve, fault.nodes)))
+        if any(name not in self._world.nodes for name in fault.nodes):
+            return None  # A server that a smaller cluster does not have.
+        undo = super()._inflict(fault)
+        if fault.kind is not Kind.PAUSE or undo is None:
+            return undo
+        (name,) = fault.nodes
+        self._stopped.setdefault(name, self._world.now)
+
+        def resume() -> None:
+            began_s = self._stopped.pop(name, self._world.now)
+            if self._world.now > began_s + LEASE_S:
+                self._lists.on_stalled(name, began_s)
+            undo()
+
+        return resume
+
+    def _resolve(self, name: str) -> str:
+        """Who owns that log now, as far as its list says."""
+        kind, _, log = name.partition("-of-")
+        listed = self._lists.log(log).listed if kind == words.OWNER else None
+        if listed is None or listed.owner is None:
+            return words.SERVERS[0] if kind == words.OWNER else name
+        return listed.owner.address.partition(":")[0]
+
+
 class _Run:
     def __init__(self, case: Case, is_telling: bool) -> None:
         self.world = World(case.seed, callbacks_max=CALLBACKS_MAX)
@@ -99,7 +148,7 @@ class _Run:
         self.lists = ListRules(ROOT, self.broken, self.tell)
         self.story: list[str] = []
         self.broke: str | None = None
-        self._is_telling = is_telling
+        self.is_telling = is_telling
         self._case = case
         self._logs = plan.logs_of(case)
         mail = Mail()
@@ -107,7 +156,6 @@ class _Run:
         self._servers = Servers(
             *(self.world, plan.servers_of(case)),
             mail=mail,
-            judge=self._judge,
             tell=self.tell,
             live=self.live,
         )
@@ -117,7 +165,7 @@ class _Run:
             on_broken=self.broken,
         )
         self._users = Users(self._sums)
-        self._nemesis = Nemesis(self.world, self.history, self.tell if is_telling else None)
+        self._nemesis = _Nemesis(self)
 
     async def scenario(self) -> None:
         world = self.world
@@ -134,6 +182,8 @@ class _Run:
         for step in self._case.steps:
             if step.actor in self._servers.names:
                 world.at(step.at_us / 1e6, self._on_server_step, step)
+            elif step.actor == words.STORAGE:
+                world.at(step.at_us / 1e6, self._on_deaf, step)
         self._nemesis.schedule(self._case.faults)
         await asyncio.sleep(CHAOS_S - world.now)
 
@@ -250,6 +300,16 @@ class _Run:
         else:
             self._servers.take(step.actor, words.LOGS[rest[0]])
 
+    def _on_deaf(self, step: Step) -> None:
+        """Bookies take nothing for the log's last ledger: what is sent there is stuck on its way."""
+        _, log, for_ms = step.what.split()
+        listed = self.lists.log(log).listed
+        if listed is None or not listed.unclosed or self._sums.is_over.is_set():
+            return
+        ledger_id = listed.unclosed[-1].ledger_id
+        self.tell(f"bookies do not hear of ledger {ledger_id} for {for_ms} ms")
+        self.world.at(self.world.now + int(for_ms) / 1000, self._bookies.ignore(ledger_id))
+
     async def _estrange(self, node: Node) -> None:
         """Recovers what others write, as another program's repair may."""
         store = await node.metadata()
@@ -273,21 +333,13 @@ class _Run:
 
     # --- Judging and telling ----------------------------------------------------------------------
 
-    def _judge(self, server: str, message: Any) -> None:
-        """What a server says, as it says it."""
-        ack = message.answer if isinstance(message, Told) else message
-        if isinstance(ack, AppendResult):
-            ack = ack.ack
-        if isinstance(ack, AppendAck):
-            self.lists.on_ack(ack)
-
     def broken(self, rule: str, text: str) -> None:
         if self.broke is None:
             self.broke = rule
             self.world.fail(f"{rule}: {text}")
 
     def tell(self, text: str) -> None:
-        if self._is_telling:
+        if self.is_telling:
             self.story.append(f"{self.world.now:8.4f}s {text}")
 
     async def live(self, main: Main, node: Node) -> None:

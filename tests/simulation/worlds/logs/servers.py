@@ -72,7 +72,20 @@ class Bookies:
             self.memories[name] = MemoryBookie(scripted)
             scripted.node.start(partial(self._live, scripted.serve))
 
+    def ignore(self, ledger_id: int) -> Callable[[], None]:
+        """All of them do, but for fences and recoveries. Returns how to end that."""
+        for memory in self.memories.values():
+            memory.ignored.add(ledger_id)
+
+        def hear() -> None:
+            for memory in self.memories.values():
+                memory.ignored.discard(ledger_id)
+
+        return hear
+
     def start_all_again(self) -> None:
+        for memory in self.memories.values():
+            memory.ignored.clear()
         for name in BOOKIES:
             if not self._world.node(name).is_running:
                 self._world.node(name).restart()
@@ -87,16 +100,12 @@ class Servers:
         names: tuple[str, ...],
         *,
         mail: Mail,
-        judge: Callable[[str, Any], None],
         tell: Callable[[str], None],
         live: Live,
     ) -> None:
         self.names = names
         self.is_over = False  # Whoever stops now is not started again.
-        self._world, self._mail, self._judge, self._tell, self._live = (
-            *(world, mail, judge, tell),
-            live,
-        )
+        self._world, self._mail, self._tell, self._live = world, mail, tell, live
         self._serving: dict[str, tuple[Process, Service]] = {}
         self._may_end: dict[str, asyncio.Event] = {}
 
@@ -142,8 +151,8 @@ class Servers:
         except RollbookError as error:
             self._tell(f"{node.name} stops: {error!r}")
         self._serving.pop(node.name, None)
-        if not self.is_over:
-            self._world.at(self._world.now + _RESTART_S, self._start_again, node)
+        assert node.process is not None
+        self._world.at(self._world.now + _RESTART_S, self._replace, node, node.process)
 
     async def _serve(self, node: Node, stack: AsyncExitStack) -> None:
         store = await node.metadata(session_timeout_s=SESSION_S, operation_timeout_s=1.0)
@@ -167,9 +176,8 @@ class Servers:
             config=SERVICE,
         )
         service = Service(server, node.clock)
-        judge = partial(self._judge, node.name)
         listener = await node.transport.listen(
-            lambda: Door(self._mail, service, judge), Address(node.name, PORT)
+            lambda: Door(self._mail, service), Address(node.name, PORT)
         )
         stack.push_async_callback(listener.close)
         stack.push_async_callback(server.close, STOP_S / 2)
@@ -179,6 +187,13 @@ class Servers:
         self._tell(f"{node.name} serves as {server.server_id}")
         await self._may_end[node.name].wait()
         self._tell(f"{node.name} is told to stop")
+
+    def _replace(self, node: Node, ended: Process) -> None:
+        """When nothing is left of it."""
+        if ended.is_alive:
+            self._world.at(self._world.now + _RESTART_S, self._replace, node, ended)
+        elif node.process is ended:
+            self._start_again(node)
 
     def _start_again(self, node: Node) -> None:
         if not node.is_running and node.is_up and not self.is_over:

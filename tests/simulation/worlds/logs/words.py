@@ -14,6 +14,8 @@ STRANGER: Final = "stranger"
 OPERATOR: Final = "operator"
 CLUSTER: Final = "cluster"
 METADATA: Final = "metadata"
+STORAGE: Final = "storage"
+OWNER: Final = "owner"
 CLIENTS: Final = (*PRODUCERS, *WRITERS, *READERS, ADMIN)
 PORT: Final = 7400
 
@@ -45,6 +47,13 @@ TAKE: Final = "take"  # LOG: as if all others suggested it.
 STOP: Final = "stop"  # In order; it is started again.
 # Of a stranger.
 FENCE: Final = "fence"  # LOG: recovers its last ledger.
+# Of all bookies together.
+DEAF: Final = "deaf"  # LOG MS: they take nothing for its last ledger.
+
+
+def owner_of(log: str) -> str:
+    """In faults: whoever owns it then."""
+    return f"{OWNER}-of-{log}"
 
 
 def address_of(server: str) -> str:

@@ -1,0 +1,390 @@
+"""Ways to build the log service wrongly, which fresh seeds must find: one at least for each of its rules.
+
+Each is a patch of a real class, by the tag of the rule that it breaks (`logservice/DESIGN.md`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from rollbook.logservice import opening
+from rollbook.logservice.core import segments
+from rollbook.logservice.core.cursors import Marks
+from rollbook.logservice.core.ledger_list import LedgerList
+from rollbook.logservice.core.memory import LogMemory
+from rollbook.logservice.core.producers import Producers
+from rollbook.logservice.core.segments import Trail
+from rollbook.logservice.core.sequencer import Sequencer
+from rollbook.logservice.core.settling import Settling
+from rollbook.logservice.ids import Offset, OwnerEpoch
+from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.order import Order
+from rollbook.logservice.orphans import OrphanRepair
+from rollbook.logservice.pulse import Pulse
+from rollbook.logservice.succession import Succession
+from rollbook.logservice.words import WriterGrant
+from rollbook.logservice.writership import Writership
+from rollbook.proto.errors import LogSealed, MetadataConflict, OwnerChanging
+from rollbook.proto.ids import NO_ENTRY
+from tests.simulation.worlds.logs.scene import LogsScene
+from tests.support.planting import Patch
+
+
+@dataclass(frozen=True, slots=True)
+class LogMutant:
+    name: str
+    what: str
+    seeds_max: int  # Within which it must be found.
+    patches: tuple[Patch, ...]
+    drill: str | None = None  # All its cases have it.
+    is_equivalent: bool = False
+
+    def scene(self, rules: frozenset[str] | None = None) -> LogsScene:  # It has one set of rules.
+        return LogsScene(self.patches, self.drill)
+
+
+# --- What is certain (LS1, LS4, LS9, LS10) --------------------------------------------------------
+
+
+def _settle_any_ledger(self: Settling[Any], ledger: int, last_entry: Any) -> Any:
+    self._settled = max(self._settled, (ledger, last_entry))
+    return self._take()
+
+
+def _tell_at_once(self: Order, waiter: Any, result: object) -> None:
+    self._tell((waiter, result, None))
+
+
+def _barrier_at_once(self: Order, waiter: Any, result: object) -> None:
+    self._tell((waiter, result, None))
+
+
+_on_written = Order._on_written
+
+
+def _answer_when_sent(self: Order, entry_id: Any, item: Any, *, is_barrier: bool = False) -> None:
+    _on_written(self, entry_id, (None, None, None), is_barrier=is_barrier)
+    if is_barrier:
+        self._barriers.on_settled()
+    self._settle([item])
+
+
+_end = Order.end
+
+
+def _end_with_a_no(self: Order, why: str, loss: Any) -> None:
+    _end(self, why, OwnerChanging)  # type: ignore[arg-type]  # That is the flaw.
+
+
+def _never_stalls(self: Pulse) -> int:
+    return 0
+
+
+# --- Order and memory (LS5, LS6, LS7, LS8) --------------------------------------------------------
+
+_decide = Sequencer.decide
+
+
+def _sealed_first(self: Sequencer, info: Any, condition: Any, wall_us: int) -> Any:
+    if self.memory.is_sealed:
+        raise LogSealed(tail=self.memory.tail)
+    return _decide(self, info, condition, wall_us)
+
+
+def _condition_first(self: Sequencer, info: Any, condition: Any, wall_us: int) -> Any:
+    return _decide(self, replace(info, producer=None), condition, wall_us)
+
+
+def _pack_no_producers(self: Producers) -> bytes:
+    return bytes(4)
+
+
+def _take_any_epoch(self: Sequencer, epoch: Any) -> None:
+    pass
+
+
+def _time_of_the_wall(self: Sequencer, wall_us: int) -> int:
+    return min(wall_us, 2**53)
+
+
+_replay = LogMemory.replay
+
+
+def _forget_writers(self: LogMemory, block: Any, ledger_id: Any, entry_id: Any) -> None:
+    epoch, holder, fence = self.writer_epoch, self.holder, self.fence_offset
+    _replay(self, block, ledger_id, entry_id)
+    if block.is_control:
+        self.writer_epoch, self.holder, self.fence_offset = epoch, holder, fence
+
+
+async def _grant_at_once(self: Writership, holder: str, mode: Any, ttl_ms: int) -> WriterGrant:
+    order, now_ns = self._order, self._clock.monotonic_ns()
+    order.use()
+    acquired = order.sequencer.acquire(holder, mode, ttl_ms, now_ns)
+    order.say(acquired)
+    order.sequencer.on_acquired(acquired, now_ns)
+    return WriterGrant(acquired.epoch, order.memory.tail, holder, ttl_ms)
+
+
+# --- Succession and takeover (LS1, LS2, LS3) ------------------------------------------------------
+
+
+def _keep_whatever_has_entries(ended: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    count = 0
+    while count < len(ended) and ended[count].last_entry != NO_ENTRY:
+        count += 1
+    return ended[:count], ended[count:]
+
+
+def _discard_the_unclosed_successor(
+    ended: Sequence[Any],
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    kept = ended[:1] if ended and ended[0].last_entry != NO_ENTRY else ended[:0]
+    return kept, ended[len(kept) :]
+
+
+async def _close_nothing(self: Succession, segment: Any) -> None:
+    pass
+
+
+def _follows_anything(first: Any, end: Any) -> bool:
+    return True
+
+
+_list_replace = LogNodes.replace
+
+
+async def _list_for_any_version(
+    self: LogNodes, stored: Any, listed: LedgerList, *, made_for: int | None = None
+) -> Any:
+    """Whoever was late reads the list again and lists his ledger all the same."""
+    while True:
+        try:
+            return await _list_replace(
+                self, stored, listed, made_for=None if made_for is None else stored.version
+            )
+        except MetadataConflict:
+            if made_for is None:
+                raise
+            newer = await self.read(stored.name)
+            new = [each for each in listed.segments if not stored.list.lists(each.ledger_id)]
+            if newer.list.unclosed[:-1] or newer.list.owner_epoch != listed.owner_epoch or not new:
+                raise
+            stored = newer
+            listed = newer.list.with_successor(new[0].ledger_id, new[0].reason, 0)
+
+
+def _same_epoch(self: LedgerList, server: Any) -> LedgerList:
+    return replace(self, owner=server, owner_epoch=OwnerEpoch(max(self.owner_epoch, 1)))
+
+
+# --- Truncation, deletion, marks (LL3, LL4, LL6, OR1) ---------------------------------------------
+
+_with_discarded = LedgerList.with_discarded
+
+
+def _forget_the_discarded(self: LedgerList, segment_id: Any) -> LedgerList:
+    return replace(_with_discarded(self, segment_id), discarded=self.discarded)
+
+
+def _nothing_below(self: Marks, head: Offset) -> tuple[()]:
+    return ()
+
+
+def _mark_anywhere(self: Marks, name: Any, offset: Offset) -> Marks:
+    return self._with({**dict(self.offsets), name: offset})
+
+
+async def _unlisted_is_enough(self: OrphanRepair, ledger_id: Any, belonging: Any) -> bool:
+    stored = await self._nodes.read(belonging.name)
+    return not stored.list.lists(ledger_id)
+
+
+def _any_segment_may_go(self: LedgerList, head: Offset, *, is_begun: bool) -> int:
+    """By its records alone, whoever remembers what its producers have sent."""
+    for index, segment in enumerate(self.segments[:-1]):
+        if segment.next_offset is None or segment.next_offset > head:
+            return index
+    return max(len(self.segments) - 1, 0)
+
+
+_pick = Trail.pick
+
+
+def _read_below_the_head(self: Trail, listed: LedgerList) -> Any:
+    first = listed.segments[0].base_offset if listed.segments else None
+    return _pick(self, replace(listed, head=listed.head if first is None else first))
+
+
+_BUDGET: Final = 60
+
+LOG_MUTANTS: Final = (
+    LogMutant(
+        "logs-acks-before-close",
+        "A segment's records are acked before the one before it is closed (LS1).",
+        _BUDGET,
+        ((Settling, "on_confirmed", _settle_any_ledger),),
+    ),
+    LogMutant(
+        "logs-keeps-what-does-not-follow",
+        "A successor counts wherever its predecessor has ended (LS2).",
+        _BUDGET,
+        ((opening, "judge", _keep_whatever_has_entries),),
+        drill="stuck_roll",
+    ),
+    LogMutant(
+        "logs-drops-the-successor",
+        "A takeover discards the second unclosed ledger, whatever was acked in it (LS2).",
+        _BUDGET,
+        ((opening, "judge", _discard_the_unclosed_successor),),
+        drill="death_in_a_roll",
+    ),
+    LogMutant(
+        "logs-fences-the-last-one-only",
+        "A takeover ends the last ledger and leaves the one before it as it is (LS3).",
+        _BUDGET,
+        ((opening, "to_end", lambda listed: listed.segments[-1:]),),
+    ),
+    LogMutant(
+        "logs-closes-in-the-list-only",
+        "A roll says that a ledger is closed, and does not close it (LS2).",
+        _BUDGET,
+        ((Succession, "_close_ledger", _close_nothing),),
+    ),
+    LogMutant(
+        "logs-lists-for-any-version",
+        "A ledger is listed from a later version of the list than it was made for (LS3).",
+        _BUDGET,
+        ((LogNodes, "replace", _list_for_any_version),),
+    ),
+    LogMutant(
+        "logs-one-owner-epoch",
+        "A new owner has the epoch of the one before (LL5).",
+        _BUDGET,
+        ((LedgerList, "with_owner", _same_epoch),),
+    ),
+    LogMutant(
+        "logs-answers-at-once",
+        "A duplicate is answered before the first one is confirmed (LS4).",
+        _BUDGET,
+        ((Order, "answer", _tell_at_once),),
+    ),
+    LogMutant(
+        "logs-refuses-without-barrier",
+        "Whoever has been replaced says where the tail is not (LS4).",
+        _BUDGET,
+        ((Order, "refuse", _tell_at_once),),
+        drill="two_owners",
+    ),
+    LogMutant(
+        "logs-barrier-from-memory",
+        "A barrier is answered from memory, by whoever takes himself for the owner (LS10).",
+        _BUDGET,
+        ((Order, "_ask", _barrier_at_once),),
+        drill="two_owners",
+    ),
+    LogMutant(
+        "logs-acks-what-was-sent",
+        "Appends are acked, and shown to readers, before they are confirmed (LS4).",
+        _BUDGET,
+        ((Order, "_on_written", _answer_when_sent),),
+    ),
+    LogMutant(
+        "logs-says-no-when-lost",
+        "An owner that was fenced says that what is pending was not appended (LS4).",
+        _BUDGET,
+        ((Order, "end", _end_with_a_no),),
+    ),
+    LogMutant(
+        "logs-never-stalls",
+        "Whoever stood still goes on and acks (LS9).",
+        _BUDGET,
+        ((Pulse, "stalls", _never_stalls),),
+    ),
+    LogMutant(
+        "logs-sealed-comes-first",
+        "The retry of what was appended hears that the log is sealed (LS6).",
+        _BUDGET,
+        ((Sequencer, "decide", _sealed_first),),
+    ),
+    LogMutant(
+        "logs-no-dedupe",
+        "A batch that is sent again is appended again (LS6).",
+        _BUDGET,
+        ((Sequencer, "decide", _condition_first),),
+    ),
+    LogMutant(
+        "logs-producers-forgotten",
+        "Snapshots do not hold what producers have sent (LS5).",
+        _BUDGET,
+        ((Producers, "pack", _pack_no_producers),),
+    ),
+    LogMutant(
+        "logs-truncates-memory",
+        "Truncation takes the newest snapshot that is settled (LS5, LL4).",
+        _BUDGET,
+        ((LedgerList, "first_kept", _any_segment_may_go),),
+    ),
+    LogMutant(
+        "logs-any-epoch-writes",
+        "A fenced writer goes on (LS8).",
+        _BUDGET,
+        ((Sequencer, "check_epoch", _take_any_epoch),),
+    ),
+    LogMutant(
+        "logs-writers-forgotten",
+        "A new owner does not know of the writer epochs behind the last snapshot (LS8).",
+        _BUDGET,
+        ((LogMemory, "replay", _forget_writers),),
+    ),
+    LogMutant(
+        "logs-grants-at-once",
+        "A writer epoch is granted before what came under older ones is settled (LS8).",
+        _BUDGET,
+        ((Writership, "acquire", _grant_at_once),),
+        drill="two_owners",
+    ),
+    LogMutant(
+        "logs-time-goes-back",
+        "Blocks bear the time of the server's wall clock (LS7).",
+        _BUDGET,
+        ((Sequencer, "time", _time_of_the_wall),),
+    ),
+    LogMutant(
+        "logs-readers-believe-lists",
+        "A reader goes on in whatever is listed behind what it has read (RL2).",
+        _BUDGET,
+        ((segments, "continues", _follows_anything),),
+        drill="stuck_roll",
+    ),
+    LogMutant(
+        "logs-reads-below-the-head",
+        "A reader is told what was truncated.",
+        _BUDGET,
+        ((Trail, "pick", _read_below_the_head),),
+    ),
+    LogMutant(
+        "logs-discarded-and-forgotten",
+        "A ledger that is discarded is in no list any more (LL3).",
+        _BUDGET,
+        ((LedgerList, "with_discarded", _forget_the_discarded),),
+    ),
+    LogMutant(
+        "logs-passes-marks",
+        "Truncation does not look at protected marks (LL6).",
+        _BUDGET,
+        ((Marks, "below", _nothing_below),),
+    ),
+    LogMutant(
+        "logs-marks-what-is-gone",
+        "A mark is made below the head (LL6).",
+        _BUDGET,
+        ((Marks, "with_mark", _mark_anywhere),),
+    ),
+    LogMutant(
+        "logs-unlisted-is-orphaned",
+        "A ledger that nobody has listed yet is deleted (OR1).",
+        _BUDGET,
+        ((OrphanRepair, "_never_will_be_listed", _unlisted_is_enough),),
+    ),
+)
