@@ -326,7 +326,7 @@ async def conduct(
     healed_after_s = time.monotonic() - healed_at
     await conductor.close_everything()
     closed_after_s = time.monotonic() - healed_at
-    await conductor.audit(_PATIENCE_S + seconds)  # There is as much to read as was written.
+    await conductor.audit(_PATIENCE_S + 2 * seconds)  # There is as much to read as was written.
     wrong = conductor.end()
     events = list(read_history(history))
     judgement = judge(events)
