@@ -35,23 +35,25 @@ _SEGMENT_COLUMNS: Final = (
 def create_log(access: LogAccess, log: str, output: str, **settings: Any) -> None:
     wanted = _changes(**settings)
 
-    async def make(client: Client) -> words.LogState:
+    async def make(client: Client) -> tuple[words.LogState, bool]:
         """What is not named is as the server has it."""
         name = LogName.parse(log)
         state: words.LogState = await client.ask(words.EnsureLog(name))
         if state.was_created and wanted:
             changed = LogConfig(**wanted)
-            return await client.ask(words.UpdateLog(name, changed, tuple(wanted), state.etag))  # type: ignore[no-any-return]  # As asked.
+            change = words.UpdateLog(name, changed, tuple(wanted), state.etag)
+            return await client.ask(change), True
         for field, value in wanted.items():
             if (has := getattr(state.config, field)) != value:
                 raise LogExists(
                     f"it is there with another {field}", log=name, has=_plain(has),
                     wanted=_plain(value),
                 )  # fmt: skip
-        return state
+        return state, state.was_created
 
-    state = access.run(make, log)
-    tell({"log": str(state.log), **_facts(state)}, output, "log")
+    state, was_created = access.run(make, log)
+    facts = {"log": str(state.log), "created": was_created, "head": state.head, "tail": state.tail}
+    tell(facts, output, "log")
 
 
 def _changes(
@@ -189,7 +191,7 @@ def journal_facts(event: words.JournalEvent) -> dict[str, Any]:
         "server": event.server,
         "owner_epoch": event.owner_epoch,
         "reason": event.reason,
-        "details": dict(event.details),
+        "details": dict(sorted(event.details.items())),
     }
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,20 +27,25 @@ def run_shell(page: Path, url: str, folder: Path) -> str:
     """Its output, of all blocks. Any failure is one of the test."""
     script = "\n".join(blocks(page, "sh"))
     assert _PLACE in script
-    return _run(["sh", "-euc", script.replace(_PLACE, url)], folder)
+    return run(["sh", "-euc", script.replace(_PLACE, url)], folder)
 
 
 def run_python(program: str, url: str, folder: Path) -> str:
     assert _PLACE in program
-    return _run([sys.executable, "-W", "error", "-c", program.replace(_PLACE, url)], folder)
+    return run_program(program.replace(_PLACE, url), folder)
 
 
-def _run(command: list[str], folder: Path) -> str:
+def run_program(program: str, folder: Path) -> str:
+    return run([sys.executable, "-W", "error", "-c", program], folder)
+
+
+def run(command: list[str], folder: Path, environment: Mapping[str, str] = os.environ) -> str:
+    """Its output. Any failure is one of the test."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, "PATH": path, "NO_COLOR": "1"},
+        env={**environment, "PATH": path, "NO_COLOR": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -11,22 +11,15 @@ from typing import Any
 import pytest
 
 from rollbook.api.cli import main as cli
-from tests.support import processes
+from tests.support.dev import PATIENCE_S, running_dev
 
-PATIENCE_S = 60.0
 MAIN = "rollbook.api.cli.main"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("dev") / "data"
-    with processes.family() as children:
-        child = children.start_module(
-            MAIN, *("dev", "--bookies", "1", "--listen", "127.0.0.1:0"), "--data", folder
-        )
-        while not (line := child.line(PATIENCE_S)).startswith("ready:"):
-            pass
-        yield line.rpartition(" on ")[2].strip()
+    with running_dev(tmp_path_factory.mktemp("dev") / "data", bookies=1) as running:
+        yield running.address
 
 
 class Shell:

@@ -1,0 +1,51 @@
+"""The README's first screens work as written, and say what it shows."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support import pages
+from tests.support.dev import RunningDev, running_dev
+from tests.support.processes import REPOSITORY
+
+README: Final = REPOSITORY / "README.md"
+_PLACE: Final = "log://127.0.0.1:7400"
+(COMMANDS,) = pages.blocks(README, "bash")
+_DEMO, SHOWN_BY_DEV, SHOWN = pages.blocks(README, "text")
+PROGRAMS = pages.blocks(README, "python")
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDev]:
+    with running_dev(tmp_path_factory.mktemp("dev") / "rollbook-data", bookies=3) as running:
+        yield running
+
+
+def without_what_differs(text: str) -> str:
+    """Times, ports, directories, which life of a server it was."""
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", "TIME", text)
+    text = re.sub(r"in \d+ s\b", "in N s", text)
+    text = re.sub(r"sqlite://\S+", "sqlite://FILE", text)
+    text = re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", text)
+    return re.sub(r"~[0-9a-f]{8}", "~LIFE", text)
+
+
+def test_it_says_what_the_page_shows(dev: RunningDev, tmp_path: Path) -> None:
+    assert without_what_differs(dev.said) == without_what_differs(SHOWN_BY_DEV)
+    environment = {**os.environ, "ROLLBOOK_SERVER": f"log://{dev.address}"}
+    told = pages.run(["sh", "-euc", COMMANDS], tmp_path, environment)
+    assert without_what_differs(told) == without_what_differs(SHOWN)
+
+
+def test_the_programs_run_as_written(dev: RunningDev, tmp_path: Path) -> None:
+    shown = ""
+    for program in PROGRAMS:
+        assert _PLACE in program
+        shown += pages.run_program(program.replace(_PLACE, f"log://{dev.address}"), tmp_path)
+    lines = shown.splitlines()
+    assert re.fullmatch(r"\d+ b'3' b'paid 3'", lines[0])
+    assert re.fullmatch(r"\d+ b'shipped 3'", lines[1])
