@@ -74,10 +74,14 @@ def everything(arguments: argparse.Namespace) -> Tally:
     kinds = {name: ["tests", name, *size] for name, size in sizes.items()}
     images = "--images=100000" if arguments.thorough else "--images=20000"
     kinds["images"] = ["tests", "crash", images, first]
+    if arguments.thorough:
+        kinds["owners"] = ["tests", "chaos", "--of=logs", "--seconds=15", first]
     bookies = "--seeds=250" if arguments.thorough else "--seeds=60"
     kinds["bookies"] = ["tests", "simulate", "--world=bookie", bookies, first]
     ledgers = "--seeds=1000" if arguments.thorough else "--seeds=100"
     kinds["ledgers"] = ["tests", "simulate", "--world=ledger", ledgers, first]
+    logs = "--seeds=150" if arguments.thorough else "--seeds=30"
+    kinds["logs"] = ["tests", "simulate", "--world=logs", logs, first]
     style = _STYLE | {"generated": ["tests.generate", "--check"]} if arguments.thorough else {}
     every = style | {"unit": ["tests", "unit"]} | kinds
     computing = {name: every.pop(name) for name in list(every) if name in _COMPUTING}
@@ -88,7 +92,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
 # processors.
 _COMPUTING: Final = (
     *("format", "lint", "types", "generated", "unit"),
-    *("simulate", "bookies", "ledgers", "determinism", "mutants", "images", "fuzz"),
+    *("simulate", "bookies", "ledgers", "logs", "determinism", "mutants", "images", "fuzz"),
 )
 _GIVING_WAY: Final = ("nice", "-n", "10")
 
@@ -236,7 +240,7 @@ def determinism(arguments: argparse.Namespace) -> Tally:
     return tally
 
 
-_DETERMINISTIC: Final = {"toy": 1, "bookie": 6, "ledger": 6}
+_DETERMINISTIC: Final = {"toy": 1, "bookie": 6, "ledger": 6, "logs": 10}
 """Worlds, and how many times fewer seeds of each are tried, for they take longer."""
 
 
