@@ -380,16 +380,18 @@ class Service:
 
     async def delete_log(self, request: words.DeleteLog, due: float) -> words.DeleteLogAnswer:
         """At its owner, who takes no more from then on; else anywhere."""
+        listed = await self._list_of(request.log)
         await self._require_no_other_owner(request.log)
 
-        now_us = self._clock.wall_us()
-        config = (await self._list_of(request.log)).config
+        now_us, config = self._clock.wall_us(), listed.config
         grace_ms = config.delete_grace_s * 1000 if request.grace_ms is None else request.grace_ms
         event = LogEvent("log_deleted", now_us, server_id=self.server.server_id)
         stored = await _by(
             due,
             delete_log(
-                *(self._nodes, request.log, now_us + grace_ms * 1000, event), etag=request.etag
+                *(self._nodes, request.log, now_us + grace_ms * 1000, event),
+                etag=request.etag,
+                owned_by=listed.owner_epoch,
             ),
         )
         owner = self.server.find(request.log)

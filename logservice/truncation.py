@@ -17,7 +17,7 @@ from rollbook.logservice.core.ledger_list import LEDGER_OF_LOG, LogEvent, LogSta
 from rollbook.logservice.core.retention import is_free
 from rollbook.logservice.core.truncation import plan_truncation
 from rollbook.logservice.core.views import etag_of
-from rollbook.logservice.ids import LogName, LogUid, Offset
+from rollbook.logservice.ids import LogName, LogUid, Offset, OwnerEpoch
 from rollbook.logservice.log_nodes import LogNodes, StoredLog
 from rollbook.logservice.words import TruncateAnswer
 from rollbook.proto.errors import (
@@ -25,6 +25,7 @@ from rollbook.proto.errors import (
     MetadataConflict,
     NoSuchLedger,
     OutcomeUnknown,
+    OwnerChanging,
     Superseded,
     Unavailable,
 )
@@ -117,17 +118,27 @@ async def _delete(ledgers: Ledgers, name: LogName, uid: LogUid, ledger_id: Ledge
 
 
 async def delete_log(
-    nodes: LogNodes, name: LogName, free_at_us: int, event: LogEvent, *, etag: str = ""
+    nodes: LogNodes,
+    name: LogName,
+    free_at_us: int,
+    event: LogEvent,
+    *,
+    etag: str = "",
+    owned_by: OwnerEpoch | None = None,
 ) -> StoredLog:
     """From here on nobody reads or writes it. Its ledgers are kept until then, its name too.
 
-    Deleted before, it stays as it was. Raises `Guarded` if there are marks, `MetadataConflict` if its
-    configuration has another etag, `NoSuchLog`; after `ConnectionLost` it may have been done.
+    `owned_by`: that owner is told by the caller, or is gone. One who comes between would not know, and
+    go on acking. Deleted before, it stays as it was. Raises `Guarded` if there are marks,
+    `MetadataConflict` if its configuration has another etag, `OwnerChanging` if it has another owner,
+    `NoSuchLog`; after `ConnectionLost` it may have been done.
     """
     for _ in range(_RACES_MAX):
         stored = await nodes.read(name)
         if stored.list.state is LogState.DELETED:
             return stored
+        if owned_by is not None and stored.list.owner_epoch != owned_by:
+            raise OwnerChanging("it has been opened meanwhile", log=str(name))
         if etag and etag != etag_of(stored.list.config):
             raise MetadataConflict("the log's configuration has changed", log=str(name))
         marks = await nodes.read_marks(name)

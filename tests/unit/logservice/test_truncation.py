@@ -12,6 +12,7 @@ from rollbook.proto.errors import (
     LogDeleted,
     MetadataConflict,
     NoSuchLog,
+    OwnerChanging,
 )
 from rollbook.proto.ids import LedgerId
 from tests.unit.logservice.lists import closed
@@ -168,5 +169,19 @@ def test_a_marked_log_is_not_deleted() -> None:
         await scene.nodes.commit_cursor(mark)
         await refused(delete_log(scene.nodes, LOG, 0, EVENT), Guarded)
         assert (await scene.stored()).list.state is LogState.OPEN
+
+    play(story)
+
+
+def test_a_log_that_was_opened_meanwhile_is_not_deleted_behind_its_owners_back() -> None:
+    """He would go on acking what nobody will ever read."""
+
+    async def story(scene: Scene) -> None:
+        before = (await scene.stored()).list.owner_epoch
+        log = await (await scene.server("s1")).open()
+        await refused(delete_log(scene.nodes, LOG, 0, EVENT, owned_by=before), OwnerChanging)
+        await log.append(b"0")
+        await delete_log(scene.nodes, LOG, 0, EVENT, owned_by=log.owner.owner_epoch)
+        log.owner.lose("test")
 
     play(story)
