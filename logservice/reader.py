@@ -68,6 +68,7 @@ from rollbook.proto.errors import (
     Unavailable,
 )
 from rollbook.proto.ports import Clock
+from rollbook.proto.tasks import to_its_end
 
 logger = structlog.get_logger()
 
@@ -313,12 +314,11 @@ class LogReader:
             self._go_live(self._trail.next_offset)
 
     async def _leave_ledger(self) -> None:
+        """Whoever is cancelled meanwhile leaves nothing behind."""
         follower, ledger = self._follower, self._ledger
         self._follower = self._ledger = None
-        if follower is not None:
-            await follower.aclose()
         if ledger is not None:
-            await ledger.close()
+            await to_its_end(_left(follower, ledger))
 
     async def _list_changed(self, known: StoredLog) -> None:
         """Returns when the list is likely to be another one, or after a while."""
@@ -441,6 +441,12 @@ class LogReader:
             resting, self._resting = self._resting, None
             resting.cancel()
             await asyncio.gather(resting, return_exceptions=True)
+
+
+async def _left(follower: Follower | None, ledger: LedgerReader) -> None:
+    if follower is not None:
+        await follower.aclose()
+    await ledger.close()
 
 
 async def _ends_by(task: "asyncio.Task[None]", due: float | None) -> bool:

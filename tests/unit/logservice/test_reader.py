@@ -496,3 +496,30 @@ def test_whatever_happens_readers_see_each_record_once_and_in_order(seed: int) -
         assert await scene.within(asyncio.gather(*reading)) == [written] * 3
 
     play(story, seed=seed)
+
+
+def test_a_reader_that_is_cancelled_while_it_leaves_a_ledger_has_left_it() -> None:
+    """Whoever asks again in the moment in which what was read ahead is dropped cancels that."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = log_suggested_to(a)
+        await scene.nodes.ensure(log, LogConfig())
+        for _ in range(24):
+            await a.append(log, bytes(100_000))  # More than is read at a time.
+        service = b.service
+
+        async def read() -> None:
+            async with service._reader(log, offset(0), OnTruncated.FAIL) as reader:
+                assert isinstance(await reader.next(), Records)
+                ledger = reader._ledger
+                assert ledger is not None
+                leaving = asyncio.get_running_loop().create_task(reader._leave_ledger())
+                await asyncio.sleep(0)
+                leaving.cancel()
+                await asyncio.gather(leaving, return_exceptions=True)
+                assert ledger.is_stopped
+
+        await b.ask(read())
+
+    play(story)
