@@ -38,6 +38,7 @@ from rollbook.proto.errors import (
     NotOwner,
     OffsetMismatch,
     Outcome,
+    OutcomeUnknown,
     ProducerGap,
     RollbookError,
     StaleEpoch,
@@ -319,10 +320,10 @@ class Users:
         """Whoever was drained, as soon as he knows himself."""
         request = service_words.DrainServer(server, resume=True)
         while True:
-            line = await caller.line(server)
             try:
+                line = await caller.line(server)
                 await line.ask("drain_server", request, 2.0)
-            except NoSuchServer:
+            except (Unavailable, OutcomeUnknown, NoSuchServer):  # It may be starting again.
                 await asyncio.sleep(_PAUSE_S)
             else:
                 return
