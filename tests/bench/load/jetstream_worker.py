@@ -9,30 +9,36 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import nats
+import nats.errors
 from nats.js.api import DeliverPolicy, StorageType, StreamConfig
+from nats.js.errors import NoStreamResponseError, ServiceUnavailableError
 
 from tests.bench.load import jobs, logs_jobs
-from tests.bench.load.jobs import Found, Job
 from tests.bench.load.logs_jobs import Clock
 
 _REPLICAS: Final = 3
 _WINDOW: Final = 4_000  # As nats-py has it.
 _PIECE: Final = 1_000
+_ANSWER_S: Final = 5.0  # As nats-py has it, too: what nobody leads yet is never answered.
 _TIMEOUT_S: Final = 60.0
+_PAUSE_S: Final = 0.05
 _QUICK_S: Final = 0.25  # One who waits longer for a dead leader notices a new one later.
 
 
 class JetStream:
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._stream = connection.jetstream(timeout=_TIMEOUT_S, publish_async_max_pending=_WINDOW)
+        self._stream = connection.jetstream(timeout=_ANSWER_S, publish_async_max_pending=_WINDOW)
 
     async def make(self, log: str) -> None:
-        await self._stream.add_stream(
-            StreamConfig(name=log, subjects=[log], storage=StorageType.FILE, num_replicas=_REPLICAS)
+        await _patiently(
+            self._stream.add_stream,
+            StreamConfig(
+                name=log, subjects=[log], storage=StorageType.FILE, num_replicas=_REPLICAS
+            ),
         )
 
     async def flood(self, log: str, burst: Sequence[bytes], clock: Clock) -> int:
@@ -51,7 +57,7 @@ class JetStream:
         return acked
 
     async def append(self, log: str, value: bytes) -> None:
-        await self._stream.publish(log, value)
+        await _patiently(self._stream.publish, log, value)
 
     async def try_append(self, log: str, value: bytes) -> None:
         await self._stream.publish(log, value, timeout=_QUICK_S)
@@ -107,20 +113,36 @@ class JetStream:
         raise NotImplementedError(f"nobody rolls {log}")
 
 
+async def _patiently(call: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+    """On a busy machine a new stream may be without a leader for a while."""
+    async with asyncio.timeout(_TIMEOUT_S):
+        while True:
+            with suppress(nats.errors.TimeoutError, NoStreamResponseError, ServiceUnavailableError):
+                await call(*arguments)
+                return
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def _silence(_: Exception) -> None:
+    """That a node which was killed cannot be reached is no news."""
+
+
 async def _acked(futures: "list[asyncio.Future[Any]]") -> int:
     acks = [await each for each in futures]
     assert acks[-1].seq - acks[0].seq == len(acks) - 1
     return len(acks)
 
 
-async def _run(job: Job) -> Found:
-    connection = await nats.connect(sys.argv[1].split(","), max_reconnect_attempts=-1)
+async def _serve() -> None:
+    connection = await nats.connect(
+        sys.argv[1].split(","), max_reconnect_attempts=-1, error_cb=_silence
+    )
     try:
-        return await logs_jobs.run(JetStream(connection), job)
+        stream = JetStream(connection)
+        await jobs.serve(lambda job: logs_jobs.run(stream, job))
     finally:
         await connection.close()
 
 
 if __name__ == "__main__":
-    with asyncio.Runner() as runner:
-        jobs.serve(lambda job: runner.run(_run(job)))
+    asyncio.run(_serve())

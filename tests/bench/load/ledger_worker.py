@@ -172,7 +172,7 @@ def serve(work: dict[str, Callable[[Ledgers, Job], Awaitable[Found]]]) -> None:
         async with connect(sys.argv[1], config) as ledgers:
             return await work[job["do"]](ledgers, job)
 
-    jobs.serve(lambda job: asyncio.run(run(job)))
+    asyncio.run(jobs.serve(run))
 
 
 if __name__ == "__main__":

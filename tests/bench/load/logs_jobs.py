@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from tests.bench.load.jobs import Found, Job, Stopwatch, percentiles
 
 _POOL: Final = 1_000  # Different records.
+_BEGIN_AT_ONCE: Final = 16
 _UNDER_LOAD: Final = 8  # Appenders that do not wait for each other.
 _PAUSE_S: Final = 0.005  # Before somebody tries again.
 _KILL_AFTER_S: Final = 1.0
@@ -94,14 +95,18 @@ async def _begin(client: LogClient, log: str) -> None:
 
 async def _make(client: LogClient, job: Job) -> Found:
     stopwatch = Stopwatch()
-    todo = deque(job["logs"])
+    await _begin_all(client, job["logs"])
+    return stopwatch.read()
+
+
+async def _begin_all(client: LogClient, logs: Sequence[str]) -> None:
+    todo = deque(logs)
 
     async def work() -> None:
         while todo:
             await _begin(client, todo.popleft())
 
-    await asyncio.gather(*(work() for _ in range(job.get("at_once", 1))))
-    return stopwatch.read()
+    await asyncio.gather(*(work() for _ in range(_BEGIN_AT_ONCE)))
 
 
 async def _flood(client: LogClient, job: Job) -> Found:
@@ -166,7 +171,7 @@ async def _replay(client: LogClient, job: Job) -> Found:
 
 
 async def _round_robin(client: LogClient, job: Job) -> Found:
-    """One record to each log in turn, so many under way."""
+    """One record to each log in turn, so many under way. The logs are made already."""
     logs, window, pool = job["logs"], job["window"], _records(job["size"])
     under_way: deque[Awaitable[Any]] = deque()
     clock, stopwatch = Clock(job["count"], job["seconds"]), Stopwatch()
@@ -182,7 +187,7 @@ async def _round_robin(client: LogClient, job: Job) -> Found:
 
 
 async def _steps(client: LogClient, job: Job) -> Found:
-    """Appends of one record, to each log in turn, some at a time; each is a step of its own for all."""
+    """Appends of one record, to each log in turn, some at a time; for a server each is a piece of work of its own."""
     logs, pool = job["logs"], _records(job["size"])
     clock, stopwatch = Clock(job["count"], job["seconds"]), Stopwatch()
     sent = 0

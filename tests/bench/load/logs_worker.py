@@ -12,7 +12,6 @@ from typing import Any
 from rollbook import aio
 from rollbook.proto.errors import Overloaded
 from tests.bench.load import jobs, logs_jobs
-from tests.bench.load.jobs import Found, Job
 from tests.bench.load.logs_jobs import Clock
 
 
@@ -115,11 +114,11 @@ def _acked(submissions: list[aio.Submission], first: int) -> int:
     return len(offsets)
 
 
-async def _run(job: Job) -> Found:
+async def _serve() -> None:
     async with aio.connect(sys.argv[1]) as client:
-        return await logs_jobs.run(OurLogs(client), job)
+        ours = OurLogs(client)
+        await jobs.serve(lambda job: logs_jobs.run(ours, job))
 
 
 if __name__ == "__main__":
-    with asyncio.Runner() as runner:
-        jobs.serve(lambda job: runner.run(_run(job)))
+    asyncio.run(_serve())
