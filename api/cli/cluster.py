@@ -75,3 +75,30 @@ def info(url: str, output: str) -> None:
     show_facts(facts, output)
     click.echo("")
     show_rows(("id", "state", "address", "incarnation"), bookies, output)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cluster health --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook cluster health --metadata sqlite:///var/lib/rollbook/metadata.db || alert",
+        "rollbook cluster health --metadata zk://zk1/ledgers -o json | jq -r .health",
+    )
+)
+@metadata_option
+@output_option
+def health(url: str, output: str) -> None:
+    """Show whether bookies and log servers are there and can be reached from here.
+
+    Ends with 0 if all is well, 8 if it works but one is down, read-only, draining or out of reach, 5 if
+    no bookie takes entries or no log server can be reached.
+    """
+    from rollbook.api.cli.cluster_health import CODES, look_at_health
+
+    verdict, members = look_at_health(url)
+    if output != "table":
+        show_facts({**verdict, "members": members}, output)
+    else:
+        show_facts(verdict, output)
+        click.echo("")
+        show_rows(("kind", "id", "state", "address"), members, output)
+    click.get_current_context().exit(CODES[verdict["health"]])

@@ -46,13 +46,24 @@ def look_at_cluster(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     async def look(store: MetadataStore) -> tuple[Cluster, bool, list[dict[str, Any]]]:
         cluster = await open_cluster(store, place.ledgers_root, layout=_layout_of(place))
         has_own_trees = await store.get(cluster.own_root) is not None
-        return cluster, has_own_trees, await _list_bookies(store, cluster)
+        return cluster, has_own_trees, await list_bookies(store, cluster)
 
     cluster, has_own_trees, bookies = _run(place, look)
     facts = _facts(place, cluster)
     if not has_own_trees:
         facts["own_root"] = None
     return facts, bookies
+
+
+def run_on_store(url: str, look: Callable[[MetadataStore, Cluster], Awaitable[T]]) -> T:
+    place = _parse_url(url)
+
+    async def run(store: MetadataStore) -> T:
+        return await look(
+            store, await open_cluster(store, place.ledgers_root, layout=_layout_of(place))
+        )
+
+    return _run(place, run)
 
 
 # --- The metadata store -----------------------------------------------------------------------
@@ -93,7 +104,7 @@ async def _with_store(
         raise
 
 
-async def _list_bookies(store: MetadataStore, cluster: Cluster) -> list[dict[str, Any]]:
+async def list_bookies(store: MetadataStore, cluster: Cluster) -> list[dict[str, Any]]:
     watcher = BookieWatcher(store, cluster.root)
     await watcher.start()
     await watcher.close()

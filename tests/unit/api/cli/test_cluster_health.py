@@ -1,0 +1,62 @@
+"""`rollbook cluster health`: of a running cluster, of one that was left, and how it judges."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollbook.api.cli.cluster_health import judge
+from tests.support.dev import PATIENCE_S, running_dev
+
+
+def look(folder: Path) -> tuple[int, dict[str, Any]]:
+    command = ("cluster", "health", "--metadata", f"sqlite://{folder}/metadata.db", "-o", "json")
+    done = subprocess.run(
+        [sys.executable, "-m", "rollbook.api.cli.main", *command],
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_who_runs_is_well_and_who_does_not_is_missed(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with running_dev(folder, bookies=1) as dev:
+        code, found = look(folder)
+        assert (code, found["health"]) == (0, "healthy")
+        bookie, server = found["members"]
+        assert (bookie["id"], bookie["state"]) == ("bk-1", "writable")
+        assert (server["id"], server["state"]) == ("log-1", "serving")
+        assert server["address"] == dev.address
+    code, found = look(folder)  # Killed: whatever is still registered cannot be reached.
+    assert (code, found["health"]) == (5, "unavailable")
+    assert found["members"][0]["state"] in ("unreachable", "down")
+
+
+def member(kind: str, state: str) -> dict[str, Any]:
+    return {"kind": kind, "id": "x", "state": state, "address": "h:1"}
+
+
+@pytest.mark.parametrize(
+    ("bookies", "servers", "health"),
+    [
+        (["writable"] * 3, [], "healthy"),
+        (["writable"] * 3, ["serving"], "healthy"),
+        (["writable", "read-only"], ["serving"], "degraded"),
+        (["writable", "down"], [], "degraded"),
+        (["writable"], ["serving", "unreachable"], "degraded"),
+        (["writable"], ["draining"], "degraded"),
+        (["writable"], ["unreachable"], "unavailable"),
+        (["read-only", "down"], ["serving"], "unavailable"),
+        ([], [], "unavailable"),
+    ],
+)
+def test_it_judges_by_what_still_works(bookies: list[str], servers: list[str], health: str) -> None:
+    found = [member("bookie", each) for each in bookies]
+    found += [member("log server", each) for each in servers]
+    assert judge(found)["health"] == health
