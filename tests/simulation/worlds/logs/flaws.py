@@ -300,6 +300,7 @@ LOG_MUTANTS: Final = (
         "Whoever stood still goes on and acks (LS9).",
         _BUDGET,
         ((Pulse, "stalls", _never_stalls),),
+        drill="frozen_owner",
     ),
     LogMutant(
         "logs-sealed-comes-first",
@@ -324,25 +325,28 @@ LOG_MUTANTS: Final = (
         "Truncation takes the newest snapshot that is settled (LS5, LL4).",
         _BUDGET,
         ((LedgerList, "first_kept", _any_segment_may_go),),
+        drill="truncation",
     ),
     LogMutant(
         "logs-any-epoch-writes",
         "A fenced writer goes on (LS8).",
         _BUDGET,
         ((Sequencer, "check_epoch", _take_any_epoch),),
+        drill="rivals",
     ),
     LogMutant(
         "logs-writers-forgotten",
         "A new owner does not know of the writer epochs behind the last snapshot (LS8).",
         _BUDGET,
         ((LogMemory, "replay", _forget_writers),),
+        drill="rivals",
     ),
     LogMutant(
         "logs-grants-at-once",
         "A writer epoch is granted before what came under older ones is settled (LS8).",
         _BUDGET,
         ((Writership, "acquire", _grant_at_once),),
-        drill="two_owners",
+        drill="rivals",
     ),
     LogMutant(
         "logs-time-goes-back",
@@ -362,6 +366,7 @@ LOG_MUTANTS: Final = (
         "A reader is told what was truncated.",
         _BUDGET,
         ((Trail, "pick", _read_below_the_head),),
+        drill="truncation",
     ),
     LogMutant(
         "logs-discarded-and-forgotten",
@@ -374,12 +379,14 @@ LOG_MUTANTS: Final = (
         "Truncation does not look at protected marks (LL6).",
         _BUDGET,
         ((Marks, "below", _nothing_below),),
+        drill="truncation",
     ),
     LogMutant(
         "logs-marks-what-is-gone",
         "A mark is made below the head (LL6).",
         _BUDGET,
         ((Marks, "with_mark", _mark_anywhere),),
+        drill="truncation",
     ),
     LogMutant(
         "logs-unlisted-is-orphaned",

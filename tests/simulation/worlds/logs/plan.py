@@ -227,6 +227,47 @@ def two_owners(rng: random.Random, at_us: int, log: str) -> Happening:
     )
 
 
+def frozen_owner(rng: random.Random, at_us: int, log: str) -> Happening:
+    """The owner stands still for longer than its lease, with appends on their way to bookies and back."""
+    owner = words.owner_of(log)
+    late = log_uniform(rng, (2 * MS, 60 * MS))
+    stops = at_us + 10 * MS + rng.randint(0, 2 * late)
+    return (
+        _burst(rng, at_us + 5 * MS, log),
+        [
+            *(Fault(at_us, Kind.SLOW_LINK, (each, owner), 4 * late, late) for each in BOOKIES),
+            Fault(stops, Kind.PAUSE, (owner,), rng.randint(650 * MS, 1300 * MS)),
+        ],
+    )
+
+
+def rivals(rng: random.Random, at_us: int, log: str) -> Happening:
+    """Two writers take the log from each other, on an owner whose ledger is stuck, or fenced."""
+    steps = [*_burst(rng, at_us + 5 * MS, log)]
+    for writer in WRITERS:
+        for _ in range(3):
+            asks_us = at_us + rng.randint(0, 300 * MS)
+            steps.append(Step(asks_us, writer, f"{words.ACQUIRE} {log}"))
+            steps.append(Step(asks_us + 1, writer, f"{words.APPEND} {log} 4"))
+    happens_us = at_us + rng.randint(10 * MS, 300 * MS)
+    if rng.random() < 0.5:
+        steps.append(Step(happens_us, words.STORAGE, f"{words.DEAF} {log} {rng.randint(50, 600)}"))
+    if rng.random() < 0.5:
+        steps.append(Step(happens_us + 5 * MS, rng.choice(SERVERS[:2]), f"{words.TAKE} {log}"))
+    return steps, []
+
+
+def truncation(rng: random.Random, at_us: int, log: str) -> Happening:
+    """Marks and truncations in each other's way, and an owner that dies over them."""
+    steps = [*_burst(rng, at_us, log)]
+    for number in range(6):
+        verb = rng.choice((words.TRUNCATE, words.TRUNCATE, words.MARK, words.MARK, words.UNMARK))
+        back = f" {rng.choice((0, 3, 10, 25))}" if verb != words.UNMARK else ""
+        steps.append(Step(at_us + 60 * MS * number, ADMIN, f"{verb} {log}{back}"))
+    dies = at_us + rng.randint(10 * MS, 360 * MS)
+    return steps, [Fault(dies, Kind.KILL, (words.owner_of(log),), rng.randint(10 * MS, 600 * MS))]
+
+
 def _burst(rng: random.Random, at_us: int, log: str) -> list[Step]:
     return [
         Step(at_us + rng.randint(0, 10 * MS), producer, f"{words.APPEND} {log} {rng.randint(1, 8)}")
@@ -235,7 +276,10 @@ def _burst(rng: random.Random, at_us: int, log: str) -> list[Step]:
     ]
 
 
-DRILLS: Final = {each.__name__: each for each in (death_in_a_roll, stuck_roll, two_owners)}
+DRILLS: Final = {
+    each.__name__: each
+    for each in (death_in_a_roll, stuck_roll, two_owners, frozen_owner, rivals, truncation)
+}
 _DRILL_ODDS: Final = 0.2
 
 
