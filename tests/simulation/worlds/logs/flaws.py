@@ -353,6 +353,7 @@ LOG_MUTANTS: Final = (
         "Blocks bear the time of the server's wall clock (LS7).",
         _BUDGET,
         ((Sequencer, "time", _time_of_the_wall),),
+        drill="clocks",
     ),
     LogMutant(
         "logs-readers-believe-lists",

@@ -268,6 +268,16 @@ def truncation(rng: random.Random, at_us: int, log: str) -> Happening:
     return steps, [Fault(dies, Kind.KILL, (words.owner_of(log),), rng.randint(10 * MS, 600 * MS))]
 
 
+def clocks(rng: random.Random, at_us: int, log: str) -> Happening:
+    """The owner's clock is ahead of that of whoever takes over."""
+    steps = _burst(rng, at_us + 2 * MS, log)
+    for number, server in enumerate((*SERVERS[:2], *SERVERS[:2])):
+        taken_us = at_us + (60 + 60 * number) * MS
+        steps += [Step(taken_us, server, f"{words.TAKE} {log}"), *_burst(rng, taken_us, log)]
+    ahead = rng.randint(500 * MS, 5000 * MS)
+    return steps, [Fault(at_us, Kind.CLOCK_JUMP, (words.owner_of(log),), amount=ahead)]
+
+
 def _burst(rng: random.Random, at_us: int, log: str) -> list[Step]:
     return [
         Step(at_us + rng.randint(0, 10 * MS), producer, f"{words.APPEND} {log} {rng.randint(1, 8)}")
@@ -278,7 +288,7 @@ def _burst(rng: random.Random, at_us: int, log: str) -> list[Step]:
 
 DRILLS: Final = {
     each.__name__: each
-    for each in (death_in_a_roll, stuck_roll, two_owners, frozen_owner, rivals, truncation)
+    for each in (death_in_a_roll, stuck_roll, two_owners, frozen_owner, rivals, truncation, clocks)
 }
 _DRILL_ODDS: Final = 0.2
 
