@@ -43,7 +43,7 @@ class Appending:
         self._pending: asyncio.Queue[Submission] = asyncio.Queue()  # The window bounds it.
         self._has_news = asyncio.Event()
         self._last_ack_s = time.monotonic()
-        self._longest_gap_s = 0.0
+        self.longest_gap_s = 0.0  # Between two acks, since it was reset.
 
     async def watch(self) -> None:
         """For ever. Raises what became of a record that was not appended."""
@@ -51,7 +51,7 @@ class Appending:
             offset = await (await self._pending.get())
             require(offset == self.acked, "acks are in order", told=offset, expected=self.acked)
             now_s = time.monotonic()
-            self._longest_gap_s = max(self._longest_gap_s, now_s - self._last_ack_s)
+            self.longest_gap_s = max(self.longest_gap_s, now_s - self._last_ack_s)
             self._last_ack_s = now_s
             self.acked += 1
             self._has_news.set()
@@ -97,12 +97,8 @@ class Appending:
         return submission
 
     def reset_gap(self) -> None:
-        self._longest_gap_s = 0.0
-
-    @property
-    def longest_gap_s(self) -> float:
-        """Between two acks, since it was reset; an ack that does not come counts, too."""
-        return max(self._longest_gap_s, time.monotonic() - self._last_ack_s)
+        self._last_ack_s = time.monotonic()
+        self.longest_gap_s = 0.0
 
 
 async def check(

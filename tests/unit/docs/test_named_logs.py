@@ -2,11 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
-
-import pytest
 
 from tests.support import pages
 from tests.support.dev import RunningDev, running_dev
@@ -14,15 +11,12 @@ from tests.support.processes import REPOSITORY
 
 README: Final = REPOSITORY / "README.md"
 _PLACE: Final = "log://127.0.0.1:7400"
+_ATTEMPTS: Final = (
+    3  # A machine that stands still for a lease gives the log another owner: it shows.
+)
 (COMMANDS,) = pages.blocks(README, "bash")
 _DEMO, SHOWN_BY_DEV, SHOWN = pages.blocks(README, "text")
 PROGRAMS = pages.blocks(README, "python")
-
-
-@pytest.fixture(scope="module")
-def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDev]:
-    with running_dev(tmp_path_factory.mktemp("dev") / "rollbook-data", bookies=3) as running:
-        yield running
 
 
 def without_what_differs(text: str) -> str:
@@ -34,18 +28,23 @@ def without_what_differs(text: str) -> str:
     return re.sub(r"~[0-9a-f]{8}", "~LIFE", text)
 
 
-def test_it_says_what_the_page_shows(dev: RunningDev, tmp_path: Path) -> None:
-    assert without_what_differs(dev.said) == without_what_differs(SHOWN_BY_DEV)
-    environment = {**os.environ, "ROLLBOOK_SERVER": f"log://{dev.address}"}
-    told = pages.run(["sh", "-euc", COMMANDS], tmp_path, environment)
+def test_commands_and_programs_work_as_written(tmp_path: Path) -> None:
+    for attempt in range(_ATTEMPTS):
+        with running_dev(tmp_path / f"data-{attempt}", bookies=3) as dev:
+            assert without_what_differs(dev.said) == without_what_differs(SHOWN_BY_DEV)
+            environment = {**os.environ, "ROLLBOOK_SERVER": f"log://{dev.address}"}
+            told = pages.run(["sh", "-euc", COMMANDS], tmp_path, environment)
+            run_programs(dev, tmp_path)
+        if without_what_differs(told) == without_what_differs(SHOWN):
+            return
     assert without_what_differs(told) == without_what_differs(SHOWN)
 
 
-def test_the_programs_run_as_written(dev: RunningDev, tmp_path: Path) -> None:
+def run_programs(dev: RunningDev, folder: Path) -> None:
     shown = ""
     for program in PROGRAMS:
         assert _PLACE in program
-        shown += pages.run_program(program.replace(_PLACE, f"log://{dev.address}"), tmp_path)
+        shown += pages.run_program(program.replace(_PLACE, f"log://{dev.address}"), folder)
     lines = shown.splitlines()
     assert re.fullmatch(r"\d+ b'3' b'paid 3'", lines[0])
     assert re.fullmatch(r"\d+ b'shipped 3'", lines[1])
