@@ -12,7 +12,13 @@ from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.retrying import again
 from rollbook.logservice.core.block import Headers
 from rollbook.logservice.log_config import LogConfig
-from rollbook.proto.errors import EntryTooLarge, InvalidRequest, Overloaded, RollbookError
+from rollbook.proto.errors import (
+    EntryTooLarge,
+    InvalidRequest,
+    Outcome,
+    Overloaded,
+    RollbookError,
+)
 
 _OFFSET_BYTES: Final = 4  # What a block needs for each value besides it.
 _BLOCK_BYTES: Final = 1024  # Its header and directory, generously.
@@ -33,7 +39,7 @@ class Gathering:
         self._unsettled_bytes = 0
         self._full: deque[Batch] = deque()
         self.open: Batch | None = None
-        self.failure: RollbookError | None = None
+        self.failure: RollbookError | None = None  # Its outcome: of all that was sent.
 
     @property
     def has_room(self) -> bool:
@@ -102,7 +108,7 @@ class Gathering:
 
     def _begin(self, now: float) -> Batch:
         if (failure := self.failure) is not None:
-            raise again(failure, failure.outcome)
+            raise again(failure, Outcome.NOT_APPLIED)
         if not self.has_room:
             raise Overloaded("the writer's window is full", next_step="wait for `ready()`")
         self._shut()

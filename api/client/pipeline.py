@@ -36,7 +36,7 @@ class Source(Protocol):
     def on_settled(self, batch: Batch) -> None: ...
 
     def on_stopped(self, error: RollbookError) -> None:
-        """Whatever has not been taken fails with it."""
+        """Whatever has not been taken fails with it; its outcome is that of what was taken."""
 
 
 class Pipeline:
@@ -235,4 +235,6 @@ class Pipeline:
             told = again(error, error.outcome if index == 0 and is_refusal else Outcome.NOT_APPLIED)
             batch.settle(None, in_doubt(told) if batch.is_doubtful else told)
             self._source.on_settled(batch)
-        self._source.on_stopped(again(error, Outcome.NOT_APPLIED))
+        is_doubtful = any(batch.is_doubtful for batch in flight)
+        outcome = Outcome.UNKNOWN if is_doubtful else Outcome.NOT_APPLIED
+        self._source.on_stopped(again(error, outcome))

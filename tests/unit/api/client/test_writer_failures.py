@@ -190,8 +190,12 @@ async def test_deadlines_fire_and_say_what_is_known(site: Site) -> None:
         found = await outcomes(submissions)
     assert found[0] is Outcome.UNKNOWN
     assert found[-1] is Outcome.NOT_APPLIED  # It never left.
-    with pytest.raises(QuorumTimeout, match="not acked within"):
+    with pytest.raises(QuorumTimeout, match="not acked within") as flushed:
         await writer.flush()
+    assert flushed.value.outcome is Outcome.UNKNOWN  # Of all of it: some may be in the log.
+    with pytest.raises(QuorumTimeout) as refused:
+        writer.submit(b"behind the end")
+    assert refused.value.outcome is Outcome.NOT_APPLIED
     with pytest.raises(QuorumTimeout) as caught:
         await log.append(b"x")
     assert caught.value.outcome is Outcome.UNKNOWN
