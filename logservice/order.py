@@ -145,16 +145,25 @@ class Order:
             *(owner_epoch, writer_epoch, ledger_id, entry_id),
         )
         self._on_written(entry_id, (future, ack, (base_offset, next_offset, data)))
+        self.keep_short()
+        return Pending(future)
+
+    def keep_short(self) -> None:
+        """After each entry, be it without records, and once the memory knows of it: ends a segment that
+        is full, and writes a snapshot if one is due.
+        """
+        writing = self.writing
+        assert writing is not None
         if writing.is_full:
             self.on_full()
         if writing.is_snapshot_due(self.memory.packed_bytes):
             writing.on_snapshot()
             with suppress(RollbookError):  # A replay will be longer.
                 self.say(Snapshot(self.memory.pack()))
-        return Pending(future)
 
     def say(self, said: Control, waiter: _Waiter | None = None, result: object = None) -> None:
-        """Writes a control block. `waiter` gets `result` when it is settled.
+        """Writes a control block. `waiter` gets `result` when it is settled. The caller tells the memory
+        of it, and then `keep_short`.
 
         Raises `Overloaded`, `EntryTooLarge`, `OwnerChanging`; then nothing has happened.
         """
@@ -282,6 +291,7 @@ class Order:
         if self._barriers.needs_entry:
             try:
                 self.say(Barrier(), None, _BARRIER)
+                self.keep_short()
             except Overloaded:
                 self._turn = self._loop.call_later(_AGAIN_S, self._on_turn)
             except OwnerChanging:

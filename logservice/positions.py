@@ -52,15 +52,22 @@ async def find_offset_at(listed: LedgerList, timestamp_us: int, ledgers: Ledgers
     segment = find_segment_at(listed.segments, timestamp_us)
     while segment is not None:
         async with await ledgers.open(segment.ledger_id) as ledger:
-            entry_id = await find_entry(ledger, lambda block: block.timestamp_us >= timestamp_us)
-            while entry_id <= ledger.last_add_confirmed:
-                block = await read_block(ledger, entry_id)
-                if not block.is_control:
-                    return max(block.base_offset, listed.head)
-                entry_id = EntryId(entry_id + 1)  # There are few control entries in a row.
+            offset = await _first_record(ledger, timestamp_us)
+        if offset is not None:
+            return max(offset, listed.head)
         index = listed.segments.index(segment) + 1
         segment = listed.segments[index] if index < len(listed.segments) else None
     return None
+
+
+async def _first_record(ledger: LedgerReader, timestamp_us: int) -> Offset | None:
+    """Behind any number of control entries: their base offset is that of the record to come."""
+    entry_id = await find_entry(ledger, lambda block: block.timestamp_us >= timestamp_us)
+    if entry_id > ledger.last_add_confirmed:
+        return None
+    offset = (await read_block(ledger, entry_id)).base_offset
+    entry_id = await find_entry(ledger, lambda block: block.next_offset > offset)
+    return offset if entry_id <= ledger.last_add_confirmed else None
 
 
 async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:

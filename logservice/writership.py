@@ -41,6 +41,7 @@ class Writership:
             waiter: asyncio.Future[WriterGrant] = asyncio.get_running_loop().create_future()
             order.say(acquired, waiter, grant)
             sequencer.on_acquired(acquired, now_ns)
+            order.keep_short()
             self.tell()
             return await waiter
 
@@ -64,6 +65,7 @@ class Writership:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         order.say(WriterReleased(epoch), waiter)
         order.memory.on_released(epoch)
+        order.keep_short()
         self.tell()
         await waiter
 

@@ -1,7 +1,8 @@
 """When the segment that is written has become long enough.
 
 It ends at a number of bytes or of entries, or with its age, whichever comes first; idle or not, since only
-what is in a closed ledger can expire. A segment without a record stays. So that logs that were made
+what is in a closed ledger can expire. A segment without a record stays, unless it has too many entries:
+barriers and writer epochs have no records. So that logs that were made
 together do not roll together, each segment draws by how much, up to a tenth, it differs.
 """
 
@@ -37,10 +38,10 @@ class SegmentLimits:
     def reason_to_roll(
         self, segment_bytes: int, entries: int, age_s: float, *, has_records: bool
     ) -> str | None:
+        if entries >= self.entries:
+            return ENTRIES
         if not has_records:
             return None
         if segment_bytes >= self.bytes:
             return BYTES
-        if entries >= self.entries:
-            return ENTRIES
         return AGE if age_s >= self.age_s else None

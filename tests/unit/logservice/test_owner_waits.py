@@ -2,12 +2,19 @@
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from rollbook.logservice import segment_writer, succession
+from rollbook.ledger.reader import LedgerReader
+from rollbook.logservice import positions, segment_writer, succession
+from rollbook.logservice.core.block import Block
+from rollbook.logservice.core.memory import snapshot_in
 from rollbook.logservice.ids import Offset, ProducerRef
+from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.words import AcquireMode
 from rollbook.proto.errors import InvalidRequest, OwnerChanging, OwnerLost
+from rollbook.proto.ids import EntryId
 from tests.unit.logservice import owner_scene
 from tests.unit.logservice.owner_scene import Scene, block_of, play, refused
 
@@ -124,3 +131,57 @@ def test_a_log_with_too_many_segments_rolls_no_more_and_can_be_opened_and_trunca
         assert (await scene.values())[-1] == b"d"
 
     play(story)
+
+
+def test_a_log_that_gets_nothing_but_barriers_stays_short_to_take_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """LS11: entries without a record are written for whoever asks for the tail, or for an epoch."""
+    monkeypatch.setattr(segment_writer, "_SNAPSHOT_ENTRIES", 16)
+    monkeypatch.setattr(segment_writer, "_SNAPSHOT_SHARE", 0)
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        for _ in range(100):
+            await log.run(log.owner.barrier())
+        for number in range(100):
+            await log.run(log.owner.acquire_writer(f"w{number}", AcquireMode.STEAL))
+        log.server.node.kill()
+        again = await (await scene.server("s2")).open()
+        assert again.owner.writer_holder == "w99"
+        await again.close()
+        blocks = await scene.read_all()
+        assert len(blocks) > 200
+        at = [index for index, block in enumerate(blocks) if snapshot_in(block) is not None]
+        assert max(after - before for before, after in pairwise(at)) <= 17
+        assert len((await scene.stored()).list.segments) > 2
+
+    play(story, config=LogConfig(roll_entries=64))
+
+
+def test_a_time_is_found_behind_many_entries_without_a_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads: list[EntryId] = []
+    read_block = positions.read_block
+
+    async def counted(ledger: LedgerReader, entry_id: EntryId) -> Block:
+        reads.append(entry_id)
+        return await read_block(ledger, entry_id)
+
+    monkeypatch.setattr(positions, "read_block", counted)
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        first = await log.append(b"a")
+        for _ in range(200):
+            await log.run(log.owner.barrier())
+        await log.append(b"b")
+        await log.close()
+        listed = (await scene.stored()).list
+        find = positions.find_offset_at
+        assert await find(listed, first.timestamp_us, scene.ledgers) == 0
+        assert await find(listed, first.timestamp_us + 1, scene.ledgers) == 1
+        assert len(reads) < 50
+
+    play(story, config=LogConfig())
