@@ -23,7 +23,6 @@ from rollbook.api.cli.bookie_settings import RealMachine
 from rollbook.api.cli.log_server import LogSettings, RunningLogServer, log_server
 from rollbook.bookie.bookie import DEFAULT_PORT, Bookie, Settings
 from rollbook.bookie.config import BookieConfig, StorageConfig
-from rollbook.ledger.config import ClientConfig
 from rollbook.logservice.config import LogServerConfig, LogServiceConfig
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import ClusterExists
@@ -136,7 +135,7 @@ def _log_settings(url: str, bookies: int, server: LogServerConfig, sizes: Sizes)
         tail_memory_bytes=sizes.tail_memory_bytes,
     )
     named = replace(server, metadata=url, server_name=server.server_name or "log-1")
-    return LogSettings(named, service, ClientConfig())
+    return LogSettings(named, service)
 
 
 def usual_or_free(usual: Address) -> Address:

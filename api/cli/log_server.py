@@ -41,6 +41,9 @@ from rollbook.proto.runtime.tls import TlsFiles
 DEFAULT_PORT: Final = 7400
 _SECTIONS: Final = ("log_server", "log_service", "ledger")
 _OPEN_FILES: Final = 65_536
+# Readers of a log have its end from its owner's memory. To tell bookies of it after every short pause would
+# be most of the work that many quiet logs are.
+_LEDGER: Final = ClientConfig(explicit_lac_idle_ms=1_000)
 _NAME_CHARACTERS_MAX: Final = 200
 _GRACE_S: Final = 1.0  # For the last answers, once all logs are handed over.
 
@@ -51,7 +54,7 @@ class LogSettings:
 
     server: LogServerConfig
     service: LogServiceConfig = field(default_factory=LogServiceConfig)
-    ledger: ClientConfig = field(default_factory=ClientConfig)
+    ledger: ClientConfig = _LEDGER
 
 
 def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettings:
@@ -74,7 +77,13 @@ def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettin
             file=tables.get("log_service"),
             environ=os.environ,
         ),
-        load_config(ClientConfig, section="ledger", file=tables.get("ledger"), environ=os.environ),
+        load_config(
+            ClientConfig,
+            section="ledger",
+            file={"explicit_lac_idle_ms": _LEDGER.explicit_lac_idle_ms}
+            | dict(tables.get("ledger") or {}),
+            environ=os.environ,
+        ),
     )
 
 
