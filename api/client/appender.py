@@ -16,13 +16,21 @@ from rollbook.api.client.append_line import AppendLine, AppendLines
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owners import Owners
 from rollbook.api.client.retrying import Pauses, in_doubt, may_retry
+from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX
 from rollbook.logservice.core.block import Codec, Headers, pack_block
 from rollbook.logservice.ids import LogName, ProducerRef
 from rollbook.logservice.words import AppendAck, Condition
-from rollbook.proto.errors import ClientClosed, Outcome, QuorumTimeout, RollbookError
+from rollbook.proto.errors import (
+    ClientClosed,
+    EntryTooLarge,
+    Outcome,
+    QuorumTimeout,
+    RollbookError,
+)
 
 PRODUCER_ID_BYTES: Final = 16
 _IDLE_MAX: Final = 64
+_BLOCK_BYTES_MAX: Final = MESSAGE_BYTES_MAX - 1024 * 1024  # Besides what else is in its message.
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ class Appender:
     ) -> AppendAck:
         """Cancelled, it may have been appended or not."""
         producer = self._idle.pop() if self._idle else _Producer()
-        block = records.pack(producer.next_ref, self._codec)
+        block = _checked(records.pack(producer.next_ref, self._codec))
         due = asyncio.get_running_loop().time() + (timeout_s or self._config.timeout_s)
         try:
             ack = await self._append(block, condition, due)
@@ -131,6 +139,13 @@ class Appender:
         if line is not self._line:
             self._line, self._ref = line, line.bind(self._log, is_ordered=False)
         return line
+
+
+def _checked(block: bytes) -> bytes:
+    """A message that gRPC does not send breaks the line for all others that are on it."""
+    if len(block) > _BLOCK_BYTES_MAX:
+        raise EntryTooLarge("a batch is too large", got=len(block), limit=_BLOCK_BYTES_MAX)
+    return block
 
 
 def _tell(

@@ -144,6 +144,19 @@ async def test_what_passes_is_tried_again_in_order(site: Site, error: RollbookEr
     assert values_of(site, "orders")[1:] == [b"%03d" % index + bytes(97) for index in range(100)]
 
 
+async def test_what_no_message_can_carry_is_refused_and_breaks_nobody_elses_line(
+    site: Site,
+) -> None:
+    log = await site.client("a").open("orders", create=True)
+    others = [asyncio.create_task(log.append(b"x")) for _ in range(10)]
+    await asyncio.sleep(0)
+    with pytest.raises(EntryTooLarge) as caught:
+        await log.append(bytes(9 << 20))
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+    acks = await asyncio.gather(*others)
+    assert not any(ack.is_duplicate for ack in acks)  # None had to be sent again.
+
+
 async def test_nothing_is_appended_behind_what_was_refused(site: Site) -> None:
     log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
     writer = log.writer()
