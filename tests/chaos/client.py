@@ -343,7 +343,11 @@ class Auditor(Client):
             self.note("ended", ledger_id, last=reader.last_add_confirmed)
 
     async def _verify(self, ledger_id: int) -> None:
-        verdict = await self.ledgers.verify(ledger_id)
+        for _ in range(_AUDIT_ATTEMPTS):
+            verdict = await self.ledgers.verify(ledger_id)
+            if not verdict.copies[CopyState.UNREACHABLE]:
+                break
+            await asyncio.sleep(_PAUSE_S)  # It took longer to answer than a client waits: no news.
         wrong = sum(verdict.copies[state] for state in _WRONG)
         wrong += verdict.below_ack + verdict.lost + verdict.in_doubt
         if wrong:
