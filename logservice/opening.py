@@ -135,7 +135,7 @@ def _settled(listed: LedgerList, found: _End) -> LedgerList:
             last_timestamp_us=memory.timestamp_us,
             bytes=each.bytes,
         )
-    for each in reversed(found.discarded):
+    for each in found.discarded[:1]:  # What is behind it goes with it.
         listed = listed.with_discarded(each.segment.segment_id)
     return listed
 

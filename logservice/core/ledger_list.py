@@ -277,23 +277,24 @@ class LedgerList:
         return replace(self, segments=(*self.segments[:index], closed, *after))
 
     def with_discarded(self, segment_id: SegmentId) -> Self:
-        """The last segment does not follow the one before, or is empty: nothing in it was acked (LL2).
+        """The segment does not follow the one before, or is empty: nothing in it was acked (LL2). Nor in
+        what is listed behind it, which goes with it.
 
-        Raises `MetadataConflict` if it is another one, if it is CLOSED, or if the one before is not.
-        The first one is discarded only if nothing was ever truncated: nobody has written a log then.
+        Raises `MetadataConflict` if anything of that is CLOSED, or the one before is not. The first one
+        is discarded only if nothing was ever truncated: nobody has written a log then.
         """
         index = self._index_of(segment_id)
-        segment = self.segments[index]
-        if index != len(self.segments) - 1 or segment.is_closed:
-            raise MetadataConflict("only the last, unclosed segment can be discarded")
+        gone = self.segments[index:]
+        if any(segment.is_closed for segment in gone):
+            raise MetadataConflict("only the last, unclosed segments can be discarded")
         if index and not self.segments[index - 1].is_closed:
             raise MetadataConflict("nobody decides before the segment before is closed (LL2)")
-        if not index and segment.base_offset != FIRST_OFFSET:
+        if not index and gone[0].base_offset != FIRST_OFFSET:
             raise MetadataConflict("all that is known of the log may be in this segment")
         return replace(
             self,
             segments=self.segments[:index],
-            discarded=(*self.discarded, self.segments[index].ledger_id),
+            discarded=(*self.discarded, *(segment.ledger_id for segment in gone)),
         )
 
     def without_discarded(self, ledger_ids: Iterable[LedgerId]) -> Self:

@@ -306,6 +306,31 @@ def test_a_successor_whose_predecessor_ends_elsewhere_is_dropped_as_a_whole() ->
     play(story)
 
 
+def test_two_ledgers_of_which_nobody_has_the_first_are_both_dropped() -> None:
+    """LS2: nothing of N+1 has reached a bookie, and N+2 is listed and written behind it."""
+
+    async def story(scene: Scene) -> None:
+        first = await (await scene.server("s1")).open()
+        ack = await first.append(b"a", producer=ref(0))
+        scene.set_bookies(ignored={ack.ledger_id + 1})
+        await first.run(first.owner.roll())
+        first.begin(b"b", producer=ref(1))
+        rolling = first.server.begin(first.owner.roll())
+        await scene.until(lambda: len(first.owner.list.segments) == 3)
+        first.begin(b"c", producer=ref(2))
+        await asyncio.sleep(0.2)
+        assert [each.is_closed for each in first.owner.list.segments] == [True, False, False]
+        first.server.node.kill()
+        rolling.cancel()
+        log = await (await scene.server("s2")).open()
+        assert len((await scene.stored()).list.segments) == 2
+        assert (await log.append(b"b", producer=ref(1))).first_offset == 1
+        await log.close()
+        assert await scene.values() == [b"a", b"b"]
+
+    play(story)
+
+
 def test_a_successor_whose_predecessor_was_closed_is_kept() -> None:
     """LS2: its owner has acked there, and died before it could say in the list that N is CLOSED."""
 
