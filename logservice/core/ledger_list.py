@@ -284,17 +284,17 @@ class LedgerList:
         is discarded only if nothing was ever truncated: nobody has written a log then.
         """
         index = self._index_of(segment_id)
-        gone = self.segments[index:]
-        if any(segment.is_closed for segment in gone):
+        dropped = self.segments[index:]
+        if any(segment.is_closed for segment in dropped):
             raise MetadataConflict("only the last, unclosed segments can be discarded")
         if index and not self.segments[index - 1].is_closed:
             raise MetadataConflict("nobody decides before the segment before is closed (LL2)")
-        if not index and gone[0].base_offset != FIRST_OFFSET:
+        if not index and dropped[0].base_offset != FIRST_OFFSET:
             raise MetadataConflict("all that is known of the log may be in this segment")
         return replace(
             self,
             segments=self.segments[:index],
-            discarded=(*self.discarded, *(segment.ledger_id for segment in gone)),
+            discarded=(*self.discarded, *(segment.ledger_id for segment in dropped)),
         )
 
     def without_discarded(self, ledger_ids: Iterable[LedgerId]) -> Self:
