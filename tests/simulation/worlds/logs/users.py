@@ -305,12 +305,16 @@ class Users:
             epoch = epochs[log]
         values = self._values(client, log, 1)
         records.on_append(log, client, values, epoch)
-        producer = ProducerRef(client.encode(), index, 0)
+        producer = ProducerRef(f"{client}-{index}".encode(), 0, 0)
         block = bytes(pack_block([value.encode() for value in values], producer=producer))
         condition = None if epoch is None else Condition(None, False, epoch)
         request = service_words.Append(name, block, condition)
         try:
             ack = await caller.settle(log, "append", request, may_repeat=True, within_s=within_s)
+        except StaleEpoch as error:  # Some writer is not through yet with what it was told to do.
+            records.on_refused(log, values, error)
+            await self.append_surely(client, caller, log, index + 1000, within_s)
+            return
         except LogSealed as error:
             records.on_refused(log, values, error)
             raise
