@@ -52,6 +52,10 @@ class _Log:
     discarded: dict[LedgerId, None] = field(default_factory=dict)
     listed_at: dict[int, float] = field(default_factory=dict)  # When each owner epoch was.
 
+    @property
+    def is_sealed(self) -> bool:
+        return self.listed is not None and self.listed.state is LogState.SEALED
+
 
 class ListRules:
     def __init__(self, root: str, on_broken: OnBroken, tell: Callable[[str], None]) -> None:
@@ -197,7 +201,9 @@ class ListRules:
         log = next(each for each in self.logs.values() if ledger_id in each.ledgers)
         name = log.name
         began_s = self._stalled.get(server)
-        if began_s is not None and log.listed_at.get(ack.owner_epoch, began_s) < began_s:
+        is_read_again = log.is_sealed and ack.is_duplicate  # Nobody owns it, and nothing comes.
+        is_older = began_s is not None and log.listed_at.get(ack.owner_epoch, began_s) < began_s
+        if is_older and not is_read_again:
             text = f"{server} stood still from {began_s:.4f} s on, and acks as owner"
             self._break(STALLED, f"{name}: {text} {ack.owner_epoch}")
         log.acked[ledger_id] = max(ack.next_offset, log.acked.get(ledger_id, 0))
