@@ -23,7 +23,14 @@ from typing import Final
 
 from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import Buffer, DiskSpace, FileStat, OpenMode
-from rollbook.proto.runtime.disk_reads import Ahead, foresee, is_at_hand, read_cold, read_fully
+from rollbook.proto.runtime.disk_reads import (
+    Ahead,
+    DirectFiles,
+    foresee,
+    is_at_hand,
+    read_cold,
+    read_fully,
+)
 from rollbook.proto.runtime.disk_threads import Threads
 
 _ON_THE_SPOT_S: Final = 0.0005  # So long may a sync hold the loop: as long as a chunk of adds does.
@@ -47,6 +54,7 @@ class _Device:
     def __init__(self) -> None:
         self.readers = Threads("disk-read", _READ_THREADS)
         self.ahead = Ahead()
+        self.direct = DirectFiles()
         self._threads = Threads("disk", _SYNC_THREADS)
         self._under_way = 0
         self._expected_s = 1.0  # How long a small sync may take: the slowest, gradually forgotten.
@@ -101,8 +109,9 @@ class SystemFile:
     async def _read_in_thread(self, descriptor: int, position: int, length: int) -> bytes:
         found: list[bytes] = []
         is_calm = self._is_calm
+        direct = self._device.direct.of(self, descriptor, length) if is_calm else None
         await self._device.readers.run(
-            lambda: found.append(read_cold(descriptor, position, length, may_be_direct=is_calm))
+            lambda: found.append(read_cold(descriptor, position, length, direct))
         )
         return found[0]
 
@@ -113,8 +122,11 @@ class SystemFile:
         if not self._is_foreseen:
             self._is_foreseen = True
             foresee(descriptor)
+        # To look brings a page there: who reads it a second time finds that, and fills the cache.
+        is_cold = not is_at_hand(descriptor, position, length)
+        direct = self._device.direct.of(self, descriptor, length) if is_cold else None
         self._device.ahead.start(
-            self, position, length, lambda: read_cold(descriptor, position, length)
+            self, position, length, lambda: read_cold(descriptor, position, length, direct)
         )
 
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
@@ -161,6 +173,7 @@ class SystemFile:
                 self._reads_ended.clear()
                 await self._reads_ended.wait()
             await self._device.ahead.end(self)
+            self._device.direct.forget(self)
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
                 await self._device.run(lambda: os.close(descriptor))

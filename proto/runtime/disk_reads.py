@@ -8,6 +8,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from threading import local
 from typing import Final
 
@@ -23,6 +24,7 @@ _DIRECT_BYTES_MAX: Final = (
 _BLOCK: Final = (
     4096  # Positions and sizes of direct reads are multiples of it, whatever the device.
 )
+_DIRECT_FILES_MAX: Final = 16
 _AHEAD_THREADS: Final = 2
 _AHEAD_BYTES_MAX: Final = 16 * 1024 * 1024  # Of all files.
 _AHEAD_KEPT_S: Final = 1.0  # So long at least for whoever said that he will read it.
@@ -57,43 +59,65 @@ def read_fully(descriptor: int, position: int, length: int) -> bytes:
     return b"".join(parts)
 
 
-def read_cold(descriptor: int, position: int, length: int, *, may_be_direct: bool = True) -> bytes:
-    """Pages for what is read once cost more than all the rest of reading it, and others lose theirs to it.
+class Direct:
+    """The file of a descriptor past the page cache, closed with the last one who knows this.
 
-    To look for it in the page cache brings a page there: who reads it a second time finds that, and fills
-    the cache.
+    Pages for what is read once cost more than all the rest of reading it, and others lose theirs to it.
     """
-    if (
-        may_be_direct
-        and _DIRECT_BYTES_MIN <= length <= _DIRECT_BYTES_MAX
-        and not is_at_hand(descriptor, position, length)
-    ):
-        found = _read_directly(descriptor, position, length)
-        if len(found) == length:
-            return found
-    return read_fully(descriptor, position, length)
 
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = -1
+        if _DIRECT is None:
+            return
+        with suppress(OSError):
+            # The flag is of whoever opened the file, so it has to be opened again, whatever its name
+            # is by now.
+            self._descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | _DIRECT)
 
-def _read_directly(descriptor: int, position: int, length: int) -> bytes:
-    """Nothing, or less than asked for, where that cannot be; then the ordinary way tells why."""
-    if _DIRECT is None:
-        return b""
-    start = position - position % _BLOCK
-    size = -(-(position + length) // _BLOCK) * _BLOCK - start
-    buffer: mmap.mmap | None = getattr(_of_thread, "buffer", None)
-    if buffer is None:  # Its address is a multiple, too.
-        buffer = _of_thread.buffer = mmap.mmap(-1, _DIRECT_BYTES_MAX + 2 * _BLOCK)
-    try:
-        # The flag is of whoever opened the file, so it has to be opened again, whatever its name is by now.
-        direct = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | _DIRECT)
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def read(self, position: int, length: int) -> bytes:
+        """In a thread. Nothing, or less than asked for, where that cannot be; the ordinary way tells why."""
+        start = position - position % _BLOCK
+        size = -(-(position + length) // _BLOCK) * _BLOCK - start
+        buffer: mmap.mmap | None = getattr(_of_thread, "buffer", None)
+        if buffer is None:  # Its address is a multiple, too.
+            buffer = _of_thread.buffer = mmap.mmap(-1, _DIRECT_BYTES_MAX + 2 * _BLOCK)
         try:
             with memoryview(buffer)[:size] as room:
-                end = os.preadv(direct, [room], start)
+                end = os.preadv(self._descriptor, [room], start)
                 return bytes(room[position - start : min(end, position - start + length)])
-        finally:
-            os.close(direct)
-    except OSError:
-        return b""
+        except OSError:
+            return b""
+
+
+class DirectFiles:
+    """Those that were read last; to open one takes longer than to read from it."""
+
+    def __init__(self) -> None:
+        self._files: dict[object, Direct] = {}
+
+    def of(self, file: object, descriptor: int, length: int) -> Direct | None:
+        """None where so much is better read as ever."""
+        if not _DIRECT_BYTES_MIN <= length <= _DIRECT_BYTES_MAX:
+            return None
+        direct = self._files.pop(file, None) or Direct(descriptor)
+        self._files[file] = direct
+        if len(self._files) > _DIRECT_FILES_MAX:
+            del self._files[next(iter(self._files))]
+        return direct
+
+    def forget(self, file: object) -> None:
+        self._files.pop(file, None)
+
+
+def read_cold(descriptor: int, position: int, length: int, direct: Direct | None) -> bytes:
+    """In a thread: what the page cache does not have, past it if that is given and can."""
+    if direct and len(found := direct.read(position, length)) == length:
+        return found
+    return read_fully(descriptor, position, length)
 
 
 def foresee(descriptor: int) -> None:
@@ -109,7 +133,6 @@ class _Stretch:
         "began_s",
         "file",
         "found",
-        "has_ended",
         "is_outdated",
         "job",
         "length",
@@ -122,18 +145,13 @@ class _Stretch:
         self.length = length
         self.began_s = time.monotonic()
         self.is_outdated = False
-        self.has_ended = False
         self.found: bytes | None = None  # None: whoever reads it by himself is told why.
         self.job: Job
 
     def read(self, read: Callable[[], bytes]) -> None:
         """In the thread."""
-        try:
+        with suppress(OSError):
             self.found = read()
-        except OSError:
-            pass
-        finally:
-            self.has_ended = True
 
 
 class Ahead:
@@ -155,7 +173,7 @@ class Ahead:
     def _make_room(self, length: int) -> bool:
         while self._bytes + length > _AHEAD_BYTES_MAX:
             oldest = next(iter(self._stretches.values()), None)
-            if oldest is None or not oldest.has_ended:
+            if oldest is None or not oldest.job.has_ended:
                 return False
             if time.monotonic() - oldest.began_s < _AHEAD_KEPT_S:
                 return False

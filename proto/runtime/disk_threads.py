@@ -9,51 +9,53 @@ from threading import Thread
 
 
 class Job:
-    """A system call in one of the disk's threads, awaited on the loop that asked for it."""
+    """A system call in one of the disk's threads, for the loop that asked for it.
+
+    Each of them must wait for the interpreter before it can say anything, so a thread wakes the loop only
+    if somebody waits there.
+    """
 
     def __init__(self, work: Callable[[], None]) -> None:
+        self.has_ended = False
         self.took_s = 0.0  # Without the way to the thread and back.
         self._work = work
         self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._has_ended = False
-        self._is_given_up = False  # Nobody wants to hear how it ended, only when.
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: BaseException | None = None
 
     async def wait(self) -> None:
-        """To the end, however often cancelled: the descriptor must outlive the system call."""
-        try:
-            await self._ended
-        except asyncio.CancelledError:
-            self._is_given_up = True
-            while not self._has_ended:
-                self._ended = self._loop.create_future()
-                with suppress(asyncio.CancelledError):
-                    await self._ended
-            raise
+        """To the end, however often cancelled: the descriptor must outlive the system call. One at a time."""
+        cancelled: asyncio.CancelledError | None = None
+        while not self.has_ended:
+            self._waiter = self._loop.create_future()
+            if self.has_ended:  # And perhaps it saw nobody who waits.
+                break
+            try:
+                await self._waiter
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled:
+            raise cancelled
+        if self._error:
+            raise self._error
 
     def run(self) -> None:
         """In the thread."""
-        error: BaseException | None = None
         began = time.perf_counter()
         try:
             self._work()
         except BaseException as raised:  # noqa: BLE001  Whoever waits is told.
-            error = raised
+            self._error = raised
         self.took_s = time.perf_counter() - began
         del self._work  # It may know this job, and what it has read.
-        try:
-            self._loop.call_soon_threadsafe(self._end, error)
-        except RuntimeError:
-            pass  # The loop was closed: nobody waits any more.
+        self.has_ended = True
+        if self._waiter is not None:
+            with suppress(RuntimeError):  # The loop was closed: nobody waits any more.
+                self._loop.call_soon_threadsafe(self._wake)
 
-    def _end(self, error: BaseException | None) -> None:
-        self._has_ended = True
-        if self._ended.done():
-            return
-        if error and not self._is_given_up:
-            self._ended.set_exception(error)
-        else:
-            self._ended.set_result(None)
+    def _wake(self) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class Threads:

@@ -323,8 +323,7 @@ async def test_what_is_large_and_cold_is_read_past_the_page_cache(
     contents = random.Random(1).randbytes(1_000_001)
     (tmp_path / "f").write_bytes(contents)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
-    for name in ("disk", "disk_reads"):
-        monkeypatch.setattr(f"rollbook.proto.runtime.{name}.is_at_hand", lambda *_: False)
+    monkeypatch.setattr("rollbook.proto.runtime.disk.is_at_hand", lambda *_: False)
     places = [
         (0, 131_072),
         (4_096, 400_000),
@@ -427,7 +426,7 @@ async def test_what_is_read_ahead_has_a_bound_and_does_not_stay_for_ever(
     for position in (0, 4, 1, 5):  # There is room for two of them.
         file.will_read(position, 4)
     async with asyncio.timeout(30):
-        while not all(stretch.has_ended for stretch in disk._device.ahead._stretches.values()):
+        while not all(stretch.job.has_ended for stretch in disk._device.ahead._stretches.values()):
             await asyncio.sleep(0)
     assert await file.read_at(4, 4) == b"4567"
     file.will_read(6, 4)
