@@ -156,10 +156,11 @@ class Trail:
         if segment.ledger_id == self._void and not self._is_settled:
             return AwaitRoll()
         self.next_entry = FIRST_ENTRY
-        if self._is_settled and segment.base_offset != self.next_offset:
-            if self._behind is not None:
+        if segment.base_offset is not None and segment.base_offset != self.next_offset:
+            is_ahead = self._is_within and segment.base_offset < self.next_offset
+            if self._behind is not None and not is_ahead:
                 raise _hole(self.next_offset, segment.base_offset, ledger_id=segment.ledger_id)
-            self._is_within = True  # Memory may have told more than this ledger confirms yet.
+            self._is_within = True  # Memory may have told more than is confirmed or listed yet.
             return Enter(segment, None)
         return Enter(segment, FIRST_ENTRY)
 

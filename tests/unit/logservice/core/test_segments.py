@@ -208,6 +208,20 @@ def test_who_comes_from_memory_is_ahead_of_what_ledgers_confirm() -> None:
     assert trail.next_offset == 6
 
 
+def test_who_comes_from_memory_is_ahead_of_segments_that_an_old_list_lacks() -> None:
+    trail = Trail(Offset(0))
+    trail.on_memory([records(0, 3), records(3, 2), records(5, 2)])
+    enter(trail, ONE)  # As a list says that is behind: it ends at 3, another follows by now.
+    assert trail.on_entries([records(0, 3)]) == []
+    trail.on_end(EntryId(0))
+    newer = close(TWO, 0, 3)
+    step = trail.pick(newer)
+    assert step == Enter(newer.segments[1], None)
+    trail.enter(step.segment, EntryId(2))
+    last = records(7, 1)
+    assert trail.on_entries([records(5, 2), last]) == [last]
+
+
 def test_below_the_head_everything_is_gone() -> None:
     listed = begin(close(ONE, 0, 10), L2).with_head(Offset(4), Offset(10))
     trail = Trail(Offset(3))
