@@ -515,6 +515,12 @@ def every_error() -> Iterator[type[RollbookError]]:
         pending.extend(error.__subclasses__())
 
 
+def retry_after_ms(error: RollbookError) -> int:
+    """How long it makes no sense to ask again; 0: nothing is known."""
+    found = error.ids.get("retry_after_ms")
+    return min(max(found, 0), 2**31) if isinstance(found, int) else 0
+
+
 # A family and its plainest class may share a reason; hearing it back means the class.
 _BY_REASON: Final = {error.code.reason: error for error in every_error()}
 

@@ -4,8 +4,13 @@ import random
 from typing import Final
 
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.grpc.status import retry_after_ms
-from rollbook.proto.errors import Outcome, OutcomeUnknown, OwnerFenced, RollbookError
+from rollbook.proto.errors import (
+    Outcome,
+    OutcomeUnknown,
+    OwnerFenced,
+    RollbookError,
+    retry_after_ms,
+)
 
 _chance: Final = random.Random()
 

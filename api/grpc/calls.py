@@ -14,7 +14,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from rollbook.api.grpc.append_calls import serve_append_stream
-from rollbook.api.grpc.methods import METHODS, PACKAGE, Kind, Method
+from rollbook.api.grpc.methods import METHODS, PACKAGE, Kind, Method, late
 from rollbook.api.grpc.plain_records import answer_message, event_message, request_word
 from rollbook.api.grpc.status import status_of, text_of, trailers_of
 from rollbook.api.grpc.translation import message_of
@@ -22,8 +22,6 @@ from rollbook.api.rest.token import Token
 from rollbook.logservice.words import ServiceCore
 from rollbook.proto.errors import (
     InvalidRequest,
-    Outcome,
-    QuorumTimeout,
     RollbookError,
     Unauthorized,
 )
@@ -110,7 +108,7 @@ def _call(core: ServiceCore, method: Method) -> Handler:
             async with asyncio.timeout_at(due):
                 answer = await serve(word, due)
         except TimeoutError:
-            raise _late(method) from None
+            raise late(method) from None
         return bytes(answer_message(request, answer).SerializeToString())
 
     return handle
@@ -158,10 +156,3 @@ def _due(context: Context) -> float:
     left = context.time_remaining()
     patience = _PATIENCE_S if left is None else left * _SHARE
     return asyncio.get_running_loop().time() + patience
-
-
-def _late(method: Method) -> QuorumTimeout:
-    late = QuorumTimeout("it was not done within the deadline")
-    if not method.changes:
-        late.outcome = Outcome.NOT_APPLIED
-    return late

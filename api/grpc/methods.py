@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, Final
 
 from rollbook.logservice import words
+from rollbook.proto.errors import Outcome, QuorumTimeout
 
 PACKAGE: Final = "rollbook.v1"
 DEFAULT_PORT: Final = 7400
@@ -38,6 +39,14 @@ class Method:
     @property
     def core_name(self) -> str:
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.name).lower()
+
+
+def late(method: Method) -> QuorumTimeout:
+    """What is heard when the deadline passes before the answer."""
+    error = QuorumTimeout("it was not done within the deadline")
+    if not method.changes:
+        error.outcome = Outcome.NOT_APPLIED
+    return error
 
 
 def _method(

@@ -31,6 +31,7 @@ from rollbook.proto.errors import (
     Unauthorized,
     UnsupportedVersion,
     error_of_reason,
+    retry_after_ms,
 )
 from rollbook.proto.v1 import error_pb2
 
@@ -77,12 +78,6 @@ def error_of(detail: error_pb2.ErrorDetail) -> RollbookError:
     error.outcome = _HEARD_OUTCOMES.get(detail.outcome, Outcome.UNKNOWN)
     error.retryable = detail.retryable
     return error
-
-
-def retry_after_ms(error: RollbookError) -> int:
-    """0: nothing is known."""
-    found = error.ids.get("retry_after_ms")
-    return min(max(found, 0), 2**31) if isinstance(found, int) else 0
 
 
 def status_of(error: RollbookError) -> grpc.StatusCode:

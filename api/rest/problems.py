@@ -7,6 +7,7 @@ detail     what happened this time
 reason     what programs match: the same word in gRPC, in Python and here
 outcome    applied, not_applied or unknown: whether a change took effect
 retryable  whether the same request may succeed later
+retry_after_ms   how long it makes no sense to try, also as Retry-After in whole seconds
 next_step  what to do now, if there is something to do
 ids        to which ledger, path, … it happened
 fields     what is wrong with which part of the request, if it could not be read
@@ -29,11 +30,14 @@ from rollbook.proto.errors import (
     Overloaded,
     RollbookError,
     Unauthorized,
+    retry_after_ms,
 )
 
 logger = structlog.get_logger()
 
 MEDIA_TYPE: Final = "application/problem+json"
+_TEXT_MAX: Final = 1000
+_LIST_MAX: Final = 20
 
 # What the framework says by a number only.
 _BY_STATUS: Final[dict[int, type[RollbookError]]] = {
@@ -55,6 +59,7 @@ class Problem(BaseModel):
     reason: str = Field(examples=["LEDGER_NOT_FOUND"])
     outcome: str = Field(examples=["not_applied"])
     retryable: bool = Field(examples=[False])
+    retry_after_ms: int | None = Field(None, examples=[None])
     next_step: str | None = Field(None, examples=[None])
     ids: dict[str, Any] | None = Field(None, examples=[{"ledger_id": 7}])
     fields: list[dict[str, str]] | None = Field(None, examples=[None])
@@ -77,8 +82,9 @@ def problem_of(
         "reason": code.reason,
         "outcome": error.outcome.value,
         "retryable": error.retryable,
+        "retry_after_ms": retry_after_ms(error) or None,
         "next_step": error.next_step or None,
-        "ids": error.ids or None,
+        "ids": _plain(error.ids) or None,
         "fields": fields,
     }
     return {name: value for name, value in found.items() if value is not None}
@@ -92,9 +98,24 @@ def response_of(
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     problem = problem_of(error, status=status, fields=fields)
-    return JSONResponse(
-        problem, problem["status"], headers=dict(headers or {}), media_type=MEDIA_TYPE
-    )
+    told = dict(headers or {})
+    if wait_ms := retry_after_ms(error):
+        told.setdefault("retry-after", str(-(-wait_ms // 1000)))
+    return JSONResponse(problem, problem["status"], headers=told, media_type=MEDIA_TYPE)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can say it, and of bounded length."""
+    match value:
+        case bool() | int() | float() | None:
+            return value
+        case bytes():
+            return value[:_TEXT_MAX].hex()
+        case Mapping():
+            return {str(key): _plain(each) for key, each in value.items()}
+        case tuple() | list():
+            return [_plain(each) for each in value[:_LIST_MAX]]
+    return str(value)[:_TEXT_MAX]
 
 
 def describe_problems(*errors: type[RollbookError]) -> dict[int | str, dict[str, Any]]:

@@ -5,11 +5,16 @@ cannot listen. What stays is owned: `close` ends the listener, the connections a
 
 Nobody gets much without having shown the token:
 
-    connections    `_CONNECTIONS_MAX`, and so many handshakes; whoever comes then is hung up on
-    a request      its head, its body and a deadline for both, the answer included
+    connections    so many, and so many handshakes. Whoever comes then takes the place of one that has
+                   been idle for longest, if there is one, and is hung up on otherwise
+    a request      its head, its body and a deadline for both, the answer included; the bodies of all
+                   requests together
+    a path         has no escapes: no name here needs one, and `%2F` would make two names of one
+    a stream       goes on for as long as somebody takes it; whoever takes nothing is hung up on
     off loopback   only with TLS and a token, unless told otherwise
     on loopback    without a token, only under a loopback name: a page in a browser on this machine
                    could otherwise speak to it through a name of its own (DNS rebinding)
+    pages          of other origins change nothing: browsers send their forms anywhere
 """
 
 import asyncio
@@ -17,13 +22,15 @@ import logging
 import socket
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
+import h11
 import uvicorn
 from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from rollbook.api.rest.problems import response_of
@@ -33,6 +40,8 @@ from rollbook.proto.errors import (
     BadConfig,
     EntryTooLarge,
     InvalidRequest,
+    Missing,
+    Overloaded,
     RollbookError,
     Unauthorized,
 )
@@ -51,7 +60,25 @@ _BODY_S: Final = 10.0
 _HANDSHAKE_S: Final = 5.0
 _KEEP_ALIVE_S: Final = 5
 _BACKLOG: Final = 32
+_IDLE_LOOKED_AT: Final = 8  # Of those that may have to make room.
+_RETRY_MS: Final = 1000
+_LOOKING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "::1"))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What all of them together may have of a server. These suit one for its operators."""
+
+    connections: int = _CONNECTIONS_MAX
+    backlog: int = _BACKLOG
+    body_bytes: int = _BODY_BYTES_MAX
+    bodies_bytes: int = _CONNECTIONS_MAX * _BODY_BYTES_MAX  # Of all requests that are served.
+    unsent_bytes: int = 64 * 1024  # Before whoever answers has to wait.
+    may_stream: bool = False  # An exchange has no deadline as long as it gets on.
+
+
+_FOR_OPERATORS: Final = Bounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +108,18 @@ class HttpServer:
 
     @classmethod
     async def start(
-        cls, app: FastAPI, config: HttpConfig, open_paths: Collection[str]
+        cls,
+        app: FastAPI,
+        config: HttpConfig,
+        open_paths: Collection[str],
+        bounds: Bounds = _FOR_OPERATORS,
     ) -> "HttpServer":
         """`open_paths` are answered without a token. Raises `BadConfig`."""
         token = Token(config.token_file) if config.token_file else None
         hosts = _LOOPBACK_NAMES if token is None and not config.insecure else None
         tls = server_context(config.tls) if config.tls else None
         settings = uvicorn.Config(
-            Guard(app, token, hosts, frozenset(open_paths)),
+            Guard(app, token, hosts, frozenset(open_paths), bounds),
             interface="asgi3",
             http=_Connection,
             ws="none",
@@ -104,16 +135,16 @@ class HttpServer:
         settings.load()
         # What fails in a request has been logged as an event, and strangers' nonsense is worth none.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        loop, state = asyncio.get_running_loop(), ServerState()
+        loop, state, crowd = asyncio.get_running_loop(), ServerState(), _Crowd(bounds)
 
         def factory() -> asyncio.Protocol:
-            return _Connection(settings, state, {}, loop)
+            return _Connection(crowd, settings, state, {}, loop)
 
         if tls:
-            factory = Handshakes(factory, tls, _CONNECTIONS_MAX, _HANDSHAKE_S)
+            factory = Handshakes(factory, tls, bounds.connections, _HANDSHAKE_S)
         listening = _listen(config.address)
         try:
-            server = await loop.create_server(factory, sock=listening, backlog=_BACKLOG)
+            server = await loop.create_server(factory, sock=listening, backlog=bounds.backlog)
         except BaseException:
             listening.close()
             raise
@@ -136,33 +167,100 @@ class HttpServer:
         await asyncio.sleep(0)  # Lets them hear of it.
 
 
+class _Crowd:
+    """Who is connected, whoever has been silent for longest first."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self._connections: dict[_Connection, None] = {}
+
+    def enter(self, connection: "_Connection") -> bool:
+        """Whether there is room."""
+        if len(self._connections) >= self.bounds.connections and not self._make_room():
+            return False
+        self._connections[connection] = None
+        return True
+
+    def on_answered(self, connection: "_Connection") -> None:
+        if connection in self._connections:
+            del self._connections[connection]
+            self._connections[connection] = None
+
+    def leave(self, connection: "_Connection") -> None:
+        self._connections.pop(connection, None)
+
+    def _make_room(self) -> bool:
+        for connection in list(islice(self._connections, _IDLE_LOOKED_AT)):
+            if self.bounds.may_stream and not connection.is_serving:
+                self.leave(connection)
+                connection.transport.abort()
+                return True
+            self.on_answered(connection)  # Others are looked at next time.
+        return False
+
+
 class _Connection(H11Protocol):
     """uvicorn's, with a bound on how many there are and on how long one exchange takes."""
 
     _watchdog: asyncio.TimerHandle | None = None
+    _unsent = -1  # When the watchdog last looked.
+
+    def __init__(self, crowd: _Crowd, *uvicorns: Any) -> None:
+        super().__init__(*uvicorns)
+        self._crowd = crowd
+
+    @property
+    def is_serving(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request.
+        return cycle is not None and not cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn's.
-        is_too_many = len(self.connections) >= _CONNECTIONS_MAX
         super().connection_made(transport)
-        if is_too_many:
-            transport.abort()
-        else:
+        transport.set_write_buffer_limits(self._crowd.bounds.unsent_bytes)
+        if self._crowd.enter(self):
             self._watch()
+        else:
+            transport.abort()
 
     def on_response_complete(self) -> None:
+        self._crowd.on_answered(self)
         super().on_response_complete()
         if not self.transport.is_closing():  # Else the answer has to be taken before the deadline.
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._crowd.leave(self)
         if self._watchdog:
             self._watchdog.cancel()
         super().connection_lost(exc)
 
+    def send_400_response(self, msg: str) -> None:
+        """As every other refusal is told."""
+        if (
+            self.conn.our_state is not h11.IDLE
+        ):  # An answer is under way: there is no room for another.
+            self.transport.abort()
+            return
+        refusal = response_of(InvalidRequest(msg), headers={"connection": "close"})
+        head = h11.Response(status_code=400, headers=refusal.raw_headers, reason=b"Bad Request")
+        for event in (head, h11.Data(data=bytes(refusal.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
     def _watch(self) -> None:
         if self._watchdog:
             self._watchdog.cancel()
-        self._watchdog = self.loop.call_later(_EXCHANGE_S, self.transport.abort)
+        self._unsent = -1
+        self._watchdog = self.loop.call_later(_EXCHANGE_S, self._look)
+
+    def _look(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        gets_on = not unsent or unsent != self._unsent
+        if self._crowd.bounds.may_stream and self.is_serving and gets_on:
+            self._unsent = unsent
+            self._watchdog = self.loop.call_later(_EXCHANGE_S, self._look)
+        else:
+            self.transport.abort()
 
 
 class Guard:
@@ -174,8 +272,11 @@ class Guard:
         token: Token | None,
         hosts: frozenset[str] | None,
         open_paths: frozenset[str],
+        bounds: Bounds,
     ) -> None:
         self._app = app
+        self._bounds = bounds
+        self._bodies_bytes = 0
         self._token = token
         self._hosts = hosts
         self._open_paths = open_paths
@@ -183,24 +284,48 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
         headers = Headers(scope=scope)
+        held = [0]
         try:
-            self._check_host(headers)
-            if scope["path"] not in self._open_paths:
-                self._check_token(headers)
-            body = await _read_body(headers, receive)
-        except _Refused as refused:
-            await _refuse(refused, scope, receive, send)
-            return
-        is_told = False
+            try:
+                self._check_host(headers)
+                if scope["path"] not in self._open_paths:
+                    self._check_token(headers)
+                _check_path(scope)
+                _check_origin(scope, headers)
+                body = await self._read_body(headers, receive, held)
+            except _Refused as refused:
+                await _refuse(refused, scope, receive, send)
+            else:
+                await self._app(scope, _told_at_once(body, receive), send)
+        finally:
+            self._bodies_bytes -= held[0]
 
-        async def receive_at_once() -> Message:
-            nonlocal is_told
-            if is_told:
-                return await receive()
-            is_told = True
-            return {"type": "http.request", "body": body, "more_body": False}
+    async def _read_body(self, headers: Headers, receive: Receive, held: list[int]) -> bytes:
+        """`held`: what the request has of what all bodies may have."""
+        self._hold(held, int(headers.get("content-length", "0")))  # h11 saw that it is a number.
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_S):
+                while True:
+                    message = await receive()
+                    body += message.get("body", b"")
+                    self._hold(held, len(body))
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            late = InvalidRequest(f"the body did not arrive within {_BODY_S:g} s")
+            raise _Refused(408, late) from None
 
-        await self._app(scope, receive_at_once, send)
+    def _hold(self, held: list[int], wanted: int) -> None:
+        if wanted > self._bounds.body_bytes:
+            limit = self._bounds.body_bytes
+            raise _Refused(413, EntryTooLarge(f"a body may have {limit} bytes", limit=limit))
+        more = max(wanted - held[0], 0)
+        if self._bodies_bytes + more > self._bounds.bodies_bytes:
+            busy = Overloaded("too many bodies are being read", retry_after_ms=_RETRY_MS)
+            raise _Refused(busy.code.http, busy)
+        self._bodies_bytes += more
+        held[0] += more
 
     def _check_host(self, headers: Headers) -> None:
         if self._hosts is None:
@@ -238,25 +363,31 @@ async def _refuse(refused: _Refused, scope: Scope, receive: Receive, send: Send)
     await response(scope, receive, send)
 
 
-async def _read_body(headers: Headers, receive: Receive) -> bytes:
-    too_large = _Refused(413, EntryTooLarge(f"a body may have {_BODY_BYTES_MAX} bytes"))
-    if (
-        int(headers.get("content-length", "0")) > _BODY_BYTES_MAX
-    ):  # h11 has seen that it is a number.
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_BODY_S):
-            while True:
-                message = await receive()
-                body += message.get("body", b"")
-                if len(body) > _BODY_BYTES_MAX:
-                    raise too_large
-                if not message.get("more_body", False):
-                    return bytes(body)
-    except TimeoutError:
-        late = InvalidRequest(f"the body did not arrive within {_BODY_S:g} s")
-        raise _Refused(408, late) from None
+def _told_at_once(body: bytes, receive: Receive) -> Receive:
+    is_told = False
+
+    async def receive_at_once() -> Message:
+        nonlocal is_told
+        if is_told:
+            return await receive()
+        is_told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_at_once
+
+
+def _check_path(scope: Scope) -> None:
+    raw: bytes = scope.get("raw_path", b"")
+    if b"%" in raw.replace(b"%3A", b":").replace(b"%3a", b":"):
+        raise _Refused(404, Missing("no path here has escapes other than %3A"))
+
+
+def _check_origin(scope: Scope, headers: Headers) -> None:
+    origin = headers.get("origin")
+    if origin is None or scope["method"] in _LOOKING:
+        return
+    if origin.partition("://")[2] != headers.get("host", ""):
+        raise _Refused(403, Unauthorized("pages of other origins change nothing here"))
 
 
 def _listen(address: Address) -> socket.socket:
