@@ -8,7 +8,8 @@
         for record in log.read():
             print(record.offset, record.value)
 
-`rollbook.aio.connect` gives the same for programs with an event loop. What these need is loaded when they
+`rollbook.aio.connect` gives the same for programs with an event loop; `rollbook.wal` keeps state machines alike.
+What these need is loaded when they
 are first asked for.
 """
 
@@ -16,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from rollbook.api import wal
     from rollbook.api.client import aio
     from rollbook.api.client.config import LogClientConfig
     from rollbook.api.client.sync import connect
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from rollbook.proto.errors import RollbookError
 
 __version__: Final = "0.1.0.dev0"
-__all__ = ["LogClientConfig", "LogConfig", "RollbookError", "__version__", "aio", "connect"]
+__all__ = ["LogClientConfig", "LogConfig", "RollbookError", "__version__", "aio", "connect", "wal"]
 
 _HOMES: Final = {
     "LogClientConfig": "rollbook.api.client.config",
@@ -31,15 +33,16 @@ _HOMES: Final = {
     "RollbookError": "rollbook.proto.errors",
     "connect": "rollbook.api.client.sync",
 }
+_MODULES: Final = {"aio": "rollbook.api.client.aio", "wal": "rollbook.api.wal"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "aio":
-        return import_module("rollbook.api.client.aio")
+    if home := _MODULES.get(name):
+        return import_module(home)
     if home := _HOMES.get(name):
         return getattr(import_module(home), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, "aio"])
+    return sorted([*globals(), *_HOMES, *_MODULES])

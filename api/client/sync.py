@@ -117,6 +117,10 @@ class SyncClient:
     def ask(self, word: Any, *, timeout_s: float | None = None, server: str | None = None) -> Any:
         return self._thread.run(self._client.ask(word, timeout_s=timeout_s, server=server))
 
+    def inside(self) -> tuple[LoopThread, aio.Client]:
+        """For other faces like this one: the client, and the thread on which it is used."""
+        return self._thread, self._client
+
     def close(self) -> None:
         """Idempotent."""
         if self._thread.is_alive:
@@ -140,6 +144,10 @@ class SyncLog:
     def __init__(self, thread: LoopThread, log: Log) -> None:
         self._thread = thread
         self._log = log
+
+    def inside(self) -> tuple[LoopThread, Log]:
+        """As `SyncClient.inside`."""
+        return self._thread, self._log
 
     def __repr__(self) -> str:
         return repr(self._log)

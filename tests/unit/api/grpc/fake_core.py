@@ -46,6 +46,7 @@ from rollbook.proto.errors import (
     RollbookError,
     StaleEpoch,
     Truncated,
+    WriterHeld,
 )
 from rollbook.proto.ids import EntryId, LedgerId
 
@@ -64,6 +65,7 @@ class FakeLog:
     owner_epoch: OwnerEpoch = _FIRST_OWNER
     writer_epoch: WriterEpoch = NO_WRITER_YET
     holder: str = ""
+    fence: Offset = FIRST_OFFSET
     blocks: list[bytes] = field(default_factory=list)
     segments: int = 1
     producers: dict[bytes, tuple[int, dict[int, Ack]]] = field(default_factory=dict)
@@ -110,10 +112,13 @@ class FakeLog:
         if condition is None:
             return
         if condition.writer_epoch is not None and condition.writer_epoch != self.writer_epoch:
-            raise StaleEpoch(current_epoch=self.writer_epoch)
+            raise self.stale()
         expected = 0 if condition.must_be_empty else condition.expected_offset
         if expected is not None and expected != self.tail:
             raise OffsetMismatch(expected=expected, tail=self.tail)
+
+    def stale(self) -> StaleEpoch:
+        return StaleEpoch(current_epoch=self.writer_epoch, fenced_at=self.fence)
 
     def tell(self) -> None:
         self.changed.set()
@@ -383,15 +388,19 @@ class FakeCore:
     async def acquire_writer(self, request: words.AcquireWriter, due: float) -> words.WriterGrant:
         await self._asked("acquire_writer", request)
         log = self.owned(request.log)
+        while log.holder and request.mode is not words.AcquireMode.STEAL:
+            if request.mode is words.AcquireMode.FAIL:
+                raise WriterHeld(holder=log.holder)
+            await log.changed.wait()
         log.writer_epoch = WriterEpoch(log.writer_epoch + 1)
-        log.holder = request.holder
+        log.holder, log.fence = request.holder, log.tail
         return words.WriterGrant(log.writer_epoch, log.tail, request.holder, request.ttl_ms)
 
     async def renew_writer(self, request: words.RenewWriter, due: float) -> words.WriterGrant:
         await self._asked("renew_writer", request)
         log = self.owned(request.log)
         if request.writer_epoch != log.writer_epoch:
-            raise StaleEpoch(current_epoch=log.writer_epoch)
+            raise log.stale()
         return words.WriterGrant(log.writer_epoch, log.tail, log.holder, 0)
 
     async def release_writer(self, request: words.ReleaseWriter, due: float) -> words.Done:
@@ -399,6 +408,7 @@ class FakeCore:
         log = self.owned(request.log)
         if request.writer_epoch == log.writer_epoch:
             log.holder = ""
+            log.tell()
         return words.Done()
 
     # --- CursorService ------------------------------------------------------------------------

@@ -1,0 +1,73 @@
+"""One leadership: from the grant of a writer epoch to its end, which is for good.
+
+    granted ──► replay up to the fence ──► serving ──► over
+                                              │ proposed: waits
+                                              │ acked: applied, told
+
+- It serves when all that was written under older epochs is in the state: what lies below the fence (WK3).
+- What was proposed is applied when it is acked, and not before; it is the very next record of the
+  log, since nobody else can write under this epoch. Anything else is the end of the term.
+- Over, it takes and applies nothing any more, whatever comes; everybody who waits is told (WK4).
+- Whoever was fenced need not say "unknown". Of what waits, a front part is in the log, in its order,
+  and no other record bears this epoch; nothing is put behind the next writer's fence. So a replay up to
+  there tells for each whether it was appended, with its result, or never will be (WK5).
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from rollbook.logservice.ids import Offset, WriterEpoch
+from rollbook.proto.errors import BadFrame, LogSealed, RollbookError, StaleEpoch
+
+W = TypeVar("W")
+
+
+class TermRules(Generic[W]):
+    """`W`: whoever waits for what became of a command."""
+
+    def __init__(self, epoch: WriterEpoch, fence: Offset) -> None:
+        self.epoch = epoch
+        self.fence = fence
+        self.over: RollbookError | None = None
+        self._waiting: deque[W] = deque()  # In the order in which they proposed.
+
+    @property
+    def oldest(self) -> W | None:
+        return self._waiting[0] if self._waiting else None
+
+    def may_serve(self, applied: Offset) -> bool:
+        return self.over is None and applied >= self.fence
+
+    def on_proposed(self, waiter: W) -> None:
+        assert self.over is None
+        self._waiting.append(waiter)
+
+    def on_acked(self, offset: Offset, applied: Offset) -> W:
+        """Whose command is to be applied now. Raises `BadFrame` if another record was in between."""
+        assert self.over is None
+        if offset != applied:
+            raise BadFrame("somebody wrote under our epoch", expected=applied, told=offset)
+        return self._waiting.popleft()
+
+    def on_over(self, error: RollbookError) -> None:
+        if self.over is None:
+            self.over = error
+
+    def settled_below(self) -> Offset | None:
+        """What is not in the log below it never will be. None: nobody knows such a place."""
+        match self.over:
+            case StaleEpoch(ids={"current_epoch": int(epoch), "fenced_at": int(fence)}):
+                return Offset(fence) if epoch > self.epoch else None
+            case LogSealed(ids={"tail": int(tail)}):
+                return Offset(tail)
+        return None
+
+    def on_replayed(self, epoch: WriterEpoch) -> W | None:
+        """Whose command a record is that was read back after the end."""
+        assert self.over is not None
+        return self._waiting.popleft() if epoch == self.epoch and self._waiting else None
+
+    def take_rest(self) -> Iterable[W]:
+        rest, self._waiting = self._waiting, deque()
+        return rest

@@ -1,0 +1,116 @@
+"""`ExclusiveWriter`: a log's writer epoch, taken, kept up, given back.
+
+The epoch is what decides; the lease on it only tells others when they may take it without being rude. So a
+writer that could not renew for a while goes on, unless somebody has taken its place.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+from rollbook.api.client.batches import Submission
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.log import Log
+from rollbook.api.client.retrying import Pauses, again, may_retry
+from rollbook.api.client.writer import Writer
+from rollbook.logservice.ids import Offset, WriterEpoch
+from rollbook.logservice.words import AcquireMode, WriterGrant
+from rollbook.proto.errors import BadConfig, Outcome, RollbookError, WriterHeld
+
+LEASE_S: Final = 1.0
+_RENEWALS: Final = 3  # In the time of a lease.
+
+
+class ExclusiveWriter:
+    """Appends as the only one who may, from `async with` to its end, or until somebody fences it.
+
+    All that was acked before lies below `fence`, and nobody's record comes between its own.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        holder: str,
+        *,
+        mode: AcquireMode | str = AcquireMode.WAIT,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        """`mode`: `"wait"` until nobody else is, `"steal"`, `"fail"` with `WriterHeld`."""
+        if lease_s <= 0:
+            raise BadConfig("lease_s has to be above 0")
+        self.holder = holder
+        self.epoch: WriterEpoch
+        self.fence: Offset
+        self.failure: RollbookError | None = None  # Why it is no writer any more.
+        self.on_lost: Callable[[], None] = lambda: None  # Called then.
+        self._log = log
+        self._mode = AcquireMode(mode)
+        self._lease_s = lease_s
+        self._writer: Writer
+        self._renewing: asyncio.Task[None]
+
+    async def __aenter__(self) -> Self:
+        """Waits for as long as the caller does. Raises `WriterHeld`, `LogSealed`, `Missing`."""
+        grant = await self._acquire()
+        self.epoch, self.fence = grant.writer_epoch, grant.fence_offset
+        self._writer = self._log.writer(epoch=self.epoch)
+        self._renewing = asyncio.create_task(self._renew())
+        return self
+
+    async def ready(self) -> None:
+        """Waits for room. Raises what has ended it."""
+        self._check()
+        await self._writer.ready()
+
+    def submit(self, value: bytes) -> Submission:
+        """As `Writer.submit`; `StaleEpoch` if it was fenced."""
+        self._check()
+        return self._writer.submit(value)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """What was submitted is sent; then somebody else may be the writer, at once."""
+        try:
+            with suppress(RollbookError):  # Whoever waits for a record is told.
+                await self._writer.flush()
+            with suppress(RollbookError):  # It is another's by now, or runs out by itself.
+                await self._log.release_writer(self.epoch)
+        finally:
+            self.end()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+
+    def end(self) -> None:
+        """At once: what is on its way is left to itself."""
+        self._renewing.cancel()
+        self._writer.end()
+
+    async def _acquire(self) -> WriterGrant:
+        pauses = Pauses(LogClientConfig())
+        while True:
+            try:
+                return await self._log.acquire_writer(self.holder, self._mode, ttl_s=self._lease_s)
+            except RollbookError as error:
+                waits = self._mode is AcquireMode.WAIT
+                if not waits or not (may_retry(error) or isinstance(error, WriterHeld)):
+                    raise
+                await asyncio.sleep(pauses.next_s(error, is_known=False))
+
+    async def _renew(self) -> None:
+        while self.failure is None:
+            await asyncio.sleep(self._lease_s / _RENEWALS)
+            try:
+                await self._log.renew_writer(self.epoch)
+            except RollbookError as error:
+                if not may_retry(error):
+                    self.failure = error
+                    self.on_lost()
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise again(self.failure, Outcome.NOT_APPLIED)

@@ -1,0 +1,317 @@
+"""`StateMachine`: one of several replicas of a state, fed by a log. It follows until it leads.
+
+    class Counter:
+        total = 0
+
+        def apply(self, command: bytes) -> int:
+            self.total += int(command)
+            return self.total
+
+        def snapshot(self) -> bytes:
+            return b"%d" % self.total
+
+        def restore(self, snapshot: bytes) -> None:
+            self.total = int(snapshot)
+
+    counter = Counter()
+    async with wal.aio.StateMachine(client, "counter", counter, holder="node-1") as machine:
+        async with machine.lead() as term:              # Waits for its turn.
+            assert await term.propose(b"5") == 5        # What apply said.
+        await machine.read(lambda: counter.total)       # On any replica, led by whomever.
+
+`core/replica.py`, `core/term.py` and `core/mark.py` have the rules.
+"""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, TypeVar
+
+from rollbook.api.client.client import Client
+from rollbook.api.client.log import Log
+from rollbook.api.client.reader import RecordBatch
+from rollbook.api.client.retrying import Pauses, again, may_retry
+from rollbook.api.wal.core.mark import SUFFIX, is_due
+from rollbook.api.wal.core.replica import Replica
+from rollbook.api.wal.exclusive_writer import LEASE_S, ExclusiveWriter
+from rollbook.api.wal.snapshots import Snapshots
+from rollbook.api.wal.term import Term
+from rollbook.logservice import words
+from rollbook.logservice.ids import LogName, Offset, WriterEpoch
+from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.proto.errors import (
+    BadConfig,
+    InvalidRequest,
+    NoSuchLog,
+    Outcome,
+    ReaderStalled,
+    RollbookError,
+    Truncated,
+)
+
+T = TypeVar("T")
+Told = Callable[[WriterEpoch, Any], None]
+"""What was made of a record, and under which epoch it was written."""
+
+SNAPSHOT_EVERY: Final = 10_000
+
+
+class State(Protocol):
+    """Yours. It sees the same calls in the same order everywhere, so that it is the same everywhere: it asks no clock,
+    no chance and nobody else, and is quick. A command that makes no sense has a result, too; an
+    exception ends the replica.
+    """
+
+    def apply(self, command: bytes) -> Any: ...
+    def snapshot(self) -> bytes: ...
+    def restore(self, snapshot: bytes) -> None: ...
+
+
+class StateMachine:
+    """Follows from `async with` on; leads whenever it is told to and may."""
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        state: State,
+        *,
+        holder: str,
+        lease_s: float = LEASE_S,
+        snapshot_every: int = SNAPSHOT_EVERY,
+    ) -> None:
+        """`holder`: who leads, as others are told, perhaps an address. `lease_s`: for so long a dead
+        leader is not replaced. `snapshot_every`: so many records are replayed at most.
+        """
+        self.name = LogName.parse(name)
+        self.holder = holder
+        self.failure: RollbookError | None = None  # Why it does nothing any more.
+        self.checkpoint_failure: RollbookError | None = (
+            None  # Of the last one that began by itself.
+        )
+        self._client = client
+        self._state = state
+        self._lease_s = lease_s
+        self._snapshot_every = snapshot_every
+        self._replica = Replica()
+        self._snapshots: Snapshots
+        self._log: Log
+        self._snapshot_at = Offset(0)  # Where the last one was begun.
+        self._moved = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
+        self._checkpointing: asyncio.Task[None] | None = None
+
+    @property
+    def applied(self) -> Offset:
+        """All below it is in the state."""
+        return self._replica.applied
+
+    @property
+    def epoch(self) -> WriterEpoch:
+        """Of the writer of the newest record in the state."""
+        return self._replica.epoch
+
+    @property
+    def timeout_s(self) -> float:
+        return self._client.config.timeout_s
+
+    async def __aenter__(self) -> Self:
+        """Makes the log unless it exists; the state is restored when this returns, and follows."""
+        self._log = await self._open(str(self.name), WriterMode.EXCLUSIVE)
+        if self._log.config.writer_mode is not WriterMode.EXCLUSIVE:
+            raise BadConfig(
+                f"everybody may append to {self.name}: its records are no commands",
+                next_step="create it with writer_mode=WriterMode.EXCLUSIVE",
+            )
+        name = f"{self.name}{SUFFIX}"
+        self._snapshots = Snapshots(self._log, lambda: self._open(name, WriterMode.OPEN))
+        await self._restore()
+        self.follow()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop_following()
+        if self._checkpointing is not None:
+            self._checkpointing.cancel()
+            await asyncio.gather(self._checkpointing, return_exceptions=True)
+
+    # --- For everybody ------------------------------------------------------------------------
+
+    def lead(self, mode: words.AcquireMode | str = words.AcquireMode.WAIT) -> Term:
+        """`async with` it: one leadership, when it is this one's turn. Until then it follows."""
+        writer = ExclusiveWriter(self._log, self.holder, mode=mode, lease_s=self._lease_s)
+        return Term(self, writer)
+
+    async def leader(self) -> str:
+        """The `holder` of whoever leads; empty: nobody."""
+        return (await self._log.state()).writer_holder
+
+    async def read(self, query: Callable[[], T]) -> T:
+        """What `query` finds in a state that has everything that anybody was told before."""
+        await self.barrier()
+        return query()
+
+    async def barrier(self) -> None:
+        """Returns when all is applied that was acked to anybody before. Raises what stopped the
+        replica, and `ReaderStalled`.
+        """
+        tail = await self._log.tail_offset(words.Consistency.BARRIER)
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                while self.applied < tail:
+                    self.check()
+                    await self._moved.wait()
+        except TimeoutError:
+            raise ReaderStalled(log=self.name, position=self.applied, tail=tail) from None
+
+    async def checkpoint(self) -> bool:
+        """A snapshot of what is applied now; what lies before the one before is truncated.
+
+        False: another replica was faster.
+        """
+        self.check()
+        before = await self._snapshots.newest()
+        if before is not None and before[0].offset >= self.applied:
+            return False
+        applied, epoch, data = self.applied, self.epoch, self._ask(self._state.snapshot)
+        self._snapshot_at = applied
+        return await self._snapshots.write(data, applied, epoch, before)
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise again(self.failure, Outcome.NOT_APPLIED) from self.failure.__cause__
+
+    # --- Applying -----------------------------------------------------------------------------
+
+    def apply_own(self, offset: Offset, command: bytes, epoch: WriterEpoch) -> Any:
+        """The leader's, when it is acked: the same bytes, without reading them back."""
+        self._replica.on_block(offset, Offset(offset + 1), epoch)
+        result = self._apply(command)
+        self._tell()
+        is_idle = self._checkpointing is None or self._checkpointing.done()
+        if is_idle and is_due(self.applied, self._snapshot_at, self._snapshot_every):
+            self._checkpointing = asyncio.create_task(self._checkpoint())
+        return result
+
+    def _apply(self, command: bytes) -> Any:
+        result = self._ask(self._state.apply, command)
+        self._replica.on_applied()
+        return result
+
+    def _ask(self, question: Callable[..., T], *arguments: bytes) -> T:
+        try:
+            return question(*arguments)
+        except Exception as error:  # It is not ours; what it left behind nobody knows.
+            failure = InvalidRequest(
+                f"the state raised {type(error).__name__}: {error}", offset=self.applied
+            )
+            failure.outcome = Outcome.APPLIED  # If this was a command.
+            self._fail(failure)
+            raise failure from error
+
+    def _take(self, batch: RecordBatch, told: Told | None) -> None:
+        for block in batch.blocks:
+            skip = self._replica.on_block(block.base_offset, block.next_offset, block.writer_epoch)
+            for command in block.values()[skip : batch.next_offset - block.base_offset]:
+                result = self._apply(command)
+                if told is not None:
+                    told(block.writer_epoch, result)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Whoever waits looks again."""
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def _fail(self, error: RollbookError) -> None:
+        if self.failure is None:
+            self.failure = error
+        self._tell()
+
+    # --- Following ----------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        self._following = asyncio.create_task(self._follow())
+
+    async def stop_following(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+            self._following = None
+
+    async def _follow(self) -> None:
+        try:
+            await self.replay(None)
+        except RollbookError as error:
+            self._fail(error)
+
+    async def replay(self, end: Offset | None, told: Told | None = None) -> None:
+        """Applies what is confirmed, up to `end`, or until the log is sealed. However long it takes.
+
+        Whoever wants to be `told` of each record is told `Truncated` if only a snapshot is left of some.
+        """
+        self.check()
+        pauses = Pauses(self._client.config)
+        while end is None or self.applied < end:
+            batches = (
+                self._log.tail_batches(self.applied)
+                if end is None
+                else self._log.read_batches(self.applied, end)
+            )
+            try:
+                async for batch in batches:
+                    self._take(batch, told)
+                    pauses.reset()
+                if end is None:
+                    return
+            except Truncated as error:
+                if told is not None or not await self._restore():
+                    raise error from None
+            except RollbookError as error:
+                if self.failure is not None or not may_retry(error):
+                    raise
+                await asyncio.sleep(pauses.next_s(error, is_known=False))
+            finally:
+                await batches.aclose()  # type: ignore[attr-defined]  # It is a generator.
+
+    # --- Snapshots ----------------------------------------------------------------------------
+
+    async def _open(self, name: str, mode: WriterMode) -> Log:
+        try:
+            return await self._client.open(name)
+        except NoSuchLog:
+            return await self._client.open(name, create=LogConfig(writer_mode=mode))
+
+    async def _restore(self) -> bool:
+        """From the newest snapshot; False if there is none that is newer than the state."""
+        pauses = Pauses(self._client.config)
+        while (newest := await self._snapshots.newest()) is not None:
+            mark, snapshot = newest
+            if mark.offset <= self.applied:
+                return False
+            try:
+                data = await self._snapshots.load(snapshot)
+            except Truncated as error:  # Newer ones were written meanwhile.
+                await asyncio.sleep(pauses.next_s(error, is_known=False))
+                continue
+            self._ask(self._state.restore, data)
+            self._replica.on_restored(mark.offset, snapshot.epoch)
+            self._snapshot_at = mark.offset
+            self._tell()
+            return True
+        return False
+
+    async def _checkpoint(self) -> None:
+        try:
+            await self.checkpoint()
+        except (
+            RollbookError
+        ) as error:  # The log grows; it is tried again when as much has come again.
+            self.checkpoint_failure = error
+        else:
+            self.checkpoint_failure = None

@@ -1,0 +1,67 @@
+"""Snapshots of a state, written, found again, and no longer needed: `core/mark.py` has the rules."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+
+import google_crc32c
+
+from rollbook.api.client.log import Log
+from rollbook.api.wal.core.mark import MARK, Snapshot, pieces_of
+from rollbook.logservice import words
+from rollbook.logservice.ids import Offset, WriterEpoch
+from rollbook.proto.errors import Guarded, MetadataConflict, NoSuchCursor
+
+Mark = tuple[words.Cursor, Snapshot]
+
+
+class Snapshots:
+    def __init__(self, log: Log, open_pieces: Callable[[], Awaitable[Log]]) -> None:
+        self._log = log
+        self._open_pieces = open_pieces
+        self._cursor = log.cursor(MARK)
+
+    async def newest(self) -> Mark | None:
+        try:
+            cursor = await self._cursor.get()
+        except NoSuchCursor:
+            return None
+        return cursor, Snapshot.unpack(cursor.blob)
+
+    async def load(self, snapshot: Snapshot) -> bytes:
+        """Raises `Truncated` if there are newer ones by now."""
+        pieces, token = await self._open_pieces(), snapshot.token.encode()
+        found: list[bytes] = []
+        async for batch in pieces.read_batches(snapshot.first, snapshot.next):
+            found += [record.value for record in batch.records() if record.key == token]
+        return snapshot.check(b"".join(found))
+
+    async def write(
+        self, data: bytes, applied: Offset, epoch: WriterEpoch, before: Mark | None
+    ) -> bool:
+        """Makes it the newest, unless `before` no longer is; then nothing counts of it (WK6)."""
+        pieces, token = await self._open_pieces(), os.urandom(8).hex()
+        async with pieces.writer() as writer:
+            sent = [await writer.send(each, key=token.encode()) for each in pieces_of(data)]
+            offsets = [await each for each in sent]
+        crc = google_crc32c.value(data)
+        end = Offset(offsets[-1] + 1)
+        snapshot = Snapshot(epoch, offsets[0], end, token, len(data), crc)
+        version = words.NO_CURSOR if before is None else before[0].version
+        try:
+            await self._cursor.mark(applied, snapshot.pack(), version=version)
+        except MetadataConflict:
+            return False
+        if before is not None:
+            cursor, older = before
+            await asyncio.gather(
+                _truncate(self._log, cursor.offset), _truncate(pieces, older.first)
+            )
+        return True
+
+
+async def _truncate(log: Log, before: Offset) -> None:
+    try:
+        await log.truncate(before)
+    except Guarded:  # A mark of somebody else's; next time, perhaps.
+        pass

@@ -1,0 +1,170 @@
+"""The same kit for programs without an event loop, on the thread of their client.
+
+    with wal.StateMachine(client, "counter", counter, holder="node-1") as machine:
+        with machine.lead() as term:
+            assert term.propose(b"5") == 5
+        machine.read(lambda: counter.total)
+
+The state is used on that thread alone, by whatever is given to `read`, too: so it needs no lock.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rollbook.api.client.sync import SyncClient, SyncLog
+from rollbook.api.wal import exclusive_writer, machine, term
+from rollbook.logservice.ids import Offset, WriterEpoch
+from rollbook.logservice.words import AcquireMode
+from rollbook.proto.errors import RollbookError
+from rollbook.proto.runtime.loop_thread import LoopThread
+
+T = TypeVar("T")
+
+
+class ExclusiveWriter:
+    """As `wal.aio.ExclusiveWriter`."""
+
+    def __init__(
+        self,
+        log: SyncLog,
+        holder: str,
+        *,
+        mode: AcquireMode | str = AcquireMode.WAIT,
+        lease_s: float = exclusive_writer.LEASE_S,
+    ) -> None:
+        self._thread, core = log.inside()
+        self._writer = exclusive_writer.ExclusiveWriter(core, holder, mode=mode, lease_s=lease_s)
+
+    @property
+    def epoch(self) -> WriterEpoch:
+        return self._writer.epoch
+
+    @property
+    def fence(self) -> Offset:
+        return self._writer.fence
+
+    @property
+    def failure(self) -> RollbookError | None:
+        return self._writer.failure
+
+    def append(self, value: bytes) -> Offset:
+        """Durable when it returns."""
+        return self.submit(value).result()
+
+    def submit(self, value: bytes) -> "Future[Offset]":
+        """On its way, behind all that this thread has submitted before."""
+        return self._thread.submit(self._append(value))
+
+    async def _append(self, value: bytes) -> Offset:
+        await self._writer.ready()
+        return await self._writer.submit(value)
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._writer.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.run(self._writer.__aexit__(kind, error, traceback))
+
+
+class StateMachine:
+    """As `wal.aio.StateMachine`."""
+
+    def __init__(
+        self,
+        client: SyncClient,
+        name: str,
+        state: machine.State,
+        *,
+        holder: str,
+        lease_s: float = exclusive_writer.LEASE_S,
+        snapshot_every: int = machine.SNAPSHOT_EVERY,
+    ) -> None:
+        self._thread, core = client.inside()
+        self._machine = machine.StateMachine(
+            core, name, state, holder=holder, lease_s=lease_s, snapshot_every=snapshot_every
+        )
+
+    @property
+    def applied(self) -> Offset:
+        return self._machine.applied
+
+    @property
+    def epoch(self) -> WriterEpoch:
+        return self._machine.epoch
+
+    @property
+    def failure(self) -> RollbookError | None:
+        return self._machine.failure
+
+    def lead(self, mode: AcquireMode | str = AcquireMode.WAIT) -> "Term":
+        return Term(self._thread, self._machine.lead(mode))
+
+    def leader(self) -> str:
+        return self._thread.run(self._machine.leader())
+
+    def read(self, query: Callable[[], T]) -> T:
+        return self._thread.run(self._machine.read(query))
+
+    def barrier(self) -> None:
+        self._thread.run(self._machine.barrier())
+
+    def checkpoint(self) -> bool:
+        return self._thread.run(self._machine.checkpoint())
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._machine.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.run(self._machine.__aexit__(kind, error, traceback))
+
+
+class Term:
+    """As `wal.aio.Term`."""
+
+    def __init__(self, thread: LoopThread, core: term.Term) -> None:
+        self._thread = thread
+        self._term = core
+
+    @property
+    def epoch(self) -> WriterEpoch:
+        return self._term.epoch
+
+    @property
+    def is_over(self) -> bool:
+        return self._term.is_over
+
+    def propose(self, command: bytes) -> Any:
+        return self._thread.run(self._term.propose(command))
+
+    def submit(self, command: bytes) -> "Future[Any]":
+        """The same, while others are on their way."""
+        return self._thread.submit(self._term.propose(command))
+
+    def over(self) -> RollbookError:
+        return self._thread.run(self._term.over())
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._term.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.run(self._term.__aexit__(kind, error, traceback))

@@ -1,0 +1,173 @@
+"""`Term`: one leadership of a state machine. `core/term.py` has the rules."""
+
+import asyncio
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rollbook.api.client.batches import Submission
+from rollbook.api.client.retrying import again
+from rollbook.api.wal.core.term import TermRules
+from rollbook.api.wal.exclusive_writer import ExclusiveWriter
+from rollbook.logservice.ids import WriterEpoch
+from rollbook.proto.errors import ClientClosed, Outcome, RollbookError
+
+if TYPE_CHECKING:
+    from rollbook.api.wal.machine import StateMachine
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    command: bytes
+    submission: Submission
+    result: "asyncio.Future[Any]"
+
+    def tell(self, result: Any) -> None:
+        if not self.result.done():  # Else nobody waits any more.
+            self.result.set_result(result)
+
+    def fail(self, error: RollbookError) -> None:
+        if not self.result.done():
+            self.result.set_exception(error)
+
+    def failure(self) -> RollbookError:
+        """Of one that is settled, and was not acked."""
+        try:
+            self.submission.result()
+        except RollbookError as error:
+            return error
+        unheard = ClientClosed("it was acked, and not applied here")
+        unheard.outcome = Outcome.APPLIED
+        return unheard
+
+
+class Term:
+    """Leads while it is entered, and until it is over. Then it is over for good: lead again."""
+
+    def __init__(self, machine: "StateMachine", writer: ExclusiveWriter) -> None:
+        self._machine = machine
+        self._writer = writer
+        self._rules: TermRules[_Waiter]
+        self._running: asyncio.Task[RollbookError]
+        self._is_given_up = False
+        self._changed = asyncio.Event()
+        writer.on_lost = self._changed.set
+
+    @property
+    def epoch(self) -> WriterEpoch:
+        return self._rules.epoch
+
+    @property
+    def is_over(self) -> bool:
+        return self._rules.over is not None
+
+    async def __aenter__(self) -> Self:
+        """Waits for its turn, then until all that was ever acked is in the state."""
+        machine, writer = self._machine, self._writer
+        machine.check()
+        await writer.__aenter__()
+        try:
+            await machine.stop_following()
+            await machine.replay(writer.fence)
+        except BaseException:
+            await self._leave()
+            raise
+        self._rules = TermRules(writer.epoch, writer.fence)
+        assert self._rules.may_serve(machine.applied)
+        self._running = asyncio.create_task(self._run())
+        return self
+
+    async def propose(self, command: bytes) -> Any:
+        """What `apply` made of it, when it is durable. Cancelled, it may be applied or not.
+
+        An error's `outcome` says whether it is, or ever will be.
+        """
+        self._check()
+        await self._writer.ready()
+        self._check()
+        submission = self._writer.submit(command)
+        waiter = _Waiter(command, submission, asyncio.get_running_loop().create_future())
+        self._rules.on_proposed(waiter)
+        self._changed.set()
+        return await waiter.result
+
+    async def over(self) -> RollbookError:
+        """Why, when it is over and everybody was told; `StaleEpoch`: another one leads."""
+        return await asyncio.shield(self._running)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """What was proposed is answered; then another one may lead, at once. This one follows."""
+        self._is_given_up = True
+        self._changed.set()
+        try:
+            await self._running
+        finally:
+            self._running.cancel()
+            await self._leave()
+
+    async def _leave(self) -> None:
+        await self._writer.__aexit__(None, None, None)
+        self._machine.follow()
+
+    def _check(self) -> None:
+        error = ClientClosed("the term was given up") if self._is_given_up else self._rules.over
+        if error is not None:
+            raise again(error, Outcome.NOT_APPLIED)
+
+    # --- Its only task ------------------------------------------------------------------------
+
+    async def _run(self) -> RollbookError:
+        error = await self._serve()
+        self._rules.on_over(error)
+        await self._settle()
+        return error
+
+    async def _serve(self) -> RollbookError:
+        """Applies what is acked, in order, until that is over."""
+        rules, writer = self._rules, self._writer
+        while True:
+            waiter = rules.oldest
+            if waiter is None:
+                if writer.failure is not None:
+                    return writer.failure
+                if self._is_given_up:
+                    return ClientClosed("the term was given up")
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            try:
+                offset = await waiter.submission
+                rules.on_acked(offset, self._machine.applied)
+                result = self._machine.apply_own(offset, waiter.command, rules.epoch)
+            except RollbookError as error:
+                if rules.oldest is not waiter:
+                    waiter.fail(error)
+                return error
+            waiter.tell(result)
+
+    async def _settle(self) -> None:
+        """Tells everybody who still waits, and "unknown" only if nobody can know (WK5)."""
+        rules, over = self._rules, self._rules.over
+        assert over is not None
+        if rules.oldest is None:
+            return
+        below, is_known = rules.settled_below(), False
+        if below is not None:
+            try:
+                async with asyncio.timeout(self._machine.timeout_s):
+                    await self._machine.replay(below, self._on_replayed)
+                is_known = True
+            except (RollbookError, TimeoutError):
+                pass
+        self._writer.end()  # So each of them has ended somehow.
+        for waiter in rules.take_rest():
+            waiter.fail(again(over, Outcome.NOT_APPLIED) if is_known else waiter.failure())
+
+    def _on_replayed(self, epoch: WriterEpoch, result: Any) -> None:
+        if (waiter := self._rules.on_replayed(epoch)) is not None:
+            waiter.tell(result)

@@ -1,0 +1,304 @@
+"""A state that a log keeps alike on several machines."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from rollbook.api.wal.aio import ExclusiveWriter, Term
+from rollbook.logservice.ids import Offset, WriterEpoch
+from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.proto.errors import (
+    BadConfig,
+    ClientClosed,
+    ConnectionLost,
+    DataLost,
+    InvalidRequest,
+    LogSealed,
+    Outcome,
+    QuorumTimeout,
+    RollbookError,
+    StaleEpoch,
+    WriterHeld,
+)
+from tests.unit.api.client.conftest import Site
+from tests.unit.api.wal.conftest import Counter, replica, the_log
+
+PATIENCE_S = 30.0
+
+
+async def until(fact: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not fact():
+            await asyncio.sleep(0.005)
+
+
+async def proposed(site: Site, term: Term, *commands: bytes) -> list["asyncio.Task[int]"]:
+    """On their way, and with the log; nobody has heard of it if answers are held."""
+    tail = the_log(site).tail
+    tasks = [asyncio.create_task(term.propose(each)) for each in commands]
+    await until(lambda: the_log(site).tail == tail + len(commands))
+    return tasks
+
+
+def steal(site: Site) -> None:
+    """As another one does it: nothing more is placed under the old epoch."""
+    log = the_log(site)
+    log.writer_epoch = WriterEpoch(log.writer_epoch + 1)
+    log.holder, log.fence = "thief", log.tail
+
+
+async def test_what_is_proposed_is_told_what_became_of_it(site: Site) -> None:
+    mine, yours = Counter(), Counter()
+    async with replica(site, mine, "a") as machine, replica(site, yours, "b") as standby:
+        assert the_log(site).config.writer_mode is WriterMode.EXCLUSIVE
+        async with machine.lead() as term:
+            assert await term.propose(b"5") == 5
+            results = await asyncio.gather(*(term.propose(b"1") for _ in range(100)))
+            assert results == list(range(6, 106))
+            assert await machine.leader() == "a"
+            assert await standby.read(lambda: yours.total) == 105
+        assert yours.all == mine.all
+        assert (standby.applied, standby.epoch) == (101, 1)
+        assert not await machine.leader()
+
+
+async def test_a_standby_leads_as_soon_as_it_may(site: Site) -> None:
+    """WK3: with all that was acked before in its state."""
+    mine, yours = Counter(), Counter()
+    async with replica(site, mine, "a") as machine, replica(site, yours, "b") as standby:
+        async with machine.lead() as term:
+            await term.propose(b"1")
+            with pytest.raises(WriterHeld):
+                await standby.lead("fail").__aenter__()
+            turn = asyncio.create_task(standby.lead().__aenter__())
+            await term.propose(b"2")
+        next_term = await asyncio.wait_for(turn, PATIENCE_S)
+        assert yours.total == 3
+        assert await next_term.propose(b"3") == 6
+        assert await machine.read(lambda: mine.total) == 6
+        await next_term.__aexit__(None, None, None)
+        with pytest.raises(ClientClosed):
+            await term.propose(b"4")
+
+
+async def test_a_fenced_leader_steps_down_for_good(site: Site) -> None:
+    """WK4"""
+    mine = Counter()
+    async with replica(site, mine, "a") as machine, machine.lead() as term:
+        await term.propose(b"1")
+        steal(site)
+        with pytest.raises(StaleEpoch) as refused:
+            await term.propose(b"2")
+        assert refused.value.outcome is Outcome.NOT_APPLIED
+        assert isinstance(await term.over(), StaleEpoch)
+        with pytest.raises(StaleEpoch):
+            await term.propose(b"3")
+        assert (mine.total, the_log(site).tail) == (1, 1)
+
+
+async def test_an_idle_leader_hears_that_it_was_fenced(site: Site) -> None:
+    """WK4: by its lease, which it cannot renew."""
+    async with (
+        replica(site, Counter(), "a", lease_s=0.05) as machine,
+        machine.lead() as term,
+    ):
+        steal(site)
+        assert isinstance(await asyncio.wait_for(term.over(), PATIENCE_S), StaleEpoch)
+        assert term.is_over
+
+
+async def test_a_lease_that_cannot_be_renewed_ends_nothing(site: Site) -> None:
+    core = site.cores["a"]
+    async with (
+        replica(site, Counter(), "a", lease_s=0.05, client={"timeout_s": 0.2}) as machine,
+        machine.lead() as term,
+    ):
+        core.failures["renew_writer"].extend(ConnectionLost() for _ in range(20))
+        await until(lambda: len(core.failures["renew_writer"]) < 10)
+        assert await term.propose(b"1") == 1
+
+
+async def test_fenced_in_doubt_it_finds_out(site: Site) -> None:
+    """WK5: of what nobody heard of, some is in the log, and the rest never will be."""
+    core, mine = site.cores["a"], Counter()
+    async with replica(site, mine, "a") as machine, machine.lead() as term:
+        await term.propose(b"1")
+        core.holds.add("append_stream")
+        tasks = await proposed(site, term, b"2", b"3")
+        steal(site)
+        more = [asyncio.create_task(term.propose(b"4"))]
+        await asyncio.sleep(0)
+        address = site.doors["a"].address
+        await site.stop("a")  # Their answers are lost.
+        core.release()
+        core.failures["append_stream"].append(the_log(site).stale())  # Whatever they were.
+        await site.start("a", address)
+        assert [await asyncio.wait_for(task, PATIENCE_S) for task in tasks] == [3, 6]
+        with pytest.raises(StaleEpoch) as refused:
+            await more[0]
+        assert refused.value.outcome is Outcome.NOT_APPLIED
+        assert mine.all == [b"1", b"2", b"3"]
+
+
+async def test_what_nobody_can_know_is_told_as_unknown(site: Site) -> None:
+    """WK5: of the records only a snapshot is left."""
+    core, mine = site.cores["a"], Counter()
+    async with replica(site, mine, "a") as machine, machine.lead() as term:
+        core.holds.add("append_stream")
+        (task,) = await proposed(site, term, b"2")
+        steal(site)
+        address = site.doors["a"].address
+        await site.stop("a")
+        core.release()
+        core.failures["append_stream"].append(the_log(site).stale())
+        the_log(site).head = the_log(site).tail
+        await site.start("a", address)
+        with pytest.raises(StaleEpoch) as refused:
+            await asyncio.wait_for(task, PATIENCE_S)
+        assert refused.value.outcome is Outcome.UNKNOWN
+        assert mine.all == []
+
+
+async def test_a_lost_answer_is_found_by_asking_again(site: Site) -> None:
+    core, mine = site.cores["a"], Counter()
+    async with replica(site, mine, "a") as machine, machine.lead() as term:
+        core.holds.add("append_stream")
+        (task,) = await proposed(site, term, b"2")
+        address = site.doors["a"].address
+        await site.stop("a")
+        core.release()
+        await site.start("a", address)
+        assert await asyncio.wait_for(task, PATIENCE_S) == 2
+        assert the_log(site).tail == 1
+
+
+async def test_a_deadline_ends_the_term(site: Site) -> None:
+    core, mine = site.cores["a"], Counter()
+    async with replica(site, mine, "a", client={"timeout_s": 0.3, "attempt_s": 0.2}) as machine:
+        async with machine.lead() as term:
+            core.holds.add("append_stream")
+            (task,) = await proposed(site, term, b"2")
+            with pytest.raises(QuorumTimeout) as late:
+                await task
+            assert late.value.outcome is Outcome.UNKNOWN
+            assert isinstance(await term.over(), QuorumTimeout)
+            assert mine.all == []
+            core.release()
+        await until(lambda: mine.all == [b"2"])  # It follows again.
+        async with machine.lead() as term:
+            assert await term.propose(b"3") == 5
+
+
+async def test_a_sealed_log_ends_the_term(site: Site) -> None:
+    async with replica(site, Counter(), "a") as machine, machine.lead() as term:
+        await term.propose(b"1")
+        the_log(site).is_sealed = True
+        with pytest.raises(LogSealed):
+            await term.propose(b"2")
+
+
+async def test_snapshots_truncate(site: Site) -> None:
+    """WK6: up to the one before the newest; who starts later begins with the newest."""
+    mine, late = Counter(), Counter()
+
+    def is_marked_at(offset: int) -> bool:
+        mark = the_log(site).cursors.get("snapshot")
+        return mark is not None and mark.offset == offset
+
+    async with replica(site, mine, "a", snapshot_every=10) as machine, machine.lead() as term:
+        for number in range(4):
+            for _ in range(10):
+                await term.propose(b"1")
+            await until(partial(is_marked_at, 10 * (number + 1)))
+        await until(lambda: the_log(site).head == 30)
+        pieces = the_log(site, "counter.snapshots")
+        await until(lambda: pieces.head == 2)
+        assert pieces.tail == 4
+        await term.propose(b"2")
+        async with replica(site, late, "b") as standby:
+            assert late.restored == 1
+            assert await standby.read(lambda: late.all) == mine.all
+
+
+async def test_a_replica_that_was_left_behind_restores(site: Site) -> None:
+    mine, slow = Counter(), Counter()
+    machine, standby = replica(site, mine, "a"), replica(site, slow, "b")
+    async with machine, standby, machine.lead() as term:
+        await term.propose(b"1")
+        await standby.barrier()
+        await standby.stop_following()
+        for _ in range(3):
+            await term.propose(b"1")
+            assert await machine.checkpoint()
+        assert not await machine.checkpoint()
+        assert the_log(site).head == 3
+        standby.follow()
+        assert await standby.read(lambda: slow.total) == 4
+        assert slow.restored == 1
+
+
+async def test_of_two_snapshots_at_once_one_counts(site: Site) -> None:
+    """WK6"""
+    mine, yours = Counter(), Counter()
+    machine, standby = replica(site, mine, "a"), replica(site, yours, "b")
+    async with machine, standby, machine.lead() as term:
+        await term.propose(b"1")
+        await standby.barrier()
+        counted = await asyncio.gather(machine.checkpoint(), standby.checkpoint())
+        assert sorted(counted) == [False, True]
+    async with replica(site, late := Counter(), "c"):
+        assert (late.total, late.restored) == (1, 1)
+
+
+async def test_truncated_without_a_snapshot_is_the_end(site: Site) -> None:
+    async with replica(site, Counter(), "a") as machine:
+        await machine.stop_following()
+        log = the_log(site)
+        log.head = log.tail = Offset(5)
+        machine.follow()
+        with pytest.raises(RollbookError, match="lies before the head"):
+            await machine.barrier()
+
+
+async def test_a_state_that_raises_ends_its_replica(site: Site) -> None:
+    async with replica(site, Counter(), "a") as machine, machine.lead() as term:
+        with pytest.raises(InvalidRequest, match="raised ValueError") as caught:
+            await term.propose(b"x")
+        assert caught.value.outcome is Outcome.APPLIED
+        with pytest.raises(InvalidRequest):
+            await term.propose(b"1")
+        with pytest.raises(InvalidRequest):
+            await machine.barrier()
+        with pytest.raises(InvalidRequest):
+            await machine.lead().__aenter__()
+
+
+async def test_lost_records_end_a_replica(site: Site) -> None:
+    async with replica(site, Counter(), "a") as machine:
+        site.cores["a"].failures["read_stream"].append(DataLost())
+        await machine.stop_following()
+        machine.follow()
+        await until(lambda: machine.failure)
+        assert isinstance(machine.failure, DataLost)
+
+
+async def test_a_log_for_everybody_holds_no_commands(site: Site) -> None:
+    site.cluster.make("counter", LogConfig())
+    with pytest.raises(BadConfig, match="everybody may append"):
+        await replica(site, Counter(), "a").__aenter__()
+
+
+async def test_an_exclusive_writer_alone(site: Site) -> None:
+    log = await site.client("a").open("plain", create=LogConfig(writer_mode=WriterMode.EXCLUSIVE))
+    async with ExclusiveWriter(log, "a") as writer:
+        assert (writer.epoch, writer.fence) == (1, 0)
+        assert [await writer.submit(b"%d" % n) for n in range(3)] == [0, 1, 2]
+    async with ExclusiveWriter(log, "b") as writer:
+        assert (writer.epoch, writer.fence) == (2, 3)
+        async with ExclusiveWriter(log, "c", mode="steal"):
+            with pytest.raises(StaleEpoch):
+                await writer.submit(b"late")
+    with pytest.raises(BadConfig):
+        ExclusiveWriter(log, "a", lease_s=0)
