@@ -11,7 +11,7 @@ ticks while entries are on their way, one for the explicit LAC, and one for each
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
@@ -37,7 +37,7 @@ from rollbook.proto.errors import (
     RollbookError,
     Unavailable,
 )
-from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.wire import v2
@@ -113,6 +113,9 @@ class LedgerWriter:
             deadline_s=config.add_deadline_s,
         )
         self._waiting: deque[_Waiting] = deque()  # By the last entry that each waits for.
+        self._last_put = NO_ENTRY
+        self._on_lac: Callable[[EntryId], None] = _nobody
+        self._on_stopped: Callable[[RollbookError], None] = _nobody
         self._wants_room: deque[asyncio.Future[None]] = deque()
         self._failure: RollbookError | None = None
         self._was_unsettled = False  # Somebody was told so.
@@ -179,6 +182,29 @@ class LedgerWriter:
             self._turn_is_due = True
             self._loop.call_soon(self._on_turn)
         return future
+
+    def put(self, payload: bytes) -> EntryId:
+        """As `append`, for whoever watches: there is no future, and that it is confirmed is told
+        together with all others that are.
+        """
+        if self._is_closing or self._failure is not None:
+            raise self._refusal()
+        entry_id = self._last_put = self._pipeline.append(payload)
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._on_turn)
+        return entry_id
+
+    def watch(
+        self,
+        on_confirmed: Callable[[EntryId], None],
+        on_stopped: Callable[[RollbookError], None],
+    ) -> None:
+        """Tells the new LAC whenever it moves, and, if the writer is stopped before all that was
+        `put` is confirmed, what a future would raise. Called from where acks are read: neither may
+        raise, or use this writer.
+        """
+        self._on_lac, self._on_stopped = on_confirmed, on_stopped
 
     def append_many(self, payloads: Sequence[bytes]) -> "asyncio.Future[range]":
         """Like `append`, of all or of none, for less: one future, which has the range of their ids.
@@ -414,6 +440,7 @@ class LedgerWriter:
             if not future.done():  # Else its caller has cancelled it.
                 future.set_result(result)
         self._explicit_lac.on_confirmed()
+        self._on_lac(lac)
 
     def _has_room(self, entries: int, payload_bytes: int) -> bool:
         if self._is_closing or self._failure is not None:
@@ -577,16 +604,23 @@ class LedgerWriter:
         waiting, self._waiting = self._waiting, deque()
         for last_entry, future, result in waiting:
             self._fail(future, EntryId(result[0]) if isinstance(result, range) else last_entry)
+        if self.last_add_confirmed < self._last_put:
+            self._on_stopped(self._end_of(EntryId(self.last_add_confirmed + 1)))
         self._offer_room()
 
     def _fail(self, future: "asyncio.Future[Any]", first_entry: EntryId) -> None:
+        error = self._end_of(first_entry)
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # Nobody need look: `flush` and `close` tell.
+
+    def _end_of(self, first_entry: EntryId) -> RollbookError:
+        """What became of entries from there on."""
         assert self._failure is not None
         was_sent = first_entry < self._pipeline.handed_end
         if was_sent or self._failure.outcome is not Outcome.NOT_APPLIED:
             self._was_unsettled = True
-        if not future.done():
-            future.set_exception(self._loss() if self._was_unsettled else self._refusal())
-            future.exception()  # Nobody need look: `flush` and `close` tell.
+        return self._loss() if self._was_unsettled else self._refusal()
 
     def _release_all(self) -> None:
         """Connections and timers, at once; tasks are told to end."""
@@ -660,3 +694,7 @@ class LedgerWriter:
             if not any(map(self._pipeline.has_more, slots)):
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+def _nobody(_: object) -> None:
+    """Nobody watches."""

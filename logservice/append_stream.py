@@ -4,15 +4,14 @@ An append for a log that is owned here is handed to its owner in the turn in whi
 task. What cannot be decided at once (the log has to be opened first, or its owner has no room) waits
 in line, and so does whatever comes after it for the same log: one task for each line (SV5).
 
-    submit ──► owner.append ──► future ──┐
+    submit ──► owner.submit ──► settled ─┐
         │                                ├──► results, as they come
         └────► line ──► owner_of ──► … ──┘
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rollbook.logservice.core.block import Limits, check_block
@@ -21,7 +20,6 @@ from rollbook.logservice.owner import Owner
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.words import AppendAck, AppendResult, Bind, StreamAppend
 from rollbook.proto.errors import (
-    AppendUnsettled,
     EarlierFailed,
     InvalidRequest,
     Overloaded,
@@ -37,11 +35,26 @@ _OPEN_S: Final = 30.0  # For a log to be opened.
 class _Pending:
     """An append, and what came of it."""
 
-    __slots__ = ("append", "result")
+    __slots__ = ("_on_settled", "append", "line", "result")
 
-    def __init__(self, append: StreamAppend) -> None:
+    def __init__(
+        self, append: StreamAppend, line: "_Line", on_settled: "Callable[[_Pending], None]"
+    ) -> None:
         self.append = append
+        self.line = line
         self.result: AppendResult | None = None
+        self._on_settled = on_settled
+
+    def settle(self, told: AppendAck | RollbookError) -> None:
+        number = self.append.number
+        if isinstance(told, AppendAck):
+            self.result = AppendResult(number, told)
+        else:
+            line = self.line
+            if line.is_ordered and line.failed is None:
+                line.failed = self.append
+            self.result = AppendResult(number, None, told)
+        self._on_settled(self)
 
 
 class _Line:
@@ -86,9 +99,9 @@ class AppendStream:
             if line is None:
                 raise InvalidRequest(f"ref {append.ref} was never bound", ref=append.ref)
             self._bytes += len(append.block) + _OVERHEAD_BYTES
-            pending = _Pending(append)
+            pending = _Pending(append, line, self._on_settled)
             line.pending.append(pending)
-            if line.waiting or not self._try(line, pending):
+            if line.waiting or not self._try(pending):
                 line.waiting.append(pending)
                 if line.task is None:
                     line.task = self._loop.create_task(self._work_off(line))
@@ -129,11 +142,11 @@ class AppendStream:
 
     # --- Deciding ---------------------------------------------------------------------------
 
-    def _try(self, line: _Line, pending: _Pending) -> bool:
+    def _try(self, pending: _Pending) -> bool:
         """Whether it was decided: given its place, or refused."""
-        append = pending.append
+        append, line = pending.append, pending.line
         if line.failed is not None:
-            self._fail(line, pending, EarlierFailed(failed_number=line.failed.number))
+            pending.settle(EarlierFailed(failed_number=line.failed.number))
             return True
         owner = self._server.find(line.log)
         if owner is None:
@@ -142,15 +155,14 @@ class AppendStream:
             line.owner, line.limits = owner, Limits.of(owner.config)
         try:
             info = check_block(append.block, line.limits)
-            answer, is_refused = owner.append(append.block, info, append.condition)
+            is_taken = owner.submit(append.block, info, append.condition, pending.settle)
         except (Overloaded, OwnerChanging):
             return False
         except RollbookError as error:
-            self._fail(line, pending, error)
+            pending.settle(error)
             return True
-        if is_refused and line.is_ordered:  # Why is told when all that it rests on is settled.
-            line.failed = append
-        answer.add_done_callback(partial(self._on_answered, line, pending))
+        if not is_taken and line.is_ordered and line.failed is None:
+            line.failed = append  # Why is told when all that it rests on is settled.
         return True
 
     async def _work_off(self, line: _Line) -> None:
@@ -163,46 +175,19 @@ class AppendStream:
             except RollbookError as error:
                 waiting, line.waiting = line.waiting, deque()
                 for each in waiting:
-                    self._fail(line, each, error)
+                    each.settle(error)
                 break
-            while line.waiting and self._try(line, line.waiting[0]):
+            while line.waiting and self._try(line.waiting[0]):
                 line.waiting.popleft()
         line.task = None
 
     # --- Telling ----------------------------------------------------------------------------
 
-    def _on_answered(
-        self, line: _Line, pending: _Pending, answer: "asyncio.Future[AppendAck]"
-    ) -> None:
-        error = _error_of(answer)
-        if error is not None:
-            self._fail(line, pending, error)
-        else:
-            pending.result = AppendResult(pending.append.number, ack=answer.result())
-            self._tell(line)
-
-    def _fail(self, line: _Line, pending: _Pending, error: RollbookError) -> None:
-        if line.is_ordered and line.failed is None:
-            line.failed = pending.append
-        pending.result = AppendResult(pending.append.number, error=error)
-        self._tell(line)
-
-    def _tell(self, line: _Line) -> None:
+    def _on_settled(self, pending: _Pending) -> None:
         """What is known of the first ones; the others wait for those before them."""
-        while line.pending and (result := line.pending[0].result) is not None:
-            pending = line.pending.popleft()
+        waiting = pending.line.pending
+        while waiting and (result := waiting[0].result) is not None:
             self._results.append(result)
-            self._freed += len(pending.append.block) + _OVERHEAD_BYTES
-        if self._results and self._news is not None and not self._news.done():
+            self._freed += len(waiting.popleft().append.block) + _OVERHEAD_BYTES
+        if self._news is not None and self._results and not self._news.done():
             self._news.set_result(None)
-
-
-def _error_of(answer: "asyncio.Future[AppendAck]") -> RollbookError | None:
-    if answer.cancelled():
-        return AppendUnsettled("the server is being stopped")
-    error = answer.exception()
-    if error is None:
-        return None
-    if isinstance(error, RollbookError):
-        return error
-    raise error

@@ -9,13 +9,15 @@
 
 Decisions are made at once and in the order of the calls; whatever is answered waits until all that it
 rests on is settled (LS4). A refusal that would be wrong if somebody else owned the log by now ("the tail
-is 17") waits for a barrier, too. No append has a task, and what is confirmed comes in batches.
+is 17") waits for a barrier, too. No append has a task or a future, and what is confirmed comes in batches:
+whoever appended is told in the turn in which the bookies' acknowledgements are read.
 """
 
 import asyncio
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final
 
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.barrier import Barriers
@@ -50,20 +52,15 @@ _AGAIN_S: Final = 0.01  # For a barrier that found no room.
 Loss = type[OutcomeUnknown]
 """What becomes of pending appends."""
 
-_Waiter = asyncio.Future[Any]
+Tell = Callable[[Any], None]
+"""Whoever waits: called once, with what he waits for or with a `RollbookError`, and must not raise."""
+
 _Kept = tuple[Offset, Offset, bytes]
-_Item = tuple[_Waiter | None, object, _Kept | None]
-"""Who waits, what he gets, and a block for readers. An error is raised there."""
+_Item = tuple[Tell | None, object, _Kept | None]
+"""Who waits, what he gets, and a block for readers."""
 
 _TAIL: Final = object()  # He gets the tail of the moment at which it is settled.
 _BARRIER: Final = object()  # Nobody waits: it is the entry that was written for barriers.
-
-
-class Pending(NamedTuple):
-    """An append that is decided."""
-
-    answer: "asyncio.Future[AppendAck]"
-    is_refused: bool = False  # It is known already, though the answer has to wait.
 
 
 class Order:
@@ -96,7 +93,7 @@ class Order:
         self._loop = asyncio.get_running_loop()
         self._new_future = self._loop.create_future
         self._settling: Settling[_Item] = Settling()
-        self._barriers: Barriers[tuple[_Waiter, object]] = Barriers()
+        self._barriers: Barriers[tuple[Tell, object]] = Barriers()
         self._turn: asyncio.Handle | None = None
         self.configure(config)
 
@@ -109,15 +106,16 @@ class Order:
 
     # --- Appending ----------------------------------------------------------------------------
 
-    def append(self, block: bytes, info: BlockInfo, condition: Condition | None) -> Pending:
-        """As `Owner.append`."""
+    def append(
+        self, block: bytes, info: BlockInfo, condition: Condition | None, tell: Tell
+    ) -> bool:
+        """As `Owner.submit`."""
         self.use()
-        future: asyncio.Future[AppendAck] = self._new_future()
         try:
             place = self.sequencer.decide(info, condition, self._wall_us())
         except RollbookError as refusal:
-            self.refuse(future, refusal)
-            return Pending(future, is_refused=True)
+            self.refuse(tell, refusal)
+            return False
         owner_epoch, writer_epoch = self._owner_epoch, self.memory.writer_epoch
         if isinstance(place, Batch):
             base_offset, next_offset, timestamp_us, ledger_id, entry_id = place
@@ -125,8 +123,8 @@ class Order:
                 *(base_offset, next_offset, timestamp_us, True),
                 *(owner_epoch, writer_epoch, ledger_id, entry_id),
             )
-            self.answer(future, ack)
-            return Pending(future)
+            self.answer(tell, ack)
+            return True
         writing = self.writing
         assert writing is not None  # Else it is sealed, and takes nothing.
         base_offset, next_offset, timestamp_us = place
@@ -144,9 +142,10 @@ class Order:
             *(base_offset, next_offset, timestamp_us, False),
             *(owner_epoch, writer_epoch, ledger_id, entry_id),
         )
-        self._on_written(entry_id, (future, ack, (base_offset, next_offset, data)))
-        self.keep_short()
-        return Pending(future)
+        self._on_written(entry_id, (tell, ack, (base_offset, next_offset, data)))
+        if writing.is_look_due:
+            self.keep_short()
+        return True
 
     def keep_short(self) -> None:
         """After each entry, be it without records, and once the memory knows of it: ends a segment that
@@ -154,6 +153,8 @@ class Order:
         """
         writing = self.writing
         assert writing is not None
+        if not writing.is_look_due:
+            return
         if writing.is_full:
             self.on_full()
         if writing.is_snapshot_due(self.memory.packed_bytes):
@@ -161,8 +162,8 @@ class Order:
             with suppress(RollbookError):  # A replay will be longer.
                 self.say(Snapshot(self.memory.pack()))
 
-    def say(self, said: Control, waiter: _Waiter | None = None, result: object = None) -> None:
-        """Writes a control block. `waiter` gets `result` when it is settled. The caller tells the memory
+    def say(self, said: Control, tell: Tell | None = None, result: object = None) -> None:
+        """Writes a control block. `tell` gets `result` when it is settled. The caller tells the memory
         of it, and then `keep_short`.
 
         Raises `Overloaded`, `EntryTooLarge`, `OwnerChanging`; then nothing has happened.
@@ -179,7 +180,7 @@ class Order:
         )
         entry_id = self._write(writing, data)
         memory.timestamp_us = timestamp_us
-        self._on_written(entry_id, (waiter, result, None), is_barrier=type(said) is Barrier)
+        self._on_written(entry_id, (tell, result, None), is_barrier=type(said) is Barrier)
 
     def use(self) -> None:
         """Raises `OwnerChanging` unless this is the owner and takes more, `Overloaded`."""
@@ -201,8 +202,8 @@ class Order:
     def _on_written(self, entry_id: EntryId, item: _Item, *, is_barrier: bool = False) -> None:
         self._settling.on_appended(entry_id, item)
         if self._barriers.is_asked:
-            for waiter, result in self._barriers.on_sent(is_ours=is_barrier):
-                self._settling.on_answered((waiter, result, None))
+            for tell, result in self._barriers.on_sent(is_ours=is_barrier):
+                self._settling.on_answered((tell, result, None))
 
     async def room_for(self, entries: int, block_bytes: int) -> None:
         """Returns when there is room, at once if there is: use it before you await again.
@@ -244,21 +245,21 @@ class Order:
 
     # --- Answers ------------------------------------------------------------------------------
 
-    def answer(self, waiter: _Waiter, result: object) -> None:
+    def answer(self, tell: Tell, result: object) -> None:
         """Now, if nothing that it rests on is uncertain."""
-        for item in self._settling.on_answered((waiter, result, None)):
+        for item in self._settling.on_answered((tell, result, None)):
             self._tell(item)
 
-    def refuse(self, waiter: _Waiter, refusal: RollbookError) -> None:
+    def refuse(self, tell: Tell, refusal: RollbookError) -> None:
         if is_passing(refusal) and not self.memory.is_sealed:
-            self._ask(waiter, refusal)
+            self._ask(tell, refusal)
         else:
-            self.answer(waiter, refusal)
+            self.answer(tell, refusal)
 
     async def refused(self, refusal: RollbookError) -> None:
         """Raises it, when that is certain."""
         waiter = self._new_future()
-        self.refuse(waiter, refusal)
+        self.refuse(told_to(waiter), refusal)
         await waiter
 
     async def until_settled(self) -> None:
@@ -266,19 +267,19 @@ class Order:
         if self.failure is not None:  # Whoever waited was told; nobody will be any more.
             raise self.refusal()
         waiter = self._new_future()
-        self.answer(waiter, None)
+        self.answer(told_to(waiter), None)
         await waiter
 
     async def barrier(self) -> Offset:
         """The tail, with whatever was acked before the call below it (LS10)."""
         waiter = self._new_future()
-        self._ask(waiter, _TAIL)
+        self._ask(told_to(waiter), _TAIL)
         tail: Offset = await waiter
         return tail
 
-    def _ask(self, waiter: _Waiter, result: object) -> None:
+    def _ask(self, tell: Tell, result: object) -> None:
         assert self.failure is None
-        self._barriers.on_asked((waiter, result))
+        self._barriers.on_asked((tell, result))
         self._take_turn()
 
     def _take_turn(self) -> None:
@@ -316,17 +317,12 @@ class Order:
             self._tell(item)
 
     def _tell(self, item: _Item) -> None:
-        waiter, result, _ = item
-        if waiter is None:
-            if result is _BARRIER:
-                self._barriers.on_settled()
-                self._take_turn()
-        elif waiter.done():
-            pass  # Its caller has cancelled it.
-        elif isinstance(result, RollbookError):
-            _fail(waiter, result)
-        else:
-            waiter.set_result(self.tail_cache.tail if result is _TAIL else result)
+        tell, result, _ = item
+        if tell is not None:
+            tell(self.tail_cache.tail if result is _TAIL else result)
+        elif result is _BARRIER:
+            self._barriers.on_settled()
+            self._take_turn()
 
     # --- The end ------------------------------------------------------------------------------
 
@@ -343,11 +339,11 @@ class Order:
         """For good. Whoever waits is told that nobody knows."""
         assert self.failure is None
         self.failure = OwnerChanging(why, log=str(self._name), owner_epoch=self._owner_epoch)
-        waiting = [waiter for waiter, _, _ in self._settling.give_up()]
-        waiting += [waiter for waiter, _ in self._barriers.on_sent()]
-        for waiter in waiting:
-            if waiter is not None and not waiter.done():
-                _fail(waiter, loss(why, log=str(self._name), owner_epoch=self._owner_epoch))
+        waiting = [tell for tell, _, _ in self._settling.give_up()]
+        waiting += [tell for tell, _ in self._barriers.on_sent()]
+        for tell in waiting:
+            if tell is not None:
+                tell(loss(why, log=str(self._name), owner_epoch=self._owner_epoch))
         self.tail_cache.close(self.failure)
         if self._turn is not None:
             self._turn.cancel()
@@ -363,6 +359,15 @@ def _nobody() -> None:
     """Nobody listens."""
 
 
-def _fail(waiter: _Waiter, error: RollbookError) -> None:
-    waiter.set_exception(error)
-    waiter.exception()  # Nobody need look.
+def told_to(waiter: "asyncio.Future[Any]") -> Tell:
+    return partial(_tell_waiter, waiter)
+
+
+def _tell_waiter(waiter: "asyncio.Future[Any]", result: object) -> None:
+    if waiter.done():
+        return  # Its caller has cancelled it.
+    if isinstance(result, RollbookError):
+        waiter.set_exception(result)
+        waiter.exception()  # Nobody need look.
+    else:
+        waiter.set_result(result)

@@ -12,7 +12,7 @@ Once it has failed it stays so: `failure` says why, `until_lost` tells of it, an
 
 import asyncio
 from contextlib import suppress
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import structlog
 
@@ -26,11 +26,17 @@ from rollbook.logservice.list_keeper import ListKeeper
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.opening import Opening, open_log
-from rollbook.logservice.order import Loss, Order, Pending
+from rollbook.logservice.order import Loss, Order, Tell, told_to
 from rollbook.logservice.succession import Succession
 from rollbook.logservice.tail_cache import Subscription, TailCache
 from rollbook.logservice.truncation import delete_discarded, truncate
-from rollbook.logservice.words import AcquireMode, Condition, TruncateAnswer, WriterGrant
+from rollbook.logservice.words import (
+    AcquireMode,
+    AppendAck,
+    Condition,
+    TruncateAnswer,
+    WriterGrant,
+)
 from rollbook.logservice.writership import Writership
 from rollbook.proto.errors import (
     AppendUnsettled,
@@ -46,11 +52,16 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.tasks import to_its_end
 
-__all__ = ("Owner", "Pending")
-
 logger = structlog.get_logger()
 
 _HAND_OVER_S: Final = 15.0  # Then whoever comes next recovers what is left.
+
+
+class Pending(NamedTuple):
+    """An append that is decided."""
+
+    answer: "asyncio.Future[AppendAck]"
+    is_refused: bool  # It is known already, though the answer has to wait.
 
 
 class Owner:
@@ -173,13 +184,23 @@ class Owner:
     # --- Appending ----------------------------------------------------------------------------
 
     def append(self, block: bytes, info: BlockInfo, condition: Condition | None = None) -> Pending:
-        """Decided at once; answered when all that the answer rests on is settled, yes or no.
-
-        Raises `Overloaded`, and `OwnerChanging` if this is no owner any more: nothing was done. The
-        answer raises what refuses it, or `OwnerLost` or `AppendUnsettled`: it may be in the log.
-        Cancelling it cancels nothing but the news.
+        """`submit`, and a future that has its ack or raises what was told. Cancelling it cancels
+        nothing but the news.
         """
-        return self._order.append(block, info, condition)
+        answer: asyncio.Future[AppendAck] = self._loop.create_future()
+        is_taken = self.submit(block, info, condition, told_to(answer))
+        return Pending(answer, not is_taken)
+
+    def submit(
+        self, block: bytes, info: BlockInfo, condition: Condition | None, tell: Tell
+    ) -> bool:
+        """Decided at once, False if it is refused. Yes or no, `tell` hears of it when all that the
+        answer rests on is settled: the ack, what refuses it, or `OwnerLost` or `AppendUnsettled`: it
+        may be in the log. That may be before this returns.
+
+        Raises `Overloaded`, and `OwnerChanging` if this is no owner any more: nothing was done.
+        """
+        return self._order.append(block, info, condition, tell)
 
     async def ready(self, block_bytes: int = 0) -> None:
         """Returns when there is room for such a block, at once if there is: then append before you

@@ -7,6 +7,7 @@ version lists it; if that fails it never will be listed, and goes (LS3).
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from rollbook.ledger.writer import LedgerWriter
@@ -51,7 +52,7 @@ class SegmentWriter:
         base_offset: Offset,
         limits: SegmentLimits,
         on_confirmed: Callable[[int, EntryId], None],
-        on_failed: Callable[[BaseException], None],
+        on_failed: Callable[[RollbookError], None],
     ) -> None:
         self.writer: Final = writer
         self.segment_id: Final = segment_id
@@ -60,29 +61,34 @@ class SegmentWriter:
         self.base_offset: Final = base_offset
         self.limits: Final = limits
         self.began_s: Final = asyncio.get_running_loop().time()
-        self.bytes = 0
+        self.bytes = self.entries = 0
         self.bytes_at_snapshot = 0
         self.entries_at_snapshot = 0
         self.has_records = False
-        self._told = EntryId(-1)
-        self._on_confirmed = on_confirmed
-        self._on_failed = on_failed
-
-    @property
-    def entries(self) -> int:
-        return self.writer.last_appended + 1
+        self._put = writer.put
+        writer.watch(partial(on_confirmed, number), on_failed)
 
     def append(self, block: bytes) -> EntryId:
-        """Raises as `LedgerWriter.append`."""
-        future = self.writer.append(block)
-        future.add_done_callback(self._on_done)
+        """Raises as `LedgerWriter.put`."""
+        entry_id = self._put(block)
         self.bytes += len(block)
-        return self.writer.last_appended
+        self.entries = entry_id + 1
+        return entry_id
 
     @property
     def is_begun(self) -> bool:
         """Its first entry, with the log's memory, is confirmed (LS5)."""
         return self.writer.last_add_confirmed >= FIRST_ENTRY
+
+    @property
+    def is_look_due(self) -> bool:
+        """It may be full, or a snapshot due: asked after each entry, so it costs next to nothing."""
+        return (
+            self.entries - self.entries_at_snapshot >= _SNAPSHOT_ENTRIES
+            or self.bytes - self.bytes_at_snapshot >= _SNAPSHOT_BYTES
+            or self.bytes >= self.limits.bytes
+            or self.entries >= self.limits.entries
+        )
 
     @property
     def is_full(self) -> bool:
@@ -107,13 +113,3 @@ class SegmentWriter:
 
     def on_snapshot(self) -> None:
         self.bytes_at_snapshot, self.entries_at_snapshot = self.bytes, self.entries
-
-    def _on_done(self, future: "asyncio.Future[EntryId]") -> None:
-        """Entries are confirmed many at a time: the first of them speaks for all."""
-        if error := future.exception():
-            self._on_failed(error)
-            return
-        last = self.writer.last_add_confirmed
-        if last > self._told:
-            self._told = last
-            self._on_confirmed(self.number, last)

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from rollbook.logservice.core.control import WriterReleased
 from rollbook.logservice.ids import WriterEpoch
-from rollbook.logservice.order import Order
+from rollbook.logservice.order import Order, told_to
 from rollbook.logservice.words import AcquireMode, WriterGrant
 from rollbook.proto.errors import LogSealed, RollbookError, WriterHeld
 from rollbook.proto.ports import Clock
@@ -39,7 +39,7 @@ class Writership:
                 raise
             grant = WriterGrant(acquired.epoch, order.memory.tail, holder, ttl_ms)
             waiter: asyncio.Future[WriterGrant] = asyncio.get_running_loop().create_future()
-            order.say(acquired, waiter, grant)
+            order.say(acquired, told_to(waiter), grant)
             sequencer.on_acquired(acquired, now_ns)
             order.keep_short()
             self.tell()
@@ -63,7 +63,7 @@ class Writership:
         if order.memory.is_sealed:  # It is of no use any more.
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        order.say(WriterReleased(epoch), waiter)
+        order.say(WriterReleased(epoch), told_to(waiter))
         order.memory.on_released(epoch)
         order.keep_short()
         self.tell()

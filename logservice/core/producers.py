@@ -80,6 +80,7 @@ class Producers:
         """Narrower windows are kept from the next batch of each producer on."""
         self._window_batches = config.dedupe_batches
         self._window_us = config.dedupe_age_s * 1_000_000
+        self._stale_after_us = 0  # Before that no producer is; 0: it was not looked.
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -136,7 +137,12 @@ class Producers:
             known.epoch, known.last_seq = ref.epoch, ref.seq
         known.batches.extend(batch)
         self._batches += 1
-        self._forget(batch.timestamp_us)
+        if (
+            batch.timestamp_us > self._stale_after_us
+            or len(producers) > PRODUCERS_MAX
+            or self._batches > BATCHES_MAX
+        ):
+            self._forget(batch.timestamp_us)
 
     def _is_stale(self, known: _Producer, now_us: int) -> bool:
         return known.last_used_us + self._window_us < now_us
@@ -150,6 +156,7 @@ class Producers:
                 and self._batches <= BATCHES_MAX
                 and not self._is_stale(oldest, now_us)
             ):
+                self._stale_after_us = oldest.last_used_us + self._window_us
                 return
             del producers[producer_id]
             self._batches -= oldest.count

@@ -100,7 +100,7 @@ def _watched(run: "_Run") -> list[Patch]:
 
     def judged_tell(self: Order, item: Any) -> None:
         waiter, result, _ = item
-        if waiter is not None and isinstance(result, AppendAck) and not waiter.done():
+        if waiter is not None and isinstance(result, AppendAck):
             run.lists.on_ack(run.world.loop.lane().host, result)
         tell(self, item)
 
