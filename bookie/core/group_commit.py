@@ -170,17 +170,21 @@ def size_of(item: Frames | Control) -> int:
 def _rows_of(frames: list[Frames]) -> list[tuple[int, int, int]]:
     groups = [group for each in frames for group in each.groups]
     if len(groups) == 1:
-        ids = groups[0].entry_ids
-        return [(groups[0].ledger_id, min(ids), max(ids))]
+        return [(groups[0].ledger_id, *_ends_of(groups[0].entry_ids))]
     rows: dict[int, tuple[int, int, int]] = {}
     for group in groups:
         ids, ledger_id = group.entry_ids, group.ledger_id
-        first: int = ids[0] if len(ids) == 1 else min(ids)
-        last: int = ids[0] if len(ids) == 1 else max(ids)
+        first, last = _ends_of(ids)
         if found := rows.get(ledger_id):
             first, last = min(first, found[1]), max(last, found[2])
         rows[ledger_id] = (ledger_id, first, last)
     return list(rows.values())
+
+
+def _ends_of(ids: Sequence[int]) -> tuple[int, int]:
+    if len(ids) == 1 or isinstance(ids, range):
+        return ids[0], ids[-1]
+    return min(ids), max(ids)
 
 
 def index_of(placed: PlacedFrames) -> Iterable[tuple[AddGroup, Sequence[int], Sequence[int]]]:
@@ -190,6 +194,9 @@ def index_of(placed: PlacedFrames) -> Iterable[tuple[AddGroup, Sequence[int], Se
         starts = group.starts
         if len(starts) == 1:
             yield group, (moved + starts[0],), (group.ends[0] - starts[0],)
+        elif isinstance(starts, range):  # All of one length.
+            positions = array("I", range(moved + starts.start, moved + starts.stop, starts.step))
+            yield group, positions, array("I", (group.ends[0] - starts.start,)) * len(starts)
         else:
             yield (
                 group,

@@ -87,7 +87,7 @@ class LedgerRows:
     ) -> None:
         entry_ids, positions, lengths = self.columns
         follows = not entry_ids or new_ids[0] > entry_ids[-1]
-        if not follows or not all(starmap(lt, pairwise(new_ids))):
+        if not follows or not (isinstance(new_ids, range) or all(starmap(lt, pairwise(new_ids)))):
             for row in zip(new_ids, new_positions, new_lengths, strict=True):
                 self.add(*row)
             return

@@ -3,6 +3,7 @@
 A stretch of add frames is journaled as it came (W3), so nothing is copied out of it: what is known of
 its entries are columns, in groups of adds that agree in everything but the entry. A group is
 judged as one: one look at its ledger, one compare of its key. There is no object for an entry.
+Where entries of one size follow one another, three numbers say what a column does.
 """
 
 import struct
@@ -29,10 +30,10 @@ class AddGroup(ABC):
     is_recovery: bool  # Passes a fence.
     is_high_priority: bool
     is_sync_deferred: bool  # May be answered before it is durable.
-    entry_ids: list[EntryId] = field(default_factory=list)
-    lacs: list[EntryId] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)  # Where in the buffer the entries lie.
-    ends: list[int] = field(default_factory=list)
+    entry_ids: Sequence[EntryId] = field(default_factory=list)
+    lacs: Sequence[EntryId] = field(default_factory=list)
+    starts: Sequence[int] = field(default_factory=list)  # Where in the buffer the entries lie.
+    ends: Sequence[int] = field(default_factory=list)
 
     @property
     def last_add_confirmed(self) -> EntryId:

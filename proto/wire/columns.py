@@ -1,11 +1,17 @@
 """Frames that look alike, compared as one and read by columns, instead of one by one.
 
-That all frames of a row agree with the first one is a question to one large number: what they differ
-by, under a mask that leaves out their varints but for the bits that say how long these are. Then what
-stands at one place in all of them is one slice of the buffer.
+What stands at one place in all of them is one slice of the buffer, and to compare that with what should
+stand there costs next to nothing for each of them. Of frames without a payload, that all agree with the
+first one is a question to one large number: what they differ by, under a mask that leaves out their
+varints but for the bits that say how long these are.
 """
 
+import sys
+from array import array
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import compress, count
+from operator import ne
 from typing import Final
 
 from rollbook.proto.wire.varint import unpack_varint
@@ -64,3 +70,91 @@ def unpack_column(buffer: bytes, position: int, size: int, rows: int, length: in
         values += [base + byte for byte in low[start : start + stretch]]
         start += stretch
     return values
+
+
+# --- Frames with a payload ------------------------------------------------------------------------
+# Each of these looks at `rows` whole frames of `size` bytes, of which the first begins at `position`.
+
+_LOW_BITS: Final = bytes(range(0x80))
+_CONTINUED: Final = bytes(range(0x80, 0x100))
+_INT64_MAX: Final = 2**63 - 1
+_IS_LITTLE: Final = sys.byteorder == "little"
+
+
+def count_same(buffer: bytes, position: int, size: int, rows: int, places: Iterable[int]) -> int:
+    """How many of them agree with the first at all of these places."""
+    end = position + rows * size
+    for place in places:
+        column = buffer[position + place : end : size]
+        if column != column[:1] * rows:
+            rows = _alike(column, column[:1] * rows)
+            end = position + rows * size
+    return rows
+
+
+def unpack_int64s(buffer: bytes, position: int, size: int, rows: int) -> "array[int]":
+    """The big-endian numbers that stand at the beginning of each."""
+    end = position + rows * size
+    numbers = bytearray(8 * rows)
+    for place in range(8):
+        numbers[place::8] = buffer[position + place : end : size]
+    column = array("q", numbers)
+    if _IS_LITTLE:
+        column.byteswap()
+    return column
+
+
+def count_int64s_on(buffer: bytes, position: int, size: int, rows: int) -> int:
+    """How many of these numbers count on from the first, by one with each."""
+    column = unpack_int64s(buffer, position, size, rows)
+    rows = min(rows, _INT64_MAX - column[0])
+    expected = array("q", range(column[0], column[0] + rows))
+    return rows if column[:rows] == expected else _alike(column, expected)
+
+
+def count_varints_on(
+    buffer: bytes, position: int, size: int, rows: int, length: int, first: int
+) -> int:
+    """How many begin with a varint of this length that is `first`, and one more with each."""
+    rows = min(rows, (1 << 7 * length) - first)
+    for place in range(length):
+        column = buffer[position + place : position + rows * size : size]
+        expected = _digits(first, rows, 7 * place, _CONTINUED if place < length - 1 else _LOW_BITS)
+        if column != expected:
+            rows = _alike(column, expected)
+    return rows
+
+
+def _digits(first: int, rows: int, shift: int, words: bytes) -> bytes:
+    """How the seven bits at `shift` go on in numbers that count on from `first`."""
+    if not shift:
+        start = first & 0x7F
+        return (words * (rows // 0x80 + 2))[start : start + rows]
+    column = bytearray()
+    number = first
+    while len(column) < rows:
+        behind = (number >> shift) + 1 << shift
+        column += words[number >> shift & 0x7F :][:1] * min(behind - number, rows - len(column))
+        number = behind
+    return bytes(column)
+
+
+def varint_columns(
+    buffer: bytes, position: int, size: int, rows: int, length: int
+) -> tuple[list[bytes], int]:
+    """What stands where the first begins with a varint of this length, byte by byte; and how many of
+    them have one of the same length there.
+    """
+    end = position + rows * size
+    columns = [buffer[position + place : end : size] for place in range(length)]
+    for column in columns[:-1]:
+        if column.translate(None, _CONTINUED):
+            rows = min(rows, next(at for at, byte in enumerate(column) if byte < 0x80))
+    if not columns[-1].isascii():
+        rows = min(rows, next(at for at, byte in enumerate(columns[-1]) if byte >= 0x80))
+    return columns, rows
+
+
+def _alike(column: "bytes | array[int]", expected: "bytes | array[int]") -> int:
+    """Up to where they agree, which is not to the end."""
+    return next(compress(count(), map(ne, column, expected)), min(len(column), len(expected)))

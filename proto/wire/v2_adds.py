@@ -8,7 +8,7 @@ writes one ledger, nor do the 20 bytes of a reply before the entry id: they are 
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import repeat
 from typing import Final
@@ -42,6 +42,10 @@ _REPLY_BODY_BYTES: Final = _REPLY.size - LENGTH_BYTES
 
 @dataclass(slots=True)
 class _AddGroup(AddGroup):
+    entry_ids: list[EntryId] = field(default_factory=list)
+    lacs: list[EntryId] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
     version: int = v2.VERSION
 
     def pack_replies(self, error: Failure = None) -> bytes:

@@ -3,8 +3,8 @@
 Peers write adds in one of two orders, Java before 4.18 by field number, since then with the flag
 first. Both are matched by one regular expression, and then every length is held against the others.
 A writer's adds of one size look all the same, but for three numbers in fixed places: after two of
-them the next ones are compared with the last instead, which proves as much at half the cost. Replies
-to adds that look alike are read by columns.
+them the next ones are compared with the last instead, which proves as much at half the cost. Where many
+follow one another that count on, they are compared, and read, by columns, at a tenth; so are replies.
 An add that looks different in any way, in the order of its fields or with fields that nobody knows,
 is left to protobuf and comes back here packed in the usual way. So what is stored has a known form.
 
@@ -14,15 +14,24 @@ all connections of a client it lets one frame serve all bookies of a write set.
 
 import re
 import struct
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, Self, cast
 
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v3
 from rollbook.proto.wire.adds import AddGroup, AddPacker, AddReplies, Adds
-from rollbook.proto.wire.columns import count_alike, unpack_column
+from rollbook.proto.wire.columns import (
+    count_alike,
+    count_int64s_on,
+    count_same,
+    count_varints_on,
+    unpack_column,
+    unpack_int64s,
+    varint_columns,
+)
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LedgerDigest, pack_entry_header
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES
 from rollbook.proto.wire.messages import Failure
@@ -56,6 +65,8 @@ _TXN_ID_AT: Final = 11  # In the frame of a reply.
 _is_short_varint: Final = re.compile(rb"[\x80-\xff]{0,8}[\x00-\x7f]").fullmatch
 _ALIKE_MIN: Final = 8  # From so many replies on it pays to look for their like.
 _ALIKE_MAX: Final = 1024
+_RUN_MIN: Final = 32  # From so many adds on columns are cheaper.
+_TXN_BYTES_MAX: Final = 9  # Likewise.
 
 _length_at: Final = struct.Struct(">I").unpack_from
 _ids_at: Final = struct.Struct(">qqq").unpack_from  # Of an entry: ledger, entry, LAC.
@@ -69,27 +80,92 @@ _unpack_size: Final = lru_cache(maxsize=8192)(unpack_varint)
 _SHAPES_MAX: Final = 4096  # What a packer remembers of the sizes it has met.
 
 
+class _Lists(NamedTuple):
+    """A group's columns, one by one."""
+
+    entry_ids: list[EntryId]
+    lacs: list[EntryId]
+    starts: list[int]
+    ends: list[int]
+    txn_ids: list[bytes]  # As varints, since they are only echoed;
+    entry_varints: list[bytes]  # these, too.
+
+
+class _Run(NamedTuple):
+    """Adds of one size that follow one another, and so do their entries."""
+
+    entry_ids: range
+    lacs: "array[int]"
+    starts: range
+    ends: range
+    txn_columns: list[bytes]  # What is echoed, byte by byte.
+    entry_columns: list[bytes]
+
+    def add_to(self, lists: _Lists) -> None:
+        *numbers, txn_columns, entry_columns = self
+        for column, more in zip(lists, numbers, strict=False):
+            cast(list[int], column).extend(more)
+        lists.txn_ids.extend(map(bytes, zip(*txn_columns, strict=True)))
+        lists.entry_varints.extend(map(bytes, zip(*entry_columns, strict=True)))
+
+
 @dataclass(slots=True)
 class _AddGroup(AddGroup):
     ledger_varint: bytes = b""
-    txn_ids: list[bytes] = field(default_factory=list)  # As varints, since they are only echoed;
-    entry_varints: list[bytes] = field(default_factory=list)  # these, too.
+    run: _Run | None = None  # All that it has, if so; else
+    lists: _Lists = field(default_factory=lambda: _Lists([], [], [], [], [], []))
+
+    def add(self, run: _Run) -> None:
+        if self.run is None and not self.lists.entry_ids:
+            self.run = run
+        else:
+            self.loosen()
+            run.add_to(self.lists)
+
+    def loosen(self) -> None:
+        """Something comes that is no part of the run."""
+        if self.run is not None:
+            self.run.add_to(self.lists)
+            self.run = None
+
+    def settle(self) -> Self:
+        """Nothing more comes."""
+        columns = (self.run or self.lists)[:4]
+        self.entry_ids, self.lacs, self.starts, self.ends = cast(_Settled, columns)
+        return self
 
     def pack_replies(self, error: Failure = None) -> bytes:
         status = pack_varint(v3.code_of(error))
+        if self.run is not None:
+            return self._pack_alike(self.run, status)
         replies: list[bytes] = []
         txn_bytes = entry_bytes = 0
-        for txn_id, entry_id in zip(self.txn_ids, self.entry_varints, strict=True):
+        for txn_id, entry_id in zip(self.lists.txn_ids, self.lists.entry_varints, strict=True):
             if len(txn_id) != txn_bytes or len(entry_id) != entry_bytes:
                 txn_bytes, entry_bytes = len(txn_id), len(entry_id)
                 before, between = _around_reply(txn_bytes, status, self.ledger_varint, entry_bytes)
             replies += (before, txn_id, between, entry_id)
         return b"".join(replies)
 
+    def _pack_alike(self, run: _Run, status: bytes) -> bytes:
+        txn_bytes, entry_bytes = len(run.txn_columns), len(run.entry_columns)
+        before, between = _around_reply(txn_bytes, status, self.ledger_varint, entry_bytes)
+        reply = b"".join((before, bytes(txn_bytes), between, bytes(entry_bytes)))
+        size = len(reply)
+        replies = bytearray(reply * len(run.entry_ids))
+        for at, column in enumerate(run.txn_columns, len(before)):
+            replies[at::size] = column
+        for at, column in enumerate(run.entry_columns, size - entry_bytes):
+            replies[at::size] = column
+        return bytes(replies)
 
+
+_Settled = tuple[Sequence[EntryId], Sequence[EntryId], Sequence[int], Sequence[int]]
 _Append = Callable[[Any], None]
 _Opened = tuple[_AddGroup, _Append, _Append, _Append, _Append, _Append, _Append]
 """A group and how to add to its columns: looked up once, since writers may come in turn."""
+_Places = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+"""Where an add has its transaction id, its entry id, and its entry."""
 
 
 def _around_reply(
@@ -140,6 +216,17 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
             groups[writer] = opened
             current, current_ledger_id, last_length = writer, ledger_id, 0
             group, add_entry_id, add_lac, add_start, add_end, add_txn_id, add_varint = opened
+        places = match.span(1), match.span(5), (entry_start, entry_end)
+        step = end - position
+        far = entry_start + (_RUN_MIN - 1) * step
+        if far + _IDS_BYTES <= size and _ids_at(buffer, far)[1] == entry_id + _RUN_MIN - 1:
+            run = _take_run(buffer, position, step, places, entry_id)
+            if run is not None:
+                group.add(run)
+                position, last_length = position + len(run.entry_ids) * step, 0
+                continue
+        if group.run is not None:
+            group.loosen()
         add_entry_id(entry_id)
         add_lac(lac)
         add_start(entry_start)
@@ -147,23 +234,72 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
         add_txn_id(txn_id)
         add_varint(entry)
         if length == last_length:
-            places = match.start(1), match.start(5), entry_start, entry_end
-            end = _take_alike(buffer, position, end, group, places)
+            end = _take_alike(buffer, position, end, group.lists, places)
         position, last_length = end, length
     if position == first:
         return None, position
-    return Adds(buffer, first, position, [group for group, *_ in groups.values()]), position
+    return Adds(buffer, first, position, [each[0].settle() for each in groups.values()]), position
 
 
-def _take_alike(
-    buffer: bytes, model: int, position: int, group: _AddGroup, places: tuple[int, int, int, int]
-) -> int:
+def _take_run(
+    buffer: bytes, position: int, size: int, places: _Places, entry_id: int
+) -> _Run | None:
+    """The add at `position` and those behind it that are like it, as with `_take_alike`, and count on;
+    None if these are not worth it.
+    """
+    (txn_at, txn_end), (varint_at, varint_end), (entry_start, entry_end) = places
+    txn_bytes, entry_bytes = txn_end - txn_at, varint_end - varint_at
+    if txn_bytes > _TXN_BYTES_MAX:
+        return None
+    rows = min((len(buffer) - position) // size, _ALIKE_MAX)
+    rows = count_int64s_on(buffer, entry_start + 8, size, rows)
+    rows = count_varints_on(buffer, varint_at, size, rows, entry_bytes, entry_id)
+    _, rows = varint_columns(buffer, txn_at, size, rows, txn_bytes)
+    fixed = _fixed_places(
+        size,
+        *(at - position for at in (txn_at, txn_end, varint_at, varint_end)),
+        *(entry_start - position, entry_end - position),
+    )
+    rows = count_same(buffer, position, size, rows, fixed)
+    if rows < _RUN_MIN:
+        return None
+    by = rows * size
+    return _Run(
+        range(entry_id, entry_id + rows),
+        unpack_int64s(buffer, entry_start + 16, size, rows),
+        range(entry_start, entry_start + by, size),
+        range(entry_end, entry_end + by, size),
+        [buffer[at : position + by : size] for at in range(txn_at, txn_end)],
+        [buffer[at : position + by : size] for at in range(varint_at, varint_end)],
+    )
+
+
+@lru_cache(maxsize=4096)
+def _fixed_places(
+    size: int,
+    txn_at: int,
+    txn_end: int,
+    varint_at: int,
+    varint_end: int,
+    entry_start: int,
+    entry_end: int,
+) -> Sequence[int]:
+    """Where adds of one shape do not differ. Of the entry that is its ledger id."""
+    return (
+        *range(txn_at),
+        *range(txn_end, varint_at),
+        *range(varint_end, entry_start + 8),
+        *range(entry_end, size),
+    )
+
+
+def _take_alike(buffer: bytes, model: int, position: int, lists: _Lists, places: _Places) -> int:
     """What lies behind the add at `model` and is like it; returns where that ends.
 
     Alike in everything but the low bits of the transaction id and the entry id, the ids in the entry,
     and the payload. So all that was found out about that one holds for them.
     """
-    txn_at, varint_at, entry_start, entry_end = places
+    (txn_at, txn_end), (varint_at, varint_end), (entry_start, entry_end) = places
     size = position - model
     like = _like(
         *(txn_at - model, varint_at - txn_at - 1, entry_start + 8 - varint_at - 1),
@@ -190,17 +326,13 @@ def _take_alike(
         entry_ids.append(found[5])
         lacs.append(found[6])
     end = position + len(entry_ids) * size
-    txn_end, varint_end = (
-        txn_at + len(group.txn_ids[-1]),
-        varint_at + len(group.entry_varints[-1]),
-    )
     moved = range(size, end - model, size)
-    group.entry_ids += entry_ids
-    group.lacs += lacs
-    group.starts += range(entry_start + size, end, size)
-    group.ends += [entry_end + by for by in moved]
-    group.txn_ids += [buffer[txn_at + by : txn_end + by] for by in moved]
-    group.entry_varints += [buffer[varint_at + by : varint_end + by] for by in moved]
+    lists.entry_ids.extend(entry_ids)
+    lists.lacs.extend(lacs)
+    lists.starts.extend(range(entry_start + size, end, size))
+    lists.ends.extend(entry_end + by for by in moved)
+    lists.txn_ids.extend([buffer[txn_at + by : txn_end + by] for by in moved])
+    lists.entry_varints.extend([buffer[varint_at + by : varint_end + by] for by in moved])
     return end
 
 
@@ -235,14 +367,15 @@ def _open_group(writer: tuple[bytes, ...]) -> _Opened | None:
         is_sync_deferred=tail.startswith(_DEFERRED_SYNC),
         ledger_varint=ledger,
     )
+    lists = group.lists
     return (
         group,
-        group.entry_ids.append,
-        group.lacs.append,
-        group.starts.append,
-        group.ends.append,
-        group.txn_ids.append,
-        group.entry_varints.append,
+        lists.entry_ids.append,
+        lists.lacs.append,
+        lists.starts.append,
+        lists.ends.append,
+        lists.txn_ids.append,
+        lists.entry_varints.append,
     )
 
 

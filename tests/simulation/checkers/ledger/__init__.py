@@ -117,7 +117,7 @@ class LedgerChecker:
         self._copies.on_lac_written(bookie, ledger_id, lac)
 
     def on_accepted(
-        self, bookie: str, ledger_id: int, entries: list[EntryId], *, mends: bool
+        self, bookie: str, ledger_id: int, entries: Sequence[EntryId], *, mends: bool
     ) -> None:
         self._answers.on_accepted(bookie, ledger_id, entries, mends)
 

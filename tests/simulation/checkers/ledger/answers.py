@@ -7,6 +7,7 @@
 - **bytes** (S12): an entry is answered under its ids, with a digest that holds, as somebody wrote it.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from rollbook.proto.errors import (
@@ -33,7 +34,9 @@ class AnswerRules:
         self._metadata = metadata
         self._break = on_broken
 
-    def on_accepted(self, bookie: str, ledger_id: int, entries: list[EntryId], mends: bool) -> None:
+    def on_accepted(
+        self, bookie: str, ledger_id: int, entries: Sequence[EntryId], mends: bool
+    ) -> None:
         """Adds that the bookie is going to store; `mends`: of a recovery."""
         kept, ledger = self._facts.kept(bookie, ledger_id), self._facts.ledger(ledger_id)
         if mends:

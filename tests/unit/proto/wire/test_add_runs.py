@@ -1,0 +1,107 @@
+"""Runs of adds that look alike are heard as each of them alone is (W2), and answered likewise."""
+
+import random
+
+import pytest
+
+from rollbook.proto.errors import LedgerFenced
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.requests import RequestDecoder
+from tests.unit.proto.wire.streams import HeardAdd, flatten, packers
+
+ROWS = 72
+AT = 36  # In the middle of the run: what is wrong there must neither be heard nor end more than it.
+FIRST_IDS = [0, 100, 16_350, 2**21 - 40, 2**62]  # Their varints grow on the way, but for the last.
+
+
+def _stream(first: int, first_txn: int, kind: int = 0, payload: bytes = b"payload") -> list[bytes]:
+    packer = packers(3, LedgerId(300), first_txn)[kind]
+    return [
+        packer.pack(EntryId(entry_id), EntryId(entry_id // 3), entry_id, payload)
+        for entry_id in range(first, first + ROWS)
+    ]
+
+
+def _hear(frames: list[bytes]) -> tuple[list[object], list[bytes]]:
+    """And the replies, which come a group at a time."""
+    heard = RequestDecoder().feed(b"".join(frames))
+    groups = [group for item in heard if isinstance(item, Adds) for group in item.groups]
+    replies = b"".join(group.pack_replies(LedgerFenced) for group in groups)
+    return list(flatten(heard)), sorted(_split(replies))
+
+
+def _hear_each(frames: list[bytes]) -> tuple[list[object], list[bytes]]:
+    found = [_hear([frame]) for frame in frames]
+    heard = [each for one, _ in found for each in one]
+    return heard, sorted(reply for _, replies in found for reply in replies)
+
+
+@pytest.mark.parametrize("first", FIRST_IDS)
+@pytest.mark.parametrize("first_txn", [1, 100, 16_370, 2**63 - 30, 2**64 - ROWS])
+def test_a_run_is_heard_and_answered_as_each_add_is(first: int, first_txn: int) -> None:
+    for kind in range(8):
+        frames = _stream(first, first_txn, kind)
+        assert _hear(frames) == _hear_each(frames)
+
+
+def test_a_whole_run_is_three_numbers_a_column() -> None:
+    (adds,) = RequestDecoder().feed(b"".join(_stream(1_000, 1_000)))
+    assert isinstance(adds, Adds)
+    (group,) = adds.groups
+    assert group.entry_ids == range(1_000, 1_000 + ROWS)
+    assert isinstance(group.starts, range)
+
+
+@pytest.mark.parametrize("wrong_by", [0x01, 0x80])
+def test_one_byte_of_it_wrong(wrong_by: int) -> None:
+    frames = _stream(16_350, 16_370)
+    sound = frames[AT]
+    for place in range(4, len(sound)):
+        frames[AT] = sound[:place] + bytes((sound[place] ^ wrong_by,)) + sound[place + 1 :]
+        try:
+            expected = _hear_each(frames)
+        except Exception as error:  # noqa: BLE001  Whatever it is, that is what comes.
+            with pytest.raises(type(error)):
+                _hear(frames)
+        else:
+            assert _hear(frames) == expected
+
+
+def test_a_varint_must_say_what_the_entry_says() -> None:
+    """Of the right length, and wrong by what the length has no room for."""
+    frames = _stream(2**14 - AT, 1)
+    short = packers(3, LedgerId(300), AT + 1)[0].pack(EntryId(0), EntryId(0), 0, b"payload")
+    assert _hear(frames) == _hear_each(frames)
+    varint_at = short.index(b"\x08\xac\x02\x10") + 4
+    lying = frames[AT - 1][:varint_at] + b"\x80\x00" + frames[AT - 1][varint_at + 2 :]
+    frames[AT] = lying[:-47] + frames[AT][-47:]  # Entry 16,384 under the varint 0, in two bytes.
+    heard, _ = _hear(frames)
+    assert heard == _hear_each(frames)[0]
+    assert sum(isinstance(each, HeardAdd) for each in heard) == ROWS - 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_runs_of_writers_that_come_in_turn(seed: int) -> None:
+    chance = random.Random(seed)
+    txn_ids = chance.randrange(1, 20_000)
+    ledgers = [packers(3, LedgerId(ledger_id), txn_ids)[0] for ledger_id in (1, 300, 2**40)]
+    next_ids = [chance.choice(FIRST_IDS) for _ in ledgers]
+    frames: list[bytes] = []
+    for _ in range(6):
+        index = chance.randrange(len(ledgers))
+        payload = bytes(chance.choice((0, 40, 300)))
+        for _ in range(chance.choice((1, 3, 31, 32, 70))):
+            next_ids[index] += 1 + (chance.random() < 0.02)
+            entry_id = EntryId(next_ids[index])
+            frames.append(ledgers[index].pack(entry_id, EntryId(entry_id - 1), 9, payload))
+    assert _hear(frames) == _hear_each(frames)
+
+
+def _split(replies: bytes) -> list[bytes]:
+    found: list[bytes] = []
+    while replies:
+        end = 4 + int.from_bytes(replies[:4], "big")
+        found.append(replies[:end])
+        replies = replies[end:]
+    return found
