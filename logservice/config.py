@@ -20,6 +20,9 @@ class LogServerConfig:
     metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
     listen: str = "127.0.0.1:7400"  # Of gRPC. Port 0 takes a free one.
     advertise: str = ""  # host or host:port where clients find it; by default where it listens.
+    rest: str = (
+        ""  # host:port of HTTP; empty: nowhere. It has the token and the certificate of gRPC.
+    )
     server_name: str = ""  # The same in each of its lives; by default the advertised host:port.
     token_file: str = ""  # Who shows this token may ask; empty: everybody.
     tls_certificate: str = ""  # A file, with its chain; empty: in the clear.

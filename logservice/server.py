@@ -104,11 +104,15 @@ class LogServer:
         )
         self._is_closed = False
 
-    async def start(self, address: str) -> None:
-        """Call it when that address answers: others send their clients there from now on."""
+    async def start(self, address: str, http: str = "") -> None:
+        """Call it when that address answers: others send their clients there from now on. `http`: the
+        URL of what it answers over HTTP.
+        """
         info = ServerInfo(self.server_id, address)
         self._pulse.start()
-        await self.membership.start(ServerRecord(info, self._release, self._clock.wall_us()))
+        await self.membership.start(
+            ServerRecord(info, self._release, self._clock.wall_us(), http=http)
+        )
         self._ground = Ground(
             *(info, self.ledgers, self.nodes, self._clock, self._randomness),
             pulse=self._pulse,

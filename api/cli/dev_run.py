@@ -17,7 +17,7 @@ from rollbook.api.cli.local_cluster import (
     local_cluster,
     usual_or_free,
 )
-from rollbook.api.cli.log_server import DEFAULT_PORT
+from rollbook.api.cli.log_server import DEFAULT_PORT, REST_PORT
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.ports import Address
@@ -30,11 +30,13 @@ _OPEN_FILES: Final = 16_384
 _STOP_S_MAX: Final = 30
 
 
-def run_dev(bookies: int, data: str, listen: str | None, log_level: str) -> None:
+def run_dev(bookies: int, data: str, listen: str | None, rest: str | None, log_level: str) -> None:
     """For people: it says where things are, and what to do with them."""
     configure_logs(level=log_level, as_json=False)
     where = listen or str(usual_or_free(Address("127.0.0.1", DEFAULT_PORT)))
-    config = LogServerConfig(metadata="", listen=where)
+    usual = 0 if where.endswith(":0") else REST_PORT  # Whoever wants any port wants any port.
+    http = rest or str(usual_or_free(Address("127.0.0.1", usual)))
+    config = LogServerConfig(metadata="", listen=where, rest=http)
     _run(_serve(os.path.abspath(data), bookies, config, SMALL, _say_to_people))
 
 
@@ -68,11 +70,18 @@ async def _serve(
 def _say_to_people(cluster: LocalCluster) -> None:
     bookies = ", ".join(f"{name} {each.address}" for name, each in cluster.bookies.items())
     click.echo(f"logs      log://{cluster.logs.address}")
+    click.echo(f"rest      {cluster.logs.http}/v1")
     click.echo(f"metadata  {cluster.url}")
     click.echo(f"bookies   {bookies}")
-    _say_to_scripts(cluster)
+    _say_ready(cluster)
 
 
 def _say_to_scripts(cluster: LocalCluster) -> None:
+    if cluster.logs.http:
+        click.echo(f"rest {cluster.logs.http}")
+    _say_ready(cluster)
+
+
+def _say_ready(cluster: LocalCluster) -> None:
     count = len(cluster.bookies)
     click.echo(f"ready: {count} bookie{'s' if count > 1 else ''}, logs on {cluster.logs.address}")

@@ -39,6 +39,7 @@ from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.tls import TlsFiles
 
 DEFAULT_PORT: Final = 7400
+REST_PORT: Final = 7480
 _SECTIONS: Final = ("log_server", "log_service", "ledger")
 _OPEN_FILES: Final = 65_536
 # Readers of a log have its end from its owner's memory. To tell bookies of it after every short pause would
@@ -111,6 +112,8 @@ async def _serve(settings: LogSettings) -> None:
     async with log_server(settings, serves_store=True) as running:
         calm_collector()
         with suppress(OSError):  # Nobody has to listen.
+            if running.http:
+                click.echo(f"rest {running.http}")
             click.echo(f"ready: log server {running.server.server_id} on {running.address}")
             sys.stdout.flush()
         await asyncio.Event().wait()
@@ -120,6 +123,7 @@ async def _serve(settings: LogSettings) -> None:
 class RunningLogServer:
     server: LogServer
     address: Address  # Where it listens.
+    http: str = ""  # The URL of its REST; empty: it has none.
 
 
 @asynccontextmanager
@@ -160,15 +164,21 @@ async def log_server(
             randomness=randomness,
             config=settings.service,
         )
-        grpc = await GrpcServer.start(Service(server, machine.clock), _grpc_config(config, listen))
+        service, grpc_config = Service(server, machine.clock), _grpc_config(config, listen)
+        grpc = await GrpcServer.start(service, grpc_config)
         stack.push_async_callback(grpc.close, _GRACE_S)
+        http = ""
+        if config.rest:
+            from rollbook.api.cli.log_rest import serve_rest  # FastAPI, for those who want it.
+
+            http = await serve_rest(stack, service, server, config, advertised.host)
         stack.push_async_callback(server.close, config.drain_s)
         if not advertised.port:
             advertised = Address(advertised.host, grpc.address.port)
-        await server.start(str(advertised))
+        await server.start(str(advertised), http)
         await grpc.set_serving(is_serving=True)
         stack.push_async_callback(_say_not_serving, grpc)
-        yield RunningLogServer(server, grpc.address)
+        yield RunningLogServer(server, grpc.address, http)
 
 
 async def _say_not_serving(grpc: GrpcServer) -> None:
@@ -215,9 +225,16 @@ def addresses_of(config: LogServerConfig) -> tuple[Address, Address, str]:
 
 
 def _grpc_config(config: LogServerConfig, listen: Address) -> GrpcConfig:
-    tls = None
-    if config.tls_certificate:
-        tls = TlsFiles(config.tls_certificate, config.tls_key, config.tls_authorities)
     return GrpcConfig(
-        listen, token_file=config.token_file or None, tls=tls, insecure=config.insecure
+        listen,
+        token_file=config.token_file or None,
+        tls=tls_files(config),
+        insecure=config.insecure,
     )
+
+
+def tls_files(config: LogServerConfig) -> TlsFiles | None:
+    """None: in the clear."""
+    if not config.tls_certificate:
+        return None
+    return TlsFiles(config.tls_certificate, config.tls_key, config.tls_authorities)

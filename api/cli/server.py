@@ -79,6 +79,7 @@ _LOG_SERVER_OPTIONS: Final = (
     click.option(
         "--advertise", metavar="HOST:PORT", help="Where clients find it.  [default: --listen]"
     ),
+    click.option("--rest", metavar="HOST:PORT", help="Of HTTP, such as :7480.  [default: nowhere]"),
     click.option(
         "--server-name", metavar="NAME", help="For ever.  [default: the advertised HOST:PORT]"
     ),
@@ -104,6 +105,7 @@ def _log_server_options(command: F) -> F:
     epilog=examples(
         "rollbook server log --metadata sqlite:///var/lib/rollbook/metadata.db",
         "rollbook server log --metadata zk://zk1,zk2,zk3/ledgers --listen 10.0.0.5:7400 --insecure",
+        "rollbook server log --metadata sqlite:///metadata.db --rest 127.0.0.1:7480",
         "rollbook server log --metadata zk://zk1/ledgers --listen :7400 --advertise log-1 \\",
         "    --tls-certificate log-1.pem --token-file token",
     )

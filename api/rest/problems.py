@@ -98,7 +98,7 @@ def response_of(
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     problem = problem_of(error, status=status, fields=fields)
-    told = dict(headers or {})
+    told = {"cache-control": "no-store", **(headers or {})}  # A 404 is cached where nobody says so.
     if wait_ms := retry_after_ms(error):
         told.setdefault("retry-after", str(-(-wait_ms // 1000)))
     return JSONResponse(problem, problem["status"], headers=told, media_type=MEDIA_TYPE)

@@ -1,8 +1,9 @@
 """What a log server says of itself where it is registered, for as long as its session lasts.
 
 JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "server_id":
-"log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0"}`. The node goes by the name of
-that life of the server; of two lives of one name the one that was registered last counts.
+"log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0", "http": ""}`. The node goes by the
+name of that life of the server; of two lives of one name the one that was registered last counts.
+Records of before have no `http`.
 """
 
 import json
@@ -24,6 +25,7 @@ class ServerRecord:
     started_us: int
     is_draining: bool = False
     logs_owned: int = 0  # When it last said.
+    http: str = ""  # The URL of its REST; empty: it has none.
 
     @property
     def name(self) -> str:
@@ -39,6 +41,7 @@ def pack_server_record(record: ServerRecord) -> bytes:
         "started_us": record.started_us,
         "is_draining": record.is_draining,
         "logs_owned": record.logs_owned,
+        "http": record.http,
     }
     return json.dumps(fields, sort_keys=True).encode()
 
@@ -50,6 +53,7 @@ def unpack_server_record(data: bytes) -> ServerRecord:
         fields = json.loads(data)
         version = fields["version"]
         strings = [fields[name] for name in ("server_id", "address", "release")]
+        strings.append(fields.get("http", ""))
         numbers = [fields[name] for name in ("started_us", "logs_owned")]
         is_draining = fields["is_draining"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -60,7 +64,7 @@ def unpack_server_record(data: bytes) -> ServerRecord:
         raise BadMetadata(f"no record of a log server: {data[:80]!r}")
     if not all(type(each) is int and 0 <= each < 2**63 for each in numbers):
         raise BadMetadata(f"no record of a log server: {data[:80]!r}")
-    server_id, address, release = strings
+    server_id, address, release, http = strings
     started_us, logs_owned = numbers
     info = ServerInfo(ServerId(server_id), address)
-    return ServerRecord(info, release, started_us, is_draining, logs_owned)
+    return ServerRecord(info, release, started_us, is_draining, logs_owned, http)

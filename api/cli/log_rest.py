@@ -1,0 +1,47 @@
+"""REST beside a log server's gRPC: loaded by those servers alone that were given `--rest`."""
+
+from contextlib import AsyncExitStack
+
+from rollbook.api.cli.log_server import REST_PORT, tls_files
+from rollbook.api.client.channels import Security
+from rollbook.api.rest.forwarding import GrpcPeers
+from rollbook.api.rest.logs import RestServer
+from rollbook.api.rest.server import HttpConfig
+from rollbook.api.rest.token import read_token
+from rollbook.logservice.config import LogServerConfig
+from rollbook.logservice.server import LogServer
+from rollbook.logservice.service import Service
+from rollbook.proto.addresses import parse_address
+from rollbook.proto.ports import Address
+
+
+async def serve_rest(
+    stack: AsyncExitStack, service: Service, server: LogServer, config: LogServerConfig, host: str
+) -> str:
+    """The URL under which others find it, at that host. The stack ends it. Raises `BadConfig`."""
+    listen = parse_address(config.rest, "rest", default_host="127.0.0.1", default_port=REST_PORT)
+    tls = tls_files(config)
+    http = HttpConfig(listen, config.token_file or None, tls, config.insecure)
+    peers = GrpcPeers(_security(config))
+    stack.push_async_callback(peers.close)
+
+    def url_of(address: str) -> str:
+        for each in server.membership.servers:
+            if each.info.address == address:
+                return each.http
+        return ""
+
+    rest = await RestServer.start(service, http, url_of, peers)
+    stack.push_async_callback(rest.close)
+    return f"{'https' if tls else 'http'}://{Address(host, rest.address.port)}"
+
+
+def _security(config: LogServerConfig) -> Security:
+    """Servers are clients of each other, with what they are servers with."""
+    return Security(
+        uses_tls=bool(config.tls_certificate),
+        authorities=config.tls_authorities,
+        certificate=config.tls_certificate if config.tls_authorities else "",
+        key=config.tls_key if config.tls_authorities else "",
+        token=read_token(config.token_file) if config.token_file else "",
+    )

@@ -1,0 +1,74 @@
+"""Between routes and the service core: deadlines, and whom to ask instead.
+
+What this server does not own is asked for elsewhere: the client is sent to the owner (307, `Location`), or
+the server asks for him, over gRPC, if he says `Log-Forward: auto` or the owner has no HTTP. What can
+be done neither way is a 503 for now, `Log-Forward: never` included.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol, cast
+
+from rollbook.api.grpc.methods import BY_REQUEST, late
+from rollbook.logservice.words import ServiceCore
+from rollbook.proto.errors import NotOwner
+
+TIMEOUT_MS: Final = 30_000
+TIMEOUT_MS_MAX: Final = 600_000
+
+Forward = Literal["auto", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How a request wants to be served."""
+
+    timeout_ms: int = TIMEOUT_MS
+    forward: Forward | None = None
+
+
+class Peers(Protocol):
+    """Other log servers."""
+
+    async def ask(self, word: Any, address: str, due: float) -> Any:
+        """Raises what it answers, and what keeps it from answering."""
+
+
+class Door:
+    def __init__(
+        self, core: ServiceCore, url_of: Callable[[str], str], peers: Peers | None = None
+    ) -> None:
+        """`url_of`: where a server's HTTP is, by the address of its gRPC; empty if it has none."""
+        self.url_of = url_of
+        self._core = core
+        self._peers = peers
+        self.followers: dict[asyncio.Task[Any], None] = {}
+
+    async def ask(self, word: Any, asking: Asking, *, more_ms: int = 0) -> Any:
+        """The answer's word, within its time and `more_ms`. Raises `RollbookError`."""
+        method = BY_REQUEST[type(word)]
+        due = asyncio.get_running_loop().time() + (asking.timeout_ms + more_ms) / 1000
+        try:
+            async with asyncio.timeout_at(due):
+                return await getattr(self._core, method.core_name)(word, due)
+        except TimeoutError:
+            raise late(method) from None
+        except NotOwner as error:
+            owner = str(error.ids.get("owner") or "")
+            wanted = asking.forward or ("never" if self.url_of(owner) else "auto")
+            if wanted == "never" or not owner or self._peers is None:
+                raise
+        return await self._peers.ask(word, owner, due)
+
+    def follow(self, word: Any) -> AsyncGenerator[Any, None]:
+        """Its events; whoever leaves early closes it."""
+        method = BY_REQUEST[type(word)]
+        return cast(AsyncGenerator[Any, None], getattr(self._core, method.core_name)(word))
+
+    async def close(self) -> None:
+        """Ends what would go on for ever; clients resume elsewhere."""
+        followers = list(self.followers)
+        for each in followers:
+            each.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)

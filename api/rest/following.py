@@ -1,0 +1,203 @@
+"""Answers that go on: a reader's events as server-sent events, or as lines of JSON.
+
+    text/event-stream      id: NEXT · event: KIND · data: {…}     and NEXT is where `Last-Event-ID` resumes
+    application/x-ndjson   {"event": KIND, "next_offset": NEXT, …}
+
+An event tells a piece of the log of at most `_PIECE_BYTES` or one record, so what a connection has
+unsent is little. Whoever takes nothing for `_PATIENCE_S` keeps no reader: his blocks are given back, and
+he is read for again, from the very record on, when he takes something; connections that take nothing
+at all are hung up on (`server.py`). What goes wrong once an answer has begun is its last event.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from rollbook.api.rest.door import Door
+from rollbook.api.rest.json_words import to_json
+from rollbook.api.rest.problems import problem_of
+from rollbook.api.rest.record_json import NDJSON, Encoding, dumped, record_json
+from rollbook.logservice.core.block import Block
+from rollbook.logservice.ids import Offset
+from rollbook.logservice.words import (
+    CaughtUp,
+    FellBehind,
+    Gap,
+    LogTail,
+    Moving,
+    Progress,
+    Records,
+    Sealed,
+    Stopped,
+)
+from rollbook.proto.errors import RollbookError
+
+logger = structlog.get_logger()
+
+SSE: Final = "text/event-stream"
+
+_PIECE_BYTES: Final = 16 * 1024  # Of values and keys, before they are written as JSON.
+_PATIENCE_S: Final = 1.0
+_RESUME_MS: Final = 250
+_HEADERS: Final = {
+    "cache-control": "no-cache, no-transform",
+    "x-accel-buffering": "no",
+    "x-content-type-options": "nosniff",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    kind: str
+    next_offset: Offset  # Where to go on.
+    facts: dict[str, Any]
+
+
+class Follow(Response):
+    """One that has begun: its first event is there."""
+
+    def __init__(
+        self,
+        door: Door,
+        kind: str,
+        first: Any,
+        events: AsyncGenerator[Any, None],
+        again: Callable[[Offset], AsyncGenerator[Any, None]],
+        encoding: Encoding = Encoding.AUTO,
+    ) -> None:
+        """`again`: the events from an offset on."""
+        super().__init__(media_type=kind, headers=_HEADERS)
+        del self.headers["content-length"]
+        self._door = door
+        self._first = first
+        self._events: AsyncGenerator[Any, None] | None = events
+        self._again = again
+        self._encoding = encoding
+        self._write = _line if kind == NDJSON else _sse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        telling = asyncio.ensure_future(self._tell(send))
+        gone = asyncio.ensure_future(_until_gone(receive))
+        self._door.followers[telling] = None
+        try:
+            await asyncio.wait((telling, gone), return_when=asyncio.FIRST_COMPLETED)
+            if telling.done() and not telling.cancelled():
+                telling.result()
+        finally:
+            for task in (telling, gone):
+                task.cancel()
+            await asyncio.gather(telling, gone, return_exceptions=True)
+            del self._door.followers[telling]
+            await self._let_go()
+
+    async def _tell(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        if self._write is _sse:
+            await send(_body(b"retry: %d\n\n" % _RESUME_MS))
+        try:
+            await self._tell_all(send)
+        except RollbookError as error:
+            await send(_body(self._write("error", None, problem_of(error))))
+        except Exception as error:  # Where a request ends.
+            logger.error("http_request_failed", exc_info=error)
+            surprise = RollbookError("something unexpected happened; the log says what")
+            await send(_body(self._write("error", None, problem_of(surprise))))
+        await send(_body(b"", more=False))
+
+    async def _tell_all(self, send: Send) -> None:
+        event, self._first = self._first, None
+        while event is not None:
+            pieces = told(event, self._encoding)
+            event = None
+            for piece in pieces:
+                text = self._write(piece.kind, piece.next_offset, piece.facts)
+                if await _is_taken(text, send):
+                    continue
+                pieces.close()
+                await self._let_go()
+                await send(_body(text))
+                self._events = self._again(piece.next_offset)
+            del pieces
+            assert self._events is not None
+            event = await anext(self._events, None)
+
+    async def _let_go(self) -> None:
+        events, self._events = self._events, None
+        if events is not None:
+            await events.aclose()
+
+
+def told(event: Any, encoding: Encoding) -> Generator[Told, None, None]:
+    match event:
+        case Records(blocks, start, end):
+            yield from _pieces(blocks, start, end, encoding)
+        case CaughtUp(tail):
+            yield Told("caught_up", tail, to_json(event))
+        case FellBehind(tail):
+            yield Told("fell_behind", tail, to_json(event))
+        case Progress(position=position):
+            yield Told("progress", position, to_json(event))
+        case Gap(end=end):
+            yield Told("gap", end, to_json(event))
+        case Sealed(tail):
+            yield Told("sealed", tail, to_json(event))
+        case Moving(resume_offset=offset):
+            yield Told("moving", offset, to_json(event))
+        case Stopped(offset):
+            yield Told("stopped", offset, to_json(event))
+        case LogTail(tail=tail):
+            yield Told("tail", tail, to_json(event))
+
+
+def _pieces(
+    blocks: tuple[bytes, ...], start: Offset, end: Offset, encoding: Encoding
+) -> Iterator[Told]:
+    held: list[dict[str, Any]] = []
+    size = 0
+    next_offset = start
+    for block in blocks:
+        for record in Block(block).records():
+            if not start <= record.offset < end:
+                continue
+            held.append(record_json(record, encoding))
+            size += len(record.value) + len(record.key or b"") + 64
+            next_offset = Offset(record.offset + 1)
+            if size >= _PIECE_BYTES:
+                yield Told("records", next_offset, {"records": held})
+                held, size = [], 0
+    if held:
+        yield Told("records", next_offset, {"records": held})
+
+
+def _sse(kind: str, next_offset: Offset | None, facts: dict[str, Any]) -> bytes:
+    number = b"" if next_offset is None else b"id: %d\n" % next_offset
+    return b"%sevent: %s\ndata: %s\n\n" % (number, kind.encode(), dumped(facts))
+
+
+def _line(kind: str, next_offset: Offset | None, facts: dict[str, Any]) -> bytes:
+    more = {} if next_offset is None else {"next_offset": next_offset}
+    return dumped({"event": kind, **more, **facts}) + b"\n"
+
+
+def _body(data: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+async def _is_taken(text: bytes, send: Send) -> bool:
+    """Else nothing of it was sent: who sends waits first, then writes."""
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            await send(_body(text))
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

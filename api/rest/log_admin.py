@@ -1,0 +1,375 @@
+"""Routes of logs as such: configuration, verbs, writer epochs, cursors, what is inside, the cluster."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from rollbook.api.rest.door import Door
+from rollbook.api.rest.json_words import field_names, from_json, schema_of, to_json
+from rollbook.api.rest.log_records import LOG, block_in, json_response, path_of, tail_headers
+from rollbook.api.rest.openapi import ANYWHERE, AT_OWNER, OF_APPENDS, RECORD_BODIES, described
+from rollbook.api.rest.parameters import (
+    By,
+    Cursor,
+    Epoch,
+    ETag,
+    How,
+    If,
+    Log,
+    Number,
+    Version,
+    media_type,
+)
+from rollbook.api.rest.record_json import JSON, dumped, parse_body
+from rollbook.logservice import words
+from rollbook.logservice.ids import LogName, SegmentId
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import (
+    BadConfig,
+    Guarded,
+    InvalidRequest,
+    LogExists,
+    MetadataConflict,
+    NoSuchCursor,
+    NoSuchServer,
+    StaleEpoch,
+    WriterHeld,
+)
+
+_PAGE_MAX: Final = 10_000
+_NAMES_MAX: Final = 1000
+_SERVER: Final = "/v1/servers/{server}"
+
+Page = Annotated[int, Query(ge=1, le=_PAGE_MAX)]
+Server = Annotated[str, Path(description="A server's name or id.", max_length=300)]
+
+
+def admin_routes(door: Door) -> APIRouter:
+    routes = APIRouter(default_response_class=Response)
+    _logs(door, routes)
+    _verbs(door, routes)
+    _writers(door, routes)
+    _cursors(door, routes)
+    _inside(door, routes)
+    _cluster(door, routes)
+    return routes
+
+
+# --- Logs -------------------------------------------------------------------------------------
+
+
+def _logs(door: Door, routes: APIRouter) -> None:
+    async def listed(namespace: str, prefix: str, token: str, limit: int, how: How) -> Response:
+        return json_response(await door.ask(words.ListLogs(namespace, prefix, token, limit), how))
+
+    @routes.get("/v1/logs", tags=["logs"], **described(words.LogNames))
+    async def list_all_logs(
+        how: How,
+        prefix: Annotated[str, Query(max_length=255)] = "",
+        page_token: Annotated[str, Query(max_length=600)] = "",
+        limit: Page = 1000,
+    ) -> Response:
+        """The logs of all namespaces, by name; `next_page` is the `page_token` of the next page."""
+        return await listed("", prefix, page_token, limit, how)
+
+    @routes.get("/v1/namespaces/{namespace}/logs", tags=["logs"], **described(words.LogNames))
+    async def list_logs(
+        how: How,
+        namespace: str,
+        prefix: Annotated[str, Query(max_length=255)] = "",
+        page_token: Annotated[str, Query(max_length=600)] = "",
+        limit: Page = 1000,
+    ) -> Response:
+        """The logs of a namespace, by name."""
+        return await listed(LogName(namespace, "any").namespace, prefix, page_token, limit, how)
+
+    @routes.put(
+        LOG,
+        tags=["logs"],
+        **described(
+            words.LogState,
+            errors=(*ANYWHERE, LogExists, BadConfig),
+            body={JSON: {"schema": _config_schema(), "example": {"retention_age_s": 86400}}},
+            body_required=False,
+            more={201: "It was made."},
+        ),
+    )
+    async def ensure_log(request: Request, log: Log, how: How) -> Response:
+        """Makes the log unless it is there. What its configuration does not name is as the server has it."""
+        wanted = await _said(request)
+        config = None if wanted is None else from_json(wanted, LogConfig)
+        state: words.LogState = await door.ask(words.EnsureLog(log), how)
+        was_created = state.was_created
+        names = tuple(field_names(LogConfig)[each] for each in wanted or ())
+        others = [each for each in names if getattr(state.config, each) != getattr(config, each)]
+        if others and not was_created:
+            raise LogExists(f"it is there with another {others[0]}", log=str(log))
+        if config is not None and others:
+            state = await door.ask(words.UpdateLog(log, config, names, state.etag), how)
+        return _state_response(state, 201 if was_created else 200)
+
+    @routes.get(LOG, tags=["logs"], **described(words.LogState))
+    async def get_log(log: Log, how: How) -> Response:
+        """All there is to know at a glance. The `ETag` changes with the configuration."""
+        return _state_response(await door.ask(words.GetLog(log), how))
+
+    @routes.head(LOG, tags=["logs"], **described())
+    async def head_log(log: Log, how: How) -> Response:
+        """`Log-Head`, `Log-Tail`, `Log-Sealed`, `Log-Epoch`, `Log-Owner`, as the server knows them."""
+        asked = words.GetTail(log, words.Consistency.CACHED)
+        return Response(headers=tail_headers(await door.ask(asked, how)))
+
+    @routes.patch(
+        LOG,
+        tags=["logs"],
+        **described(
+            words.LogState,
+            errors=(*AT_OWNER, MetadataConflict, BadConfig),
+            body={JSON: {"schema": _config_schema(), "example": {"retention_age_s": 86400}}},
+        ),
+    )
+    async def update_log(request: Request, log: Log, how: How, etag: ETag) -> Response:
+        """Changes those fields of the configuration that are named, if it still has the `ETag`."""
+        wanted = await _said(request, is_required=True)
+        config = from_json(wanted, LogConfig)
+        names = tuple(field_names(LogConfig)[each] for each in wanted)
+        return _state_response(await door.ask(words.UpdateLog(log, config, names, etag), how))
+
+    @routes.delete(
+        LOG,
+        tags=["logs"],
+        **described(
+            words.DeleteLogAnswer, status=202, errors=(*AT_OWNER, MetadataConflict, Guarded)
+        ),
+    )
+    async def delete_log(
+        log: Log, how: How, etag: ETag, grace_ms: Number | None = None
+    ) -> Response:
+        """Nobody can use it any more. Its records are freed when the grace is over."""
+        answer = await door.ask(words.DeleteLog(log, etag, grace_ms), how)
+        return json_response(answer, status=202)
+
+
+def _config_schema() -> dict[str, Any]:
+    return schema_of(LogConfig, is_said=True)
+
+
+def _state_response(state: words.LogState, status: int = 200) -> Response:
+    headers = {"etag": f'"{state.etag}"', "location": path_of(state.log)}
+    if status != 201:
+        del headers["location"]
+    return json_response(state, status=status, headers=headers)
+
+
+async def _said(request: Request, *, is_required: bool = False) -> Any:
+    """The body, None if there is none. Raises `InvalidRequest`."""
+    body = await request.body()
+    if not body and not is_required:
+        return None
+    if media_type(request) not in (JSON, "application/merge-patch+json"):
+        raise InvalidRequest("say Content-Type: application/json")
+    said = parse_body(body)
+    if not isinstance(said, dict):
+        raise InvalidRequest("the body has to be an object")
+    return said
+
+
+# --- Verbs ------------------------------------------------------------------------------------
+
+
+def _verbs(door: Door, routes: APIRouter) -> None:
+    @routes.post(
+        f"{LOG}:truncate",
+        tags=["logs"],
+        **described(words.TruncateAnswer, errors=(*AT_OWNER, Guarded), says=words.Truncate),
+    )
+    async def truncate(request: Request, log: Log, how: How) -> Response:
+        """Nobody reads what is before that position any more; `dry_run` tells what would go."""
+        said = await _said(request, is_required=True)
+        return json_response(await door.ask(from_json(said, words.Truncate, log=log), how))
+
+    @routes.post(
+        f"{LOG}:seal",
+        tags=["logs"],
+        **described(
+            words.SealAnswer,
+            errors=OF_APPENDS,
+            body=RECORD_BODIES,
+            body_required=False,
+            more={415: "INVALID"},
+        ),
+    )
+    async def seal(request: Request, log: Log, how: How, condition: If, producer: By) -> Response:
+        """No record is ever appended again; those of the body are the last ones."""
+        block: bytes | Response | None = None
+        if await request.body() or media_type(request):
+            block = await block_in(request, producer)
+        if isinstance(block, Response):
+            return block
+        return json_response(await door.ask(words.Seal(log, block, condition), how))
+
+    @routes.post(f"{LOG}:roll", tags=["logs"], **described(words.RollLogAnswer, errors=AT_OWNER))
+    async def roll(log: Log, how: How) -> Response:
+        """Starts a new segment, unless the one that is written is still empty."""
+        return json_response(await door.ask(words.RollLog(log), how))
+
+    @routes.post(
+        f"{LOG}:transfer",
+        tags=["cluster"],
+        **described(words.LogOwner, errors=(*AT_OWNER, NoSuchServer), says=words.TransferLog),
+    )
+    async def transfer(request: Request, log: Log, how: How) -> Response:
+        """Hands the log over to another server; no append fails by it."""
+        said = await _said(request, is_required=True)
+        return json_response(await door.ask(from_json(said, words.TransferLog, log=log), how))
+
+
+# --- Writer epochs ----------------------------------------------------------------------------
+
+
+def _writers(door: Door, routes: APIRouter) -> None:
+    path, tags = f"{LOG}/writer", ["writer"]
+
+    @routes.post(
+        path,
+        tags=[*tags],
+        **described(
+            words.WriterGrant,
+            status=201,
+            errors=(*AT_OWNER, WriterHeld),
+            says=words.AcquireWriter,
+        ),
+    )
+    async def acquire_writer(request: Request, log: Log, how: How) -> Response:
+        """Fences whoever wrote before: what was acked to him is below `fence_offset`, and nothing will be."""
+        said = await _said(request, is_required=True)
+        grant = await door.ask(from_json(said, words.AcquireWriter, log=log), how)
+        return json_response(grant, status=201)
+
+    @routes.put(path, tags=[*tags], **described(words.WriterGrant, errors=(*AT_OWNER, StaleEpoch)))
+    async def renew_writer(log: Log, how: How, epoch: Epoch) -> Response:
+        """Begins the time anew that was granted."""
+        return json_response(await door.ask(words.RenewWriter(log, epoch), how))
+
+    @routes.delete(path, tags=[*tags], **described(status=204, errors=(*AT_OWNER, StaleEpoch)))
+    async def release_writer(log: Log, how: How, epoch: Epoch) -> Response:
+        """Somebody else may have it."""
+        await door.ask(words.ReleaseWriter(log, epoch), how)
+        return Response(status_code=204)
+
+
+# --- Cursors ----------------------------------------------------------------------------------
+
+
+def _cursors(door: Door, routes: APIRouter) -> None:
+    path, tags = f"{LOG}/cursors", ["cursors"]
+
+    @routes.get(path, tags=[*tags], **described(words.Cursors))
+    async def list_cursors(log: Log, how: How) -> Response:
+        """By name."""
+        return json_response(await door.ask(words.ListCursors(log), how))
+
+    @routes.get(
+        f"{path}/{{cursor}}",
+        tags=[*tags],
+        **described(words.Cursor, errors=(*ANYWHERE, NoSuchCursor)),
+    )
+    async def get_cursor(log: Log, how: How, cursor: Cursor) -> Response:
+        """A named position. Protected it is a mark, and holds truncation and retention back."""
+        return _cursor_response(await door.ask(words.GetCursor(log, cursor), how))
+
+    @routes.put(
+        f"{path}/{{cursor}}",
+        tags=[*tags],
+        **described(
+            words.Cursor,
+            errors=(*ANYWHERE, MetadataConflict, Guarded),
+            says=words.CommitCursor,
+            without=("log", "name", "expected_version"),
+        ),
+    )
+    async def commit_cursor(
+        request: Request, log: Log, how: How, cursor: Cursor, version: Version
+    ) -> Response:
+        """Moves it, or makes it; `If-Match` and `If-None-Match` say from which version."""
+        said = await _said(request, is_required=True)
+        given = {"log": log, "name": cursor, "expected_version": version}
+        return _cursor_response(await door.ask(from_json(said, words.CommitCursor, **given), how))
+
+    @routes.delete(
+        f"{path}/{{cursor}}",
+        tags=[*tags],
+        **described(status=204, errors=(*ANYWHERE, MetadataConflict)),
+    )
+    async def delete_cursor(log: Log, how: How, cursor: Cursor, version: Version) -> Response:
+        """It holds nothing back any more."""
+        await door.ask(words.DeleteCursor(log, cursor, version), how)
+        return Response(status_code=204)
+
+
+def _cursor_response(cursor: words.Cursor) -> Response:
+    return json_response(cursor, headers={"etag": f'"{cursor.version}"'})
+
+
+# --- Inside, and around -----------------------------------------------------------------------
+
+
+def _inside(door: Door, routes: APIRouter) -> None:
+    @routes.get(f"{LOG}/segments", tags=["logs"], **described(words.Segments))
+    async def list_segments(log: Log, how: How, start: Number = 0, limit: Page = 1000) -> Response:
+        """The ledgers that the log is made of."""
+        return json_response(await door.ask(words.ListSegments(log, SegmentId(start), limit), how))
+
+    @routes.get(f"{LOG}/journal", tags=["logs"], **described(words.Journal))
+    async def get_journal(log: Log, how: How, limit: Page = 100) -> Response:
+        """What befell the log, newest first."""
+        return json_response(await door.ask(words.GetJournal(log, limit), how))
+
+
+def _cluster(door: Door, routes: APIRouter) -> None:
+    tags = ["cluster"]
+
+    @routes.get("/v1/owners", tags=[*tags], **described(words.LogOwners))
+    async def lookup(
+        how: How,
+        log: Annotated[list[str], Query(max_length=_NAMES_MAX, description="namespace/log")],
+    ) -> Response:
+        """Who has these logs, or should have them; those that do not exist are left out."""
+        names = tuple(LogName.parse(each) for each in log)
+        return json_response(await door.ask(words.Lookup(names), how))
+
+    @routes.get("/v1/servers", tags=[*tags], **described(words.Servers))
+    async def list_servers(how: How) -> Response:
+        """Those that live. `url` is where their HTTP is, empty if they have none."""
+        found = to_json(await door.ask(words.ListServers(), how))
+        for each in found["servers"]:
+            each["url"] = door.url_of(each["address"])
+        return Response(dumped(found), media_type=JSON)
+
+    @routes.get("/v1/stats", tags=[*tags], **described(words.ServerStats))
+    async def get_server_stats(how: How) -> Response:
+        """Of the server that is asked."""
+        return json_response(await door.ask(words.GetServerStats(), how))
+
+    @routes.get("/v1/limits", tags=[*tags], **described(words.ServiceLimits))
+    async def get_limits(how: How) -> Response:
+        """What no log and no request may have more of."""
+        return json_response(await door.ask(words.GetLimits(), how))
+
+    @routes.post(
+        f"{_SERVER}:drain",
+        tags=[*tags],
+        **described(words.DrainAnswer, status=202, errors=(*AT_OWNER, NoSuchServer)),
+    )
+    async def drain(how: How, server: Server) -> Response:
+        """It hands over what it owns and opens nothing more; ask again how many logs are left."""
+        return json_response(await door.ask(words.DrainServer(server), how), status=202)
+
+    @routes.post(
+        f"{_SERVER}:resume",
+        tags=[*tags],
+        **described(words.DrainAnswer, errors=(*AT_OWNER, NoSuchServer)),
+    )
+    async def resume(how: How, server: Server) -> Response:
+        """It takes logs again."""
+        return json_response(await door.ask(words.DrainServer(server, resume=True), how))

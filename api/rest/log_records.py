@@ -1,0 +1,390 @@
+"""Routes of one log's records: append, read, follow, one by its offset, the tail."""
+
+import re
+from typing import Annotated, Any, Final
+
+import google_crc32c
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+
+from rollbook.api.rest.door import Door
+from rollbook.api.rest.following import SSE, Follow
+from rollbook.api.rest.json_words import to_json
+from rollbook.api.rest.openapi import (
+    AT_OWNER,
+    OF_APPENDS,
+    OF_READS,
+    READ_ANSWER,
+    READ_EXAMPLE,
+    RECORD_BODIES,
+    described,
+)
+from rollbook.api.rest.parameters import By, How, If, Log, Number, media_type, position
+from rollbook.api.rest.problems import response_of
+from rollbook.api.rest.record_json import (
+    BLOCK,
+    JSON,
+    NDJSON,
+    RAW,
+    Encoding,
+    block_of,
+    dumped,
+    records_json,
+)
+from rollbook.logservice import words
+from rollbook.logservice.core.block import Block, Headers
+from rollbook.logservice.ids import (
+    INT64_MAX,
+    AtOffset,
+    AtTime,
+    LogName,
+    Offset,
+    Position,
+    ProducerRef,
+)
+from rollbook.logservice.log_config import BATCH_BYTES_CEILING
+from rollbook.proto.errors import BeyondTail, InvalidRequest
+
+LOG: Final = "/v1/namespaces/{namespace}/logs/{log}"
+
+_WAIT_MS_MAX: Final = 60_000
+_RECORDS_MAX: Final = 100_000
+_TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_IMMUTABLE: Final = "public, max-age=31536000, immutable"
+_IMMUTABLE_FOR_SOME: Final = "private, max-age=31536000, immutable"
+_KINDS: Final = (RAW, JSON, NDJSON, BLOCK)
+_READ_KINDS: Final = (SSE, NDJSON, BLOCK, JSON)
+
+From = Annotated[
+    str, Query(alias="from", description="123, -10, earliest, latest, ts:…, ago:15m, cursor:NAME")
+]
+Until = Annotated[
+    int | None, Query(ge=0, le=INT64_MAX, description="The first offset that is not wanted.")
+]
+
+
+def record_routes(door: Door) -> APIRouter:
+    routes = APIRouter(tags=["records"], default_response_class=Response)
+
+    @routes.post(
+        f"{LOG}/records",
+        **described(
+            words.AppendAck,
+            status=201,
+            errors=OF_APPENDS,
+            body=RECORD_BODIES,
+            more={200: "It had been appended before; these are its offsets.", 415: "INVALID"},
+        ),
+    )
+    async def append(request: Request, log: Log, how: How, condition: If, producer: By) -> Response:
+        """Appends one atomic batch, which is on disk on an ack quorum of bookies when it is answered.
+
+        Sent again with the same producer (`Producer-Id`, `Producer-Epoch`, `Producer-Seq`), or with the same
+        `Idempotency-Key`, it is recognised and answered with its first offsets.
+        """
+        block = await block_in(request, producer)
+        if isinstance(block, Response):
+            return block
+        ack: words.AppendAck = await door.ask(words.Append(log, block, condition), how)
+        headers = {
+            "location": f"{path_of(log)}/records/{ack.first_offset}",
+            "log-next-offset": str(ack.next_offset),
+            "log-epoch": str(ack.owner_epoch),
+        }
+        return json_response(ack, status=200 if ack.is_duplicate else 201, headers=headers)
+
+    @routes.get(f"{LOG}/records", **_read_described())
+    async def read(
+        request: Request,
+        log: Log,
+        how: How,
+        start: From = "earliest",
+        until: Until = None,
+        limit: Annotated[int, Query(ge=1, le=_RECORDS_MAX)] = 10_000,
+        max_bytes: Annotated[int, Query(ge=1, le=BATCH_BYTES_CEILING)] = 1024 * 1024,
+        wait_ms: Annotated[
+            int, Query(ge=0, le=_WAIT_MS_MAX, description="So long for a record to come; else 204.")
+        ] = 0,
+        encoding: Encoding = Encoding.AUTO,
+        at_tail: Annotated[
+            words.AtTail, Query(description="Of what follows the log: events and lines.")
+        ] = words.AtTail.FOLLOW,
+        on_truncated: Annotated[
+            words.OnTruncated | None, Query(description="Left out: skip if it follows, else fail.")
+        ] = None,
+        heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
+        last_event_id: Annotated[
+            str | None, Header(description="Where server-sent events resume, in place of `from`.")
+        ] = None,
+        accept: Annotated[str, Header()] = "*/*",
+    ) -> Response:
+        """Reads a range, waits for more (`wait_ms`), or follows the log, by what is accepted:
+
+        `application/json` · `application/vnd.rollbook.batch` (framed blocks, from `Log-First-Offset`) ·
+        `text/event-stream` and `application/x-ndjson`, which follow the log until it is sealed.
+        """
+        kind = _accepted(accept)
+        if kind is None:
+            wanted = ", ".join(_READ_KINDS)
+            return response_of(InvalidRequest(f"what can be accepted: {wanted}"), status=406)
+        is_resumed = kind == SSE and last_event_id is not None
+        begin = position(last_event_id if is_resumed and last_event_id else start, "from")
+        if kind in (SSE, NDJSON):
+            skips = on_truncated or words.OnTruncated.SKIP
+
+            def reading(start: Position) -> words.ReadStream:
+                end = None if until is None else Offset(until)
+                return words.ReadStream(
+                    *(log, start, end),
+                    at_tail=at_tail,
+                    on_truncated=skips,
+                    heartbeat_ms=heartbeat_ms,
+                )
+
+            return await _follow(door, kind, reading, begin, encoding, is_resumed=is_resumed)
+        fails = on_truncated or words.OnTruncated.FAIL
+        asked = words.Read(log, begin, limit, max_bytes, wait_ms, fails)
+        answer: words.ReadAnswer = await door.ask(asked, how, more_ms=wait_ms)
+        return _read_response(kind, answer, until, encoding, waited=wait_ms > 0)
+
+    @routes.get(
+        f"{LOG}/records/{{offset}}",
+        status_code=200,
+        responses=_record_responses(),
+    )
+    async def read_record(
+        request: Request,
+        log: Log,
+        how: How,
+        offset: Annotated[int, Path(ge=0, le=INT64_MAX)],
+        if_none_match: Annotated[str | None, Header()] = None,
+    ) -> Response:
+        """One record, its bytes as they are. It never changes: whoever has it needs not ask again."""
+        asked = words.Read(log, AtOffset(Offset(offset)), 1, 1)
+        answer: words.ReadAnswer = await door.ask(asked, how)
+        if not answer.blocks:
+            raise BeyondTail(offset=offset, tail=answer.tail)
+        is_for_all = "authorization" not in request.headers
+        return _record_response(answer.blocks[0], offset, if_none_match, is_for_all=is_for_all)
+
+    @routes.get(f"{LOG}/tail", **described(words.LogTail, errors=AT_OWNER))
+    async def get_tail(
+        log: Log,
+        how: How,
+        consistency: Annotated[
+            words.Consistency, Query(description="barrier: whatever was acked before is below it.")
+        ] = words.Consistency.COMMITTED,
+        interval_ms: Annotated[int, Query(ge=10, le=60_000)] = 100,
+        heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
+        accept: Annotated[str, Header()] = "*/*",
+    ) -> Response:
+        """Where the log ends. As `text/event-stream` or `application/x-ndjson`: whenever that has changed."""
+        kind = _accepted(accept)
+        if kind in (SSE, NDJSON):
+            asked = words.WatchTail(log, interval_ms, heartbeat_ms)
+            return await _follow(door, kind, lambda _: asked, AtOffset(Offset(0)), Encoding.AUTO)
+        tail: words.LogTail = await door.ask(words.GetTail(log, consistency), how)
+        return json_response(tail, headers=tail_headers(tail))
+
+    @routes.post(f"{LOG}:barrier", **described(words.LogTail, errors=AT_OWNER))
+    async def barrier(log: Log, how: How) -> Response:
+        """A tail below which is all that was acked before, by whichever server."""
+        asked = words.GetTail(log, words.Consistency.BARRIER)
+        tail: words.LogTail = await door.ask(asked, how)
+        return json_response(tail, headers=tail_headers(tail))
+
+    @routes.get(f"{LOG}/offsets", **described(words.FoundOffset, errors=OF_READS))
+    async def find_offset(
+        log: Log,
+        how: How,
+        at: Annotated[str | None, Query(description="A position, as in `from`.")] = None,
+        timestamp_us: Number | None = None,
+    ) -> Response:
+        """The offset of a position: of a time, of a cursor, of ten before the tail."""
+        if (at is None) == (timestamp_us is None):
+            raise InvalidRequest("say one of at and timestamp_us")
+        where = position(at, "at") if at is not None else AtTime(timestamp_us or 0)
+        return json_response(await door.ask(words.FindOffset(log, where), how))
+
+    return routes
+
+
+# --- Answers ----------------------------------------------------------------------------------
+
+
+def path_of(log: LogName) -> str:
+    return f"/v1/namespaces/{log.namespace}/logs/{log.name}"
+
+
+def json_response(
+    word: Any, *, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    return Response(dumped(to_json(word)), status, headers, JSON)
+
+
+def tail_headers(tail: words.LogTail) -> dict[str, str]:
+    return {
+        "log-head": str(tail.head),
+        "log-tail": str(tail.tail),
+        "log-sealed": _flag(tail.is_sealed),
+        "log-epoch": str(tail.owner_epoch),
+        "log-owner": tail.owner,
+    }
+
+
+async def block_in(request: Request, producer: ProducerRef | None) -> bytes | Response:
+    """The batch that a body holds, or why nobody can tell."""
+    kind = media_type(request)
+    if kind not in _KINDS:
+        advice = f"say Content-Type: {', '.join(_KINDS)}"
+        return response_of(
+            InvalidRequest(f"records do not come as {kind[:80]!r}", next_step=advice), status=415
+        )
+    if request.headers.get("content-encoding", "identity") != "identity":
+        return response_of(InvalidRequest("bodies are taken as they are, not packed"), status=415)
+    return block_of(kind, await request.body(), request.headers, producer)
+
+
+def _accepted(accept: str) -> str | None:
+    """The first one that is named and known."""
+    for each in accept.split(","):
+        kind = each.partition(";")[0].strip().lower()
+        if kind in ("*/*", "application/*", ""):
+            return JSON
+        if kind in _READ_KINDS:
+            return kind
+    return None
+
+
+async def _follow(
+    door: Door,
+    kind: str,
+    reading: Any,
+    begin: Position,
+    encoding: Encoding,
+    *,
+    is_resumed: bool = False,
+) -> Response:
+    """The first event decides whether it is an answer at all."""
+    events = door.follow(reading(begin))
+    try:
+        first = await anext(events)
+    except BaseException:
+        await events.aclose()
+        raise
+    if is_resumed and isinstance(first, words.Sealed):
+        await events.aclose()
+        return Response(status_code=204)  # Browsers come back after anything else.
+
+    def again(offset: Offset) -> Any:
+        return door.follow(reading(AtOffset(offset)))
+
+    return Follow(door, kind, first, events, again, encoding)
+
+
+def _read_response(
+    kind: str, answer: words.ReadAnswer, until: int | None, encoding: Encoding, *, waited: bool
+) -> Response:
+    end = answer.next_offset
+    if until is not None:
+        end = Offset(max(min(end, until), answer.first_offset))
+    headers = {
+        "log-head": str(answer.head),
+        "log-tail": str(answer.tail),
+        "log-first-offset": str(answer.first_offset),
+        "log-next-offset": str(end),
+        "log-up-to-date": _flag(end >= answer.tail),
+        "log-sealed": _flag(answer.is_sealed),
+        "cache-control": "no-cache",
+        "x-content-type-options": "nosniff",
+    }
+    if waited and not answer.blocks:
+        return Response(status_code=204, headers=headers)
+    if kind == BLOCK:
+        return Response(b"".join(answer.blocks), 200, headers, BLOCK)
+    found = {
+        "records": records_json(answer.blocks, answer.first_offset, end, encoding),
+        "next_offset": end,
+        "head": answer.head,
+        "tail": answer.tail,
+        "is_sealed": answer.is_sealed,
+    }
+    return Response(dumped(found), 200, headers, JSON)
+
+
+def _record_response(
+    data: bytes, offset: int, if_none_match: str | None, *, is_for_all: bool
+) -> Response:
+    block = Block(data)
+    index = offset - block.base_offset
+    value = block.value(index)
+    etag = f'"{google_crc32c.value(value):08x}-{len(value):x}"'
+    headers = {
+        "etag": etag,
+        "cache-control": _IMMUTABLE if is_for_all else _IMMUTABLE_FOR_SOME,
+        "log-offset": str(offset),
+        "log-timestamp-us": str(block.timestamp_us),
+        "x-content-type-options": "nosniff",
+        "content-security-policy": "sandbox",
+    }
+    if if_none_match is not None and etag in map(str.strip, if_none_match.split(",")):
+        return Response(status_code=304, headers=headers)
+    headers |= _told_in_headers(block.keys()[index], block.headers()[index])
+    if (event_time := block.event_times()[index]) is not None:
+        headers["log-event-time-us"] = str(event_time)
+    return Response(value, 200, headers, RAW)
+
+
+def _told_in_headers(key: bytes | None, headers: Headers) -> dict[str, str]:
+    """What fits into headers of HTTP; all of it is told by `GET …/records?from=N&limit=1`."""
+    found: dict[str, str] = {}
+    omitted = 0
+    for name, value in [("Log-Key", key), *((f"Log-Meta-{n}", v) for n, v in headers.items())]:
+        if value is None:
+            continue
+        text = value.decode("latin-1")
+        if _TOKEN.fullmatch(name) and text.isascii() and text.isprintable() and len(text) <= 1024:
+            found[name] = text
+        else:
+            omitted += 1
+    if omitted:
+        found["Log-Omitted"] = str(omitted)
+    return found
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+# --- For OpenAPI ------------------------------------------------------------------------------
+
+
+def _read_described() -> dict[str, Any]:
+    found = described(
+        errors=OF_READS, more={204: "The wait is over, or the log is sealed.", 406: "INVALID"}
+    )
+    found["responses"][200] = {
+        "description": "Records, or what happens to the log from now on.",
+        "content": {
+            JSON: {"schema": READ_ANSWER, "example": READ_EXAMPLE},
+            SSE: {
+                "schema": {"type": "string"},
+                "example": 'id: 1701\nevent: records\ndata: {"records":[…]}\n\n',
+            },
+            NDJSON: {
+                "schema": {"type": "string"},
+                "example": '{"event":"caught_up","tail":1701}\n',
+            },
+            BLOCK: {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+    return found
+
+
+def _record_responses() -> dict[int | str, dict[str, Any]]:
+    found: dict[int | str, dict[str, Any]] = described(errors=OF_READS)["responses"]
+    found[200] = {
+        "description": "The record.",
+        "content": {RAW: {"schema": {"type": "string", "format": "binary"}}},
+    }
+    found[304] = {"description": "You have it."}
+    return found

@@ -1,0 +1,116 @@
+"""Named logs over HTTP (`/v1`): a peer of gRPC over the same service core. DESIGN.md has the map."""
+
+from collections.abc import Callable
+from typing import Final
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from rollbook import __version__
+from rollbook.api.rest.door import Door, Peers
+from rollbook.api.rest.log_admin import admin_routes
+from rollbook.api.rest.log_records import record_routes
+from rollbook.api.rest.problems import add_problems, response_of
+from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
+from rollbook.logservice.words import ServiceCore
+from rollbook.proto.errors import NotOwner, OwnerChanging, RollbookError
+from rollbook.proto.ports import Address
+
+OPEN_PATHS: Final = ("/healthz", "/readyz")
+
+_MIB: Final = 1024 * 1024
+BOUNDS: Final = Bounds(
+    connections=4096,
+    backlog=1024,
+    body_bytes=8 * _MIB,  # A batch of 5 MiB, as JSON.
+    bodies_bytes=64 * _MIB,
+    unsent_bytes=16 * 1024,
+    may_stream=True,
+)
+_RETRY_S: Final = 1
+
+
+class RestServer:
+    """One that listens; `start` makes it."""
+
+    def __init__(self, http: HttpServer, door: Door) -> None:
+        self._http = http
+        self._door = door
+        self.is_serving = True
+
+    @classmethod
+    async def start(
+        cls,
+        core: ServiceCore,
+        config: HttpConfig,
+        url_of: Callable[[str], str],
+        peers: Peers | None = None,
+        bounds: Bounds = BOUNDS,
+    ) -> "RestServer":
+        """`url_of`: see `Door`. Raises `BadConfig`."""
+        door = Door(core, url_of, peers)
+        app = make_app(door, lambda: started.is_serving)
+        started = cls(await HttpServer.start(app, config, OPEN_PATHS, bounds), door)
+        return started
+
+    @property
+    def address(self) -> Address:
+        return self._http.address
+
+    async def close(self) -> None:
+        self.is_serving = False
+        await self._door.close()
+        await self._http.close()
+
+
+def make_app(door: Door, is_serving: Callable[[], bool]) -> FastAPI:
+    app = FastAPI(
+        title="Rollbook",
+        description="Durable, replicated, append-only logs.",
+        version=__version__,
+        docs_url=None,  # They would fetch their scripts from elsewhere.
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    add_problems(app)
+    _add_redirects(app, door)
+    _add_probes(app, is_serving)
+    app.include_router(record_routes(door))
+    app.include_router(admin_routes(door))
+    return app
+
+
+def _add_redirects(app: FastAPI, door: Door) -> None:
+    """`NotOwner` is told as where to go, if there is such a place."""
+
+    async def on_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RollbookError)
+        if not isinstance(error, NotOwner):
+            return response_of(error)
+        owner = str(error.ids.get("owner") or "")
+        headers = {"log-owner": owner, "log-epoch": str(error.ids.get("owner_epoch", 0))}
+        url = door.url_of(owner)
+        if not url:
+            headers["retry-after"] = str(_RETRY_S)
+            return response_of(error, status=OwnerChanging.code.http, headers=headers)
+        query = request.scope["query_string"].decode("ascii")
+        path = request.scope["raw_path"].decode("ascii")
+        headers["location"] = f"{url}{path}{'?' if query else ''}{query}"
+        return response_of(error, headers=headers)
+
+    app.add_exception_handler(RollbookError, on_error)
+
+
+def _add_probes(app: FastAPI, is_serving: Callable[[], bool]) -> None:
+    @app.get("/healthz", tags=["probes"], response_class=PlainTextResponse)
+    async def health() -> str:
+        """OK, as long as anybody answers at all."""
+        return "OK\n"
+
+    @app.get("/readyz", tags=["probes"], response_class=PlainTextResponse)
+    async def ready() -> Response:
+        """OK, or 503 while the server is being stopped."""
+        if not is_serving():
+            return response_of(OwnerChanging("this server is being stopped"))
+        return PlainTextResponse("OK\n")
