@@ -55,7 +55,7 @@ def test_a_whole_run_is_three_numbers_a_column() -> None:
 
 @pytest.mark.parametrize("wrong_by", [0x01, 0x80])
 def test_one_byte_of_it_wrong(wrong_by: int) -> None:
-    frames = _stream(16_350, 16_370)
+    frames = _stream(16_350, 16_370, kind=3)  # With a tail behind the entry.
     sound = frames[AT]
     for place in range(4, len(sound)):
         frames[AT] = sound[:place] + bytes((sound[place] ^ wrong_by,)) + sound[place + 1 :]
