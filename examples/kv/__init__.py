@@ -1,0 +1,1 @@
+"""A replicated key-value store in two files: see README.md."""
