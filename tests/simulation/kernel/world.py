@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 Main = Callable[["Node"], Coroutine[Any, Any, Any]]
 
-_EPOCH_US: Final = 1_767_225_600_000_000  # The first day of 2026: wall clocks start there.
+EPOCH_US: Final = 1_767_225_600_000_000  # The first day of 2026: wall clocks start there.
 
 
 class Process:
@@ -106,7 +106,7 @@ class SimulatedClock:
         return self._boot_ns + round(self._loop.now * 1e9)
 
     def wall_us(self) -> int:
-        return _EPOCH_US + round(self._loop.now * 1e6) + self._wall_offset_us
+        return EPOCH_US + round(self._loop.now * 1e6) + self._wall_offset_us
 
     def jump(self, seconds: float) -> None:
         self._wall_offset_us += round(seconds * 1e6)

@@ -9,7 +9,13 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from rollbook.proto.errors import LedgerFenced, NoSuchEntry, NoSuchLedger, RollbookError
+from rollbook.proto.errors import (
+    BookieReadOnly,
+    LedgerFenced,
+    NoSuchEntry,
+    NoSuchLedger,
+    RollbookError,
+)
 from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.messages import (
@@ -49,6 +55,7 @@ class MemoryBookie:
     def __init__(self, scripted: ScriptedBookie) -> None:
         self.shelves: dict[int, _Shelf] = {}
         self.is_hung = False  # It says nothing at all.
+        self.is_full = False  # It takes recoveries only.
         self.delay_s = 0.0  # Of every answer.
         self.loses: Callable[[str], bool] = lambda _: False  # What a process says, by its name.
         self.ignored: set[int] = set()  # Ledgers whose writers it seems not to hear.
@@ -71,6 +78,9 @@ class MemoryBookie:
             return
         for group in adds.groups:
             if group.ledger_id in self.ignored and not group.is_recovery:
+                continue
+            if self.is_full and not group.is_recovery:
+                self._send(peer, group.pack_replies(BookieReadOnly))
                 continue
             shelf = self.shelves.setdefault(group.ledger_id, _Shelf())
             if shelf.is_fenced and not group.is_recovery:

@@ -26,6 +26,11 @@ RULES: Final = {
     "I5": records.ONE_SEQUENCE,
     "I6": lists.MARKS,
     "I8": lists.UNSETTLED,
+    "SV2": lists.PATIENCE,
+    "LL1": lists.UNCLOSED,
+    "LL4": lists.MEMORY,
+    "RT1": lists.EXPIRY,
+    "OR1": lists.DELETION,
 }
 
 __all__ = ["RULES", "ListRules", "LogFacts", "Records"]

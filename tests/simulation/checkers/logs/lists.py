@@ -4,7 +4,7 @@ Commits are seen as they happen, so whoever decides by a ledger that is not clos
 listed or passes a mark is caught in the step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,19 +13,22 @@ from rollbook.logservice.core.ledger_list import (
     LEDGER_OF_LOG,
     LEDGER_OF_VERSION,
     LedgerList,
+    LogEvent,
     LogState,
     Segment,
 )
 from rollbook.logservice.core.log_format import unpack_log_node
+from rollbook.logservice.retention import RETENTION
 from rollbook.logservice.words import AppendAck
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
 from rollbook.proto.formats.paths import ledger_of_path, own_root
-from rollbook.proto.ids import LedgerId
+from rollbook.proto.ids import FIRST_ENTRY, LedgerId
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from tests.simulation.kernel.metadata import Commit
 
 SEGMENTS: Final = "segments"  # Listed as they were made, closed in the list when they are closed.
+UNCLOSED: Final = "unclosed"  # The last two at most.
 UNSETTLED: Final = (
     "unsettled"  # Nothing of N+1 is acked before N is closed, or when it is discarded.
 )
@@ -33,10 +36,18 @@ DISCARD: Final = "discard"  # What was acked stays listed until it is truncated.
 DELETION: Final = "deletion"  # Only what is not listed is deleted.
 EPOCH: Final = "owner-epoch"
 HEAD: Final = "head"
+MEMORY: Final = "memory"  # What goes leaves a segment that has begun.
+EXPIRY: Final = "expiry"  # Nothing goes by itself before its time.
+PATIENCE: Final = "patience"  # No server takes a log rudely twice in a short time.
 MARKS: Final = "marks"
 STALLED: Final = "stalled"  # Whoever has missed his lease opens his logs again before he acks.
 
+REST_S: Final = 5.0  # Of a log that was taken from a server that others believe to be alive.
+APART_S: Final = 300.0  # Clocks that are wrong by less are believed.
+
 OnBroken = Callable[[str, str], None]
+OnHead = Callable[[str, int], None]
+Copies = Callable[[int, int], int]
 _STATES: Final = (LogState.OPEN, LogState.SEALED, LogState.DELETED)
 
 
@@ -51,16 +62,42 @@ class _Log:
     acked: dict[LedgerId, int] = field(default_factory=dict)  # Up to which offset, by ledger.
     discarded: dict[LedgerId, None] = field(default_factory=dict)
     listed_at: dict[int, float] = field(default_factory=dict)  # When each owner epoch was.
+    served: dict[int, None] = field(default_factory=dict)  # Owner epochs under which was acked.
+    taken: dict[str, tuple[float, int]] = field(default_factory=dict)  # Rudely, by a server's life.
 
     @property
     def is_sealed(self) -> bool:
         return self.listed is not None and self.listed.state is LogState.SEALED
 
+    @property
+    def is_deleted(self) -> bool:
+        return self.listed is not None and self.listed.state is LogState.DELETED
+
+    def kept(self) -> Sequence[Segment]:
+        """Whose ledgers have to be there."""
+        if self.listed is None or (self.is_deleted and not self.listed.config.delete_grace_s):
+            return ()
+        return self.listed.segments
+
 
 class ListRules:
-    def __init__(self, root: str, on_broken: OnBroken, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        root: str,
+        on_broken: OnBroken,
+        tell: Callable[[str], None],
+        *,
+        on_head: OnHead,
+        copies: Copies,
+        epoch_us: int,
+    ) -> None:
+        """`copies`: how many bookies hold that entry of that ledger; `epoch_us`: what a clock that is
+        right shows at the beginning.
+        """
+        self._on_head, self._copies, self._epoch_us = on_head, copies, epoch_us
         self.logs: dict[str, _Log] = {}
         self.ledgers: dict[LedgerId, LedgerMetadata] = {}
+        self.next_ledger_id = 0
         self._stalled: dict[str, float] = {}
         self._ledgers = f"{root}/"
         self._own = f"{own_root(root)}/logs/test/"
@@ -68,6 +105,11 @@ class ListRules:
 
     def log(self, name: str) -> _Log:
         return self.logs.setdefault(name, _Log(name))
+
+    def leftovers(self) -> list[LedgerId]:
+        """Ledgers that no list will ever lose: none has them, or one would give them away."""
+        kept = [segment.ledger_id for log in self.logs.values() for segment in log.kept()]
+        return [ledger_id for ledger_id in self.ledgers if ledger_id not in kept]
 
     def on_commit(self, commit: Commit) -> None:
         """Changes of ledgers first, then of lists, then removals: as their order must allow."""
@@ -78,6 +120,7 @@ class ListRules:
             if row is None:
                 removed.append(ledger_id)
             else:
+                self.next_ledger_id = max(self.next_ledger_id, ledger_id + 1)
                 self.ledgers[ledger_id] = unpack_ledger_metadata(ledger_id, row.value)
         for path, row in commit.rows.items():
             if path.startswith(self._own) and row is not None:
@@ -115,7 +158,16 @@ class ListRules:
             self._break(EPOCH, f"{log.name}: {before.state} becomes {listed.state}")
         if listed.head < before.head:
             self._break(HEAD, f"{log.name}: {before.head} becomes {listed.head}")
+        self._on_head(log.name, listed.head)
         self._check_marks(log)
+        if any(not segment.is_closed for segment in listed.segments[:-2]):
+            self._break(UNCLOSED, f"{log.name}: {_told(listed)}")
+        if listed.events[-1:] != before.events[-1:]:
+            self._on_event(log, before, listed.events[-1], at_s)
+        if before.state is LogState.DELETED and before.segments and not listed.segments:
+            left_s = (before.free_at_us - self._epoch_us) / 1e6 - at_s
+            if left_s > APART_S:
+                self._break(DELETION, f"{log.name}: freed, {left_s:g} s before its grace is over")
         log.listed_at.setdefault(listed.owner_epoch, at_s)
         known = {segment.segment_id: segment for segment in before.segments}
         previous: Segment | None = None
@@ -127,9 +179,15 @@ class ListRules:
             previous = segment
         first = listed.segments[0].segment_id if listed.segments else None
         present = {segment.segment_id: segment for segment in listed.segments}
+        has_truncated = False
         for segment_id, segment in known.items():
             if segment_id not in present:
-                self._on_gone(log, segment, is_front=first is not None and segment_id < first)
+                is_front = first is not None and segment_id < first
+                is_untouched = not (before.head or segment.base_offset or segment.is_closed)
+                has_truncated |= is_front and not is_untouched
+                self._on_gone(log, segment, is_front=is_front and not is_untouched)
+        if has_truncated:
+            self._check_memory(log)
 
     def _on_segment(
         self, log: _Log, before: Segment | None, segment: Segment, version: int
@@ -168,6 +226,47 @@ class ListRules:
             text = f"records up to {log.acked[ledger_id]} were acked in ledger {ledger_id}"
             self._break(DISCARD, f"{log.name}: {text}, which is discarded")
 
+    def _check_memory(self, log: _Log) -> None:
+        """The first segment that is left has begun: what the log remembers is in it, and stays there."""
+        assert log.listed is not None
+        if log.listed.state is LogState.DELETED:
+            return
+        if not log.listed.segments:
+            self._break(MEMORY, f"{log.name}: no segment is left")
+            return
+        first = log.listed.segments[0].ledger_id
+        metadata = self.ledgers.get(first)
+        if metadata is not None and self._copies(first, FIRST_ENTRY) < metadata.quorum.ack:
+            self._break(MEMORY, f"{log.name}: ledger {first} has not begun, those before it go")
+
+    def _on_event(self, log: _Log, before: LedgerList, event: LogEvent, at_s: float) -> None:
+        assert log.listed is not None
+        if event.kind == "log_truncated" and event.reason == RETENTION:
+            for index, segment in enumerate(before.segments):
+                if segment.base_offset is None or segment.base_offset >= log.listed.head:
+                    break
+                behind = sum(each.bytes or 0 for each in before.segments[index + 1 :])
+                is_over = segment.next_offset is not None and segment.next_offset <= before.head
+                if not is_over and not self._is_expired(before, segment, behind, at_s):
+                    text = f"{segment} expires, {behind} bytes are behind it"
+                    self._break(EXPIRY, f"{log.name}: {text}")
+        if event.kind == "log_opened" and "refuses connections" in event.reason:
+            server = str(event.server_id)
+            last_s, epoch = log.taken.get(server, (0.0, -1))
+            log.taken[server] = at_s, log.listed.owner_epoch
+            # Who was fenced before it could serve has not taken it.
+            if epoch in log.served and at_s - last_s < REST_S:
+                text = f"taken by {server} at {last_s:.4f} s, and once more at {at_s:.4f} s"
+                self._break(PATIENCE, f"{log.name}: {text}")
+
+    def _is_expired(self, listed: LedgerList, segment: Segment, behind: int, at_s: float) -> bool:
+        if segment.last_timestamp_us is None:
+            return False
+        config = listed.config
+        age_s = (self._epoch_us - segment.last_timestamp_us) / 1e6 + at_s + APART_S
+        is_old = config.retention_age_s is not None and age_s >= config.retention_age_s
+        return is_old or (config.retention_bytes is not None and behind >= config.retention_bytes)
+
     def _on_removed(self, ledger_id: LedgerId) -> None:
         self.ledgers.pop(ledger_id, None)
         self._tell(f"ledger {ledger_id} is removed")
@@ -200,6 +299,7 @@ class ListRules:
         ledger_id = ack.ledger_id
         log = next(each for each in self.logs.values() if ledger_id in each.ledgers)
         name = log.name
+        log.served[ack.owner_epoch] = None
         began_s = self._stalled.get(server)
         is_read_again = log.is_sealed and ack.is_duplicate  # Nobody owns it, and nothing comes.
         is_older = began_s is not None and log.listed_at.get(ack.owner_epoch, began_s) < began_s

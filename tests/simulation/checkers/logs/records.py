@@ -46,6 +46,10 @@ class LogFacts:
     epochs: dict[str, int] = field(default_factory=dict)  # Under which a record was sent.
     grants: dict[int, int] = field(default_factory=dict)  # With its fence offset.
     head: int = 0  # As somebody was told.
+    committed_head: int = 0  # As the list has it.
+    behind: dict[str, int] = field(default_factory=dict)  # That one, when a record was first sent.
+    is_deleted: bool = False  # As somebody was told.
+    late: dict[str, None] = field(default_factory=dict)  # Records that were first sent after that.
     tails: list[Tail] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
     acked: int = 0  # All that was acked is below it.
@@ -66,6 +70,9 @@ class Records:
         log = self.log(name)
         for value in values:
             log.appends[value] = self._history.append(client, value)
+            log.behind[value] = log.committed_head
+            if log.is_deleted:
+                log.late[value] = None
             if epoch is not None:
                 log.epochs[value] = epoch
 
@@ -81,6 +88,8 @@ class Records:
         for offset, value in enumerate(values, first):
             if value in log.refused:
                 self._break(OUTCOME, f"{name}: {value} was refused, and is acked at {offset}")
+            if value in log.late:
+                self._break(OUTCOME, f"{name}: {value} is acked at {offset} of a deleted log")
             self._place(log, value, offset, "acked")
             if log.appends[value].position is None:
                 self._history.on_applied(log.appends[value], offset)
@@ -117,6 +126,11 @@ class Records:
         if other != value:
             text = f"{value} is {how} at {offset}, where {other} is"
             self._break(OFFSETS if how == "acked" else ONE_SEQUENCE, f"{log.name}: {text}")
+        if offset < log.behind.get(value, 0):
+            text = (
+                f"{value} is {how} at {offset}; the head was {log.behind[value]} before it was sent"
+            )
+            self._break(TRUNCATION, f"{log.name}: {text}")
         epoch = log.epochs.get(value)
         if epoch is not None:
             for granted, fence in log.grants.items():
@@ -188,6 +202,14 @@ class Records:
         log = self.log(name)
         if head > log.head:
             log.head = head
+
+    def on_head(self, name: str, head: int) -> None:
+        """It was committed: all below it is confirmed."""
+        log = self.log(name)
+        log.committed_head = max(head, log.committed_head)
+
+    def on_deleted(self, name: str) -> None:
+        self.log(name).is_deleted = True
 
     def on_sealed(self, name: str, tail: int) -> None:
         log = self.log(name)

@@ -204,9 +204,12 @@ class Line(asyncio.Protocol):
 
 
 async def connect(mail: Mail, transport: Transport, server: str) -> Line:
-    """Raises `ServerUnreachable`: nothing was sent."""
+    """`server`: its name, or its address. Raises `ServerUnreachable`: nothing was sent."""
+    host, _, port = server.partition(":")
     try:
-        _, line = await transport.connect(lambda: Line(mail), Address(server, PORT), CONNECT_S)
+        _, line = await transport.connect(
+            lambda: Line(mail), Address(host, int(port or PORT)), CONNECT_S
+        )
     except Unavailable as error:
         raise ServerUnreachable(server=server) from error
     assert isinstance(line, Line)

@@ -7,21 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollbook.logservice import opening
-from rollbook.logservice.core import segments
+from rollbook.logservice import opening, owner, truncation
+from rollbook.logservice import retention as log_retention
+from rollbook.logservice.core import ledger_list, retention, segments
 from rollbook.logservice.core.cursors import Marks
-from rollbook.logservice.core.ledger_list import LedgerList
+from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Segment
 from rollbook.logservice.core.memory import LogMemory
 from rollbook.logservice.core.producers import Producers
 from rollbook.logservice.core.segments import Trail
 from rollbook.logservice.core.sequencer import Sequencer
 from rollbook.logservice.core.settling import Settling
-from rollbook.logservice.ids import Offset, OwnerEpoch
+from rollbook.logservice.core.takeover_patience import TakeoverPatience
+from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId
 from rollbook.logservice.log_nodes import LogNodes
 from rollbook.logservice.order import Order
+from rollbook.logservice.orphans import OrphanRepair
 from rollbook.logservice.pulse import Pulse
+from rollbook.logservice.retention import Sweeper
+from rollbook.logservice.service import Service
 from rollbook.logservice.succession import Succession
-from rollbook.logservice.words import WriterGrant
+from rollbook.logservice.words import DeleteLogAnswer, WriterGrant
 from rollbook.logservice.writership import Writership
 from rollbook.proto.errors import LogSealed, MetadataConflict, OwnerChanging
 from rollbook.proto.ids import NO_ENTRY
@@ -177,7 +182,106 @@ def _same_epoch(self: LedgerList, server: Any) -> LedgerList:
     return replace(self, owner=server, owner_epoch=OwnerEpoch(max(self.owner_epoch, 1)))
 
 
-# --- Truncation, deletion, marks (LL3, LL6) ---------------------------------------------
+_find_flaw = ledger_list.find_flaw
+
+
+def _any_number_unclosed(listed: LedgerList) -> str:
+    flaw = _find_flaw(listed)
+    return "" if "unclosed (LL1)" in flaw else flaw
+
+
+def _successor_of_the_unclosed(
+    self: LedgerList, ledger_id: Any, reason: str, first_timestamp_us: int
+) -> LedgerList:
+    segment = Segment(
+        *(self.next_segment_id, ledger_id, self.owner_epoch, reason),
+        first_timestamp_us=max(first_timestamp_us, self.segments[-1].first_timestamp_us),
+        base_offset=self.tail,
+    )
+    next_id = SegmentId(self.next_segment_id + 1)
+    return replace(self, segments=(*self.segments, segment), next_segment_id=next_id)
+
+
+_with_successor = LedgerList.with_successor
+
+
+def _with_any_successor(self: LedgerList, *arguments: Any) -> LedgerList:
+    make = _successor_of_the_unclosed if len(self.unclosed) == 2 else _with_successor
+    return make(self, *arguments)
+
+
+def _roll_whenever_due(self: Succession) -> None:
+    order = self._order
+    if order.writing is None or order.memory.is_sealed or not order.takes_more:
+        return
+    if reason := order.writing.reason_to_roll(self._loop.time()):
+        self.rolling = None
+        self.start(reason)
+
+
+def _no_rest(self: TakeoverPatience, name: Any, now_ns: int) -> int:
+    return 0
+
+
+# --- Truncation, retention, deletion, marks (LL3, LL4, LL6, RT1, OR1) ----------------------------
+
+_truncate = truncation.truncate
+
+
+async def _truncate_what_is_sent(nodes: Any, stored: Any, before: Any, **facts: Any) -> Any:
+    """As far as the owner has given offsets, certain or not."""
+    return await _truncate(nodes, stored, before, **{**facts, "confirmed": Offset(2**60)})
+
+
+async def _truncate_at_once(self: owner.Owner, before: Any, **options: Any) -> Any:
+    """Waits for nothing, and takes the new segment for begun."""
+
+    async def attempt(stored: Any) -> Any:
+        return await _truncate(
+            *(self._ground.nodes, stored, before),
+            confirmed=self.tail,
+            is_begun=True,
+            event=LogEvent("log_truncated", self._ground.clock.wall_us()),
+        )
+
+    return await self._keeper.attempt(attempt, until_known=False)
+
+
+_with_head = LedgerList.with_head
+
+
+def _go_back(self: LedgerList, head: Offset, confirmed: Offset, *, is_begun: bool = False) -> Any:
+    base = self.segments[0].base_offset if self.segments else None
+    listed = _with_head(self, head, confirmed, is_begun=is_begun)
+    return listed if base is None or head < base else replace(listed, head=head)
+
+
+async def _never_by_age_alone(self: OrphanRepair, ledger_id: Any, belonging: Any) -> bool:
+    stored = await self._nodes.read(belonging.name)
+    return not stored.list.lists(ledger_id)
+
+
+def _everything_is_old(segment: Any, config: Any, now_us: int, rest_bytes: int) -> bool:
+    return config.retention_age_s is not None or config.retention_bytes is not None
+
+
+async def _believe_the_clock(self: Sweeper) -> bool:
+    return True
+
+
+def _no_grace(listed: LedgerList, now_us: int) -> bool:
+    return listed.state is LogState.DELETED
+
+
+async def _tell_nobody(self: Service, request: Any, due: float) -> Any:
+    """The list says that the log is deleted; its owner goes on."""
+    listed = await self._list_of(request.log)
+    grace_us = listed.config.delete_grace_s * 1_000_000
+    event = LogEvent("log_deleted", self._clock.wall_us())
+    free_at_us = self._clock.wall_us() + grace_us
+    stored = await truncation.delete_log(self._nodes, request.log, free_at_us, event)
+    return DeleteLogAnswer(stored.list.free_at_us)
+
 
 _with_discarded = LedgerList.with_discarded
 
@@ -361,5 +465,79 @@ LOG_MUTANTS: Final = (
         _BUDGET,
         ((Marks, "with_mark", _mark_anywhere),),
         drill="truncation",
+    ),
+    LogMutant(
+        "logs-rolls-twice",
+        "A segment is listed while two before it are unclosed (LS3, LL1).",
+        _BUDGET,
+        (
+            (ledger_list, "find_flaw", _any_number_unclosed),
+            (LedgerList, "with_successor", _with_any_successor),
+            (Succession, "roll_if_due", _roll_whenever_due),
+        ),
+        drill="two_rolls",
+    ),
+    LogMutant(
+        "logs-truncates-the-memory",
+        "All before a segment goes that has not begun: the newest snapshot with it (LS5, LL4).",
+        _BUDGET,
+        ((owner.Owner, "truncate", _truncate_at_once),),
+        drill="late_memory",
+    ),
+    LogMutant(
+        "logs-truncates-beyond-the-tail",
+        "A log starts behind what is confirmed (LL4).",
+        _BUDGET,
+        ((owner, "truncate", _truncate_what_is_sent),),
+        drill="late_memory",
+    ),
+    LogMutant(
+        "logs-head-goes-back",
+        "A truncation that comes late brings the head back (LL4).",
+        _BUDGET,
+        ((LedgerList, "with_head", _go_back),),
+        drill="truncation",
+    ),
+    LogMutant(
+        "logs-takes-again-at-once",
+        "A log is taken as often as the address that its owner tells refuses connections (SV2).",
+        _BUDGET,
+        ((TakeoverPatience, "wait_ns", _no_rest),),
+        drill="wrong_address",
+    ),
+    LogMutant(
+        "logs-deletes-what-may-be-listed",
+        "A ledger that is not listed now is a leftover (OR1).",
+        _BUDGET,
+        ((OrphanRepair, "_never_will_be_listed", _never_by_age_alone),),
+        drill="late_listing",
+    ),
+    LogMutant(
+        "logs-expires-too-soon",
+        "Closed segments expire, whatever their age and size.",
+        _BUDGET,
+        ((retention, "_is_expired", _everything_is_old),),
+        drill="expiry",
+    ),
+    LogMutant(
+        "logs-believes-its-clock",
+        "What has expired goes by the clock of a server that disagrees with all others (RT1).",
+        _BUDGET,
+        ((Sweeper, "_clock_is_right", _believe_the_clock),),
+        drill="wrong_clock",
+    ),
+    LogMutant(
+        "logs-frees-at-once",
+        "A deleted log is freed before its grace is over.",
+        _BUDGET,
+        ((log_retention, "is_free", _no_grace), (truncation, "is_free", _no_grace)),
+        drill="deletion",
+    ),
+    LogMutant(
+        "logs-acks-when-deleted",
+        "The owner of a log that is deleted does not hear of it.",
+        _BUDGET,
+        ((Service, "delete_log", _tell_nobody),),
+        drill="deletion",
     ),
 )

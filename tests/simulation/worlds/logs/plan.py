@@ -1,10 +1,12 @@
 """What users of named logs do and what goes wrong, drawn from a seed. `words.py` has the steps."""
 
 import random
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.quorum import Quorum
+from tests.simulation.checkers.logs.lists import APART_S
 from tests.simulation.schedule import (
     Case,
     Fault,
@@ -34,6 +36,7 @@ WORLD: Final = "logs"
 PEACE_US: Final = 1_000_000
 CHAOS_US: Final[Span] = (PEACE_US, 4_000_000)
 MS: Final = 1000
+LONG_S: Final = 4000  # Longer than any run and any clock that is believed is wrong.
 _CALM_US: Final = 100_000
 _QUORUMS: Final = ((3, 3, 2), (3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 2))
 
@@ -46,7 +49,7 @@ def draw_case(seed: int, drill: str | None = None) -> Case:
     modes = " ".join(f"{log}={rng.choice(('open',) * 4 + ('exclusive',))}" for log in logs)
     quorum = " ".join(map(str, rng.choice(_QUORUMS)))
     cluster = Step(0, CLUSTER, f"{len(servers)} servers {quorum} {modes}")
-    steps = _draw_steps(rng, servers, logs)
+    steps = [*_draw_configs(rng, logs), *_draw_steps(rng, servers, logs)]
     drilled: list[Fault] = []
     wanted = [drill] if drill else [each for each in DRILLS if rng.random() < _DRILL_ODDS]
     for name in wanted:
@@ -56,8 +59,9 @@ def draw_case(seed: int, drill: str | None = None) -> Case:
             steps += more_steps
             drilled += more_faults
     steps.sort(key=lambda step: step.at_us)
-    decisive = [step for step in steps if step.actor in (ADMIN, STRANGER, *SERVERS)]
-    faults = draw(rng, _recipes(servers), (PEACE_US + _CALM_US, CHAOS_US[1]), decisive or steps)
+    acting = [step for step in steps if step.at_us]
+    decisive = [step for step in acting if step.actor in (ADMIN, STRANGER, *SERVERS)]
+    faults = draw(rng, _recipes(servers), (PEACE_US + _CALM_US, CHAOS_US[1]), decisive or acting)
     if drill is not None:  # Little else, or it would not come to what it is about.
         faults = tuple(fault for fault in faults if rng.random() < 0.2)
     in_order = sorted((*faults, *drilled), key=lambda fault: fault.at_us)
@@ -66,23 +70,67 @@ def draw_case(seed: int, drill: str | None = None) -> Case:
 
 def servers_of(case: Case) -> tuple[str, ...]:
     for step in case.steps:
-        if step.actor == CLUSTER:
+        if step.actor == CLUSTER and not step.what.startswith(_CONFIG):
             return SERVERS[: int(step.what.split()[0])]
     return SERVERS[:2]
 
 
+def addresses_of(case: Case) -> dict[str, str]:
+    """Where each server says that it is."""
+    liars = [step.actor for step in case.steps if step.what == words.MISTELL]
+    return {
+        name: words.address_of(name, words.NOBODYS_PORT if name in liars else words.PORT)
+        for name in servers_of(case)
+    }
+
+
+def clocks_are_believed(case: Case) -> bool:
+    """None is so wrong that its server leaves all to others that must not go too early."""
+    jumps = [fault.amount for fault in case.faults if fault.kind is Kind.CLOCK_JUMP]
+    return sum(jumps) < APART_S * 1_000_000
+
+
 def logs_of(case: Case) -> dict[str, LogConfig]:
     """Small segments: a log of a few dozen batches has several."""
-    for step in case.steps:
-        if step.actor == CLUSTER:
-            ensemble, write, ack, *modes = step.what.split()[2:]
+    logs = {"a": LogConfig(roll_entries=16)}
+    clusters = [step.what for step in case.steps if step.actor == CLUSTER]
+    for what in clusters:
+        if not what.startswith(_CONFIG):
+            ensemble, write, ack, *modes = what.split()[2:]
             quorum = Quorum(int(ensemble), int(write), int(ack))
             pairs = (mode.split("=") for mode in modes)
-            return {
+            logs = {
                 log: LogConfig(quorum, roll_entries=16, writer_mode=WriterMode(mode))
                 for log, mode in pairs
             }
-    return {"a": LogConfig(roll_entries=16)}
+    for what in clusters:
+        _, log, *changes = what.split()
+        if what.startswith(_CONFIG) and log in logs:
+            numbers: dict[str, Any] = {
+                key: int(value) for key, value in (each.split("=") for each in changes)
+            }
+            logs[log] = replace(logs[log], **numbers)
+    return logs
+
+
+_CONFIG: Final = "config "
+
+
+def _config(log: str, **numbers: int) -> Step:
+    told = " ".join(f"{key}={value}" for key, value in numbers.items())
+    return Step(0, CLUSTER, f"{_CONFIG}{log} {told}")
+
+
+def _draw_configs(rng: random.Random, logs: tuple[str, ...]) -> list[Step]:
+    """What expires while the chaos lasts, what must not; what is kept of a deleted log, or is not."""
+    found: list[Step] = []
+    for log in logs:
+        found.append(_config(log, delete_grace_s=rng.choice((0, 0, LONG_S))))
+        if rng.random() < 0.3:
+            found.append(_config(log, retention_age_s=rng.choice((1, LONG_S))))
+        if rng.random() < 0.3:
+            found.append(_config(log, retention_bytes=rng.choice((0, 4_000, 12_000))))
+    return found
 
 
 # --- Steps ----------------------------------------------------------------------------------------
@@ -120,10 +168,12 @@ def _draw_steps(rng: random.Random, servers: tuple[str, ...], logs: tuple[str, .
         ):
             if rng.random() < odds:
                 for _ in range(rng.randint(1, times)):
-                    back = f" {rng.choice((0, 3, 10, 30))}" if verb in _WITH_BACK else ""
+                    back = f" {rng.choice((-4, 0, 3, 10, 30))}" if verb in _WITH_BACK else ""
                     at(ADMIN, f"{verb} {log}{back}", first + _CALM_US)
         if rng.random() < 0.12:
             at(ADMIN, f"{words.SEAL} {log}", (first + last) // 2)
+        if rng.random() < 0.06:
+            at(ADMIN, f"{words.DELETE} {log}", (first + last) // 2)
         if rng.random() < 0.3:
             for _ in range(rng.randint(1, 4)):
                 at(rng.choice(servers), f"{words.TAKE} {log}", first + _CALM_US)
@@ -278,6 +328,167 @@ def clocks(rng: random.Random, at_us: int, log: str) -> Happening:
     return steps, [Fault(at_us, Kind.CLOCK_JUMP, (words.owner_of(log),), amount=ahead)]
 
 
+def two_rolls(rng: random.Random, at_us: int, log: str) -> Happening:
+    """A ledger cannot be closed, and the one behind it is full."""
+    lasts = rng.randint(300 * MS, 800 * MS)
+    return (
+        [
+            Step(at_us, words.STORAGE, f"{words.DEAF} {log} {lasts // MS}"),
+            *_burst(rng, at_us + MS, log),
+            Step(at_us + 15 * MS, ADMIN, f"{words.ROLL} {log}"),
+            *(
+                Step(at_us + (40 + 10 * number) * MS, producer, f"{words.APPEND} {log} 8")
+                for number in range(3)
+                for producer in PRODUCERS
+            ),
+        ],
+        [],
+    )
+
+
+def late_memory(rng: random.Random, at_us: int, log: str) -> Happening:
+    """A ledger is listed and takes nothing yet, not even what its log remembers; then what is before it
+    is truncated, and the owner dies.
+    """
+    lasts = rng.randint(300 * MS, 700 * MS)
+    rolls_us = at_us + 60 * MS
+    steps = [
+        *_burst(rng, at_us, log),
+        Step(rolls_us, words.STORAGE, f"{words.DEAF_TO_NEW} {lasts // MS}"),
+        Step(rolls_us + MS, ADMIN, f"{words.ROLL} {log}"),
+    ]
+    for _ in range(3):
+        cut_us = rolls_us + rng.randint(10 * MS, lasts)
+        steps.append(Step(cut_us, ADMIN, f"{words.TRUNCATE} {log} {rng.choice((-4, 0, 0, 2))}"))
+    if rng.random() < 0.5:
+        steps += _burst(rng, rolls_us + rng.randint(MS, lasts), log)
+    dies = rolls_us + rng.randint(50 * MS, lasts)
+    return steps, [Fault(dies, Kind.KILL, (words.owner_of(log),), rng.randint(50 * MS, 600 * MS))]
+
+
+def late_listing(rng: random.Random, at_us: int, log: str) -> Happening:
+    """It takes its time from the making of a ledger to its listing, and somebody looks for leftovers."""
+    owner = words.owner_of(log)
+    late = log_uniform(rng, (5 * MS, 60 * MS))
+    looks = [
+        Step(at_us + rng.randint(late, 10 * late), rng.choice(SERVERS[:2]), words.WALK)
+        for _ in range(5)
+    ]
+    taker = rng.choice(SERVERS[:2])
+    begins = rng.choice(((ADMIN, f"{words.ROLL} {log}"), (taker, f"{words.TAKE} {log}")))
+    return (
+        [Step(at_us + MS, *begins), *_burst(rng, at_us + MS, log), *looks],
+        [
+            Fault(at_us, Kind.SLOW_LINK, (each, METADATA), 12 * late, late)
+            for each in (owner, taker)
+        ],
+    )
+
+
+def wrong_address(rng: random.Random, at_us: int, log: str) -> Happening:
+    """A server that lives takes the log again and again, and nobody listens where it says that it is."""
+    liar = SERVERS[0]
+    steps = [Step(0, liar, words.MISTELL)]
+    for number in range(3):
+        taken_us = at_us + 800 * MS * number
+        steps.append(Step(taken_us, liar, f"{words.TAKE} {log}"))
+        steps += _burst(rng, taken_us + 20 * MS, log)
+        steps += [
+            Step(taken_us + asked * MS, writer, f"{words.BARRIER} {log}")
+            for writer in WRITERS
+            for asked in (30, 60, 90)
+        ]
+    return steps, []
+
+
+def wrong_clock(rng: random.Random, at_us: int, log: str) -> Happening:
+    """The owner's clock is so far ahead that all would have expired, and so would a log's grace."""
+    ahead = (LONG_S + 100) * 1_000_000
+    jumps = [Fault(at_us, Kind.CLOCK_JUMP, (words.owner_of(log),), amount=ahead)]
+    if rng.random() < 0.5:
+        jumps.append(Fault(at_us, Kind.CLOCK_JUMP, (rng.choice(SERVERS[:2]),), amount=ahead))
+    return (
+        [
+            _config(log, retention_age_s=LONG_S, delete_grace_s=LONG_S),
+            *_burst(rng, at_us - 80 * MS, log),
+            Step(at_us - 20 * MS, ADMIN, f"{words.ROLL} {log}"),
+            *_burst(rng, at_us + 20 * MS, log),
+        ],
+        jumps,
+    )
+
+
+def expiry(rng: random.Random, at_us: int, log: str) -> Happening:
+    """What has to go goes while the log is written, marked and taken over; and no more of it."""
+    steps = [
+        _config(log, retention_bytes=rng.choice((3_000, 6_000)), retention_age_s=LONG_S),
+        Step(at_us, ADMIN, f"{words.MARK} {log} 20"),
+        Step(at_us + 400 * MS, ADMIN, f"{words.UNMARK} {log}"),
+        Step(at_us + rng.randint(0, 600 * MS), rng.choice(SERVERS[:2]), f"{words.TAKE} {log}"),
+    ]
+    for number in range(6):
+        steps += _burst(rng, at_us + 90 * MS * number, log)
+    return steps, []
+
+
+def deletion(rng: random.Random, at_us: int, log: str) -> Happening:
+    """A log is deleted under the hands of those who write and read it."""
+    at_us = max(at_us, (PEACE_US + CHAOS_US[1]) // 2)  # It has to have been used.
+    steps = [*_burst(rng, at_us, log)]
+    asked_us = at_us + rng.randint(5 * MS, 60 * MS)
+    steps.append(Step(asked_us, ADMIN, f"{words.DELETE} {log}"))
+    steps.append(Step(asked_us + 10 * MS, READERS[0], f"{words.READ} {log}"))
+    for number in range(4):
+        steps += _burst(rng, asked_us + 20 * MS * number, log)
+    if rng.random() < 0.5:
+        taken_us = asked_us + rng.randint(0, 40 * MS)
+        steps.append(Step(taken_us, rng.choice(SERVERS[:2]), f"{words.TAKE} {log}"))
+    lost = Fault(asked_us, Kind.METADATA_LOSS, (words.owner_of(log),), amount=rng.randint(0, 1))
+    return steps, [lost] if rng.random() < 0.4 else []
+
+
+def full_disks(rng: random.Random, at_us: int, log: str) -> Happening:
+    """All bookies are full: logs are truncated and read, and owned again when there is space."""
+    lasts = rng.randint(200 * MS, 900 * MS)
+    steps = [
+        *_burst(rng, at_us - 50 * MS, log),
+        Step(at_us, words.STORAGE, f"{words.FULL} {lasts // MS}"),
+        *_burst(rng, at_us + 5 * MS, log),
+        Step(at_us + 30 * MS, ADMIN, f"{words.TRUNCATE} {log} {rng.choice((0, 5, 20))}"),
+        Step(at_us + 60 * MS, ADMIN, f"{words.MARK} {log} 3"),
+        Step(at_us + 90 * MS, READERS[1], f"{words.READ} {log}"),
+        Step(at_us + 120 * MS, ADMIN, f"{words.TRUNCATE} {log} {rng.choice((-4, 0, 1, 5))}"),
+    ]
+    if rng.random() < 0.6:
+        taken_us = at_us + rng.randint(10 * MS, lasts)
+        steps.append(Step(taken_us, rng.choice(SERVERS[:2]), f"{words.TAKE} {log}"))
+    return steps, []
+
+
+def interrupted(rng: random.Random, at_us: int, log: str) -> Happening:
+    """A hand-over, or a change of the list, and the power or the metadata store goes in the middle."""
+    owner = words.owner_of(log)
+    verb = rng.choice((words.TRANSFER, words.ROLL, words.TRUNCATE))
+    what = {
+        words.TRANSFER: f"{verb} {log} {rng.choice(SERVERS[:2])}",
+        words.ROLL: f"{verb} {log}",
+        words.TRUNCATE: f"{verb} {log} 3",
+    }[verb]
+    late = log_uniform(rng, (MS, 30 * MS))
+    strikes = at_us + MS + rng.randint(0, 8 * late)
+    lasts = rng.randint(20 * MS, 600 * MS)
+    blows = (
+        Fault(strikes, Kind.POWER_CUT, (owner,), lasts),
+        Fault(strikes, Kind.METADATA_DOWN, (), lasts),
+        Fault(strikes, Kind.METADATA_EXPIRY, (owner,)),
+        Fault(strikes, Kind.METADATA_LOSS, (owner,), amount=rng.randint(0, 1)),
+    )
+    return (
+        [*_burst(rng, at_us, log), Step(at_us + MS, ADMIN, what)],
+        [Fault(at_us, Kind.SLOW_LINK, (owner, METADATA), 9 * late, late), rng.choice(blows)],
+    )
+
+
 def _burst(rng: random.Random, at_us: int, log: str) -> list[Step]:
     return [
         Step(at_us + rng.randint(0, 10 * MS), producer, f"{words.APPEND} {log} {rng.randint(1, 8)}")
@@ -288,9 +499,13 @@ def _burst(rng: random.Random, at_us: int, log: str) -> list[Step]:
 
 DRILLS: Final = {
     each.__name__: each
-    for each in (death_in_a_roll, stuck_roll, two_owners, frozen_owner, rivals, truncation, clocks)
+    for each in (
+        *(death_in_a_roll, stuck_roll, two_owners, frozen_owner, rivals, truncation, clocks),
+        *(two_rolls, late_memory, late_listing, wrong_address, wrong_clock, expiry, deletion),
+        *(full_disks, interrupted),
+    )
 }
-_DRILL_ODDS: Final = 0.2
+_DRILL_ODDS: Final = 0.12
 
 
 # --- Faults ---------------------------------------------------------------------------------------

@@ -27,12 +27,12 @@ from rollbook.logservice.owner import Owner
 from rollbook.logservice.succession import Succession
 from rollbook.logservice.words import AppendAck
 from rollbook.proto.cluster.cluster import initialise, open_cluster
-from rollbook.proto.errors import LogSealed, RollbookError
+from rollbook.proto.errors import LogDeleted, LogSealed, NoSuchLog, RollbookError
 from tests.simulation.checkers.logs import ListRules, Records
 from tests.simulation.history import History
 from tests.simulation.kernel.failures import SimulationFailed
 from tests.simulation.kernel.metadata import Mail
-from tests.simulation.kernel.world import Main, Node, World
+from tests.simulation.kernel.world import EPOCH_US, Main, Node, World
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.schedule import Case, Fault, Kind, Step
 from tests.simulation.worlds import Report
@@ -49,6 +49,7 @@ LIVENESS: Final = "liveness"
 CRASH: Final = "crash"
 LEFTOVERS: Final = "leftovers"
 LAST: Final = "last"
+_NEW_LEDGERS: Final = 32  # More than are made in so short a time.
 DECISIVE: Final = ("open", "roll", "change list")
 
 
@@ -145,16 +146,21 @@ class _Run:
         self.world = World(case.seed, callbacks_max=CALLBACKS_MAX)
         self.history = History(lambda: self.world.now, decisive=DECISIVE)
         self.records = Records(self.history, self.broken)
-        self.lists = ListRules(ROOT, self.broken, self.tell)
+        self._bookies = Bookies(self.world, self.live)
+        self.lists = ListRules(
+            *(ROOT, self.broken, self.tell),
+            on_head=self.records.on_head,
+            copies=self._bookies.copies,
+            epoch_us=EPOCH_US,
+        )
         self.story: list[str] = []
         self.broke: str | None = None
         self.is_telling = is_telling
         self._case = case
         self._logs = plan.logs_of(case)
         mail = Mail()
-        self._bookies = Bookies(self.world, self.live)
         self._servers = Servers(
-            *(self.world, plan.servers_of(case)),
+            *(self.world, plan.addresses_of(case)),
             mail=mail,
             tell=self.tell,
             live=self.live,
@@ -163,6 +169,7 @@ class _Run:
             *(self.world, self.history, self.records, case, mail, self._servers.names),
             tell=self.tell,
             on_broken=self.broken,
+            is_deleted=lambda log: self.lists.log(log).is_deleted,
         )
         self._users = Users(self._sums)
         self._nemesis = _Nemesis(self)
@@ -180,10 +187,12 @@ class _Run:
         if words.STRANGER in acting:
             world.node(words.STRANGER).start(partial(self.live, self._estrange))
         for step in self._case.steps:
+            if step.what == words.MISTELL:
+                continue  # It has done so from the beginning.
             if step.actor in self._servers.names:
                 world.at(step.at_us / 1e6, self._on_server_step, step)
             elif step.actor == words.STORAGE:
-                world.at(step.at_us / 1e6, self._on_deaf, step)
+                world.at(step.at_us / 1e6, self._on_storage_step, step)
         self._nemesis.schedule(self._case.faults)
         await asyncio.sleep(CHAOS_S - world.now)
 
@@ -225,19 +234,30 @@ class _Run:
                 self._users.resume(caller, drained), f"{drained} does not take logs again"
             )
         for log in self._logs:
-            for index, server in enumerate(self._servers.names):
-                await self._append_there(caller, log, server, index)
-            for server in self._servers.names:
-                await self._read_there(caller, log, server)
-            end = await self._in_time(
-                self._users.barrier(LAST, caller, log, LIVENESS_S), f"{log} has no tail"
-            )
+            try:
+                await self._use(caller, log)
+            except (LogDeleted, NoSuchLog) as error:
+                if not self.lists.log(log).is_deleted:
+                    self.broken(LIVENESS, f"{log} is not deleted: {error!r}")
+        if plan.clocks_are_believed(self._case):
             await self._within(
-                LIVENESS_S,
-                partial(self._have_read, log, end),
-                f"readers do not come to {end} of {log}",
+                LIVENESS_S, lambda: not self.lists.leftovers(), "ledgers of nobody are left"
             )
         await caller.close()
+
+    async def _use(self, caller: Caller, log: str) -> None:
+        for index, server in enumerate(self._servers.names):
+            await self._append_there(caller, log, server, index)
+        for server in self._servers.names:
+            await self._read_there(caller, log, server)
+        end = await self._in_time(
+            self._users.barrier(LAST, caller, log, LIVENESS_S), f"{log} has no tail"
+        )
+        await self._within(
+            LIVENESS_S,
+            partial(self._have_read, log, end),
+            f"readers do not come to {end} of {log}",
+        )
 
     def _have_read(self, log: str, end: int) -> bool:
         positions = self._sums.positions
@@ -263,7 +283,7 @@ class _Run:
         try:
             async with asyncio.timeout(LIVENESS_S):
                 return await work
-        except LogSealed:
+        except (LogSealed, LogDeleted, NoSuchLog):
             raise
         except (TimeoutError, RollbookError) as error:
             self.broken(LIVENESS, f"{what} within {LIVENESS_S:g} s: {error!r}")
@@ -297,18 +317,34 @@ class _Run:
         verb, *rest = step.what.split()
         if verb == words.STOP:
             self._servers.stop(step.actor)
-        else:
+        elif verb == words.WALK:
+            self._servers.walk(step.actor)
+        elif verb == words.TAKE:
             self._servers.take(step.actor, words.LOGS[rest[0]])
 
-    def _on_deaf(self, step: Step) -> None:
-        """Bookies take nothing for the log's last ledger: what is sent there is stuck on its way."""
-        _, log, for_ms = step.what.split()
-        listed = self.lists.log(log).listed
-        if listed is None or not listed.unclosed or self._sums.is_over.is_set():
+    def _on_storage_step(self, step: Step) -> None:
+        """Bookies take nothing for some ledgers: what is sent there is stuck on its way; or for any."""
+        if self._sums.is_over.is_set():
             return
-        ledger_id = listed.unclosed[-1].ledger_id
-        self.tell(f"bookies do not hear of ledger {ledger_id} for {for_ms} ms")
-        self.world.at(self.world.now + int(for_ms) / 1000, self._bookies.ignore(ledger_id))
+        verb, *rest = step.what.split()
+        self.tell(f"bookies: {step.what}")
+        if verb == words.FULL:
+            end = self._bookies.be_full()
+        elif verb == words.DEAF_TO_NEW:
+            new = self.lists.next_ledger_id
+            end = self._bookies.ignore(range(new, new + _NEW_LEDGERS))
+        else:
+            listed = self.lists.log(rest[0]).listed
+            end = self._bookies.ignore(
+                each.ledger_id for each in (listed.unclosed[-1:] if listed is not None else ())
+            )
+        disturbance = self.history.disturb(verb, words.STORAGE)
+
+        def over() -> None:
+            end()
+            self.history.on_healed(disturbance)
+
+        self.world.at(self.world.now + int(rest[-1]) / 1000, over)
 
     async def _estrange(self, node: Node) -> None:
         """Recovers what others write, as another program's repair may."""

@@ -7,7 +7,7 @@ disks and whole bookies do is the business of other worlds, and costs ten times 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final
@@ -17,6 +17,7 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.orphans import OrphanRepair
 from rollbook.logservice.server import LogServer, _Grounds
 from rollbook.logservice.service import Service
 from rollbook.proto.cluster.cluster import open_cluster
@@ -27,7 +28,7 @@ from rollbook.proto.ports import Address, MetadataStore
 from tests.simulation.kernel.metadata import Mail
 from tests.simulation.kernel.world import Main, Node, Process, World
 from tests.simulation.worlds.logs.door import Door
-from tests.simulation.worlds.logs.words import BOOKIES, PORT, address_of
+from tests.simulation.worlds.logs.words import BOOKIES, PORT
 from tests.unit.ledger.scripted_bookie import PORT as BOOKIE_PORT
 from tests.unit.ledger.scripted_bookie import ScriptedBookie
 from tests.unit.logservice.memory_bookie import MemoryBookie
@@ -72,18 +73,33 @@ class Bookies:
             self.memories[name] = MemoryBookie(scripted)
             scripted.node.start(partial(self._live, scripted.serve))
 
-    def ignore(self, ledger_id: int) -> Callable[[], None]:
+    def ignore(self, ledger_ids: Iterable[int]) -> Callable[[], None]:
         """All of them do, but for fences and recoveries. Returns how to end that."""
+        ledger_ids = tuple(ledger_ids)
         for memory in self.memories.values():
-            memory.ignored.add(ledger_id)
+            memory.ignored.update(ledger_ids)
 
         def hear() -> None:
             for memory in self.memories.values():
-                memory.ignored.discard(ledger_id)
+                memory.ignored.difference_update(ledger_ids)
 
         return hear
 
+    def be_full(self) -> Callable[[], None]:
+        """All of them are, but for fences and recoveries. Returns how to end that."""
+        self._set_full(True)
+        return partial(self._set_full, False)
+
+    def _set_full(self, is_full: bool) -> None:
+        for memory in self.memories.values():
+            memory.is_full = is_full
+
+    def copies(self, ledger_id: int, entry_id: int) -> int:
+        shelves = (memory.shelves.get(ledger_id) for memory in self.memories.values())
+        return sum(shelf is not None and entry_id in shelf.entries for shelf in shelves)
+
     def start_all_again(self) -> None:
+        self._set_full(False)
         for memory in self.memories.values():
             memory.ignored.clear()
         for name in BOOKIES:
@@ -97,13 +113,15 @@ class Servers:
     def __init__(
         self,
         world: World,
-        names: tuple[str, ...],
+        addresses: dict[str, str],
         *,
         mail: Mail,
         tell: Callable[[str], None],
         live: Live,
     ) -> None:
-        self.names = names
+        """`addresses`: where each says that it is."""
+        self.names = tuple(addresses)
+        self._addresses = addresses
         self.is_over = False  # Whoever stops now is not started again.
         self._world, self._mail, self._tell, self._live = world, mail, tell, live
         self._serving: dict[str, tuple[Process, Service]] = {}
@@ -140,6 +158,21 @@ class Servers:
         if server.find(log) is None and not any(log in each for each in busy):
             context = self._world.node(name).context.copy()
             context.run(server._start, log, _Grounds("suggestions differ"))
+
+    def walk(self, name: str) -> None:
+        """It looks for ledgers that were never listed."""
+        service = self.find(name)
+        if service is not None:
+            node = self._world.node(name)
+            work = self._repair(service.server, node)
+            self._world.loop.create_task(work, context=node.context.copy())
+
+    async def _repair(self, server: LogServer, node: Node) -> None:
+        try:
+            now_ms = node.clock.wall_us() // 1000
+            await OrphanRepair(server.ledgers, server.nodes, now_ms).run()
+        except RollbookError as error:
+            self._tell(f"{node.name} looks for leftovers in vain: {error!r}")
 
     # --- One life of a server's process -----------------------------------------------------------
 
@@ -181,7 +214,7 @@ class Servers:
         )
         stack.push_async_callback(listener.close)
         stack.push_async_callback(server.close, STOP_S / 2)
-        await server.start(address_of(node.name))
+        await server.start(self._addresses[node.name])
         assert node.process is not None
         self._serving[node.name] = (node.process, service)
         self._tell(f"{node.name} serves as {server.server_id}")

@@ -33,7 +33,9 @@ from rollbook.proto.errors import (
     ConnectionLost,
     EarlierFailed,
     InvalidRequest,
+    LogDeleted,
     LogSealed,
+    NoSuchLog,
     NoSuchServer,
     NotOwner,
     OffsetMismatch,
@@ -74,12 +76,18 @@ class Sums:
     servers: tuple[str, ...]
     tell: Callable[[str], None]
     on_broken: Callable[[str, str], None]
+    is_deleted: Callable[[str], bool]  # As the list has it.
     epochs: dict[str, int] = field(default_factory=dict)  # Of producers: one for each life.
     numbers: dict[str, int] = field(default_factory=dict)  # Of batches, by client.
     positions: dict[str, int] = field(default_factory=dict)  # Of readers that follow.
     sessions: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)  # Batches of producers, not answered yet.
     is_over: asyncio.Event = field(default_factory=asyncio.Event)  # Nothing new is begun.
+
+
+def _known(address: str) -> str:
+    """The server's name, if it is where it has to be."""
+    return address.removesuffix(f":{words.PORT}")
 
 
 class Caller:
@@ -99,7 +107,7 @@ class Caller:
         owner = str(error.ids.get("owner", "")) if isinstance(error, NotOwner) else ""
         self._owners.pop(log, None)
         if owner and self._chance.random() < 0.95:  # Who never looks elsewhere may look in vain.
-            self._owners[log] = owner.partition(":")[0]
+            self._owners[log] = _known(owner)
 
     def found(self, log: str, server: str) -> None:
         self._owners[log] = server
@@ -396,6 +404,10 @@ class Users:
                             return
                         case service_words.Moving() | service_words.Stopped():
                             break
+            except (LogDeleted, NoSuchLog) as error:
+                sums.tell(f"{session}: {error!r}")
+                sums.positions.pop(key, None)
+                return
             except RollbookError as error:
                 sums.tell(f"{session}: {error!r}")
                 self._judge_reading(log, session, error)
@@ -413,14 +425,15 @@ class Users:
         self._records.on_truncated(log, end)
 
     def _judge_reading(self, log: str, session: str, error: RollbookError) -> None:
-        if error.code.reason in ("DATA_LOST", "BLOCK_CORRUPT", "CORRUPT"):
+        is_lost = error.code.reason in ("DATA_LOST", "BLOCK_CORRUPT", "CORRUPT")
+        if is_lost and not self._sums.is_deleted(log):
             self._sums.on_broken(ONE_SEQUENCE, f"{log}: {session} is told: {error}")
 
     async def read_all(
         self, client: str, caller: Caller, log: str, within_s: float, server: str | None = None
     ) -> Offset:
         """To where the log ends now, by a barrier. Returns that. Raises what kept it from getting there."""
-        due = self._world.now + within_s
+        due, first_asked = self._world.now + within_s, server
         key = f"{client} {log} all"
         start: Position = Earliest()
         position, asked = -1, self._records.asks_tail(client)
@@ -461,8 +474,10 @@ class Users:
                 self._sums.tell(f"{session}: {error!r}")
                 self._judge_reading(log, session, error)
                 caller.learn(log, error)
-                if server is not None and isinstance(error, NotOwner):
-                    server = str(error.ids.get("owner", "")).partition(":")[0] or None
+                owner = error.ids.get("owner", "") if isinstance(error, NotOwner) else ""
+                server = (_known(str(owner)) or None) if first_asked and owner else first_asked
+                if isinstance(error, LogDeleted | NoSuchLog):
+                    raise
                 if self._world.now > due:
                     raise
             await asyncio.sleep(_PAUSE_S)
@@ -518,6 +533,13 @@ class Users:
                 log, "seal", service_words.Seal(name), may_repeat=True
             )
             self._records.on_sealed(log, sealed.tail)
+        elif verb == words.DELETE:
+            delete_log = service_words.DeleteLog(name)
+            try:
+                await caller.settle(log, "delete_log", delete_log, may_repeat=True)
+            except (LogDeleted, NoSuchLog) as error:
+                self._sums.tell(f"{client}: {error!r}")
+            self._records.on_deleted(log)
         else:
             transfer = service_words.TransferLog(name, rest[1])
             await caller.settle(log, "transfer_log", transfer, may_repeat=True)
@@ -600,7 +622,9 @@ class _Sink:
                     for batch in list(self._pending)[len(sent) : _IN_FLIGHT]
                 ]
                 if appends:
-                    sent.extend(list(self._pending)[len(sent) : _IN_FLIGHT])
+                    for batch in list(self._pending)[len(sent) : _IN_FLIGHT]:
+                        batch.is_sent = True
+                        sent.append(batch)
                     line.submit(Submit(bind, tuple(appends)))
                     bind = ()
                 try:
@@ -635,11 +659,21 @@ class _Sink:
         if isinstance(error, LogSealed | StaleEpoch | WriterRequired):
             for each in self._pending:
                 self._sums.records.on_refused(self._log, each.values, error)
-            self._is_over = True
-            self._pending.clear()
-            self._sums.waiting[self._key] = 0
+            self._end()
+        elif isinstance(error, LogDeleted | NoSuchLog):
+            for each in self._pending:
+                if each.is_sent:
+                    self._sums.records.on_unknown(self._log, each.values, "its log was deleted")
+                else:
+                    self._sums.records.on_refused(self._log, each.values, error)
+            self._end()
         elif not isinstance(error, Unavailable | EarlierFailed) and (
             error.outcome is not Outcome.UNKNOWN
         ):
             text = f"{self._key}: {batch.values[0]} of epoch {self._epoch} is refused: {error}"
             self._sums.on_broken(ONCE, text)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._pending.clear()
+        self._sums.waiting[self._key] = 0

@@ -18,6 +18,7 @@ STORAGE: Final = "storage"
 OWNER: Final = "owner"
 CLIENTS: Final = (*PRODUCERS, *WRITERS, *READERS, ADMIN)
 PORT: Final = 7400
+NOBODYS_PORT: Final = 7401
 
 LOGS: Final = {"a": LogName("test", "a"), "b": LogName("test", "b")}
 
@@ -34,21 +35,26 @@ BARRIER: Final = "barrier"  # LOG: the tail, by a barrier.
 FOLLOW: Final = "follow"  # LOG: from where it stands, for as long as there is chaos.
 READ: Final = "read"  # LOG: all of it.
 # Of the administrator.
-TRUNCATE: Final = "truncate"  # LOG BACK: to so many records before the tail.
+TRUNCATE: Final = "truncate"  # LOG BACK: to so many records before what is acked; or beyond it.
 MARK: Final = "mark"  # LOG BACK
 UNMARK: Final = "unmark"  # LOG
 ROLL: Final = "roll"  # LOG
 SEAL: Final = "seal"  # LOG
+DELETE: Final = "delete"  # LOG
 DRAIN: Final = "drain"  # SERVER
 RESUME: Final = "resume"  # SERVER
 TRANSFER: Final = "transfer"  # LOG SERVER
 # Of servers: what they do by themselves, or are told by a signal.
 TAKE: Final = "take"  # LOG: as if all others suggested it.
 STOP: Final = "stop"  # In order; it is started again.
+WALK: Final = "walk"  # It looks for ledgers that were never listed.
+MISTELL: Final = "mistell"  # All its life it tells others an address where nobody listens.
 # Of a stranger.
 FENCE: Final = "fence"  # LOG: recovers its last ledger.
 # Of all bookies together.
 DEAF: Final = "deaf"  # LOG MS: they take nothing for its last ledger.
+DEAF_TO_NEW: Final = "deaf-to-new"  # MS: they take nothing for ledgers that are made from now on.
+FULL: Final = "full"  # MS: they take nothing, but for fences and recoveries.
 
 
 def owner_of(log: str) -> str:
@@ -56,5 +62,5 @@ def owner_of(log: str) -> str:
     return f"{OWNER}-of-{log}"
 
 
-def address_of(server: str) -> str:
-    return f"{server}:{PORT}"
+def address_of(server: str, port: int = PORT) -> str:
+    return f"{server}:{port}"
