@@ -20,9 +20,7 @@ class LogServerConfig:
     metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
     listen: str = "127.0.0.1:7400"  # Of gRPC. Port 0 takes a free one.
     advertise: str = ""  # host or host:port where clients find it; by default where it listens.
-    rest: str = (
-        ""  # host:port of HTTP; empty: nowhere. It has the token and the certificate of gRPC.
-    )
+    rest: str = ""  # Of HTTP; empty: nowhere. Token and certificate are those of gRPC.
     server_name: str = ""  # The same in each of its lives; by default the advertised host:port.
     token_file: str = ""  # Who shows this token may ask; empty: everybody.
     tls_certificate: str = ""  # A file, with its chain; empty: in the clear.
@@ -47,7 +45,9 @@ class LogServiceConfig:
 
     # --- Ownership ----------------------------------------------------------------------------
     lease_s: float = 3.0  # A server that is silent for so long is suggested no more.
-    opens_max: int = 64  # Logs that are opened at a time. More: none waits long, all fight for CPU.
+    opens_max: int = (
+        256  # Logs opened at a time. More: they share round trips and syncs, and memory.
+    )
     open_deadline_s: float = 30.0
     hand_overs_max: int = 16  # Logs that are handed over at a time.
     rebalance_after_s: float = 10.0  # Servers that come and go quickly move no logs.

@@ -41,8 +41,23 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
 
-_REPLAY_BYTES: Final = 4 * 1024 * 1024  # Read at first; more if no snapshot is in it.
+_REPLAY_BYTES: Final = 1024 * 1024  # Read at first; more if no snapshot is in it.
 _REPLAY_ENTRIES: Final = 64
+
+
+class Laps:
+    """How long each step of an opening took, for the one line that tells of it."""
+
+    def __init__(self) -> None:
+        self.ms: Final[dict[str, float]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()
+
+    def on_done(self, step: str) -> None:
+        """What was done more than once is added up."""
+        now = self._loop.time()
+        self.ms[step] = round(self.ms.get(step, 0.0) + (now - self._since) * 1000, 1)
+        self._since = now
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +68,7 @@ class Opening:
     memory: LogMemory
     end: tuple[LedgerId, EntryId]  # What the new ledger follows.
     writer: LedgerWriter | None  # Of its last segment; None: the log is sealed.
+    laps: "Laps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +81,19 @@ class _End:
     end: tuple[LedgerId, EntryId]
 
 
-async def open_log(name: LogName, ground: Ground, reason: str) -> Opening:
-    """Raises as `Owner.open`."""
+async def open_log(
+    name: LogName, ground: Ground, reason: str, seen: StoredLog | None = None
+) -> Opening:
+    """`seen`: the list as it was a moment ago. If it has changed since, that comes out in the end.
+
+    Raises as `Owner.open`.
+    """
+    laps = Laps()
     fenced_epoch = missing_in = None
     for attempt in count():
-        stored = await ground.nodes.read(name)  # Fresh: who is quicker than we is to be told apart.
+        # Fresh: who is quicker than we is to be told apart.
+        stored = seen if seen and not attempt else await ground.nodes.read(name)
+        laps.on_done("read_ms")
         listed = stored.list
         if listed.state is LogState.DELETED:
             raise LogDeleted(log=str(name))
@@ -82,10 +106,10 @@ async def open_log(name: LogName, ground: Ground, reason: str) -> Opening:
             )
         fenced_epoch = listed.owner_epoch
         try:
-            found = await _find_end(ground, listed)
+            found = await _find_end(ground, listed, laps)
             if listed.state is LogState.SEALED:
-                return Opening(stored, found.memory, found.end, None)
-            opening = await _take_over(ground, stored, found, reason)
+                return Opening(stored, found.memory, found.end, None, laps)
+            opening = await _take_over(ground, stored, found, reason, laps)
             if opening is not None:
                 return opening
         except NoSuchLedger as error:  # Discarded and deleted by whoever was quicker.
@@ -96,7 +120,9 @@ async def open_log(name: LogName, ground: Ground, reason: str) -> Opening:
     raise AssertionError  # It counts for ever.
 
 
-async def _take_over(ground: Ground, stored: StoredLog, found: _End, reason: str) -> Opening | None:
+async def _take_over(
+    ground: Ground, stored: StoredLog, found: _End, reason: str, laps: Laps
+) -> Opening | None:
     """None if the list has changed meanwhile: then nothing was done."""
     settled = _settled(stored.list, found).with_owner(ground.server)
     server_id, now_us = ground.server.server_id, ground.clock.wall_us()
@@ -110,8 +136,9 @@ async def _take_over(ground: Ground, stored: StoredLog, found: _End, reason: str
             stored = await ground.nodes.replace(stored, sealed)
         except MetadataConflict:
             return None
-        return Opening(stored, found.memory, found.end, None)
+        return Opening(stored, found.memory, found.end, None, laps)
     writer = await make_ledger(ground, stored)
+    laps.on_done("create_ms")
     wanted = settled.with_successor(writer.ledger_id, reason, found.memory.timestamp_us)
     try:
         stored = await ground.nodes.replace(stored, wanted, made_for=stored.version)
@@ -121,7 +148,8 @@ async def _take_over(ground: Ground, stored: StoredLog, found: _End, reason: str
     except BaseException:
         await writer.stop()  # It may be listed: whoever comes next finds it empty.
         raise
-    return Opening(stored, found.memory, found.end, writer)
+    laps.on_done("list_ms")
+    return Opening(stored, found.memory, found.end, writer, laps)
 
 
 def _settled(listed: LedgerList, found: _End) -> LedgerList:
@@ -143,10 +171,11 @@ def _settled(listed: LedgerList, found: _End) -> LedgerList:
 # --- The end of a log -------------------------------------------------------------------------
 
 
-async def _find_end(ground: Ground, listed: LedgerList) -> _End:
+async def _find_end(ground: Ground, listed: LedgerList, laps: Laps) -> _End:
     readers: dict[LedgerId, LedgerReader] = {}
     try:
         ended = await _end_all(ground, to_end(listed), readers)
+        laps.on_done("fence_ms")
         kept, discarded = judge(ended)
         if kept:
             last = kept[-1]
@@ -157,6 +186,7 @@ async def _find_end(ground: Ground, listed: LedgerList) -> _End:
             (last,) = await _end_all(ground, before[-1:], readers)
         reader = readers[last.segment.ledger_id]
         memory = await _replay(reader, listed, last.last_entry)
+        laps.on_done("replay_ms")
         return _End(kept, discarded, memory, (last.segment.ledger_id, last.last_entry))
     finally:
         for reader in readers.values():

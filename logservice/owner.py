@@ -11,6 +11,7 @@ Once it has failed it stays so: `failure` says why, `until_lost` tells of it, an
 """
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple, Self
 
@@ -68,15 +69,18 @@ class Owner:
     """Use it from one event loop only; `close` it, or `lose` it and wait for `ended`."""
 
     @classmethod
-    async def open(cls, name: LogName, ground: Ground, *, reason: str) -> Self:
-        """Fences whoever owned the log, settles what he left, and takes over.
+    async def open(
+        cls, name: LogName, ground: Ground, *, reason: str, seen: StoredLog | None = None
+    ) -> Self:
+        """Fences whoever owned the log, settles what he left, and takes over. `seen`: its list, if
+        that was read just now.
 
         Raises `NotOwner` if somebody else was quicker, `NoSuchLog`, `LogDeleted`, what keeps ledgers
         from being recovered or made, and what the metadata store raises. Cancelled, the log may have
         been fenced; nothing is lost by that.
         """
         stalls = ground.pulse.stalls()
-        opening = await open_log(name, ground, reason)
+        opening = await open_log(name, ground, reason, seen)
         owner = cls(ground, opening, stalls)
         try:
             await owner._begin(opening, reason)
@@ -107,6 +111,7 @@ class Owner:
         )
         self._writership = Writership(self._order, ground.clock)
         self._memory = opening.memory
+        self.opening_ms: Final[Mapping[str, float]] = opening.laps.ms  # By its steps.
         self._sealing: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -123,6 +128,7 @@ class Owner:
         order.say(Follows(*opening.end, self._memory.pack()))
         order.say(Opened(self.owner_epoch, self._ground.server.server_id, reason))
         await order.until_settled()
+        opening.laps.on_done("begin_ms")
         self._tidy()
 
     # --- What it knows ------------------------------------------------------------------------

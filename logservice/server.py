@@ -18,7 +18,7 @@ they have not confirmed; logs are opened again when somebody asks (SV4).
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
@@ -31,7 +31,7 @@ from rollbook.logservice.core.suggestion import life_of, server_name
 from rollbook.logservice.core.takeover_patience import TakeoverPatience
 from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import LogName, ServerId, ServerInfo
-from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.log_nodes import LogNodes, StoredLog
 from rollbook.logservice.membership import Membership
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.peers import Peers
@@ -59,6 +59,8 @@ class _Grounds:
     """For opening a log here."""
 
     reason: str
+    seen: StoredLog | None = None  # The list that says so.
+    detect_s: float = 0.0  # How long it took to find out.
     is_rude: bool = False  # Others still believe its owner to be alive.
 
 
@@ -219,18 +221,23 @@ class LogServer:
 
     async def _why_ours(self, name: LogName) -> "_Grounds":
         """Why to open it here; else raises whom to ask."""
-        listed = await self._read(name)
-        owner, without = listed.owner, tuple[str, ...]()
+        asked_s = asyncio.get_running_loop().time()
+        grounds = await self._grounds(name)
+        return replace(grounds, detect_s=asyncio.get_running_loop().time() - asked_s)
+
+    async def _grounds(self, name: LogName) -> "_Grounds":
+        seen = await self._read(name)
+        listed, owner, without = seen.list, seen.list.owner, tuple[str, ...]()
         if owner is None:
-            grounds = _Grounds("nobody owned it")
+            grounds = _Grounds("nobody owned it", seen)
         elif owner.server_id == self.server_id:
             if not self.is_draining:
-                return _Grounds("this server has lost it")
+                return _Grounds("this server has lost it", seen)
             # It could not be let go of in order.
             await self.nodes.change(name, _let_go_by(self.server_id))
             grounds = _Grounds("it was lost")
         elif not self.membership.is_alive(owner.server_id):
-            grounds = _Grounds(f"its owner {owner.server_id} is gone")
+            grounds = _Grounds(f"its owner {owner.server_id} is gone", seen)
         elif not await self._peers.is_dead(owner.address):
             raise NotOwner(owner=owner.address, owner_epoch=listed.owner_epoch)
         else:
@@ -240,7 +247,9 @@ class LogServer:
                     "its owner refuses connections, and it was taken from one that did lately",
                     retry_after_ms=wait_ns // 1_000_000,
                 )
-            grounds = _Grounds(f"its owner {owner.server_id} refuses connections", is_rude=True)
+            grounds = _Grounds(
+                f"its owner {owner.server_id} refuses connections", seen, is_rude=True
+            )
             without = (server_name(owner.server_id),)
         await self._require_suggested(name, listed, without)
         return grounds
@@ -271,25 +280,30 @@ class LogServer:
 
     async def whom_to_ask(self, name: LogName) -> tuple[LedgerList, ServerInfo | None, bool]:
         """Its list; its owner, or who should become it; whether that one is the owner already."""
-        listed = await self._read(name)
+        listed = (await self._read(name)).list
         if listed.owner is not None and self.membership.is_alive(listed.owner.server_id):
             return listed, listed.owner, True
         suggested = self._suggested(name, listed, ())
         return listed, suggested.info if suggested is not None else None, False
 
-    async def _read(self, name: LogName) -> LedgerList:
-        listed = (await self.nodes.read(name)).list
-        if listed.state is LogState.DELETED:
+    async def _read(self, name: LogName) -> StoredLog:
+        stored = await self.nodes.read(name)
+        if stored.list.state is LogState.DELETED:
             raise LogDeleted(log=str(name))
-        return listed
+        return stored
 
     # --- Opening ----------------------------------------------------------------------------
 
     async def _open(self, name: LogName, grounds: "_Grounds") -> Owner:
+        loop = asyncio.get_running_loop()
+        since_s = loop.time()
         try:
             async with self._may_open, asyncio.timeout(self.config.open_deadline_s):
                 assert self._ground is not None
-                owner = await Owner.open(name, self._ground, reason=grounds.reason)
+                waited_s = loop.time() - since_s
+                owner = await Owner.open(
+                    name, self._ground, reason=grounds.reason, seen=grounds.seen
+                )
         except TimeoutError:
             raise OwnerChanging(
                 "it could not be opened in time", retry_after_ms=_RETRY_MS
@@ -297,6 +311,15 @@ class LogServer:
         finally:
             del self._openings[name]
         self.opened += 1
+        logger.info(
+            "log_opened",
+            log=str(name),
+            owner_epoch=owner.owner_epoch,
+            reason=grounds.reason,
+            detect_ms=round(grounds.detect_s * 1000, 1),
+            wait_ms=round(waited_s * 1000, 1),
+            **owner.opening_ms,
+        )
         if grounds.is_rude:
             self.taken_over += 1
             self._patience.on_taken(name, self._clock.monotonic_ns())

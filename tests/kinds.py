@@ -30,7 +30,7 @@ BENCHES: Final = {
             "memory",
             "metastore",
         ),
-        *("restart", "simulator", "space"),
+        *("restart", "simulator", "space", "takeover"),
     )
 }
 SMOKE_SEEDS: Final = 100

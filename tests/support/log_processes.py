@@ -52,12 +52,17 @@ class LogProcesses:
         """What clients connect to."""
         return "log://" + ",".join(each.address for each in self.servers.values())
 
-    def start_server(self, name: str) -> RunningLogServer:
-        """Serves when it returns; in each life on the port of its first one."""
+    def start_server(self, name: str, says: Path | None = None) -> RunningLogServer:
+        """Serves when it returns; in each life on the port of its first one. `says`: where its log goes,
+        all of it then.
+        """
         before = self.servers.get(name)
         listen = before.address if before else "127.0.0.1:0"
+        to_file = ("sh", "-c", 'exec "$@" 2>>"$0"', says) if says else ()
         child = self.children.start(
-            *(sys.executable, "-m", "rollbook.api.cli.main", "server", "log", *_QUIET),
+            *to_file,
+            *(sys.executable, "-m", "rollbook.api.cli.main", "server", "log"),
+            *(() if says else _QUIET),
             *("--metadata", self.metadata, "--listen", listen, "--server-name", name),
         )
         address = str(bookies.address_in(child.line(bookies.PATIENCE_S)))

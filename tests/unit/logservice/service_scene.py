@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 PORT: Final = 7400
 QUICK: Final = LogServiceConfig(rebalance_after_s=1.0, heartbeat_s=2.0)
+_GRACE_S: Final = 0.5
 
 
 class Serving(Server):
@@ -48,6 +49,7 @@ class Serving(Server):
         self.config = config
         self.service: Service
         self.listener: Listener
+        self.takes_calls = False
 
     @property
     def address(self) -> str:
@@ -79,11 +81,14 @@ class Serving(Server):
         address = Address(self.name, PORT)
         self.listener = await node.transport.listen(asyncio.Protocol, address)
         await server.start(self.address)
+        self.takes_calls = True
         self._is_ready.set()
         try:
             await self._may_end.wait()
         finally:
             await server.close()
+            self.takes_calls = False
+            await asyncio.sleep(_GRACE_S)  # For the last answers, as a door does.
             await self.listener.close()
             await ledgers.close()
             await lease.close()
@@ -202,7 +207,7 @@ class Client:
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 server = self._servers[address]
-                if not server.node.is_running:
+                if not server.takes_calls or not server.node.is_running:
                     address = self._another(address)
                     await asyncio.sleep(0.01)
                     continue
