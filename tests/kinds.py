@@ -1,8 +1,10 @@
 """The kinds of test behind `python -m tests KIND`, each a function from arguments to a Tally."""
 
 import argparse
+import gc
 import importlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,6 +13,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, Final
+
+import structlog
 
 from tests.bench import Figure
 from tests.tally import Tally, clean, missing_piece, progress_line
@@ -51,7 +55,7 @@ def check(_arguments: argparse.Namespace) -> Tally:
     """What one runs before a commit."""
     unit = {"unit": ["tests", "unit"]}
     smoke = {"simulate": ["tests", "simulate", f"--seeds={SMOKE_SEEDS}"]}
-    return _steps(_STYLE | unit | smoke)
+    return _steps((_STYLE | unit | smoke, ()))
 
 
 def everything(arguments: argparse.Namespace) -> Tally:
@@ -84,26 +88,29 @@ def everything(arguments: argparse.Namespace) -> Tally:
     kinds["logs"] = ["tests", "simulate", "--world=logs", logs, first]
     style = _STYLE | {"generated": ["tests.generate", "--check"]} if arguments.thorough else {}
     every = style | {"unit": ["tests", "unit"]} | kinds
-    computing = {name: every.pop(name) for name in list(every) if name in _COMPUTING}
-    return _steps(every, computing)
+    waiting = {name: every.pop(name) for name in _WAITING if name in every}
+    patient = {name: every.pop(name) for name in _PATIENT if name in every}
+    return _steps((waiting, ()), (patient, ()), (every, _GIVING_WAY))
 
 
-# They know no time but their own, or have patience: they may take what the others leave of the
-# processors.
-_COMPUTING: Final = (
-    *("format", "lint", "types", "generated", "unit"),
-    *("simulate", "bookies", "ledgers", "logs", "determinism", "mutants", "images", "fuzz"),
-)
+# They wait for clocks more than they compute, so that two of them have room beside each other: the
+# first ones for sessions and faults, the others for processes.
+_WAITING: Final = ("contract", "hostile", "chaos", "owners")
+_PATIENT: Final = ("crash", "interop")
+# The others know no time but their own, or have patience: they take what is left of the processors.
 _GIVING_WAY: Final = ("nice", "-n", "10")
 
+_Lane = tuple[dict[str, list[str]], Sequence[str]]
+"""Commands, and words before each of them."""
 
-def _steps(commands: dict[str, list[str]], beside: dict[str, list[str]] | None = None) -> Tally:
-    """One after the other; and beside them, giving way to them, those of the second kind."""
+
+def _steps(*lanes: _Lane) -> Tally:
+    """Beside each other; the commands of a lane one after the other."""
     tally = Tally("kinds")
-    with ThreadPoolExecutor(1) as threads:
-        others = threads.submit(_run_in_turn, beside or {}, _GIVING_WAY, tally)
-        _run_in_turn(commands, (), tally)
-        others.result()
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        running = [threads.submit(_run_in_turn, *lane, tally) for lane in lanes]
+        for each in running:
+            each.result()
     tally.skipped = clean(tally.skipped)
     return tally
 
@@ -111,39 +118,55 @@ def _steps(commands: dict[str, list[str]], beside: dict[str, list[str]] | None =
 def _run_in_turn(commands: dict[str, list[str]], prefix: Sequence[str], tally: Tally) -> None:
     for name, command in commands.items():
         started = time.monotonic()
-        done = subprocess.run(
+        process = subprocess.Popen(
             [*prefix, sys.executable, "-m", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            check=False,
         )
+        assert process.stdout
+        with process.stdout:
+            said = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.monotonic() - started
-        lines = done.stdout.splitlines()
+        cpu_s = usage.ru_utime + usage.ru_stime  # With all that it has waited for itself.
+        lines = said.splitlines()
         reasons = [line.removeprefix("skipped: ") for line in lines if line.startswith("skipped: ")]
         told = ""
-        if done.returncode == 0:
+        if process.returncode == 0:
             verdict = "ok"
             tally.passed += 1
-        elif done.returncode == NOTHING_CHECKED and reasons:
+        elif process.returncode == NOTHING_CHECKED and reasons:
             verdict = "skipped"
         else:
             verdict = "FAILED"
             tally.failed += 1
-            told = f"{done.stdout}\n"
+            told = f"{said}\n"
         tally.skipped += reasons
         last = lines[-1] if lines else ""
-        print(f"{told}{name:<12}{verdict:<8}{seconds:6.1f} s  {last}\n", end="", flush=True)
+        times = f"{seconds:6.1f} s {cpu_s:6.1f} s of CPU"
+        print(f"{told}{name:<12}{verdict:<8}{times}  {last}\n", end="", flush=True)
 
 
 # --- pytest -------------------------------------------------------------------------------------
 
 
 class _Counter:
-    """A pytest plugin that counts what pytest reports."""
+    """A pytest plugin that counts what pytest reports.
+
+    And spares the garbage collector ten thousand tests that stay until the end.
+    """
 
     def __init__(self) -> None:
         self.tally = Tally("tests")
+
+    def pytest_sessionstart(self) -> None:
+        gc.disable()
+
+    def pytest_collection_finish(self) -> None:
+        gc.freeze()
+        gc.enable()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -317,7 +340,8 @@ def fuzz(arguments: argparse.Namespace) -> Tally:
 
 
 def bench(arguments: argparse.Namespace) -> Tally | None:
-    """Each figure is printed when it is known."""
+    """Each figure is printed when it is known, and nothing of what is all right in between."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     module = importlib.import_module(BENCHES[arguments.name])
     before = _load()
     sizes: dict[str, Any] = {} if arguments.gib is None else {"gib": arguments.gib}
