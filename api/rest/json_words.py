@@ -137,7 +137,9 @@ def _reader(word: Any, given: frozenset[str]) -> Callable[[Json, Json], Any]:
                 raise InvalidRequest(f"{key[:80]!r} is none of its fields: {wanted}")
         found = dict(others)
         for key, field, convert, is_optional in parts:
-            if key in data and (data[key] is not None or not is_optional):
+            if key in data and data[key] is None and is_optional:
+                found[field.name] = None
+            elif key in data:
                 try:
                     found[field.name] = convert(data[key])
                 except InvalidRequest as error:

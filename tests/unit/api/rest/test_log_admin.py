@@ -1,0 +1,315 @@
+"""Logs as such over HTTP: configuration, verbs, writer epochs, cursors, the cluster, OpenAPI."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rollbook.api.grpc.methods import METHODS, Kind
+from rollbook.api.rest.json_words import example_of, from_json, schema_of, to_json
+from rollbook.logservice import words
+from rollbook.logservice.ids import AtCursor, CursorName, LogName, Offset
+from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.proto.errors import BadConfig, InvalidRequest
+from tests.unit.api.grpc.samples import sample
+from tests.unit.api.rest.http_client import Answer
+from tests.unit.api.rest.log_routes import EPOCH, JSON, LOG, NDJSON, Site, site
+
+NAME = LogName("ns", "log")
+_SITE: list[Site] = []
+
+
+@pytest.fixture
+def there() -> Site:
+    if not _SITE:
+        _SITE.append(site())
+    found = _SITE[0]
+    found.core.cluster.logs.clear()
+    found.core.cluster.make("ns/log")
+    found.core.asked.clear()
+    return found
+
+
+async def said(there: Site, method: str, path: str, body: Any, **headers: str) -> Answer:
+    return await there.ask(method, path, json.dumps(body).encode(), **JSON, **headers)
+
+
+# --- Configuration ----------------------------------------------------------------------------
+
+
+async def test_a_log_is_made_once(there: Site) -> None:
+    path = "/v1/namespaces/ns/logs/new"
+    answer = await said(there, "PUT", path, {"retention_age_s": 60, "writer_mode": "exclusive"})
+    assert (answer.status, answer.headers["location"]) == (201, path)
+    config = there.core.cluster.logs[LogName("ns", "new")].config
+    assert (config.retention_age_s, config.writer_mode) == (60, WriterMode.EXCLUSIVE)
+    again = await said(there, "PUT", path, {"retention_age_s": 60})
+    assert (again.status, again.json["was_created"]) == (200, False)
+    assert again.headers["etag"] == answer.headers["etag"]
+    assert (await there.ask("PUT", path)).status == 200
+    other = await said(there, "PUT", path, {"retention_age_s": 61})
+    assert (other.status, other.reason) == (409, "LOG_EXISTS")
+    assert "retention_age_s" in other.json["detail"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(
+            b"{",
+            b"[]",
+            b"7",
+            b'"x"',
+            b'{"retention":1}',
+            b'{"roll_bytes":"1"}',
+            b'{"roll_bytes":1}',
+        ),
+        *(b'{"roll_bytes":null}', b'{"writer_mode":"OPEN"}', b'{"labels":["a"]}', b"\xff"),
+        *(
+            b'{"labels":{"a":1}}',
+            b'{"quorum":{"ensemble":3}}',
+            b'{"quorum":3}',
+            b'{"roll_age_s":1.5}',
+        ),
+        *(b'{"roll_bytes":true}', b'{"roll_bytes":1e30}', b'{"roll_bytes":%d}' % 10**30),
+    ],
+)
+async def test_a_configuration_that_makes_no_sense(there: Site, body: bytes) -> None:
+    for method in ("PUT", "PATCH"):
+        answer = await there.ask(method, LOG, body, **JSON)
+        assert answer.status == 400
+        assert answer.reason in ("INVALID", "BAD_CONFIG")
+    assert there.core.cluster.logs[NAME].config == LogConfig()
+    assert not there.core.asked
+
+
+async def test_a_quorum_that_makes_no_sense(there: Site) -> None:
+    for quorum in ({"ensemble": 1, "write": 2, "ack": 2}, {"ensemble": 0, "write": 0, "ack": 0}):
+        answer = await said(there, "PATCH", LOG, {"quorum": quorum})
+        assert answer.status == 400, answer.body
+
+
+async def test_a_change_is_made_from_the_version_that_was_seen(there: Site) -> None:
+    etag = (await there.get(LOG)).headers["etag"]
+    answer = await said(there, "PATCH", LOG, {"description": "x"}, **{"if-match": etag})
+    assert (answer.status, answer.json["config"]["description"]) == (200, "x")
+    assert answer.headers["etag"] != etag
+    late = await said(there, "PATCH", LOG, {"description": "y"}, **{"if-match": etag})
+    assert (late.status, late.reason) == (409, "CONFLICT")
+    answer = await said(there, "PATCH", LOG, {"retention_age_s": None}, **{"if-match": "*"})
+    assert answer.json["config"]["retention_age_s"] is None
+    assert (await there.ask("PATCH", LOG, b"{}")).status == 400  # What it is was not said.
+
+
+async def test_listing_goes_by_pages(there: Site) -> None:
+    for number in range(5):
+        there.core.cluster.make(f"ns/a{number}")
+    there.core.cluster.make("other/a9")
+    found, token = [], ""
+    while True:
+        path = f"/v1/namespaces/ns/logs?prefix=a&limit=2&page_token={token}"
+        answer = await there.get(path)
+        found += answer.json["logs"]
+        if not (token := answer.json["next_page"]):
+            break
+    assert found == [f"ns/a{number}" for number in range(5)]
+    assert len((await there.get("/v1/logs")).json["logs"]) == 7
+
+
+async def test_a_look_that_costs_nothing(there: Site) -> None:
+    answer = await there.ask("HEAD", LOG)
+    names = ("head", "tail", "sealed", "epoch", "owner")
+    told = {name: answer.headers[f"log-{name}"] for name in names}
+    assert told == {
+        "head": "0",
+        "tail": "0",
+        "sealed": "false",
+        "epoch": "1",
+        "owner": "127.0.0.1:7400",
+    }
+
+
+# --- Verbs, epochs, cursors -------------------------------------------------------------------
+
+
+async def test_truncation(there: Site) -> None:
+    await there.ask("POST", f"{LOG}/records", b'{"data":"x"}\n' * 10, **NDJSON)
+    await said(there, "PUT", f"{LOG}/cursors/c", {"offset": 4})
+    plan = await said(there, "POST", f"{LOG}:truncate", {"before": "cursor:c", "dry_run": True})
+    assert plan.json["new_head"] == 4
+    assert there.core.asked[-1] == words.Truncate(NAME, AtCursor(CursorName("c")), dry_run=True)
+    assert (await said(there, "POST", f"{LOG}:truncate", {"before": 4})).json["new_head"] == 4
+    await said(there, "PUT", f"{LOG}/cursors/c", {"offset": 5, "is_protected": True})
+    answer = await said(there, "POST", f"{LOG}:truncate", {"before": 6})
+    assert (answer.status, answer.reason, answer.json["ids"]) == (409, "GUARDED", {"guards": ["c"]})
+    for body in ({}, {"before": None}, {"before": 1.5}, {"before": "x"}, {"before": 1, "x": 2}):
+        assert (await said(there, "POST", f"{LOG}:truncate", body)).reason == "INVALID"
+
+
+async def test_writer_epochs(there: Site) -> None:
+    grant = await said(there, "POST", f"{LOG}/writer", {"holder": "me", "mode": "fail"})
+    assert (grant.status, grant.json["writer_epoch"], grant.json["holder"]) == (201, 1, "me")
+    assert (await there.ask("PUT", f"{LOG}/writer", b"", **EPOCH)).status == 200
+    stale = await there.ask("PUT", f"{LOG}/writer", b"", **{"log-writer-epoch": "0"})
+    assert (stale.status, stale.reason) == (412, "WRITER_FENCED")
+    assert (await there.ask("DELETE", f"{LOG}/writer", b"", **EPOCH)).status == 204
+    assert (await there.ask("PUT", f"{LOG}/writer")).reason == "INVALID"
+    for body in ({}, {"holder": ""}, {"holder": "me", "ttl_ms": -1}, {"holder": "x" * 256}):
+        assert (await said(there, "POST", f"{LOG}/writer", body)).reason == "INVALID"
+
+
+async def test_cursors(there: Site) -> None:
+    path = f"{LOG}/cursors/c"
+    assert (await there.get(path)).reason == "CURSOR_NOT_FOUND"
+    new = {"if-none-match": "*"}
+    first = await said(there, "PUT", path, {"offset": 3, "blob_b64": "AP8="}, **new)
+    assert (first.status, first.json["blob_b64"]) == (200, "AP8=")
+    assert (await said(there, "PUT", path, {"offset": 3}, **new)).reason == "CONFLICT"
+    seen = {"if-match": first.headers["etag"]}
+    moved = await said(there, "PUT", path, {"offset": 4}, **seen)
+    assert (moved.json["offset"], moved.json["blob_b64"]) == (4, "AP8=")
+    assert (await said(there, "PUT", path, {"offset": 5}, **seen)).reason == "CONFLICT"
+    assert [each["name"] for each in (await there.get(f"{LOG}/cursors")).json["cursors"]] == ["c"]
+    assert (await there.ask("DELETE", path)).status == 204
+    assert there.core.asked[-1] == words.DeleteCursor(NAME, CursorName("c"))
+    for bad in ({"if-match": "x"}, {"if-none-match": "y"}, {"if-match": '"1"', **new}):
+        assert (await said(there, "PUT", path, {"offset": 1}, **bad)).reason == "INVALID"
+    for body in ({}, {"offset": "1"}, {"offset": 1, "blob_b64": "?"}, {"offset": 1, "name": "d"}):
+        assert (await said(there, "PUT", path, body)).reason == "INVALID"
+
+
+async def test_the_cluster(there: Site) -> None:
+    (server,) = (await there.get("/v1/servers")).json["servers"]
+    assert (server["server_id"], server["state"], server["url"]) == ("a", "serving", "")
+    answer = await there.ask("POST", "/v1/servers/127.0.0.1:7400:drain")
+    assert (answer.status, answer.json) == (202, {"logs_left": 1})
+    assert there.core.asked[-1] == words.DrainServer("127.0.0.1:7400")
+    await there.ask("POST", "/v1/servers/a~1:resume")
+    assert there.core.asked[-1] == words.DrainServer("a~1", resume=True)
+    assert len((await there.get("/v1/owners?log=ns/log&log=ns/none")).json["owners"]) == 1
+    assert (await there.get("/v1/owners")).reason == "INVALID"
+    assert (await there.get("/v1/owners?log=../x")).reason == "INVALID"
+    assert (await there.get("/v1/limits")).json["cursor_blob_bytes_max"] == 4096
+
+
+@pytest.mark.parametrize(
+    "name", [".", "..", "-a", "A", "a b", "ä", "a" * 256, "a:truncate", "a,b", "~", "%"]
+)
+async def test_names_pass_one_gate(there: Site, name: str) -> None:
+    for path in (f"/v1/namespaces/{name}/logs/log", f"/v1/namespaces/ns/logs/{name}"):
+        answer = await there.get(path)
+        assert (answer.status, answer.reason) == (400, "INVALID"), path
+    assert (await there.get(f"{LOG}/cursors/{name}")).reason == "INVALID"
+    assert (await there.get(f"/v1/namespaces/{name}/logs")).reason == "INVALID"
+    assert not there.core.asked
+
+
+async def test_times_are_kept(there: Site) -> None:
+    there.core.holds.add("get_log")
+    answer = await there.get(LOG, **{"log-timeout-ms": "1"})
+    assert (answer.status, answer.reason, answer.json["outcome"]) == (
+        504,
+        "DEADLINE",
+        "not_applied",
+    )
+    there.core.holds = {"roll_log"}
+    answer = await there.ask("POST", f"{LOG}:roll", b"", **{"log-timeout-ms": "1"})
+    assert (answer.status, answer.json["outcome"]) == (504, "unknown")
+    there.core.holds = set()
+    for bad in ("0", "x", "600001"):
+        assert (await there.get(LOG, **{"log-timeout-ms": bad})).reason == "INVALID"
+    assert (await there.get(LOG, **{"log-forward": "maybe"})).reason == "INVALID"
+
+
+async def test_paths_that_are_not_there(there: Site) -> None:
+    for method, path, status in (
+        ("GET", "/", 404),
+        ("GET", "/v2/logs", 404),
+        ("GET", f"{LOG}/", 404),
+        ("GET", f"{LOG}/nope", 404),
+        ("POST", f"{LOG}:explode", 405),
+        ("POST", LOG, 405),
+        ("TRACE", LOG, 405),
+        ("GET", f"{LOG}:roll", 400),
+    ):
+        answer = await there.ask(method, path)
+        assert answer.status == status, (method, path)
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert not there.core.asked
+
+
+# --- Words and OpenAPI ------------------------------------------------------------------------
+
+
+def every_word() -> Iterator[Any]:
+    seen = set()
+    for method in METHODS:
+        if method.kind is not Kind.APPEND_STREAM:
+            for word in (method.request, method.answer):
+                if isinstance(word, type) and word not in seen:
+                    seen.add(word)
+                    yield word
+
+
+@pytest.mark.parametrize("word", list(every_word()), ids=lambda word: word.__name__)
+@pytest.mark.parametrize("is_full", [True, False])
+def test_every_word_and_back(word: Any, is_full: bool) -> None:
+    said = sample(word, is_full=is_full)
+    if word in (words.Journal, words.ServerStats):  # They hold what no request says.
+        json.dumps(to_json(said))
+        return
+    assert from_json(json.loads(json.dumps(to_json(said))), word) == said
+
+
+@pytest.mark.parametrize("word", list(every_word()), ids=lambda word: word.__name__)
+def test_every_example_is_of_its_schema(word: Any) -> None:
+    schema, example = schema_of(word), example_of(word)
+    assert set(schema["required"]) == set(schema["properties"]) == set(example)
+    assert set(to_json(sample(word))) == set(example)
+
+
+def test_what_a_client_says_is_checked_by_name() -> None:
+    good = {"offset": 1}
+    given = {"log": NAME, "name": CursorName("c"), "expected_version": None}
+    word = words.CommitCursor(NAME, CursorName("c"), Offset(1))
+    assert from_json(good, words.CommitCursor, **given) == word
+    for bad, text in (
+        ({}, "offset is missing"),
+        ({"offset": "1"}, "offset: an integer is wanted, not a string"),
+        ({"offset": 2**63}, "offset: a number has 63 bits"),
+        ({"offset": 1, "log": "a"}, "'log' is none of its fields"),
+        ({"offset": 1, "may_rewind": 1}, "may_rewind: true or false is wanted, not an integer"),
+        ([], "not an array"),
+    ):
+        with pytest.raises(InvalidRequest, match=text.replace("[", r"\[")):
+            from_json(bad, words.CommitCursor, **given)
+    with pytest.raises(BadConfig):
+        from_json({"roll_entries": 1}, LogConfig)
+
+
+async def test_openapi_tells_all_of_it(there: Site) -> None:
+    document = (await there.get("/openapi.json")).json
+    assert len(document["paths"]) > 20
+    names = []
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            names.append(operation["operationId"])
+            assert operation["description" if path.startswith("/v1") else "responses"]
+            assert operation["responses"]["default"]["content"]["application/problem+json"]
+            good = [code for code in operation["responses"] if code.startswith("2")]
+            assert good, (method, path)
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                assert "schema" in content
+    assert len(names) == len(set(names))
+    append = document["paths"]["/v1/namespaces/{namespace}/logs/{log}/records"]["post"]
+    headers = {each["name"].lower() for each in append["parameters"] if each["in"] == "header"}
+    assert headers == {
+        *("log-timeout-ms", "log-forward", "log-expected-offset", "log-writer-epoch", "if-match"),
+        *("if-none-match", "producer-id", "producer-epoch", "producer-seq", "idempotency-key"),
+    }
+    assert {"200", "201", "307", "400", "409", "412", "413", "428", "503"} <= set(
+        append["responses"]
+    )
+    assert "OFFSET_MISMATCH" in append["responses"]["412"]["description"]
+    assert append["requestBody"]["content"]["application/x-ndjson"]["example"]

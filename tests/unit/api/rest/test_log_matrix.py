@@ -1,0 +1,148 @@
+"""Every route and every error of the table: what the service raises is what is answered."""
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+
+from rollbook.api.grpc.methods import METHODS, Kind
+from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.ids import LogName
+from rollbook.proto import errors
+from rollbook.proto.errors import NotOwner, RollbookError, every_error
+from tests.unit.api.rest.http_client import Answer
+from tests.unit.api.rest.log_routes import LINES, LOG, ROUTES, SSE, Route, Site, site
+
+OURS = [error for error in every_error() if error.__module__ == errors.__name__]
+IDS = {"head": 5, "log": "ns/log", "is_last": True, "uid": b"\x00\xff", "marks": ("a", "b")}
+TOLD = {"head": 5, "log": "ns/log", "is_last": True, "uid": "00ff", "marks": ["a", "b"]}
+
+
+@pytest.fixture(scope="module")
+def there() -> Site:
+    """It takes a while to make."""
+    return site()
+
+
+def raised(error: type[RollbookError]) -> RollbookError:
+    return error("what happened", next_step="do something", retry_after_ms=1500, **IDS)
+
+
+def assert_told(problem: Any, said: RollbookError) -> None:
+    assert problem["reason"] == said.code.reason
+    assert problem["type"] == f"urn:rollbook:problem:{said.code.reason}"
+    assert (problem["outcome"], problem["retryable"]) == (said.outcome.value, said.retryable)
+    assert (problem["detail"], problem["next_step"]) == ("what happened", "do something")
+    assert problem["retry_after_ms"] == 1500
+    assert problem["ids"] == {**TOLD, "retry_after_ms": 1500}
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+async def test_every_error_of_every_route(route: Route, there: Site) -> None:
+    for kind in OURS:
+        said = raised(kind)
+        there.core.failures[route.core_name].append(said)
+        answer = await there.ask(route.method, route.path, route.body, **route.headers)
+        assert not there.core.failures[route.core_name], "nobody asked"
+        # Nobody knows where its owner is: it is not redirected to nowhere.
+        assert answer.status == (503 if kind is NotOwner else kind.code.http)
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["retry-after"] in ("2", "1")
+        assert_told(answer.json, said)
+
+
+def test_every_route_and_every_method_is_among_them(there: Site) -> None:
+    reached = {route.core_name for route in ROUTES}
+    assert reached == {each.core_name for each in METHODS if each.kind is not Kind.APPEND_STREAM}
+    tried = {(route.method, route.path.partition("?")[0]) for route in ROUTES}
+    for each in there.app.routes:
+        if isinstance(each, APIRoute) and each.path.startswith("/v1"):
+            for method in each.methods or ():
+                matches = [path for said, path in tried if said == method]
+                assert any(each.path_regex.match(path) for path in matches), (method, each.path)
+
+
+async def test_an_error_in_the_middle_is_the_last_event(there: Site) -> None:
+    there.core.cluster.logs[LogName("ns", "log")].append(pack_block([b"x"] * 3), None)
+    for headers in (SSE, LINES):
+        for kind in OURS:
+            said = raised(kind)
+            # The first event is told, then it fails.
+            there.core.failures["read_stream_later"].clear()
+            there.core.events = None
+            async with there.open("GET", f"{LOG}/records?from=0", b"", **headers) as stream:
+                parts = stream.parts()
+                while b"caught_up" not in await anext(parts):
+                    pass
+                there.core.failures["read_stream_later"].append(said)
+                there.core.cluster.logs[LogName("ns", "log")].tell()
+                there.core.cluster.logs[LogName("ns", "log")].append(pack_block([b"y"]), None)
+                rest = b"".join([part async for part in parts])
+            if headers is SSE:
+                assert rest.startswith(b"event: error\ndata: ")
+                problem = json.loads(rest.partition(b"data: ")[2])
+            else:
+                problem = json.loads(rest)
+                assert problem["event"] == "error"
+            assert_told(problem, said)
+
+
+async def test_not_owner_is_told_as_where_to_go() -> None:
+    there = site(lambda address: {"10.0.0.5:7400": "https://log-2:7480"}.get(address, ""))
+    for route in ROUTES:
+        for owner, status in (("10.0.0.5:7400", 307), ("10.0.0.6:7400", 503), ("", 503)):
+            there.core.failures[route.core_name].append(NotOwner(owner=owner, owner_epoch=7))
+            answer = await there.ask(route.method, route.path, route.body, **route.headers)
+            assert (answer.status, answer.reason) == (status, "NOT_OWNER")
+            assert answer.headers["log-owner"] == owner
+            assert answer.headers["log-epoch"] == "7"
+            if status == 307:
+                assert answer.headers["location"] == f"https://log-2:7480{route.path}"
+            else:
+                assert answer.headers["retry-after"] == "1"
+
+
+class Neighbours:
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked: list[tuple[Any, str]] = []
+
+    async def ask(self, word: Any, address: str, due: float) -> Any:
+        self.asked.append((word, address))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+async def forwarded(there: Site, answer: Any, forward: str | None) -> tuple[Answer, Neighbours]:
+    neighbours = Neighbours(answer)
+    there.door._peers = neighbours
+    there.core.failures["roll_log"].append(NotOwner(owner="10.0.0.5:7400", owner_epoch=7))
+    headers = {"log-forward": forward} if forward else {}
+    return await there.ask("POST", f"{LOG}:roll", b"", **headers), neighbours
+
+
+async def test_the_owner_is_asked_by_the_server_if_that_is_wanted() -> None:
+    from rollbook.logservice.ids import SegmentId
+    from rollbook.logservice.words import RollLog, RollLogAnswer
+
+    done = RollLogAnswer(SegmentId(3))
+    for known in ("", "http://b:7480"):
+        there = site(lambda _, known=known: known)  # type: ignore[misc]  # It is one.
+        answer, asked = await forwarded(there, done, "auto")
+        assert (answer.status, answer.json) == (200, {"segment_id": 3})
+        assert asked.asked == [(RollLog(LogName("ns", "log")), "10.0.0.5:7400")]
+        answer, asked = await forwarded(there, done, "never")
+        assert (answer.status, asked.asked) == (307 if known else 503, [])
+        answer, asked = await forwarded(there, done, None)  # Only if there is no other way.
+        assert (answer.status, len(asked.asked)) == ((307, 0) if known else (200, 1))
+    answer, _ = await forwarded(there, NotOwner(owner="c:1", owner_epoch=8), "auto")
+    assert (answer.status, answer.headers["log-owner"]) == (307, "c:1")
+
+
+async def test_what_nobody_expected_is_told_to_the_log_alone(there: Site) -> None:
+    there.core.failures["get_log"].append(ZeroDivisionError("secret"))
+    with pytest.raises(ZeroDivisionError):  # As Starlette has it: whoever serves it logs it, too.
+        await there.get(LOG)

@@ -1,0 +1,572 @@
+"""Records over HTTP: bodies, conditions, retries, reading, following."""
+
+import asyncio
+import base64
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollbook.api.rest import following
+from rollbook.api.rest.record_json import (
+    NDJSON as NDJSON_TYPE,
+)
+from rollbook.api.rest.record_json import (
+    Encoding,
+    block_of,
+    dumped,
+    framed,
+    parse_json,
+    record_json,
+)
+from rollbook.logservice.core.block import Block, pack_block
+from rollbook.logservice.ids import LogName, Offset, ProducerRef
+from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
+from rollbook.logservice.words import Records
+from rollbook.proto.errors import EntryTooLarge
+from tests.unit.api.grpc.fake_core import FakeLog
+from tests.unit.api.rest.http_client import Answer
+from tests.unit.api.rest.log_routes import JSON, LINES, LOG, NDJSON, RAW, SSE, Site, site
+
+NAME = LogName("ns", "log")
+BLOCK = {"content-type": "application/vnd.rollbook.batch"}
+RECORDS = f"{LOG}/records"
+_SITE: list[Site] = []
+
+
+@pytest.fixture
+def there() -> Site:
+    """One application for all tests, with an empty log in each."""
+    if not _SITE:
+        _SITE.append(site())
+    found = _SITE[0]
+    found.core.cluster.logs.clear()
+    found.core.cluster.make("ns/log")
+    found.core.asked.clear()
+    return found
+
+
+def log_of(there: Site) -> FakeLog:
+    return there.core.cluster.logs[NAME]
+
+
+async def append(there: Site, body: bytes, *kinds: dict[str, str], **headers: str) -> Answer:
+    for kind in kinds:
+        headers = {**kind, **headers}
+    return await there.ask("POST", RECORDS, body, **headers)
+
+
+async def records(there: Site, query: str = "") -> list[Any]:
+    answer = await there.get(f"{RECORDS}?{query}")
+    assert answer.status == 200, answer.body
+    found: list[Any] = answer.json["records"]
+    return found
+
+
+# --- Appending --------------------------------------------------------------------------------
+
+
+async def test_a_record_of_plain_bytes(there: Site) -> None:
+    more = {"log-key": "k", "log-meta-Trace": "7", "log-event-time-us": "-5"}
+    more = {name.lower(): value for name, value in more.items()}
+    answer = await append(there, b"\x00\xff\n", RAW, more)
+    assert (answer.status, answer.headers["location"]) == (201, f"{RECORDS}/0")
+    assert (answer.json["first_offset"], answer.headers["log-next-offset"]) == (0, "1")
+    (record,) = await records(there)
+    assert record == {
+        "offset": 0,
+        "timestamp_us": 1000,
+        "data_b64": base64.b64encode(b"\x00\xff\n").decode(),
+        "key": "k",
+        "headers": {"trace": "7"},
+        "event_time_us": -5,
+    }
+
+
+async def test_the_same_batch_as_json_and_as_lines(there: Site) -> None:
+    batch = [
+        {"data": "text ü"},
+        {
+            "data_b64": "AP8=",
+            "key_b64": "/w==",
+            "headers": {"a": "b"},
+            "headers_b64": {"c": "/w=="},
+        },
+        {"json": {"a": [1, None, "x"]}, "key": "k", "event_time_us": 9},
+        {"data": "", "key": None},
+    ]
+    lines = b"".join(dumped(each) + b"\n" for each in batch)
+    assert (await append(there, dumped({"records": batch}), JSON)).status == 201
+    assert (await append(there, lines, NDJSON)).status == 201
+    assert (await append(there, lines[:-1], NDJSON)).json["next_offset"] == 12
+    found = await records(there)
+    for index in range(12):
+        found[index].pop("timestamp_us")
+        assert found[index].pop("offset") == index
+    assert found[:4] == found[4:8] == found[8:]
+    assert found[:4] == [
+        {"data": "text ü"},
+        {
+            "data_b64": "AP8=",
+            "key_b64": "/w==",
+            "headers": {"a": "b"},
+            "headers_b64": {"c": "/w=="},
+        },
+        {"data": '{"a":[1,null,"x"]}', "key": "k", "event_time_us": 9},
+        {"data": ""},
+    ]
+    assert len(log_of(there).blocks) == 3  # Each batch is one.
+
+
+async def test_a_framed_block_is_kept_as_it_is(there: Site) -> None:
+    block = pack_block([b"a", b"b"], producer=ProducerRef(b"me", 0, 0))
+    assert (await append(there, block, BLOCK)).json["next_offset"] == 2
+    assert (await append(there, block, BLOCK)).json["is_duplicate"]
+    assert log_of(there).blocks[0][40:] == block[40:]
+    answer = await append(there, block, BLOCK, {"idempotency-key": "k"})
+    assert (answer.status, answer.reason) == (400, "INVALID")
+    answer = await append(there, block[:-1], BLOCK)
+    assert (answer.status, answer.reason) == (400, "INVALID_BLOCK")
+
+
+BAD_BATCHES = {
+    b"": "line 1",
+    b"\n": "line 1",
+    b'{"data":"a"}\n\n{"data":"b"}\n': "line 2",
+    b'{"data":"a"},{"data":"b"}\n': "line 1",
+    b'{"data":"a"\n"key":"b"}\n': "line 1",
+    b'{"data":"a"} {"data":"b"}': "line 1",
+    b'{"data":"\xff"}': "line 1",
+    b'{"data":NaN}': "line 1",
+    b"[]": "record 0: an object",
+    b'["data"]': "record 0: an object",
+    b'"data"': "record 0: an object",
+    b"null": "record 0: an object",
+    b"{}": "one of data, data_b64 and json",
+    b'{"data":"a","json":1}': "one of data, data_b64 and json",
+    b'{"data":7}': "data: a string",
+    b'{"data":null}': "data: a string",
+    b'{"data":"a"}\n{"data":7}': "record 1: data: a string",
+    b'{"data":"a"}\n{"datum":"b"}': "record 1: 'datum'",
+    b'{"data_b64":"*"}': "data_b64: it is not base64",
+    b'{"data":"a","key":"b","key_b64":""}': "one of key and key_b64",
+    b'{"data":"a","headers":{"h":1}}': "headers: an object of strings",
+    b'{"data":"a","headers":["h"]}': "headers: an object of strings",
+    b'{"data":"a","headers":{"h":"1"},"headers_b64":{"h":""}}': "twice",
+    b'{"data":"a","headers":{"not a name":"1"}}': "printable ASCII",
+    b'{"data":"a","event_time_us":1.5}': "event_time_us: an integer",
+    b'{"data":"a","event_time_us":true}': "event_time_us: an integer",
+    b'{"data":"a","event_time_us":9223372036854775808}': "event_time_us: an integer",
+    b'{"json":1e999}': "json: a number is too large",
+}
+
+
+@pytest.mark.parametrize("body", BAD_BATCHES, ids=lambda body: body[:30])
+async def test_a_batch_that_makes_no_sense_is_refused_as_a_whole(there: Site, body: bytes) -> None:
+    answer = await append(there, body, NDJSON)
+    assert (answer.status, answer.reason) == (400, "INVALID")
+    assert BAD_BATCHES[body] in answer.json["detail"]
+    assert answer.json["outcome"] == "not_applied"
+    assert not log_of(there).blocks
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"records":{}}', b'{"records":[]}', b'{"records":[1]}', b"{"]
+)
+async def test_an_object_without_records_is_refused(there: Site, body: bytes) -> None:
+    answer = await append(there, body, JSON)
+    assert (answer.status, answer.reason) == (400, "INVALID")
+
+
+async def test_what_a_body_is_has_to_be_said(there: Site) -> None:
+    for kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        answer = await append(there, b"x", {"content-type": kind} if kind else {})
+        assert (answer.status, answer.reason) == (415, "INVALID")
+        assert "octet-stream" in answer.json["next_step"]
+    answer = await append(there, b"x", RAW, {"content-encoding": "gzip"})
+    assert answer.status == 415
+    parameters = {"content-type": "Application/JSON; charset=utf-8"}
+    assert (await append(there, b'{"records":[{"data":"x"}]}', parameters)).status == 201
+
+
+def test_bodies_that_would_grow_are_refused_before_they_do() -> None:
+    for body in (b"[" * 500_001, b'{"json":[' + b"{}," * 500_000, b"{" * 500_001):
+        with pytest.raises(EntryTooLarge):
+            block_of(NDJSON_TYPE, body, None, None)  # type: ignore[arg-type]  # Not looked at.
+    with pytest.raises(EntryTooLarge):
+        block_of(NDJSON_TYPE, b"\n" * (BATCH_RECORDS_CEILING + 1), None, None)  # type: ignore[arg-type]  # As above.
+
+
+_JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.binary(), min_size=1))
+def test_text_and_bytes_come_back_as_they_were(values: list[str | bytes]) -> None:
+    batch = [
+        {"data": each} if isinstance(each, str) else {"data_b64": base64.b64encode(each).decode()}
+        for each in values
+    ]
+    lines = b"\n".join(map(dumped, batch))
+    block = block_of(NDJSON_TYPE, lines, None, None)  # type: ignore[arg-type]  # Not looked at.
+    assert Block(block).values() == [e.encode() if isinstance(e, str) else e for e in values]
+
+
+@given(_JSON_VALUES)
+def test_json_comes_back_as_json(value: Any) -> None:
+    line = json.dumps({"json": value}).encode()
+    try:
+        said = parse_json(line)
+    except ValueError:  # A surrogate alone is no text.
+        return
+    (record,) = Block(framed([said], None)).records()
+    assert json.loads(dumped(record_json(record, Encoding.JSON)))["json"] == said["json"]
+
+
+# --- Conditions and retries -------------------------------------------------------------------
+
+
+async def test_conditions(there: Site) -> None:
+    assert (await append(there, b"0", RAW, {"if-none-match": "*"})).status == 201
+    answer = await append(there, b"0", RAW, {"if-none-match": "*"})
+    assert (answer.status, answer.reason) == (412, "OFFSET_MISMATCH")
+    assert answer.json["ids"]["tail"] == 1
+    for name, good, bad in (
+        ("log-expected-offset", "{}", "7"),
+        ("if-match", '"{}"', '"7"'),
+        ("if-match", "{}", "7"),
+    ):
+        answer = await append(there, b"x", RAW, {name: bad})
+        assert (answer.status, answer.reason) == (412, "OFFSET_MISMATCH")
+        tail = log_of(there).tail
+        assert (await append(there, b"x", RAW, {name: good.format(tail)})).status == 201
+    answer = await append(there, b"x", RAW, {"log-writer-epoch": "3"})
+    assert (answer.status, answer.reason) == (412, "WRITER_FENCED")
+    for bad_headers in (
+        {"if-match": "*"},
+        {"if-match": '"x"'},
+        {"if-match": '"-1"'},
+        {"if-none-match": '"1"'},
+        {"log-expected-offset": "x"},
+        {"log-expected-offset": "-1"},
+        {"log-expected-offset": str(2**63)},
+        {"log-expected-offset": "1", "if-match": '"2"'},
+        {"log-writer-epoch": "old"},
+    ):
+        answer = await append(there, b"x", RAW, bad_headers)
+        assert (answer.status, answer.reason) == (400, "INVALID"), bad_headers
+
+
+async def test_exactly_once_by_repeated_requests(there: Site) -> None:
+    """Whatever is repeated, however often, in whichever order answers were lost."""
+    chance = random.Random(7)
+    first: dict[int, int] = {}
+    for seq in range(50):
+        producer = {"producer-id": "shell", "producer-epoch": "2", "producer-seq": str(seq)}
+        for _ in range(chance.randrange(1, 4)):
+            answer = await append(there, b"%d" % seq, RAW, producer)
+            offset = first.setdefault(seq, answer.json["first_offset"])
+            assert answer.json["first_offset"] == offset
+            assert answer.status == (200 if answer.json["is_duplicate"] else 201)
+        again = {"idempotency-key": f"key-{seq // 2}"}
+        answer = await append(there, b"once %d" % (seq // 2), RAW, again)
+        assert (answer.status == 200) == (seq % 2 == 1)
+    values = [each["data"] for each in await records(there)]
+    assert [each for each in values if "once" not in each] == [str(seq) for seq in range(50)]
+    assert [each for each in values if "once" in each] == [f"once {n}" for n in range(25)]
+    gap = {"producer-id": "shell", "producer-epoch": "2", "producer-seq": "77"}
+    answer = await append(there, b"x", RAW, gap)
+    assert (answer.status, answer.reason) == (409, "PRODUCER_GAP")
+    assert answer.json["ids"]["expected"] == 50
+    old = {"producer-id": "shell", "producer-epoch": "1", "producer-seq": "0"}
+    assert (await append(there, b"x", RAW, old)).reason == "PRODUCER_FENCED"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"producer-id": "a"},
+        {"producer-seq": "0"},
+        {"producer-id": "", "producer-seq": "0"},
+        {"producer-id": "x" * 65, "producer-seq": "0"},
+        {"producer-id": "a", "producer-seq": "-1"},
+        {"producer-id": "a", "producer-seq": "0", "producer-epoch": str(2**32)},
+        {"producer-id": "a", "producer-seq": "0", "idempotency-key": "b"},
+        {"idempotency-key": ""},
+        {"idempotency-key": "x" * 60},
+    ],
+)
+async def test_a_producer_that_makes_no_sense(there: Site, headers: dict[str, str]) -> None:
+    answer = await append(there, b"x", RAW, headers)
+    assert (answer.status, answer.reason) == (400, "INVALID")
+
+
+async def test_the_last_records_come_with_the_seal(there: Site) -> None:
+    answer = await there.ask("POST", f"{LOG}:seal", b'{"data":"end"}', **NDJSON)
+    assert (answer.status, answer.json) == (200, {"tail": 1})
+    assert (await there.ask("POST", f"{LOG}:seal")).json == {"tail": 1}
+    assert (await append(there, b"x", RAW)).reason == "SEALED"
+    assert (await there.ask("POST", f"{LOG}:seal", b"x", **{"content-type": "a/b"})).status == 415
+
+
+# --- Reading ----------------------------------------------------------------------------------
+
+
+async def test_ranges(there: Site) -> None:
+    for start in range(0, 30, 3):
+        log_of(there).append(pack_block([b"%d" % n for n in range(start, start + 3)]), None)
+    everything = await records(there)
+    assert [each["offset"] for each in everything] == list(range(30))
+    for start in range(0, 31, 2):
+        for until in range(0, 31, 3):
+            found = await records(there, f"from={start}&until={until}")
+            assert [each["data"] for each in found] == [str(n) for n in range(start, until)]
+    answer = await there.get(f"{RECORDS}?from=-4&limit=2")
+    assert [each["offset"] for each in answer.json["records"]] == [26, 27]
+    assert {name: answer.headers[f"log-{name}"] for name in ("next-offset", "tail", "sealed")} == {
+        "next-offset": "28",
+        "tail": "30",
+        "sealed": "false",
+    }
+    assert answer.headers["log-up-to-date"] == "false"
+    answer = await there.get(f"{RECORDS}?from=latest")
+    assert (answer.json["records"], answer.headers["log-up-to-date"]) == ([], "true")
+    answer = await there.get(f"{RECORDS}?from=latest&wait_ms=1")
+    assert (answer.status, answer.body) == (204, b"")
+    assert answer.headers["log-next-offset"] == "30"
+    assert (await there.get(f"{RECORDS}?from=31")).reason == "BEYOND_TAIL"
+    log_of(there).head = Offset(5)
+    answer = await there.get(f"{RECORDS}?from=4")
+    assert (answer.status, answer.reason, answer.json["ids"]) == (410, "TRUNCATED", {"head": 5})
+
+
+async def test_blocks_as_they_are(there: Site) -> None:
+    for text in (b"a", b"b"):
+        log_of(there).append(pack_block([text] * 3), None)
+    answer = await there.get(f"{RECORDS}?from=1", accept="application/vnd.rollbook.batch")
+    assert answer.body == b"".join(log_of(there).blocks)
+    assert (answer.headers["log-first-offset"], answer.headers["log-next-offset"]) == ("1", "6")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *(
+            "from=x",
+            "from=ts:2026",
+            "from=cursor:..",
+            "until=-1",
+            "limit=0",
+            "limit=x",
+            "wait_ms=-1",
+        ),
+        *("wait_ms=60001", "max_bytes=0", "encoding=gzip", "on_truncated=maybe", "at_tail=never"),
+        *(f"until={2**63}", f"limit={10**30}", "heartbeat_ms=1"),
+    ],
+)
+async def test_a_query_that_makes_no_sense(there: Site, query: str) -> None:
+    answer = await there.get(f"{RECORDS}?{query}")
+    assert (answer.status, answer.reason) == (400, "INVALID")
+
+
+async def test_what_is_accepted(there: Site) -> None:
+    for accept in ("*/*", "application/*", "", "text/html, application/json;q=0.9", "*/*;q=0.1"):
+        answer = await there.get(RECORDS, accept=accept)
+        assert answer.headers["content-type"] == "application/json"
+    answer = await there.get(RECORDS, accept="text/html")
+    assert (answer.status, answer.reason) == (406, "INVALID")
+
+
+async def test_a_record_has_a_url_that_never_changes(there: Site) -> None:
+    more = {"log-key": "k", "log-meta-a": "b"}
+    await append(there, b"zero", RAW)
+    location = (await append(there, b"\x00one", RAW, more)).headers["location"]
+    answer = await there.get(location)
+    assert (answer.status, answer.body) == (200, b"\x00one")
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+    assert (answer.headers["Log-Key".lower()], answer.headers["log-meta-a"]) == ("k", "b")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    etag = answer.headers["etag"]
+    assert not etag.startswith("W/")
+    again = await there.get(location, **{"if-none-match": f'"x", {etag}'})
+    assert (again.status, again.body, again.headers["etag"]) == (304, b"", etag)
+    assert "immutable" in again.headers["cache-control"]
+    other = await there.get(f"{RECORDS}/0")
+    assert (other.body, other.headers["etag"] == etag) == (b"zero", False)
+    shown = await there.get(location, authorization="Bearer …".encode().decode("latin-1"))
+    assert shown.headers["cache-control"] == "private, max-age=31536000, immutable"
+    assert (await there.get(f"{RECORDS}/2")).reason == "BEYOND_TAIL"
+    assert (await there.get(f"{RECORDS}/99")).reason == "BEYOND_TAIL"
+    for path in ("-1", "x", str(2**63), "0.5"):
+        assert (await there.get(f"{RECORDS}/{path}")).reason == "INVALID"
+
+
+async def test_what_no_header_can_say_is_counted(there: Site) -> None:
+    """And nobody smuggles a header into an answer by what he appends."""
+    record = {
+        "data": "x",
+        "key": "a\r\nSet-Cookie: b",
+        "headers": {"ok": "fine", "no": "a\nb", "sp(ace": "x", "long": "x" * 2000},
+        "headers_b64": {"bytes": "/w=="},
+    }
+    await append(there, dumped({"records": [record]}), JSON)
+    answer = await there.get(f"{RECORDS}/0")
+    assert (answer.headers["log-meta-ok"], answer.headers["log-omitted"]) == ("fine", "5")
+    assert "set-cookie" not in answer.headers
+
+
+# --- Following --------------------------------------------------------------------------------
+
+
+def events_in(text: bytes) -> list[tuple[str, str, Any]]:
+    """(id, event, data), as a browser would see them."""
+    found = []
+    for part in text.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in part.split("\n") if line)
+        if "data" in fields:
+            found.append((fields.get("id", ""), fields["event"], json.loads(fields["data"])))
+    return found
+
+
+async def test_events_resume_exactly_wherever_they_broke_off(there: Site) -> None:
+    """Whatever was heard of, nothing is missed and nothing told twice (`Last-Event-ID`)."""
+    for start in range(0, 600, 40):
+        values = [b"%d" % n * 300 for n in range(start, start + 40)]  # Several pieces to a block.
+        log_of(there).append(pack_block(values), None)
+    log_of(there).is_sealed = True
+    chance = random.Random(11)
+    heard: list[int] = []
+    headers: dict[str, str] = {}
+    for _ in range(1000):
+        enough = chance.randrange(1, 5)
+        async with there.open("GET", f"{RECORDS}?from=0", b"", **SSE, **headers) as stream:
+            if stream.status == 204 or (await anext(stream.parts(), None)) is None:
+                break
+            async for part in stream.parts():
+                for number, kind, data in events_in(part):
+                    headers = {"last-event-id": number}
+                    if kind == "records":
+                        heard += [each["offset"] for each in data["records"]]
+                        enough -= 1
+                if not enough:
+                    break
+    assert heard == list(range(600))
+    assert headers == {"last-event-id": "600"}
+    answer = await there.get(f"{RECORDS}?from=0", **SSE, **headers)
+    assert (answer.status, answer.body) == (204, b"")  # So that browsers come no more.
+
+
+async def test_a_follower_hears_all_of_it(there: Site) -> None:
+    async with there.open("GET", f"{RECORDS}?from=latest&heartbeat_ms=100", b"", **SSE) as stream:
+        parts = stream.parts()
+        assert await anext(parts) == b"retry: 250\n\n"
+        assert stream.headers["cache-control"] == "no-cache, no-transform"
+        assert stream.headers["x-accel-buffering"] == "no"
+        assert events_in(await anext(parts)) == [("0", "caught_up", {"tail": 0})]
+        ((number, kind, progress),) = events_in(await anext(parts))
+        assert (number, kind, progress["waits_for"]) == ("0", "progress", "nothing")
+        log_of(there).append(pack_block([b"a"]), None)
+        told = [each async for part in parts_until(parts, "caught_up") for each in events_in(part)]
+        told = [each for each in told if each[1] != "progress"]
+        assert told[0] == (
+            "1",
+            "records",
+            {"records": [{"offset": 0, "timestamp_us": 1000, "data": "a"}]},
+        )
+        log_of(there).is_sealed = True
+        log_of(there).tell()
+        last = [each async for part in parts for each in events_in(part)][-1]
+        assert last == ("1", "sealed", {"tail": 1})
+    assert not there.core.readers
+
+
+async def parts_until(parts: Any, kind: str) -> Any:
+    async for part in parts:
+        yield part
+        if kind.encode() in part:
+            return
+
+
+async def test_lines_tell_the_same(there: Site) -> None:
+    log_of(there).append(pack_block([b"a", b"b"]), None)
+    log_of(there).head = Offset(1)
+    answer = await there.get(f"{RECORDS}?from=0&at_tail=stop", **LINES)
+    lines = [json.loads(line) for line in answer.body.splitlines()]
+    assert lines == [
+        {"event": "gap", "next_offset": 1, "kind": "truncated", "start": 0, "end": 1},
+        {
+            "event": "records",
+            "next_offset": 2,
+            "records": [{"offset": 1, "timestamp_us": 1000, "data": "b"}],
+        },
+        {"event": "stopped", "next_offset": 2, "offset": 2},
+    ]
+    answer = await there.get(f"{RECORDS}?from=0&on_truncated=fail", **LINES)
+    assert (answer.status, answer.reason) == (410, "TRUNCATED")
+
+
+async def test_whoever_hangs_up_keeps_no_reader(there: Site) -> None:
+    for headers in (SSE, LINES):
+        async with there.open("GET", RECORDS, b"", **headers) as stream:
+            await anext(stream.parts())
+            assert there.core.readers == 1
+        assert there.core.readers == 0
+        assert not there.door.followers
+
+
+async def test_whoever_takes_nothing_keeps_no_reader_and_misses_nothing(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_PATIENCE_S", 0.01)
+    for start in range(0, 300, 30):
+        log_of(there).append(pack_block([b"%d" % n * 300 for n in range(start, start + 30)]), None)
+    heard: list[int] = []
+    async with there.open("GET", f"{RECORDS}?heartbeat_ms=100", b"", **SSE) as stream:
+        parts = stream.parts()
+        while len(heard) < 300:
+            stream.may_send.clear()
+            while there.core.readers:  # Until it is given back.
+                await asyncio.sleep(0.005)
+            stream.may_send.set()
+            for _ in range(3):
+                for _, kind, data in events_in(await anext(parts)):
+                    heard += [e["offset"] for e in data.get("records", ())] if kind else []
+                if len(heard) >= 300:
+                    break
+    assert heard == list(range(300))
+
+
+async def test_a_server_that_stops_ends_its_followers(there: Site) -> None:
+    async with there.open("GET", RECORDS, b"", **SSE) as stream:
+        await anext(stream.parts())
+        await there.door.close()
+        async for _ in stream.parts():
+            pass  # It comes to its end.
+    assert not there.core.readers
+
+
+async def test_the_tail_can_be_watched(there: Site) -> None:
+    async with there.open("GET", f"{LOG}/tail", b"", **LINES) as stream:
+        parts = stream.parts()
+        first = json.loads(await anext(parts))
+        assert (first["event"], first["tail"], first["is_sealed"]) == ("tail", 0, False)
+        log_of(there).append(pack_block([b"a"]), None)
+        assert json.loads(await anext(parts))["tail"] == 1
+
+
+def test_a_piece_is_small_or_one_record() -> None:
+    sizes = [1, 10, 10_000, 20_000, 100_000, 5, 5]
+    block = pack_block([b"x" * size for size in sizes])
+    told = list(following.told(Records((block,), Offset(1), Offset(6)), Encoding.AUTO))
+    offsets = [[r["offset"] for r in each.facts["records"]] for each in told]
+    assert [offset for piece in offsets for offset in piece] == [1, 2, 3, 4, 5]
+    assert [each.next_offset for each in told] == [piece[-1] + 1 for piece in offsets]
+    for piece in offsets:
+        assert sum(sizes[offset] for offset in piece[:-1]) < 16 * 1024
