@@ -5,7 +5,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import click
 
@@ -22,6 +22,8 @@ from rollbook.proto.errors import (
 )
 
 T = TypeVar("T")
+
+_CONNECT_S: Final = 1.5  # Nobody who types waits longer to hear that there is no server.
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class LogAccess:
         url = self.server if "://" in self.server else f"log://{self.server}"
         async with connect(
             url,
-            LogClientConfig(timeout_s=self.timeout_s),
+            LogClientConfig(timeout_s=self.timeout_s, connect_s=min(_CONNECT_S, self.timeout_s)),
             token=self._token(),
             authorities=self.tls_authorities or "",
             certificate=self.tls_certificate or "",
@@ -63,11 +65,12 @@ class LogAccess:
             NoSuchLog: f"rollbook log create {log}{flags}",
             Truncated: f"rollbook log read {log} --from earliest{flags}",
             Guarded: f"rollbook explain {log}{flags}",
-            ServerUnreachable: "rollbook dev",
         }
         try:
             yield
         except RollbookError as error:
+            if isinstance(error, ServerUnreachable):
+                error.next_step = "start one with `rollbook dev`, or say where one is: --server URL"
             if isinstance(error, WriterRequired):
                 error.next_step = "say --holder NAME; whoever wrote before cannot any more"
             if not error.next_step:

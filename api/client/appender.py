@@ -26,6 +26,7 @@ from rollbook.proto.errors import (
     Outcome,
     QuorumTimeout,
     RollbookError,
+    ServerUnreachable,
 )
 
 PRODUCER_ID_BYTES: Final = 16
@@ -131,6 +132,8 @@ class Appender:
             is_known = self._owners.on_error(self._log, line.address, failure)
             pause_s = pauses.next_s(failure, is_known=is_known)
             if not may_retry(failure) or loop.time() + pause_s >= due:
+                if isinstance(failure, ServerUnreachable):
+                    failure = self._owners.nobody_answers(failure)
                 raise in_doubt(failure) if is_doubtful else failure
             await asyncio.sleep(pause_s)
 

@@ -27,6 +27,7 @@ from rollbook.proto.errors import (
     Outcome,
     QuorumTimeout,
     RollbookError,
+    ServerUnreachable,
 )
 
 
@@ -36,6 +37,7 @@ class Calls:
         self._owners = owners
         self._config = config
         self.is_closed = False
+        self._was_answered = False  # By any server, ever.
 
     async def ask(
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
@@ -46,6 +48,7 @@ class Calls:
         log: LogName | None = getattr(word, "log", None)
         data = pack(word).SerializeToString()
         due = loop.time() + (timeout_s or self._config.timeout_s)
+        connect_due = min(due, loop.time() + self._config.connect_s)
         pauses, is_doubtful = Pauses(self._config), False
         while True:
             if self.is_closed:
@@ -60,7 +63,12 @@ class Calls:
                 is_doubtful |= failure.outcome is Outcome.UNKNOWN
             is_known = self._owners.on_error(log, address, failure)
             pause_s = pauses.next_s(failure, is_known=is_known)
-            if not may_retry(failure) or loop.time() + pause_s >= due:
+            is_unreachable = isinstance(failure, ServerUnreachable)
+            self._was_answered |= not isinstance(failure, ServerUnreachable | QuorumTimeout)
+            until = connect_due if is_unreachable and not self._was_answered else due
+            if not may_retry(failure) or loop.time() + pause_s >= until:
+                if is_unreachable and server is None:
+                    failure = self._owners.nobody_answers(failure)
                 raise in_doubt(failure) if is_doubtful else failure
             await asyncio.sleep(pause_s)
 
@@ -77,6 +85,7 @@ class Calls:
         except asyncio.CancelledError:
             lost = hung_up()
             raise ClientClosed if self.is_closed else lost from None
+        self._was_answered = True
         return answer_of(method.answer, answer)
 
 

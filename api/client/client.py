@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
@@ -11,15 +10,14 @@ from rollbook.api.client.calls import Calls
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.log import Log, names_of
+from rollbook.api.client.meeting import Meeting
 from rollbook.api.client.owners import Owners
 from rollbook.api.client.url import parse_log_url
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
-from rollbook.proto.errors import RollbookError
 
 DEFAULTS: Final = LogClientConfig()
-_MEET_EVERY_S: Final = 60.0
 
 
 class Ending(Protocol):
@@ -58,7 +56,7 @@ class Client:
         self.lines = AppendLines(self.channels)
         self._calls = Calls(self.channels, self.owners, config)
         self._writers: dict[Ending, None] = {}
-        self._meet_again_at = 0.0
+        self._meeting = Meeting(self.owners, self._addresses)
 
     async def ask(
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
@@ -80,18 +78,11 @@ class Client:
             config = create if isinstance(create, LogConfig) else None
             state = await self.ask(words.EnsureLog(log, config))
         self.owners.learn(log, state.owner, state.owner_epoch)
-        await self._meet_servers()
+        await self._meeting.begin()  # Before one of them fails.
         return Log(self, state)
 
-    async def _meet_servers(self) -> None:
-        """Before one of them fails it has to be known who else can be asked."""
-        now = asyncio.get_running_loop().time()
-        if now < self._meet_again_at:
-            return
-        self._meet_again_at = now + _MEET_EVERY_S
-        with suppress(RollbookError):  # The log is open all the same.
-            for server in await self.servers():
-                self.owners.meet(server.address)
+    async def _addresses(self) -> list[str]:
+        return [each.address for each in await self.servers()]
 
     async def logs(self, namespace: str = "", prefix: str = "") -> AsyncIterator[LogName]:
         """By name."""
@@ -157,6 +148,7 @@ class Client:
     async def close(self) -> None:
         """At once: records of writers that were not closed before are left in doubt. Idempotent."""
         self._calls.is_closed = True
+        await self._meeting.close()
         for writer in list(self._writers):
             writer.end()
         await self.lines.close()

@@ -12,6 +12,7 @@ _MIB: Final = 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class LogClientConfig:
     timeout_s: float = 10.0  # Of a call and of an append, with all their retries.
+    connect_s: float = 10.0  # A client that no server has answered yet gives up after so long.
     attempt_s: float = 3.0  # A server that does not answer an append for so long is left.
     retry_pause_s_min: float = 0.02  # Doubled from attempt to attempt,
     retry_pause_s_max: float = 0.25  # up to this. Longer: failovers are noticed later.
@@ -29,7 +30,14 @@ class LogClientConfig:
 
     def __post_init__(self) -> None:
         for name in (
-            *("timeout_s", "attempt_s", "batch_bytes_max", "batch_records_max", "window_bytes"),
+            *(
+                "timeout_s",
+                "connect_s",
+                "attempt_s",
+                "batch_bytes_max",
+                "batch_records_max",
+                "window_bytes",
+            ),
             *("window_batches", "heartbeat_s", "silences_max"),
         ):
             if getattr(self, name) <= 0:

@@ -12,6 +12,8 @@ from rollbook.proto.errors import NotOwner, OutcomeUnknown, RollbookError, Serve
 
 _LOGS_MAX: Final = 100_000
 _SERVERS_MAX: Final = 256
+_NAMED_MAX: Final = 5
+_WHY_MAX: Final = 200
 
 
 class _Owner(NamedTuple):
@@ -21,13 +23,14 @@ class _Owner(NamedTuple):
 
 class Owners:
     def __init__(self, servers: Iterable[str]) -> None:
-        self._servers = list(dict.fromkeys(servers))
+        self._given = tuple(dict.fromkeys(servers))
+        self._servers = list(self._given)
         self._next = 0
         self._owners: dict[LogName, _Owner] = {}
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """All that were ever named."""
+        """All that can be asked."""
         return tuple(self._servers)
 
     def address_of(self, log: LogName | None) -> str:
@@ -49,6 +52,23 @@ class Owners:
         """Another server that can be asked."""
         if address not in self._servers and len(self._servers) < _SERVERS_MAX:
             self._servers.append(address)
+
+    def meet_all(self, addresses: Iterable[str]) -> None:
+        """These are all there are now. Those that were given are not forgotten: they may come back."""
+        asked = self._servers[self._next]
+        known = dict.fromkeys((*self._given, *addresses))
+        self._servers = list(known)[:_SERVERS_MAX]
+        self._next = self._servers.index(asked) if asked in self._servers else 0
+
+    def nobody_answers(self, last: RollbookError) -> ServerUnreachable:
+        """For whoever has asked them all in vain; `last` is what came of it at last."""
+        some = ", ".join(self._servers[:_NAMED_MAX])
+        more = len(self._servers) - _NAMED_MAX
+        why = last.message.rpartition("last error: ")[2][:_WHY_MAX]
+        return ServerUnreachable(
+            f"no log server answers at {some}{f' and {more} more' if more > 0 else ''}: {why}",
+            next_step="start one (rollbook dev, rollbook server log), or connect to one that runs",
+        )
 
     def on_error(self, log: LogName | None, address: str, error: RollbookError) -> bool:
         """Whether it is known whom to ask now, so that there is no reason to wait."""

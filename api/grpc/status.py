@@ -11,6 +11,7 @@ out, since a peer refuses headers that are too long as a whole.
 """
 
 import asyncio
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -39,6 +40,9 @@ DETAILS_KEY: Final = "grpc-status-details-bin"
 OWNER_KEY: Final = "log-owner"
 OWNER_EPOCH_KEY: Final = "log-owner-epoch"
 
+_NOT_CONNECTED: Final = re.compile(
+    "failed to connect|dns resolution|errors resolving", re.IGNORECASE
+)
 _DETAIL_BYTES_MAX: Final = 4096
 _TEXT_MAX: Final = 1000
 _LIST_MAX: Final = 20
@@ -131,7 +135,7 @@ def hung_up() -> ConnectionLost:
 
 def _said_by_grpc(status: grpc.StatusCode, text: str) -> RollbookError:
     kind = _BY_STATUS.get(status, ConnectionLost)
-    if status is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text.lower():
+    if status is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED.search(text):
         kind = ServerUnreachable  # Else it may have heard of the call.
     elif status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
         kind = EntryTooLarge

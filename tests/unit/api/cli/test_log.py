@@ -158,7 +158,7 @@ def test_what_to_type_next_can_be_typed(shell: Shell) -> None:
     shell.run("log", "create", "Nobody", code=2)
     shell.run("log", "create", "x", "--retention-bytes", "many", code=2)
     shell.run("log", "ls", "--server", "127.0.0.1:1", "--timeout", "0.3", code=5)
-    assert "try: rollbook dev" in shell.errors
+    assert "try: start one with `rollbook dev`" in shell.errors
     shell.run("log", "ls", "--server", "http://127.0.0.1:1", code=2)
 
 

@@ -1,0 +1,58 @@
+"""A client learns in time who else can be asked, and says so when there is nobody."""
+
+import asyncio
+
+import pytest
+
+from rollbook.api.client.client import connect
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.owners import Owners
+from rollbook.proto.errors import InvalidRequest, Outcome, ServerUnreachable
+from tests.unit.api.client.conftest import Site
+
+
+async def test_the_others_are_asked_for_again_soon_if_that_failed(site: Site) -> None:
+    """The one server that it was given died before it had told of the others, and nobody was found."""
+    await site.start("b")
+    site.cores["a"].failures["list_servers"].append(InvalidRequest("not now"))
+    client = site.client("a")
+    log = await client.open("orders", create=True)
+    async with asyncio.timeout(30):
+        while site.cluster.addresses["b"] not in client.owners.servers:
+            await asyncio.sleep(0.01)
+    await site.stop("a")
+    assert (await log.append(b"x")).first_offset == 0
+
+
+async def test_a_client_that_nobody_ever_answered_says_what_to_do() -> None:
+    async with connect(
+        "log://127.0.0.1:1", LogClientConfig(connect_s=0.1, timeout_s=3600)
+    ) as client:
+        with pytest.raises(ServerUnreachable, match="no log server answers") as found:
+            await client.open("orders")
+    assert "rollbook dev" in found.value.next_step
+    assert found.value.outcome is Outcome.NOT_APPLIED
+
+
+async def test_a_server_that_is_gone_for_a_while_is_waited_for(site: Site) -> None:
+    """Only who has never been answered gives up early."""
+    client = site.client("a", connect_s=0.01, timeout_s=60)
+    log = await client.open("orders", create=True)
+    address = site.doors["a"].address
+    await site.stop("a")
+    asking = asyncio.ensure_future(log.tail_offset())
+    await asyncio.sleep(0.3)
+    await site.start("a", address)
+    assert await asking == 0
+
+
+def test_who_is_gone_is_asked_no_more_unless_he_was_given() -> None:
+    owners = Owners(["a:1", "b:1"])
+    owners.meet_all(["b:1", "c:1", "d:1"])
+    assert owners.servers == ("a:1", "b:1", "c:1", "d:1")
+    for address in ("a:1", "b:1"):
+        owners.on_error(None, address, ServerUnreachable())
+    assert owners.address_of(None) == "c:1"
+    owners.meet_all(["c:1", "e:1"])
+    assert owners.servers == ("a:1", "b:1", "c:1", "e:1")
+    assert owners.address_of(None) == "c:1"
