@@ -10,7 +10,6 @@ had died and left behind what was never synced. In others the disk is full when 
 may stop them, and the crash after that must cost nothing either.
 """
 
-import copy
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -81,7 +80,7 @@ class _Crasher:
             for image in images(system, chance, self._sample):
                 self._crash(image, chance.random() < self._second_odds, ledgers, f"{now}")
             if chance.random() < self._second_odds * _KILLS:  # The page cache stays.
-                self._crash(copy.deepcopy(system), True, ledgers, f"{now}, killed")
+                self._crash(system.copy(), True, ledgers, f"{now}, killed")
             if len(result.failures) > _FAILURES_MAX:
                 break
         return result
@@ -92,7 +91,7 @@ class _Crasher:
         try:
             if self._chance.random() < _FULL_ODDS:
                 image = self._start_while_full(image)
-            before = copy.deepcopy(image) if is_followed else None
+            before = image.copy() if is_followed else None
             operations = self._judge(image, ledgers)
             if before is not None:
                 self._crash_again(before, operations, ledgers)

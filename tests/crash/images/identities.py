@@ -12,7 +12,6 @@ held. And no copy of the directories from before that start passes for them any 
 """
 
 import asyncio
-import copy
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -75,7 +74,7 @@ class _Machine:
     def __init__(
         self, world: World, config: StorageConfig, cluster: Cluster, chance: random.Random
     ) -> None:
-        self.disk = StepDisk(copy.deepcopy(world.system))
+        self.disk = StepDisk(world.system.copy())
         self.steps: list[Operation] = self.disk.operations
         self.store = StepMetadata(world.rows, self._on_metadata)
         self._config = config
@@ -253,7 +252,7 @@ async def _run(work: Awaitable[Started | None]) -> None:
 
 def _moments(begun: World, steps: Sequence[Operation]) -> Iterator[World]:
     """Before the first change, and after each one."""
-    system, rows = copy.deepcopy(begun.system), begun.rows
+    system, rows = begun.system.copy(), begun.rows
     yield World(system, rows)
     for operation in steps:
         if operation[0] == _METADATA:

@@ -6,7 +6,6 @@ the file's turn, and goes on when its caller is cancelled.
 """
 
 import asyncio
-import copy
 import errno
 import os
 import random
@@ -351,13 +350,13 @@ class SimulatedDisk:
 
     def image(self) -> FileSystem:
         """As a snapshot of the disk has it: all that a power cut would leave now, and what it might."""
-        return copy.deepcopy(self.system)
+        return self.system.copy()
 
     def put_back(self, image: FileSystem) -> None:
         """Another disk in its place, as this one was then. Nobody may be at work on it."""
         assert self.record is None  # It cannot tell of this.
         self.wipe()
-        self.system = copy.deepcopy(image)
+        self.system = image.copy()
 
     def contents(self, path: str) -> bytes | None:
         number = self.system.find(path)

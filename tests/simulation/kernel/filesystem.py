@@ -69,6 +69,15 @@ class Inode:
     def changes(self) -> int:
         return self.synced + len(self.pending)
 
+    def copy(self) -> "Inode":
+        return Inode(
+            bytearray(self.contents),
+            bytearray(self.durable),
+            list(self.pending),
+            self.synced,
+            list(self.replaced),
+        )
+
 
 @dataclass(slots=True)
 class Directory:
@@ -105,6 +114,20 @@ class FileSystem:
             else:
                 getattr(system, name)(*arguments)
         return system
+
+    def copy(self) -> "FileSystem":
+        """With all that is not durable yet; changes are values, which both may hold."""
+        twin = FileSystem()
+        twin.files = {number: inode.copy() for number, inode in self.files.items()}
+        twin.directories = {
+            number: Directory(dict(each.names), dict(each.durable))
+            for number, each in self.directories.items()
+        }
+        twin.used_bytes = self.used_bytes
+        twin._namings = list(self._namings)
+        twin._next_number = self._next_number
+        twin._may_forget = self._may_forget
+        return twin
 
     # --- Looking ------------------------------------------------------------------------------
 

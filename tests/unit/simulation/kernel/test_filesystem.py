@@ -404,3 +404,15 @@ def test_a_record_rebuilds_every_moment() -> None:
         sizes.append(None if number is None else len(system.files[number].contents))
     assert sizes == [None, None, None, 0, S, S, S, 2 * S, 2 * S, 2 * S]
     assert FileSystem.replay(record).same_as(FileSystem.replay(record))
+
+
+def test_a_copy_has_what_is_not_durable_and_goes_its_own_way() -> None:
+    system, number = durable_file(S)
+    system.write(number, 0, b"a" * S)
+    twin = system.copy()
+    assert contents_after(twin, "/f") == contents_after(system, "/f") == {b"-" * S, b"a" * S}
+    twin.write(number, 0, b"b" * S)
+    twin.rename("/f", "/g")
+    assert system.read(number, 0, S) == b"a" * S
+    assert system.list_directory("/") == ["f"]
+    assert contents_after(system, "/f") == {b"-" * S, b"a" * S}
