@@ -157,7 +157,6 @@ def parallel(work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[
                 yield results.pop(wanted)
                 wanted += 1
     finally:  # Also when the caller has seen enough.
-        gc.unfreeze()
         for _, process in running.values():
             process.terminate()
             process.join()

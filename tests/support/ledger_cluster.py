@@ -48,7 +48,7 @@ DEFAULT: Final = ClientConfig()
 
 @dataclass
 class _Machine:
-    disk: Disk = field(default_factory=SystemDisk)
+    disk: Disk
     transport: Transport = field(default_factory=SocketTransport)
     clock: Clock = field(default_factory=SystemClock)
     randomness: Randomness = field(default_factory=random.Random)
@@ -64,6 +64,7 @@ class LocalCluster:
         self._tls = tls
         self.url = f"memory:{folder.name.replace('_', '-')}-{random.getrandbits(32):x}"
         self.bookies: dict[str, Bookie] = {}  # Those that run.
+        self._disks: list[SystemDisk] = []  # Each has ten threads.
         self._folder = folder
         self._names = tuple(names)
         self._store: MetadataStore
@@ -84,6 +85,8 @@ class LocalCluster:
     ) -> None:
         for name in list(self.bookies):
             await self.stop(name)
+        for disk in self._disks:
+            disk.close()
         await self._store.close()
 
     async def start(self, name: str) -> Bookie:
@@ -91,10 +94,15 @@ class LocalCluster:
         settings = self._settings(name)
         tls = SocketTransport(server_tls=server_context(self._tls)) if self._tls else None
         store = await open_metadata_store(self.url)
-        bookie = await Bookie.open(_Machine(), store, settings, tls)
+        bookie = await Bookie.open(_Machine(self._disk()), store, settings, tls)
         await bookie.register()
         self.bookies[name] = bookie
         return bookie
+
+    def _disk(self) -> SystemDisk:
+        disk = SystemDisk()
+        self._disks.append(disk)
+        return disk
 
     def _settings(self, name: str) -> Settings:
         return Settings(
@@ -134,7 +142,7 @@ class LocalCluster:
             cluster = await open_cluster(store, MetadataUrl.parse(self.url).ledgers_root)
             storage = self._settings(name).storage
             yield Identity(
-                *(SystemDisk(), storage, random.Random(), store, cluster, BookieId(name))
+                *(self._disk(), storage, random.Random(), store, cluster, BookieId(name))
             )
         finally:
             await store.close()

@@ -384,3 +384,4 @@ async def test_it_serves_under_tls_whoever_shows_the_right_certificate(
     await server.drain(30.0)
     await asyncio.wait_for(client.lost, 60)
     await storage.close()
+    disk.close()

@@ -15,7 +15,6 @@ def test_what_is_there_is_looked_at_no_more_and_cycles_still_go() -> None:
         assert gc.isenabled()
         assert gc.get_threshold()[0] > before[0]
     finally:
-        gc.unfreeze()
         gc.set_threshold(*before)
 
 
