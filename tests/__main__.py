@@ -112,9 +112,15 @@ def _parser() -> argparse.ArgumentParser:
     chaos = kind.add_parser("chaos", help="a real cluster under kills, pauses, cuts and slow disks")
     chaos.add_argument(
         "--of",
-        choices=("ledgers", "logs"),
+        choices=("ledgers", "logs", "kv"),
         default="ledgers",
-        help="who suffers: clients of bookies, or log servers and theirs (ledgers)",
+        help="who suffers: clients of bookies, log servers and theirs, or the example's leaders (ledgers)",
+    )
+    chaos.add_argument("--leaders", type=_count, default=100, help="killed or frozen, of kv (100)")
+    chaos.add_argument(
+        "--planted",
+        action="store_true",
+        help="of kv: bugs in its nodes, each of which must be found",
     )
     chaos.add_argument("--seconds", type=_count, default=60, help="of faults (60)")
     chaos.add_argument("--from", dest="seed", type=int, default=0, help="the plan's seed (0)")

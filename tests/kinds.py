@@ -80,6 +80,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
     kinds["images"] = ["tests", "crash", images, first]
     if arguments.thorough:
         kinds["owners"] = ["tests", "chaos", "--of=logs", "--seconds=15", first]
+        kinds["leaders"] = ["tests", "chaos", "--of=kv", "--leaders=8", first]
     bookies = "--seeds=250" if arguments.thorough else "--seeds=60"
     kinds["bookies"] = ["tests", "simulate", "--world=bookie", bookies, first]
     ledgers = "--seeds=1000" if arguments.thorough else "--seeds=100"
@@ -95,8 +96,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
 
 # They wait for clocks more than they compute, so that two of them have room beside each other: the
 # first ones for sessions and faults, the others for processes.
-_WAITING: Final = ("contract", "hostile", "chaos", "owners")
-_PATIENT: Final = ("crash", "interop")
+_WAITING: Final[tuple[str, ...]] = ("contract", "hostile", "chaos", "owners", "leaders")
+_PATIENT: Final[tuple[str, ...]] = ("crash", "interop")
 # The others know no time but their own, or have patience: they take what is left of the processors.
 _GIVING_WAY: Final = ("nice", "-n", "10")
 
@@ -306,6 +307,8 @@ def _crash_images(arguments: argparse.Namespace) -> Tally:
 def chaos(arguments: argparse.Namespace) -> Tally:
     if arguments.of == "logs":
         return _chaos_of_logs(arguments)
+    if arguments.of == "kv":
+        return _chaos_of_leaders(arguments)
     tally = _pytest("tests/chaos")
     if not tally.failed:
         module = importlib.import_module("tests.chaos.run")
@@ -325,6 +328,19 @@ def _chaos_of_logs(arguments: argparse.Namespace) -> Tally:
         module = importlib.import_module("tests.chaos.logs.run")
         _add(tally, module.chaos(arguments.seconds, arguments.seed, _progress, _say))
         tally.unit = "tests+logs"
+    return tally
+
+
+def _chaos_of_leaders(arguments: argparse.Namespace) -> Tally:
+    tally = _pytest("tests/chaos/kv")
+    if not tally.failed:
+        module = importlib.import_module("tests.chaos.kv.run")
+        if arguments.planted:
+            _add(tally, module.find_planted(arguments.leaders, arguments.seed, _progress, _say))
+            tally.unit = "tests+bugs"
+        else:
+            _add(tally, module.chaos(arguments.leaders, arguments.seed, _progress, _say))
+            tally.unit = "tests+keys"
     return tally
 
 

@@ -104,9 +104,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         try:
-            super().handle_one_request()
-        except RollbookError as error:
-            self._answer(503 if error.outcome is Outcome.NOT_APPLIED else 504, str(error))
+            try:
+                super().handle_one_request()
+            except RollbookError as error:
+                self._answer(503 if error.outcome is Outcome.NOT_APPLIED else 504, str(error))
         except ConnectionError:  # Whoever asked has hung up.
             self.close_connection = True
 

@@ -1,0 +1,228 @@
+"""Leaders of the example's key-value store are killed and frozen, again and again, under load; then what clients
+were told is checked, and how long nobody led is told.
+"""
+
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import rollbook
+from tests.chaos.cast import Actor, tracebacks
+from tests.chaos.kv.checker import violations
+from tests.chaos.kv.client import CHANGES, KEYS, READS, Client
+from tests.chaos.kv.flawed_node import FLAWS
+from tests.chaos.kv.history import Op
+from tests.chaos.logs.conductor import free_ports
+from tests.support import log_processes
+from tests.tally import Tally
+
+NODES: Final = ("node-1", "node-2", "node-3")
+WRITERS: Final = 4
+READERS: Final = 2
+TAKEOVER_S: Final = 2.0  # What is meant.
+_SNAPSHOT_EVERY: Final = 60
+_PATIENCE_S: Final = 60.0
+_LED_S: Final = (0.3, 0.9)  # How long a leader lives.
+_AWAY_S: Final = (0.0, 1.0)
+_FROZEN_S: Final = (1.2, 2.2)  # Beyond its lease.
+_FREEZES_EVERY: Final = 3
+_ON_ITS_WAY_NS: Final = 20_000_000  # What was said before a strike is heard by then.
+_SHOWN_MAX: Final = 10
+_AT_A_TIME: Final = 9
+
+Progress = Callable[[str], Callable[[int, int], None]]
+
+
+class Struck(NamedTuple):
+    at_ns: int
+    is_killed: bool  # Else it was stopped, and went on later.
+
+
+class Run:
+    def __init__(
+        self, folder: Path, cluster: log_processes.LogProcesses, seed: int, flaw: str
+    ) -> None:
+        self._chance = random.Random(seed)
+        self._url = cluster.url
+        self._flaw = flaw
+        self._logs = folder / "logs"
+        self._logs.mkdir()
+        self._addresses = {
+            name: f"127.0.0.1:{port}"
+            for name, port in zip(NODES, free_ports(len(NODES)), strict=True)
+        }
+        self.nodes = {
+            name: Actor(
+                *(name, cluster.children, self._logs, partial(self._command, name), {}),
+                self._on_line,
+            )
+            for name in NODES
+        }
+        self.struck: list[Struck] = []
+        self._leader = ""
+        self._led_ns: list[int] = []
+        self._led = asyncio.Event()
+        addresses = list(self._addresses.values())
+        self.clients = [
+            Client(f"c{number}", addresses, self._chance, kinds)
+            for number, kinds in enumerate((*[CHANGES] * WRITERS, *[READS] * READERS))
+        ]
+        self.auditor = Client("auditor", addresses, self._chance, READS)
+        self.head = 0
+
+    def _command(self, name: str, _life: str) -> list[str | Path]:
+        flawed = ("tests.chaos.kv.flawed_node", self._flaw)
+        module = flawed if self._flaw else ("examples.kv.node",)
+        arguments = (self._url, self._addresses[name], str(_SNAPSHOT_EVERY))
+        return [sys.executable, "-m", *module, *arguments]
+
+    def _on_line(self, actor: Actor, line: str) -> None:
+        if line.startswith("leads since"):
+            self._leader = actor.name
+            self._led_ns.append(time.monotonic_ns())
+            self._led.set()
+
+    async def conduct(self, strikes: int, report: Callable[[int, int], None]) -> None:
+        for node in self.nodes.values():
+            node.start()
+        for node in self.nodes.values():
+            await node.until_ready(_PATIENCE_S)
+        is_over = asyncio.Event()
+        working = [asyncio.create_task(client.work(is_over)) for client in self.clients]
+        healing: list[asyncio.Task[None]] = []
+        for number in range(strikes):
+            report(number, strikes)
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._led.wait()
+            await asyncio.sleep(self._chance.uniform(*_LED_S))
+            healing.append(self._strike(number % _FREEZES_EVERY != _FREEZES_EVERY - 1))
+        report(strikes, strikes)
+        await asyncio.gather(*healing)
+        for node in self.nodes.values():
+            await node.until_ready(_PATIENCE_S)
+        is_over.set()
+        await asyncio.gather(*working)
+        async with asyncio.timeout(_PATIENCE_S):
+            await self.auditor.audit(self._newest_keys())
+        async with rollbook.aio.connect(self._url) as client:
+            self.head = await (await client.open("kv")).head_offset()
+        for node in self.nodes.values():
+            node.kill()
+
+    def _strike(self, is_killed: bool) -> "asyncio.Task[None]":
+        node = self.nodes[self._leader]
+        self._led.clear()
+        self.struck.append(Struck(time.monotonic_ns(), is_killed))
+        if is_killed:
+            node.kill()
+        else:
+            node.stop()
+        return asyncio.create_task(self._heal(node, is_killed))
+
+    async def _heal(self, node: Actor, is_killed: bool) -> None:
+        await asyncio.sleep(self._chance.uniform(*(_AWAY_S if is_killed else _FROZEN_S)))
+        if is_killed:
+            node.start()
+        else:
+            node.resume()
+
+    def _newest_keys(self) -> list[str]:
+        keys = {op.key: op.called_ns for client in self.clients for op in client.history}
+        return sorted(keys, key=keys.__getitem__)[-4 * KEYS :]
+
+    def complaints(self) -> list[str]:
+        """What is wrong with the nodes themselves."""
+        ended = [text for node in self.nodes.values() for text in node.unasked]
+        return ended + tracebacks(self._logs)
+
+    @property
+    def history(self) -> list[Op]:
+        return [op for each in (*self.clients, self.auditor) for op in each.history]
+
+    def gaps_s(self, moments_ns: list[int], is_killed: bool) -> list[float]:
+        """From each strike to the next of those moments."""
+        gaps = []
+        for struck in self.struck:
+            index = bisect_right(moments_ns, struck.at_ns + _ON_ITS_WAY_NS)
+            if struck.is_killed == is_killed and index < len(moments_ns):
+                gaps.append((moments_ns[index] - struck.at_ns) / 1e9)
+        return sorted(gaps)
+
+    def describe(self) -> list[str]:
+        history = self.history
+        changed_ns = sorted(at_ns for client in self.clients for at_ns in client.changed_ns)
+        kinds = Counter(op.do for op in history)
+        unknown = sum(not op.is_known for op in history)
+        refused = sum(client.refused for client in self.clients)
+        told = ", ".join(f"{count:,} {do}" for do, count in sorted(kinds.items()))
+        lines = [
+            f"{len(history):,} operations on {len({op.key for op in history})} keys: {told}",
+            f"{unknown} unknown, {refused:,} refused while nobody led; head of the log at {self.head:,}",
+        ]
+        for is_killed, name in ((True, "killed"), (False, "frozen")):
+            led, changed = self.gaps_s(self._led_ns, is_killed), self.gaps_s(changed_ns, is_killed)
+            if led and changed:
+                within = sum(gap <= TAKEOVER_S for gap in led)
+                lines.append(
+                    f"{len(led)} leaders {name}: another leads after {_spread(led)}, {within} of them "
+                    f"within {TAKEOVER_S:g} s; the next change was made after {_spread(changed)}"
+                )
+        return lines
+
+
+def _spread(gaps: list[float]) -> str:
+    """Of sorted ones."""
+    return f"{gaps[len(gaps) // 2]:.2f} s, {gaps[-1]:.2f} s at most"
+
+
+def chaos(
+    strikes: int, seed: int, progress: Progress, say: Callable[[str], None], flaw: str = ""
+) -> Tally:
+    run, wrong = _run(strikes, seed, progress("leaders struck"), flaw)
+    for line in run.describe():
+        say(line)
+    for violation in wrong[:_SHOWN_MAX]:
+        say(f"BROKEN: {violation}")
+    keys = len({op.key for op in run.history})
+    return Tally("keys", passed=max(0, keys - len(wrong)), failed=len(wrong))
+
+
+def find_planted(strikes: int, seed: int, progress: Progress, say: Callable[[str], None]) -> Tally:
+    """So many leaders are struck for each of them, at most, a few at a time."""
+    tally = Tally("bugs")
+    for flaw in FLAWS:
+        for struck in range(0, strikes, _AT_A_TIME):
+            run, _ = _run(
+                _AT_A_TIME, seed + struck, progress(f"leaders that are {flaw}, struck"), flaw
+            )
+            if found := violations(run.history):
+                break
+        say(f"{flaw}: {found[0] if found else 'NOT FOUND'}")
+        tally.passed += bool(found)
+        tally.failed += not found
+    return tally
+
+
+def _run(
+    strikes: int, seed: int, report: Callable[[int, int], None], flaw: str
+) -> tuple[Run, list[str]]:
+    with (
+        tempfile.TemporaryDirectory(prefix="rollbook-chaos-kv-") as folder,
+        log_processes.running(Path(folder)) as cluster,
+    ):
+        cluster.start_server("log-1")
+        run = Run(Path(folder), cluster, seed, flaw)
+        asyncio.run(run.conduct(strikes, report))
+        wrong = run.complaints()
+    wrong += violations(run.history)
+    if not run.head:
+        wrong.append("nothing was truncated behind a snapshot")
+    return run, wrong
