@@ -358,6 +358,7 @@ LOG_MUTANTS: Final = (
         "A duplicate is answered before the first one is confirmed (LS4).",
         _BUDGET,
         ((Order, "answer", _tell_at_once),),
+        drill="stuck_roll",
     ),
     LogMutant(
         "logs-barrier-from-memory",
@@ -391,6 +392,7 @@ LOG_MUTANTS: Final = (
         "The retry of what was appended hears that the log is sealed (LS6).",
         _BUDGET,
         ((Sequencer, "decide", _sealed_first),),
+        drill="sealing",
     ),
     LogMutant(
         "logs-no-dedupe",
@@ -451,6 +453,7 @@ LOG_MUTANTS: Final = (
         "A ledger that is discarded is in no list any more (LL3).",
         _BUDGET,
         ((LedgerList, "with_discarded", _forget_the_discarded),),
+        drill="stuck_roll",
     ),
     LogMutant(
         "logs-passes-marks",

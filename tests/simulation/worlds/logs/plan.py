@@ -45,11 +45,13 @@ def draw_case(seed: int, drill: str | None = None) -> Case:
     """`drill`: it has that one; else it may have any."""
     rng = random.Random(f"logs {seed}")
     servers = SERVERS[: rng.choice((2, 2, 3))]
-    logs = tuple(LOGS)[: rng.choice((1, 1, 2))]
+    logs = tuple(LOGS)[: rng.choice((1, 1, 2)) if drill is None else 1]
     modes = " ".join(f"{log}={rng.choice(('open',) * 4 + ('exclusive',))}" for log in logs)
     quorum = " ".join(map(str, rng.choice(_QUORUMS)))
     cluster = Step(0, CLUSTER, f"{len(servers)} servers {quorum} {modes}")
     steps = [*_draw_configs(rng, logs), *_draw_steps(rng, servers, logs)]
+    if drill is not None:  # Little else, or it would not come to what it is about, and take long.
+        steps = [step for step in steps if not step.at_us or rng.random() < _BESIDE_DRILLS]
     drilled: list[Fault] = []
     wanted = [drill] if drill else [each for each in DRILLS if rng.random() < _DRILL_ODDS]
     for name in wanted:
@@ -62,8 +64,8 @@ def draw_case(seed: int, drill: str | None = None) -> Case:
     acting = [step for step in steps if step.at_us]
     decisive = [step for step in acting if step.actor in (ADMIN, STRANGER, *SERVERS)]
     faults = draw(rng, _recipes(servers), (PEACE_US + _CALM_US, CHAOS_US[1]), decisive or acting)
-    if drill is not None:  # Little else, or it would not come to what it is about.
-        faults = tuple(fault for fault in faults if rng.random() < 0.2)
+    if drill is not None:
+        faults = tuple(fault for fault in faults if rng.random() < _BESIDE_DRILLS)
     in_order = sorted((*faults, *drilled), key=lambda fault: fault.at_us)
     return Case(WORLD, seed, (cluster, *steps), tuple(in_order))
 
@@ -225,17 +227,23 @@ Happening = tuple[list[Step], list[Fault]]
 
 
 def death_in_a_roll(rng: random.Random, at_us: int, log: str) -> Happening:
-    """The owner's way to the metadata store is long, and it dies while it rolls."""
+    """The owner's way to the metadata store is long, or ends, and it dies while it rolls."""
     owner = words.owner_of(log)
     late = log_uniform(rng, (5 * MS, 60 * MS))
-    dies = at_us + rng.randint(2 * late, 12 * late)
-    return (
-        [Step(at_us + MS, ADMIN, f"{words.ROLL} {log}"), *_burst(rng, at_us + MS, log)],
-        [
-            Fault(at_us, Kind.SLOW_LINK, (owner, METADATA), 13 * late, late),
-            Fault(dies, Kind.KILL, (owner,), rng.randint(50 * MS, 900 * MS)),
-        ],
-    )
+    trickle = [
+        Step(at_us + number * late // 2, rng.choice(PRODUCERS), f"{words.APPEND} {log} 1")
+        for number in range(1, 24)
+    ]
+    faults = [Fault(at_us, Kind.SLOW_LINK, (owner, METADATA), 15 * late, late)]
+    if rng.random() < 0.5:
+        ends = at_us + rng.randint(3 * late, 8 * late)
+        faults.append(Fault(ends, Kind.CUT_ONE_WAY, (owner, METADATA), 15 * late))
+        dies = ends + rng.randint(late, 4 * late)
+    else:
+        dies = at_us + rng.randint(2 * late, 12 * late)
+    faults.append(Fault(dies, Kind.KILL, (owner,), rng.randint(50 * MS, 900 * MS)))
+    steps = [Step(at_us + MS, ADMIN, f"{words.ROLL} {log}"), *_burst(rng, at_us + MS, log)]
+    return [*steps, *trickle], faults
 
 
 def stuck_roll(rng: random.Random, at_us: int, log: str) -> Happening:
@@ -244,8 +252,15 @@ def stuck_roll(rng: random.Random, at_us: int, log: str) -> Happening:
     dies = at_us + log_uniform(rng, (15 * MS, 400 * MS))
     lasts = rng.randint(500 * MS, 800 * MS)
     kind = rng.choice((Kind.KILL, Kind.KILL, Kind.PAUSE))
+    again = [
+        Step(at_us + rng.randint(10 * MS, 200 * MS), producer, f"{words.AGAIN} {log}")
+        for producer in PRODUCERS
+        for _ in range(2)
+    ]
     return (
         [
+            *(Step(at_us - 20 * MS, reader, f"{words.FOLLOW} {log}") for reader in READERS),
+            *again,
             Step(at_us, words.STORAGE, f"{words.DEAF} {log} {lasts // MS}"),
             *_burst(rng, at_us + MS, log),
             Step(at_us + 5 * MS, ADMIN, f"{words.ROLL} {log}"),
@@ -255,25 +270,37 @@ def stuck_roll(rng: random.Random, at_us: int, log: str) -> Happening:
 
 
 def two_owners(rng: random.Random, at_us: int, log: str) -> Happening:
-    """The owner is cut off from the metadata store, and others take over; clients go on asking it."""
+    """The owner is cut off from the metadata store, and others take over; clients go on asking it, and
+    what it sends reaches one bookie before the fence and others behind it.
+    """
     owner = words.owner_of(log)
     lasts = rng.randint(300 * MS, 900 * MS)
-    taker = rng.choice(SERVERS[:2])
+    taken_us = at_us + rng.randint(20 * MS, 60 * MS)
+    late = log_uniform(rng, (10 * MS, 100 * MS))
+    slow = rng.sample(BOOKIES, 2) if rng.random() < 0.8 else ()
     return (
         [
             *_burst(rng, at_us + MS, log),
-            Step(at_us + rng.randint(MS, 50 * MS), taker, f"{words.TAKE} {log}"),
+            Step(taken_us, rng.choice(SERVERS[:2]), f"{words.TAKE} {log}"),
+            *(Step(at_us, writer, f"{words.BARRIER} {log}") for writer in WRITERS),
             *(
-                Step(at_us + rng.randint(MS, lasts), writer, f"{verb} {log}")
+                Step(taken_us + rng.randint(-late, 5 * MS), writer, f"{words.APPEND} {log} 1")
                 for writer in WRITERS
-                for verb in (words.BARRIER, words.BARRIER)
+                for _ in range(3)
             ),
             *(
-                Step(at_us + rng.randint(MS, lasts), writer, f"{words.EXPECT} {log} 2")
+                Step(at_us + rng.randint(MS, lasts), writer, what)
                 for writer in WRITERS
+                for what in (
+                    *(f"{words.BARRIER} {log}", f"{words.BARRIER} {log}"),
+                    *(f"{words.EXPECT} {log} 2", f"{words.APPEND} {log} 2"),
+                )
             ),
         ],
-        [Fault(at_us, Kind.CUT, (owner, METADATA), lasts)],
+        [
+            Fault(at_us, Kind.CUT, (owner, METADATA), lasts),
+            *(Fault(at_us, Kind.SLOW_LINK, (owner, each), lasts, late) for each in slow),
+        ],
     )
 
 
@@ -314,6 +341,11 @@ def truncation(rng: random.Random, at_us: int, log: str) -> Happening:
         verb = rng.choice((words.TRUNCATE, words.TRUNCATE, words.MARK, words.MARK, words.UNMARK))
         back = f" {rng.choice((0, 3, 10, 25))}" if verb != words.UNMARK else ""
         steps.append(Step(at_us + 60 * MS * number, ADMIN, f"{verb} {log}{back}"))
+    steps += [
+        Step(at_us + rng.randint(0, 400 * MS), reader, f"{words.READ} {log}")
+        for reader in READERS
+        for _ in range(3)
+    ]
     dies = at_us + rng.randint(10 * MS, 360 * MS)
     return steps, [Fault(dies, Kind.KILL, (words.owner_of(log),), rng.randint(10 * MS, 600 * MS))]
 
@@ -489,6 +521,21 @@ def interrupted(rng: random.Random, at_us: int, log: str) -> Happening:
     )
 
 
+def sealing(rng: random.Random, at_us: int, log: str) -> Happening:
+    """What was appended is sent again when the log is sealed, here and at who comes next."""
+    sealed_us = at_us + rng.randint(10 * MS, 100 * MS)
+    again = [
+        Step(sealed_us + rng.randint(0, 200 * MS), producer, f"{words.AGAIN} {log}")
+        for producer in PRODUCERS
+        for _ in range(3)
+    ]
+    steps = [*_burst(rng, at_us, log), Step(sealed_us, ADMIN, f"{words.SEAL} {log}"), *again]
+    if rng.random() < 0.5:
+        taken_us = sealed_us + rng.randint(0, 100 * MS)
+        steps.append(Step(taken_us, rng.choice(SERVERS[:2]), f"{words.TAKE} {log}"))
+    return steps, []
+
+
 def _burst(rng: random.Random, at_us: int, log: str) -> list[Step]:
     return [
         Step(at_us + rng.randint(0, 10 * MS), producer, f"{words.APPEND} {log} {rng.randint(1, 8)}")
@@ -502,9 +549,10 @@ DRILLS: Final = {
     for each in (
         *(death_in_a_roll, stuck_roll, two_owners, frozen_owner, rivals, truncation, clocks),
         *(two_rolls, late_memory, late_listing, wrong_address, wrong_clock, expiry, deletion),
-        *(full_disks, interrupted),
+        *(full_disks, interrupted, sealing),
     )
 }
+_BESIDE_DRILLS: Final = 0.2  # Of what is drawn besides.
 _DRILL_ODDS: Final = 0.12
 
 

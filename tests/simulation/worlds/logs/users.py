@@ -535,10 +535,7 @@ class Users:
             self._records.on_sealed(log, sealed.tail)
         elif verb == words.DELETE:
             delete_log = service_words.DeleteLog(name)
-            try:
-                await caller.settle(log, "delete_log", delete_log, may_repeat=True)
-            except (LogDeleted, NoSuchLog) as error:
-                self._sums.tell(f"{client}: {error!r}")
+            await caller.settle(log, "delete_log", delete_log, may_repeat=True)
             self._records.on_deleted(log)
         else:
             transfer = service_words.TransferLog(name, rest[1])
