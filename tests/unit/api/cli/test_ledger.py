@@ -123,12 +123,15 @@ def test_an_interrupted_append_keeps_what_it_has_written(
     shell: Shell, cluster: ProcessCluster
 ) -> None:
     before = {*shell.run("ls", "-o", "raw").split()}
+    # A shell without job control has what it starts in the background ignore it, children and all.
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         [sys.executable, "-m", "rollbook.api.cli.main", "ledger", "append"],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "ROLLBOOK_METADATA": cluster.url},
     ) as child:
+        signal.signal(signal.SIGINT, ours)
         assert child.stdin
         assert child.stderr
         child.stdin.write(b"one\ntwo\nhalf of")
