@@ -99,6 +99,7 @@ class StateMachine:
         self._snapshot_at = Offset(0)  # Where the last one was begun.
         self._moved = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
+        self._term: Term | None = None
         self._checkpointing: asyncio.Task[None] | None = None
 
     @property
@@ -149,7 +150,11 @@ class StateMachine:
 
     async def leader(self) -> str:
         """The `holder` of whoever leads; empty: nobody."""
-        return (await self._log.state()).writer_holder
+        state = await self._log.state()
+        if state.owner and not state.writer_holder:  # Only the log's owner knows.
+            question = words.GetLog(self.name)
+            state = await self._client.ask(question, server=state.owner)
+        return state.writer_holder
 
     async def read(self, query: Callable[[], T]) -> T:
         """What `query` finds in a state that has everything that anybody was told before."""
@@ -235,8 +240,22 @@ class StateMachine:
 
     # --- Following ----------------------------------------------------------------------------
 
+    def begin(self, term: Term) -> None:
+        """There is one term at a time; the state has one source."""
+        self.check()
+        if self._term is not None:
+            raise InvalidRequest("it leads already, or waits for its turn")
+        self._term = term
+
+    def end(self, term: Term) -> None:
+        assert self._term is term
+        self._term = None
+        self.follow()
+
     def follow(self) -> None:
-        self._following = asyncio.create_task(self._follow())
+        """Unless it does."""
+        if self._following is None:
+            self._following = asyncio.create_task(self._follow())
 
     async def stop_following(self) -> None:
         if self._following is not None:

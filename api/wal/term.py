@@ -64,8 +64,12 @@ class Term:
     async def __aenter__(self) -> Self:
         """Waits for its turn, then until all that was ever acked is in the state."""
         machine, writer = self._machine, self._writer
-        machine.check()
-        await writer.__aenter__()
+        machine.begin(self)
+        try:
+            await writer.__aenter__()
+        except BaseException:
+            machine.end(self)
+            raise
         try:
             await machine.stop_following()
             await machine.replay(writer.fence)
@@ -93,7 +97,12 @@ class Term:
 
     async def over(self) -> RollbookError:
         """Why, when it is over and everybody was told; `StaleEpoch`: another one leads."""
-        return await asyncio.shield(self._running)
+        try:
+            return await asyncio.shield(self._running)
+        except asyncio.CancelledError:
+            if not self._running.cancelled() or self._rules.over is None:
+                raise
+            return self._rules.over
 
     async def __aexit__(
         self,
@@ -111,21 +120,30 @@ class Term:
             await self._leave()
 
     async def _leave(self) -> None:
-        await self._writer.__aexit__(None, None, None)
-        self._machine.follow()
+        try:
+            await self._writer.__aexit__(None, None, None)
+        finally:
+            self._machine.end(self)
 
     def _check(self) -> None:
-        error = ClientClosed("the term was given up") if self._is_given_up else self._rules.over
+        error = _given_up() if self._is_given_up else self._rules.over
         if error is not None:
             raise again(error, Outcome.NOT_APPLIED)
 
     # --- Its only task ------------------------------------------------------------------------
 
     async def _run(self) -> RollbookError:
-        error = await self._serve()
-        self._rules.on_over(error)
-        await self._settle()
-        return error
+        rules = self._rules
+        try:
+            rules.on_over(await self._serve())
+            await self._settle()
+        finally:  # Cancelled, it was not waited for.
+            rules.on_over(_given_up())
+            self._writer.end()  # So each that still waits has ended somehow.
+            for waiter in rules.take_rest():
+                waiter.fail(waiter.failure())
+        assert rules.over is not None
+        return rules.over
 
     async def _serve(self) -> RollbookError:
         """Applies what is acked, in order, until that is over."""
@@ -136,7 +154,7 @@ class Term:
                 if writer.failure is not None:
                     return writer.failure
                 if self._is_given_up:
-                    return ClientClosed("the term was given up")
+                    return _given_up()
                 self._changed.clear()
                 await self._changed.wait()
                 continue
@@ -151,23 +169,23 @@ class Term:
             waiter.tell(result)
 
     async def _settle(self) -> None:
-        """Tells everybody who still waits, and "unknown" only if nobody can know (WK5)."""
-        rules, over = self._rules, self._rules.over
-        assert over is not None
-        if rules.oldest is None:
+        """Tells those who wait what became of it, if that can be known (WK5)."""
+        rules, below = self._rules, self._rules.settled_below()
+        assert rules.over is not None
+        if rules.oldest is None or below is None:
             return
-        below, is_known = rules.settled_below(), False
-        if below is not None:
-            try:
-                async with asyncio.timeout(self._machine.timeout_s):
-                    await self._machine.replay(below, self._on_replayed)
-                is_known = True
-            except (RollbookError, TimeoutError):
-                pass
-        self._writer.end()  # So each of them has ended somehow.
+        try:
+            async with asyncio.timeout(self._machine.timeout_s):
+                await self._machine.replay(below, self._on_replayed)
+        except (RollbookError, TimeoutError):
+            return
         for waiter in rules.take_rest():
-            waiter.fail(again(over, Outcome.NOT_APPLIED) if is_known else waiter.failure())
+            waiter.fail(again(rules.over, Outcome.NOT_APPLIED))
 
     def _on_replayed(self, epoch: WriterEpoch, result: Any) -> None:
         if (waiter := self._rules.on_replayed(epoch)) is not None:
             waiter.tell(result)
+
+
+def _given_up() -> RollbookError:
+    return ClientClosed("the term was given up")

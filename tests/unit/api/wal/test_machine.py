@@ -302,3 +302,46 @@ async def test_an_exclusive_writer_alone(site: Site) -> None:
                 await writer.submit(b"late")
     with pytest.raises(BadConfig):
         ExclusiveWriter(log, "a", lease_s=0)
+
+
+async def test_a_term_that_is_not_waited_for_tells_everybody(site: Site) -> None:
+    """WK4: cancelled on its way out."""
+    core, mine = site.cores["a"], Counter()
+    async with replica(site, mine, "a") as machine:
+        term = await machine.lead().__aenter__()
+        core.holds.add("append_stream")
+        (task,) = await proposed(site, term, b"2")
+        leaving = asyncio.create_task(term.__aexit__(None, None, None))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        with pytest.raises(ClientClosed) as caught:
+            await asyncio.wait_for(task, PATIENCE_S)
+        assert caught.value.outcome is Outcome.UNKNOWN
+        core.release()
+        await until(lambda: mine.all == [b"2"])
+        assert isinstance(await term.over(), ClientClosed)
+
+
+async def test_a_machine_leads_once_at_a_time(site: Site) -> None:
+    async with replica(site, Counter(), "a") as machine:
+        async with machine.lead() as term:
+            with pytest.raises(InvalidRequest, match="leads already"):
+                await machine.lead("steal").__aenter__()
+            assert await term.propose(b"1") == 1
+        async with machine.lead() as term:
+            assert await term.propose(b"1") == 2
+
+
+async def test_waiting_for_a_turn_can_be_given_up(site: Site) -> None:
+    mine, yours = Counter(), Counter()
+    machine, standby = replica(site, mine, "a"), replica(site, yours, "b")
+    async with machine, standby, machine.lead() as term:
+        waiting = asyncio.create_task(standby.lead().__aenter__())
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await term.propose(b"1")
+        assert await standby.read(lambda: yours.total) == 1
+        async with standby.lead("steal") as next_term:
+            assert next_term.epoch == 2
