@@ -13,6 +13,7 @@ import structlog
 
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.ledger_list import LedgerList, Segment
+from rollbook.logservice.core.takeover import pause_s
 from rollbook.logservice.ground import Ground
 from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.segment_writer import drop_ledger, make_ledger
@@ -33,6 +34,7 @@ Change = Callable[[LedgerList], LedgerList]
 
 _PAUSE_S_MIN: Final = 0.02
 _PAUSE_S_MAX: Final = 1.0
+_RACES_MAX: Final = 12  # In a row; some seconds.
 
 
 class ListKeeper:
@@ -50,13 +52,13 @@ class ListKeeper:
 
     async def refresh(self) -> None:
         """Takes as long as the store is away. Raises `OwnerFenced`, `NoSuchLog`."""
-        pause_s = _PAUSE_S_MIN
+        again_s = _PAUSE_S_MIN
         while True:
             try:
                 stored = await self._ground.nodes.read(self.stored.name)
             except (Unavailable, OutcomeUnknown):
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                await asyncio.sleep(again_s)
+                again_s = min(2 * again_s, _PAUSE_S_MAX)
                 continue
             if stored.list.uid != self.list.uid:
                 raise NoSuchLog("it was made anew", log=str(stored.name))
@@ -80,9 +82,11 @@ class ListKeeper:
     ) -> T:
         """`work` changes the list from the one that it is given; again if somebody was quicker.
 
-        `until_known`: again, too, if nobody can say whether it was done. Raises as `change`.
+        `until_known`: again, too, if nobody can say whether it was done. Raises as `change`, and
+        `MetadataConflict` if that is what comes of it again and again.
         """
         async with self._changing:
+            races = 0
             while True:
                 try:
                     self.stored, result = await work(self.stored)
@@ -92,6 +96,7 @@ class ListKeeper:
                     if not until_known and not isinstance(error, MetadataConflict):
                         raise
                     self._log.info("log_list_not_written", reason=error.code.reason)
+                    races = await self._after(error, races)
                 else:
                     return result
                 await self.refresh()
@@ -105,6 +110,7 @@ class ListKeeper:
         does not answer any more: then it may be, and nobody writes it.
         """
         async with self._changing:
+            races = 0
             while True:
                 made_for = self.stored.version
                 writer = await make_ledger(self._ground, self.stored)
@@ -129,6 +135,19 @@ class ListKeeper:
                 if self.list.segments[-1].ledger_id == writer.ledger_id:
                     return writer, self.list.segments[-1]
                 await drop_ledger(self._ground, writer)
+                races = await self._after(MetadataConflict("somebody was quicker"), races)
+
+    async def _after(self, error: RollbookError, races: int) -> int:
+        """A pause before the next attempt: whoever was quicker may be so again and again.
+
+        And what the list itself forbids does not pass. A store that is away is no race.
+        """
+        if not isinstance(error, MetadataConflict):
+            return 0
+        if races == _RACES_MAX:
+            raise error
+        await asyncio.sleep(pause_s(races, self._ground.randomness))
+        return races + 1
 
     async def _stopping_if_failed(self, writer: LedgerWriter, work: Awaitable[None]) -> None:
         try:

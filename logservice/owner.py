@@ -179,6 +179,15 @@ class Owner:
         return self._order.used_ns
 
     @property
+    def roll_due_us(self) -> int:
+        """When the segment that is written ends for its age; 0 as long as it has no record."""
+        writing = self._order.writing
+        if writing is None or not writing.has_records or self._memory.is_sealed:
+            return 0
+        left_s = max(0.0, writing.oldest_s - self._loop.time())
+        return self._ground.clock.wall_us() + round(left_s * 1_000_000)
+
+    @property
     def tail_cache(self) -> TailCache:
         return self._order.tail_cache
 

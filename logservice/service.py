@@ -40,7 +40,7 @@ from rollbook.logservice.owner import Owner
 from rollbook.logservice.positions import find_offset_at, find_tail
 from rollbook.logservice.reader import LogReader
 from rollbook.logservice.server import LogServer
-from rollbook.logservice.truncation import delete_log
+from rollbook.logservice.truncation import delete_log, stop_writer
 from rollbook.logservice.words import (
     AtTail,
     CaughtUp,
@@ -379,7 +379,11 @@ class Service:
         return words.LogNames(tuple(found[:limit]), next_page)
 
     async def delete_log(self, request: words.DeleteLog, due: float) -> words.DeleteLogAnswer:
-        """At its owner, who takes no more from then on; else anywhere."""
+        """At its owner, who takes no more from then on; else anywhere, and nobody acks afterwards (LS12)."""
+        stored = await _by(due, self._nodes.read(request.log))
+        if stored.list.state is LogState.DELETED:  # Asked again: perhaps the first time fell short.
+            await _by(due, stop_writer(self._ledgers, stored))
+            return words.DeleteLogAnswer(stored.list.free_at_us)
         listed = await self._list_of(request.log)
         await self._require_no_other_owner(request.log)
 
@@ -397,6 +401,8 @@ class Service:
         owner = self.server.find(request.log)
         if owner is not None:
             owner.lose("the log was deleted")
+        else:
+            await _by(due, stop_writer(self._ledgers, stored))
         return words.DeleteLogAnswer(stored.list.free_at_us)
 
     async def roll_log(self, request: words.RollLog, due: float) -> words.RollLogAnswer:
@@ -470,6 +476,7 @@ class Service:
             bytes=listed.closed_bytes,
             records=tail - listed.head,
             segments=len(listed.segments),
+            roll_due_us=owner.roll_due_us if owner is not None else 0,
         )
 
     # --- Cursors and marks ------------------------------------------------------------------

@@ -8,6 +8,7 @@ Whoever dies in between leaves `discarded` behind, and whoever comes by goes on 
 """
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -26,6 +27,7 @@ from rollbook.proto.errors import (
     NoSuchLedger,
     OutcomeUnknown,
     OwnerChanging,
+    QuorumTimeout,
     Superseded,
     Unavailable,
 )
@@ -151,6 +153,30 @@ async def delete_log(
         except MetadataConflict:
             continue  # An owner rolls, or a cursor moves: once more.
     raise MetadataConflict("the list changes again and again", log=str(name))
+
+
+async def stop_writer(ledgers: Ledgers, stored: StoredLog) -> None:
+    """Of a deleted log: whoever believes that he owns it, cut off from the list, acks nothing any more.
+
+    He cannot have gone on to another ledger, since that would have to be listed. Raises
+    `QuorumTimeout` if too few bookies can be heard; the log stays deleted.
+    """
+
+    async def fence(ledger_id: LedgerId) -> None:
+        with suppress(NoSuchLedger):  # Its grace is over.
+            await (await ledgers.open_recover(ledger_id)).close()
+
+    unclosed = [segment.ledger_id for segment in stored.list.unclosed]
+    found = await asyncio.gather(*map(fence, unclosed), return_exceptions=True)
+    for each in found:
+        if isinstance(each, Unavailable):
+            raise QuorumTimeout(
+                "it is deleted, but its last writer could not be stopped yet",
+                log=str(stored.name),
+                next_step="delete it once more",
+            ) from each
+        if isinstance(each, BaseException):
+            raise each
 
 
 async def free_log(ledgers: Ledgers, nodes: LogNodes, stored: StoredLog, now_us: int) -> bool:

@@ -5,14 +5,17 @@ import asyncio
 import pytest
 
 from rollbook.logservice import words
+from rollbook.logservice.core.ledger_list import LogState
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import (
     LogDeleted,
     NoSuchLog,
     NoSuchServer,
     NotOwner,
+    Outcome,
     OwnerChanging,
     OwnerLost,
+    QuorumTimeout,
 )
 from tests.unit.logservice.owner_scene import Scene, play, refused
 from tests.unit.logservice.service_scene import (
@@ -31,6 +34,68 @@ async def epoch_of(scene: Scene, log: LogName) -> int:
 
 def owners_of(log: LogName, *servers: Serving) -> list[str]:
     return [each.name for each in servers if each.node.is_running and each.log_server.find(log)]
+
+
+def test_who_is_cut_off_from_the_list_acks_nothing_once_a_deletion_was_answered() -> None:
+    """LS12: it reached its bookies all the while, and went on."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        await a.run(a.log_server.membership.close())  # As if its lease had run out, unheard.
+        await scene.until(lambda: b.log_server.membership.find("a") is None)
+        deletion = words.DeleteLog(log, grace_ms=60_000)
+        answer = await b.ask(b.service.delete_log(deletion, b.due()))
+        assert a.log_server.find(log) is not None
+        await refused(a.append(log, b"1"), OwnerLost)
+        again = await b.ask(b.service.delete_log(deletion, b.due()))
+        assert again == answer
+
+    play(story)
+
+
+def test_a_deletion_that_could_not_stop_the_writer_is_in_doubt_and_can_be_repeated() -> None:
+    """LS12."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        a.node.kill()
+        await scene.until(lambda: b.log_server.membership.find("a") is None)
+        for bookie in scene.bookies.values():
+            bookie.scripted.node.kill()
+        deletion = words.DeleteLog(log)
+        error = await refused(b.ask(b.service.delete_log(deletion, b.due(20.0))), QuorumTimeout)
+        assert error.outcome is Outcome.UNKNOWN
+        assert (await scene.stored(log)).list.state is LogState.DELETED
+        for bookie in scene.bookies.values():
+            bookie.scripted.node.start(bookie.scripted.serve)
+        await b.ask(b.service.delete_log(deletion, b.due(20.0)))
+        (ledger_id,) = [each.ledger_id for each in (await scene.stored(log)).list.segments]
+        assert (await scene.ledgers.metadata(ledger_id)).metadata.is_closed
+
+    play(story)
+
+
+def test_a_log_says_when_its_segment_ends_for_its_age() -> None:
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+
+        async def due_us() -> int:
+            state: words.LogState = await a.ask(a.service.get_log(words.GetLog(log), a.due()))
+            return state.roll_due_us
+
+        assert await due_us() == 0
+        await a.append(log, b"0")
+        owner = a.log_server.find(log)
+        assert owner is not None
+        age_us = owner.config.roll_age_s * 1_000_000
+        assert 0.8 * age_us < await due_us() - a.node.clock.wall_us() < 1.2 * age_us
+
+    play(story)
 
 
 def test_a_log_is_opened_by_whom_all_suggest_and_the_others_say_so() -> None:
