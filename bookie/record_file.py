@@ -21,6 +21,9 @@ from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import File
 
 _STRETCH_BYTES: Final = 512 * 1024
+_AHEAD_STRETCHES: Final = (
+    4  # One is on its way while the next one is waited for: no device is even.
+)
 _REQUESTS_BYTES: Final = 4 * 1024 * 1024  # What one reader may have asked for at a time.
 _BODIES_BYTES: Final = 64 * 1024
 _SERIAL_SHIFT: Final = 32  # Positions are u32.
@@ -127,14 +130,15 @@ class RecordFile:
         return at in self._coming or self._cache.peek(self._serial | self.records[at]) is not None
 
     def _announce_behind(self, last: int) -> None:
-        """The next stretch that nobody reads yet."""
+        """The next stretches that nobody reads yet, some of which are on their way already."""
         limit = self._end_of(last) + _REQUESTS_BYTES
-        while last + 1 < len(self.records) and self.records[last + 1] < limit:
+        left = _AHEAD_STRETCHES
+        while left and last + 1 < len(self.records) and self.records[last + 1] < limit:
             stretch = self._stretch_of(last + 1)
             if not self._is_read(last + 1):
                 start = self.records[stretch[0]]
                 self.file.will_read(start, self._end_of(stretch[-1]) - start)
-                return
+                left -= 1
             last = stretch[-1]
 
     def _stretch_of(self, at: int) -> range:

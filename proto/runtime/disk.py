@@ -109,7 +109,7 @@ class SystemFile:
     async def _read_in_thread(self, descriptor: int, position: int, length: int) -> bytes:
         found: list[bytes] = []
         is_calm = self._is_calm
-        direct = self._device.direct.of(self, descriptor, length) if is_calm else None
+        direct = self._device.direct.of(self, descriptor, position, length) if is_calm else None
         await self._device.readers.run(
             lambda: found.append(read_cold(descriptor, position, length, direct))
         )
@@ -117,16 +117,16 @@ class SystemFile:
 
     def will_read(self, position: int, length: int) -> None:
         descriptor = self._open_descriptor()
-        if not self._is_calm:
+        if not self._is_calm or self._device.ahead.has(self, position):
             return
         if not self._is_foreseen:
             self._is_foreseen = True
             foresee(descriptor)
-        # To look brings a page there: who reads it a second time finds that, and fills the cache.
         is_cold = not is_at_hand(descriptor, position, length)
-        direct = self._device.direct.of(self, descriptor, length) if is_cold else None
+        direct = self._device.direct.of(self, descriptor, position, length) if is_cold else None
         self._device.ahead.start(
-            self, position, length, lambda: read_cold(descriptor, position, length, direct)
+            *(self, position, length, direct),
+            lambda: read_cold(descriptor, position, length, direct),
         )
 
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:

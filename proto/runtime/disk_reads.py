@@ -1,5 +1,7 @@
 """How a file is read: from the page cache if that has it, else in a thread; what is large past that cache.
 
+What is large and read ahead is read by the system alone where it can (`disk_aio.py`), else in a thread, too.
+
 Whoever reads in order says what comes next (`File.will_read`), so that it is on its way, or here, when it
 is asked for. What was read ahead is handed out once, and not at all if the file has changed meanwhile.
 """
@@ -12,10 +14,13 @@ from contextlib import suppress
 from threading import local
 from typing import Final
 
-from rollbook.proto.runtime.disk_threads import Job, Threads
+from rollbook.proto.runtime.disk_aio import KernelRead, KernelReads
+from rollbook.proto.runtime.disk_threads import Threads
+from rollbook.proto.runtime.system_calls import cached_pages
 
 _NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
 _RANDOM: Final[int | None] = getattr(os, "POSIX_FADV_RANDOM", None)
+_WILL_NEED: Final[int | None] = getattr(os, "POSIX_FADV_WILLNEED", None)
 _DIRECT: Final[int | None] = getattr(os, "O_DIRECT", None)
 _DIRECT_BYTES_MIN: Final = 128 * 1024
 _DIRECT_BYTES_MAX: Final = (
@@ -24,7 +29,9 @@ _DIRECT_BYTES_MAX: Final = (
 _BLOCK: Final = (
     4096  # Positions and sizes of direct reads are multiples of it, whatever the device.
 )
+_BUFFER_BYTES: Final = _DIRECT_BYTES_MAX + 2 * _BLOCK
 _DIRECT_FILES_MAX: Final = 16
+_POSITIONS_MAX: Final = 4096  # Of a file, that are known to have been read past the page cache.
 _AHEAD_THREADS: Final = 2
 _AHEAD_BYTES_MAX: Final = 16 * 1024 * 1024  # Of all files.
 _AHEAD_KEPT_S: Final = 1.0  # So long at least for whoever said that he will read it.
@@ -36,6 +43,10 @@ def is_at_hand(descriptor: int, position: int, length: int) -> bool:
     """Whether the page cache has it, to judge by its ends. Where one cannot ask, it is read at once."""
     if _NOWAIT is None or not length:
         return True
+    # Asked first, since to ask for what is not there brings it, at the price of an order to the device.
+    pages = (position + length - 1) // mmap.PAGESIZE - position // mmap.PAGESIZE + 1
+    if (cached := cached_pages(descriptor, position, length)) is not None and cached < pages:
+        return False
     byte = bytearray(1)
     try:
         for at in (position, position + length - 1):
@@ -67,6 +78,7 @@ class Direct:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = -1
+        self._positions: set[int] = set()  # What was read from there.
         if _DIRECT is None:
             return
         with suppress(OSError):
@@ -78,13 +90,29 @@ class Direct:
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
+    def was_read(self, descriptor: int, position: int) -> bool:
+        """Not long ago: the page cache has not had to give up what it had of the file's end since then."""
+        end = max(os.fstat(descriptor).st_size - 1, 0)
+        if len(self._positions) >= _POSITIONS_MAX or not is_at_hand(descriptor, end, 1):
+            self._positions.clear()
+            if _WILL_NEED is not None:
+                os.posix_fadvise(descriptor, end, 1, _WILL_NEED)
+        if position in self._positions:
+            return True
+        self._positions.add(position)
+        return False
+
+    def start(self, reads: KernelReads, position: int, length: int) -> KernelRead | None:
+        """Of all blocks that have some of it."""
+        start, size = _blocks_of(position, length)
+        return reads.start(self._descriptor, start, size) if self._descriptor >= 0 else None
+
     def read(self, position: int, length: int) -> bytes:
         """In a thread. Nothing, or less than asked for, where that cannot be; the ordinary way tells why."""
-        start = position - position % _BLOCK
-        size = -(-(position + length) // _BLOCK) * _BLOCK - start
+        start, size = _blocks_of(position, length)
         buffer: mmap.mmap | None = getattr(_of_thread, "buffer", None)
         if buffer is None:  # Its address is a multiple, too.
-            buffer = _of_thread.buffer = mmap.mmap(-1, _DIRECT_BYTES_MAX + 2 * _BLOCK)
+            buffer = _of_thread.buffer = mmap.mmap(-1, _BUFFER_BYTES)
         try:
             with memoryview(buffer)[:size] as room:
                 end = os.preadv(self._descriptor, [room], start)
@@ -93,21 +121,27 @@ class Direct:
             return b""
 
 
+def _blocks_of(position: int, length: int) -> tuple[int, int]:
+    """Where they begin, and how many bytes they have."""
+    start = position - position % _BLOCK
+    return start, -(-(position + length) // _BLOCK) * _BLOCK - start
+
+
 class DirectFiles:
     """Those that were read last; to open one takes longer than to read from it."""
 
     def __init__(self) -> None:
         self._files: dict[object, Direct] = {}
 
-    def of(self, file: object, descriptor: int, length: int) -> Direct | None:
-        """None where so much is better read as ever."""
+    def of(self, file: object, descriptor: int, position: int, length: int) -> Direct | None:
+        """None where so much is better read as ever; what is read a second time is to stay."""
         if not _DIRECT_BYTES_MIN <= length <= _DIRECT_BYTES_MAX:
             return None
         direct = self._files.pop(file, None) or Direct(descriptor)
         self._files[file] = direct
         if len(self._files) > _DIRECT_FILES_MAX:
             del self._files[next(iter(self._files))]
-        return direct
+        return None if direct.was_read(descriptor, position) else direct
 
     def forget(self, file: object) -> None:
         self._files.pop(file, None)
@@ -126,32 +160,47 @@ def foresee(descriptor: int) -> None:
         os.posix_fadvise(descriptor, 0, 0, _RANDOM)
 
 
+class _ThreadRead:
+    """As `KernelRead`, in a thread."""
+
+    def __init__(self, threads: Threads, read: Callable[[], bytes]) -> None:
+        self._read = read
+        self._found: bytes | None = None  # None: whoever reads it by himself is told why.
+        self._job = threads.start(self._work)
+
+    def _work(self) -> None:
+        with suppress(OSError):
+            self._found = self._read()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._job.has_ended
+
+    async def wait(self) -> None:
+        await self._job.wait()
+
+    def piece(self, start: int, length: int) -> bytes | None:
+        return None if self._found is None else self._found[start : start + length]
+
+    def let_go(self) -> None:
+        pass
+
+
 class _Stretch:
     """Of a file: on its way, or here."""
 
-    __slots__ = (
-        "began_s",
-        "file",
-        "found",
-        "is_outdated",
-        "job",
-        "length",
-        "position",
-    )
+    __slots__ = ("began_s", "file", "is_outdated", "length", "margin", "position", "read")
 
-    def __init__(self, file: object, position: int, length: int) -> None:
+    def __init__(
+        self, file: object, position: int, length: int, read: KernelRead | _ThreadRead, margin: int
+    ) -> None:
         self.file = file
         self.position = position
         self.length = length
+        self.read = read
+        self.margin = margin  # So many bytes before it are read, too.
         self.began_s = time.monotonic()
         self.is_outdated = False
-        self.found: bytes | None = None  # None: whoever reads it by himself is told why.
-        self.job: Job
-
-    def read(self, read: Callable[[], bytes]) -> None:
-        """In the thread."""
-        with suppress(OSError):
-            self.found = read()
 
 
 class Ahead:
@@ -159,25 +208,49 @@ class Ahead:
 
     def __init__(self) -> None:
         self._threads = Threads("disk-ahead", _AHEAD_THREADS)
+        self._kernel: KernelReads | None = None  # From the first on that may use it.
+        self._has_kernel = True
         self._stretches: dict[tuple[object, int], _Stretch] = {}  # Oldest first.
         self._bytes = 0
 
-    def start(self, file: object, position: int, length: int, read: Callable[[], bytes]) -> None:
-        """Unless there is too much that others may still want."""
-        if (file, position) in self._stretches or not self._make_room(length):
-            return
-        stretch = self._stretches[file, position] = _Stretch(file, position, length)
-        self._bytes += length
-        stretch.job = self._threads.start(lambda: stretch.read(read))
+    def has(self, file: object, position: int) -> bool:
+        return (file, position) in self._stretches
 
-    def _make_room(self, length: int) -> bool:
-        while self._bytes + length > _AHEAD_BYTES_MAX:
+    def start(
+        self,
+        file: object,
+        position: int,
+        length: int,
+        direct: Direct | None,
+        read: Callable[[], bytes],
+    ) -> None:
+        """Past the page cache if that is given. Not if there is too much that others may still want."""
+        if self.has(file, position) or not self._make_room(file, length):
+            return
+        by_kernel = self._start_by_kernel(direct, position, length) if direct else None
+        margin = position % _BLOCK if by_kernel else 0
+        how = by_kernel or _ThreadRead(self._threads, read)
+        self._stretches[file, position] = _Stretch(file, position, length, how, margin)
+        self._bytes += length
+
+    def _start_by_kernel(self, direct: Direct, position: int, length: int) -> KernelRead | None:
+        if self._has_kernel and self._kernel is None:
+            self._kernel = KernelReads.begin(_BUFFER_BYTES)
+            self._has_kernel = self._kernel is not None
+        return direct.start(self._kernel, position, length) if self._kernel else None
+
+    def _make_room(self, file: object, length: int) -> bool:
+        """Half of it is for those who have nothing there yet."""
+        has_some = any(stretch.file is file for stretch in self._stretches.values())
+        bytes_max = _AHEAD_BYTES_MAX // 2 if has_some else _AHEAD_BYTES_MAX
+        while self._bytes + length > bytes_max:
             oldest = next(iter(self._stretches.values()), None)
-            if oldest is None or not oldest.job.has_ended:
+            if oldest is None or not oldest.read.has_ended:
                 return False
             if time.monotonic() - oldest.began_s < _AHEAD_KEPT_S:
                 return False
             self._drop(oldest)
+            oldest.read.let_go()  # And the next one may have its buffer.
         return True
 
     async def take(self, file: object, position: int, length: int) -> bytes | None:
@@ -186,8 +259,11 @@ class Ahead:
             start = position - stretch.position
             if 0 <= start <= stretch.length - length and not stretch.is_outdated:
                 self._drop(stretch)
-                await stretch.job.wait()
-                return None if stretch.found is None else stretch.found[start : start + length]
+                try:
+                    await stretch.read.wait()
+                    return stretch.read.piece(stretch.margin + start, length)
+                finally:
+                    stretch.read.let_go()
         return None
 
     def outdate(self, file: object) -> None:
@@ -198,8 +274,9 @@ class Ahead:
     async def end(self, file: object) -> None:
         """Returns when nothing of it is read any more."""
         while stretches := self._of(file):
-            await stretches[0].job.wait()
+            await stretches[0].read.wait()
             self._drop(stretches[0])
+            stretches[0].read.let_go()
 
     def _of(self, file: object) -> list[_Stretch]:
         if not self._stretches:
@@ -207,9 +284,12 @@ class Ahead:
         return [each for each in self._stretches.values() if each.file is file]
 
     def _drop(self, stretch: _Stretch) -> None:
-        if self._stretches.pop((stretch.file, stretch.position), None):
+        if self._stretches.get((stretch.file, stretch.position)) is stretch:
+            del self._stretches[stretch.file, stretch.position]
             self._bytes -= stretch.length
 
     def close(self) -> None:
         """Returns when everything that was asked for is done."""
         self._threads.close()
+        if self._kernel:
+            self._kernel.close()

@@ -16,6 +16,8 @@ import pytest
 from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import OpenMode
 from rollbook.proto.runtime.disk import SystemDisk
+from rollbook.proto.runtime.disk_aio import KernelReads
+from rollbook.proto.runtime.disk_reads import DirectFiles
 
 
 @pytest.fixture(params=[0.0, math.inf], ids=["in-threads", "on-the-spot"])
@@ -347,6 +349,54 @@ async def test_what_is_large_and_cold_is_read_past_the_page_cache(
     await file.close()
 
 
+@pytest.mark.parametrize("has_kernel", [True, False])
+async def test_what_is_large_and_cold_is_read_ahead_past_the_page_cache(
+    disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_kernel: bool
+) -> None:
+    """Whoever gives up meanwhile; by the system alone where it can."""
+    contents = random.Random(1).randbytes(3_000_001)
+    (tmp_path / "f").write_bytes(contents)
+    file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
+    monkeypatch.setattr("rollbook.proto.runtime.disk.is_at_hand", lambda *_: False)
+    if not has_kernel:
+        monkeypatch.setattr(KernelReads, "begin", lambda _: None)
+    for turn in range(5):
+        stretches = [(at + turn, 500_000 - turn) for at in range(0, 3_500_000, 500_000)]
+        for position, length in stretches:
+            file.will_read(position, length)
+        given_up = asyncio.create_task(file.read_at(*stretches[1]))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        for position, length in [stretches[0], *stretches[2:]]:
+            found = await file.read_at(position + turn, length - turn)
+            assert found == contents[position + turn : position + length]
+        await asyncio.gather(given_up, return_exceptions=True)  # It may have had it at once.
+    file.will_read(0, 500_000)
+    file.will_read(777, 500_000)
+    await file.close()  # Behind them.
+
+
+def test_what_is_read_a_second_time_is_left_to_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless that had to give up things since then."""
+    (tmp_path / "f").write_bytes(bytes(1_000_000))
+    has_end = True
+    monkeypatch.setattr("rollbook.proto.runtime.disk_reads.is_at_hand", lambda *_: has_end)
+    files = DirectFiles()
+    with (tmp_path / "f").open("rb") as file:
+
+        def is_past_it(position: int) -> bool:
+            return files.of(file, file.fileno(), position, 500_000) is not None
+
+        assert [is_past_it(at) for at in (0, 500_000, 0, 500_000)] == [True, True, False, False]
+        has_end = False
+        assert is_past_it(0)
+        has_end = True
+        assert [is_past_it(at) for at in (0, 500_000, 500_000)] == [False, True, False]
+        assert files.of(file, file.fileno(), 7, 1_000) is None
+
+
 async def test_what_will_be_read_is_read_ahead_once(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,13 +470,13 @@ async def test_what_is_read_ahead_has_a_bound_and_does_not_stay_for_ever(
         return real_read(descriptor, length, position)
 
     monkeypatch.setattr(os, "pread", read)
-    monkeypatch.setattr("rollbook.proto.runtime.disk_reads._AHEAD_BYTES_MAX", 8)
+    monkeypatch.setattr("rollbook.proto.runtime.disk_reads._AHEAD_BYTES_MAX", 16)
     monkeypatch.setattr("rollbook.proto.runtime.disk_reads.time.monotonic", lambda: now_s)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
-    for position in (0, 4, 1, 5):  # There is room for two of them.
+    for position in (0, 4, 1, 5):  # There is room for two of them, and more for others.
         file.will_read(position, 4)
     async with asyncio.timeout(30):
-        while not all(stretch.job.has_ended for stretch in disk._device.ahead._stretches.values()):
+        while not all(stretch.read.has_ended for stretch in disk._device.ahead._stretches.values()):
             await asyncio.sleep(0)
     assert await file.read_at(4, 4) == b"4567"
     file.will_read(6, 4)

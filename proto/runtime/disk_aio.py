@@ -1,0 +1,225 @@
+"""Reads past the page cache that the system makes by itself, by Linux's `io_submit`.
+
+A thread would have to be woken for each of them, and to take the interpreter from the loop, twice; this
+takes the loop one system call, and another one to hear of all that have ended. It wakes the loop only
+if somebody waits there.
+
+A buffer is the system's as long as it reads into it, whoever gives up: only then does another read get it.
+"""
+
+import asyncio
+import ctypes
+import errno
+import math
+import mmap
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple, Self
+
+from rollbook.proto.runtime.system_calls import call
+
+_READS_MAX: Final = 64  # Under way, or here and not taken.
+_REFUSALS_MAX: Final = 16  # In a row: the device takes no such reads without waiting,
+_REST_S: Final = (
+    60.0  # for so long at least. Some never do: they are asked to read more than they can at once.
+)
+_NUMBERS: Final[Mapping[str, tuple[int, int, int, int]]] = {  # As `_Calls`.
+    "x86_64": (206, 207, 209, 208),
+    "aarch64": (0, 1, 2, 4),
+}
+_READ, _NO_WAIT, _TELL_EVENTS = 0, 8, 1  # IOCB_CMD_PREAD, RWF_NOWAIT, IOCB_FLAG_RESFD
+
+
+class _Calls(NamedTuple):
+    setup: Callable[..., int]
+    destroy: Callable[..., int]
+    submit: Callable[..., int]
+    getevents: Callable[..., int]
+
+
+class _Order(ctypes.Structure):
+    """`struct iocb`, as it is on little-endian machines."""
+
+    _fields_ = (
+        ("name", ctypes.c_uint64),
+        ("key", ctypes.c_uint32),
+        ("how", ctypes.c_int32),
+        ("what", ctypes.c_uint16),
+        ("priority", ctypes.c_int16),
+        ("descriptor", ctypes.c_uint32),
+        ("address", ctypes.c_uint64),
+        ("length", ctypes.c_uint64),
+        ("position", ctypes.c_int64),
+        ("reserved", ctypes.c_uint64),
+        ("flags", ctypes.c_uint32),
+        ("events", ctypes.c_int32),
+    )
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_uint64),
+        ("order", ctypes.c_uint64),
+        ("result", ctypes.c_int64),
+        ("result_2", ctypes.c_int64),
+    )
+
+
+class _Buffer:
+    """And the order to fill it."""
+
+    def __init__(self, name: int, size: int, events: int) -> None:
+        memory = mmap.mmap(-1, size)  # On a page of its own, as such reads want it.
+        memory.madvise(mmap.MADV_DONTFORK)
+        self.view = memoryview(memory)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.order = _Order(
+            name=name, how=_NO_WAIT, what=_READ, address=address, flags=_TELL_EVENTS, events=events
+        )
+        self.orders = (ctypes.c_uint64 * 1)(ctypes.addressof(self.order))
+
+
+class KernelRead:
+    def __init__(self, reads: "KernelReads", buffer: _Buffer) -> None:
+        self._reads = reads
+        self._buffer = buffer
+        self._result: int | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_wanted = True
+
+    @property
+    def has_ended(self) -> bool:
+        if self._result is None:
+            self._reads.look()
+        return self._result is not None
+
+    async def wait(self) -> None:
+        """To the end, however often cancelled. One at a time."""
+        cancelled: asyncio.CancelledError | None = None
+        while not self.has_ended:
+            self._waiter = self._reads.tell_when_one_ends()
+            try:
+                await self._waiter
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled:
+            raise cancelled
+
+    @property
+    def is_awaited(self) -> bool:
+        return self._waiter is not None and not self._waiter.done()
+
+    def piece(self, start: int, length: int) -> bytes | None:
+        """None: it was not read."""
+        if self._result is None or self._result < start + length:
+            return None
+        return bytes(self._buffer.view[start : start + length])
+
+    def let_go(self) -> None:
+        """Nobody asks for a piece any more."""
+        if not self._is_wanted:
+            return
+        self._is_wanted = False
+        if self._result is not None:
+            self._reads.free.append(self._buffer)
+
+    def on_end(self, result: int) -> None:
+        self._result = result
+        if not self._is_wanted:
+            self._reads.free.append(self._buffer)
+        if self._waiter and self.is_awaited:
+            with suppress(RuntimeError):  # The loop was closed: nobody waits any more.
+                self._waiter.set_result(None)
+
+
+class KernelReads:
+    """All of one disk. Each of them is of so many bytes at most."""
+
+    def __init__(self, calls: "_Calls", context: int, bytes_max: int) -> None:
+        self.free: list[_Buffer] = []  # Used last, last.
+        self._calls = calls
+        self._context = context
+        self._bytes_max = bytes_max
+        self._buffers = 0
+        self._under_way: dict[int, KernelRead] = {}
+        self._refusals = 0
+        self._rests_until_s = 0.0
+        self._ended = (_Event * _READS_MAX)()
+        self._events = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._listener: asyncio.AbstractEventLoop | None = None  # While somebody waits.
+
+    @classmethod
+    def begin(cls, bytes_max: int) -> Self | None:
+        """None where the system has no such thing, or no more of it."""
+        numbers, context = _NUMBERS.get(platform.machine()), ctypes.c_ulong(0)
+        if call is None or numbers is None:
+            return None
+        calls = _Calls(*(partial(call, number) for number in numbers))
+        if calls.setup(_READS_MAX, ctypes.addressof(context), 0, 0, 0) < 0:
+            return None
+        return cls(calls, context.value, bytes_max)
+
+    def start(self, descriptor: int, position: int, length: int) -> KernelRead | None:
+        """Of a descriptor past the page cache, in whole blocks. None: not now."""
+        if length > self._bytes_max or time.monotonic() < self._rests_until_s:
+            return None
+        if self.free:
+            buffer = self.free.pop()
+        elif self._buffers < _READS_MAX:
+            buffer = _Buffer(self._buffers, self._bytes_max, self._events)
+            self._buffers += 1
+        else:
+            return None
+        order = buffer.order
+        order.descriptor, order.position, order.length = descriptor, position, length
+        if self._calls.submit(self._context, 1, ctypes.addressof(buffer.orders), 0, 0) != 1:
+            self._count(is_refused=True)
+            self.free.append(buffer)
+            return None
+        read = self._under_way[order.name] = KernelRead(self, buffer)
+        return read
+
+    def look(self, *, wait: bool = False) -> None:
+        """Which have ended?"""
+        address = ctypes.addressof(self._ended)
+        count = self._calls.getevents(self._context, int(wait), _READS_MAX, address, 0)
+        for event in self._ended[: max(count, 0)]:
+            self._count(is_refused=event.result == -errno.EAGAIN)
+            self._under_way.pop(event.name).on_end(event.result)
+
+    def _count(self, *, is_refused: bool) -> None:
+        self._refusals = self._refusals + 1 if is_refused else 0
+        if self._refusals == _REFUSALS_MAX:
+            self._refusals = 0
+            self._rests_until_s = time.monotonic() + _REST_S
+
+    def tell_when_one_ends(self) -> "asyncio.Future[None]":
+        loop = asyncio.get_running_loop()
+        if self._listener is None:
+            self._listener = loop
+            loop.add_reader(self._events, self._on_event)
+        return loop.create_future()
+
+    def _on_event(self) -> None:
+        os.eventfd_read(self._events)
+        self.look()
+        if not any(read.is_awaited for read in self._under_way.values()):
+            self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.remove_reader(self._events)
+
+    def close(self) -> None:
+        """Returns when everything that was asked for is done."""
+        while self._under_way:
+            self.look(wait=True)
+        self._stop_listening()
+        self._calls.destroy(self._context, 0, 0, 0, 0)
+        os.close(self._events)
+        self._rests_until_s = math.inf

@@ -1,0 +1,53 @@
+"""Calls of Linux that Python has no name for."""
+
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import Final
+
+_CACHESTAT: Final = 451  # Everywhere; of Linux 6.5.
+
+
+def _find_call() -> Callable[..., int] | None:
+    """`call(number, up to five numbers or addresses)`; below zero if that failed.
+
+    It keeps the interpreter, so it is for what does not wait.
+    """
+    if sys.platform != "linux" or sys.maxsize < 2**32:
+        return None
+    found = getattr(ctypes.PyDLL(None), "syscall", None)
+    if found is None:
+        return None
+    found.restype = ctypes.c_long
+    found.argtypes = [ctypes.c_long] * 6
+    call: Callable[..., int] = found
+    return call
+
+
+call: Final = _find_call()
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("position", ctypes.c_uint64), ("length", ctypes.c_uint64))
+
+
+class _Pages(ctypes.Structure):
+    _fields_ = (
+        ("cached", ctypes.c_uint64),
+        ("dirty", ctypes.c_uint64),
+        ("being_written", ctypes.c_uint64),
+        ("evicted", ctypes.c_uint64),
+        ("evicted_lately", ctypes.c_uint64),
+    )
+
+
+def cached_pages(descriptor: int, position: int, length: int) -> int | None:
+    """How many the page cache has, or is about to have; None: one cannot ask. Brings none there."""
+    if call is None:
+        return None
+    asked, found = _Range(position, length), _Pages()
+    addresses = ctypes.addressof(asked), ctypes.addressof(found)
+    if call(_CACHESTAT, descriptor, *addresses, 0, 0) < 0:
+        return None
+    pages: int = found.cached
+    return pages

@@ -1,0 +1,194 @@
+"""Reads that the system makes by itself: whose buffers are whose, and who is woken."""
+
+import asyncio
+import ctypes
+import errno
+import os
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rollbook.proto.runtime import disk_aio
+from rollbook.proto.runtime.disk_aio import KernelRead, KernelReads
+
+CONTENTS = random.Random(1).randbytes(1_000_000)
+PATIENCE_S = 30
+
+
+class Kernel:
+    """Reads when it is told to."""
+
+    def __init__(self) -> None:
+        self.orders: list[disk_aio._Order] = []
+        self.ended: list[tuple[int, int]] = []
+        self.takes_orders = True
+        self.contexts = 0
+        self.calls = disk_aio._Calls(self._setup, self._destroy, self._submit, self._getevents)
+
+    def _setup(self, *_: int) -> int:
+        self.contexts += 1
+        return 0
+
+    def _destroy(self, *_: int) -> int:
+        assert not self.orders
+        self.contexts -= 1
+        return 0
+
+    def _submit(self, _context: int, _count: int, orders: int, *_: int) -> int:
+        if not self.takes_orders:
+            return -1
+        self.orders.append(disk_aio._Order.from_address(ctypes.c_uint64.from_address(orders).value))
+        return 1
+
+    def _getevents(self, _context: int, least: int, most: int, events: int, *_: int) -> int:
+        if least and not self.ended:
+            self.end()
+        count = min(most, len(self.ended))
+        for at in range(count):
+            event = disk_aio._Event.from_address(events + at * ctypes.sizeof(disk_aio._Event))
+            event.name, event.result = self.ended.pop(0)
+        return count
+
+    def end(self, at: int = 0, error: int = 0) -> None:
+        order = self.orders.pop(at)
+        found = CONTENTS[order.position : order.position + order.length]
+        if not error:
+            ctypes.memmove(order.address, found, len(found))
+        self.ended.append((order.name, -error or len(found)))
+        os.eventfd_write(order.events, 1)
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
+
+
+@pytest.fixture
+async def reads(kernel: Kernel) -> AsyncIterator[KernelReads]:
+    reads = KernelReads(kernel.calls, 1, 8192)
+    yield reads
+    reads.close()
+
+
+def started(reads: KernelReads, position: int, length: int = 4096) -> KernelRead:
+    read = reads.start(0, position, length)
+    assert read is not None
+    return read
+
+
+async def test_pieces_of_what_has_come(kernel: Kernel, reads: KernelReads) -> None:
+    many = [started(reads, position) for position in range(0, 40_960, 4096)]
+    assert not any(read.has_ended for read in many)
+    for _ in many:
+        kernel.end(random.Random(2).randrange(len(kernel.orders)))
+    for at, read in enumerate(many):
+        await read.wait()
+        assert read.piece(96, 4000) == CONTENTS[4096 * at + 96 : 4096 * (at + 1)]
+        read.let_go()
+    at_the_end = started(reads, 999_424)
+    kernel.end()
+    await at_the_end.wait()
+    assert at_the_end.piece(0, 576) == CONTENTS[-576:]
+    assert at_the_end.piece(0, 577) is None
+    assert reads.start(0, 0, 8193) is None
+
+
+async def test_a_buffer_is_nobody_elses_until_the_system_is_done_with_it(
+    kernel: Kernel, reads: KernelReads
+) -> None:
+    first = started(reads, 0)
+    first.let_go()
+    first.let_go()  # As often as one likes.
+    second = started(reads, 4096)
+    kernel.end()
+    kernel.end()
+    assert first.has_ended
+    assert second.piece(0, 4096) == CONTENTS[4096:8192]
+    third, fourth = started(reads, 8192), started(reads, 12_288)
+    addresses = {order.address for order in kernel.orders}
+    assert len(addresses) == 2
+    kernel.end()
+    kernel.end()
+    assert third.has_ended
+    assert second.piece(0, 4096) == CONTENTS[4096:8192]
+    assert third.piece(0, 4096) == CONTENTS[8192:12_288]
+    assert fourth.piece(0, 4096) == CONTENTS[12_288:16_384]
+
+
+async def test_who_waits_is_woken_and_who_gives_up_waits_on(
+    kernel: Kernel, reads: KernelReads
+) -> None:
+    many = [started(reads, position) for position in (0, 4096, 8192)]
+    waiting = [asyncio.create_task(read.wait()) for read in many]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        kernel.end(2)
+        await waiting[2]
+        waiting[1].cancel()
+        kernel.end(0)
+        await waiting[0]
+        assert not waiting[1].done()
+        kernel.end()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting[1]
+    again = started(reads, 0)  # And when nobody had been waiting for a while.
+    task = asyncio.create_task(again.wait())
+    await asyncio.sleep(0)
+    kernel.end()
+    await asyncio.wait_for(task, PATIENCE_S)
+
+
+async def test_what_fails_is_not_there(kernel: Kernel, reads: KernelReads) -> None:
+    read = started(reads, 0)
+    kernel.end(error=errno.EIO)
+    await read.wait()
+    assert read.piece(0, 1) is None
+
+
+@pytest.mark.parametrize("takes_orders", [True, False])
+async def test_a_system_that_always_refuses_is_left_alone_for_a_while(
+    kernel: Kernel, reads: KernelReads, monkeypatch: pytest.MonkeyPatch, takes_orders: bool
+) -> None:
+    """A device that would have to wait for each of them, or a file system that knows no such thing."""
+    now_s = 100.0
+    monkeypatch.setattr("rollbook.proto.runtime.disk_aio.time.monotonic", lambda: now_s)
+    kernel.takes_orders = takes_orders
+    for _ in range(disk_aio._REFUSALS_MAX):
+        read = reads.start(0, 0, 4096)
+        assert (read is not None) == takes_orders
+        if read is not None:
+            kernel.end(error=errno.EAGAIN)
+            await read.wait()
+            read.let_go()
+    kernel.takes_orders = True
+    assert reads.start(0, 0, 4096) is None
+    now_s += 1000.0
+    assert reads.start(0, 0, 4096) is not None
+
+
+async def test_now_and_then_it_may_refuse(kernel: Kernel, reads: KernelReads) -> None:
+    for number in range(300):
+        read = started(reads, 0)
+        kernel.end(error=errno.EAGAIN if number % disk_aio._REFUSALS_MAX else 0)
+        await read.wait()
+        read.let_go()
+
+
+async def test_there_is_a_bound(reads: KernelReads) -> None:
+    many = [reads.start(0, 0, 4096) for _ in range(disk_aio._READS_MAX + 1)]
+    assert None not in many[:-1]
+    assert many[-1] is None
+
+
+async def test_it_ends_when_all_is_done(kernel: Kernel) -> None:
+    kernel.contexts = 1
+    reads = KernelReads(kernel.calls, 1, 8192)
+    read = started(reads, 0)
+    waiting = asyncio.create_task(read.wait())
+    await asyncio.sleep(0)
+    reads.close()
+    await asyncio.wait_for(waiting, PATIENCE_S)
+    assert read.piece(0, 4096) == CONTENTS[:4096]
+    assert kernel.contexts == 0
+    assert reads.start(0, 0, 4096) is None
