@@ -100,6 +100,11 @@ def _parser() -> argparse.ArgumentParser:
     fuzz.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     fuzz.set_defaults(run=kinds.fuzz)
 
+    rest = kind.add_parser("rest", help="random requests to a real log server, from its OpenAPI")
+    rest.add_argument("--cases", type=_count, default=1_000, help="requests in all (1,000)")
+    rest.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
+    rest.set_defaults(run=kinds.rest)
+
     interop = kind.add_parser("interop", help="unmodified Java clients and tools on our bookies")
     interop.add_argument(
         "--bookies",

@@ -34,7 +34,7 @@ BENCHES: Final = {
             "memory",
             "metastore",
         ),
-        *("restart", "simulator", "space", "takeover"),
+        *("rest", "restart", "simulator", "space", "takeover"),
     )
 }
 SMOKE_SEEDS: Final = 100
@@ -72,6 +72,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
         ],
         "hostile": [],
         "fuzz": ["--runs=200000" if arguments.thorough else "--runs=50000", first],
+        "rest": ["--cases=3000" if arguments.thorough else "--cases=300", first],
     }
     if arguments.thorough:
         sizes |= {"interop": [], "chaos": ["--seconds=40", first]}
@@ -352,6 +353,13 @@ def hostile(_arguments: argparse.Namespace) -> Tally:
 def fuzz(arguments: argparse.Namespace) -> Tally:
     module = importlib.import_module("tests.fuzz.run")
     tally: Tally = module.run(arguments.runs, arguments.seed, _progress("inputs"))
+    return tally
+
+
+def rest(arguments: argparse.Namespace) -> Tally:
+    """Random requests to a real log server, made from what its OpenAPI says."""
+    module = importlib.import_module("tests.rest.run")
+    tally: Tally = module.run(arguments.cases, arguments.seed, _progress("requests"), _say)
     return tally
 
 

@@ -114,7 +114,7 @@ def _framed_raw(body: bytes, headers: Headers, producer: ProducerRef | None) -> 
 
 def _parse_lines(body: bytes) -> list[Any]:
     _check_brackets(body)
-    if body.count(b"\n") > BATCH_RECORDS_CEILING:
+    if len(body) > BATCH_RECORDS_CEILING and body.count(b"\n") > BATCH_RECORDS_CEILING:
         raise EntryTooLarge("a batch has too many records", limit=BATCH_RECORDS_CEILING)
     lines = body.removesuffix(b"\n").split(b"\n")
     try:
@@ -139,7 +139,7 @@ def _parse_object(body: bytes) -> list[Any]:
 
 
 def _check_brackets(body: bytes) -> None:
-    if body.count(b"[") + body.count(b"{") > _BRACKETS_MAX:
+    if len(body) > _BRACKETS_MAX and body.count(b"[") + body.count(b"{") > _BRACKETS_MAX:
         raise EntryTooLarge(f"a body has at most {_BRACKETS_MAX} arrays and objects")
 
 

@@ -395,7 +395,8 @@ def _listen(address: Address) -> socket.socket:
         found: list[Any] = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        listening = socket.socket(found[0][0], socket.SOCK_STREAM)
+        # By its protocol asyncio knows that answers must not wait for each other (TCP_NODELAY).
+        listening = socket.socket(found[0][0], socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(found[0][4])

@@ -1,0 +1,240 @@
+"""Named logs over HTTP: curl's way → a log server → three bookies, each a process; every ack is synced.
+
+The client is a few sockets that send what was made beforehand, so that its own cost is not measured.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Final
+
+from tests.bench import Figure, judged
+from tests.support import bookies, log_processes
+from tests.support.log_processes import LogProcesses
+from tests.support.processes import Child
+
+BATCH_BYTES: Final = 64 * 1024
+RECORD_BYTES: Final = 100
+LINE: Final = b'{"data":"' + b"x" * RECORD_BYTES + b'"}\n'
+SLOW_READERS: Final = 1_000
+MIB: Final = 1024 * 1024
+_PATIENCE_S: Final = 60.0
+
+
+@dataclass(frozen=True)
+class Size:
+    seconds: float = 4.0
+    connections: int = 4
+    alone: int = 500
+    tailed: int = 300
+    backlog_batches: int = 400
+
+
+FULL: Final = Size()
+
+
+def figures(runs: int, size: Size = FULL) -> Iterator[Figure]:
+    with tempfile.TemporaryDirectory() as folder, log_processes.running(Path(folder)) as cluster:
+        server = RestServer(cluster)
+
+        def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+            return asyncio.run(work())
+
+        found = [run(lambda: append_batches(server, size)) for _ in range(runs)]
+        yield judged(
+            "appends of 64 KiB of NDJSON, records of 100 B",
+            "records/s",
+            150_000,
+            [rate for rate, _ in found],
+        )
+        yield judged(
+            "CPU of the log server for each of them", "µs", None, [cpu_us for _, cpu_us in found]
+        )
+        alone = [run(lambda: append_alone(server, size)) for _ in range(runs)]
+        yield judged("a record alone, one after the other: p50", "ms", None, [a for a, _ in alone])
+        yield judged("the same: p99", "ms", None, [b for _, b in alone])
+        tails = [run(lambda: tail_events(server, size)) for _ in range(runs)]
+        yield judged(
+            "from the append to the event, at 100/s: p50", "ms", 5.0, [a for a, _ in tails]
+        )
+        yield judged("the same: p99", "ms", None, [b for _, b in tails])
+        yield judged(
+            f"memory of {SLOW_READERS:,} readers that take nothing of a long log",
+            "MiB",
+            128,
+            [run(lambda: slow_readers(server, size)) for _ in range(1)],
+        )
+
+
+class RestServer:
+    def __init__(self, cluster: LogProcesses) -> None:
+        self.child: Child = cluster.children.start_module(
+            "rollbook.api.cli.main",
+            *("server", "log", "--metadata", cluster.metadata, "--server-name", "log-1"),
+            *("--listen", "127.0.0.1:0", "--rest", "127.0.0.1:0", "--log-level", "error"),
+        )
+        while not (line := self.child.line(bookies.PATIENCE_S)).startswith("rest "):
+            pass
+        host, _, port = line.strip().rpartition("/")[2].partition(":")
+        self.place = host, int(port)
+        while not self.child.line(bookies.PATIENCE_S).startswith("ready:"):
+            pass
+
+    @property
+    def cpu_s(self) -> float:
+        return bookies.cpu_s(self.child.pid)
+
+    @property
+    def resident_bytes(self) -> int:
+        lines = Path(f"/proc/{self.child.pid}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) * 1024
+
+    @asynccontextmanager
+    async def connection(self) -> "AsyncIterator[Connection]":
+        reader, writer = await asyncio.open_connection(*self.place, limit=MIB)
+        try:
+            yield Connection(reader, writer)
+        finally:
+            writer.close()
+
+
+class Connection:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def ask(self, request: bytes) -> tuple[int, bytes]:
+        async with asyncio.timeout(_PATIENCE_S):
+            self.writer.write(request)
+            status, length = await self.head()
+            return status, await self.reader.readexactly(length)
+
+    async def head(self) -> tuple[int, int]:
+        lines = (await self.reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+        lengths = [line.partition(b":")[2] for line in lines if line.startswith(b"content-length")]
+        return int(lines[0].split()[1]), int(lengths[0]) if lengths else 0
+
+
+def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+    sent = {"host": "127.0.0.1", "content-length": str(len(body)), **headers}
+    lines = [f"{method} {path} HTTP/1.1"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in sent.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def log_path(name: str) -> str:
+    return f"/v1/namespaces/bench/logs/{name}"
+
+
+async def made(connection: Connection, name: str) -> str:
+    path = log_path(name)
+    status, body = await connection.ask(request("PUT", path))
+    assert status in (200, 201), body
+    return path
+
+
+async def append_batches(server: RestServer, size: Size) -> tuple[float, float]:
+    """Records a second, and the server's CPU for each, in µs: one log to a connection."""
+    count = BATCH_BYTES // len(LINE)
+    lines = LINE * count
+    start_cpu = 0.0
+
+    async def work(number: int, is_ready: asyncio.Barrier, until: list[float]) -> int:
+        async with server.connection() as connection:
+            path = await made(connection, f"batches-{number}")
+            said = request("POST", f"{path}/records", lines, content_type="application/x-ndjson")
+            await connection.ask(said)
+            await is_ready.wait()
+            done = 0
+            while time.monotonic() < until[0]:
+                status, body = await connection.ask(said)
+                assert status == 201, body
+                done += count
+            return done
+
+    until = [0.0]
+    barrier = asyncio.Barrier(size.connections + 1)
+    workers = [
+        asyncio.create_task(work(number, barrier, until)) for number in range(size.connections)
+    ]
+    until[0] = time.monotonic() + 3600
+    await barrier.wait()
+    start_cpu, started = server.cpu_s, time.monotonic()
+    until[0] = started + size.seconds
+    done = sum(await asyncio.gather(*workers))
+    seconds = time.monotonic() - started
+    return done / seconds, (server.cpu_s - start_cpu) / done * 1e6
+
+
+async def append_alone(server: RestServer, size: Size) -> tuple[float, float]:
+    async with server.connection() as connection:
+        path = await made(connection, "alone")
+        said = request(
+            "POST", f"{path}/records", b"x" * RECORD_BYTES, content_type="application/octet-stream"
+        )
+        taken = []
+        for _ in range(size.alone):
+            started = time.monotonic()
+            status, body = await connection.ask(said)
+            assert status == 201, body
+            taken.append((time.monotonic() - started) * 1000)
+        return median(taken), quantiles(taken, n=100)[98]
+
+
+async def tail_events(server: RestServer, size: Size) -> tuple[float, float]:
+    async with server.connection() as writing, server.connection() as reading:
+        path = await made(writing, "tailed")
+        follow = request("GET", f"{path}/records?from=latest", accept="text/event-stream")
+        reading.writer.write(follow)
+        assert (await reading.head())[0] == 200
+        taken: list[float] = []
+
+        async def hear() -> None:
+            while len(taken) < size.tailed:
+                line = await reading.reader.readuntil(b"\n")
+                if line.startswith(b'data: {"records"'):
+                    now = time.monotonic()
+                    found = json.loads(line[6:])["records"]
+                    taken.extend((now - float(each["data"])) * 1000 for each in found)
+
+        hearing = asyncio.create_task(hear())
+        while not hearing.done():
+            sent = repr(time.monotonic()).encode()
+            said = request("POST", f"{path}/records", sent, content_type="application/octet-stream")
+            assert (await writing.ask(said))[0] == 201
+            await asyncio.sleep(0.01)
+        await hearing
+        return median(taken), quantiles(taken, n=100)[98]
+
+
+async def slow_readers(server: RestServer, size: Size) -> float:
+    """What they cost a server that has just served what they read."""
+    async with server.connection() as connection:
+        path = await made(connection, "slow")
+        lines = LINE * (BATCH_BYTES // len(LINE))
+        said = request("POST", f"{path}/records", lines, content_type="application/x-ndjson")
+        for _ in range(size.backlog_batches):
+            assert (await connection.ask(said))[0] == 201
+        before = server.resident_bytes
+        most = before
+        follow = request("GET", f"{path}/records?from=0", accept="text/event-stream")
+        held = []
+        for number in range(SLOW_READERS):
+            _, writer = await asyncio.open_connection(*server.place, limit=1024)
+            writer.write(follow)
+            held.append(writer)
+            if number % 50 == 0:
+                most = max(most, server.resident_bytes)
+        ended_at = time.monotonic() + 8.0
+        while time.monotonic() < ended_at:
+            most = max(most, server.resident_bytes)
+            await asyncio.sleep(0.1)
+        for writer in held:
+            writer.transport.abort()
+        return (most - before) / MIB

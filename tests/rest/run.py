@@ -1,0 +1,172 @@
+"""Random requests to a real server (`python -m tests rest`): each is answered, and as OpenAPI says.
+
+an answer       comes in time, with a status that is documented, and never as a surprise (INTERNAL)
+a good one      is of its schema
+a refusal       is a problem with a reason of the table, its status, its outcome
+the server      serves as before when all is over, and holds no reader
+"""
+
+import http.client
+import json
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from rollbook.proto.errors import every_error
+from tests.rest.cases import Case, Json, case_of, misfits
+from tests.support.dev import running_dev
+from tests.tally import Tally
+
+_PATIENCE_S: Final = 30.0
+_PROBLEM: Final = "application/problem+json"
+_STREAMS: Final = ("text/event-stream", "application/x-ndjson")
+_BY_HTTP: Final = {"401", "403", "404", "405", "406", "408", "413", "415", "421"}
+_REASONS: Final = {error.code.reason: error.code.http for error in every_error()}
+_SHOWN: Final = 20
+_LIFE: Final = (
+    60  # Requests, then there are new logs: the others are sealed, deleted, out of order.
+)
+
+Progress = Callable[[int, int], None]
+Say = Callable[[str], None]
+
+
+def run(cases: int, seed: int, progress: Progress, say: Say) -> Tally:
+    tally = Tally("requests")
+    with tempfile.TemporaryDirectory() as folder, running_dev(Path(folder) / "data", 1) as dev:
+        place = next(line for line in dev.said.splitlines() if line.startswith("rest "))
+        door = _Door(place.split()[1].removeprefix("http://").removesuffix("/v1"))
+        with closing(door):
+            document = door.json("GET", "/openapi.json")
+            answers: Counter[str] = Counter()
+            for number in range(cases):
+                if number % _LIFE == 0:
+                    names = _make_logs(door, number)
+                case = case_of(document, random.Random(f"{seed}:{number}"), names)
+                wrong = _judge(door, document, case, answers)
+                if wrong:
+                    tally.failed += 1
+                    if tally.failed <= _SHOWN:
+                        say(f"{number}: {case}\n    {wrong}")
+                else:
+                    tally.passed += 1
+                progress(number + 1, cases)
+            for text in _afterwards(door):
+                tally.failed += 1
+                say(text)
+            told = ", ".join(f"{status} {count:,}" for status, count in sorted(answers.items()))
+            say(f"answers: {told}")
+    return tally
+
+
+class _Door:
+    """One connection, made anew when it is over."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._connection = http.client.HTTPConnection(place, timeout=_PATIENCE_S)
+
+    def ask(self, case: Case) -> tuple[int, dict[str, str], bytes]:
+        """Of an answer that goes on its head alone."""
+        self._connection.putrequest(case.method, case.path, skip_accept_encoding=True)
+        for name, value in case.headers.items():
+            self._connection.putheader(name, value.encode("latin-1"))
+        self._connection.putheader("content-length", str(len(case.body)))
+        self._connection.endheaders(case.body)
+        answer = self._connection.getresponse()
+        headers = {name.lower(): value for name, value in answer.getheaders()}
+        if headers.get("content-type", "").partition(";")[0] in _STREAMS:
+            self.close()
+            return answer.status, headers, b""
+        body = answer.read()
+        if answer.will_close:
+            self.close()
+        return answer.status, headers, body
+
+    def json(self, method: str, path: str, body: bytes = b"") -> Any:
+        headers = {"content-type": "application/octet-stream"} if body else {}
+        status, _, found = self.ask(Case("", method, path, headers, body))
+        assert status < 300, (method, path, status, found)
+        return json.loads(found) if found else None
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _make_logs(door: _Door, number: int) -> list[str]:
+    names = [f"{name}-{number}" for name in ("a", "b.c", "d_e")]
+    door.json("POST", "/v1/servers/log-1:resume")
+    for name in names:
+        door.json("PUT", f"/v1/namespaces/default/logs/{name}")
+    door.json("POST", f"/v1/namespaces/default/logs/{names[0]}/records", b"first")
+    return names
+
+
+def _judge(door: _Door, document: Json, case: Case, answers: Counter[str]) -> str:
+    """What is wrong with the answer; empty: nothing."""
+    try:
+        status, headers, body = door.ask(case)
+    except (OSError, http.client.HTTPException) as error:
+        door.close()
+        return f"no answer: {error!r}"
+    answers[str(status)] += 1
+    kind = headers.get("content-type", "").partition(";")[0]
+    path, method = _operation(document, case)
+    said = document["paths"][path][method]["responses"]
+    if str(status) not in said and str(status) not in _BY_HTTP:
+        return f"{status} is not documented: {body[:300]!r}"
+    if status >= 300 and status != 304:
+        return _judge_problem(status, kind, body, case)
+    schema = said.get(str(status), {}).get("content", {}).get(kind, {}).get("schema")
+    if kind == "application/json" and schema:
+        return "; ".join(misfits(json.loads(body), schema))
+    return ""
+
+
+def _operation(document: Json, case: Case) -> tuple[str, str]:
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            if operation["operationId"] == case.operation:
+                return path, method
+    raise AssertionError(case.operation)
+
+
+def _judge_problem(status: int, kind: str, body: bytes, case: Case) -> str:
+    if case.method == "HEAD":
+        return ""
+    if kind != _PROBLEM:
+        return f"a refusal that is no problem: {status} {kind} {body[:200]!r}"
+    problem = json.loads(body)
+    reason = problem["reason"]
+    if reason not in _REASONS or problem["status"] != status:
+        return f"{status} {reason} is not of the table"
+    if reason == "INTERNAL" or (status >= 500 and _REASONS[reason] < 500 and status != 503):
+        return f"a surprise: {body[:300]!r}"
+    if status != _REASONS[reason] and str(status) not in (*_BY_HTTP, "503"):
+        return f"{status} is not the status of {reason}"
+    if not {"type", "title", "detail", "outcome", "retryable"} <= problem.keys():
+        return f"an incomplete problem: {body[:300]!r}"
+    return ""
+
+
+def _afterwards(door: _Door) -> list[str]:
+    """What does not work any more."""
+    wrong = []
+    try:
+        door.json("POST", "/v1/servers/log-1:resume")
+        log = "/v1/namespaces/default/logs/afterwards"
+        door.json("PUT", log)
+        door.json("POST", f"{log}/records", b"still here")
+        found = door.json("GET", f"{log}/records")["records"]
+        if [each["data"] for each in found] != ["still here"]:
+            wrong.append(f"what was appended afterwards is {found}")
+        stats = door.json("GET", "/v1/stats")["stats"]
+        if stats["readers"]:
+            wrong.append(f"{stats['readers']:g} readers were left behind")
+    except (OSError, http.client.HTTPException, AssertionError) as error:
+        wrong.append(f"the server does not serve afterwards: {error!r}")
+    return wrong
