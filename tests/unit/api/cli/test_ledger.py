@@ -15,7 +15,7 @@ import pytest
 
 from rollbook.api.cli.record_input import Cutter
 from rollbook.proto.errors import EntryTooLarge, InvalidRequest
-from tests.support import processes
+from tests.support import commands, processes
 from tests.support.ledger_cluster import ProcessCluster
 
 PATIENCE_S = 60.0
@@ -29,17 +29,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
 
 class Shell:
     def __init__(self, url: str) -> None:
-        self._environment = {**os.environ, "NO_COLOR": "1", "ROLLBOOK_METADATA": url}
+        self._environment = {"NO_COLOR": "1", "ROLLBOOK_METADATA": url}
 
     def run(self, *arguments: str | int, stdin: bytes = b"", code: int = 0) -> bytes:
-        done = subprocess.run(
-            [sys.executable, "-m", "rollbook.api.cli.main", "ledger", *map(str, arguments)],
-            input=stdin,
-            capture_output=True,
-            env=self._environment,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        words = map(str, arguments)
+        done = commands.run("ledger", *words, stdin=stdin, environment=self._environment)
         self.errors = done.stderr.decode()
         assert "Traceback" not in self.errors, self.errors
         assert done.returncode == code, self.errors or done.stdout

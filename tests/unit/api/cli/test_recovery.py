@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.recovery.core.healing import WHOLE, Range
 from rollbook.recovery.healer import Healing
 from rollbook.recovery.ledger_healer import LedgerHealing, Outcome
-from tests.support import bookies, processes
+from tests.support import bookies, commands, processes
 
 PATIENCE_S = 120.0
 TOKEN = "0123456789abcdef-canary"
@@ -56,19 +53,12 @@ class Cluster:
         self.running[name] = self.start(name)
 
     def rollbook(self, *arguments: str, code: int = 0) -> str:
-        environment = {**os.environ, "NO_COLOR": "1", "ROLLBOOK_METADATA": self.url}
-        done = subprocess.run(
-            [sys.executable, "-m", "rollbook.api.cli.main", *arguments],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        self.errors = done.stderr
+        environment = {"NO_COLOR": "1", "ROLLBOOK_METADATA": self.url}
+        done = commands.run(*arguments, environment=environment, timeout_s=PATIENCE_S)
+        self.errors = done.stderr.decode()
         assert "Traceback" not in self.errors, self.errors
         assert done.returncode == code, self.errors or done.stdout
-        return done.stdout
+        return done.stdout.decode()
 
     def heal(self, *arguments: str, code: int = 0) -> str:
         token = ("--token-file", str(self.token_file))

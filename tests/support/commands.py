@@ -1,0 +1,133 @@
+"""`rollbook …` as a user types it, without the half second that its imports take.
+
+A process that has imported what commands need forks for each of them, and tells how it ended. A
+command has an environment, an input, outputs and an exit code of its own, as if it had been started;
+what it imports by itself, and when, is for other tests. The process ends with the tests.
+
+    done = commands.run("ledger", "ls", environment={"ROLLBOOK_METADATA": url})
+"""
+
+import atexit
+import functools
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+PATIENCE_S: Final = 60.0
+_REQUEST_BYTES_MAX: Final = 1 << 17
+_PRELOADED: Final = (
+    *("rollbook.api.cli.cluster_work", "rollbook.api.cli.ledger_work"),
+    *("rollbook.api.cli.recovery_work", "rollbook.proto.runtime.metastore.embedded_owner"),
+)
+
+
+def run(
+    *arguments: str,
+    stdin: bytes = b"",
+    environment: Mapping[str, str] = {},
+    timeout_s: float = PATIENCE_S,
+) -> subprocess.CompletedProcess[bytes]:
+    """`environment`: besides that of the tests. Raises `subprocess.TimeoutExpired`."""
+    return _forge().run(arguments, stdin, {**os.environ, **environment}, timeout_s)
+
+
+@functools.cache
+def _forge() -> "_Forge":
+    forge = _Forge()
+    atexit.register(forge.close)
+    return forge
+
+
+class _Forge:
+    """One command at a time."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            number = theirs.fileno()
+            command = [sys.executable, "-m", "tests.support.commands", str(number)]
+            self._process = subprocess.Popen(command, pass_fds=[number])
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        stdin: bytes,
+        environment: Mapping[str, str],
+        timeout_s: float,
+    ) -> subprocess.CompletedProcess[bytes]:
+        request = json.dumps([arguments, environment]).encode()
+        assert len(request) < _REQUEST_BYTES_MAX
+        with self._turn, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            its_input, feed = os.pipe()
+            files = [its_input, output.fileno(), errors.fileno()]
+            socket.send_fds(self._line, [request], files)
+            os.close(its_input)
+            pid = int(self._line.recv(64))
+            with suppress(BrokenPipeError), open(feed, "wb") as pipe:  # It need not read all.
+                pipe.write(stdin)
+            self._line.settimeout(timeout_s)
+            try:
+                status = int(self._line.recv(64))
+            except TimeoutError:
+                os.kill(pid, signal.SIGKILL)
+                self._line.settimeout(None)
+                self._line.recv(64)
+                raise subprocess.TimeoutExpired(["rollbook", *arguments], timeout_s) from None
+            finally:
+                self._line.settimeout(None)
+            output.seek(0)
+            errors.seek(0)
+            return subprocess.CompletedProcess(arguments, status, output.read(), errors.read())
+
+    def close(self) -> None:
+        self._line.close()
+        self._process.wait()
+
+
+# --- The process that forks ---------------------------------------------------------------------
+
+
+def _serve(line: socket.socket) -> None:
+    """Returns when the tests are gone; and in each command's process, where it shall be run."""
+    while True:
+        request, files, _, _ = socket.recv_fds(line, _REQUEST_BYTES_MAX, 3)
+        if not request:
+            sys.exit()
+        pid = os.fork()
+        if not pid:
+            line.close()
+            _become(files, *json.loads(request))
+            return
+        for each in files:
+            os.close(each)
+        line.send(b"%d" % pid)
+        _, status = os.waitpid(pid, 0)
+        line.send(b"%d" % os.waitstatus_to_exitcode(status))
+
+
+def _become(files: Sequence[int], arguments: Sequence[str], environment: dict[str, str]) -> None:
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["rollbook", *arguments]
+
+
+if __name__ == "__main__":
+    from rollbook.api.cli import main
+
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    main.main()
