@@ -1,0 +1,21 @@
+"""The page about HTTP works as written, and says what it shows."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from tests.support import pages
+from tests.support.dev import running_dev
+from tests.support.processes import REPOSITORY
+
+PAGE: Final = REPOSITORY / "docs" / "http.md"
+_PLACE: Final = "http://127.0.0.1:7480/v1"
+
+
+def test_its_commands_work_as_written(tmp_path: Path) -> None:
+    with running_dev(tmp_path / "data", bookies=1) as dev:
+        (place,) = re.findall(r"^rest +(\S+)$", dev.said, re.MULTILINE)
+        script = "\n".join(pages.blocks(PAGE, "sh"))
+        assert _PLACE in script
+        told = pages.run(["sh", "-euc", script.replace(_PLACE, place)], tmp_path)
+    assert told == "".join(pages.blocks(PAGE, "text"))
