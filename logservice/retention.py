@@ -45,6 +45,8 @@ class LogOwner(Protocol):
 
     async def truncate(self, before: Offset, *, reason: str = "") -> TruncateAnswer: ...
 
+    def lose(self, reason: str) -> None: ...
+
 
 class LogKeeper(Protocol):
     """A log server, as far as this concerns it."""
@@ -145,10 +147,14 @@ class Sweeper:
 
     async def _look_after(self, name: LogName) -> None:
         owner = self._keeper.find(name)
-        if owner is not None and not owner.list.discarded:
+        if owner is not None and not owner.list.discarded and owner.list.state is LogState.OPEN:
             await self._expire(name, owner.list, None)
             return
         stored = await self._nodes.read(name)
+        if owner is not None and stored.list.state is LogState.DELETED:
+            owner.lose(
+                "the log was deleted"
+            )  # Elsewhere: no list says who answers for a sealed log.
         if (
             owner is None
             and stored.list.owner

@@ -221,6 +221,26 @@ def test_what_others_left_behind_is_tidied_up() -> None:
     swept(story, LogConfig())
 
 
+def test_who_answers_for_a_sealed_log_hears_that_it_was_deleted_elsewhere() -> None:
+    """No list names him, so nobody can tell him; and what he held on to would never be freed."""
+
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        owner = await keeper.owner_of(LOG, asyncio.get_running_loop().time() + 10)
+        server = keeper._server
+        await server.run(owner.seal())
+        await keeper.sweep()
+        assert owner.failure is None
+        await delete_log(scene.nodes, LOG, 1, LogEvent("log_deleted", 1))
+        await keeper.sweep()
+        assert owner.failure is not None
+        await server.run(owner.ended())
+        keeper.owners.clear()
+        assert await ledgers(scene) == 0
+        await refused(scene.nodes.read(LOG), NoSuchLog)
+
+    swept(story, LogConfig())
+
+
 def test_it_goes_on_by_itself_and_ends_when_told() -> None:
     async def story(scene: Scene, keeper: Keeper) -> None:
         await two_segments(scene)
