@@ -28,7 +28,9 @@ from tests.simulation.shrink import shrink
 from tests.simulation.worlds.bookie.flaws import BOOKIE_MUTANTS, BookieMutant
 from tests.simulation.worlds.ledger.flaws import LEDGER_MUTANTS, LedgerMutant
 from tests.simulation.worlds.logs.flaws import LOG_MUTANTS, LogMutant
+from tests.simulation.worlds.toy import drills
 from tests.simulation.worlds.toy.bookie import JOURNAL, Bookie
+from tests.simulation.worlds.toy.drills import Drill
 from tests.simulation.worlds.toy.ledger import CLOSED, Ledger
 from tests.simulation.worlds.toy.model import Rules, explore
 from tests.simulation.worlds.toy.oracle import EVERY_RULE
@@ -228,10 +230,11 @@ class Mutant:
     name: str
     parts: Parts
     seeds_max: int  # Within which it must be found.
+    drill: Drill | None = None  # All its cases are that.
     is_equivalent: bool = False  # Then it must not be found.
 
     def scene(self, rules: frozenset[str] = EVERY_RULE) -> ToyScene:
-        return ToyScene(self.parts, rules)
+        return ToyScene(self.parts, rules, self.drill)
 
     @property
     def what(self) -> str:
@@ -250,15 +253,21 @@ MUTANTS: Final = (
     Mutant("no-hold", Parts(writer=NoHold), 1_000),
     Mutant("moving-lac", Parts(recovery=MovingLac), 4_000),
     Mutant("forgotten-fence", Parts(bookie=ForgottenFence), 400),
-    Mutant("reads-do-not-fence", Parts(OrderedReads, recovery=ReadsDoNotFence), 20_000),
+    Mutant(
+        *("reads-do-not-fence", Parts(OrderedReads, recovery=ReadsDoNotFence), 500),
+        drill=drills.late_adds,
+    ),
     Mutant("hasty-negative", Parts(bookie=HastyNegative), 400),
-    Mutant("silence-is-absence", Parts(recovery=SilenceIsAbsence), 3_000),
-    Mutant("starts-too-low", Parts(recovery=StartsTooLow), 12_000),
+    Mutant(
+        *("silence-is-absence", Parts(recovery=SilenceIsAbsence), 500),
+        drill=drills.dark_recovery,
+    ),
+    Mutant("starts-too-low", Parts(recovery=StartsTooLow), 300, drill=drills.new_members),
     Mutant("publishes-early", Parts(recovery=PublishesEarly), 600),
     Mutant("ignores-recovery", Parts(writer=IgnoresRecovery), 400),
     Mutant("old-copies-count", Parts(writer=OldCopiesCount), 5_000),
     Mutant("trusts-its-journal", Parts(bookie=TrustsItsJournal), 500),
-    Mutant("lac-fence-on-one", Parts(recovery=LacFenceOnOne), 1_000, is_equivalent=True),
+    Mutant("lac-fence-on-one", Parts(recovery=LacFenceOnOne), 250, is_equivalent=True),
 )
 
 

@@ -13,7 +13,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Self
 
@@ -162,6 +162,24 @@ def draw(
             times = rng.randint(*recipe.times)
             faults += [_draw_one(rng, recipe, when_us, steps) for _ in range(times)]
     return tuple(sorted(faults, key=lambda fault: fault.at_us))
+
+
+@dataclass(frozen=True, slots=True)
+class Focus:
+    """What cases are mostly about, when a certain bug is looked for."""
+
+    kinds: tuple[Kind, ...] = ()  # Each case has them; of all others a third of what it would have.
+    nodes: tuple[str, ...] = ()  # Of those kinds, whom they hit, if they can.
+    verbs: tuple[str, ...] = ()  # Steps of which there are more.
+
+    def recipes(self, recipes: Sequence[Recipe]) -> list[Recipe]:
+        return [self._focused(recipe) for recipe in recipes]
+
+    def _focused(self, recipe: Recipe) -> Recipe:
+        if recipe.kind not in self.kinds:
+            return replace(recipe, odds=recipe.odds / 3)
+        hit = [each for each in recipe.targets if any(name in self.nodes for name in each)]
+        return replace(recipe, odds=1.0, targets=hit or recipe.targets)
 
 
 def _draw_one(rng: random.Random, recipe: Recipe, when_us: Span, steps: Sequence[Step]) -> Fault:

@@ -23,22 +23,27 @@ from tests.simulation.nemesis import Nemesis
 from tests.simulation.schedule import SOON_US, Case, Kind, Recipe, Step, draw, log_uniform
 from tests.simulation.worlds import Report
 from tests.simulation.worlds.toy.bookie import Bookie
+from tests.simulation.worlds.toy.drills import Drill
 from tests.simulation.worlds.toy.ledger import QUORUM, LedgerNode
 from tests.simulation.worlds.toy.oracle import EVERY_RULE, Oracle
 from tests.simulation.worlds.toy.reader import Reader
 from tests.simulation.worlds.toy.recovery import Recovery
 from tests.simulation.worlds.toy.wire import Links
+from tests.simulation.worlds.toy.words import (
+    APPEND,
+    BOOKIES,
+    CLIENTS,
+    CLOSE,
+    FOLLOW,
+    LAST_RECOVERY,
+    METADATA,
+    READER,
+    RECOVER,
+    RECOVERIES,
+    STAY_DOWN,
+    WRITER,
+)
 from tests.simulation.worlds.toy.writer import Writer
-
-BOOKIES: Final = tuple(BookieId(f"b{number}") for number in range(1, 6))
-WRITER: Final = "writer"
-RECOVERIES: Final = ("recovery-1", "recovery-2")
-READER: Final = "reader"
-LAST_RECOVERY: Final = "recovery-3"  # Starts when the chaos is over.
-CLIENTS: Final = (WRITER, READER, *RECOVERIES, LAST_RECOVERY)
-METADATA: Final = "metadata"
-APPEND, CLOSE, RECOVER, FOLLOW = "append", "close", "recover", "follow"
-STAY_DOWN: Final = "stay down after the healing"
 
 FIRST_BODY: Final = 1000  # Entry i carries the i-th body.
 APPENDS: Final = 12
@@ -61,12 +66,20 @@ class Parts:
 
 
 class ToyScene:
-    def __init__(self, parts: Parts | None = None, rules: frozenset[str] = EVERY_RULE) -> None:
+    def __init__(
+        self,
+        parts: Parts | None = None,
+        rules: frozenset[str] = EVERY_RULE,
+        drill: Drill | None = None,
+    ) -> None:
+        """`drill` is all that its cases have."""
         self._parts = parts or Parts()
-        self._rules = rules
+        self._rules, self._drill = rules, drill
 
     def case(self, seed: int) -> Case:
         rng = random.Random(f"toy {seed}")
+        if self._drill is not None:
+            return Case("toy", seed, *self._drill(rng))
         steps = _draw_steps(rng)
         return Case("toy", seed, steps, draw(rng, RECIPES, CHAOS_US, steps))
 

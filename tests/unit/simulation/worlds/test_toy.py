@@ -10,9 +10,11 @@ from rollbook.proto.ids import BookieId
 from tests.simulation.mutants import AckBeforeSync
 from tests.simulation.schedule import Case, Fault, Kind, Step
 from tests.simulation.worlds import scene
+from tests.simulation.worlds.toy.drills import DRILLS
 from tests.simulation.worlds.toy.ledger import IN_RECOVERY, OPEN, Ledger
 from tests.simulation.worlds.toy.oracle import COPIES, OUTCOMES
-from tests.simulation.worlds.toy.scene import (
+from tests.simulation.worlds.toy.scene import Parts, ToyScene
+from tests.simulation.worlds.toy.words import (
     APPEND,
     BOOKIES,
     CLOSE,
@@ -20,8 +22,6 @@ from tests.simulation.worlds.toy.scene import (
     READER,
     RECOVER,
     WRITER,
-    Parts,
-    ToyScene,
 )
 
 ROOT = Path(__file__).parents[4]
@@ -86,6 +86,13 @@ def test_telling_the_story_changes_nothing() -> None:
     assert told.digest == untold.digest
     assert told.story
     assert not untold.story
+
+
+def test_the_protocol_passes_the_drills_that_planted_bugs_fail() -> None:
+    for drill in DRILLS:
+        actors = ToyScene(drill=drill)
+        reports = [actors.run(actors.case(seed)) for seed in range(20)]
+        assert [report.detail for report in reports if report.broke] == []
 
 
 def test_other_seeds_are_other_runs() -> None:
