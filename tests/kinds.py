@@ -6,10 +6,13 @@ import importlib
 import json
 import logging
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, Final
@@ -109,19 +112,59 @@ _Lane = tuple[dict[str, list[str]], Sequence[str]]
 def _steps(*lanes: _Lane) -> Tally:
     """Beside each other; the commands of a lane one after the other."""
     tally = Tally("kinds")
+    folder = _folder()
+    environment = {**os.environ, "TMPDIR": folder}
     with ThreadPoolExecutor(len(lanes)) as threads:
-        running = [threads.submit(_run_in_turn, *lane, tally) for lane in lanes]
+        running = [threads.submit(_run_in_turn, *lane, environment, tally) for lane in lanes]
         for each in running:
             each.result()
     tally.skipped = clean(tally.skipped)
+    if not tally.failed:
+        shutil.rmtree(folder, ignore_errors=True)
+    elif os.listdir(folder):
+        print(f"what is left is in {folder}, until the next run")
     return tally
 
 
-def _run_in_turn(commands: dict[str, list[str]], prefix: Sequence[str], tally: Tally) -> None:
+def _folder() -> str:
+    """For all that is written, so that it goes, too, where somebody was killed.
+
+    Its name is short: those of sockets must be. Folders of earlier runs are removed.
+    """
+    everybody = tempfile.gettempdir()
+    for name in os.listdir(everybody):
+        found = _FOLDER.fullmatch(name)
+        if found and not _is_running(int(found[1])):
+            shutil.rmtree(os.path.join(everybody, name), ignore_errors=True)
+    folder = os.path.join(everybody, f"rb-{os.getpid()}")
+    os.mkdir(folder, mode=0o700)
+    return folder
+
+
+_FOLDER: Final = re.compile(r"rb-(\d+)")
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _run_in_turn(
+    commands: dict[str, list[str]],
+    prefix: Sequence[str],
+    environment: Mapping[str, str],
+    tally: Tally,
+) -> None:
     for name, command in commands.items():
         started = time.monotonic()
         process = subprocess.Popen(
             [*prefix, sys.executable, "-m", *command],
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
