@@ -13,6 +13,7 @@ a small world to check this argument, and falls as it should when reads do not f
 """
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -319,6 +320,7 @@ def search(task: tuple[str, int, frozenset[str]]) -> Found:
     """In a process of its own: the first fresh seed that tells the mutant from the protocol."""
     name, from_seed, rules = task
     mutant = by_name(name)
+    gc.set_threshold(200_000, 50, 100)  # What runs leave is much, and goes with the process.
     start = time.process_time()
     seeds = range(from_seed, from_seed + mutant.seeds_max)
     failure = find_failure(mutant.scene(rules), seeds)

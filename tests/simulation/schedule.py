@@ -182,6 +182,9 @@ class Focus:
         return replace(recipe, odds=1.0, targets=hit or recipe.targets)
 
 
+EVERYTHING: Final = Focus()
+
+
 def _draw_one(rng: random.Random, recipe: Recipe, when_us: Span, steps: Sequence[Step]) -> Fault:
     at_us = rng.randint(*when_us)
     if steps and rng.random() < 0.5:

@@ -20,6 +20,7 @@ from rollbook.proto.cluster.registration import BookieRegistration, Standing
 from rollbook.proto.errors import BookieFailed, EntryStateUnknown, NoSuchEntry, WrongBookie
 from rollbook.proto.ids import NO_ENTRY
 from rollbook.proto.wire.messages import Read, Reply
+from tests.simulation.schedule import EVERYTHING, Focus, Kind
 from tests.simulation.worlds.bookie.scene import BookieScene
 from tests.support.planting import Patch
 
@@ -30,10 +31,11 @@ class BookieMutant:
     what: str
     seeds_max: int  # Within which it must be found.
     patches: tuple[Patch, ...]
+    focus: Focus = EVERYTHING
     is_equivalent: bool = False
 
     def scene(self, rules: frozenset[str] | None = None) -> BookieScene:  # It has one set of rules.
-        return BookieScene(self.patches)
+        return BookieScene(self.patches, self.focus)
 
 
 # --- Storage ------------------------------------------------------------------------------------
@@ -191,12 +193,14 @@ BOOKIE_MUTANTS: Final = (
         "A journal whose sync failed syncs again, and believes the second answer.",
         300,
         ((Journal, "_write", _sync_until_it_works),),
+        Focus((Kind.SYNC_ERROR, Kind.POWER_CUT), verbs=("add",)),
     ),
     BookieMutant(
         "early-fence",
         "A fence is answered before it is durable.",
         300,
         ((Storage, "fence", _fence_at_once),),
+        Focus((Kind.POWER_CUT, Kind.SLOW_DISK), verbs=("fence",)),
     ),
     BookieMutant(
         "fence-in-memory",
@@ -209,12 +213,14 @@ BOOKIE_MUTANTS: Final = (
         "What cannot be read is called absent.",
         600,
         ((Reading, "_read", _read_damage_as_absence),),
+        Focus((Kind.ROT, Kind.READ_ERROR), verbs=("read", "batch")),
     ),
     BookieMutant(
         "read-then-fence",
         "A fencing read looks first and fences then.",
         1_500,
         ((Answers, "_read", _read_then_fence),),
+        Focus((Kind.SLOW_DISK,), verbs=("fence",)),
     ),
     BookieMutant(
         "refusals-are-acks",
@@ -233,6 +239,7 @@ BOOKIE_MUTANTS: Final = (
         "A long poll whose time is up goes on.",
         150,
         ((LongPolls, "_end", _never_end),),
+        Focus(verbs=("poll",)),
     ),
     BookieMutant(
         "leaky-budget",
@@ -251,6 +258,7 @@ BOOKIE_MUTANTS: Final = (
         "A bookie does not register again when its session was lost.",
         300,
         ((BookieRegistration, "keep", _do_nothing),),
+        Focus((Kind.METADATA_EXPIRY,)),
     ),
     BookieMutant(
         "anybody",
@@ -268,6 +276,7 @@ BOOKIE_MUTANTS: Final = (
         "Directories that were restored from a snapshot pass for the latest.",
         600,
         ((Identity, "begin", _do_nothing),),
+        Focus((Kind.ROLLBACK,), verbs=("lac",)),
     ),
     BookieMutant(
         "half-a-listing",

@@ -9,7 +9,17 @@ from collections.abc import Callable
 from itertools import combinations
 from typing import Final
 
-from tests.simulation.schedule import SOON_US, Case, Kind, Recipe, Step, draw, log_uniform
+from tests.simulation.schedule import (
+    EVERYTHING,
+    SOON_US,
+    Case,
+    Focus,
+    Kind,
+    Recipe,
+    Step,
+    draw,
+    log_uniform,
+)
 
 WORLD: Final = "bookie"
 BOOKIES: Final = ("b1", "b2")
@@ -20,6 +30,7 @@ TWIN: Final = "twin"  # A machine that starts a bookie under the id of another o
 LEDGERS: Final = (1, 2, 3, 4, 2**40)
 CHAOS_US: Final = (400_000, 4_400_000)  # Cluster, bookies and ledgers are made in peace.
 _STEPS: Final = (20, 90)
+_OFTEN: Final = 8
 
 Draw = Callable[[random.Random], str]
 
@@ -43,18 +54,19 @@ VERBS: Final[dict[str, tuple[float, Draw]]] = {
 }
 
 
-def draw_case(seed: int) -> Case:
+def draw_case(seed: int, focus: Focus = EVERYTHING) -> Case:
     rng = random.Random(f"bookie {seed}")
-    steps = _draw_steps(rng)
-    faults = draw(rng, RECIPES, CHAOS_US, steps)
+    steps = _draw_steps(rng, focus.verbs)
+    recipes = RECIPES if focus == EVERYTHING else focus.recipes(RECIPES)
+    faults = draw(rng, recipes, CHAOS_US, steps)
     if any(fault.kind is Kind.ROLLBACK for fault in faults):
         # Only garbage collection doubts a listing; who writes off what is lost takes it for whole.
         faults = tuple(fault for fault in faults if fault.kind is not Kind.PARTIAL_LISTING)
     return Case(WORLD, seed, steps, faults)
 
 
-def _draw_steps(rng: random.Random) -> tuple[Step, ...]:
-    weights = [weight for weight, _ in VERBS.values()]
+def _draw_steps(rng: random.Random, often: tuple[str, ...]) -> tuple[Step, ...]:
+    weights = [weight * (_OFTEN if verb in often else 1) for verb, (weight, _) in VERBS.items()]
     ledgers = LEDGERS[: rng.choice((1, 2, 5, 5))]  # On few of them, more meets.
     mean_us = rng.choice((5_000, 50_000))
     steps: list[Step] = []

@@ -46,7 +46,7 @@ from tests.simulation.kernel.disk import SimulatedDisk
 from tests.simulation.kernel.failures import SimulationFailed
 from tests.simulation.kernel.world import Node, World
 from tests.simulation.nemesis import Nemesis
-from tests.simulation.schedule import Case, Fault, Kind
+from tests.simulation.schedule import EVERYTHING, Case, Fault, Focus, Kind
 from tests.simulation.worlds import Report
 from tests.simulation.worlds.bookie.client import PORT, Client, Sums
 from tests.simulation.worlds.bookie.plan import (
@@ -96,12 +96,12 @@ SPACE: Final = SpaceConfig(
 
 
 class BookieScene:
-    def __init__(self, patches: Sequence[Patch] = ()) -> None:
-        """`patches` plant a bug for as long as a case runs."""
-        self._patches = patches
+    def __init__(self, patches: Sequence[Patch] = (), focus: Focus = EVERYTHING) -> None:
+        """`patches` plant a bug for as long as a case runs; `focus`: what its cases are about."""
+        self._patches, self._focus = patches, focus
 
     def case(self, seed: int) -> Case:
-        return draw_case(seed)
+        return draw_case(seed, self._focus)
 
     def run(self, case: Case, *, tell: bool = False) -> Report:
         run = _Run(case, tell)
