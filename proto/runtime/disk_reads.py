@@ -93,12 +93,12 @@ class Direct:
     def was_read(self, descriptor: int, position: int) -> bool:
         """Not long ago: the page cache has not had to give up what it had of the file's end since then."""
         end = max(os.fstat(descriptor).st_size - 1, 0)
-        if len(self._positions) >= _POSITIONS_MAX or not is_at_hand(descriptor, end, 1):
-            self._positions.clear()
-            if _WILL_NEED is not None:
-                os.posix_fadvise(descriptor, end, 1, _WILL_NEED)
-        if position in self._positions:
+        if position in self._positions and is_at_hand(descriptor, end, 1):
             return True
+        if position in self._positions or len(self._positions) >= _POSITIONS_MAX:
+            self._positions.clear()
+        if not self._positions and _WILL_NEED is not None:
+            os.posix_fadvise(descriptor, end, 1, _WILL_NEED)
         self._positions.add(position)
         return False
 
