@@ -34,10 +34,10 @@ from rollbook.proto.errors import (
 Errors = Sequence[type[RollbookError]]
 
 ANYWHERE: Final[Errors] = (InvalidRequest, NoSuchLog, LogDeleted, QuorumTimeout, Overloaded)
-AT_OWNER: Final[Errors] = (*ANYWHERE, NotOwner, OwnerChanging, OwnerLost)
+AT_OWNER: Final[Errors] = (*ANYWHERE, NotOwner, OwnerChanging, OwnerLost, LogSealed)
 OF_APPENDS: Final[Errors] = (
     *AT_OWNER,
-    *(OffsetMismatch, StaleEpoch, WriterRequired, LogSealed),
+    *(OffsetMismatch, StaleEpoch, WriterRequired),
     *(ProducerGap, ProducerFenced, DuplicateTooOld),
     *(EntryTooLarge, InvalidBlock, BadChecksum, NotEnoughBookies),
 )

@@ -236,9 +236,7 @@ class _Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """As every other refusal is told."""
-        if (
-            self.conn.our_state is not h11.IDLE
-        ):  # An answer is under way: there is no room for another.
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # It has begun to answer.
             self.transport.abort()
             return
         refusal = response_of(InvalidRequest(msg), headers={"connection": "close"})
@@ -295,6 +293,8 @@ class Guard:
                 body = await self._read_body(headers, receive, held)
             except _Refused as refused:
                 await _refuse(refused, scope, receive, send)
+            except _Gone:
+                pass  # What came of the body is not what was meant.
             else:
                 await self._app(scope, _told_at_once(body, receive), send)
         finally:
@@ -308,6 +308,8 @@ class Guard:
             async with asyncio.timeout(_BODY_S):
                 while True:
                     message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _Gone
                     body += message.get("body", b"")
                     self._hold(held, len(body))
                     if not message.get("more_body", False):
@@ -344,6 +346,10 @@ class Guard:
         scheme, _, shown = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not self._token.is_it(shown.strip()):
             raise _Refused(401, Unauthorized("show the token: Authorization: Bearer …"))
+
+
+class _Gone(Exception):
+    """The client, before it had said all."""
 
 
 class _Refused(Exception):

@@ -1,0 +1,310 @@
+"""Named logs over HTTP from strangers: bounded, whatever they send, and others go on."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rollbook.api.rest import server as module
+from rollbook.api.rest.logs import RestServer
+from rollbook.api.rest.server import Bounds, HttpConfig
+from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.ids import LogName
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.ports import Address
+from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
+from tests.unit.api.rest.http_client import DEADLINE_S, Client, parse
+from tests.unit.api.rest.log_routes import JSON, LOG, NDJSON, RAW
+
+LOOPBACK = Address("127.0.0.1", 0)
+TOKEN = "0123456789abcdef-canary"
+BOUNDS = Bounds(
+    connections=8, body_bytes=10_000, bodies_bytes=25_000, unsent_bytes=1024, may_stream=True
+)
+
+
+class There:
+    def __init__(self, core: FakeCore, server: RestServer) -> None:
+        self.core = core
+        self.server = server
+        self.client = Client(server.address)
+
+    @property
+    def connections(self) -> int:
+        return len(self.server._http._state.connections)
+
+
+def made() -> FakeCore:
+    core = FakeCore(FakeCluster())
+    core.cluster.make("ns/log")
+    return core
+
+
+@pytest.fixture
+async def there() -> AsyncIterator[There]:
+    core = made()
+    server = await RestServer.start(core, HttpConfig(LOOPBACK), lambda _: "", bounds=BOUNDS)
+    yield There(core, server)
+    await server.close()
+
+
+async def test_off_loopback_it_wants_tls_and_a_token() -> None:
+    with pytest.raises(BadConfig, match="open to the network"):
+        HttpConfig(Address("0.0.0.0", 0))
+
+
+async def test_nobody_without_the_token(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    config = HttpConfig(LOOPBACK, token_file=str(file))
+    core = made()
+    server = await RestServer.start(core, config, lambda _: "")
+    client = Client(server.address)
+    for path in (LOG, f"{LOG}/records", "/v1/servers", "/openapi.json", "/nope"):
+        for headers in ({}, {"authorization": "Bearer no"}, {"authorization": f"Basic {TOKEN}"}):
+            answer = await client.get(path, **headers)
+            assert (answer.status, answer.reason) == (401, "UNAUTHORIZED")
+    assert (await client.get("/healthz")).status == (await client.get("/readyz")).status == 200
+    assert (await client.get(LOG, authorization=f"Bearer {TOKEN}")).status == 200
+    assert len(core.asked) == 1
+    await server.close()
+
+
+# --- Paths, names, pages ----------------------------------------------------------------------
+
+
+ESCAPED = [
+    *("/v1/namespaces/ns%2Flogs/logs/log", "/v1/namespaces/ns/logs/log%2Frecords"),
+    *("/v1/namespaces/ns/logs/%6cog", "/v1/namespaces/ns/logs/log%00", "/v1%2Fservers"),
+    *("/v1/namespaces/ns/logs/%2e%2e", "/v1/namespaces/%C3%A4/logs/log", "/v1/servers%3f"),
+    *("/v1/namespaces/ns/logs/log%", "/v1/namespaces/ns/logs/log%zz", f"{LOG}%25"),
+]
+
+
+async def test_no_escape_makes_another_path(there: There) -> None:
+    for path in ESCAPED:
+        answer = await there.client.get(path)
+        assert (answer.status, answer.reason) == (404, "NOT_FOUND")
+        assert not there.core.asked
+
+
+UNTIDY = [
+    *("/v1/namespaces/../logs/log", "/v1/namespaces/./logs", "//v1/servers", "/v1//servers"),
+    *("/v1/../v1/servers", "/v1/namespaces/ns/logs/log/", "/v1/namespaces/ns/logs/"),
+]
+
+
+async def test_no_path_is_tidied_up(there: There) -> None:
+    for path in UNTIDY:
+        answer = await there.client.get(path)
+        assert answer.status in (400, 404)
+        assert answer.reason in ("INVALID", "NOT_FOUND")
+        assert not there.core.asked
+
+
+async def test_a_colon_may_be_escaped(there: There) -> None:
+    for escape in (":", "%3A", "%3a"):
+        assert (await there.client.ask("POST", f"{LOG}{escape}roll")).status == 200
+
+
+async def test_pages_of_others_may_only_look(there: There) -> None:
+    others = {"origin": "http://evil.example"}
+    for method, path in (("POST", f"{LOG}:seal"), ("DELETE", LOG), ("PUT", LOG)):
+        answer = await there.client.ask(method, path, b"", **others)
+        assert (answer.status, answer.reason) == (403, "UNAUTHORIZED")
+    assert (await there.client.ask("POST", f"{LOG}:seal", b"", origin="null")).status == 403
+    assert not there.core.asked
+    answer = await there.client.ask("POST", f"{LOG}:roll", b"", origin="http://127.0.0.1")
+    assert answer.status == 200
+    answer = await there.client.get(LOG, **others)
+    assert answer.status == 200
+    assert "access-control-allow-origin" not in answer.headers  # The page does not get to see it.
+    assert (await there.client.get(LOG, host="evil.example")).status == 421
+
+
+# --- Sizes ------------------------------------------------------------------------------------
+
+
+async def test_a_body_is_refused_before_it_is_read(there: There) -> None:
+    said = f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {10**15}\r\n\r\n"
+    answer = parse(await there.client.say(said.encode()))
+    assert (answer.status, answer.reason) == (413, "TOO_LARGE")
+    assert answer.json["ids"] == {"limit": 10_000}
+    answer = await there.client.ask("POST", f"{LOG}/records", b"x" * 10_001, **RAW)
+    assert answer.status == 413
+    answer = await there.client.ask("POST", f"{LOG}/records", b"x" * 10_000, **RAW)
+    assert answer.status == 201
+    chunks = b"1000\r\n" + b"x" * 0x1000 + b"\r\n"
+    head = f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    answer = parse(await there.client.say(head.encode() + chunks * 3))
+    assert (answer.status, answer.reason) == (413, "TOO_LARGE")
+
+
+async def test_all_bodies_together_are_bounded(there: There) -> None:
+    head = (
+        f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9000\r\n\r\n".encode()
+    )
+    held = []
+    for _ in range(2):
+        reader, writer = await asyncio.open_connection(*_place(there))
+        writer.write(head)
+        held.append((reader, writer))
+    async with asyncio.timeout(DEADLINE_S):
+        answer = await there.client.ask("POST", f"{LOG}/records", b"x" * 9000, **RAW)
+        while answer.status == 201:  # The others' heads have not been read yet.
+            answer = await there.client.ask("POST", f"{LOG}/records", b"x" * 9000, **RAW)
+    assert (answer.status, answer.reason) == (503, "OVERLOADED")
+    assert answer.headers["retry-after"] == "1"
+    assert (await there.client.ask("POST", f"{LOG}/records", b"small", **RAW)).status == 201
+    for _, writer in held:
+        writer.close()
+    async with asyncio.timeout(DEADLINE_S):
+        while (await there.client.ask("POST", f"{LOG}/records", b"x" * 9000, **RAW)).status != 201:
+            pass
+
+
+NO_REQUESTS = [
+    *(b"GET " + b"/" * 20_000 + b" HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n"),
+    b"GET / HTTP/1.1\r\n" + b"".join(b"h%d: x\r\n" % n for n in range(3000)) + b"\r\n",
+    *(b"GET / HTTP/1.1\r\nhost : x\r\n\r\n", b"GET / HTTP/1.1\r\nx: \x00\r\n\r\n"),
+    b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+    b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: -1\r\n\r\n",
+    b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+]
+
+
+async def test_what_is_no_request_is_a_problem_and_the_end(there: There) -> None:
+    for said in NO_REQUESTS:
+        answer = parse(await there.client.say(said))
+        assert (answer.status, answer.reason) in (
+            (400, "INVALID"),
+            (421, "INVALID"),
+            (404, "NOT_FOUND"),
+        )
+        assert not there.core.asked
+
+
+async def test_half_a_body_is_no_record(there: There) -> None:
+    """Whoever dies while he says it has said nothing."""
+    head = f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {RAW['content-type']}"
+    for rest in (
+        "content-length: 99\r\n\r\nhalf",
+        "transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n",
+    ):
+        for is_rude in (False, True):
+            _, writer = await asyncio.open_connection(*_place(there))
+            writer.write(f"{head}\r\n{rest}".encode())
+            while not there.connections:
+                await asyncio.sleep(0.005)
+            if is_rude:
+                writer.transport.abort()
+            else:
+                writer.close()
+            async with asyncio.timeout(DEADLINE_S):
+                while there.connections:
+                    await asyncio.sleep(0.005)
+    assert not there.core.asked
+
+
+# --- Connections ------------------------------------------------------------------------------
+
+
+def _place(there: There) -> tuple[str, int]:
+    return there.server.address.host, there.server.address.port
+
+
+async def test_idle_ones_make_room_for_those_who_come(there: There) -> None:
+    idle = [await asyncio.open_connection(*_place(there)) for _ in range(8)]
+    for _ in range(20):
+        assert (await there.client.get("/healthz")).status == 200
+        assert there.connections <= 8
+    async with asyncio.timeout(DEADLINE_S):
+        assert await idle[0][0].read() == b""  # The first one gave way.
+    for _, writer in idle:
+        writer.close()
+
+
+async def test_those_who_are_served_do_not(there: There) -> None:
+    follow = f"GET {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: text/event-stream\r\n\r\n"
+    followers = [await asyncio.open_connection(*_place(there)) for _ in range(8)]
+    async with asyncio.timeout(DEADLINE_S):
+        for reader, writer in followers:
+            writer.write(follow.encode())
+            await reader.readuntil(b"caught_up")
+        assert await there.client.say(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n") == b""
+        there.core.cluster.logs[LogName("ns", "log")].append(pack_block([b"all hear"]), None)
+        for reader, writer in followers:
+            await reader.readuntil(b"all hear")
+            writer.close()
+        while there.core.readers:
+            await asyncio.sleep(0.01)
+        assert (await there.client.get("/healthz")).status == 200
+
+
+async def test_whoever_takes_nothing_is_hung_up_on(
+    there: There, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And whoever takes it slowly is not."""
+    monkeypatch.setattr(module, "_EXCHANGE_S", 0.2)
+    log = there.core.cluster.logs[LogName("ns", "log")]
+    for _ in range(40):
+        log.append(pack_block([b"x" * 200_000]), None)
+    follow = f"GET {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: text/event-stream\r\n\r\n"
+    loop = asyncio.get_running_loop()
+    sockets = [socket.socket() for _ in range(2)]
+    for each in sockets:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        each.setblocking(False)
+        await loop.sock_connect(each, _place(there))
+        await loop.sock_sendall(each, follow.encode())
+    slow = sockets[1]
+    async with asyncio.timeout(DEADLINE_S):
+        taken = 0
+        while there.connections == 2 or taken < 2_000_000:
+            taken += len(await loop.sock_recv(slow, 65536))
+        assert there.connections == 1
+        while taken < 40 * 200_000:
+            taken += len(await loop.sock_recv(slow, 65536))
+    for each in sockets:
+        each.close()
+
+
+async def test_slow_heads_and_bodies_have_their_time(
+    there: There, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_EXCHANGE_S", 0.2)
+    monkeypatch.setattr(module, "_BODY_S", 0.1)
+    assert await there.client.say(b"GET /healthz HTTP/1.1\r\nhost: 127.") == b""
+    head = f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9\r\n\r\nslow"
+    answer = parse(await there.client.say(head.encode()))
+    assert (answer.status, answer.reason) == (408, "INVALID")
+
+
+async def test_a_server_that_is_closed_lets_nobody_wait(there: There) -> None:
+    reader, writer = await asyncio.open_connection(*_place(there))
+    follow = f"GET {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: text/event-stream\r\n\r\n"
+    writer.write(follow.encode())
+    async with asyncio.timeout(DEADLINE_S):
+        await reader.readuntil(b"caught_up")
+        await there.server.close()
+        await reader.read()
+    writer.close()
+    assert not there.core.readers
+
+
+async def test_requests_behind_each_other_on_one_connection(there: There) -> None:
+    one = (
+        f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {NDJSON['content-type']}"
+    )
+    body = b'{"data":"x"}\n'
+    said = f"{one}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    last = said.replace(b"host:", b"connection: close\r\nhost:")
+    answers = await there.client.say(said * 20 + last)
+    assert answers.count(b"HTTP/1.1 201") == 21
+    found = json.loads((await there.client.get(f"{LOG}/records", **JSON)).body)
+    assert [each["offset"] for each in found["records"]] == list(range(21))
