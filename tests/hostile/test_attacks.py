@@ -78,8 +78,8 @@ def test_a_thousand_attackers_at_once_keep_nobody_from_working(tmp_path: Path) -
         cost, good = asyncio.run(cost_of_all(found, 1_000))
         assert cost.ended == cost.connections
         assert cost.grown_bytes <= 64 * _MIB
+        assert good.refused == 0  # By a full disk, if by anything.
         assert good.added > 0
-        assert good.refused == 0
         assert found.is_running
         deadline = time.monotonic() + PATIENCE_S
         while found.open_files > files + 20:  # The attackers' are closed, all of them.
