@@ -4,6 +4,7 @@ were told is checked, and how long nobody led is told.
 
 import asyncio
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ from tests.support import log_processes
 from tests.tally import Tally
 
 NODES: Final = ("node-1", "node-2", "node-3")
+SERVERS: Final = ("log-1", "log-2")
 WRITERS: Final = 4
 READERS: Final = 2
 TAKEOVER_S: Final = 2.0  # What is meant.
@@ -32,8 +34,9 @@ _SNAPSHOT_EVERY: Final = 60
 _PATIENCE_S: Final = 60.0
 _LED_S: Final = (0.3, 0.9)  # How long a leader lives.
 _AWAY_S: Final = (0.0, 1.0)
-_FROZEN_S: Final = (1.2, 2.2)  # Beyond its lease.
+_FROZEN_S: Final = (0.1, 0.9)  # When another one leads already.
 _FREEZES_EVERY: Final = 3
+_SERVER_DIES_EVERY: Final = 5  # With the leader.
 _ON_ITS_WAY_NS: Final = 20_000_000  # What was said before a strike is heard by then.
 _SHOWN_MAX: Final = 10
 _AT_A_TIME: Final = 9
@@ -44,6 +47,7 @@ Progress = Callable[[str], Callable[[int, int], None]]
 class Struck(NamedTuple):
     at_ns: int
     is_killed: bool  # Else it was stopped, and went on later.
+    owner_died: bool = False  # The log server, with it.
 
 
 class Run:
@@ -51,21 +55,28 @@ class Run:
         self, folder: Path, cluster: log_processes.LogProcesses, seed: int, flaw: str
     ) -> None:
         self._chance = random.Random(seed)
-        self._url = cluster.url
         self._flaw = flaw
         self._logs = folder / "logs"
         self._logs.mkdir()
-        self._addresses = {
-            name: f"127.0.0.1:{port}"
-            for name, port in zip(NODES, free_ports(len(NODES)), strict=True)
-        }
-        self.nodes = {
-            name: Actor(
-                *(name, cluster.children, self._logs, partial(self._command, name), {}),
-                self._on_line,
-            )
-            for name in NODES
-        }
+        self._metadata = cluster.metadata
+        self._addresses, self._doors = (
+            {
+                name: f"127.0.0.1:{port}"
+                for name, port in zip(names, free_ports(len(names)), strict=True)
+            }
+            for names in (NODES, SERVERS)
+        )
+        self._url = "log://" + ",".join(self._doors.values())
+        self._servers, self.nodes = (
+            {
+                name: Actor(
+                    *(name, cluster.children, self._logs, partial(command, name), {}),
+                    self._on_line,
+                )
+                for name in names
+            }
+            for names, command in ((SERVERS, self._server_command), (NODES, self._command))
+        )
         self.struck: list[Struck] = []
         self._leader = ""
         self._led_ns: list[int] = []
@@ -84,17 +95,34 @@ class Run:
         arguments = (self._url, self._addresses[name], str(_SNAPSHOT_EVERY))
         return [sys.executable, "-m", *module, *arguments]
 
+    def _server_command(self, name: str, _life: str) -> list[str | Path]:
+        flags = ("--listen", self._doors[name], "--server-name", name, "--log-level", "error")
+        command = ("server", "log", "--metadata", self._metadata, *flags)
+        return [sys.executable, "-m", "rollbook.api.cli.main", *command]
+
     def _on_line(self, actor: Actor, line: str) -> None:
         if line.startswith("leads since"):
             self._leader = actor.name
             self._led_ns.append(time.monotonic_ns())
             self._led.set()
 
-    async def conduct(self, strikes: int, report: Callable[[int, int], None]) -> None:
-        for node in self.nodes.values():
-            node.start()
-        for node in self.nodes.values():
-            await node.until_ready(_PATIENCE_S)
+    async def conduct(self, strikes: int, report: Callable[[int, int], None]) -> list[str]:
+        """What is wrong with how long it took."""
+        try:
+            await self._conduct(strikes, report)
+        except TimeoutError:
+            return [f"{_PATIENCE_S:g} s of patience were not enough"]
+        finally:
+            for actor in (*self.nodes.values(), *self._servers.values()):
+                actor.kill()
+        return []
+
+    async def _conduct(self, strikes: int, report: Callable[[int, int], None]) -> None:
+        for actors in (self._servers, self.nodes):
+            for actor in actors.values():
+                actor.start()
+            for actor in actors.values():
+                await actor.until_ready(_PATIENCE_S)
         is_over = asyncio.Event()
         working = [asyncio.create_task(client.work(is_over)) for client in self.clients]
         healing: list[asyncio.Task[None]] = []
@@ -104,18 +132,18 @@ class Run:
                 await self._led.wait()
             await asyncio.sleep(self._chance.uniform(*_LED_S))
             healing.append(self._strike(number % _FREEZES_EVERY != _FREEZES_EVERY - 1))
+            if number % _SERVER_DIES_EVERY == _SERVER_DIES_EVERY - 1:
+                healing.append(asyncio.create_task(self._kill_owner()))
         report(strikes, strikes)
         await asyncio.gather(*healing)
-        for node in self.nodes.values():
-            await node.until_ready(_PATIENCE_S)
+        for actor in (*self._servers.values(), *self.nodes.values()):
+            await actor.until_ready(_PATIENCE_S)
         is_over.set()
         await asyncio.gather(*working)
         async with asyncio.timeout(_PATIENCE_S):
             await self.auditor.audit(self._newest_keys())
         async with rollbook.aio.connect(self._url) as client:
             self.head = await (await client.open("kv")).head_offset()
-        for node in self.nodes.values():
-            node.kill()
 
     def _strike(self, is_killed: bool) -> "asyncio.Task[None]":
         node = self.nodes[self._leader]
@@ -128,11 +156,23 @@ class Run:
         return asyncio.create_task(self._heal(node, is_killed))
 
     async def _heal(self, node: Actor, is_killed: bool) -> None:
-        await asyncio.sleep(self._chance.uniform(*(_AWAY_S if is_killed else _FROZEN_S)))
         if is_killed:
+            await asyncio.sleep(self._chance.uniform(*_AWAY_S))
             node.start()
-        else:
-            node.resume()
+            return
+        async with asyncio.timeout(_PATIENCE_S):
+            await self._led.wait()  # Else it might lead still.
+        await asyncio.sleep(self._chance.uniform(*_FROZEN_S))
+        node.resume()
+
+    async def _kill_owner(self) -> None:
+        """The log server that owns the log."""
+        async with rollbook.aio.connect(self._url) as client:
+            (owner,) = await client.lookup(["kv"])
+        (name,) = (name for name, door in self._doors.items() if door == owner.address)
+        self.struck[-1] = self.struck[-1]._replace(owner_died=True)
+        self._servers[name].kill()
+        self._servers[name].start()
 
     def _newest_keys(self) -> list[str]:
         keys = {op.key: op.called_ns for client in self.clients for op in client.history}
@@ -140,19 +180,20 @@ class Run:
 
     def complaints(self) -> list[str]:
         """What is wrong with the nodes themselves."""
-        ended = [text for node in self.nodes.values() for text in node.unasked]
+        actors = (*self.nodes.values(), *self._servers.values())
+        ended = [text for actor in actors for text in actor.unasked]
         return ended + tracebacks(self._logs)
 
     @property
     def history(self) -> list[Op]:
         return [op for each in (*self.clients, self.auditor) for op in each.history]
 
-    def gaps_s(self, moments_ns: list[int], is_killed: bool) -> list[float]:
+    def gaps_s(self, moments_ns: list[int], kind: tuple[bool, bool]) -> list[float]:
         """From each strike to the next of those moments."""
         gaps = []
         for struck in self.struck:
             index = bisect_right(moments_ns, struck.at_ns + _ON_ITS_WAY_NS)
-            if struck.is_killed == is_killed and index < len(moments_ns):
+            if struck[1:] == kind and index < len(moments_ns):
                 gaps.append((moments_ns[index] - struck.at_ns) / 1e9)
         return sorted(gaps)
 
@@ -167,8 +208,8 @@ class Run:
             f"{len(history):,} operations on {len({op.key for op in history})} keys: {told}",
             f"{unknown} unknown, {refused:,} refused while nobody led; head of the log at {self.head:,}",
         ]
-        for is_killed, name in ((True, "killed"), (False, "frozen")):
-            led, changed = self.gaps_s(self._led_ns, is_killed), self.gaps_s(changed_ns, is_killed)
+        for kind, name in _KINDS.items():
+            led, changed = self.gaps_s(self._led_ns, kind), self.gaps_s(changed_ns, kind)
             if led and changed:
                 within = sum(gap <= TAKEOVER_S for gap in led)
                 lines.append(
@@ -176,6 +217,14 @@ class Run:
                     f"within {TAKEOVER_S:g} s; the next change was made after {_spread(changed)}"
                 )
         return lines
+
+
+_KINDS: Final = {
+    (True, False): "killed",
+    (False, False): "frozen",
+    (True, True): "killed with the log's owner",
+    (False, True): "frozen, and the log's owner killed",
+}
 
 
 def _spread(gaps: list[float]) -> str:
@@ -218,10 +267,13 @@ def _run(
         tempfile.TemporaryDirectory(prefix="rollbook-chaos-kv-") as folder,
         log_processes.running(Path(folder)) as cluster,
     ):
-        cluster.start_server("log-1")
         run = Run(Path(folder), cluster, seed, flaw)
-        asyncio.run(run.conduct(strikes, report))
-        wrong = run.complaints()
+        wrong = asyncio.run(run.conduct(strikes, report))
+        wrong += run.complaints()
+        if wrong:
+            kept = Path(tempfile.mkdtemp(prefix=f"rollbook-chaos-kv-{seed}-"))
+            shutil.copytree(Path(folder) / "logs", kept, dirs_exist_ok=True)
+            wrong.append(f"what the processes complained about is kept in {kept}")
     wrong += violations(run.history)
     if not run.head:
         wrong.append("nothing was truncated behind a snapshot")
