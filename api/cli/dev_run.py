@@ -20,6 +20,8 @@ from rollbook.api.cli.local_cluster import (
 from rollbook.api.cli.log_server import DEFAULT_PORT, REST_PORT
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.logservice.config import LogServerConfig
+from rollbook.proto.addresses import is_loopback, parse_address
+from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector
@@ -28,16 +30,28 @@ from rollbook.proto.runtime.logs import configure_logs
 
 _OPEN_FILES: Final = 16_384
 _STOP_S_MAX: Final = 30
+_HOST: Final = "127.0.0.1"
 
 
 def run_dev(bookies: int, data: str, listen: str | None, rest: str | None, log_level: str) -> None:
     """For people: it says where things are, and what to do with them."""
     configure_logs(level=log_level, as_json=False)
-    where = listen or str(usual_or_free(Address("127.0.0.1", DEFAULT_PORT)))
+    where = _on_this_machine(listen or str(usual_or_free(Address(_HOST, DEFAULT_PORT))))
     usual = 0 if where.endswith(":0") else REST_PORT  # Whoever wants any port wants any port.
     http = rest or str(usual_or_free(Address("127.0.0.1", usual)))
     config = LogServerConfig(metadata="", listen=where, rest=http)
     _run(_serve(os.path.abspath(data), bookies, config, SMALL, _say_to_people))
+
+
+def _on_this_machine(listen: str) -> str:
+    """Raises `BadConfig`: it has no locks for the doors of a house that others come to."""
+    address = parse_address(listen, "--listen", default_host=_HOST, default_port=DEFAULT_PORT)
+    if not is_loopback(address.host):
+        raise BadConfig(
+            f"`rollbook dev` serves this machine alone, and {address.host} is not loopback",
+            next_step=f"say --listen {_HOST}:{address.port}, or run `rollbook server all`",
+        )
+    return str(address)
 
 
 def run_all(bookies: int, data: str, config: LogServerConfig, log_level: str) -> None:

@@ -25,7 +25,7 @@ from rollbook.bookie.bookie import DEFAULT_PORT, Bookie, Settings
 from rollbook.bookie.config import BookieConfig, StorageConfig
 from rollbook.logservice.config import LogServerConfig, LogServiceConfig
 from rollbook.proto.cluster.cluster import initialise
-from rollbook.proto.errors import ClusterExists
+from rollbook.proto.errors import BadConfig, ClusterExists
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
@@ -33,6 +33,7 @@ from rollbook.proto.tasks import first_of
 
 BOOKIES_MAX: Final = 16
 _MIB: Final = 1024 * 1024
+_LEASE_S: Final = 30.0  # There is no other server to take over while this machine is held up.
 _HOST: Final = "127.0.0.1"
 _NAME: Final = re.compile(r"bk-([1-9][0-9]?)")
 
@@ -68,12 +69,19 @@ async def local_cluster(
 ) -> AsyncIterator[LocalCluster]:
     """All of it serves. `folder` is an absolute path; `server.metadata` is not looked at.
 
-    Raises `DirectoryInUse` if another process runs it, and what keeps a part from starting.
+    Raises `DirectoryInUse` if another process runs it, `BadConfig` if that can be no directory of ours,
+    and what keeps a part from starting.
     """
     machine = RealMachine()
     async with AsyncExitStack() as stack:
-        await machine.disk.make_directory(folder)
-        lock = await machine.disk.lock(os.path.join(folder, "LOCK"))
+        try:
+            await machine.disk.make_directory(folder)
+            lock = await machine.disk.lock(os.path.join(folder, "LOCK"))
+        except OSError as error:
+            raise BadConfig(
+                f"cannot keep data in {folder}: {error.strerror}",
+                next_step="say --data DIR with a directory that can be written, or made",
+            ) from error
         stack.push_async_callback(lock.release)
         url = f"sqlite://{folder}/metadata.db"
         store = await open_metadata_store(url, serve=True, create=True)
@@ -129,6 +137,7 @@ def _bookie_settings(folder: str, url: str, number: int, sizes: Sizes) -> Settin
 def _log_settings(url: str, bookies: int, server: LogServerConfig, sizes: Sizes) -> LogSettings:
     write = min(bookies, 3)
     service = LogServiceConfig(
+        lease_s=_LEASE_S,
         ensemble=write,
         write=write,
         ack=write // 2 + 1,

@@ -14,6 +14,7 @@ from rollbook.api.client.config import LogClientConfig
 from rollbook.proto.errors import (
     BadConfig,
     Guarded,
+    LogDeleted,
     NoSuchLog,
     RollbookError,
     ServerUnreachable,
@@ -62,6 +63,7 @@ class LogAccess:
         """What to type next, with the flags that were given."""
         flags = f" --server {self.server}"
         steps: dict[type[RollbookError], str] = {
+            LogDeleted: "take another name; this one is free when its time of grace is over",
             NoSuchLog: f"rollbook log create {log}{flags}",
             Truncated: f"rollbook log read {log} --from earliest{flags}",
             Guarded: f"rollbook explain {log}{flags}",

@@ -78,9 +78,11 @@ async def standard_input() -> AsyncIterator[bytes]:
                 chunk = os.read(descriptor, _READ_BYTES)
             except OSError as error:
                 chunk = error
+            putting = chunks.put(chunk)
             try:
-                asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
+                asyncio.run_coroutine_threadsafe(putting, loop).result()
             except (RuntimeError, asyncio.CancelledError):
+                putting.close()
                 return  # Nobody listens any more.
             if not chunk or isinstance(chunk, OSError):
                 return

@@ -101,7 +101,8 @@ def _listen(
 
 def _cannot_listen(address: Address) -> BadConfig:
     return BadConfig(
-        f"cannot serve gRPC on {address}", next_step="is the port taken, or the host not ours?"
+        f"cannot serve gRPC on {address}",
+        next_step="stop what listens there, or say --listen HOST:PORT with one that is free",
     )
 
 

@@ -11,9 +11,6 @@ from tests.support.processes import REPOSITORY
 
 README: Final = REPOSITORY / "README.md"
 _PLACE: Final = "log://127.0.0.1:7400"
-_ATTEMPTS: Final = (
-    3  # A machine that stands still for a lease gives the log another owner: it shows.
-)
 (COMMANDS,) = pages.blocks(README, "bash")
 _DEMO, SHOWN_BY_DEV, SHOWN = pages.blocks(README, "text")
 PROGRAMS = pages.blocks(README, "python")
@@ -29,14 +26,11 @@ def without_what_differs(text: str) -> str:
 
 
 def test_commands_and_programs_work_as_written(tmp_path: Path) -> None:
-    for attempt in range(_ATTEMPTS):
-        with running_dev(tmp_path / f"data-{attempt}", bookies=3) as dev:
-            assert without_what_differs(dev.said) == without_what_differs(SHOWN_BY_DEV)
-            environment = {**os.environ, "ROLLBOOK_SERVER": f"log://{dev.address}"}
-            told = pages.run(["sh", "-euc", COMMANDS], tmp_path, environment)
-            run_programs(dev, tmp_path)
-        if without_what_differs(told) == without_what_differs(SHOWN):
-            return
+    with running_dev(tmp_path / "data", bookies=3) as dev:
+        assert without_what_differs(dev.said) == without_what_differs(SHOWN_BY_DEV)
+        environment = {**os.environ, "ROLLBOOK_SERVER": f"log://{dev.address}"}
+        told = pages.run(["sh", "-euc", COMMANDS], tmp_path, environment)
+        run_programs(dev, tmp_path)
     assert without_what_differs(told) == without_what_differs(SHOWN)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import rollbook
-from rollbook.api.cli.local_cluster import usual_or_free
+from rollbook.api.cli.dev_run import run_dev
+from rollbook.api.cli.local_cluster import SMALL, local_cluster, usual_or_free
 from rollbook.api.cli.log_server import addresses_of
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.cluster.cluster import initialise
@@ -116,6 +117,22 @@ def test_the_usual_port_is_taken_if_it_is_free() -> None:
         address = Address(*taken.getsockname())
         assert usual_or_free(address) == Address("127.0.0.1", 0)
     assert usual_or_free(address) == address
+
+
+async def test_a_place_that_can_hold_no_data_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in ("file", "file/below"):
+        with pytest.raises(BadConfig, match="cannot keep data in") as found:
+            async with local_cluster(str(tmp_path / place), 1, LogServerConfig(""), SMALL):
+                pass
+        assert "--data DIR" in found.value.next_step
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7400", "example.org", "[::]:0"])
+def test_dev_is_for_this_machine_alone(listen: str, tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match="serves this machine alone"):
+        run_dev(1, str(tmp_path / "data"), listen, None, "error")
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(
