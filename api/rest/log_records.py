@@ -117,7 +117,8 @@ def record_routes(door: Door) -> APIRouter:
         ] = None,
         accept: Annotated[str, Header()] = "*/*",
     ) -> Response:
-        """Reads a range, waits for more (`wait_ms`), or follows the log, by what is accepted:
+        """Reads a range, waits for more (`wait_ms`), or follows the log. An answer may have fewer records than
+        there are: go on at `Log-Next-Offset`, until `Log-Up-To-Date` is true. By what is accepted it is
 
         `application/json` · `application/vnd.rollbook.batch` (framed blocks, from `Log-First-Offset`) ·
         `text/event-stream` and `application/x-ndjson`, which follow the log until it is sealed.
