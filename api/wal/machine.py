@@ -34,6 +34,7 @@ from rollbook.api.client.retrying import Pauses, again, may_retry
 from rollbook.api.wal.core.mark import SUFFIX, is_due
 from rollbook.api.wal.core.replica import Replica
 from rollbook.api.wal.exclusive_writer import LEASE_S, ExclusiveWriter
+from rollbook.api.wal.shared_barrier import SharedBarrier
 from rollbook.api.wal.snapshots import Snapshots
 from rollbook.api.wal.term import Term
 from rollbook.logservice import words
@@ -96,6 +97,7 @@ class StateMachine:
         self._replica = Replica()
         self._snapshots: Snapshots
         self._log: Log
+        self._barrier = SharedBarrier(lambda: self._log.tail_offset(words.Consistency.BARRIER))
         self._snapshot_at = Offset(0)  # Where the last one was begun.
         self._moved = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
@@ -137,6 +139,7 @@ class StateMachine:
         traceback: TracebackType | None,
     ) -> None:
         await self.stop_following()
+        await self._barrier.close()
         if self._checkpointing is not None:
             self._checkpointing.cancel()
             await asyncio.gather(self._checkpointing, return_exceptions=True)
@@ -165,7 +168,7 @@ class StateMachine:
         """Returns when all is applied that was acked to anybody before. Raises what stopped the
         replica, and `ReaderStalled`.
         """
-        tail = await self._log.tail_offset(words.Consistency.BARRIER)
+        tail = await self._barrier.tail()
         try:
             async with asyncio.timeout(self.timeout_s):
                 while self.applied < tail:

@@ -1,0 +1,47 @@
+"""One question for many readers: where the log ends now.
+
+An answer is good for whoever asked before the question was sent. So one question is under way at a time, and
+all who come meanwhile share the next one.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from rollbook.api.client.retrying import again
+from rollbook.logservice.ids import Offset
+from rollbook.proto.errors import RollbookError
+
+
+class SharedBarrier:
+    def __init__(self, ask: Callable[[], Awaitable[Offset]]) -> None:
+        self._ask = ask
+        self._sent: asyncio.Task[Offset] | None = None
+        self._next: asyncio.Task[Offset] | None = None  # Not sent yet.
+
+    async def tail(self) -> Offset:
+        """Cancelling whoever waits changes nothing."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._send(self._sent))
+            self._next.add_done_callback(_look_at)
+        try:
+            return await asyncio.shield(self._next)
+        except RollbookError as error:
+            raise again(error, error.outcome) from None
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._sent, self._next) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send(self, before: "asyncio.Task[Offset] | None") -> Offset:
+        if before is not None:
+            await asyncio.gather(before, return_exceptions=True)
+        self._sent, self._next = self._next, None
+        return await self._ask()
+
+
+def _look_at(task: "asyncio.Task[Offset]") -> None:
+    """Perhaps nobody waits for it any more."""
+    if not task.cancelled():
+        task.exception()
