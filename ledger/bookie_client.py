@@ -58,6 +58,7 @@ from rollbook.proto.wire.messages import (
 from rollbook.proto.wire.replies import ReplyDecoder
 
 RECEIVE_BYTES: Final = 256 * 1024
+_ALONE_BYTES: Final = 64 * 1024  # Adds that are worth a system call of their own.
 _TICK_S: Final = 0.02  # A deadline is noticed so much late at most.
 _LAST_CHANCE_S: Final = 5.0  # For any word at all, after somebody has given up waiting for his.
 
@@ -263,12 +264,14 @@ class BookieClient(asyncio.BufferedProtocol):
                 channel.unanswered -= each.count
 
     def write_adds(self, channel: AddChannel, frames: bytes | list[bytes], count: int) -> None:
-        """The first of a turn of the loop leave at once, what other ledgers have in it together."""
+        """The first of a turn of the loop leave at once, and so do many; what other ledgers have in it
+        leaves together.
+        """
         data = frames if isinstance(frames, bytes) else b"".join(frames)
         is_first = not self._will_flush
         self._flush_soon()
         is_free = not self._is_clogged and self._outbox.is_empty
-        if is_first and is_free and len(data) <= CHUNK_BYTES_MAX:
+        if is_free and (is_first or len(data) >= _ALONE_BYTES) and len(data) <= CHUNK_BYTES_MAX:
             self._transport.write(data)
             return
         channel.waiting_bytes += len(data)

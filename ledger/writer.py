@@ -4,9 +4,10 @@ successors for bookies that fail, `ledger_tail.py`, which writes its metadata, a
     append ──► Pipeline ──► one write per bookie and turn of the loop ──► bookies
     futures ◄── LAC moved ◄── Pipeline ◄── batches of acks ◄───────────────┘
 
-What appends of one turn of the loop bring leaves in one write per bookie; what bookies answer comes in
-batches and is counted in batches. No entry has a task, a timer or a lock. There is one timer for
-ticks while entries are on their way, one for the explicit LAC, and one for each bookie that is busy.
+What appends of one turn of the loop bring leaves in one write per bookie, or a little later, with what
+comes yet, while that bookie has enough to do (WR10); what bookies answer comes in batches and is counted
+in batches. No entry has a task, a timer or a lock. There is one timer for ticks while entries are on
+their way, one for the explicit LAC, and one for each bookie that is busy or lags.
 """
 
 import asyncio
@@ -50,7 +51,8 @@ from rollbook.proto.wire.v3_adds import V3AddPacker
 logger = structlog.get_logger()
 
 _SEND_AHEAD_BYTES: Final = 1024 * 1024  # Handed to a connection, and not taken by its socket.
-_LOOK_AGAIN_S: Final = 0.01  # Whether a socket that was full takes more.
+_EARLY_BYTES: Final = 96 * 1024  # Gathered in one turn: bookies may begin while it goes on.
+_LOOK_AGAIN_S: Final = 0.01  # Whether a socket that was full takes more; and so long adds gather.
 _BUSY_PAUSE_S_MIN: Final = 0.02  # Doubled with each "busy" in a row,
 _BUSY_PAUSE_S_MAX: Final = 0.64  # up to this.
 
@@ -181,6 +183,8 @@ class LedgerWriter:
         if not self._turn_is_due:
             self._turn_is_due = True
             self._loop.call_soon(self._on_turn)
+        elif self._pipeline.fresh_bytes >= _EARLY_BYTES:
+            self._hand_out()
         return future
 
     def put(self, payload: bytes) -> EntryId:
@@ -193,6 +197,8 @@ class LedgerWriter:
         if not self._turn_is_due:
             self._turn_is_due = True
             self._loop.call_soon(self._on_turn)
+        elif self._pipeline.fresh_bytes >= _EARLY_BYTES:
+            self._hand_out()
         return entry_id
 
     def watch(
@@ -222,6 +228,8 @@ class LedgerWriter:
         if not self._turn_is_due:
             self._turn_is_due = True
             self._loop.call_soon(self._on_turn)
+        elif self._pipeline.fresh_bytes >= _EARLY_BYTES:
+            self._hand_out()
         return future
 
     async def ready(self, entries: int = 1, payload_bytes: int = 0) -> None:
@@ -365,6 +373,10 @@ class LedgerWriter:
         if self._is_over:
             return
         self._keep_ticking()
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        self._pipeline.fresh_bytes = 0
         if self._may_send():
             for slot in range(len(self._channels)):
                 self._hand_to(slot)
@@ -373,22 +385,25 @@ class LedgerWriter:
         if self._channels[slot].is_open and self._may_send():
             self._hand_to(slot)
 
-    def _hand_to(self, slot: int) -> None:
-        channel = self._channels[slot]
+    def _hand_to(self, slot: int, *, is_overdue: bool = False) -> None:
+        channel, pipeline = self._channels[slot], self._pipeline
         if not channel.is_open:
             return
         queued_bytes = channel.queued_bytes
-        if 2 * queued_bytes <= _SEND_AHEAD_BYTES:  # Else in driblets.
-            frames, count = self._pipeline.take(slot, _SEND_AHEAD_BYTES - queued_bytes)
+        if 2 * queued_bytes <= _SEND_AHEAD_BYTES and (  # Else in driblets.
+            is_overdue or not pipeline.gathers(slot, channel.unanswered)
+        ):
+            frames, count = pipeline.take(slot, _SEND_AHEAD_BYTES - queued_bytes)
             if count:
                 channel.write(frames, count)
-        if self._pipeline.has_more(slot) and slot not in self._timers:
-            # Its acks bring us back here, unless what fills the socket is another ledger's.
+        if pipeline.has_more(slot) and slot not in self._timers:
+            # Its acks bring us back here sooner, unless what fills the socket is another ledger's.
             self._timers[slot] = self._loop.call_later(_LOOK_AGAIN_S, self._look_again, slot)
 
     def _look_again(self, slot: int) -> None:
         del self._timers[slot]
-        self._send(slot)
+        if self._may_send():
+            self._hand_to(slot, is_overdue=True)
 
     def _on_refused(
         self, slot: int, refusal: type[RollbookError], entry_ids: list[EntryId]

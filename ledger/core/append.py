@@ -46,6 +46,7 @@ from rollbook.proto.wire.adds import AddPacker
 DEADLINE_TICKS: Final = 20
 LAGGARD_TICKS: Final = 4
 PATIENCE_TICKS: Final = 2
+_CHUNK_BYTES: Final = 256 * 1024  # So much need not become more to be worth sending.
 _NOTHING: Final = (b"", 0)
 _AROUND_BYTES: Final = 160  # More than a frame has around a payload, in either protocol.
 _FULL: Final = "the writer's window is full"
@@ -90,6 +91,7 @@ class Pipeline:
         self._lengths: list[int] = []  # The ledger's, with each of these entries.
         self._length_before = 0
         self._bytes = 0
+        self.fresh_bytes = 0  # Appended since whoever sends set it to that.
         self._seats = [Seat(FIRST_ENTRY) for _ in range(quorum.ensemble)]
         self._joined_of = (FIRST_ENTRY, FIRST_ENTRY)
         self._joined = b""
@@ -141,6 +143,7 @@ class Pipeline:
         self._frames.append(frame)
         self._lengths.append(length)
         self._bytes += len(frame)
+        self.fresh_bytes += len(frame)
         self.length, self.told_lac = length, lac
         self.next_entry = EntryId(entry_id + 1)
         return entry_id
@@ -175,6 +178,16 @@ class Pipeline:
     def has_more(self, slot: int) -> bool:
         seat = self._seats[slot]
         return seat.sent < self.next_entry and seat.takes_entries and not seat.is_paused
+
+    def gathers(self, slot: int, unanswered: int) -> bool:
+        """Whether what the slot was not sent yet had better wait for more, while so many adds that it
+        was sent are unanswered: it is less than they are, and no chunk of its own (WR10).
+        """
+        count = self.next_entry - self._seats[slot].sent
+        return (
+            count * self._quorum.write < unanswered * self._quorum.ensemble
+            and count * self._bytes < _CHUNK_BYTES * len(self._frames)
+        )
 
     def take(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
         """The next frames for the slot, as many as fit but at least one, and how many these are."""
@@ -271,6 +284,9 @@ class Pipeline:
         self._length_before = self._lengths[count - 1]
         del self._frames[:count], self._lengths[:count]
         self._first = EntryId(self._first + count)
+        for seat in self._seats:
+            if seat.takes_entries and seat.sent < self._first:
+                seat.sent = self._first  # What it was not sent it does not hold.
         if not self._frames:
             self._joined = b""
         return True

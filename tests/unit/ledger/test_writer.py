@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from copy import copy
 
 import pytest
 
+import rollbook.ledger.writer
+from rollbook.ledger.add_channel import AddChannel
 from rollbook.ledger.config import ClientConfig
 from rollbook.proto.errors import (
     AppendUnsettled,
@@ -332,12 +333,11 @@ def test_some_of_a_batch_may_be_busy() -> None:
     async def story(scene: WriterScene) -> None:
         def every_other(peer: Peer, adds: Adds) -> None:
             (group,) = adds.groups
-            columns = ("entry_ids", "txn_ids", "entry_varints")
-            for start, error in ((0, None), (1, Overloaded)):
-                some = copy(group)
-                for column in columns:
-                    setattr(some, column, getattr(group, column)[start::2])
-                peer.send(some.pack_replies(error))
+            for first, error in ((0, None), (1, Overloaded)):
+                replies = group.pack_replies(error)
+                size = len(replies) // len(group.entry_ids)
+                for each in range(first, len(group.entry_ids), 2):
+                    peer.send(replies[each * size : (each + 1) * size])
             scene.kept["b1"].answer_adds = acknowledge
 
         scene.kept["b1"].answer_adds = every_other
@@ -987,5 +987,73 @@ def test_a_stopped_writer_leaves_the_ledger_open_and_nothing_running() -> None:
                 await each
         await scene.writer.stop()
         assert scene.nodes.stored.metadata.state is LedgerState.OPEN
+
+    play_writer(story)
+
+
+async def append_in_turns(scene: WriterScene, count: int) -> None:
+    """Confirmed when it returns."""
+    futures = []
+    for _ in range(count):
+        futures.append(scene.writer.append(b"x"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await asyncio.gather(*futures)
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """How many adds were given to each bookie's connection, each time."""
+    counts: dict[str, list[int]] = {name: [] for name in THREE}
+    write = AddChannel.write
+
+    def noted(channel: AddChannel, frames: bytes | list[bytes], count: int) -> None:
+        counts[channel.bookie].append(count)
+        write(channel, frames, count)
+
+    monkeypatch.setattr(AddChannel, "write", noted)
+    return counts
+
+
+def test_what_gathers_leaves_with_the_answer(
+    written: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WR10."""
+    monkeypatch.setattr(rollbook.ledger.writer, "_LOOK_AGAIN_S", 3.0)
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(1)
+        await asyncio.sleep(1)  # Nobody owes an answer.
+        since = now()
+        await append_in_turns(scene, 6)
+        assert now() - since < 1
+        assert written["b1"] == written["b2"] == [1, 1, 1, 2, 2]
+
+    play_writer(story)
+
+
+def test_what_gathers_for_a_bookie_that_hangs_leaves_all_the_same() -> None:
+    """WR10: and the others are not asked to wait for it."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(1)
+        hang(scene, "b3")
+        await append_in_turns(scene, 6)
+        await asyncio.sleep(0.1)
+        assert scene.kept["b3"].entries == [0, 1, 2, 3, 4, 5, 6]
+
+    play_writer(story)
+
+
+def test_much_of_one_turn_leaves_before_it_ends(written: dict[str, list[int]]) -> None:
+    async def story(scene: WriterScene) -> None:
+        await scene.append(1)
+        await asyncio.sleep(1)
+        futures = [scene.writer.append(b"x" * 1_000) for _ in range(150)]
+        early = {name: sum(counts) - 1 for name, counts in written.items()}
+        assert len({*early.values()}) == 1
+        assert 50 < early["b1"] < 100
+        assert await asyncio.gather(*futures) == list(range(1, 151))
+        assert [*map(sum, written.values())][:2] == [151, 151]
 
     play_writer(story)

@@ -386,3 +386,47 @@ def test_only_the_entrys_own_write_set_can_confirm_it() -> None:
     tick(pipeline, DEADLINE_TICKS + 1)
     assert isinstance(pipeline.find_hopeless(0b1110, is_changing=False), NotEnoughBookies)
     assert pipeline.find_hopeless(0b0011, is_changing=False) is None
+
+
+@pytest.mark.parametrize(
+    ("unanswered", "appended", "payload", "gathers"),
+    [
+        (0, 1, 1, False),
+        (1, 1, 1, False),
+        (2, 1, 1, True),
+        (50, 49, 1, True),
+        (50, 50, 1, False),
+        (50, 4, 100_000, False),
+    ],
+)
+def test_what_is_less_than_what_is_unanswered_gathers(
+    unanswered: int, appended: int, payload: int, gathers: bool
+) -> None:
+    """WR10."""
+    pipeline = make()
+    append(pipeline, 1)
+    take(pipeline, 0)
+    answer(pipeline, 0, 0)
+    append(pipeline, appended, b"x" * payload)
+    assert pipeline.gathers(0, unanswered) is gathers
+
+
+def test_of_striped_entries_those_count_that_the_slot_holds() -> None:
+    """WR10: three of five are its own."""
+    pipeline = make(STRIPED)
+    append(pipeline, 20)
+    assert not pipeline.gathers(0, 12)
+    assert pipeline.gathers(0, 13)
+
+
+def test_what_a_slot_does_not_hold_it_need_not_be_sent() -> None:
+    """While it waited for more, the others have acknowledged what came."""
+    pipeline = make(Quorum(ensemble=3, write=1, ack=1))
+    append(pipeline, 2)
+    assert [take(pipeline, slot) for slot in range(2)] == [[0], [1]]
+    answer(pipeline, 0, 0)
+    answer(pipeline, 1, 1)
+    assert pipeline.is_settled
+    assert not pipeline.has_more(2)
+    append(pipeline, 1)
+    assert take(pipeline, 2) == [2]
