@@ -100,8 +100,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
 
 # They wait for clocks more than they compute, so that two of them have room beside each other: the
 # first ones for sessions and faults, the others for processes.
-_WAITING: Final[tuple[str, ...]] = ("contract", "hostile", "chaos", "owners", "leaders")
-_PATIENT: Final[tuple[str, ...]] = ("crash", "interop")
+_WAITING: Final[tuple[str, ...]] = ("contract", "chaos", "owners", "leaders")
+_PATIENT: Final[tuple[str, ...]] = ("crash", "hostile", "interop")
 # The others know no time but their own, or have patience: they take what is left of the processors.
 _GIVING_WAY: Final = ("nice", "-n", "10")
 

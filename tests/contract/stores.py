@@ -25,7 +25,7 @@ SESSION_TIMEOUT_S: Final = 10.0  # No accidents on a busy machine.
 SHORT_SESSION_S: Final = (
     1.0  # For those that shall end: the least that a ZooKeeper for tests grants.
 )
-DEADLINE_S: Final = 15.0  # For what must come; nothing takes nearly as long.
+DEADLINE_S: Final = 60.0  # For what must come; nothing takes nearly as long.
 
 
 class Site(ABC):

@@ -45,8 +45,8 @@ from tests.contract.differential.plan import (
 from tests.contract.differential.stages import Seat, Stage
 
 WATCHES_MAX: Final = 3  # Per client.
-_WAIT_S: Final = 20.0  # For anything at all; a store that needs longer hangs.
-_PLAY_S: Final = 60.0
+_WAIT_S: Final = 60.0  # For anything at all; a store that needs longer hangs.
+_PLAY_S: Final = 240.0
 _VALUE_SHOWN_MAX: Final = 16
 
 Outcome = tuple[Any, ...]
