@@ -54,6 +54,7 @@ def draw_case(seed: int, drill: str | None = None) -> Case:
         steps = [step for step in steps if not step.at_us or rng.random() < _BESIDE_DRILLS]
     drilled: list[Fault] = []
     wanted = [drill] if drill else [each for each in DRILLS if rng.random() < _DRILL_ODDS]
+    wanted = wanted or [interrupted.__name__]  # Else nothing may come to anything.
     for name in wanted:
         for _ in range(rng.randint(1, 2) if drill is None else 3):
             when_us = rng.randint(PEACE_US + _CALM_US, CHAOS_US[1] - 900 * MS)
