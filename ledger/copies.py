@@ -72,10 +72,12 @@ class Copies:
     async def read_one(self, entry_id: EntryId, ensemble: Ensemble) -> Entry:
         """Raises `NoSuchEntry`, `DigestMismatch`, `EntryUnavailable`."""
         slots = self._slots_in_order(entry_id, ensemble)
-        return (await self._read(slots, entry_id, 1, ensemble))[0]
+        return (await self._read(slots, entry_id, 1, self._batch_bytes, ensemble))[0]
 
-    async def read_run(self, first_entry: EntryId, count: int, ensemble: Ensemble) -> list[Entry]:
-        """Consecutive entries from `first_entry` on, at least one, as many as fit a batch.
+    async def read_run(
+        self, first_entry: EntryId, count: int, bytes_max: int, ensemble: Ensemble
+    ) -> list[Entry]:
+        """Consecutive entries from `first_entry` on, at least one, as many as fit, and are in one batch.
 
         Raises as `read_one`, for the first entry.
         """
@@ -83,8 +85,8 @@ class Copies:
             return [await self.read_one(first_entry, ensemble)]
         if self._quorum.ensemble == self._quorum.write:
             slots = self._slots_in_order(first_entry, ensemble)
-            return await self._read(slots, first_entry, count, ensemble)
-        return await self._read_stripes(first_entry, count, ensemble)
+            return await self._read(slots, first_entry, count, bytes_max, ensemble)
+        return await self._read_stripes(first_entry, count, bytes_max, ensemble)
 
     def has_batches(self, ensemble: Ensemble) -> bool:
         """Striped runs have gaps, which only bookies with our extension pass over."""
@@ -99,7 +101,7 @@ class Copies:
     # ------------------------------------------------------------------------------------------
 
     async def _read_stripes(
-        self, first_entry: EntryId, count: int, ensemble: Ensemble
+        self, first_entry: EntryId, count: int, bytes_max: int, ensemble: Ensemble
     ) -> list[Entry]:
         """From the fewest members that together hold everything; others step in for who is no use."""
         found: dict[EntryId, Entry] = {}
@@ -115,7 +117,7 @@ class Copies:
                         search.on_answer(slot, is_useful=True)
                         continue
                     asked_ns[slot] = self._clock.monotonic_ns()
-                    request = self._batch_request(first_held, span)
+                    request = self._batch_request(first_held, span, bytes_max)
                     calls.ask(slot, ensemble[slot], request, self._deadline_s)
                 if not (waits_for := search.waits_for):
                     break
@@ -149,14 +151,19 @@ class Copies:
             return []
 
     async def _read(
-        self, slots: Sequence[int], first_entry: EntryId, count: int, ensemble: Ensemble
+        self,
+        slots: Sequence[int],
+        first_entry: EntryId,
+        count: int,
+        bytes_max: int,
+        ensemble: Ensemble,
     ) -> list[Entry]:
         """What passes, such as a restart, is waited for; everybody is then asked once more."""
         give_up_ns = self._clock.monotonic_ns() + _PASSING_NS
         pause_s = _PAUSE_S
         while True:
             search = CopySearch(slots)
-            entries = await self._search(search, first_entry, count, ensemble)
+            entries = await self._search(search, first_entry, count, bytes_max, ensemble)
             if entries is not None:
                 return entries
             if not search.may_pass or self._clock.monotonic_ns() >= give_up_ns:
@@ -165,7 +172,12 @@ class Copies:
             pause_s *= 2
 
     async def _search(
-        self, search: CopySearch, first_entry: EntryId, count: int, ensemble: Ensemble
+        self,
+        search: CopySearch,
+        first_entry: EntryId,
+        count: int,
+        bytes_max: int,
+        ensemble: Ensemble,
     ) -> list[Entry] | None:
         """None: everybody was asked."""
         hedge = self._hedges[count > 1]
@@ -175,7 +187,7 @@ class Copies:
                 slot = search.next_slot()
                 if slot is not None:
                     asked_ns[slot] = self._clock.monotonic_ns()
-                    request = self._request(ensemble[slot], first_entry, count)
+                    request = self._request(ensemble[slot], first_entry, count, bytes_max)
                     calls.ask(slot, ensemble[slot], request, self._deadline_s)
                 elif not calls.is_waiting:
                     return None
@@ -219,18 +231,20 @@ class Copies:
             for bookie in ensemble
         ]
 
-    def _request(self, bookie: BookieId, first_entry: EntryId, count: int) -> Request:
+    def _request(
+        self, bookie: BookieId, first_entry: EntryId, count: int, bytes_max: int
+    ) -> Request:
         if count > 1 and self._bookies.has_batches(bookie):
-            return self._batch_request(first_entry, count)
+            return self._batch_request(first_entry, count, bytes_max)
         return Read(self._digest.ledger_id, first_entry)
 
-    def _batch_request(self, first_entry: EntryId, count: int) -> BatchRead:
+    def _batch_request(self, first_entry: EntryId, count: int, bytes_max: int) -> BatchRead:
         return BatchRead(
             ledger_id=self._digest.ledger_id,
             first_entry=first_entry,
             request_id=next(self._bookies.txn_ids),
             count_max=count,
-            bytes_max=self._batch_bytes,
+            bytes_max=bytes_max,
             is_sparse=self._quorum.ensemble > self._quorum.write,
         )
 

@@ -231,11 +231,11 @@ class LedgerReader:
             return _ENTRY_BYTES_GUESSED
         return self._digest.overhead_bytes + metadata.length // (metadata.last_entry + 1)
 
-    async def _read_run(self, first_entry: EntryId, count: int) -> list[Entry]:
+    async def _read_run(self, first_entry: EntryId, count: int, bytes_max: int) -> list[Entry]:
         """Copies move when bookies die: before an entry is given up, its metadata is read again."""
         ensemble = self.metadata.fragment_of(first_entry).ensemble
         try:
-            return await self._copies.read_run(first_entry, count, ensemble)
+            return await self._copies.read_run(first_entry, count, bytes_max, ensemble)
         except (EntryUnavailable, NoSuchEntry, DigestMismatch):
             with suppress(Unavailable, OutcomeUnknown):
                 await self._view.refresh()

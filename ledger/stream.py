@@ -2,6 +2,8 @@
 
 A run is what one batch brings. What does not fit into it is asked for before anything new. However
 slowly the entries are taken, no more is held than the window and one run that brings too much (RD5).
+The window opens as they are taken: what is read ahead is at most half of what was taken before, so that
+little is read for whoever takes little.
 """
 
 import asyncio
@@ -16,9 +18,10 @@ from rollbook.proto.wire.digest import Entry
 
 _ENTRY_OVERHEAD_BYTES: Final = 64
 _SINGLES_MAX: Final = 64  # That wait for answers, where there are no batches.
+_FIRST_BYTES: Final = 256 * 1024  # Of the first runs; later ones are whole batches.
 
-ReadRun = Callable[[EntryId, int], Awaitable[list[Entry]]]
-"""Consecutive entries from the first on, at least one, at most so many."""
+ReadRun = Callable[[EntryId, int, int], Awaitable[list[Entry]]]
+"""Consecutive entries from the first on, at least one, at most so many, and of about so many bytes."""
 
 
 class _Run:
@@ -67,6 +70,8 @@ class EntryStream(AsyncIterator[Entry]):
         self._tasks = tasks
         self._require_open = require_open
         self._runs: deque[_Run] = deque()
+        self._run_bytes = min(_FIRST_BYTES, batch_bytes)
+        self._taken_bytes = 0
         self._ready: deque[Entry] = deque()
         self._loop = asyncio.get_running_loop()
 
@@ -84,7 +89,7 @@ class EntryStream(AsyncIterator[Entry]):
             self._ready.clear()
             return ready
         self._require_open()
-        self._ask_ahead()
+        self._ask(1)
         if not self._runs:
             await self.aclose()
             return []
@@ -103,27 +108,34 @@ class EntryStream(AsyncIterator[Entry]):
         self._runs.popleft()
         self._learn(entries)
         rest = EntryId(run.first_entry + len(entries))
-        if rest < run.end:
+        if rest < run.end and self._runs:
             self._runs.appendleft(self._start(rest, run.end))
-        self._ask_ahead()
+        elif rest < run.end:  # Asked for together with what is behind it.
+            self._next_to_ask = rest
+        self._ask(0)
         return entries
 
-    def _ask_ahead(self) -> None:
+    def _ask(self, waiting: int) -> None:
+        """For one who waits, or for none, and ahead."""
         while self._next_to_ask < self._end:
             has_batches = self._has_batches(self._next_to_ask)
             held_max = self._window_bytes // (
                 self._batch_bytes if has_batches else self._entry_bytes
             )
-            if len(self._runs) >= max(1, held_max if has_batches else min(held_max, _SINGLES_MAX)):
+            held_max = max(1, held_max if has_batches else min(held_max, _SINGLES_MAX))
+            run_bytes = self._run_bytes if has_batches else self._entry_bytes
+            if len(self._runs) >= min(held_max, waiting + self._taken_bytes // 2 // run_bytes):
                 return
-            count = max(1, self._batch_bytes // self._entry_bytes) if has_batches else 1
+            count = max(1, self._run_bytes // self._entry_bytes) if has_batches else 1
             end = min(self._next_to_ask + count, self._end_of_run(self._next_to_ask), self._end)
             self._runs.append(self._start(self._next_to_ask, end))
             self._next_to_ask = EntryId(end)
 
     def _start(self, first_entry: EntryId, end: int) -> _Run:
+        run_bytes = self._run_bytes
+
         async def read() -> list[Entry]:
-            return await self._read_run(first_entry, end - first_entry)
+            return await self._read_run(first_entry, end - first_entry, run_bytes)
 
         task = self._loop.create_task(read())
         self._tasks[task] = None
@@ -137,7 +149,10 @@ class EntryStream(AsyncIterator[Entry]):
 
     def _learn(self, entries: list[Entry]) -> None:
         """Larger entries are believed at once, smaller ones by and by."""
-        mean = sum(len(each.payload) for each in entries) // len(entries) + _ENTRY_OVERHEAD_BYTES
+        payload_bytes = sum(len(each.payload) for each in entries)
+        self._taken_bytes += payload_bytes
+        self._run_bytes = min(max(self._taken_bytes // 4, self._run_bytes), self._batch_bytes)
+        mean = payload_bytes // len(entries) + _ENTRY_OVERHEAD_BYTES
         self._entry_bytes = max(mean, (3 * self._entry_bytes + mean) // 4)
 
     async def aclose(self) -> None:
