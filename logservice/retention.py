@@ -180,16 +180,22 @@ class Sweeper:
         expiry = find_expired(listed, now_us, lowest_mark)
         if expiry is None:
             return
+        if stored is not None and _frees_without_owner(listed, expiry.head):
+            # First, and all that is possible while bookies are full: an owner needs one that takes a ledger.
+            stored = await self._truncate(stored, expiry.head, now_us)
+            await delete_discarded(self._ledgers, self._nodes, stored)
         if stored is None or expiry.needs_owner:
             due = asyncio.get_running_loop().time() + _OPEN_DEADLINE_S
             owner = await self._keeper.owner_of(name, due)
             await owner.truncate(expiry.head, reason=RETENTION)
-            return
-        event = LogEvent("log_truncated", now_us, listed.owner_epoch, None, RETENTION, expiry.head)
+
+    async def _truncate(self, stored: StoredLog, head: Offset, now_us: int) -> StoredLog:
+        event = LogEvent("log_truncated", now_us, stored.list.owner_epoch, None, RETENTION, head)
         stored, _ = await truncate(
-            *(self._nodes, stored, expiry.head),
-            confirmed=expiry.head,
-            is_begun=False,
-            event=event,
+            *(self._nodes, stored, head), confirmed=head, is_begun=False, event=event
         )
-        await delete_discarded(self._ledgers, self._nodes, stored)
+        return stored
+
+
+def _frees_without_owner(listed: LedgerList, head: Offset) -> bool:
+    return head > listed.head or bool(listed.first_kept(head, is_begun=False))

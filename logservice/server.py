@@ -197,7 +197,7 @@ class LogServer:
                     raise OwnerChanging("this server starts", retry_after_ms=_RETRY_MS)
                 grounds = await self._within(due, self._why_ours(name))
                 if self._is_closed:
-                    raise OwnerChanging("this server is being stopped", retry_after_ms=_RETRY_MS)
+                    raise _being_stopped()
                 if self.find(name) or name in self._openings or name in self._closings:
                     continue  # Somebody else has asked, too.
                 work = self._start(name, grounds)
@@ -218,6 +218,11 @@ class LogServer:
             raise OwnerChanging(
                 "it takes longer than this request has", retry_after_ms=_RETRY_MS
             ) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._is_closed and task is not None and not task.cancelling():
+                raise _being_stopped() from None  # What it waited for was, and not the request.
+            raise
 
     async def _why_ours(self, name: LogName) -> "_Grounds":
         """Why to open it here; else raises whom to ask."""
@@ -453,6 +458,10 @@ def _let_go_by(server_id: ServerId) -> Callable[[LedgerList], LedgerList]:
         return listed.with_released() if is_ours else listed
 
     return with_released
+
+
+def _being_stopped() -> OwnerChanging:
+    return OwnerChanging("this server is being stopped", retry_after_ms=_RETRY_MS)
 
 
 async def _shielded(work: "asyncio.Task[Any]") -> None:

@@ -40,7 +40,7 @@ from rollbook.logservice.owner import Owner
 from rollbook.logservice.positions import find_offset_at, find_tail
 from rollbook.logservice.reader import LogReader
 from rollbook.logservice.server import LogServer
-from rollbook.logservice.truncation import delete_log, stop_writer
+from rollbook.logservice.truncation import delete_log, stop_writer, truncate_closed
 from rollbook.logservice.words import (
     AtTail,
     CaughtUp,
@@ -68,6 +68,7 @@ from rollbook.proto.errors import (
     QuorumTimeout,
     RollbookError,
     Truncated,
+    Unavailable,
 )
 from rollbook.proto.ports import Clock
 
@@ -324,11 +325,39 @@ class Service:
     # --- Truncation -------------------------------------------------------------------------
 
     async def truncate(self, request: words.Truncate, due: float) -> words.TruncateAnswer:
-        owner = await self.server.owner_of(request.log, due)
+        """At its owner; what is closed also without one, since while bookies are full there may be none."""
+        try:
+            owner = await self.server.owner_of(request.log, due)
+        except NotOwner:
+            raise
+        except Unavailable:
+            answer = await _by(due, self._truncate_closed(request, due))
+            if answer is None:
+                raise
+            return answer
         before = await self._resolve(request.log, request.before, self._tail_at(owner), due)
         return await _by(
             due,
             owner.truncate(before, dry_run=request.dry_run, force_roll=request.force_roll),
+        )
+
+    async def _truncate_closed(
+        self, request: words.Truncate, due: float
+    ) -> words.TruncateAnswer | None:
+        """None if that takes an owner."""
+        listed = (await self._read(request.log)).list
+        ends = [each.next_offset for each in listed.segments if each.next_offset is not None]
+        before = await self._resolve(
+            request.log, request.before, await self._tail_of(request.log), due
+        )
+        if not ends or before > ends[-1]:
+            return None
+        event = LogEvent(
+            "log_truncated", self._clock.wall_us(), server_id=self.server.server_id, offset=before
+        )
+        return await truncate_closed(
+            *(self._ledgers, self._nodes, request.log, before, ends[-1], event),
+            dry_run=request.dry_run,
         )
 
     # --- Administration ---------------------------------------------------------------------

@@ -75,6 +75,40 @@ async def truncate(
     return stored, plan.answer
 
 
+async def truncate_closed(
+    ledgers: Ledgers,
+    nodes: LogNodes,
+    name: LogName,
+    before: Offset,
+    confirmed: Offset,
+    event: LogEvent,
+    *,
+    dry_run: bool = False,
+) -> TruncateAnswer:
+    """By whoever comes, without an owner: `confirmed` is where a closed segment ends, and stays so.
+
+    An owner who is there all the same finds the list changed. Raises as `truncate`.
+    """
+    for _ in range(_RACES_MAX):
+        stored = await nodes.read(name)
+        try:
+            stored, answer = await truncate(
+                *(nodes, stored, before),
+                confirmed=confirmed,
+                is_begun=False,
+                event=event,
+                dry_run=dry_run,
+            )
+        except Guarded:
+            raise
+        except MetadataConflict:
+            continue
+        if not dry_run:
+            await delete_discarded(ledgers, nodes, stored)
+        return answer
+    raise MetadataConflict("the list changes again and again", log=str(name))
+
+
 async def delete_discarded(ledgers: Ledgers, nodes: LogNodes, stored: StoredLog) -> StoredLog:
     """Whatever can be deleted now, fenced first; what cannot stays listed as `discarded`.
 

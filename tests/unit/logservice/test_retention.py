@@ -163,6 +163,47 @@ def test_a_log_is_cut_to_its_size_up_to_a_mark() -> None:
     swept(story, LogConfig(retention_bytes=0))
 
 
+def test_what_is_closed_expires_while_all_bookies_are_full() -> None:
+    """An owner would need bookies that take a ledger, and they would never have room again."""
+
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        await two_segments(scene)
+        await asyncio.sleep(AGE_S + 1)
+        scene.set_bookies(is_full=True)
+        await keeper.sweep()
+        listed = (await scene.stored()).list
+        assert (listed.head, listed.discarded) == (2, ())
+        assert listed.segments[0].base_offset == 1
+        scene.set_bookies(is_full=False)
+        await keeper.sweep()
+        await keeper.let_go()
+        assert [each.records for each in (await scene.stored()).list.segments] == [0]
+
+    swept(story)
+
+
+def test_an_idle_log_expires_whoever_owned_it_last() -> None:
+    """Its owners came and went, and each left a segment; nobody has asked for it since."""
+
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        for name in ("s1", "s3", "s4"):
+            owner = await (await scene.server(name)).open()
+            await owner.append(name.encode())
+            if name == "s3":
+                owner.server.node.kill()
+            else:
+                await owner.close()
+        await asyncio.sleep(AGE_S + 1)
+        await keeper.sweep()
+        await keeper.let_go()
+        listed = (await scene.stored()).list
+        assert (listed.head, listed.tail) == (3, 3)
+        assert [segment.records for segment in listed.segments] == [0]
+        assert await ledgers(scene) == 1
+
+    swept(story)
+
+
 def test_what_is_somebody_elses_is_left_alone() -> None:
     async def story(scene: Scene, keeper: Keeper) -> None:
         await two_segments(scene)

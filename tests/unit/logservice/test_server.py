@@ -6,8 +6,9 @@ import pytest
 
 from rollbook.logservice import words
 from rollbook.logservice.core.ledger_list import LogState
-from rollbook.logservice.ids import LogName
+from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.proto.errors import (
+    AppendUnsettled,
     LogDeleted,
     NoSuchLog,
     NoSuchServer,
@@ -16,6 +17,7 @@ from rollbook.proto.errors import (
     OwnerChanging,
     OwnerLost,
     QuorumTimeout,
+    Unavailable,
 )
 from tests.unit.logservice.owner_scene import Scene, play, refused
 from tests.unit.logservice.service_scene import (
@@ -75,6 +77,52 @@ def test_a_deletion_that_could_not_stop_the_writer_is_in_doubt_and_can_be_repeat
         await b.ask(b.service.delete_log(deletion, b.due(20.0)))
         (ledger_id,) = [each.ledger_id for each in (await scene.stored(log)).list.segments]
         assert (await scene.ledgers.metadata(ledger_id)).metadata.is_closed
+
+    play(story)
+
+
+def test_who_asks_while_a_server_stops_is_told_so() -> None:
+    """What he waited for was cancelled, and he with it: an append without any answer."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        scene.world.network.refuse("a")
+        asking = asyncio.ensure_future(b.append(log, b"1"))
+        await asyncio.sleep(0.2)  # It finds out whether that server is dead.
+        await b.stop()
+        await refused(asking, OwnerChanging)
+
+    play(story)
+
+
+def test_a_log_is_truncated_while_all_bookies_are_full() -> None:
+    """That is when it is needed most. What only an owner knows has to wait for room."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        for value in (b"0", b"1", b"2"):
+            await a.append(log, value)
+            await a.ask(a.service.roll_log(words.RollLog(log), a.due()))
+        scene.set_bookies(is_full=True)
+        await refused(a.append(log, b"3"), AppendUnsettled)
+
+        def until(offset: int) -> words.Truncate:
+            return words.Truncate(log, AtOffset(Offset(offset)))
+
+        plan = words.Truncate(log, AtOffset(Offset(2)), dry_run=True)
+        told = await a.ask(a.service.truncate(plan, a.due(20.0)))
+        assert (await scene.stored(log)).list.head == 0
+        assert await a.ask(a.service.truncate(until(2), a.due(20.0))) == told
+        assert (told.old_head, told.new_head, told.records) == (0, 2, 2)
+        stored = await scene.stored(log)
+        assert (stored.list.head, stored.list.discarded) == (2, ())
+        await refused(a.ask(a.service.truncate(until(4), a.due(20.0))), Unavailable)
+        scene.set_bookies(is_full=False)
+        assert (await a.append(log, b"4")).first_offset >= 3
+        assert (await a.read_all(log))[0] == b"2"
 
     play(story)
 
