@@ -31,7 +31,11 @@ async def serve_rest(
                 return each.http
         return ""
 
-    rest = await RestServer.start(service, http, url_of, peers)
+    def is_ready() -> bool:
+        found = server.membership.find(server.server_id)
+        return found is not None and not found.is_draining
+
+    rest = await RestServer.start(service, http, url_of, peers, is_ready)
     stack.push_async_callback(rest.close)
     return f"{'https' if tls else 'http'}://{Address(host, rest.address.port)}"
 

@@ -36,7 +36,6 @@ class RestServer:
     def __init__(self, http: HttpServer, door: Door) -> None:
         self._http = http
         self._door = door
-        self.is_serving = True
 
     @classmethod
     async def start(
@@ -45,25 +44,24 @@ class RestServer:
         config: HttpConfig,
         url_of: Callable[[str], str],
         peers: Peers | None = None,
+        is_ready: Callable[[], bool] = lambda: True,
         bounds: Bounds = BOUNDS,
     ) -> "RestServer":
-        """`url_of`: see `Door`. Raises `BadConfig`."""
+        """`url_of`: see `Door`. `is_ready`: whether to send more clients here. Raises `BadConfig`."""
         door = Door(core, url_of, peers)
-        app = make_app(door, lambda: started.is_serving)
-        started = cls(await HttpServer.start(app, config, OPEN_PATHS, bounds), door)
-        return started
+        app = make_app(door, is_ready)
+        return cls(await HttpServer.start(app, config, OPEN_PATHS, bounds), door)
 
     @property
     def address(self) -> Address:
         return self._http.address
 
     async def close(self) -> None:
-        self.is_serving = False
         await self._door.close()
         await self._http.close()
 
 
-def make_app(door: Door, is_serving: Callable[[], bool]) -> FastAPI:
+def make_app(door: Door, is_ready: Callable[[], bool]) -> FastAPI:
     app = FastAPI(
         title="Rollbook",
         description="Durable, replicated, append-only logs.",
@@ -75,7 +73,7 @@ def make_app(door: Door, is_serving: Callable[[], bool]) -> FastAPI:
     )
     add_problems(app)
     _add_redirects(app, door)
-    _add_probes(app, is_serving)
+    _add_probes(app, is_ready)
     app.include_router(record_routes(door))
     app.include_router(admin_routes(door))
     return app
@@ -102,7 +100,7 @@ def _add_redirects(app: FastAPI, door: Door) -> None:
     app.add_exception_handler(RollbookError, on_error)
 
 
-def _add_probes(app: FastAPI, is_serving: Callable[[], bool]) -> None:
+def _add_probes(app: FastAPI, is_ready: Callable[[], bool]) -> None:
     @app.get("/healthz", tags=["probes"], response_class=PlainTextResponse)
     async def health() -> str:
         """OK, as long as anybody answers at all."""
@@ -110,7 +108,7 @@ def _add_probes(app: FastAPI, is_serving: Callable[[], bool]) -> None:
 
     @app.get("/readyz", tags=["probes"], response_class=PlainTextResponse)
     async def ready() -> Response:
-        """OK, or 503 while the server is being stopped."""
-        if not is_serving():
-            return response_of(OwnerChanging("this server is being stopped"))
+        """OK, or 503 while the server starts, hands over its logs, or is being stopped."""
+        if not is_ready():
+            return response_of(OwnerChanging("this server takes no logs at present"))
         return PlainTextResponse("OK\n")

@@ -71,6 +71,7 @@ def ask(
 
 def test_a_kill_neither_loses_nor_repeats_a_record(servers: list[Server]) -> None:
     places = [each.place for each in servers]
+    assert [ask(place, "GET", "/readyz")[0] for place in places] == [200, 200]
     assert ask(places[0], "PUT", LOG)[0] == 201
     first = ask(places[0], "POST", RECORDS, b"first", **RAW, **{"log-forward": "auto"})
     assert first[0] == 201, first

@@ -285,6 +285,18 @@ async def test_slow_heads_and_bodies_have_their_time(
     assert (answer.status, answer.reason) == (408, "INVALID")
 
 
+async def test_whether_it_is_ready_is_asked_each_time() -> None:
+    answers = iter((False, True))
+    server = await RestServer.start(
+        made(), HttpConfig(LOOPBACK), lambda _: "", is_ready=lambda: next(answers)
+    )
+    client = Client(server.address)
+    answer = await client.get("/readyz")
+    assert (answer.status, answer.reason) == (503, "OWNER_CHANGING")
+    assert (await client.get("/readyz")).body == b"OK\n"
+    await server.close()
+
+
 async def test_a_server_that_is_closed_lets_nobody_wait(there: There) -> None:
     reader, writer = await asyncio.open_connection(*_place(there))
     follow = f"GET {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: text/event-stream\r\n\r\n"
