@@ -13,14 +13,27 @@ from typing import Final, Self
 from rollbook.api.client.batches import Submission
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.log import Log
-from rollbook.api.client.retrying import Pauses, again, may_retry
+from rollbook.api.client.retrying import Pauses, again
 from rollbook.api.client.writer import Writer
 from rollbook.logservice.ids import Offset, WriterEpoch
 from rollbook.logservice.words import AcquireMode, WriterGrant
-from rollbook.proto.errors import BadConfig, Outcome, RollbookError, WriterHeld
+from rollbook.proto.errors import (
+    BadConfig,
+    Outcome,
+    OutcomeUnknown,
+    OwnerFenced,
+    RollbookError,
+    Unavailable,
+    WriterHeld,
+)
 
 LEASE_S: Final = 1.0
 _RENEWALS: Final = 3  # In the time of a lease.
+
+
+def is_passing(error: RollbookError) -> bool:
+    """Whether asking again is of use, also of what may have been done before."""
+    return isinstance(error, Unavailable | OutcomeUnknown | OwnerFenced)
 
 
 class ExclusiveWriter:
@@ -97,7 +110,7 @@ class ExclusiveWriter:
                 return await self._log.acquire_writer(self.holder, self._mode, ttl_s=self._lease_s)
             except RollbookError as error:
                 waits = self._mode is AcquireMode.WAIT
-                if not waits or not (may_retry(error) or isinstance(error, WriterHeld)):
+                if not waits or not (is_passing(error) or isinstance(error, WriterHeld)):
                     raise
                 await asyncio.sleep(pauses.next_s(error, is_known=False))
 
@@ -107,7 +120,7 @@ class ExclusiveWriter:
             try:
                 await self._log.renew_writer(self.epoch)
             except RollbookError as error:
-                if not may_retry(error):
+                if not is_passing(error):
                     self.failure = error
                     self.on_lost()
 

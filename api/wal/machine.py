@@ -30,10 +30,10 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from rollbook.api.client.client import Client
 from rollbook.api.client.log import Log
 from rollbook.api.client.reader import RecordBatch
-from rollbook.api.client.retrying import Pauses, again, may_retry
+from rollbook.api.client.retrying import Pauses, again
 from rollbook.api.wal.core.mark import SUFFIX, is_due
 from rollbook.api.wal.core.replica import Replica
-from rollbook.api.wal.exclusive_writer import LEASE_S, ExclusiveWriter
+from rollbook.api.wal.exclusive_writer import LEASE_S, ExclusiveWriter, is_passing
 from rollbook.api.wal.shared_barrier import SharedBarrier
 from rollbook.api.wal.snapshots import Snapshots
 from rollbook.api.wal.term import Term
@@ -295,7 +295,7 @@ class StateMachine:
                 if told is not None or not await self._restore():
                     raise error from None
             except RollbookError as error:
-                if self.failure is not None or not may_retry(error):
+                if self.failure is not None or not is_passing(error):
                     raise
                 await asyncio.sleep(pauses.next_s(error, is_known=False))
             finally:
@@ -312,13 +312,17 @@ class StateMachine:
     async def _restore(self) -> bool:
         """From the newest snapshot; False if there is none that is newer than the state."""
         pauses = Pauses(self._client.config)
-        while (newest := await self._snapshots.newest()) is not None:
-            mark, snapshot = newest
-            if mark.offset <= self.applied:
-                return False
+        while True:
             try:
+                newest = await self._snapshots.newest()
+                if newest is None or newest[0].offset <= self.applied:
+                    return False
+                mark, snapshot = newest
                 data = await self._snapshots.load(snapshot)
-            except Truncated as error:  # Newer ones were written meanwhile.
+            except RollbookError as error:
+                # Truncated: newer ones were written meanwhile.
+                if not isinstance(error, Truncated) and not is_passing(error):
+                    raise
                 await asyncio.sleep(pauses.next_s(error, is_known=False))
                 continue
             self._ask(self._state.restore, data)
@@ -326,7 +330,6 @@ class StateMachine:
             self._snapshot_at = mark.offset
             self._tell()
             return True
-        return False
 
     async def _checkpoint(self) -> None:
         try:

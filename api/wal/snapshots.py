@@ -31,6 +31,7 @@ class Snapshots:
     async def load(self, snapshot: Snapshot) -> bytes:
         """Raises `Truncated` if there are newer ones by now."""
         pieces, token = await self._open_pieces(), snapshot.token.encode()
+        await pieces.tail_offset()  # Of its owner: without one, the newest records are not shown.
         found: list[bytes] = []
         async for batch in pieces.read_batches(snapshot.first, snapshot.next):
             found += [record.value for record in batch.records() if record.key == token]

@@ -9,7 +9,7 @@ def test_both_faces_load_grpc_and_nothing_heavier() -> None:
     code = (
         "import rollbook, sys, json\n"
         "assert 'grpc' not in sys.modules\n"
-        "rollbook.connect, rollbook.aio.connect, rollbook.LogConfig\n"
+        "rollbook.connect, rollbook.aio.connect, rollbook.LogConfig, rollbook.wal\n"
         "print(json.dumps(sorted(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

@@ -17,6 +17,7 @@ from rollbook.proto.errors import (
     InvalidRequest,
     LogSealed,
     Outcome,
+    OwnerChanging,
     QuorumTimeout,
     RollbookError,
     StaleEpoch,
@@ -345,3 +346,37 @@ async def test_waiting_for_a_turn_can_be_given_up(site: Site) -> None:
         assert await standby.read(lambda: yours.total) == 1
         async with standby.lead("steal") as next_term:
             assert next_term.epoch == 2
+
+
+async def test_a_refusal_behind_an_attempt_in_doubt_ends_nothing(site: Site) -> None:
+    """A log that is between two owners: the last word is no owner's, and is not to be repeated."""
+    core, changing = site.cores["a"], OwnerChanging()
+    settings = {"timeout_s": 0.1, "retry_pause_s_max": 0.02}
+    machine = replica(site, Counter(), "a", lease_s=0.05, client=settings)
+    standby = replica(site, Counter(), "b", client=settings)
+    async with machine, standby:
+        async with machine.lead() as term:
+            core.failures["renew_writer"].extend([ConnectionLost(), *[changing] * 100])
+            await until(lambda: len(core.failures["renew_writer"]) < 50)
+            assert not term.is_over
+            core.failures["acquire_writer"].extend([ConnectionLost(), *[changing] * 50])
+            turn = asyncio.create_task(standby.lead().__aenter__())
+            await until(lambda: not core.failures["acquire_writer"])
+        next_term = await asyncio.wait_for(turn, PATIENCE_S)
+        await next_term.__aexit__(None, None, None)
+
+
+async def test_a_snapshot_is_waited_for(site: Site) -> None:
+    """Its log may be between two owners just now; nobody would ask for one."""
+    core = site.cores["a"]
+    async with replica(site, Counter(), "a") as machine, machine.lead() as term:
+        await term.propose(b"7")
+        assert await machine.checkpoint()
+        core.failures["get_tail"].extend(OwnerChanging() for _ in range(5))
+        core.failures["read_stream"].append(DataLost())
+        with pytest.raises(DataLost):
+            await replica(site, Counter(), "b").__aenter__()
+        assert not core.failures["get_tail"]
+        core.failures["get_cursor"].extend(OwnerChanging() for _ in range(5))
+        async with replica(site, late := Counter(), "b"):
+            assert (late.total, late.restored) == (7, 1)
