@@ -21,9 +21,7 @@ from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import File
 
 _STRETCH_BYTES: Final = 512 * 1024
-_AHEAD_STRETCHES: Final = (
-    4  # One is on its way while the next one is waited for: no device is even.
-)
+_AHEAD_MAX: Final = 4  # Stretches on their way, or here: no device takes the same time for each.
 _REQUESTS_BYTES: Final = 4 * 1024 * 1024  # What one reader may have asked for at a time.
 _BODIES_BYTES: Final = 64 * 1024
 _SERIAL_SHIFT: Final = 32  # Positions are u32.
@@ -48,6 +46,7 @@ class RecordFile:
         self._serial = next(cache.serials) << _SERIAL_SHIFT
         self._coming: dict[int, asyncio.Event] = {}  # Numbers of records that are being fetched.
         self._read_up_to = sys.maxsize  # By whoever read in order, last.
+        self._ahead = 1  # So many stretches he is thought to want, one more each time.
         self._readers = 0
         self._is_retired = False
 
@@ -114,6 +113,7 @@ class RecordFile:
             if body is not None:  # Else it is damaged, or was not kept.
                 return body
         if not self._is_next(at):
+            self._ahead = 1
             return await self._fetch(at, range(at, at + 1))
         stretch = self._stretch_of(at)
         self._read_up_to = self._end_of(stretch[-1])
@@ -132,7 +132,7 @@ class RecordFile:
     def _announce_behind(self, last: int) -> None:
         """The next stretches that nobody reads yet, some of which are on their way already."""
         limit = self._end_of(last) + _REQUESTS_BYTES
-        left = _AHEAD_STRETCHES
+        left, self._ahead = self._ahead, min(self._ahead + 1, _AHEAD_MAX)
         while left and last + 1 < len(self.records) and self.records[last + 1] < limit:
             stretch = self._stretch_of(last + 1)
             if not self._is_read(last + 1):
