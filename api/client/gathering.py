@@ -10,7 +10,7 @@ from typing import Final
 from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.retrying import again
-from rollbook.logservice.core.block import Headers
+from rollbook.logservice.core.block import Headers, check_event_time, check_header_name
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (
     EntryTooLarge,
@@ -71,6 +71,8 @@ class Gathering:
             value = self._checked(value)
         has_extras = key is not None or headers or event_time_us is not None
         if has_extras:
+            if event_time_us is not None:
+                check_event_time(event_time_us)
             size += _extra_bytes(key, headers)
             if size > self._bytes_max:
                 raise EntryTooLarge(
@@ -139,6 +141,9 @@ class Gathering:
 
 
 def _extra_bytes(key: bytes | None, headers: Headers | None) -> int:
+    """What is wrong with one record is refused here: later it would be its batch's."""
+    for name in headers or ():
+        check_header_name(name)
     for each in (key or b"", *(headers or {}).values()):
         if not isinstance(each, bytes):
             raise InvalidRequest(f"a key or header is bytes, not {type(each).__name__}")

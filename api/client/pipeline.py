@@ -105,7 +105,7 @@ class Pipeline:
         self._flight.append(batch)
         try:
             batch.pack(ProducerRef(self._producer_id, 0, self._next_seq), self._codec)
-        except RollbookError as error:  # Headers that are none.
+        except RollbookError as error:  # Headers that were changed meanwhile.
             self._stop(error, is_refusal=False)
             return False
         self._next_seq += 1

@@ -286,10 +286,25 @@ def _pack_validity(items: Sequence[object | None]) -> bytes:
     return int(bits, 2).to_bytes((len(items) + 7) // 8, "little")
 
 
+def check_event_time(time_us: int) -> None:
+    """Raises `InvalidRequest` for what no block can hold."""
+    if not -INT64_MAX <= time_us <= INT64_MAX:
+        raise InvalidRequest("an event time has 63 bits and a sign")
+
+
+def check_header_name(name: str) -> None:
+    """Likewise."""
+    if not _HEADER_NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"header {name[:80]!r} is not 1 to {_HEADER_NAME_BYTES_MAX} characters of "
+            "printable ASCII"
+        )
+
+
 def _pack_times(times: Sequence[int | None]) -> bytes:
     present = [time or 0 for time in times]
-    if not -INT64_MAX <= min(present) <= max(present) <= INT64_MAX:
-        raise InvalidRequest("an event time has 63 bits and a sign")
+    check_event_time(min(present))
+    check_event_time(max(present))
     return struct.pack(f"<{len(present)}q", *present)
 
 
@@ -299,11 +314,7 @@ def _pack_headers(headers: Sequence[Headers | None]) -> list[_Packed]:
     counts: list[int] = [0]
     for pairs in headers:
         for name, content in (pairs or NO_HEADERS).items():
-            if not _HEADER_NAME.fullmatch(name):
-                raise InvalidRequest(
-                    f"header {name[:80]!r} is not 1 to {_HEADER_NAME_BYTES_MAX} characters of "
-                    "printable ASCII"
-                )
+            check_header_name(name)
             names.append(name.encode())
             contents.append(content)
         counts.append(len(names))

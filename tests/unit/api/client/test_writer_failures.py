@@ -13,6 +13,7 @@ from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import (
     ClientClosed,
     EntryTooLarge,
+    InvalidRequest,
     LogSealed,
     OffsetMismatch,
     Outcome,
@@ -268,13 +269,32 @@ async def test_closing_the_client_leaves_nobody_waiting(site: Site) -> None:
         await log.state()
 
 
-async def test_headers_that_are_none_end_the_writer_and_not_the_program(site: Site) -> None:
+async def test_a_record_that_is_none_is_refused_alone(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
-    writer = log.writer()
-    submission = writer.submit(b"x", headers={"": b"v"})
+    async with log.writer() as writer:
+        before = writer.submit(b"before")
+        for wrong in (
+            {"headers": {"": b"v"}},
+            {"event_time_us": 2**70},
+            {"event_time_us": -(2**70)},
+        ):
+            with pytest.raises(InvalidRequest):
+                writer.submit(b"x", **wrong)
+        with pytest.raises(EntryTooLarge):
+            writer.submit(b"x", key=bytes(3 << 20))
+        after = writer.submit(b"after", event_time_us=7)
+        assert [await before, await after] == [0, 1]
+    assert values_of(site, "orders") == [b"before", b"after"]
+
+
+async def test_headers_that_change_meanwhile_end_the_writer_and_not_the_program(
+    site: Site,
+) -> None:
+    log = await site.client("a").open("orders", create=True)
+    headers = {"good": b"v"}
+    submission = log.writer().submit(b"x", headers=headers)
+    headers[""] = b"v"
     assert await outcomes([submission]) == [Outcome.NOT_APPLIED]
-    with pytest.raises(EntryTooLarge):
-        log.writer().submit(b"x", key=bytes(3 << 20))
 
 
 async def test_nonsense_of_a_server_is_a_broken_line(site: Site) -> None:
