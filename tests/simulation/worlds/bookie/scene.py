@@ -41,10 +41,8 @@ from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType
 from tests.simulation.checkers.bookie import BookieChecker
-from tests.simulation.history import History
 from tests.simulation.kernel.disk import SimulatedDisk
-from tests.simulation.kernel.failures import SimulationFailed
-from tests.simulation.kernel.world import Node, World
+from tests.simulation.kernel.world import Node
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.schedule import EVERYTHING, Case, Fault, Focus, Kind
 from tests.simulation.worlds import Report
@@ -59,6 +57,7 @@ from tests.simulation.worlds.bookie.plan import (
     draw_case,
 )
 from tests.simulation.worlds.bookie.registrations import RegistrationChecker
+from tests.simulation.worlds.stage import LIVENESS, Stage
 from tests.simulation.worlds.whole_bookies import (
     NEVER_AT_START,
     SMALL_SERVER,
@@ -76,7 +75,6 @@ LIVENESS_S: Final = 12.0  # A session that runs out, a cut that TCP notices late
 RESTART_S: Final = 0.2  # After a bookie has stopped by itself.
 AUDITOR: Final = "auditor"
 
-LIVENESS: Final = "liveness"
 START: Final = "start"
 MEMORY: Final = "memory"
 TWINS: Final = "twins"
@@ -105,19 +103,12 @@ class BookieScene:
 
     def run(self, case: Case, *, tell: bool = False) -> Report:
         run = _Run(case, tell)
-        broke, detail = None, ""
-        try:
-            with (
-                planted(_RESTLESS),
-                planted(self._patches),
-                planted(measured(run.history, _INNER_STEPS)),
-            ):
-                run.world.run(run.scenario())
-        except SimulationFailed as failure:
-            broke = run.broke or type(failure).__name__
-            detail = str(failure)
-        digest = run.world.trace.digest()
-        return Report(broke, detail, digest, run.history, run.story, run.world.callbacks)
+        with (
+            planted(_RESTLESS),
+            planted(self._patches),
+            planted(measured(run.history, _INNER_STEPS)),
+        ):
+            return run.report()
 
 
 # Steps that no client sees, by what takes them.
@@ -173,14 +164,10 @@ def _files(disk: SimulatedDisk) -> Iterator[str]:
                 yield f"{folder}/{name}"
 
 
-class _Run:
+class _Run(Stage):
     def __init__(self, case: Case, is_telling: bool) -> None:
-        self.world = World(case.seed)
-        self.history = History(lambda: self.world.now)
+        super().__init__(case, is_telling)
         self.checker = BookieChecker(self.broken)
-        self.story: list[str] = []
-        self.broke: str | None = None
-        self.is_telling = is_telling
         self._case = case
         self._serving: dict[str, Bookie] = {}
         self._rolled_back: dict[str, None] = {}  # And not yet in service again.
@@ -223,17 +210,17 @@ class _Run:
         self._serving.clear()
         for name in BOOKIES:
             world.node(name).restart()
-        await self._within(LIVENESS_S, lambda: len(self._serving) == len(BOOKIES), "not all serve")
+        await self.within(LIVENESS_S, lambda: len(self._serving) == len(BOOKIES), "not all serve")
         await world.node(AUDITOR).start(self._audit).result
 
     async def _settle(self) -> None:
         world = self.world
-        await self._within(LIVENESS_S, self._all_registered, "not all bookies are registered")
-        await self._within(LIVENESS_S, self._all_answered, "somebody has no answer")
-        await self._within(LIVENESS_S, self._all_collected, "a deleted ledger is still there")
+        await self.within(LIVENESS_S, self._all_registered, "not all bookies are registered")
+        await self.within(LIVENESS_S, self._all_answered, "somebody has no answer")
+        await self.within(LIVENESS_S, self._all_collected, "a deleted ledger is still there")
         for name in CLIENTS:
             world.node(name).kill()
-        await self._within(LIVENESS_S, self._nothing_held, "bookies hold what nobody waits for")
+        await self.within(LIVENESS_S, self._nothing_held, "bookies hold what nobody waits for")
 
     def roll_back(
         self, undo: Callable[[], object] | None, name: str
@@ -270,14 +257,9 @@ class _Run:
     def _nothing_held(self) -> bool:
         return not any(bookie.stats.buffered_bytes() for bookie in self._serving.values())
 
-    async def _within(self, seconds: float, holds: Callable[[], bool], what: str) -> None:
-        deadline = self.world.now + seconds
-        while not holds():
-            if self.world.now > deadline:
-                for waiting in self._sums.unanswered:
-                    self.tell(f"waiting: {waiting}")
-                self.broken(LIVENESS, f"{what} within {seconds:g} s")
-            await asyncio.sleep(0.05)
+    def tell_who_waits(self) -> None:
+        for waiting in self._sums.unanswered:
+            self.tell(f"waiting: {waiting}")
 
     def _process_of(self, name: str) -> int:
         """The number of the one that runs there; -1 for none."""
@@ -289,17 +271,6 @@ class _Run:
         name = self.world.metadata.openers[session]
         process = self.world.node(name.partition("#")[0]).process
         return process is not None and process.is_alive and process.lane.name == name
-
-    # --- Telling ------------------------------------------------------------------------------
-
-    def broken(self, rule: str, text: str) -> None:
-        if self.broke is None:
-            self.broke = rule
-            self.world.fail(f"{rule}: {text}")
-
-    def tell(self, text: str) -> None:
-        if self.is_telling:
-            self.story.append(f"{self.world.now:8.4f}s {text}")
 
     # --- Bookies ------------------------------------------------------------------------------
 

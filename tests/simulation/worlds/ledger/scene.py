@@ -13,9 +13,7 @@ Nothing of the client's inside is known here; what makes a bug of it visible is 
 
 import asyncio
 import random
-import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -26,25 +24,23 @@ from rollbook.ledger.follower import Follower
 from rollbook.ledger.ledger_tail import LedgerTail
 from rollbook.ledger.recovery import Recovery, _Attempt
 from rollbook.proto.cluster.cluster import initialise, open_cluster
-from rollbook.proto.errors import RollbookError
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
 from rollbook.proto.formats.paths import ledger_of_path
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.ports import Create, Set
 from tests.simulation.checkers.ledger import LedgerChecker
-from tests.simulation.history import History
 from tests.simulation.kernel.disk import SimulatedDisk
-from tests.simulation.kernel.failures import SimulationFailed
 from tests.simulation.kernel.metadata import Commit
-from tests.simulation.kernel.world import Main, Node, Process, World
+from tests.simulation.kernel.world import Node, Process
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.schedule import Case, Fault, Kind
 from tests.simulation.worlds import Report
 from tests.simulation.worlds.ledger import plan, users, words
 from tests.simulation.worlds.ledger.bookies import FRUGAL, ROOT, STORAGE, Cluster, watched
 from tests.simulation.worlds.ledger.drills import MEMBER, STRANGER
-from tests.simulation.worlds.ledger.users import LIVENESS, Sums, Users
+from tests.simulation.worlds.ledger.users import Sums, Users
+from tests.simulation.worlds.stage import LIVENESS, Stage
 from tests.simulation.worlds.whole_bookies import InnerStep, measured
 from tests.support.planting import Patch, planted
 
@@ -53,7 +49,6 @@ CALLBACKS_MAX: Final = 200_000  # Many times what a run takes: more is a loop th
 LIVENESS_S: Final = 15.0  # A session that runs out, a cut that TCP notices late, a few attempts.
 APPENDED_S: Final = 10.0
 SEEN_S: Final = 2.0  # V4: from the confirmation to the follower, without further writes.
-CRASH: Final = "crash"
 LAST: Final = "last-recoverer"
 LAST_FOLLOWER: Final = "last-follower"
 UNSEEN: Final = "unseen"
@@ -72,20 +67,14 @@ class LedgerScene:
 
     def run(self, case: Case, *, tell: bool = False) -> Report:
         run = _Run(case, tell)
-        broke, detail = None, ""
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(planted(FRUGAL))
-                stack.enter_context(planted(_remembering()))
-                stack.enter_context(planted(self._patches))
-                stack.enter_context(planted(watched(run.world, run.checker)))
-                stack.enter_context(planted(measured(run.history, _INNER_STEPS)))
-                run.world.run(run.scenario())
-        except SimulationFailed as failure:
-            broke = run.broke or type(failure).__name__
-            detail = str(failure)
-        digest = run.world.trace.digest()
-        return Report(broke, detail, digest, run.history, run.story, run.world.callbacks)
+        with (
+            planted(FRUGAL),
+            planted(_remembering()),
+            planted(self._patches),
+            planted(watched(run.world, run.checker)),
+            planted(measured(run.history, _INNER_STEPS)),
+        ):
+            return run.report()
 
 
 def _remembering() -> list[Patch]:
@@ -142,14 +131,10 @@ class _Nemesis(Nemesis):
                 damage(node.disk, self._chance.choice(logs))
 
 
-class _Run:
+class _Run(Stage):
     def __init__(self, case: Case, is_telling: bool) -> None:
-        self.world = World(case.seed, callbacks_max=CALLBACKS_MAX)
-        self.history = History(lambda: self.world.now, decisive=DECISIVE)
+        super().__init__(case, is_telling, callbacks_max=CALLBACKS_MAX, decisive=DECISIVE)
         self.checker = LedgerChecker(self.broken)
-        self.story: list[str] = []
-        self.broke: str | None = None
-        self.is_telling = is_telling
         self._case = case
         self._asked: dict[str, list[tuple[str, bytes | None, int | None]]] = {}
         self.cluster = Cluster(
@@ -172,7 +157,7 @@ class _Run:
         world.metadata.on_asked = self._on_asked
         world.metadata.on_commit = self._on_commit
         self.cluster.start()
-        if not await self._holds(LIVENESS_S, self.cluster.all_registered):
+        if not await self.holds(LIVENESS_S, self.cluster.all_registered):
             self.broken(LIVENESS, "not all bookies are registered at first")
         mains = self._users.mains()
         acting = dict.fromkeys(step.actor for step in self._case.steps)
@@ -200,9 +185,9 @@ class _Run:
 
     async def _settle(self) -> None:
         world = self.world
-        await self._within(LIVENESS_S, self.cluster.all_registered, "not all are registered")
+        await self.within(LIVENESS_S, self.cluster.all_registered, "not all are registered")
         if world.node(words.WRITER).is_running:  # V3.
-            await self._within(APPENDED_S, self._all_answered, "an append has no answer")
+            await self.within(APPENDED_S, self._all_answered, "an append has no answer")
         following = await self._follow_one_more()
         last = world.node(LAST).start(partial(self.live, self._finish))
         for process in (last, following):
@@ -230,14 +215,14 @@ class _Run:
 
         following = self.world.node(LAST_FOLLOWER).start(partial(self.live, follow))
         what = f"a follower sees {{}} of ledger {ledger_id}, confirmed are"
-        if not await self._holds(LIVENESS_S, lambda: seen[-1] >= expected) and sums.living_writer():
+        if not await self.holds(LIVENESS_S, lambda: seen[-1] >= expected) and sums.living_writer():
             self.broken(UNSEEN, f"{what.format(seen[-1])} {expected}")
         sums.one_more.set()
-        await self._holds(APPENDED_S, lambda: sums.last_append is not None)
-        await self._within(APPENDED_S, self._all_answered, "the last append has no answer")
+        await self.holds(APPENDED_S, lambda: sums.last_append is not None)
+        await self.within(APPENDED_S, self._all_answered, "the last append has no answer")
         expected = facts.confirmed
         # Unless it was stopped with that very entry: then only a recovery can tell.
-        if not await self._holds(SEEN_S, lambda: seen[-1] >= expected) and sums.living_writer():
+        if not await self.holds(SEEN_S, lambda: seen[-1] >= expected) and sums.living_writer():
             self.broken(UNSEEN, f"{what.format(seen[-1])} {expected}, after {SEEN_S:g} s")
         return following
 
@@ -248,11 +233,15 @@ class _Run:
             for ledger_id in map(LedgerId, list(facts.ledgers)):
                 if facts.ledger(ledger_id).is_doomed:
                     continue
-                last = await self._in_time(
-                    users.close_for_good(ledgers, ledger_id), f"ledger {ledger_id} is not closed"
+                last = await self.in_time(
+                    LIVENESS_S,
+                    users.close_for_good(ledgers, ledger_id),
+                    f"ledger {ledger_id} is not closed",
                 )
-                await self._in_time(
-                    users.read_for_sure(ledgers, ledger_id, last), f"ledger {ledger_id} is not read"
+                await self.in_time(
+                    LIVENESS_S,
+                    users.read_for_sure(ledgers, ledger_id, last),
+                    f"ledger {ledger_id} is not read",
                 )
 
             for name in list(facts.destroyed):
@@ -261,30 +250,12 @@ class _Run:
                 else:
                     self.broken(LIVENESS, f"{name} is not healed within {LIVENESS_S:g} s")
 
-    async def _in_time(self, work: Any, what: str) -> Any:
-        try:
-            async with asyncio.timeout(LIVENESS_S):
-                return await work
-        except (TimeoutError, RollbookError) as error:
-            self.broken(LIVENESS, f"{what} within {LIVENESS_S:g} s: {error!r}")
-            raise
-
     def _all_answered(self) -> bool:
         return not self._sums.unanswered()
 
-    async def _within(self, seconds: float, holds: Any, what: str) -> None:
-        if not await self._holds(seconds, holds):
-            for append in self._sums.unanswered():
-                self.tell(f"waiting: {append}")
-            self.broken(LIVENESS, f"{what} within {seconds:g} s")
-
-    async def _holds(self, seconds: float, holds: Any) -> bool:
-        deadline = self.world.now + seconds
-        while not holds():
-            if self.world.now > deadline:
-                return False
-            await asyncio.sleep(0.05)
-        return True
+    def tell_who_waits(self) -> None:
+        for append in self._sums.unanswered():
+            self.tell(f"waiting: {append}")
 
     def resolve(self, name: str) -> str:
         """Who has that place in the newest ledger's last fragment now, or has none."""
@@ -298,26 +269,6 @@ class _Run:
         strangers = [each for each in self.cluster.names if each not in members]
         found = members if kind == MEMBER else strangers
         return found[int(number) - 1] if int(number) <= len(found) else name
-
-    # --- Telling --------------------------------------------------------------------------------
-
-    def broken(self, rule: str, text: str) -> None:
-        if self.broke is None:
-            self.broke = rule
-            self.world.fail(f"{rule}: {text}")
-
-    def tell(self, text: str) -> None:
-        if self.is_telling:
-            self.story.append(f"{self.world.now:8.4f}s {text}")
-
-    async def live(self, main: Main, node: Node) -> None:
-        """What ends a process by an exception is a bug of somebody's."""
-        try:
-            await main(node)
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            self.broken(CRASH, f"{node.name}: {error!r} in {where.name}, line {where.lineno}")
-            raise
 
     # --- Metadata -------------------------------------------------------------------------------
 

@@ -43,7 +43,6 @@ T = TypeVar("T")
 
 PASSWORD: Final = b"secret"
 LOST: Final = "lost"
-LIVENESS: Final = "liveness"
 LEFTOVERS: Final = "leftovers"
 SESSION_S: Final = 2.0
 _PATIENCE_S: Final = 8.0  # Of whoever asks for something that must come, and asks again then.

@@ -10,9 +10,7 @@ ever told of it is held against that.
 
 import asyncio
 import random
-import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -29,24 +27,21 @@ from rollbook.logservice.words import AppendAck
 from rollbook.proto.cluster.cluster import initialise, open_cluster
 from rollbook.proto.errors import LogDeleted, LogSealed, NoSuchLog, RollbookError
 from tests.simulation.checkers.logs import ListRules, Records
-from tests.simulation.history import History
-from tests.simulation.kernel.failures import SimulationFailed
 from tests.simulation.kernel.metadata import Mail
-from tests.simulation.kernel.world import EPOCH_US, Main, Node, World
+from tests.simulation.kernel.world import EPOCH_US, Node
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.schedule import Case, Fault, Kind, Step
 from tests.simulation.worlds import Report
 from tests.simulation.worlds.logs import plan, words
 from tests.simulation.worlds.logs.servers import LEASE_S, LEDGERS, ROOT, STOP_S, Bookies, Servers
 from tests.simulation.worlds.logs.users import Caller, Sums, Users
+from tests.simulation.worlds.stage import LIVENESS, Stage
 from tests.simulation.worlds.whole_bookies import InnerStep, measured
 from tests.support.planting import Patch, planted
 
 CHAOS_S: Final = plan.CHAOS_US[1] / 1e6
 CALLBACKS_MAX: Final = 600_000  # Many times what a run takes: more is a loop that runs hot (V5).
 LIVENESS_S: Final = 20.0  # A pause after a rude take-over, a few attempts.
-LIVENESS: Final = "liveness"
-CRASH: Final = "crash"
 LEFTOVERS: Final = "leftovers"
 LAST: Final = "last"
 _NEW_LEDGERS: Final = 32  # More than are made in so short a time.
@@ -64,19 +59,13 @@ class LogsScene:
 
     def run(self, case: Case, *, tell: bool = False) -> Report:
         run = _Run(case, tell)
-        broke, detail = None, ""
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(planted(_RESTLESS))
-                stack.enter_context(planted(_watched(run)))
-                stack.enter_context(planted(self._patches))
-                stack.enter_context(planted(measured(run.history, _INNER_STEPS)))
-                run.world.run(run.scenario())
-        except SimulationFailed as failure:
-            broke = run.broke or type(failure).__name__
-            detail = str(failure)
-        digest = run.world.trace.digest()
-        return Report(broke, detail, digest, run.history, run.story, run.world.callbacks)
+        with (
+            planted(_RESTLESS),
+            planted(_watched(run)),
+            planted(self._patches),
+            planted(measured(run.history, _INNER_STEPS)),
+        ):
+            return run.report()
 
 
 # Steps that no user sees, by what takes them.
@@ -141,10 +130,9 @@ class _Nemesis(Nemesis):
         return listed.owner.address.partition(":")[0]
 
 
-class _Run:
+class _Run(Stage):
     def __init__(self, case: Case, is_telling: bool) -> None:
-        self.world = World(case.seed, callbacks_max=CALLBACKS_MAX)
-        self.history = History(lambda: self.world.now, decisive=DECISIVE)
+        super().__init__(case, is_telling, callbacks_max=CALLBACKS_MAX, decisive=DECISIVE)
         self.records = Records(self.history, self.broken)
         self._bookies = Bookies(self.world, self.live)
         self.lists = ListRules(
@@ -153,9 +141,6 @@ class _Run:
             copies=self._bookies.copies,
             epoch_us=EPOCH_US,
         )
-        self.story: list[str] = []
-        self.broke: str | None = None
-        self.is_telling = is_telling
         self._case = case
         self._logs = plan.logs_of(case)
         mail = Mail()
@@ -179,7 +164,7 @@ class _Run:
         world.metadata.on_commit = self.lists.on_commit
         await world.node(words.OPERATOR).start(self._make_cluster).result
         self._servers.start()
-        await self._within(LIVENESS_S, self._servers.all_serve, "not all servers serve at first")
+        await self.within(LIVENESS_S, self._servers.all_serve, "not all servers serve at first")
         acting = dict.fromkeys(step.actor for step in self._case.steps)
         for name, main in self._users.mains().items():
             if name in acting:
@@ -207,8 +192,8 @@ class _Run:
 
     async def _settle(self) -> None:
         world, sums = self.world, self._sums
-        await self._within(LIVENESS_S, self._servers.all_serve, "not all servers serve")
-        await self._within(
+        await self.within(LIVENESS_S, self._servers.all_serve, "not all servers serve")
+        await self.within(
             LIVENESS_S, lambda: not any(sums.waiting.values()), "a producer has no answer"
         )
         last = world.node(LAST).start(partial(self.live, self._finish))
@@ -217,7 +202,7 @@ class _Run:
         for name in self._servers.names:
             self._servers.stop(name)
         stopped = [world.node(name) for name in self._servers.names]
-        await self._within(
+        await self.within(
             STOP_S, lambda: not any(node.is_running for node in stopped), "a server does not stop"
         )
         for name in words.CLIENTS:
@@ -230,7 +215,7 @@ class _Run:
         """Every log goes on, wherever it is asked for, and can be read at every server."""
         caller = Caller(self._sums, node)
         for drained in self._servers.names:
-            await self._in_time(
+            await self._use_in_time(
                 self._users.resume(caller, drained), f"{drained} does not take logs again"
             )
         for log in self._logs:
@@ -240,7 +225,7 @@ class _Run:
                 if not self.lists.log(log).is_deleted:
                     self.broken(LIVENESS, f"{log} is not deleted: {error!r}")
         if plan.clocks_are_believed(self._case):
-            await self._within(
+            await self.within(
                 LIVENESS_S, lambda: not self.lists.leftovers(), "ledgers of nobody are left"
             )
         await caller.close()
@@ -250,10 +235,10 @@ class _Run:
             await self._append_there(caller, log, server, index)
         for server in self._servers.names:
             await self._read_there(caller, log, server)
-        end = await self._in_time(
+        end = await self._use_in_time(
             self._users.barrier(LAST, caller, log, LIVENESS_S), f"{log} has no tail"
         )
-        await self._within(
+        await self.within(
             LIVENESS_S,
             partial(self._have_read, log, end),
             f"readers do not come to {end} of {log}",
@@ -266,7 +251,7 @@ class _Run:
     async def _append_there(self, caller: Caller, log: str, server: str, index: int) -> None:
         caller.found(log, server)
         try:
-            await self._in_time(
+            await self._use_in_time(
                 self._users.append_surely(LAST, caller, log, index, LIVENESS_S),
                 f"{log} takes no append at {server}",
             )
@@ -274,29 +259,17 @@ class _Run:
             self.records.on_sealed(log, error.ids["tail"])
 
     async def _read_there(self, caller: Caller, log: str, server: str) -> None:
-        await self._in_time(
+        await self._use_in_time(
             self._users.read_all(LAST, caller, log, LIVENESS_S, server),
             f"{log} is not read at {server}",
         )
 
-    async def _in_time(self, work: Any, what: str) -> Any:
-        try:
-            async with asyncio.timeout(LIVENESS_S):
-                return await work
-        except (LogSealed, LogDeleted, NoSuchLog):
-            raise
-        except (TimeoutError, RollbookError) as error:
-            self.broken(LIVENESS, f"{what} within {LIVENESS_S:g} s: {error!r}")
-            raise
+    async def _use_in_time(self, work: Any, what: str) -> Any:
+        gone = (LogSealed, LogDeleted, NoSuchLog)
+        return await self.in_time(LIVENESS_S, work, what, passes=gone)
 
-    async def _within(self, seconds: float, holds: Any, what: str) -> None:
-        deadline = self.world.now + seconds
-        while not holds():
-            if self.world.now > deadline:
-                self.tell(f"waiting: {self._sums.waiting} {self._sums.positions}")
-                self.broken(LIVENESS, f"{what} within {seconds:g} s")
-                return
-            await asyncio.sleep(0.05)
+    def tell_who_waits(self) -> None:
+        self.tell(f"waiting: {self._sums.waiting} {self._sums.positions}")
 
     # --- Those who are no users -------------------------------------------------------------------
 
@@ -366,23 +339,3 @@ class _Run:
                 self.tell(f"{node.name}: {error!r}")
         await ledgers.close()
         await store.close()
-
-    # --- Judging and telling ----------------------------------------------------------------------
-
-    def broken(self, rule: str, text: str) -> None:
-        if self.broke is None:
-            self.broke = rule
-            self.world.fail(f"{rule}: {text}")
-
-    def tell(self, text: str) -> None:
-        if self.is_telling:
-            self.story.append(f"{self.world.now:8.4f}s {text}")
-
-    async def live(self, main: Main, node: Node) -> None:
-        """What ends a process by an exception is a bug of somebody's."""
-        try:
-            await main(node)
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            self.broken(CRASH, f"{node.name}: {error!r} in {where.name}, line {where.lineno}")
-            raise
