@@ -24,9 +24,7 @@ from rollbook.proto.runtime.system_calls import call
 
 _READS_MAX: Final = 64  # Under way, or here and not taken.
 _REFUSALS_MAX: Final = 16  # In a row: the device takes no such reads without waiting,
-_REST_S: Final = (
-    60.0  # for so long at least. Some never do: they are asked to read more than they can at once.
-)
+_REST_S: Final = 60.0  # for so long at least. Some never do: they take less at a time.
 _NUMBERS: Final[Mapping[str, tuple[int, int, int, int]]] = {  # As `_Calls`.
     "x86_64": (206, 207, 209, 208),
     "aarch64": (0, 1, 2, 4),

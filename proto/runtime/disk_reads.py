@@ -23,13 +23,9 @@ _RANDOM: Final[int | None] = getattr(os, "POSIX_FADV_RANDOM", None)
 _WILL_NEED: Final[int | None] = getattr(os, "POSIX_FADV_WILLNEED", None)
 _DIRECT: Final[int | None] = getattr(os, "O_DIRECT", None)
 _DIRECT_BYTES_MIN: Final = 128 * 1024
-_DIRECT_BYTES_MAX: Final = (
-    1024 * 1024
-)  # What is more at a time is rare. Each thread has such a buffer.
-_BLOCK: Final = (
-    4096  # Positions and sizes of direct reads are multiples of it, whatever the device.
-)
-_BUFFER_BYTES: Final = _DIRECT_BYTES_MAX + 2 * _BLOCK
+_DIRECT_BYTES_MAX: Final = 1024 * 1024  # What is more at a time is rare.
+_BLOCK: Final = 4096  # Positions and sizes of direct reads are multiples of it, on any device.
+_BUFFER_BYTES: Final = _DIRECT_BYTES_MAX + 2 * _BLOCK  # Of each thread, and of each read ahead.
 _DIRECT_FILES_MAX: Final = 16
 _POSITIONS_MAX: Final = 4096  # Of a file, that are known to have been read past the page cache.
 _AHEAD_THREADS: Final = 2
