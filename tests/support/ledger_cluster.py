@@ -169,7 +169,7 @@ class ProcessCluster:
         self.bookies: dict[str, bookies.RunningBookie] = {}
         self._children = children
         self._folder = folder
-        self._environment = environment
+        self._environment = {"ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(8 * MIB), **environment}
         asyncio.run(self._initialise())
         for name in names:
             self.start(name)

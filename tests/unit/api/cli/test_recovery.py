@@ -41,6 +41,7 @@ class Cluster:
             *(self._children, self.folder / name, self.url, "--log-level", "error"),
             *("--http", "127.0.0.1:0", "--http-token-file", str(self.token_file)),
             bookie_id=name,
+            environment={"ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(8 << 20)},
         )
         bookie.wait_ready()
         return bookie
