@@ -33,25 +33,40 @@ _AHEAD_BYTES_MAX: Final = 16 * 1024 * 1024  # Of all files.
 _AHEAD_KEPT_S: Final = 1.0  # So long at least for whoever said that he will read it.
 
 _of_thread: Final = local()
+_telling_devices: Final[set[int]] = set()  # What is not cached there is known not to be.
 
 
 def is_at_hand(descriptor: int, position: int, length: int) -> bool:
     """Whether the page cache has it, to judge by its ends. Where one cannot ask, it is read at once."""
     if _NOWAIT is None or not length:
         return True
-    # Asked first, since to ask for what is not there brings it, at the price of an order to the device.
-    pages = (position + length - 1) // mmap.PAGESIZE - position // mmap.PAGESIZE + 1
-    if (cached := cached_pages(descriptor, position, length)) is not None and cached < pages:
+    is_large = length >= _DIRECT_BYTES_MIN
+    if is_large and _is_surely_absent(descriptor, position, length):
         return False
-    byte = bytearray(1)
+    byte, at = bytearray(1), position
     try:
         for at in (position, position + length - 1):
             os.preadv(descriptor, [byte], at, _NOWAIT)
     except BlockingIOError:
+        if is_large and cached_pages(descriptor, at, 1):  # To ask for it has brought it.
+            _telling_devices.add(os.fstat(descriptor).st_dev)
         return False
     except OSError:
         return True
     return True
+
+
+def _is_surely_absent(descriptor: int, position: int, length: int) -> bool:
+    """Without bringing a page of it: that is an order to the device, and of no use to whoever goes past.
+
+    A file system on top of another one may not know of the pages below; so nobody is believed who has
+    never told of one.
+    """
+    cached = cached_pages(descriptor, position, length)
+    pages = (position + length - 1) // mmap.PAGESIZE - position // mmap.PAGESIZE + 1
+    if cached is None or cached >= pages:
+        return False
+    return cached > 0 or os.fstat(descriptor).st_dev in _telling_devices
 
 
 def read_fully(descriptor: int, position: int, length: int) -> bytes:

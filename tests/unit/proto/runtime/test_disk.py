@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from mmap import PAGESIZE
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import OpenMode
 from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.disk_aio import KernelReads
-from rollbook.proto.runtime.disk_reads import DirectFiles
+from rollbook.proto.runtime.disk_reads import DirectFiles, is_at_hand
 
 
 @pytest.fixture(params=[0.0, math.inf], ids=["in-threads", "on-the-spot"])
@@ -374,6 +375,40 @@ async def test_what_is_large_and_cold_is_read_ahead_past_the_page_cache(
     file.will_read(0, 500_000)
     file.will_read(777, 500_000)
     await file.close()  # Behind them.
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_nobody_is_believed_about_the_page_cache_who_never_told_of_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    """As a file system on top of another one may not. To try a page costs more than to ask, and brings it."""
+    there, tried = set[int](), list[int]()
+
+    def count(_descriptor: int, position: int, length: int) -> int:
+        pages = range(position // PAGESIZE, (position + length - 1) // PAGESIZE + 1)
+        return len(there.intersection(pages)) if is_told else 0
+
+    def read(_descriptor: int, _room: object, position: int, _flags: int) -> int:
+        tried.append(position)
+        if position // PAGESIZE in there:
+            return 1
+        there.add(position // PAGESIZE)
+        raise BlockingIOError
+
+    monkeypatch.setattr("rollbook.proto.runtime.disk_reads._telling_devices", set())
+    monkeypatch.setattr("rollbook.proto.runtime.disk_reads.cached_pages", count)
+    monkeypatch.setattr(os, "preadv", read)
+    with (tmp_path / "f").open("wb") as file:
+        assert not is_at_hand(file.fileno(), 0, 1_000_000)
+        assert tried.pop() == 0
+        assert not is_at_hand(file.fileno(), 2_000_000, 1_000_000)
+        assert tried == ([] if is_told else [2_000_000])
+        assert not is_at_hand(file.fileno(), 4_000_000, 1)  # That page is wanted in any case.
+        assert tried[-1] == 4_000_000
+        there.update(range(10_000_000 // PAGESIZE))
+        assert is_at_hand(file.fileno(), 8_000_000, 1_000_000)
+        there.remove(8_500_000 // PAGESIZE)
+        assert is_at_hand(file.fileno(), 8_000_000, 1_000_000) != is_told
 
 
 def test_what_is_read_a_second_time_is_left_to_the_page_cache(
