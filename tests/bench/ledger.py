@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from tests.support.processes import REPOSITORY, Child
 _JOB_TIMEOUT_S: Final = 180.0
 _ADDS_MAX: Final = 5_000_000
 _CREATION_TOKEN: Final = 4711
+_COMPLAINTS: Final = 20  # Of each process of Java's, if one fails.
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
@@ -262,11 +263,30 @@ def _sides() -> Iterator[tuple[Side, Side]]:
         cluster_of(other, Path(folder, "java"), Make.JAVA) as java,
     ):
         worker = ours.children.start_module("tests.bench.load.ledger_worker", ours.metadata)
-        client = peer.Peer(java.children, java.metadata, Path(folder, "peer.log"))
-        yield (
-            Side("ours", ours, ("v3", "v2"), OurClient(worker).run),
-            Side("java", java, ("v2", "v3"), client.run),
-        )
+        peer_log = Path(folder, "peer.log")
+        client = peer.Peer(java.children, java.metadata, peer_log)
+        try:
+            yield (
+                Side("ours", ours, ("v3", "v2"), OurClient(worker).run),
+                Side("java", java, ("v2", "v3"), client.run),
+            )
+        except peer.PeerFailed as error:
+            logs = [peer_log, *(bookie.log_path for bookie in java.bookies)]
+            raise BenchFailed(f"Java's client: {error}\n{_complaints_in(logs)}") from error
+
+
+def _complaints_in(logs: Sequence[Path]) -> str:
+    """Of each the first of every kind, since they go with the folder that they are in."""
+    found: list[str] = []
+    for log in logs:
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        kinds: dict[str, str] = {}
+        for line in lines:
+            if " WARN " in line or " ERROR " in line:
+                _, _, message = line.partition(" ")
+                kinds.setdefault(message.partition(" {")[0], line)
+        found += [f"{log.parent.name}/{log.name}:", *list(kinds.values())[-_COMPLAINTS:]]
+    return "\n".join(found)
 
 
 @contextmanager

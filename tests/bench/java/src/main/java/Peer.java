@@ -12,6 +12,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
+import org.apache.bookkeeper.client.BKException;
 import org.apache.bookkeeper.client.BookKeeper;
 import org.apache.bookkeeper.client.LedgerEntry;
 import org.apache.bookkeeper.client.LedgerHandle;
@@ -97,16 +98,22 @@ public final class Peer {
         long[] latencies = new long[count];
         Semaphore free = new Semaphore(window);
         AtomicInteger failed = new AtomicInteger();
+        AtomicInteger failure = new AtomicInteger();  // The first one's code.
         long cpu = cpuNanos();
         long start = System.nanoTime();
         int sent = 0;
         for (; sent < count && (sent % 64 != 0 || System.nanoTime() < end); sent++) {
             free.acquire();
+            if (failure.get() != 0) {
+                free.release();
+                break;  // A ledger that has failed takes no more, and says so a million times a second.
+            }
             int number = sent;
             long from = System.nanoTime();
             ledger.asyncAddEntry(payload, (code, handle, entry, context) -> {
                 latencies[number] = System.nanoTime() - from;
                 if (code != 0) {
+                    failure.compareAndSet(0, code);
                     failed.incrementAndGet();
                 }
                 free.release();
@@ -116,7 +123,9 @@ public final class Peer {
         double seconds = (System.nanoTime() - start) / 1e9;
         double cpuSeconds = (cpuNanos() - cpu) / 1e9;
         if (failed.get() > 0) {
-            throw new IllegalStateException(failed.get() + " adds failed");
+            throw new IllegalStateException(
+                    failed.get() + " of " + sent + " adds to ledger " + ledger.getId()
+                            + " failed, the first one with: " + BKException.getMessage(failure.get()));
         }
         return figures(seconds, cpuSeconds, latencies, sent, ledger.getId());
     }
