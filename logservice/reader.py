@@ -182,6 +182,8 @@ class LogReader:
         if owner is not None and self._trail.next_offset < owner.head:
             self._memory = None  # Truncated, however well it is remembered.
             return True
+        if self._is_at_the_end():
+            return True
         try:
             blocks = await memory.next(max(due - self._loop.time(), 0.0), _BYTES_MAX)
         except LogSealed:
@@ -196,17 +198,21 @@ class LogReader:
             self._fall_behind()
             return True
         if not blocks:
-            owner = self._find_owner()
-            if owner is not None and owner.is_sealed and self._trail.next_offset >= owner.tail:
-                self._end = Sealed(self._trail.next_offset)
-                return True
-            return self._loop.time() < due
+            return self._is_at_the_end() or self._loop.time() < due
         start = self._trail.next_offset
         self._trail.on_memory(blocks)
         self._tell_records(blocks, start)
         owner = self._find_owner()
         if owner is not None and self._trail.next_offset >= owner.tail:
             self._go_live(owner.tail)
+        return True
+
+    def _is_at_the_end(self) -> bool:
+        """Of a log that its owner knows to be sealed: there is nothing to wait for."""
+        owner = self._find_owner()
+        if owner is None or not owner.is_sealed or self._trail.next_offset < owner.tail:
+            return False
+        self._end = Sealed(self._trail.next_offset)
         return True
 
     # --- From the ledgers -------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import google_crc32c
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
-from rollbook.api.rest.door import Door
+from rollbook.api.rest.door import Asking, Door
 from rollbook.api.rest.following import SSE, Follow
 from rollbook.api.rest.json_words import to_json
 from rollbook.api.rest.openapi import (
@@ -141,7 +141,8 @@ def record_routes(door: Door) -> APIRouter:
                     heartbeat_ms=heartbeat_ms,
                 )
 
-            return await _follow(door, kind, reading, begin, encoding, is_resumed=is_resumed)
+            resumed_by = (log, how) if is_resumed else None
+            return await _follow(door, kind, reading, begin, encoding, resumed_by=resumed_by)
         fails = on_truncated or words.OnTruncated.FAIL
         asked = words.Read(log, begin, limit, max_bytes, wait_ms, fails)
         answer: words.ReadAnswer = await door.ask(asked, how, more_ms=wait_ms)
@@ -263,7 +264,7 @@ async def _follow(
     begin: Position,
     encoding: Encoding,
     *,
-    is_resumed: bool = False,
+    resumed_by: tuple[LogName, Asking] | None = None,
 ) -> Response:
     """The first event decides whether it is an answer at all."""
     events = door.follow(reading(begin))
@@ -272,7 +273,7 @@ async def _follow(
     except BaseException:
         await events.aclose()
         raise
-    if is_resumed and isinstance(first, words.Sealed):
+    if resumed_by is not None and await _is_all_of_it(door, first, *resumed_by):
         await events.aclose()
         return Response(status_code=204)  # Browsers come back after anything else.
 
@@ -280,6 +281,14 @@ async def _follow(
         return door.follow(reading(AtOffset(offset)))
 
     return Follow(door, kind, first, events, again, encoding)
+
+
+async def _is_all_of_it(door: Door, first: Any, log: LogName, how: Asking) -> bool:
+    """Of a sealed log."""
+    if not isinstance(first, words.CaughtUp):
+        return isinstance(first, words.Sealed)
+    known: words.LogTail = await door.ask(words.GetTail(log, words.Consistency.CACHED), how)
+    return known.is_sealed and first.tail >= known.tail
 
 
 def _read_response(

@@ -225,6 +225,12 @@ def test_a_sealed_log_has_an_end() -> None:
                 with pytest.raises(StopAsyncIteration):
                     await anext(events)
             assert scene.world.now - sealed_at < 2.5
+        # Whoever comes then waits for nothing.
+        came_at = scene.world.now
+        for start in (Earliest(), at(3)):
+            async with a.events(ReadStream(log, start)) as events:
+                assert await until(events, Sealed) == Sealed(offset(3))
+        assert scene.world.now - came_at < 0.5
 
     play(story)
 

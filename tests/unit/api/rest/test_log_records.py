@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from rollbook.api.rest.record_json import (
     parse_json,
     record_json,
 )
+from rollbook.logservice import words
 from rollbook.logservice.core.block import Block, pack_block
 from rollbook.logservice.ids import LogName, Offset, ProducerRef
 from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
@@ -461,6 +463,28 @@ async def test_events_resume_exactly_wherever_they_broke_off(there: Site) -> Non
     assert headers == {"last-event-id": "600"}
     answer = await there.get(f"{RECORDS}?from=0", **SSE, **headers)
     assert (answer.status, answer.body) == (204, b"")  # So that browsers come no more.
+
+
+async def test_browsers_come_no_more_when_they_have_heard_all(there: Site) -> None:
+    """Whether the seal is the first event or comes behind `caught_up`."""
+
+    async def caught_up_first(request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
+        yield words.CaughtUp(Offset(1))
+        if log_of(there).is_sealed:
+            yield words.Sealed(Offset(1))
+
+    log_of(there).append(pack_block([b"a"]), None)
+    for events in (None, caught_up_first):
+        there.core.events = events
+        log_of(there).is_sealed = False
+        async with there.open("GET", RECORDS, b"", **SSE, **{"last-event-id": "1"}) as stream:
+            await anext(stream.parts())
+            assert stream.status == 200
+        log_of(there).is_sealed = True
+        answer = await there.get(RECORDS, **SSE, **{"last-event-id": "1"})
+        assert (answer.status, answer.body) == (204, b"")
+        assert (await there.get(f"{RECORDS}?from=1", **SSE)).status == 200
+    there.core.events = None
 
 
 async def test_a_follower_hears_all_of_it(there: Site) -> None:
