@@ -10,9 +10,7 @@ import asyncio
 import json
 import math
 import random
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -21,6 +19,7 @@ from typing import Any, Final
 
 from tests.chaos.cast import Actor, bookie_command, client_command, tracebacks
 from tests.chaos.checker import judge
+from tests.chaos.evidence import keep
 from tests.chaos.history import read_history
 from tests.chaos.network import Loopback, Namespaces, Network
 from tests.chaos.plan import (
@@ -381,10 +380,7 @@ def main() -> None:
 
         result = asyncio.run(lead())
         if result["violations"] and flaw == "-":
-            kept = Path(tempfile.mkdtemp(prefix=f"rollbook-chaos-seed-{seed}-"))
-            for name in ("history", "logs"):
-                shutil.copytree(folder / name, kept / name)
-            result["lines"].append(f"what everybody was told is kept in {kept}")
+            result["lines"].append(keep(folder, f"seed-{seed}"))
     say(f"result {json.dumps(result)}")
 
 

@@ -8,10 +8,8 @@ Says `progress DONE TOTAL WHAT` and at last `result JSON`. It serves the metadat
 import asyncio
 import json
 import random
-import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -25,6 +23,7 @@ from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.chaos.cast import Actor, tracebacks
+from tests.chaos.evidence import keep
 from tests.chaos.logs.checker import Freeze, judge
 from tests.chaos.logs.history import read_history
 from tests.chaos.logs.plan import BOOKIES, SERVERS, Fault, Kind, draw
@@ -220,10 +219,7 @@ def main() -> None:
     with family() as children:
         result = asyncio.run(conduct(folder, seconds, seed, children))
     if result["violations"]:
-        kept = Path(tempfile.mkdtemp(prefix=f"rollbook-chaos-logs-{seed}-"))
-        for name in ("history", "logs"):
-            shutil.copytree(folder / name, kept / name)
-        result["lines"].append(f"what everybody was told is kept in {kept}")
+        result["lines"].append(keep(folder, f"logs-{seed}"))
     say(f"result {json.dumps(result)}")
 
 
