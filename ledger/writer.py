@@ -52,7 +52,8 @@ logger = structlog.get_logger()
 
 _SEND_AHEAD_BYTES: Final = 1024 * 1024  # Handed to a connection, and not taken by its socket.
 _EARLY_BYTES: Final = 96 * 1024  # Gathered in one turn: bookies may begin while it goes on.
-_LOOK_AGAIN_S: Final = 0.01  # Whether a socket that was full takes more; and so long adds gather.
+_LOOK_AGAIN_S: Final = 0.01  # Whether a socket that was full takes more.
+_GATHER_S: Final = 0.002  # At most: with the next add others learn what is confirmed.
 _BUSY_PAUSE_S_MIN: Final = 0.02  # Doubled with each "busy" in a row,
 _BUSY_PAUSE_S_MAX: Final = 0.64  # up to this.
 
@@ -389,16 +390,18 @@ class LedgerWriter:
         channel, pipeline = self._channels[slot], self._pipeline
         if not channel.is_open:
             return
+        delay_s = _LOOK_AGAIN_S
         queued_bytes = channel.queued_bytes
-        if 2 * queued_bytes <= _SEND_AHEAD_BYTES and (  # Else in driblets.
-            is_overdue or not pipeline.gathers(slot, channel.unanswered)
-        ):
-            frames, count = pipeline.take(slot, _SEND_AHEAD_BYTES - queued_bytes)
-            if count:
-                channel.write(frames, count)
+        if 2 * queued_bytes <= _SEND_AHEAD_BYTES:  # Else in driblets.
+            if not is_overdue and pipeline.gathers(slot, channel.unanswered):
+                delay_s = _GATHER_S
+            else:
+                frames, count = pipeline.take(slot, _SEND_AHEAD_BYTES - queued_bytes)
+                if count:
+                    channel.write(frames, count)
         if pipeline.has_more(slot) and slot not in self._timers:
             # Its acks bring us back here sooner, unless what fills the socket is another ledger's.
-            self._timers[slot] = self._loop.call_later(_LOOK_AGAIN_S, self._look_again, slot)
+            self._timers[slot] = self._loop.call_later(delay_s, self._look_again, slot)
 
     def _look_again(self, slot: int) -> None:
         del self._timers[slot]

@@ -1019,7 +1019,7 @@ def test_what_gathers_leaves_with_the_answer(
     written: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """WR10."""
-    monkeypatch.setattr(rollbook.ledger.writer, "_LOOK_AGAIN_S", 3.0)
+    monkeypatch.setattr(rollbook.ledger.writer, "_GATHER_S", 3.0)
 
     async def story(scene: WriterScene) -> None:
         await scene.append(1)
