@@ -47,7 +47,7 @@ def eager() -> None:
         return apply(self, command)
 
     Term.propose = apply_first  # type: ignore[method-assign]  # The flaw.
-    StateMachine._apply = apply_later  # type: ignore[method-assign]
+    StateMachine._apply = apply_later  # type: ignore[method-assign]  # Likewise.
 
 
 def trusting() -> None:
@@ -60,7 +60,10 @@ def trusting() -> None:
 
 
 def stale() -> None:
-    node.Node.get = lambda self, key: self.store.values.get(key)  # type: ignore[method-assign]
+    def answer(self: node.Node, key: str) -> str | None:
+        return self.store.values.get(key)
+
+    node.Node.get = answer  # type: ignore[method-assign]  # The flaw.
 
 
 FLAWS: dict[str, Callable[[], None]] = {

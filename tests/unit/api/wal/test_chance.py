@@ -147,7 +147,7 @@ def hasty(machines: dict[str, StateMachine]) -> None:
         return apply(self, command)
 
     Term.propose = tell_first  # type: ignore[method-assign]  # The bug.
-    StateMachine._apply = apply_later  # type: ignore[method-assign]
+    StateMachine._apply = apply_later  # type: ignore[method-assign]  # Likewise.
 
 
 @pytest.mark.parametrize("seed", range(3))
