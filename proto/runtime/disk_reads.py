@@ -104,7 +104,7 @@ class Direct:
     def was_read(self, descriptor: int, position: int) -> bool:
         """Not long ago: the page cache has not had to give up what it had of the file's end since then."""
         end = max(os.fstat(descriptor).st_size - 1, 0)
-        if position in self._positions and is_at_hand(descriptor, end, 1):
+        if position in self._positions and self._has_kept(descriptor, end):
             return True
         if position in self._positions or len(self._positions) >= _POSITIONS_MAX:
             self._positions.clear()
@@ -112,6 +112,10 @@ class Direct:
             os.posix_fadvise(descriptor, end, 1, _WILL_NEED)
         self._positions.add(position)
         return False
+
+    def _has_kept(self, descriptor: int, position: int) -> bool:
+        cached = cached_pages(descriptor, position, 1)  # Never written, it would be there if tried.
+        return is_at_hand(descriptor, position, 1) if cached is None else cached > 0
 
     def start(self, reads: KernelReads, position: int, length: int) -> KernelRead | None:
         """Of all blocks that have some of it."""

@@ -411,12 +411,18 @@ def test_nobody_is_believed_about_the_page_cache_who_never_told_of_a_page(
         assert is_at_hand(file.fileno(), 8_000_000, 1_000_000) != is_told
 
 
+@pytest.mark.parametrize("can_ask", [True, False])
 def test_what_is_read_a_second_time_is_left_to_the_page_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_ask: bool
 ) -> None:
     """Unless that had to give up things since then."""
     (tmp_path / "f").write_bytes(bytes(1_000_000))
     has_end = True
+
+    def cached_pages(*_: int) -> int | None:
+        return int(has_end) if can_ask else None
+
+    monkeypatch.setattr("rollbook.proto.runtime.disk_reads.cached_pages", cached_pages)
     monkeypatch.setattr("rollbook.proto.runtime.disk_reads.is_at_hand", lambda *_: has_end)
     files = DirectFiles()
     with (tmp_path / "f").open("rb") as file:
