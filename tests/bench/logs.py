@@ -8,6 +8,7 @@ besides absolute ones.
 
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from tests.support.log_processes import LogProcesses
 KIB: Final = 1024
 _RECORDS_MAX: Final = 50_000_000
 _MAKE_PIECE: Final = 250
+_WARM_UP: Final = 300  # Appends, until a server has loaded all that it ever will,
+_SETTLE_S: Final = 2.0  # and has looked after what it found.
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Size:
     replayed_bytes: int = 100_000_000
     logs: int = 1_000
     after_kill_s: float = 4.0
+    silent_readers: int = 20
     more_logs: tuple[int, ...] = (1, 100, 1_000, 10_000)
     more_segments: tuple[int, ...] = (1, 10, 100, 1_000)
 
@@ -54,6 +58,13 @@ class OurSide(LogSide):
         self._cluster = cluster
         cluster.start_server("log-1")
         self._client = self._hire()
+
+    def restart(self) -> int:
+        """Another server, which remembers nothing; its process id."""
+        self._cluster.servers["log-1"].child.kill()
+        server = self._cluster.start_server("log-1")
+        self._client = self._hire()
+        return server.pid
 
     def _hire(self) -> OurClient:
         """One that knows all servers there are now."""
@@ -290,6 +301,32 @@ def _failover(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figur
     yield from found.compared("to_ack_s", f"{what}: from there to its first ack", "s")
 
 
+def _silent_readers(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
+    """What they cost a server that has just begun: later it has such memory to spare."""
+    (ours,) = sides
+    assert isinstance(ours, OurSide)
+    log = ours.new_log("silent")
+    ours.run("flood", log=log, size=KIB, count=size.replayed_bytes // KIB, seconds=120)
+    found = []
+    for _ in range(runs):
+        pid = ours.restart()
+        ours.run("alone", log=log, size=100, count=_WARM_UP)
+        time.sleep(_SETTLE_S)
+        before = _resident_mib(pid, "VmRSS")
+        ours.run("stare", log=log, readers=size.silent_readers, seconds=size.seconds)
+        found.append(_resident_mib(pid, "VmHWM") - before)
+    what = f"{size.silent_readers} readers that never read: memory of the log server, at most"
+    yield judged(what, "MiB", 64.0, found)
+
+
+def _resident_mib(pid: int, name: str) -> float:
+    """Of `/proc/PID/status`: VmRSS is now, VmHWM the most ever."""
+    (line,) = (
+        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if name in line
+    )
+    return int(line.split()[1]) / 1024
+
+
 def _per_log(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
     (ours,) = sides
     logs: list[str] = []
@@ -352,7 +389,8 @@ JOBS: Final[Mapping[str, Work]] = {
     "replay-large": _replay_large,
     "many-logs": _many_logs,
     "failover": _failover,
+    "silent-readers": _silent_readers,
     "per-log": _per_log,
     "per-segment": _per_segment,
 }
-OURS_ALONE: Final = ("per-log", "per-segment")
+OURS_ALONE: Final = ("silent-readers", "per-log", "per-segment")

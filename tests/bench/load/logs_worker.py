@@ -9,9 +9,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
+import grpc
+
 from rollbook import aio
+from rollbook.api.grpc.methods import READ_STREAM
 from rollbook.proto.errors import Overloaded
+from rollbook.proto.v1 import log_pb2
 from tests.bench.load import jobs, logs_jobs
+from tests.bench.load.jobs import Found, Job, Stopwatch
 from tests.bench.load.logs_jobs import Clock
 
 
@@ -94,6 +99,19 @@ class OurLogs:
                 size += len(record.value)
             yield count, size
 
+    async def stare(self, log: str, readers: int, seconds: float) -> None:
+        """So many ask for all of it, each on a connection of its own, and read nothing."""
+        request = log_pb2.ReadStreamRequest(log=log, start="0").SerializeToString()
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        owner = await self.owner(log)
+        channels: list[Any] = [grpc.aio.insecure_channel(owner, options) for _ in range(readers)]
+        calls: list[Any] = [channel.unary_stream(READ_STREAM.path)(request) for channel in channels]
+        for call in calls:
+            await call.initial_metadata()
+        await asyncio.sleep(seconds)
+        for channel in channels:
+            await channel.close()
+
     async def roll(self, log: str) -> None:
         await (await self._open(log)).roll()
 
@@ -117,7 +135,15 @@ def _acked(submissions: list[aio.Submission], first: int) -> int:
 async def _serve() -> None:
     async with aio.connect(sys.argv[1]) as client:
         ours = OurLogs(client)
-        await jobs.serve(lambda job: logs_jobs.run(ours, job))
+        await jobs.serve(lambda job: _run(ours, job))
+
+
+async def _run(ours: OurLogs, job: Job) -> Found:
+    if job["do"] != "stare":
+        return await logs_jobs.run(ours, job)
+    stopwatch = Stopwatch()
+    await ours.stare(job["log"], job["readers"], job["seconds"])
+    return stopwatch.read()
 
 
 if __name__ == "__main__":
