@@ -10,7 +10,7 @@ at all are hung up on (`server.py`). What goes wrong once an answer has begun is
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ logger = structlog.get_logger()
 SSE: Final = "text/event-stream"
 
 _PIECE_BYTES: Final = 16 * 1024  # Of values and keys, before they are written as JSON.
-_PATIENCE_S: Final = 1.0
+_PATIENCE_S: Final = 0.25
 _RESUME_MS: Final = 250
 _HEADERS: Final = {
     "cache-control": "no-cache, no-transform",
@@ -133,9 +133,13 @@ class Follow(Response):
 
 
 def told(event: Any, encoding: Encoding) -> Generator[Told, None, None]:
+    if isinstance(event, Records):
+        return _pieces(event.blocks, event.base_offset, event.next_offset, encoding)
+    return _alone(event)
+
+
+def _alone(event: Any) -> Generator[Told, None, None]:
     match event:
-        case Records(blocks, start, end):
-            yield from _pieces(blocks, start, end, encoding)
         case CaughtUp(tail):
             yield Told("caught_up", tail, to_json(event))
         case FellBehind(tail):
@@ -156,12 +160,17 @@ def told(event: Any, encoding: Encoding) -> Generator[Told, None, None]:
 
 def _pieces(
     blocks: tuple[bytes, ...], start: Offset, end: Offset, encoding: Encoding
-) -> Iterator[Told]:
+) -> Generator[Told, None, None]:
     held: list[dict[str, Any]] = []
     size = 0
     next_offset = start
-    for block in blocks:
-        for record in Block(block).records():
+    rest = list(reversed(blocks))
+    del blocks
+    while rest:  # What was told is not kept.
+        records = Block(rest.pop()).records()
+        records.reverse()
+        while records:
+            record = records.pop()
             if not start <= record.offset < end:
                 continue
             held.append(record_json(record, encoding))
