@@ -407,6 +407,33 @@ def test_a_partial_replacement_is_better_than_none() -> None:
     play_writer(story, bookies=("b1", "b2", "b3", "b4"))
 
 
+def test_a_watcher_hears_how_far_it_is_and_once_why_it_ends() -> None:
+    async def story(scene: WriterScene) -> None:
+        told: list[int] = []
+        ends: list[RollbookError] = []
+        scene.writer.watch(told.append, ends.append)
+        assert [scene.writer.put(b"x") for _ in range(5)] == [0, 1, 2, 3, 4]
+        await scene.writer.flush()
+        assert told == sorted(set(told))
+        assert told[-1] == 4
+        hang(scene, "b2", "b3")
+        lost = scene.writer.append(b"with a future")
+        scene.writer.put(b"without")
+        kill(scene, "b2", "b3")
+        with pytest.raises(AppendUnsettled):
+            await lost
+        (end,) = ends
+        assert isinstance(end, AppendUnsettled)
+        assert isinstance(end.__cause__, NotEnoughBookies)
+        assert told[-1] == 4
+        with pytest.raises(NotEnoughBookies):
+            scene.writer.put(b"y")
+        with pytest.raises(AppendUnsettled):
+            await scene.writer.close()
+
+    play_writer(story, bookies=THREE)
+
+
 def test_without_a_quorum_it_fails_within_the_deadline_and_can_be_closed() -> None:
     """WR6: what was sent is unknown until the ledger is closed without it."""
 
