@@ -78,6 +78,7 @@ class Sweeper:
         self._ledgers, self._nodes, self._keeper = ledgers, nodes, keeper
         self._clock, self._randomness = clock, randomness
         self._interval_s, self._orphans_interval_s = sweep_interval_s, orphans_interval_s
+        self._now_us = 0  # When the sweep began: clocks may jump when theirs has been compared.
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -92,6 +93,7 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """Every log that is ours to look after, once. One that fails is left for the next time."""
+        self._now_us = self._clock.wall_us()
         if not await self._clock_is_right():
             return
         for name in list(self._keeper.owned_logs):
@@ -163,8 +165,8 @@ class Sweeper:
             return
         if stored.list.discarded:
             stored = await delete_discarded(self._ledgers, self._nodes, stored)
-        if is_free(stored.list, self._clock.wall_us()):
-            await free_log(self._ledgers, self._nodes, stored, self._clock.wall_us())
+        if is_free(stored.list, self._now_us):
+            await free_log(self._ledgers, self._nodes, stored, self._now_us)
         elif stored.list.state is not LogState.DELETED:
             await self._expire(name, stored.list, stored if owner is None else None)
 
@@ -173,7 +175,7 @@ class Sweeper:
         config = listed.config
         if config.retention_age_s is None and config.retention_bytes is None:
             return
-        now_us = self._clock.wall_us()
+        now_us = self._now_us
         if find_expired(listed, now_us, None) is None:
             return  # As usual; then the marks are not asked for.
         lowest_mark = (await self._nodes.read_marks(name)).marks.lowest
