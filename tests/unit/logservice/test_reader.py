@@ -15,6 +15,7 @@ from rollbook.logservice.ids import (
     Earliest,
     Latest,
     LogName,
+    Offset,
     Position,
 )
 from rollbook.logservice.log_config import LogConfig
@@ -27,6 +28,7 @@ from rollbook.logservice.words import (
     Moving,
     OnTruncated,
     Progress,
+    ReadEvent,
     ReadStream,
     Records,
     Sealed,
@@ -462,22 +464,32 @@ def test_whatever_happens_readers_see_each_record_once_and_in_order(seed: int) -
                 await asyncio.sleep(chance.uniform(0, 0.02))
 
         async def read() -> int:
-            """From the head on, on the server that is never killed."""
-            position = 0
-            request = ReadStream(log, Earliest(), on_truncated=OnTruncated.SKIP)
-            async with c.events(request) as events:
-                while not is_done or position < written:
-                    event = await anext(events)
-                    if isinstance(event, Gap):
-                        assert event.start == position
-                        position = event.end
-                    elif isinstance(event, Records):
-                        expected = numbers(event.next_offset - position, position)
-                        assert event.base_offset == position
-                        assert values_of(event) == expected
-                        position = event.next_offset
-                    if chance.random() < 0.01:
-                        await asyncio.sleep(chance.uniform(0, 2.0))
+            """From the head on, on the server that is never killed, also when the log moves away from it."""
+            position: Offset | None = None
+            while not is_done or (position or 0) < written:
+                start = Earliest() if position is None else at(position)
+                request = ReadStream(log, start, on_truncated=OnTruncated.SKIP)
+                async with c.events(request) as events:
+                    position = await read_on(events, position or Offset(0))
+            return position or 0
+
+        async def read_on(events: AsyncIterator[ReadEvent], position: Offset) -> Offset:
+            """To the end of the stream, or until there is nothing more to come."""
+            while not is_done or position < written:
+                event = await anext(events)
+                if isinstance(event, Gap):
+                    assert event.start == position
+                    position = event.end
+                elif isinstance(event, Records):
+                    expected = numbers(event.next_offset - position, position)
+                    assert event.base_offset == position
+                    assert values_of(event) == expected
+                    position = event.next_offset
+                elif isinstance(event, Moving):
+                    assert event.resume_offset == position
+                    return position
+                if chance.random() < 0.01:
+                    await asyncio.sleep(chance.uniform(0, 2.0))
             return position
 
         writing = asyncio.ensure_future(write())
