@@ -84,12 +84,22 @@ class AppendLine:
 
     def submit(
         self, ref: int, block: bytes, condition: Condition | None, on_result: OnResult
-    ) -> None:
-        """The result never comes before this returns."""
+    ) -> int:
+        """Returns a number to withdraw it by. The result never comes before that."""
         assert self.failure is None
         self._numbers += 1
         self._waiting[self._numbers] = on_result
         self._put(_Append(ref, self._numbers, block, condition))
+        return self._numbers
+
+    def withdraw(self, number: int) -> bool:
+        """Its result is wanted no more. Whether it was not sent, and is not going to be."""
+        self._waiting.pop(number, None)
+        for each in self._queue:
+            if isinstance(each, _Append) and each.number == number:
+                self._queue.remove(each)
+                return True
+        return False
 
     async def close(self) -> None:
         self._end(ConnectionLost("the line was closed"))
@@ -107,6 +117,7 @@ class AppendLine:
     async def _send(self) -> None:
         loop = asyncio.get_running_loop()
         try:
+            await self._call.wait_for_connection()  # What is withdrawn until then was never sent.
             while True:
                 if not self._queue:
                     self._wake = loop.create_future()

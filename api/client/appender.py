@@ -117,12 +117,14 @@ class Appender:
             except ClientClosed as error:
                 raise in_doubt(error) if is_doubtful else error from None
             result: asyncio.Future[AppendAck] = loop.create_future()
-            line.submit(self._ref, block, condition, partial(_tell, result))
+            number = line.submit(self._ref, block, condition, partial(_tell, result))
             try:
                 async with asyncio.timeout_at(min(due, loop.time() + self._config.attempt_s)):
                     ack = await result
             except TimeoutError:
                 failure: RollbookError = QuorumTimeout("not acked in time")
+                if line.withdraw(number):
+                    failure.outcome = Outcome.NOT_APPLIED
             except RollbookError as error:
                 failure = error
             else:

@@ -10,7 +10,7 @@ from rollbook import __version__
 from rollbook.api.rest.door import Door, Peers
 from rollbook.api.rest.log_admin import admin_routes
 from rollbook.api.rest.log_records import record_routes
-from rollbook.api.rest.problems import add_problems, response_of
+from rollbook.api.rest.problems import add_problems, describe_problems, response_of
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
 from rollbook.logservice.words import ServiceCore
 from rollbook.proto.errors import NotOwner, OwnerChanging, RollbookError
@@ -106,7 +106,9 @@ def _add_probes(app: FastAPI, is_ready: Callable[[], bool]) -> None:
         """OK, as long as anybody answers at all."""
         return "OK\n"
 
-    @app.get("/readyz", tags=["probes"], response_class=PlainTextResponse)
+    not_ready = describe_problems(OwnerChanging)
+
+    @app.get("/readyz", tags=["probes"], response_class=PlainTextResponse, responses={**not_ready})
     async def ready() -> Response:
         """OK, or 503 while the server starts, hands over its logs, or is being stopped."""
         if not is_ready():

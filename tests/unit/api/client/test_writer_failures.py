@@ -1,6 +1,7 @@
 """Whatever breaks, a writer's records are appended in order and once, or it says what it knows."""
 
 import asyncio
+import socket
 from collections.abc import Sequence
 
 import pytest
@@ -227,6 +228,17 @@ async def test_a_server_that_cannot_be_reached_is_no_doubt(site: Site) -> None:
     with pytest.raises(RollbookError) as single:
         await log.append(b"x")
     assert single.value.outcome is Outcome.NOT_APPLIED
+
+
+async def test_what_waits_for_a_connection_was_not_sent(site: Site) -> None:
+    """Somebody accepts, and says nothing."""
+    client = site.client("a", timeout_s=2, attempt_s=0.5)
+    log = await client.open("orders", create=True)
+    address = site.doors["a"].address
+    await site.stop("a")
+    with socket.create_server((address.host, address.port)), pytest.raises(RollbookError) as caught:
+        await log.append(b"x")
+    assert caught.value.outcome is Outcome.NOT_APPLIED
 
 
 async def test_cancelling_a_wait_cancels_no_record(site: Site) -> None:
