@@ -87,7 +87,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
         kinds["leaders"] = ["tests", "chaos", "--of=kv", "--leaders=8", first]
     bookies = "--seeds=250" if arguments.thorough else "--seeds=60"
     kinds["bookies"] = ["tests", "simulate", "--world=bookie", bookies, first]
-    ledgers = "--seeds=1000" if arguments.thorough else "--seeds=100"
+    ledgers = "--seeds=1100" if arguments.thorough else "--seeds=100"
     kinds["ledgers"] = ["tests", "simulate", "--world=ledger", ledgers, first]
     logs = "--seeds=150" if arguments.thorough else "--seeds=30"
     kinds["logs"] = ["tests", "simulate", "--world=logs", logs, first]
