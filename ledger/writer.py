@@ -181,11 +181,7 @@ class LedgerWriter:
         entry_id = self._pipeline.append(payload)
         future: asyncio.Future[EntryId] = self._new_future()
         self._waiting.append((entry_id, future, entry_id))
-        if not self._turn_is_due:
-            self._turn_is_due = True
-            self._loop.call_soon(self._on_turn)
-        elif self._pipeline.fresh_bytes >= _EARLY_BYTES:
-            self._hand_out()
+        self._send_soon()
         return future
 
     def put(self, payload: bytes) -> EntryId:
@@ -195,11 +191,7 @@ class LedgerWriter:
         if self._is_closing or self._failure is not None:
             raise self._refusal()
         entry_id = self._last_put = self._pipeline.append(payload)
-        if not self._turn_is_due:
-            self._turn_is_due = True
-            self._loop.call_soon(self._on_turn)
-        elif self._pipeline.fresh_bytes >= _EARLY_BYTES:
-            self._hand_out()
+        self._send_soon()
         return entry_id
 
     def watch(
@@ -226,11 +218,7 @@ class LedgerWriter:
             future.set_result(result)
             return future
         self._waiting.append((EntryId(result[-1]), future, result))
-        if not self._turn_is_due:
-            self._turn_is_due = True
-            self._loop.call_soon(self._on_turn)
-        elif self._pipeline.fresh_bytes >= _EARLY_BYTES:
-            self._hand_out()
+        self._send_soon()
         return future
 
     async def ready(self, entries: int = 1, payload_bytes: int = 0) -> None:
@@ -368,6 +356,14 @@ class LedgerWriter:
             self._on_down(slot)
 
     # --- Sending ------------------------------------------------------------------------------
+
+    def _send_soon(self) -> None:
+        """With what else is appended in this turn of the loop, unless that is much already."""
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._on_turn)
+        elif self._pipeline.fresh_bytes >= _EARLY_BYTES:
+            self._hand_out()
 
     def _on_turn(self) -> None:
         self._turn_is_due = False
