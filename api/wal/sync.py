@@ -10,6 +10,7 @@ The state is used on that thread alone, by whatever is given to `read`, too: so 
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -23,7 +24,27 @@ from rollbook.proto.runtime.loop_thread import LoopThread
 T = TypeVar("T")
 
 
-class ExclusiveWriter:
+class _Entered:
+    """Entered and left as its twin with an event loop is, on the thread of that."""
+
+    def __init__(self, thread: LoopThread, twin: AbstractAsyncContextManager[Any, None]) -> None:
+        self._thread = thread
+        self._twin = twin
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._twin.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.run(self._twin.__aexit__(kind, error, traceback))
+
+
+class ExclusiveWriter(_Entered):
     """As `wal.aio.ExclusiveWriter`."""
 
     def __init__(
@@ -34,8 +55,9 @@ class ExclusiveWriter:
         mode: AcquireMode | str = AcquireMode.WAIT,
         lease_s: float = exclusive_writer.LEASE_S,
     ) -> None:
-        self._thread, core = log.inside()
+        thread, core = log.inside()
         self._writer = exclusive_writer.ExclusiveWriter(core, holder, mode=mode, lease_s=lease_s)
+        super().__init__(thread, self._writer)
 
     @property
     def epoch(self) -> WriterEpoch:
@@ -61,20 +83,8 @@ class ExclusiveWriter:
         await self._writer.ready()
         return await self._writer.submit(value)
 
-    def __enter__(self) -> Self:
-        self._thread.run(self._writer.__aenter__())
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._thread.run(self._writer.__aexit__(kind, error, traceback))
-
-
-class StateMachine:
+class StateMachine(_Entered):
     """As `wal.aio.StateMachine`."""
 
     def __init__(
@@ -87,10 +97,11 @@ class StateMachine:
         lease_s: float = exclusive_writer.LEASE_S,
         snapshot_every: int = machine.SNAPSHOT_EVERY,
     ) -> None:
-        self._thread, core = client.inside()
+        thread, core = client.inside()
         self._machine = machine.StateMachine(
             core, name, state, holder=holder, lease_s=lease_s, snapshot_every=snapshot_every
         )
+        super().__init__(thread, self._machine)
 
     @property
     def applied(self) -> Offset:
@@ -119,24 +130,12 @@ class StateMachine:
     def checkpoint(self) -> bool:
         return self._thread.run(self._machine.checkpoint())
 
-    def __enter__(self) -> Self:
-        self._thread.run(self._machine.__aenter__())
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._thread.run(self._machine.__aexit__(kind, error, traceback))
-
-
-class Term:
+class Term(_Entered):
     """As `wal.aio.Term`."""
 
     def __init__(self, thread: LoopThread, core: term.Term) -> None:
-        self._thread = thread
+        super().__init__(thread, core)
         self._term = core
 
     @property
@@ -156,15 +155,3 @@ class Term:
 
     def over(self) -> RollbookError:
         return self._thread.run(self._term.over())
-
-    def __enter__(self) -> Self:
-        self._thread.run(self._term.__aenter__())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._thread.run(self._term.__aexit__(kind, error, traceback))
