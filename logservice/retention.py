@@ -154,9 +154,8 @@ class Sweeper:
             return
         stored = await self._nodes.read(name)
         if owner is not None and stored.list.state is LogState.DELETED:
-            owner.lose(
-                "the log was deleted"
-            )  # Elsewhere: no list says who answers for a sealed log.
+            # Elsewhere: no list says who answers for a sealed log.
+            owner.lose("the log was deleted")
         if (
             owner is None
             and stored.list.owner

@@ -38,7 +38,7 @@ def run_dev(bookies: int, data: str, listen: str | None, rest: str | None, log_l
     configure_logs(level=log_level, as_json=False)
     where = _on_this_machine(listen or str(usual_or_free(Address(_HOST, DEFAULT_PORT))))
     usual = 0 if where.endswith(":0") else REST_PORT  # Whoever wants any port wants any port.
-    http = rest or str(usual_or_free(Address("127.0.0.1", usual)))
+    http = rest or str(usual_or_free(Address(_HOST, usual)))
     config = LogServerConfig(metadata="", listen=where, rest=http)
     _run(_serve(os.path.abspath(data), bookies, config, SMALL, _say_to_people))
 

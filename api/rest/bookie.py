@@ -40,7 +40,7 @@ from rollbook.api.rest.bookie_models import (
     TriggerGc,
 )
 from rollbook.api.rest.operations import Facts, RunningOperations
-from rollbook.api.rest.problems import add_problems, describe_problems
+from rollbook.api.rest.problems import describe_problems, new_app
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import (
     InvalidRequest,
@@ -166,16 +166,11 @@ class AdminServer:
 
 
 def make_app(admin: BookieAdmin, operations: RunningOperations) -> FastAPI:
-    app = FastAPI(
-        title="Rollbook bookie",
-        description="What one storage server is doing, and what it can be told to do.",
-        version=__version__,
-        docs_url=None,  # They would fetch their scripts from elsewhere.
-        redoc_url=None,
-        redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,
+    app = new_app(
+        "Rollbook bookie",
+        "What one storage server is doing, and what it can be told to do.",
+        __version__,
     )
-    add_problems(app)
     app.include_router(_probes(admin))
     app.include_router(_looking(admin), prefix="/api/v1")
     app.include_router(_space(admin, operations), prefix="/api/v1/bookie")

@@ -10,7 +10,7 @@ from rollbook import __version__
 from rollbook.api.rest.door import Door, Peers
 from rollbook.api.rest.log_admin import admin_routes
 from rollbook.api.rest.log_records import record_routes
-from rollbook.api.rest.problems import add_problems, describe_problems, response_of
+from rollbook.api.rest.problems import describe_problems, new_app, response_of
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
 from rollbook.logservice.words import ServiceCore
 from rollbook.proto.errors import NotOwner, OwnerChanging, RollbookError
@@ -62,16 +62,7 @@ class RestServer:
 
 
 def make_app(door: Door, is_ready: Callable[[], bool]) -> FastAPI:
-    app = FastAPI(
-        title="Rollbook",
-        description="Durable, replicated, append-only logs.",
-        version=__version__,
-        docs_url=None,  # They would fetch their scripts from elsewhere.
-        redoc_url=None,
-        redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,
-    )
-    add_problems(app)
+    app = new_app("Rollbook", "Durable, replicated, append-only logs.", __version__)
     _add_redirects(app, door)
     _add_probes(app, is_ready)
     app.include_router(record_routes(door))

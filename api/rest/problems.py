@@ -130,7 +130,22 @@ def describe_problems(*errors: type[RollbookError]) -> dict[int | str, dict[str,
     }
 
 
-def add_problems(app: FastAPI) -> None:
+def new_app(title: str, description: str, version: str) -> FastAPI:
+    """Without pages that fetch their scripts from elsewhere, and with problems."""
+    app = FastAPI(
+        title=title,
+        description=description,
+        version=version,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    _add_problems(app)
+    return app
+
+
+def _add_problems(app: FastAPI) -> None:
     """Every way in which a request can fail ends in a problem, and OpenAPI says so."""
     described = app.openapi
 

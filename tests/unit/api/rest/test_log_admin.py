@@ -14,21 +14,9 @@ from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.errors import BadConfig, InvalidRequest
 from tests.unit.api.grpc.samples import sample
 from tests.unit.api.rest.http_client import Answer
-from tests.unit.api.rest.log_routes import EPOCH, JSON, LOG, NDJSON, Site, site
+from tests.unit.api.rest.log_routes import EPOCH, JSON, LOG, NDJSON, Site
 
 NAME = LogName("ns", "log")
-_SITE: list[Site] = []
-
-
-@pytest.fixture
-def there() -> Site:
-    if not _SITE:
-        _SITE.append(site())
-    found = _SITE[0]
-    found.core.cluster.logs.clear()
-    found.core.cluster.make("ns/log")
-    found.core.asked.clear()
-    return found
 
 
 async def said(there: Site, method: str, path: str, body: Any, **headers: str) -> Answer:

@@ -31,24 +31,11 @@ from rollbook.logservice.words import Records
 from rollbook.proto.errors import EntryTooLarge
 from tests.unit.api.grpc.fake_core import FakeLog
 from tests.unit.api.rest.http_client import Answer
-from tests.unit.api.rest.log_routes import JSON, LINES, LOG, NDJSON, RAW, SSE, Site, site
+from tests.unit.api.rest.log_routes import JSON, LINES, LOG, NDJSON, RAW, SSE, Site
 
 NAME = LogName("ns", "log")
 BLOCK = {"content-type": "application/vnd.rollbook.batch"}
 RECORDS = f"{LOG}/records"
-_SITE: list[Site] = []
-
-
-@pytest.fixture
-def there() -> Site:
-    """One application for all tests, with an empty log in each."""
-    if not _SITE:
-        _SITE.append(site())
-    found = _SITE[0]
-    found.core.cluster.logs.clear()
-    found.core.cluster.make("ns/log")
-    found.core.asked.clear()
-    return found
 
 
 def log_of(there: Site) -> FakeLog:
