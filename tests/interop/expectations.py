@@ -29,4 +29,9 @@ def entries(written: list[bytes]) -> list[Entry]:
 
 def refused(name: str) -> pytest.RaisesExc[JavaError]:
     """Around a call that the client must answer with an exception of that name."""
-    return pytest.raises(JavaError, check=lambda error: error.name == name)
+
+    def is_it(error: JavaError) -> bool:
+        assert error.name == name, error
+        return True
+
+    return pytest.raises(JavaError, check=is_it)

@@ -53,6 +53,19 @@ def wait_whole(cluster: Cluster, client: Client) -> None:
     cluster.wait_until(writes, "every bookie is written to")
 
 
+def wait_connected(cluster: Cluster, client: Client, bookie: Bookie, ledger_id: int) -> None:
+    """Until a client that lost its connection to it has another one."""
+
+    def answers() -> bool:
+        try:
+            client.fence_one(bookie.bookie_id, ledger_id, entry=0, password="guessed")
+        except JavaError as error:
+            return error.name != "BKBookieHandleNotAvailableException"
+        return True
+
+    cluster.wait_until(answers, f"{bookie.bookie_id} answers")
+
+
 def test_a_killed_bookie_is_replaced_while_writing(client: Client, cluster: Cluster) -> None:
     written = payloads(60, 200)
     writer = client.create(PAIR)
@@ -90,6 +103,7 @@ def test_bookies_that_were_all_killed_have_what_they_acknowledged(
         bookie.kill()
     cluster.start()
     for bookie in cluster.bookies:
+        wait_connected(cluster, client, bookie, fenced.ledger_id)
         with refused("BKUnauthorizedAccessException"):
             client.fence_one(bookie.bookie_id, fenced.ledger_id, entry=0, password="guessed")
     with refused("BKLedgerFencedException"):
