@@ -41,6 +41,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.ports import Clock, Randomness
+from rollbook.proto.tasks import joined
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.adds import AddPacker, AddReplies
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
@@ -246,7 +247,7 @@ class LedgerWriter:
         leaves nothing behind.
         """
         if self._failure is not None:
-            raise self._loss() if self._was_unsettled else self._refusal()
+            raise self._ending()
         if self.last_add_confirmed < self.last_appended:
             future: asyncio.Future[None] = self._new_future()
             self._waiting.append((self.last_appended, future, None))
@@ -270,13 +271,13 @@ class LedgerWriter:
         ledger may then still be open, for recovery to close.
 
         Cancelled, it goes on to its end, which is bounded by deadlines, before it raises.
-        Again: the same outcome.
+        Again: the same outcome. Stopped meanwhile, it raises what `flush` would.
         """
         if self._closing is None:
             self._is_closing = True
             self._closing = self._loop.create_task(self._close())
         try:
-            await asyncio.shield(self._closing)
+            await joined(self._closing, self._ending)
         except asyncio.CancelledError:
             await asyncio.gather(self._closing, return_exceptions=True)
             raise
@@ -634,6 +635,10 @@ class LedgerWriter:
         was_sent = first_entry < self._pipeline.handed_end
         if was_sent or self._failure.outcome is not Outcome.NOT_APPLIED:
             self._was_unsettled = True
+        return self._ending()
+
+    def _ending(self) -> RollbookError:
+        """What a writer that was stopped tells of all that was appended."""
         return self._loss() if self._was_unsettled else self._refusal()
 
     def _release_all(self) -> None:

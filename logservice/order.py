@@ -354,6 +354,11 @@ class Order:
             return OwnerChanging("it is being handed over", log=str(self._name))
         return OwnerChanging(self.failure.message, **self.failure.ids)
 
+    def loss(self) -> OwnerLost:
+        """For whoever waits for what had begun: it may have been done, or be done by the next owner."""
+        failure = self.refusal()
+        return OwnerLost(failure.message, **failure.ids)
+
 
 def _nobody() -> None:
     """Nobody listens."""

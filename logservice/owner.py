@@ -51,7 +51,7 @@ from rollbook.proto.errors import (
     RollbookError,
     Superseded,
 )
-from rollbook.proto.tasks import to_its_end
+from rollbook.proto.tasks import joined, to_its_end
 
 logger = structlog.get_logger()
 
@@ -265,7 +265,7 @@ class Owner:
                 await order.refused(LogSealed(tail=self._memory.tail))
             elif not order.writing.has_records:
                 return order.writing.segment_id
-        return await asyncio.shield(succession.start(reason))
+        return await joined(succession.start(reason), order.loss)
 
     async def refresh(self) -> None:
         """Reads the list again: somebody has changed the log's configuration, or its marks."""
@@ -371,7 +371,7 @@ class Owner:
                 memory.is_sealed = True
                 self._sealing = self._loop.create_task(self._finish_seal())
         if self._sealing is not None:
-            await asyncio.shield(self._sealing)
+            await joined(self._sealing, order.loss)
         return self.tail
 
     async def _room_to_seal(self, is_appended: bool) -> None:
@@ -384,10 +384,19 @@ class Owner:
             raise AppendUnsettled("its last block may be in the log", log=str(self.name)) from error
 
     async def _finish_seal(self) -> None:
-        await self._order.until_settled()
-        await self._until_rolled()
-        if self.failure is not None:
-            raise self._order.refusal()
+        """What keeps it from that does not undo the seal: the log may be sealed, or become so."""
+        try:
+            await self._order.until_settled()
+            await self._until_rolled()
+            if self.failure is not None:
+                raise self._order.loss()
+            await self._list_sealed()
+        except OwnerChanging:
+            raise self._order.loss() from None
+        self.tail_cache.wake()
+        self._log.info("log_sealed", tail=self.tail)
+
+    async def _list_sealed(self) -> None:
         await self._succession.close_last()
         event = self._event("log_sealed", "", self.tail)
 
@@ -397,8 +406,6 @@ class Owner:
             return listed.with_sealed(self.tail).with_event(event)
 
         await self._succession.change(with_sealed)
-        self.tail_cache.wake()
-        self._log.info("log_sealed", tail=self.tail)
 
     async def _until_rolled(self) -> None:
         if self._succession.rolling is not None:

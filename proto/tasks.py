@@ -3,7 +3,7 @@ of several is the first to end, or to fail.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, MutableSet
+from collections.abc import Callable, Coroutine, Iterable, Iterator, MutableSet
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,6 +17,19 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         await asyncio.gather(task, return_exceptions=True)
         raise
+
+
+async def joined(work: "asyncio.Future[T]", lost: Callable[[], Exception]) -> T:
+    """Waits for work that others may cancel. Whoever waits is not cancelled by that, but told `lost`:
+    else he would end as if somebody had ended him. Cancelled himself he leaves the work as it is.
+    """
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        waiter = asyncio.current_task()
+        if not work.cancelled() or (waiter is not None and waiter.cancelling()):
+            raise
+        raise lost() from None
 
 
 async def first_of(*works: Coroutine[Any, Any, T]) -> T:

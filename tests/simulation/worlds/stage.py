@@ -68,6 +68,11 @@ class Stage:
         """What ends a process by an exception is a bug of somebody's."""
         try:
             await main(node)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():
+                self.broken(CRASH, f"{node.name} ends as if it had been cancelled")
+            raise
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             self.broken(CRASH, f"{node.name}: {error!r} in {where.name}, line {where.lineno}")

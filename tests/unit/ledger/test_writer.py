@@ -1018,6 +1018,24 @@ def test_a_stopped_writer_leaves_the_ledger_open_and_nothing_running() -> None:
     play_writer(story)
 
 
+def test_who_waits_for_a_ledger_to_be_closed_hears_that_its_writer_was_stopped() -> None:
+    """Else he would end, as if somebody had cancelled him."""
+
+    async def story(scene: WriterScene) -> None:
+        await scene.append(5)
+        hang(scene, *THREE)
+        lost = scene.writer.append(b"x")
+        closing = asyncio.get_running_loop().create_task(scene.writer.close())
+        await asyncio.sleep(0.1)
+        await scene.writer.stop()
+        for each in (lost, closing):
+            with pytest.raises(AppendUnsettled):
+                await each
+        assert scene.nodes.stored.metadata.state is LedgerState.OPEN
+
+    play_writer(story)
+
+
 async def append_in_turns(scene: WriterScene, count: int) -> None:
     """Confirmed when it returns."""
     futures = []

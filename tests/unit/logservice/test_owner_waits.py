@@ -105,6 +105,63 @@ def test_beyond_its_tail_is_no_answer_of_an_owner_that_was_replaced() -> None:
     play(story)
 
 
+def test_a_log_that_is_lost_while_it_is_handed_over_is_handed_over_all_the_same() -> None:
+    """Whoever waits for that is not cancelled with what is under way."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        ack = await log.append(b"a")
+        scene.set_bookies(ignored={ack.ledger_id})
+        closing = log.server.begin(log.owner.close("test"))
+        await asyncio.sleep(0.1)
+        log.owner.lose("the test says so")
+        await scene.within(closing)
+        scene.set_bookies(ignored=set())
+        again = await (await scene.server("s2")).open()
+        assert again.owner.tail == 1
+        await again.close()
+
+    play(story)
+
+
+def test_who_rolls_a_log_that_is_lost_hears_of_it() -> None:
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        ack = await log.append(b"a")
+        scene.set_bookies(ignored={ack.ledger_id})
+        pending = log.begin(b"b")
+        rolling = log.server.begin(log.owner.roll())
+        await asyncio.sleep(0.1)
+        log.owner.lose("the test says so")
+        for each in (pending.answer, rolling):
+            await refused(scene.within(each), OwnerLost)
+        await log.run(log.owner.ended())
+
+    play(story)
+
+
+def test_who_seals_a_log_that_is_lost_is_not_told_that_nothing_was_done() -> None:
+    """The seal, and the block before it, are in the log; the list does not say so yet."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await log.append(b"a")
+        scene.world.metadata.down()
+        sealing = log.server.begin(log.owner.seal(*block_of(b"last")))
+        await scene.until(lambda: log.owner.is_sealed)
+        await asyncio.sleep(0.1)
+        log.owner.lose("the test says so")
+        await refused(scene.within(sealing), OwnerLost)
+        await log.run(log.owner.ended())
+        scene.world.metadata.up()
+        again = await (await scene.server("s2")).open()
+        assert again.owner.is_sealed
+        assert again.owner.tail == 2
+        await again.close()
+
+    play(story)
+
+
 # --- Bounds ----------------------------------------------------------------------------------------
 
 

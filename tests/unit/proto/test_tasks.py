@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rollbook.proto.tasks import TaskGroup, first_failure, first_of
+from rollbook.proto.tasks import TaskGroup, first_failure, first_of, joined
 
 
 async def test_children_are_cancelled_in_the_order_in_which_they_were_made() -> None:
@@ -118,3 +118,17 @@ async def test_the_first_to_end_ends_the_others() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended == ["one", "two"]
+
+
+async def test_whoever_waits_for_work_that_others_cancel_is_told_and_goes_on() -> None:
+    work = asyncio.create_task(asyncio.sleep(100))
+    waiting = asyncio.create_task(joined(work, lambda: ValueError("it is over")))
+    leaving = asyncio.create_task(joined(work, lambda: ValueError("it is over")))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert leaving.cancelled()
+    assert not work.done()
+    work.cancel()
+    with pytest.raises(ValueError, match="it is over"):
+        await waiting

@@ -90,7 +90,11 @@ class Door(asyncio.Protocol):
     def _spawn(self, work: Any) -> None:
         task = self._loop.create_task(work)
         self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        assert task.cancelling() or not task.cancelled(), f"nobody has cancelled {task!r}"
 
     def _write(self, message: Any) -> None:
         if not self._transport.is_closing():
