@@ -23,6 +23,7 @@ class LogServerConfig:
     rest: str = ""  # Of HTTP; empty: nowhere. Token and certificate are those of gRPC.
     server_name: str = ""  # The same in each of its lives; by default the advertised host:port.
     token_file: str = ""  # Who shows this token may ask; empty: everybody.
+    access_file: str = ""  # Who may do what, by token or certificate; empty: see `token_file`.
     tls_certificate: str = ""  # A file, with its chain; empty: in the clear.
     tls_key: str = ""  # A file; empty: it is in the certificate's.
     tls_authorities: str = ""  # A file; clients must show a certificate that these have signed.

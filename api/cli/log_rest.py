@@ -2,12 +2,13 @@
 
 from contextlib import AsyncExitStack
 
+from rollbook.api.access.doorkeeper import Doorkeeper
+from rollbook.api.access.token_file import read_token
 from rollbook.api.cli.log_server import REST_PORT, tls_files
 from rollbook.api.client.channels import Security
 from rollbook.api.rest.forwarding import GrpcPeers
 from rollbook.api.rest.logs import RestServer
 from rollbook.api.rest.server import HttpConfig
-from rollbook.api.rest.token import read_token
 from rollbook.logservice.config import LogServerConfig
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
@@ -16,12 +17,20 @@ from rollbook.proto.ports import Address
 
 
 async def serve_rest(
-    stack: AsyncExitStack, service: Service, server: LogServer, config: LogServerConfig, host: str
+    stack: AsyncExitStack,
+    service: Service,
+    server: LogServer,
+    config: LogServerConfig,
+    host: str,
+    doorkeeper: Doorkeeper | None,
 ) -> str:
     """The URL under which others find it, at that host. The stack ends it. Raises `BadConfig`."""
     listen = parse_address(config.rest, "rest", default_host="127.0.0.1", default_port=REST_PORT)
     tls = tls_files(config)
-    http = HttpConfig(listen, config.token_file or None, tls, config.insecure)
+    http = HttpConfig(
+        *(listen, config.token_file or None, tls, config.insecure),
+        knows_callers=bool(config.access_file),
+    )
     peers = GrpcPeers(_security(config))
     stack.push_async_callback(peers.close)
 
@@ -35,7 +44,7 @@ async def serve_rest(
         found = server.membership.find(server.server_id)
         return found is not None and not found.is_draining
 
-    rest = await RestServer.start(service, http, url_of, peers, is_ready)
+    rest = await RestServer.start(service, http, url_of, peers, is_ready, doorkeeper=doorkeeper)
     stack.push_async_callback(rest.close)
     return f"{'https' if tls else 'http'}://{Address(host, rest.address.port)}"
 

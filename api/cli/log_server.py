@@ -15,6 +15,7 @@ from typing import Any, Final
 import click
 
 from rollbook import __version__
+from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.cli.bookie_settings import RealMachine
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.api.grpc.config import GrpcConfig
@@ -165,13 +166,14 @@ async def log_server(
             config=settings.service,
         )
         service, grpc_config = Service(server, machine.clock), _grpc_config(config, listen)
-        grpc = await GrpcServer.start(service, grpc_config)
+        doorkeeper = _doorkeeper(config)
+        grpc = await GrpcServer.start(service, grpc_config, doorkeeper)
         stack.push_async_callback(grpc.close, _GRACE_S)
         http = ""
         if config.rest:
             from rollbook.api.cli.log_rest import serve_rest  # FastAPI, for those who want it.
 
-            http = await serve_rest(stack, service, server, config, advertised.host)
+            http = await serve_rest(stack, service, server, config, advertised.host, doorkeeper)
         stack.push_async_callback(server.close, config.drain_s)
         if not advertised.port:
             advertised = Address(advertised.host, grpc.address.port)
@@ -230,7 +232,15 @@ def _grpc_config(config: LogServerConfig, listen: Address) -> GrpcConfig:
         token_file=config.token_file or None,
         tls=tls_files(config),
         insecure=config.insecure,
+        knows_callers=bool(config.access_file),
     )
+
+
+def _doorkeeper(config: LogServerConfig) -> Doorkeeper | None:
+    """Of all doors, so that quotas are. None: nobody is asked who he is. Raises `BadConfig`."""
+    if not config.token_file and not config.access_file:
+        return None
+    return Doorkeeper(config.token_file or None, config.access_file or None)
 
 
 def tls_files(config: LogServerConfig) -> TlsFiles | None:

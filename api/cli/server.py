@@ -84,6 +84,7 @@ _LOG_SERVER_OPTIONS: Final = (
         "--server-name", metavar="NAME", help="For ever.  [default: the advertised HOST:PORT]"
     ),
     click.option("--token-file", metavar="FILE", help="Who shows this token may use the logs."),
+    click.option("--access-file", metavar="FILE", help="Who may do what: `rollbook access`."),
     click.option("--tls-certificate", metavar="FILE", help="Its certificate, with the chain."),
     click.option(
         "--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"

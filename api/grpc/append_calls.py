@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.status import detail_of
 from rollbook.logservice.ids import INT64_MAX, LogName, Offset, WriterEpoch
 from rollbook.logservice.words import (
@@ -18,7 +19,6 @@ from rollbook.logservice.words import (
     AppendStream,
     Bind,
     Condition,
-    ServiceCore,
     StreamAppend,
 )
 from rollbook.proto.errors import InvalidRequest
@@ -27,7 +27,7 @@ from rollbook.proto.v1 import log_pb2
 Context = Any  # grpc.aio.ServicerContext, of bytes.
 
 
-async def serve_append_stream(core: ServiceCore, context: Context) -> None:
+async def serve_append_stream(core: Guarded, context: Context) -> None:
     stream = core.open_append_stream()
     line = _Line(stream, context)
     sides = [asyncio.ensure_future(side) for side in (line.listen(), line.answer())]

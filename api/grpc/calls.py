@@ -6,25 +6,21 @@ not to the peer.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, Final, NoReturn, cast
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NoReturn
 
 import grpc
 import structlog
 from google.protobuf.message import DecodeError, Message
 
+from rollbook.api.access.doorkeeper import CALLER, Caller, Doorkeeper, anybody
+from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.append_calls import serve_append_stream
 from rollbook.api.grpc.methods import METHODS, PACKAGE, Kind, Method, late
 from rollbook.api.grpc.plain_records import answer_message, event_message, request_word
 from rollbook.api.grpc.status import status_of, text_of, trailers_of
 from rollbook.api.grpc.translation import message_of
-from rollbook.api.rest.token import Token
-from rollbook.logservice.words import ServiceCore
-from rollbook.proto.errors import (
-    InvalidRequest,
-    RollbookError,
-    Unauthorized,
-)
+from rollbook.proto.errors import InvalidRequest, RollbookError
 
 logger = structlog.get_logger()
 
@@ -36,10 +32,10 @@ _TAKING_S: Final = 60.0  # Who takes nothing for so long comes back when he does
 _SHARE: Final = 0.95  # Of the time that is left: what is said later nobody hears.
 
 
-def handlers(core: ServiceCore, token: Token | None) -> list[grpc.GenericRpcHandler]:
+def handlers(core: Guarded, doorkeeper: Doorkeeper | None) -> list[grpc.GenericRpcHandler]:
     found: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
     for method in METHODS:
-        found.setdefault(method.service, {})[method.name] = _handler(core, method, token)
+        found.setdefault(method.service, {})[method.name] = _handler(core, method, doorkeeper)
     return [
         grpc.method_handlers_generic_handler(f"{PACKAGE}.{service}", methods)
         for service, methods in found.items()
@@ -47,28 +43,29 @@ def handlers(core: ServiceCore, token: Token | None) -> list[grpc.GenericRpcHand
 
 
 def _handler(
-    core: ServiceCore, method: Method, token: Token | None
+    core: Guarded, method: Method, doorkeeper: Doorkeeper | None
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     match method.kind:
         case Kind.CALL:
-            return grpc.unary_unary_rpc_method_handler(_guarded(_call(core, method), token, method))
+            return grpc.unary_unary_rpc_method_handler(
+                _guarded(_call(core, method), doorkeeper, method)
+            )
         case Kind.WATCH:
             return grpc.unary_stream_rpc_method_handler(
-                _guarded(_watch(core, method), token, method)
+                _guarded(_watch(core, method), doorkeeper, method)
             )
         case Kind.APPEND_STREAM:
 
             async def serve(_: Any, context: Context) -> None:
                 await serve_append_stream(core, context)
 
-            return grpc.stream_stream_rpc_method_handler(_guarded(serve, token, method))
+            return grpc.stream_stream_rpc_method_handler(_guarded(serve, doorkeeper, method))
 
 
-def _guarded(serve: Handler, token: Token | None, method: Method) -> Any:
+def _guarded(serve: Handler, doorkeeper: Doorkeeper | None, method: Method) -> Any:
     async def handle(request: Any, context: Context) -> Any:
         try:
-            if token is not None:
-                _check(token, context)
+            CALLER.set(_admitted(doorkeeper, context))
             return await serve(request, context)
         except RollbookError as error:
             failure = error
@@ -82,13 +79,16 @@ def _guarded(serve: Handler, token: Token | None, method: Method) -> Any:
     return handle
 
 
-def _check(token: Token, context: Context) -> None:
+def _admitted(doorkeeper: Doorkeeper | None, context: Context) -> Caller:
+    """Raises `Unauthorized`."""
+    if doorkeeper is None:
+        return anybody(context.peer())
+    shown = ""
     for key, value in context.invocation_metadata() or ():
         if key == "authorization":
-            scheme, _, shown = str(value).partition(" ")
-            if scheme.lower() == "bearer" and token.is_it(shown.strip()):
-                return
-    raise Unauthorized("show the token: authorization: Bearer …")
+            shown = str(value)
+    names = [name.decode("utf-8", "replace") for name in context.peer_identities() or ()]
+    return doorkeeper.admit(shown, names, context.peer())
 
 
 async def refuse(context: Context, error: RollbookError) -> NoReturn:
@@ -96,8 +96,7 @@ async def refuse(context: Context, error: RollbookError) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-def _call(core: ServiceCore, method: Method) -> Handler:
-    serve = getattr(core, method.core_name)
+def _call(core: Guarded, method: Method) -> Handler:
     message = message_of(method.request)
 
     async def handle(data: bytes, context: Context) -> bytes:
@@ -106,7 +105,7 @@ def _call(core: ServiceCore, method: Method) -> Handler:
         due = _due(context)
         try:
             async with asyncio.timeout_at(due):
-                answer = await serve(word, due)
+                answer = await core.ask(method, word, due)
         except TimeoutError:
             raise late(method) from None
         return bytes(answer_message(request, answer).SerializeToString())
@@ -114,13 +113,12 @@ def _call(core: ServiceCore, method: Method) -> Handler:
     return handle
 
 
-def _watch(core: ServiceCore, method: Method) -> Handler:
-    serve = getattr(core, method.core_name)
+def _watch(core: Guarded, method: Method) -> Handler:
     message = message_of(method.request)
 
     async def handle(data: bytes, context: Context) -> None:
         request = parse(message, data)
-        events = cast(AsyncGenerator[Any, None], serve(request_word(request, method.request)))
+        events = core.watch(method, request_word(request, method.request))
         try:
             async for event in events:
                 told = event_message(request, event).SerializeToString()

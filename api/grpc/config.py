@@ -14,6 +14,7 @@ class GrpcConfig:
     token_file: str | None = None  # Its first line is what clients show as `Bearer`.
     tls: TlsFiles | None = None
     insecure: bool = False  # Off loopback without TLS and a token: for networks that are trusted.
+    knows_callers: bool = False  # A doorkeeper will be there, with or without that token.
     calls_max: int = 4096  # At a time, streams included. Who comes then is told to come later.
 
     def __post_init__(self) -> None:
@@ -21,8 +22,8 @@ class GrpcConfig:
             raise BadConfig("calls_max has to be above 0")
         if self.insecure or is_loopback(self.address.host):
             return
-        if not self.tls or not self.token_file:
+        if not self.tls or not (self.token_file or self.knows_callers):
             raise BadConfig(
                 f"gRPC on {self.address} would be open to the network",
-                next_step="give it TLS and a token, listen on 127.0.0.1, or say --insecure",
+                next_step="give it TLS and a token or an access file, listen on 127.0.0.1, or say --insecure",
             )

@@ -1,7 +1,7 @@
 """gRPC on the loop of the server that it belongs to.
 
-off loopback   only with TLS and a token, unless told otherwise
-a token        is asked for before anything that is sent is read; health and reflection are open
+off loopback   only with TLS and tokens or names, unless told otherwise
+whoever asks   says who he is before anything that he sends is read; health and reflection are open
 a message      at most `MESSAGE_BYTES_MAX`
 calls          `calls_max` at a time, streams included
 peers          that do not answer pings are hung up on
@@ -14,10 +14,11 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from rollbook.api.access.doorkeeper import Doorkeeper
+from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.calls import handlers
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX, SERVICES
-from rollbook.api.rest.token import Token
 from rollbook.logservice.words import ServiceCore
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
@@ -50,12 +51,16 @@ class GrpcServer:
         self._health = servicer
 
     @classmethod
-    async def start(cls, core: ServiceCore, config: GrpcConfig) -> "GrpcServer":
-        """Raises `BadConfig`."""
-        token = Token(config.token_file) if config.token_file else None
+    async def start(
+        cls, core: ServiceCore, config: GrpcConfig, doorkeeper: Doorkeeper | None = None
+    ) -> "GrpcServer":
+        """`doorkeeper`: that of all doors; else one of its own, if it wants a token. Raises `BadConfig`."""
+        if doorkeeper is None and config.token_file:
+            doorkeeper = Doorkeeper(config.token_file)
+        guarded = Guarded(core, doorkeeper.audit if doorkeeper else None)
         credentials = _credentials(config.tls) if config.tls else None
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=config.calls_max)
-        server.add_generic_rpc_handlers(handlers(core, token))
+        server.add_generic_rpc_handlers(handlers(guarded, doorkeeper))
         servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -8,10 +8,10 @@ be done neither way is a 503 for now, `Log-Forward: never` included.
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, Protocol
 
+from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.methods import BY_REQUEST, late
-from rollbook.logservice.words import ServiceCore
 from rollbook.proto.errors import NotOwner
 
 TIMEOUT_MS: Final = 30_000
@@ -37,7 +37,7 @@ class Peers(Protocol):
 
 class Door:
     def __init__(
-        self, core: ServiceCore, url_of: Callable[[str], str], peers: Peers | None = None
+        self, core: Guarded, url_of: Callable[[str], str], peers: Peers | None = None
     ) -> None:
         """`url_of`: where a server's HTTP is, by the address of its gRPC; empty if it has none."""
         self.url_of = url_of
@@ -51,7 +51,7 @@ class Door:
         due = asyncio.get_running_loop().time() + (asking.timeout_ms + more_ms) / 1000
         try:
             async with asyncio.timeout_at(due):
-                return await getattr(self._core, method.core_name)(word, due)
+                return await self._core.ask(method, word, due)
         except TimeoutError:
             raise late(method) from None
         except NotOwner as error:
@@ -63,8 +63,7 @@ class Door:
 
     def follow(self, word: Any) -> AsyncGenerator[Any, None]:
         """Its events; whoever leaves early closes it."""
-        method = BY_REQUEST[type(word)]
-        return cast(AsyncGenerator[Any, None], getattr(self._core, method.core_name)(word))
+        return self._core.watch(BY_REQUEST[type(word)], word)
 
     async def close(self) -> None:
         """Ends what would go on for ever; clients resume elsewhere."""

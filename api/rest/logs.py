@@ -7,6 +7,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rollbook import __version__
+from rollbook.api.access.doorkeeper import Doorkeeper
+from rollbook.api.access.guarded import Guarded
 from rollbook.api.rest.door import Door, Peers
 from rollbook.api.rest.log_admin import admin_routes
 from rollbook.api.rest.log_records import record_routes
@@ -46,11 +48,17 @@ class RestServer:
         peers: Peers | None = None,
         is_ready: Callable[[], bool] = lambda: True,
         bounds: Bounds = BOUNDS,
+        doorkeeper: Doorkeeper | None = None,
     ) -> "RestServer":
-        """`url_of`: see `Door`. `is_ready`: whether to send more clients here. Raises `BadConfig`."""
-        door = Door(core, url_of, peers)
+        """`url_of`: see `Door`. `is_ready`: whether to send more clients here. `doorkeeper`: that of all doors;
+        else one of its own, if it wants a token. Raises `BadConfig`.
+        """
+        if doorkeeper is None and config.token_file:
+            doorkeeper = Doorkeeper(config.token_file)
+        guarded = Guarded(core, doorkeeper.audit if doorkeeper else None)
+        door = Door(guarded, url_of, peers)
         app = make_app(door, is_ready)
-        return cls(await HttpServer.start(app, config, OPEN_PATHS, bounds), door)
+        return cls(await HttpServer.start(app, config, OPEN_PATHS, bounds, doorkeeper), door)
 
     @property
     def address(self) -> Address:

@@ -33,8 +33,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from rollbook.api.access.certificate_names import names_in
+from rollbook.api.access.doorkeeper import CALLER, Caller, Doorkeeper, anybody
 from rollbook.api.rest.problems import response_of
-from rollbook.api.rest.token import Token
 from rollbook.proto.addresses import is_loopback
 from rollbook.proto.errors import (
     BadConfig,
@@ -63,6 +64,7 @@ _BACKLOG: Final = 32
 _IDLE_LOOKED_AT: Final = 8  # Of those that may have to make room.
 _RETRY_MS: Final = 1000
 _LOOKING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
+_NAMES: Final = "certificate_names"  # In the state that a connection hands to its requests.
 _LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
@@ -87,11 +89,12 @@ class HttpConfig:
     token_file: str | None = None  # Its first line is what clients show as `Bearer`.
     tls: TlsFiles | None = None
     insecure: bool = False  # Off loopback without TLS and a token: for networks that are trusted.
+    knows_callers: bool = False  # A doorkeeper will be there, with or without that token.
 
     def __post_init__(self) -> None:
         if self.insecure or is_loopback(self.address.host):
             return
-        if not self.tls or not self.token_file:
+        if not self.tls or not (self.token_file or self.knows_callers):
             raise BadConfig(
                 f"HTTP on {self.address} would be open to the network",
                 next_step="give it TLS and a token, listen on 127.0.0.1, or say --insecure",
@@ -113,13 +116,15 @@ class HttpServer:
         config: HttpConfig,
         open_paths: Collection[str],
         bounds: Bounds = _FOR_OPERATORS,
+        doorkeeper: Doorkeeper | None = None,
     ) -> "HttpServer":
         """`open_paths` are answered without a token. Raises `BadConfig`."""
-        token = Token(config.token_file) if config.token_file else None
-        hosts = _LOOPBACK_NAMES if token is None and not config.insecure else None
+        if doorkeeper is None and config.token_file:
+            doorkeeper = Doorkeeper(config.token_file)
+        hosts = _LOOPBACK_NAMES if doorkeeper is None and not config.insecure else None
         tls = server_context(config.tls) if config.tls else None
         settings = uvicorn.Config(
-            Guard(app, token, hosts, frozenset(open_paths), bounds),
+            Guard(app, doorkeeper, hosts, frozenset(open_paths), bounds),
             interface="asgi3",
             http=_Connection,
             ws="none",
@@ -216,6 +221,7 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn's.
         super().connection_made(transport)
+        self.app_state[_NAMES] = names_in(transport.get_extra_info("peercert"))
         transport.set_write_buffer_limits(self._crowd.bounds.unsent_bytes)
         if self._crowd.enter(self):
             self._watch()
@@ -267,7 +273,7 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        token: Token | None,
+        doorkeeper: Doorkeeper | None,
         hosts: frozenset[str] | None,
         open_paths: frozenset[str],
         bounds: Bounds,
@@ -275,7 +281,7 @@ class Guard:
         self._app = app
         self._bounds = bounds
         self._bodies_bytes = 0
-        self._token = token
+        self._doorkeeper = doorkeeper
         self._hosts = hosts
         self._open_paths = open_paths
 
@@ -287,7 +293,7 @@ class Guard:
             try:
                 self._check_host(headers)
                 if scope["path"] not in self._open_paths:
-                    self._check_token(headers)
+                    CALLER.set(self._admitted(scope, headers))
                 _check_path(scope)
                 _check_origin(scope, headers)
                 body = await self._read_body(headers, receive, held)
@@ -340,12 +346,16 @@ class Guard:
                 421, InvalidRequest("only loopback names are served here", next_step=advice)
             )
 
-    def _check_token(self, headers: Headers) -> None:
-        if self._token is None:
-            return
-        scheme, _, shown = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not self._token.is_it(shown.strip()):
-            raise _Refused(401, Unauthorized("show the token: Authorization: Bearer …"))
+    def _admitted(self, scope: Scope, headers: Headers) -> Caller:
+        client = scope.get("client")
+        peer = f"{client[0]}:{client[1]}" if client else ""
+        if self._doorkeeper is None:
+            return anybody(peer)
+        names = scope.get("state", {}).get(_NAMES, ())
+        try:
+            return self._doorkeeper.admit(headers.get("authorization", ""), names, peer)
+        except Unauthorized as error:
+            raise _Refused(401, error) from None
 
 
 class _Gone(Exception):

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 
+from rollbook.api.access.doorkeeper import CALLER, anybody
+from rollbook.api.access.guarded import Guarded
 from rollbook.api.rest.door import Door
 from rollbook.api.rest.logs import make_app
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
@@ -117,6 +119,7 @@ class Site:
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
         }
+        CALLER.set(anybody())
         task = asyncio.ensure_future(self.app(scope, stream.receive, stream.send))
         task.add_done_callback(lambda _: stream.told.put_nowait(None))
         try:
@@ -165,5 +168,5 @@ def site(url_of: Callable[[str], str] = lambda _: "") -> Site:
     core = FakeCore(FakeCluster())
     core.cluster.addresses["a"] = "127.0.0.1:7400"
     core.cluster.make("ns/log")
-    door = Door(core, url_of)
+    door = Door(Guarded(core), url_of)
     return Site(core, make_app(door, lambda: True), door)

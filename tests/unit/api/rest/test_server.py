@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rollbook.api.access.token_file import read_token
 from rollbook.api.rest import server as module
 from rollbook.api.rest.bookie import AdminServer
 from rollbook.api.rest.server import HttpConfig
-from rollbook.api.rest.token import read_token
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.tls import TlsFiles

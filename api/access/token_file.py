@@ -1,43 +1,21 @@
-"""The token that clients show: the first line of a file that only its owner may read.
+"""The one token of a server that has but one: the first line of a file that only its owner may read."""
 
-It is read again when the file has changed, so a new token needs no restart; what cannot be used leaves
-the one before in force.
-"""
-
-import hmac
 import os
 import stat
 from typing import Final
 
-import structlog
-
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.runtime.system_errors import told
 
-logger = structlog.get_logger()
-
 _TOKEN_BYTES: Final = (16, 4096)
+_OTHERS_READ: Final = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+Stamp = tuple[int, int, int, int] | None
 
 
-class Token:
-    def __init__(self, path: str) -> None:
-        """Raises `BadConfig`."""
-        self._path = path
-        self._seen = _stamp(path)
-        self._token = read_token(path)
-
-    def is_it(self, shown: str) -> bool:
-        if (seen := _stamp(self._path)) != self._seen:
-            self._seen = seen
-            try:
-                self._token = read_token(self._path)
-                logger.info("token_reloaded", path=self._path)
-            except BadConfig as error:
-                logger.warning("token_not_reloaded", reason=str(error))
-        return hmac.compare_digest(shown.encode(), self._token.encode())
-
-
-def _stamp(path: str) -> tuple[int, int, int, int] | None:
+def stamp(path: str) -> Stamp:
+    """Changes when the file does."""
     try:
         found = os.stat(path)
     except OSError:
@@ -53,7 +31,7 @@ def read_token(path: str) -> str:
             token = file.readline(_TOKEN_BYTES[1] + 1).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfig(f"cannot read the token: {told(error)}", path=path) from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if mode & _OTHERS_READ:
         raise BadConfig("others may read the token", path=path, next_step=f"chmod 600 {path}")
     if not _TOKEN_BYTES[0] <= len(token) <= _TOKEN_BYTES[1]:
         raise BadConfig(
@@ -62,3 +40,13 @@ def read_token(path: str) -> str:
             next_step=f"openssl rand -hex 32 > {path}",
         )
     return token
+
+
+def require_own(path: str) -> None:
+    """Whoever may write an access file may do everything. Raises `BadConfig`."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise BadConfig(f"cannot read it: {told(error)}", path=path) from error
+    if mode & _OTHERS_WRITE:
+        raise BadConfig("others may write it", path=path, next_step=f"chmod go-w {path}")

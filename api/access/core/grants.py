@@ -1,0 +1,139 @@
+"""Who may do what to which log: the one rule, for every door.
+
+A principal has a list of logs for each right, and one of logs that are not his whatever else is said:
+
+    read     read, follow, find offsets, segments, journal; make cursors and move them
+    append   append; be a log's exclusive writer
+    admin    make, change, delete, truncate, seal, roll, transfer; protect a cursor, or delete one
+
+    ns/log   this one             ns/a*   all whose name begins so             *   all there are
+
+What is said nowhere is refused, and no right implies another. Any right on a log shows its tail, its state
+and its owner. Servers and their limits are shown to everybody who is somebody; what a server counts, and
+draining it, is for those who administer all logs. A list of logs tells of those on which one has a right, and
+what one has no right on is refused in the same words whether it exists or not.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from rollbook.logservice import words
+from rollbook.proto.errors import BadConfig
+
+_PATTERN: Final = re.compile(r"\*|[a-z0-9][a-z0-9._-]*(/([a-z0-9][a-z0-9._-]*)?)?\*|[^/*]+/[^/*]+")
+EVERY_LOG: Final = "*"
+
+
+class Right(Enum):
+    READ = "read"
+    APPEND = "append"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """Patterns, by right."""
+
+    read: tuple[str, ...] = ()
+    append: tuple[str, ...] = ()
+    admin: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for pattern in (*self.read, *self.append, *self.admin, *self.deny):
+            if not _PATTERN.fullmatch(pattern):
+                raise BadConfig(
+                    f"{pattern[:100]!r} names no logs",
+                    next_step="say namespace/log, namespace/prefix* or *",
+                )
+
+    def may(self, right: Right, log: str) -> bool:
+        allowed: tuple[str, ...] = getattr(self, right.value)
+        return _is_any(allowed, log) and not _is_any(self.deny, log)
+
+    def may_any(self, rights: Collection[Right], log: str) -> bool:
+        return any(self.may(right, log) for right in rights)
+
+    @property
+    def is_operator(self) -> bool:
+        """Of the whole cluster."""
+        return EVERY_LOG in self.admin and not self.deny
+
+
+EVERYTHING: Final = Grants((EVERY_LOG,), (EVERY_LOG,), (EVERY_LOG,))
+
+
+def _is_any(patterns: tuple[str, ...], log: str) -> bool:
+    for pattern in patterns:
+        if log.startswith(pattern[:-1]) if pattern[-1] == "*" else log == pattern:
+            return True
+    return False
+
+
+# --- What is asked for ------------------------------------------------------------------------
+
+_ANY: Final = (Right.READ, Right.APPEND, Right.ADMIN)
+_READS: Final = (Right.READ,)
+_APPENDS: Final = (Right.APPEND,)
+_ADMINS: Final = (Right.ADMIN,)
+
+# Of the log that a word names; one of them will do.
+_ON_ITS_LOG: Final[dict[type, tuple[Right, ...]]] = {
+    words.Append: _APPENDS,
+    words.Bind: _APPENDS,
+    words.AcquireWriter: _APPENDS,
+    words.RenewWriter: _APPENDS,
+    words.ReleaseWriter: _APPENDS,
+    words.Read: _READS,
+    words.ReadStream: _READS,
+    words.FindOffset: _READS,
+    words.GetCursor: _READS,
+    words.CommitCursor: _READS,
+    words.ListCursors: _READS,
+    words.ListSegments: _READS,
+    words.GetJournal: _READS,
+    words.GetTail: _ANY,
+    words.WatchTail: _ANY,
+    words.GetLog: _ANY,
+    words.EnsureLog: _ADMINS,
+    words.UpdateLog: _ADMINS,
+    words.DeleteLog: _ADMINS,
+    words.Truncate: _ADMINS,
+    words.Seal: _ADMINS,
+    words.RollLog: _ADMINS,
+    words.TransferLog: _ADMINS,
+    words.DeleteCursor: _ADMINS,
+}
+_SHOWN_TO_ALL: Final = (words.ListLogs, words.Lookup, words.ListServers, words.GetLimits)
+_FOR_OPERATORS: Final = (words.DrainServer, words.GetServerStats)
+
+
+def may_ask(grants: Grants, word: Any) -> bool:
+    """A list is asked for by everybody, and shows each what is his (`visible`)."""
+    kind = type(word)
+    if (rights := _ON_ITS_LOG.get(kind)) is not None:
+        if kind is words.CommitCursor and word.is_protected is not None:
+            rights = (
+                _ADMINS  # It holds others' truncation back, or lets go what somebody waits for.
+            )
+        return grants.may_any(rights, str(word.log))
+    if kind in _SHOWN_TO_ALL:
+        return True
+    return kind in _FOR_OPERATORS and grants.is_operator
+
+
+def is_visible(grants: Grants, log: str) -> bool:
+    return grants.may_any(_ANY, log)
+
+
+def is_act(word: Any) -> bool:
+    """Whether it changes more than records and cursors: it is told to the audit."""
+    kind = type(word)
+    if kind is words.Truncate:
+        return not word.dry_run
+    if kind is words.CommitCursor:
+        return word.is_protected is not None
+    return _ON_ITS_LOG.get(kind) == _ADMINS or kind in (words.DrainServer, words.AcquireWriter)

@@ -1,0 +1,170 @@
+"""Who there is: the access file, and how a principal shows that it is him.
+
+    [principals.ingest]
+    tokens = [{ sha256 = "…", expires = 2027-01-31T00:00:00Z }]     several: while one is replaced
+    certificates = ["ingest.example.com"]       a name of the certificate that the client shows
+    append = ["team/orders", "team/metrics-*"]  rights: core/grants.py
+    read = ["team/*"]
+    deny = ["team/salaries"]
+    append_bytes_per_s = 10_000_000             quotas: core/quotas.py
+    streams = 100
+
+A token is 32 random bytes or as good as that, and of those the file has only the SHA-256: whoever reads
+the file can show nothing. It is looked up by its digest, so that no time tells how much of a guess was right.
+"""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, Final
+
+from rollbook.api.access.core.grants import EVERYTHING, Grants
+from rollbook.api.access.core.quotas import Quotas
+from rollbook.proto.errors import BadConfig
+
+OPERATOR: Final = "operator"  # Whoever shows the one token of a server that has but one.
+ANYBODY: Final = "anybody"  # Whoever comes where nobody has to say who he is.
+SECTION: Final = "principals"
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_RIGHTS: Final = tuple(each.name for each in fields(Grants))
+_QUOTAS: Final = tuple(each.name for each in fields(Quotas))
+_KEYS: Final = ("tokens", "certificates", *_RIGHTS, *_QUOTAS)
+
+
+_NO_QUOTAS: Final = Quotas()
+
+
+@dataclass(frozen=True, slots=True)
+class HashedToken:
+    sha256: str
+    expires_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    name: str
+    grants: Grants
+    quotas: Quotas = _NO_QUOTAS
+    tokens: tuple[HashedToken, ...] = ()
+    certificates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Whom a token or a certificate showed, and until when that is so."""
+
+    principal: Principal
+    expires_us: int | None = None
+
+
+class Principals:
+    """All there are. No two share a token or a certificate's name."""
+
+    def __init__(self, principals: Collection[Principal]) -> None:
+        """Raises `BadConfig`."""
+        self._by_name = {each.name: each for each in principals}
+        self._by_digest: dict[str, Shown] = {}
+        self._by_certificate: dict[str, Shown] = {}
+        for each in principals:
+            for token in each.tokens:
+                if token.sha256 in self._by_digest:
+                    raise BadConfig(f"the principal {each.name} has a token twice, or another's")
+                self._by_digest[token.sha256] = Shown(each, token.expires_us)
+            for name in each.certificates:
+                if name in self._by_certificate:
+                    raise BadConfig(f"the certificate {name} is of two principals")
+                self._by_certificate[name] = Shown(each)
+
+    def __iter__(self) -> Iterator[Principal]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def named(self, name: str) -> Principal | None:
+        return self._by_name.get(name)
+
+    def by_token(self, token: str) -> Shown | None:
+        digest = digest_of(token)
+        found = self._by_digest.get(digest)
+        if found is None:
+            return None
+        is_his = [hmac.compare_digest(digest, each.sha256) for each in found.principal.tokens]
+        return found if any(is_his) else None
+
+    def by_certificate(self, names: Collection[str]) -> Shown | None:
+        """The first that is somebody's."""
+        return next((s for name in names if (s := self._by_certificate.get(name))), None)
+
+
+def digest_of(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def operator_with(token: str) -> Principals:
+    """Of a server that has one token: whoever shows it may do everything."""
+    return Principals([Principal(OPERATOR, EVERYTHING, tokens=(HashedToken(digest_of(token)),))])
+
+
+def parse_principals(tables: Mapping[str, Any]) -> Principals:
+    """The section of the file. Raises `BadConfig`."""
+    return Principals([_parse(name, table) for name, table in tables.items()])
+
+
+def _parse(name: str, table: Any) -> Principal:
+    where = f"principals.{name[:100]}"
+    if not _NAME.fullmatch(name) or name in (OPERATOR, ANYBODY):
+        raise BadConfig(f"[{where}] is no name for a principal")
+    if not isinstance(table, Mapping):
+        raise BadConfig(f"[{where}] is no table")
+    for key in table:
+        if key not in _KEYS:
+            raise BadConfig(f"[{where}] has an unknown key {key[:100]!r}")
+    try:
+        return Principal(
+            name,
+            Grants(**{key: _strings(table[key], key) for key in _RIGHTS if key in table}),
+            Quotas(**{key: _number(table[key], key) for key in _QUOTAS if key in table}),
+            tuple(map(_token, _list(table.get("tokens", []), "tokens"))),
+            _strings(table.get("certificates", []), "certificates"),
+        )
+    except BadConfig as error:
+        raise BadConfig(f"[{where}] {error.message}", next_step=error.next_step) from None
+
+
+def _token(said: Any) -> HashedToken:
+    if not isinstance(said, Mapping) or not {"sha256"} <= set(said) <= {"sha256", "expires"}:
+        raise BadConfig("a token is { sha256 = …, expires = … }")
+    if not isinstance(said["sha256"], str) or not _SHA256.fullmatch(said["sha256"]):
+        raise BadConfig("a token's sha256 is 64 hexadecimal digits, in lower case")
+    return HashedToken(said["sha256"], _time_us(said["expires"]) if "expires" in said else None)
+
+
+def _time_us(said: Any) -> int:
+    if not isinstance(said, datetime) or said.tzinfo is None:
+        raise BadConfig("a token expires at a time with its zone: 2027-01-31T00:00:00Z")
+    return int(said.timestamp() * 1_000_000)
+
+
+def _number(said: Any, key: str) -> int:
+    if type(said) is not int:
+        raise BadConfig(f"{key} is a whole number")
+    return said
+
+
+def _strings(said: Any, key: str) -> tuple[str, ...]:
+    found = _list(said, key)
+    if not all(isinstance(each, str) and each for each in found):
+        raise BadConfig(f"{key} is a list of strings")
+    return tuple(found)
+
+
+def _list(said: Any, key: str) -> list[Any]:
+    if not isinstance(said, list):
+        raise BadConfig(f"{key} is a list")
+    return said

@@ -1,0 +1,104 @@
+"""How much a principal may take: rates that are held on average, and streams at a time.
+
+A rate is one time: up to when what was taken is paid for. Taking is free while that is not in the future; an
+unused second is kept, and no more. Who takes more at once than he has goes into debt, and waits it off, so
+that over any `t` seconds nobody gets more than `rate * (t + 1)` and one take.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Final
+
+from rollbook.proto.errors import BadConfig, Throttled
+
+_NS_PER_S: Final = 1_000_000_000
+_NS_PER_MS: Final = 1_000_000
+_SAVED_NS_MAX: Final = _NS_PER_S
+_STREAMS_AGAIN_MS: Final = 1000  # Nobody knows when one ends.
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """None: as much as there is."""
+
+    append_records_per_s: int | None = None
+    append_bytes_per_s: int | None = None
+    read_records_per_s: int | None = None
+    read_bytes_per_s: int | None = None
+    streams: int | None = None  # Of appends, of records, of tails: open at a time.
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None and value < 1:
+                raise BadConfig(f"{each.name} has to be above 0")
+
+
+class Rate:
+    def __init__(self, per_s: int) -> None:
+        self._per_s = per_s
+        self._paid_until_ns: int | None = None  # None: nothing was ever taken.
+
+    def wait_ns(self, now_ns: int) -> int:
+        """0: more may be taken."""
+        return 0 if self._paid_until_ns is None else max(0, self._paid_until_ns - now_ns)
+
+    def take(self, amount: int, now_ns: int) -> None:
+        saved_since = now_ns - _SAVED_NS_MAX
+        start = saved_since if self._paid_until_ns is None else self._paid_until_ns
+        self._paid_until_ns = max(start, saved_since) - (-amount * _NS_PER_S // self._per_s)
+
+
+class Meter:
+    """Records and bytes that go one way."""
+
+    def __init__(self, records_per_s: int | None, bytes_per_s: int | None) -> None:
+        self._records = Rate(records_per_s) if records_per_s else None
+        self._bytes = Rate(bytes_per_s) if bytes_per_s else None
+
+    @property
+    def is_limited(self) -> bool:
+        return self._records is not None or self._bytes is not None
+
+    def wait_ns(self, now_ns: int) -> int:
+        rates = (self._records, self._bytes)
+        return max((rate.wait_ns(now_ns) for rate in rates if rate is not None), default=0)
+
+    def take(self, records: int, size: int, now_ns: int) -> None:
+        if self._records is not None:
+            self._records.take(records, now_ns)
+        if self._bytes is not None:
+            self._bytes.take(size, now_ns)
+
+    def require(self, now_ns: int) -> None:
+        """Raises `Throttled`."""
+        if wait_ns := self.wait_ns(now_ns):
+            raise Throttled(
+                "more was taken than the quota has", retry_after_ms=-(-wait_ns // _NS_PER_MS)
+            )
+
+
+class Account:
+    """What one principal has taken, through whichever door."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self.quotas = quotas
+        self.appends = Meter(quotas.append_records_per_s, quotas.append_bytes_per_s)
+        self.reads = Meter(quotas.read_records_per_s, quotas.read_bytes_per_s)
+        self.streams = 0
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Raises `Throttled`."""
+        streams_max = self.quotas.streams
+        if streams_max is not None and self.streams >= streams_max:
+            raise Throttled(
+                f"{streams_max} streams are open, and the quota has no more",
+                retry_after_ms=_STREAMS_AGAIN_MS,
+            )
+        self.streams += 1
+        try:
+            yield
+        finally:
+            self.streams -= 1

@@ -1,0 +1,145 @@
+"""Who is at the door: looked up by the token that he shows, or else by his certificate.
+
+Files are looked at with each call, and by streams that go on each second, so that a new token needs no
+restart and one that is gone opens nothing more. What cannot be used leaves what was there before in force. A
+stream whose principal has changed ends, and its client comes in again as what he is now.
+"""
+
+import time
+from collections.abc import Callable, Collection
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from rollbook.api.access.audit import Audit
+from rollbook.api.access.core.grants import EVERYTHING
+from rollbook.api.access.core.principals import (
+    ANYBODY,
+    SECTION,
+    Principal,
+    Principals,
+    operator_with,
+    parse_principals,
+)
+from rollbook.api.access.core.quotas import Account
+from rollbook.api.access.token_file import read_token, require_own, stamp
+from rollbook.proto.errors import BadConfig, Unauthorized
+from rollbook.proto.runtime.config import read_config_file
+
+logger = structlog.get_logger()
+
+_LOOK_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A principal who was let in."""
+
+    principal: Principal
+    account: Account
+    peer: str = ""  # Whence it came, for the audit.
+    doorkeeper: "Doorkeeper | None" = None  # None: nobody is asked who he is.
+    expires_us: int | None = None
+
+    def is_in_force(self) -> bool:
+        return self.doorkeeper is None or self.doorkeeper.still_admits(self)
+
+
+def anybody(peer: str = "") -> Caller:
+    """Where nobody has to say who he is."""
+    return Caller(_ANYBODY, _ACCOUNT, peer)
+
+
+_ANYBODY: Final = Principal(ANYBODY, EVERYTHING)
+_ACCOUNT: Final = Account(_ANYBODY.quotas)
+
+CALLER: Final[ContextVar[Caller]] = ContextVar("CALLER")
+"""Who asks, in the task that serves him. Doors set it; where none has, nothing is served."""
+
+
+class Doorkeeper:
+    def __init__(
+        self,
+        token_file: str | None,
+        access_file: str | None = None,
+        *,
+        wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Raises `BadConfig`."""
+        self.audit = Audit(now_ns)
+        self._token_file, self._access_file = token_file, access_file
+        self._wall_us, self._now_ns = wall_us, now_ns
+        self._seen = self._stamps()
+        self._looked_ns = now_ns()
+        self._principals = self._read()
+        self._accounts: dict[str, Account] = {}
+
+    def admit(
+        self, authorization: str, certificate_names: Collection[str] = (), peer: str = ""
+    ) -> Caller:
+        """`authorization`: as the header of that name; empty: there is none. Raises `Unauthorized`."""
+        self._look()
+        if authorization:
+            scheme, _, token = authorization.partition(" ")
+            found = self._principals.by_token(token.strip())
+            if scheme.lower() != "bearer":
+                found = None
+        else:
+            found = self._principals.by_certificate(certificate_names)
+        if found is None or (found.expires_us is not None and self._wall_us() >= found.expires_us):
+            why = "show the token: authorization: Bearer …"
+            if found is not None:
+                why = "the token has expired"
+            refusal = Unauthorized(why)
+            name = found.principal.name if found is not None else ""
+            self.audit.refused(refusal, principal=name, peer=peer)
+            raise refusal
+        principal = found.principal
+        return Caller(principal, self._account_of(principal), peer, self, found.expires_us)
+
+    def still_admits(self, caller: Caller) -> bool:
+        if self._now_ns() - self._looked_ns >= _LOOK_NS:
+            self._look()
+        if caller.expires_us is not None and self._wall_us() >= caller.expires_us:
+            return False
+        return self._principals.named(caller.principal.name) == caller.principal
+
+    def _account_of(self, principal: Principal) -> Account:
+        account = self._accounts.get(principal.name)
+        if account is None or account.quotas != principal.quotas:
+            account = self._accounts[principal.name] = Account(principal.quotas)
+        return account
+
+    # --- Files ------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self._looked_ns = self._now_ns()
+        if (seen := self._stamps()) == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._principals = self._read()
+            logger.info("access_reloaded", principals=len(self._principals))
+        except BadConfig as error:
+            logger.warning("access_not_reloaded", reason=str(error))
+
+    def _stamps(self) -> tuple[object, ...]:
+        return tuple(stamp(path) for path in (self._token_file, self._access_file) if path)
+
+    def _read(self) -> Principals:
+        found = Principals([])
+        if self._token_file:
+            found = operator_with(read_token(self._token_file))
+        if self._access_file:
+            path = self._access_file
+            require_own(path)
+            tables = read_config_file(path, (SECTION,))
+            try:
+                found = Principals([*found, *parse_principals(tables.get(SECTION, {}))])
+            except BadConfig as error:
+                error.ids["path"] = path
+                raise
+        return found

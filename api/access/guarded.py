@@ -1,0 +1,171 @@
+"""The service core behind its rules: the one place where it is decided who may ask it what, and how much.
+
+Doors ask here and nowhere else; who asks is `CALLER`. A call beyond its quota is refused at once
+(`Throttled`, with when to come back). A stream is not: what it sends is read no faster, what it is told
+comes no faster, and it says so (`WaitsFor.THROTTLE`).
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack, aclosing
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from rollbook.api.access.audit import Audit
+from rollbook.api.access.core.grants import is_act, is_visible, may_ask
+from rollbook.api.access.doorkeeper import CALLER, Caller
+from rollbook.api.access.guarded_stream import GuardedStream
+from rollbook.api.access.refusals import refusal_of, size_of
+from rollbook.api.grpc.methods import Method
+from rollbook.logservice import words
+from rollbook.logservice.ids import Offset
+from rollbook.proto.errors import RollbookError, Throttled, Unauthorized
+
+_NS_PER_S: Final = 1_000_000_000
+_TAIL_S: Final = 5.0
+
+
+class Guarded:
+    def __init__(
+        self,
+        core: words.ServiceCore,
+        audit: Audit | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._core = core
+        self._audit = audit or Audit(now_ns)
+        self._now_ns = now_ns
+
+    # --- Calls ------------------------------------------------------------------------------
+
+    async def ask(self, method: Method, word: Any, due: float) -> Any:
+        """The answer's word. Raises `Unauthorized`, `Throttled`, and whatever the core does."""
+        caller = CALLER.get()
+        try:
+            self._require(caller, word)
+            self._charge(caller, word)
+        except (Unauthorized, Throttled) as refusal:
+            self._on_refused(caller, method, word, refusal)
+            raise
+        if isinstance(word, words.Lookup):
+            shown = (log for log in word.logs if is_visible(caller.principal.grants, str(log)))
+            word = words.Lookup(tuple(shown))
+        serve = getattr(self._core, method.core_name)
+        try:
+            answer = await serve(word, due)
+        except RollbookError as error:
+            if is_act(word):
+                self._audit.failed(error, **_who(caller, method, word))
+            raise
+        if is_act(word) and getattr(answer, "was_created", True):
+            self._audit.done(**_who(caller, method, word))
+        return self._seen_by(caller, answer)
+
+    def _require(self, caller: Caller, word: Any) -> None:
+        if not may_ask(caller.principal.grants, word):
+            raise refusal_of(caller.principal.name, word)
+
+    def _charge(self, caller: Caller, word: Any) -> None:
+        account = caller.account
+        if isinstance(word, words.Append | words.Seal) and word.block is not None:
+            if account.appends.is_limited:
+                now_ns = self._now_ns()
+                account.appends.require(now_ns)
+                account.appends.take(*size_of(word.block), now_ns)
+        elif isinstance(word, words.Read) and account.reads.is_limited:
+            account.reads.require(self._now_ns())
+
+    def _seen_by(self, caller: Caller, answer: Any) -> Any:
+        if isinstance(answer, words.LogNames):
+            grants = caller.principal.grants
+            shown = tuple(log for log in answer.logs if is_visible(grants, str(log)))
+            return replace(answer, logs=shown)
+        if isinstance(answer, words.ReadAnswer) and caller.account.reads.is_limited:
+            records = max(answer.next_offset - answer.first_offset, 0)
+            caller.account.reads.take(records, _bytes_of(answer.blocks), self._now_ns())
+        return answer
+
+    def _on_refused(
+        self, caller: Caller, method: Method, word: Any, refusal: RollbookError
+    ) -> None:
+        self._audit.refused(refusal, **_who(caller, method, word))
+
+    # --- Streams ----------------------------------------------------------------------------
+
+    def watch(self, method: Method, word: Any) -> AsyncGenerator[Any, None]:
+        """Its events; whoever leaves early closes it."""
+        caller = CALLER.get()
+        events = cast(AsyncGenerator[Any, None], getattr(self._core, method.core_name)(word))
+        if caller.doorkeeper is None:
+            return events
+        return self._watch(caller, method, word, events)
+
+    async def _watch(
+        self, caller: Caller, method: Method, word: Any, events: AsyncGenerator[Any, None]
+    ) -> AsyncGenerator[Any, None]:
+        reads = caller.account.reads
+        with ExitStack() as stack:
+            try:
+                self._require(caller, word)
+                stack.enter_context(caller.account.stream())
+            except (Unauthorized, Throttled) as refusal:
+                self._on_refused(caller, method, word, refusal)
+                raise
+            async with aclosing(events):
+                async for event in events:
+                    _require_in_force(caller)
+                    yield event
+                    if not reads.is_limited or not isinstance(event, words.Records):
+                        continue
+                    position, records = event.next_offset, event.next_offset - event.base_offset
+                    reads.take(records, _bytes_of(event.blocks), self._now_ns())
+                    del event  # It may be some time.
+                    while wait_ns := reads.wait_ns(self._now_ns()):
+                        if told := await self._waited(caller, word, position, wait_ns):
+                            yield told
+
+    async def _waited(
+        self, caller: Caller, asked: words.ReadStream, position: Offset, wait_ns: int
+    ) -> words.Progress | None:
+        """As long as that takes, or until it is time to say where the reader stands."""
+        wait_s, heartbeat_s = wait_ns / _NS_PER_S, max(asked.heartbeat_ms, 100) / 1000
+        await asyncio.sleep(min(wait_s, heartbeat_s))
+        _require_in_force(caller)
+        if wait_s <= heartbeat_s:
+            return None
+        due = asyncio.get_running_loop().time() + _TAIL_S
+        cached = words.GetTail(asked.log, words.Consistency.CACHED)
+        try:
+            tail = await self._core.get_tail(cached, due)
+        except RollbookError:
+            return None  # The next heartbeat may know.
+        lag = max(tail.tail - position, 0)
+        waits_for = words.WaitsFor.THROTTLE
+        return words.Progress(position, tail.head, tail.tail, lag, 0, 0, waits_for)
+
+    def open_append_stream(self) -> words.AppendStream:
+        """Raises `Throttled`."""
+        caller = CALLER.get()
+        if caller.doorkeeper is None:
+            return self._core.open_append_stream()
+        return GuardedStream(self._core.open_append_stream, caller, self._audit, self._now_ns)
+
+
+def _require_in_force(caller: Caller) -> None:
+    if not caller.is_in_force():
+        raise Unauthorized("what it may do has changed: come in again")
+
+
+def _bytes_of(blocks: tuple[bytes, ...]) -> int:
+    return sum(map(len, blocks))
+
+
+def _who(caller: Caller, method: Method, word: Any) -> dict[str, Any]:
+    where = getattr(word, "log", None) or getattr(word, "server", "")
+    return {
+        "principal": caller.principal.name,
+        "peer": caller.peer,
+        "method": method.name,
+        "log" if hasattr(word, "log") else "server": str(where),
+    }
