@@ -102,6 +102,9 @@ def _parser() -> argparse.ArgumentParser:
 
     rest = kind.add_parser("rest", help="random requests to a real log server, from its OpenAPI")
     rest.add_argument("--cases", type=_count, default=1_000, help="requests in all (1,000)")
+    rest.add_argument(
+        "--kills", type=_count, help="of servers, under a script that appends: that many instead"
+    )
     rest.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     rest.set_defaults(run=kinds.rest)
 

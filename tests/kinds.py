@@ -400,7 +400,11 @@ def fuzz(arguments: argparse.Namespace) -> Tally:
 
 
 def rest(arguments: argparse.Namespace) -> Tally:
-    """Random requests to a real log server, made from what its OpenAPI says."""
+    """Random requests to a real log server, made from what its OpenAPI says; or kills of two of them."""
+    if arguments.kills:
+        kills = importlib.import_module("tests.rest.kills")
+        found: Tally = kills.run(arguments.kills, arguments.seed, _progress("kills"), _say)
+        return found
     module = importlib.import_module("tests.rest.run")
     tally: Tally = module.run(arguments.cases, arguments.seed, _progress("requests"), _say)
     return tally
