@@ -1,0 +1,93 @@
+"""What `rollbook access` does: it reads the file as a server does, and adds to its end."""
+
+import json
+import os
+import secrets
+import tomllib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import click
+
+from rollbook.api.access.core.principals import SECTION, Principals, digest_of, parse_principals
+from rollbook.api.access.token_file import require_own
+from rollbook.api.cli.output import show_rows
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.runtime.config import read_config_file
+
+_TOKEN_BYTES: Final = 32
+_LISTS: Final = ("read", "append", "admin", "deny")
+
+
+def add(path: str, name: str, days: int | None, **what: Any) -> None:
+    certificates: Sequence[str] = what.pop("certificate")
+    secret = "" if certificates else new_token()
+    table: dict[str, Any] = {each: list(what.pop(each)) for each in _LISTS}
+    table |= {each: number for each, number in what.items() if number}
+    table["certificates"] = list(certificates)
+    table["tokens"] = [_hashed(secret, days)] if secret else []
+    section = _as_toml(name, {key: value for key, value in table.items() if value})
+    there = read(path) if os.path.exists(path) else Principals([])
+    if there.named(name) is not None:
+        raise BadConfig(f"there is a principal {name}", path=path, next_step="edit the file")
+    added = parse_principals(tomllib.loads(section)[SECTION])
+    Principals([*there, *added])  # Nothing of it may be another's.
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
+        file.write(section)
+    if secret:
+        click.echo(secret)
+
+
+def show(path: str, output: str) -> None:
+    rows = [
+        {
+            "name": each.name,
+            "read": list(each.grants.read),
+            "append": list(each.grants.append),
+            "admin": list(each.grants.admin),
+            "deny": list(each.grants.deny),
+            "tokens": len(each.tokens),
+            "certificates": list(each.certificates),
+        }
+        for each in read(path)
+    ]
+    columns = ("name", "read", "append", "admin", "deny", "tokens", "certificates")
+    show_rows(columns, rows, output)
+
+
+def token() -> None:
+    secret = new_token()
+    click.echo(secret)
+    click.echo(f'{{ sha256 = "{digest_of(secret)}" }}', err=True)
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+def read(path: str) -> Principals:
+    """Raises `BadConfig`."""
+    require_own(path)
+    return parse_principals(read_config_file(path, (SECTION,)).get(SECTION, {}))
+
+
+def _hashed(secret: str, days: int | None) -> dict[str, Any]:
+    expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days or 0)
+    return {"sha256": digest_of(secret)} | ({"expires": expires} if days else {})
+
+
+def _as_toml(name: str, table: Mapping[str, Any]) -> str:
+    lines = [f"{key} = {_value(value)}" for key, value in table.items()]
+    return "\n".join([f"\n[{SECTION}.{json.dumps(name)}]", *lines, ""])
+
+
+def _value(value: Any) -> str:
+    match value:
+        case list():
+            return f"[{', '.join(map(_value, value))}]"
+        case dict():
+            return f"{{ {', '.join(f'{key} = {_value(each)}' for key, each in value.items())} }}"
+        case datetime():
+            return f"{value:%Y-%m-%dT%H:%M:%SZ}"
+    return json.dumps(value)  # Strings and numbers are alike.

@@ -1,0 +1,101 @@
+import pytest
+
+from rollbook.api.access.core import grants as module
+from rollbook.api.access.core.grants import EVERYTHING, Grants, Right, is_act, may_ask
+from rollbook.api.grpc.methods import METHODS, Kind
+from rollbook.logservice import words
+from rollbook.logservice.ids import AtOffset, LogName, Offset
+from rollbook.proto.errors import BadConfig
+from tests.unit.api.grpc.samples import sample
+
+LOG = "ns/log"
+WORDS = [sample(method.request) for method in METHODS if method.kind is not Kind.APPEND_STREAM]
+WORDS.append(words.Bind(1, LogName("ns", "log"), True))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches", "does_not"),
+    [
+        ("ns/log", ["ns/log"], ["ns/log2", "ns/lo", "ns2/log"]),
+        ("ns/lo*", ["ns/log", "ns/lo"], ["ns/l", "ns2/log"]),
+        ("ns/*", ["ns/log", "ns/a"], ["ns2/log", "n/s"]),
+        ("ns*", ["ns/log", "ns2/log"], ["n/s"]),
+        ("*", ["ns/log", "a/b"], []),
+    ],
+)
+def test_patterns(pattern: str, matches: list[str], does_not: list[str]) -> None:
+    grants = Grants(read=(pattern,))
+    for log in (*matches, *does_not):
+        assert grants.may(Right.READ, log) == (log in matches)
+        assert not grants.may(Right.APPEND, log), "no right implies another"
+        assert not grants.may(Right.ADMIN, log)
+
+
+def test_what_is_denied_is_denied() -> None:
+    grants = Grants(("*",), ("*",), ("*",), deny=("ns/secret*",))
+    for right in Right:
+        assert grants.may(right, "ns/log")
+        assert not grants.may(right, "ns/secrets")
+    assert EVERYTHING.is_operator
+    assert not grants.is_operator
+
+
+@pytest.mark.parametrize("pattern", ["", "ns", "ns/", "/log", "a/b/c", "**", "a*b", "a/*/b", "A*"])
+def test_what_names_no_logs_is_refused(pattern: str) -> None:
+    with pytest.raises(BadConfig):
+        Grants(read=(pattern,))
+
+
+OF_READERS = {
+    *("Read", "ReadStream", "FindOffset", "GetCursor", "ListCursors", "ListSegments"),
+    "GetJournal",
+}
+OF_APPENDERS = {"Append", "Bind", "AcquireWriter", "RenewWriter", "ReleaseWriter"}
+OF_ANYBODY_THERE = {"GetTail", "WatchTail", "GetLog"}
+OF_ADMINS = {
+    *("EnsureLog", "UpdateLog", "DeleteLog", "Truncate", "Seal", "RollLog", "TransferLog"),
+    *("DeleteCursor", "CommitCursor"),  # The sample protects it.
+}
+OF_OPERATORS = {"DrainServer", "GetServerStats"}
+OF_ALL = {"ListLogs", "Lookup", "ListServers", "GetLimits"}
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
+def test_every_word_and_every_right(word: object) -> None:
+    """G5: whoever may nothing may nothing; each right opens what it should, on its log alone."""
+    name = type(word).__name__
+    who = {
+        "reader": (Grants(read=(LOG,)), OF_READERS | OF_ANYBODY_THERE),
+        "appender": (Grants(append=(LOG,)), OF_APPENDERS | OF_ANYBODY_THERE),
+        "admin": (Grants(admin=(LOG,)), OF_ADMINS | OF_ANYBODY_THERE),
+        "stranger": (Grants(), set[str]()),
+        "of_another_log": (Grants(("ns/other",), ("ns/log2",), ("n/*",)), set[str]()),
+        "denied": (Grants(("*",), ("*",), ("*",), deny=(LOG,)), set[str]()),
+    }
+    for grants, opened in who.values():
+        assert may_ask(grants, word) == (name in opened | OF_ALL), grants
+    assert may_ask(EVERYTHING, word)
+    known = OF_READERS | OF_APPENDERS | OF_ANYBODY_THERE | OF_ADMINS | OF_OPERATORS | OF_ALL
+    assert name in known, "a new word: say who may ask it"
+
+
+def test_a_word_nobody_has_thought_of_is_refused() -> None:
+    assert not may_ask(EVERYTHING, object())
+
+
+def test_readers_move_cursors_and_admins_protect_them() -> None:
+    moved = words.CommitCursor(
+        *(LogName("ns", "log"), sample(words.GetCursor).name, Offset(3)), is_protected=None
+    )
+    assert may_ask(Grants(read=(LOG,)), moved)
+    assert not may_ask(Grants(admin=(LOG,)), moved)
+    assert not is_act(moved)
+
+
+def test_acts() -> None:
+    acts = {type(word).__name__ for word in WORDS if is_act(word)}
+    assert acts == (OF_ADMINS | {"AcquireWriter", "DrainServer"}) - {"Truncate"}
+    plan = words.Truncate(LogName("ns", "log"), AtOffset(Offset(3)), dry_run=True)
+    assert not is_act(plan)
+    assert is_act(words.Truncate(LogName("ns", "log"), AtOffset(Offset(3))))
+    assert set(module._ON_ITS_LOG[words.Truncate]) == {Right.ADMIN}

@@ -1,0 +1,73 @@
+import random
+
+import pytest
+
+from rollbook.api.access.core.quotas import Account, Meter, Quotas, Rate
+from rollbook.proto.errors import BadConfig, Throttled
+
+S = 1_000_000_000
+
+
+def test_an_unused_second_is_kept_and_no_more() -> None:
+    rate = Rate(100)
+    for _ in range(100):
+        assert not rate.wait_ns(50 * S)
+        rate.take(1, 50 * S)
+    rate.take(1, 50 * S)  # At the very end of it.
+    assert rate.wait_ns(50 * S) == S // 100
+    assert not rate.wait_ns(50 * S + S // 100)
+
+
+def test_who_takes_more_than_there_is_waits_it_off() -> None:
+    rate = Rate(100)
+    rate.take(1100, 0)
+    assert rate.wait_ns(0) == 10 * S
+    assert rate.wait_ns(9 * S) == S
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_gets_more_than_his_rate(seed: int) -> None:
+    """G8: over any time from a start, not more than the rate of it, a second and one take."""
+    chance = random.Random(seed)
+    per_s, largest = chance.choice([1, 7, 1000]), chance.choice([1, 10, 5000])
+    rate, now_ns = Rate(per_s), chance.randrange(100 * S)
+    taken: list[tuple[int, int]] = []
+    for _ in range(300):
+        now_ns += chance.randrange(1, S // 2)
+        if not rate.wait_ns(now_ns):
+            amount = chance.randint(1, largest)
+            rate.take(amount, now_ns)
+            taken.append((now_ns, amount))
+    for first in range(0, len(taken), 7):
+        start, total = taken[first][0], 0
+        for time, amount in taken[first:]:
+            total += amount
+            assert total <= per_s * ((time - start) / S + 1) + largest
+    assert taken
+
+
+def test_a_meter_holds_both() -> None:
+    meter = Meter(10, 1000)
+    meter.take(1, 5000, 0)
+    with pytest.raises(Throttled) as caught:
+        meter.require(0)
+    assert caught.value.ids["retry_after_ms"] == 4000
+    assert caught.value.retryable
+    meter.require(4 * S)
+    assert not Meter(None, None).is_limited
+    Meter(None, None).require(0)
+
+
+def test_so_many_streams_and_no_more() -> None:
+    account = Account(Quotas(streams=2))
+    with account.stream(), account.stream():
+        with pytest.raises(Throttled, match="2 streams"), account.stream():
+            pass
+        assert account.streams == 2
+    with account.stream():
+        assert account.streams == 1
+
+
+def test_a_quota_of_nothing_is_none() -> None:
+    with pytest.raises(BadConfig, match="streams"):
+        Quotas(streams=0)

@@ -1,0 +1,514 @@
+"""Both doors, and who comes through them: what holds at one holds at the other."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+
+from rollbook.api.access import doorkeeper as module
+from rollbook.api.access.audit import Audit
+from rollbook.api.access.core.grants import may_ask
+from rollbook.api.access.core.principals import digest_of
+from rollbook.api.access.doorkeeper import Doorkeeper
+from rollbook.api.client.append_line import AppendLine
+from rollbook.api.client.channels import Channels, Security
+from rollbook.api.grpc.config import GrpcConfig
+from rollbook.api.grpc.methods import BY_REQUEST, METHODS, READ_STREAM, Kind, Method
+from rollbook.api.grpc.server import GrpcServer
+from rollbook.api.grpc.status import error_of_call
+from rollbook.api.grpc.translation import pack
+from rollbook.api.rest.logs import RestServer
+from rollbook.api.rest.server import HttpConfig
+from rollbook.logservice import words
+from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.ids import Earliest, LogName
+from rollbook.proto.errors import BadConfig, ConnectionLost, RollbookError, Throttled, Unauthorized
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.tls import TlsFiles, client_context
+from rollbook.proto.v1 import log_pb2
+from tests.support.certificates import Authority
+from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
+from tests.unit.api.grpc.samples import LOG, sample
+from tests.unit.api.rest.http_client import Answer, Client
+from tests.unit.api.rest.log_routes import LOG as PATH
+from tests.unit.api.rest.log_routes import RAW, ROUTES, Route
+
+LOOPBACK = Address("127.0.0.1", 0)
+DEADLINE_S = 30.0
+PRINCIPALS = {
+    "reader": 'read = ["ns/log"]',
+    "appender": 'append = ["ns/log"]',
+    "admin": 'admin = ["ns/log"]',
+    "elsewhere": 'read = ["ns/other"]\nappend = ["ns/other"]\nadmin = ["ns/other"]',
+    "everything": 'read = ["*"]\nappend = ["*"]\nadmin = ["*"]',
+    "bounded": 'read = ["*"]\nappend = ["*"]\nappend_records_per_s = 2\nread_records_per_s = 2\n'
+    "streams = 1",
+}
+
+
+def token_of(name: str) -> str:
+    return f"canary-token-of-{name}-0123456789abcdef"
+
+
+def file_of(principals: dict[str, str]) -> str:
+    sections = [
+        f'[principals.{name}]\ntokens = [{{ sha256 = "{digest_of(token_of(name))}" }}]\n{text}'
+        for name, text in principals.items()
+    ]
+    expired = f'{{ sha256 = "{digest_of(token_of("expired"))}", expires = 2026-01-01T00:00:00Z }}'
+    sections.append(f'[principals.expired]\ntokens = [{expired}]\nread = ["*"]')
+    return "\n".join([*sections, '[principals.machine]\ncertificates = ["m.example"]\nread=["*"]'])
+
+
+@dataclass
+class Site:
+    core: FakeCore
+    path: Path
+    doorkeeper: Doorkeeper
+    grpc: GrpcServer
+    rest: RestServer
+    channels: Channels
+
+    def rewrite(self, principals: dict[str, str]) -> None:
+        self.path.write_text(file_of(principals))
+
+    async def ask(self, method: Method, word: Any, who: str | None) -> Any:
+        """One answer, or the first event. Raises what is heard."""
+        data = pack(word).SerializeToString()
+        metadata = (("authorization", f"Bearer {token_of(who)}"),) if who else ()
+        channel = self.channels.to(str(self.grpc.address))
+        try:
+            if method.kind is Kind.CALL:
+                call = channel.unary_unary(method.path)
+                return await call(data, timeout=DEADLINE_S, metadata=metadata)
+            events = channel.unary_stream(method.path)(data, timeout=DEADLINE_S, metadata=metadata)
+            try:
+                return await events.read()
+            finally:
+                events.cancel()
+        except grpc.aio.AioRpcError as error:
+            raise error_of_call(
+                error.code(), error.details() or "", error.trailing_metadata()
+            ) from None
+
+    async def http(self, route: Route, who: str | None) -> Answer:
+        headers = dict(route.headers)
+        if who:
+            headers["authorization"] = f"Bearer {token_of(who)}"
+        return await Client(self.rest.address).ask(route.method, route.path, route.body, **headers)
+
+    async def append_http(self, who: str) -> Answer:
+        return await self.http(Route("append", "POST", f"{PATH}/records", b"x", RAW), who)
+
+    def line(self, who: str) -> AppendLine:
+        security = Security(token=token_of(who))
+        channels = Channels(security)
+        self.channels_of_lines.append(channels)
+        return AppendLine(channels, str(self.grpc.address))
+
+    def __post_init__(self) -> None:
+        self.channels_of_lines: list[Channels] = []
+
+
+@pytest.fixture
+async def there(tmp_path: Path) -> AsyncIterator[Site]:
+    path = tmp_path / "access.toml"
+    path.write_text(file_of(PRINCIPALS))
+    core = FakeCore(FakeCluster())
+    core.cluster.addresses["a"] = "127.0.0.1:7400"
+    core.cluster.make(str(LOG)).append(pack_block([b"x", b"y"]), None)
+    core.cluster.make("ns/unseen")
+    doorkeeper = Doorkeeper(None, str(path))
+    at_grpc = await GrpcServer.start(core, GrpcConfig(LOOPBACK), doorkeeper)
+    at_rest = await RestServer.start(
+        core, HttpConfig(LOOPBACK), lambda _: "", doorkeeper=doorkeeper
+    )
+    site = Site(core, path, doorkeeper, at_grpc, at_rest, Channels(Security()))
+    yield site
+    for each in (site.channels, *site.channels_of_lines):
+        await each.close()
+    await at_rest.close()
+    await at_grpc.close(0)
+
+
+# --- Who may what -------------------------------------------------------------------------------
+
+EVERY_CALL = [method for method in METHODS if method.kind is not Kind.APPEND_STREAM]
+
+
+async def test_every_method_and_every_principal(there: Site) -> None:
+    """G5: gRPC lets through what the rule does, and nothing that is refused comes to the service."""
+    for method in EVERY_CALL:
+        word = sample(method.request)
+        for who in (None, "expired", "nobody", "elsewhere", "reader", "appender", "admin"):
+            there.core.asked.clear()
+            principal = there.doorkeeper._principals.named(who or "")
+            may = principal is not None and who != "expired" and may_ask(principal.grants, word)
+            try:
+                await there.ask(method, word, who)
+                was_let_in = True
+            except Unauthorized:
+                was_let_in = False
+            except RollbookError:  # Of the fake, which knows less than it is asked.
+                was_let_in = True
+            assert was_let_in == may, (method.name, who)
+            assert bool(there.core.asked) == may, (method.name, who)
+
+
+async def test_every_route_and_every_principal(there: Site) -> None:
+    """G5: so does HTTP; it says 401 to whom it does not know, and 403 to whom it knows."""
+    for route in ROUTES:
+        for who in (None, "expired", "nobody", "elsewhere"):
+            there.core.asked.clear()
+            answer = await there.http(route, who)
+            if who != "elsewhere":
+                assert answer.status == 401, route.name
+                assert route.method == "HEAD" or answer.reason == "UNAUTHORIZED"
+                assert answer.headers["www-authenticate"].startswith("Bearer")
+            elif "/namespaces/" in route.path and route.core_name != "list_logs":
+                assert answer.status == 403, (route.name, answer.body)
+            if answer.status in (401, 403):
+                assert not there.core.asked, route.name
+    for who, route in (
+        ("reader", Route("read", "GET", f"{PATH}/records?from=0")),
+        ("appender", Route("append", "POST", f"{PATH}/records", b"x", RAW)),
+        ("admin", Route("roll_log", "POST", f"{PATH}:roll")),
+    ):
+        for each in ("reader", "appender", "admin"):
+            assert (await there.http(route, each)).status == (
+                403 if each != who else 201 if who == "appender" else 200
+            )
+
+
+async def test_what_one_has_no_right_on_is_not_told_of(there: Site) -> None:
+    """A log that one may not see and one that is not there are refused in the same words."""
+    refusals = []
+    for name in ("unseen", "nowhere"):
+        with pytest.raises(Unauthorized) as caught:
+            await there.ask(
+                BY_REQUEST[words.GetLog], words.GetLog(LogName("ns", name)), "elsewhere"
+            )
+        refusals.append(str(caught.value).replace(name, "…"))
+    assert refusals[0] == refusals[1]
+    shown = await there.http(Route("list_logs", "GET", "/v1/logs"), "reader")
+    assert shown.json["logs"] == ["ns/log"]
+    owners = await there.http(
+        Route("lookup", "GET", "/v1/owners?log=ns/log&log=ns/unseen"), "reader"
+    )
+    assert [each["log"] for each in owners.json["owners"]] == ["ns/log"]
+
+
+# --- Streams of appends -------------------------------------------------------------------------
+
+
+class Told:
+    def __init__(self) -> None:
+        self.results: asyncio.Queue[tuple[Any, RollbookError | None]] = asyncio.Queue()
+
+    def on_result(self, ack: Any, error: RollbookError | None) -> None:
+        self.results.put_nowait((ack, error))
+
+    async def next(self) -> tuple[Any, RollbookError | None]:
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.results.get()
+
+
+async def test_one_stream_to_several_logs(there: Site) -> None:
+    """What is not his is refused, and the rest of the stream goes on."""
+    line, mine, others = there.line("appender"), Told(), Told()
+    ref = line.bind(LOG, is_ordered=True)
+    other = line.bind(LogName("ns", "unseen"), is_ordered=True)
+    for _ in range(3):
+        line.submit(other, pack_block([b"n"]), None, others.on_result)
+        line.submit(ref, pack_block([b"z"]), None, mine.on_result)
+    for _ in range(3):
+        _, refusal = await others.next()
+        assert isinstance(refusal, Unauthorized)
+        ack, error = await mine.next()
+        assert error is None, ack
+    assert not there.core.cluster.log(LogName("ns", "unseen")).blocks
+    await line.close()
+
+
+async def test_a_stream_ends_with_its_rights(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G4: a token that is gone opens nothing more, not even what it has opened."""
+    monkeypatch.setattr(module, "_LOOK_NS", 0)
+    line, told = there.line("appender"), Told()
+    ref = line.bind(LOG, is_ordered=True)
+    line.submit(ref, pack_block([b"z"]), None, told.on_result)
+    assert (await told.next())[1] is None
+    there.rewrite({name: text for name, text in PRINCIPALS.items() if name != "appender"})
+    before = len(there.core.cluster.log(LOG).blocks)
+    line.submit(ref, pack_block([b"late"]), None, told.on_result)
+    _, error = await told.next()
+    assert isinstance(error, ConnectionLost), "it may have come in before: nobody can say more"
+    assert len(there.core.cluster.log(LOG).blocks) == before
+    await line.close()
+    with pytest.raises(Unauthorized):
+        await there.ask(BY_REQUEST[words.GetLimits], words.GetLimits(), "appender")
+
+
+async def test_a_reader_ends_with_its_rights(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOK_NS", 0)
+    events = _read_stream(there, "reader", heartbeat_ms=100)
+    assert await events.read()
+    there.rewrite({name: text for name, text in PRINCIPALS.items() if name != "reader"})
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _all_of(events)
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def _all_of(events: Any) -> None:
+    while await events.read() is not grpc.aio.EOF:
+        pass
+
+
+def _read_stream(there: Site, who: str, heartbeat_ms: int = 5000) -> Any:
+    asked = words.ReadStream(LOG, Earliest(), heartbeat_ms=heartbeat_ms)
+    channel = there.channels.to(str(there.grpc.address))
+    return channel.unary_stream(READ_STREAM.path)(
+        pack(asked).SerializeToString(),
+        timeout=DEADLINE_S,
+        metadata=(("authorization", f"Bearer {token_of(who)}"),),
+    )
+
+
+# --- Quotas -------------------------------------------------------------------------------------
+
+
+async def test_beyond_its_rate_a_call_is_told_when_to_come_back(there: Site) -> None:
+    """G8: one quota for both doors, and one reason."""
+    word = words.Append(LOG, pack_block([b"z"] * 1000))
+    await there.ask(BY_REQUEST[words.Append], word, "bounded")
+    with pytest.raises(Throttled) as caught:
+        await there.ask(BY_REQUEST[words.Append], word, "bounded")
+    assert caught.value.ids["retry_after_ms"] > 100_000
+    answer = await there.append_http("bounded")
+    assert (answer.status, answer.reason) == (429, "THROTTLED")
+    assert int(answer.headers["retry-after"]) > 100
+    assert answer.json["retryable"]
+    assert answer.json["outcome"] == "not_applied"
+    assert (await there.append_http("appender")).status == 201, "others have their own"
+
+
+async def test_who_has_read_more_than_his_rate_waits(there: Site) -> None:
+    there.core.cluster.log(LOG).append(pack_block([b"z"] * 1000), None)
+    everything = Route("read", "GET", f"{PATH}/records?from=0")
+    assert (await there.http(everything, "bounded")).status == 200
+    assert (await there.http(everything, "bounded")).status == 429
+    assert (await there.http(everything, "reader")).status == 200
+
+
+async def test_a_stream_beyond_its_rate_is_read_no_faster(there: Site) -> None:
+    line, told = there.line("bounded"), Told()
+    ref = line.bind(LOG, is_ordered=True)
+    line.submit(ref, pack_block([b"z"] * 4), None, told.on_result)
+    assert (await told.next())[1] is None
+    started = (
+        time.monotonic()
+    )  # In debt by two records, that is a second, or by less if this is slow.
+    line.submit(ref, pack_block([b"z"]), None, told.on_result)
+    assert (await told.next())[1] is None, "it waits, and nothing fails"
+    line.submit(ref, pack_block([b"z"]), None, told.on_result)
+    assert (await told.next())[1] is None
+    assert time.monotonic() - started > 0.5
+    await line.close()
+
+
+async def test_a_reader_beyond_its_rate_says_what_it_waits_for(there: Site) -> None:
+    there.core.cluster.log(LOG).append(pack_block([b"z"] * 1000), None)
+    events = _read_stream(there, "bounded", heartbeat_ms=100)
+    while True:
+        event = log_pb2.ReadEvent.FromString(await events.read())
+        if event.WhichOneof("event") == "progress":
+            break
+    assert event.progress.waits_for == log_pb2.WAITS_FOR_THROTTLE
+    assert event.progress.position == event.progress.tail == 1002
+    events.cancel()
+
+
+async def test_so_many_streams_at_a_time(there: Site) -> None:
+    first = _read_stream(there, "bounded")
+    assert await first.read()
+    second = _read_stream(there, "bounded")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await second.read()
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    answer = await there.http(
+        Route("watch_tail", "GET", f"{PATH}/tail", headers={"accept": "text/event-stream"}),
+        "bounded",
+    )
+    assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+    first.cancel()
+    async with asyncio.timeout(DEADLINE_S):
+        while there.doorkeeper._accounts["bounded"].streams:
+            await asyncio.sleep(0.01)
+    third = _read_stream(there, "bounded")
+    assert await third.read()
+    third.cancel()
+
+
+# --- The file -----------------------------------------------------------------------------------
+
+
+async def test_the_file_is_read_again(there: Site) -> None:
+    """G3: what cannot be used leaves what was in force, and says so once."""
+    with structlog.testing.capture_logs() as logs:
+        there.path.write_text("[principals.x]\nnonsense = 1")
+        for _ in range(3):
+            await there.ask(BY_REQUEST[words.GetLimits], words.GetLimits(), "reader")
+        there.rewrite({"new": 'read = ["*"]'})
+        await there.ask(BY_REQUEST[words.GetLimits], words.GetLimits(), "new")
+        with pytest.raises(Unauthorized):
+            await there.ask(BY_REQUEST[words.GetLimits], words.GetLimits(), "reader")
+    events = [each["event"] for each in logs]
+    assert events == ["access_not_reloaded", "access_reloaded", "access_refused"]
+
+
+async def test_a_file_that_others_may_write_is_none(there: Site) -> None:
+    """G7: whoever may write it may do everything."""
+    os.chmod(there.path, 0o622)
+    with pytest.raises(BadConfig, match="others may write it"):
+        Doorkeeper(None, str(there.path))
+
+
+async def test_reading_it_anew_makes_no_quota_new(there: Site) -> None:
+    word = words.Append(LOG, pack_block([b"z"] * 1000))
+    await there.ask(BY_REQUEST[words.Append], word, "bounded")
+    there.rewrite({**PRINCIPALS, "more": 'read = ["*"]'})
+    with pytest.raises(Throttled):
+        await there.ask(BY_REQUEST[words.Append], word, "bounded")
+
+
+# --- The audit ----------------------------------------------------------------------------------
+
+
+async def test_acts_and_refusals_are_told(there: Site) -> None:
+    """G9: who, what, on which log, how it ended; what reads and appends is not told."""
+    with structlog.testing.capture_logs() as logs:
+        await there.ask(BY_REQUEST[words.RollLog], words.RollLog(LOG), "admin")
+        await there.http(Route("read", "GET", f"{PATH}/records?from=0"), "reader")
+        there.core.failures["delete_log"].append(ConnectionLost("who knows"))
+        with pytest.raises(RollbookError):
+            await there.ask(BY_REQUEST[words.DeleteLog], words.DeleteLog(LOG), "admin")
+        await there.http(Route("seal", "POST", f"{PATH}:seal"), "reader")
+    done, failed, refused = logs
+    assert done["event"] == "act_done"
+    assert (done["principal"], done["method"], done["log"]) == ("admin", "RollLog", "ns/log")
+    assert done["peer"].startswith("ipv4:127.0.0.1:")
+    assert (failed["event"], failed["outcome"]) == ("act_failed", "unknown")
+    assert (refused["event"], refused["principal"]) == ("access_refused", "reader")
+    assert (refused["method"], refused["reason"]) == ("Seal", "UNAUTHORIZED")
+    assert refused["peer"].startswith("127.0.0.1:")
+
+
+async def test_refusals_do_not_fill_the_disk(there: Site) -> None:
+    now_ns = 0
+    audit = Audit(lambda: now_ns)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(10_000):
+            audit.refused(Unauthorized(), principal="")
+        now_ns = 10_000_000_000
+        audit.refused(Unauthorized(), principal="")
+    assert len(logs) < 30
+    assert logs[-1]["left_out"] + len(logs) == 10_001
+
+
+async def test_no_secret_is_ever_told(there: Site, tmp_path: Path) -> None:
+    """G6: not in events, not in answers, not where something unexpected happens, not in a representation."""
+    told: list[str] = []
+    with structlog.testing.capture_logs() as logs:
+        for who in ("reader", "expired", "nobody"):
+            for route in (Route("read", "GET", f"{PATH}/records"), Route("x", "GET", "/nope")):
+                there.core.failures["read"].append(ValueError("a surprise"))
+                answer = await there.http(route, who)
+                told.append(repr(answer))
+            there.core.failures["get_log"].append(ValueError("a surprise"))
+            with pytest.raises(RollbookError) as caught:
+                await there.ask(BY_REQUEST[words.GetLog], words.GetLog(LOG), who)
+            told.append(repr(caught.value) + str(caught.value))
+        caller = there.doorkeeper.admit(f"Bearer {token_of('reader')}")
+        told.append(repr(caller) + repr(vars(there.doorkeeper)))
+    told.append(json.dumps(logs, default=repr))
+    assert len(logs) > 5
+    assert not [text for text in told if "canary" in text]
+
+
+# --- Certificates -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.make(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def of_server(authority: Authority) -> TlsFiles:
+    return authority.issue("server", "IP:127.0.0.1")
+
+
+async def _knock(site: Site, authority: Authority, shown: TlsFiles | None) -> tuple[str, str]:
+    """What both doors say to a question: done, or why not."""
+    heard = []
+    certificate, key = (shown.certificate, shown.key) if shown else ("", "")
+    channels = Channels(
+        Security(True, authorities=authority.certificate, certificate=certificate, key=key)
+    )
+    call = channels.call(str(site.grpc.address), BY_REQUEST[words.GetLog].path)
+    try:
+        await call(pack(words.GetLog(LOG)).SerializeToString(), timeout=3)
+        heard.append("done")
+    except grpc.aio.AioRpcError as error:
+        heard.append(error.code().name)
+    await channels.close()
+    context = client_context(authority.certificate, certificate=certificate, key=key)
+    try:
+        answer = await Client(site.rest.address, tls=context).get(PATH)
+        heard.append("done" if answer.status == 200 else str(answer.status))
+    except (OSError, ValueError, IndexError):  # Hung up on, before or after it had asked.
+        heard.append("hung up")
+    return heard[0], heard[1]
+
+
+async def test_who_shows_a_certificate(
+    there: Site, authority: Authority, of_server: TlsFiles
+) -> None:
+    """G2: a name that the file knows is let in with its rights, a name that it does not know is not, and
+    who shows none, or one that is over, does not even get to ask.
+    """
+    core, keeper = there.core, there.doorkeeper
+    at_grpc = await GrpcServer.start(core, GrpcConfig(LOOPBACK, tls=of_server), keeper)
+    at_rest = await RestServer.start(
+        core, HttpConfig(LOOPBACK, tls=of_server), lambda _: "", doorkeeper=keeper
+    )
+    site = Site(core, there.path, keeper, at_grpc, at_rest, there.channels)
+    known = authority.issue("known", "DNS:m.example")
+    unknown = authority.issue("unknown", "DNS:x.example")
+    over = authority.issue("over", "DNS:m.example", days=-1)
+    try:
+        assert await _knock(site, authority, known) == ("done", "done")
+        assert await _knock(site, authority, unknown) == ("PERMISSION_DENIED", "401")
+        assert await _knock(site, authority, over) == ("UNAVAILABLE", "hung up")
+        assert await _knock(site, authority, None) == ("UNAVAILABLE", "hung up")
+    finally:
+        await at_rest.close()
+        await at_grpc.close(0)
+
+
+def test_off_loopback_names_are_as_good_as_a_token(of_server: TlsFiles) -> None:
+    """G1: without either nothing is served to the network."""
+    everywhere = Address("0.0.0.0", 7400)
+    for config in (GrpcConfig, HttpConfig):
+        config(everywhere, None, of_server, knows_callers=True)
+        config(everywhere, None, None, insecure=True)
+        for tls, knows in ((of_server, False), (None, True)):
+            with pytest.raises(BadConfig, match="open to the network"):
+                config(everywhere, None, tls, knows_callers=knows)

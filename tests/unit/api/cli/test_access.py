@@ -1,0 +1,66 @@
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rollbook.api.access.core.grants import Right
+from rollbook.api.access.doorkeeper import Doorkeeper
+from rollbook.api.cli.main import rollbook
+from rollbook.proto.errors import BadConfig, Unauthorized
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(rollbook, words, catch_exceptions=True)
+
+
+def test_what_is_added_may_come_in(tmp_path: Path) -> None:
+    path = str(tmp_path / "access.toml")
+    added = run(
+        *("access", "add", "ingest", "--file", path, "--append", "team/*", "--read", "team/a"),
+        *("--deny", "team/secret", "--days", "30", "--streams", "7"),
+    )
+    assert added.exit_code == 0, added.output
+    token = added.stdout.strip()
+    with open(path) as file:
+        assert token not in file.read(), "the file keeps its digest alone"
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    certificate = ("--certificate", "log-2.example.com", "--admin", "*")
+    named = run("access", "add", "log-2@eu", "--file", path, *certificate)
+    assert (named.exit_code, named.stdout) == (0, "")
+    keeper = Doorkeeper(None, path)
+    caller = keeper.admit(f"Bearer {token}")
+    assert caller.principal.name == "ingest"
+    assert caller.principal.quotas.streams == 7
+    assert caller.principal.grants.may(Right.APPEND, "team/b")
+    assert not caller.principal.grants.may(Right.APPEND, "team/secret")
+    assert caller.expires_us is not None
+    assert keeper.admit("", ["log-2.example.com"]).principal.name == "log-2@eu"
+    with pytest.raises(Unauthorized):
+        keeper.admit(f"Bearer {token}x")
+    rows = json.loads(run("access", "ls", "--file", path, "-o", "json").stdout)
+    assert [each["name"] for each in rows] == ["ingest", "log-2@eu"]
+    assert rows[0]["append"] == ["team/*"]
+    assert rows[0]["tokens"] == 1
+
+
+def test_what_cannot_be_added_leaves_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "access.toml"
+    assert run("access", "add", "a", "--file", str(path), "--read", "*").exit_code == 0
+    before = path.read_text()
+    for words in (["a", "--read", "*"], ["b", "--read", "no"], ["B", "--read", "*"]):
+        refused = run("access", "add", *words, "--file", str(path))
+        assert isinstance(refused.exception, BadConfig), refused.output
+        assert path.read_text() == before
+    path.chmod(0o666)
+    assert isinstance(run("access", "ls", "--file", str(path)).exception, BadConfig)
+
+
+def test_a_token_for_the_file(tmp_path: Path) -> None:
+    made = run("access", "token")
+    token, line = made.stdout.strip(), made.stderr.strip()
+    path = tmp_path / "access.toml"
+    path.write_text(f'[principals.a]\ntokens = [{line}]\nread = ["*"]\n')
+    assert Doorkeeper(None, str(path)).admit(f"Bearer {token}").principal.name == "a"
