@@ -105,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     rest.add_argument(
         "--kills", type=_count, help="of servers, under a script that appends: that many instead"
     )
+    rest.add_argument(
+        "--browser", action="store_true", help="and Chromium follows meanwhile (10 kills)"
+    )
     rest.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     rest.set_defaults(run=kinds.rest)
 

@@ -399,11 +399,17 @@ def fuzz(arguments: argparse.Namespace) -> Tally:
     return tally
 
 
+_KILLS_WITH_BROWSER: Final = 10
+
+
 def rest(arguments: argparse.Namespace) -> Tally:
     """Random requests to a real log server, made from what its OpenAPI says; or kills of two of them."""
-    if arguments.kills:
+    if arguments.kills or arguments.browser:
         kills = importlib.import_module("tests.rest.kills")
-        found: Tally = kills.run(arguments.kills, arguments.seed, _progress("kills"), _say)
+        wanted = arguments.kills or _KILLS_WITH_BROWSER, arguments.seed
+        found: Tally = kills.run(
+            *(*wanted, _progress("kills"), _say), with_browser=arguments.browser
+        )
         return found
     module = importlib.import_module("tests.rest.run")
     tally: Tally = module.run(arguments.cases, arguments.seed, _progress("requests"), _say)

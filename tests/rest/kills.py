@@ -1,7 +1,8 @@
 """Log servers are killed, again and again (`python -m tests rest --kills N`), while
 
 the script     examples/append_exactly_once.sh appends lines, and is killed itself at times
-followers      one on each server come back with the last id that they heard, as a browser's EventSource
+followers      one on each server come back with the last id that they heard, as a browser's EventSource;
+               with `--browser` the one on the first server is Chromium's
 
 Then the log has each line once, in order, and so did each follower hear it.
 """
@@ -13,11 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
+from tests.rest import browser
+from tests.rest.browser import Browser
 from tests.rest.script import Script, asked, read_all
 from tests.support import log_processes
 from tests.support.event_source import EventSource
@@ -39,7 +42,11 @@ Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
 
 
-def run(kills: int, seed: int, progress: Progress, say: Say) -> Tally:
+def run(
+    kills: int, seed: int, progress: Progress, say: Say, *, with_browser: bool = False
+) -> Tally:
+    if with_browser and browser.path() is None:
+        return Tally("records", skipped=[browser.missing()])
     with tempfile.TemporaryDirectory(prefix="rb-kills-") as folder, ExitStack() as stack:
         cluster = stack.enter_context(log_processes.running(Path(folder)))
         servers = [Server(cluster, name) for name in SERVERS]
@@ -47,7 +54,12 @@ def run(kills: int, seed: int, progress: Progress, say: Say) -> Tally:
         for server in servers:
             server.until_ready()
         asked(servers[0].place, "PUT", LOG)
-        followers = [stack.enter_context(EventSource(server.place, RECORDS)) for server in servers]
+        path = f"{RECORDS}?heartbeat_ms=500"
+        followers: list[Browser | EventSource] = [EventSource(place, path) for place in places]
+        if with_browser:
+            followers[0] = Browser(places[0], path)
+        for follower in followers:
+            stack.enter_context(cast(AbstractContextManager[object], follower))
         script = Script(cluster.children, Path(folder), "default/lines", places)
         _strike(servers, script, kills, random.Random(seed), progress)
         lines = script.end()

@@ -1,6 +1,6 @@
 """What a browser's EventSource does, for tests: it follows one URL, and comes back with the last id that it heard.
 
-with EventSource("127.0.0.1:7480", "/v1/namespaces/default/logs/shop/records") as source:
+with EventSource("127.0.0.1:7480", "/v1/namespaces/default/logs/a/records") as source:
     source.wait_for(3)
     source.values
 """
@@ -55,7 +55,7 @@ class EventSource:
             if self._last_id:
                 headers["last-event-id"] = self._last_id
             try:
-                connection.request("GET", f"{self._path}?heartbeat_ms=500", b"", headers)
+                connection.request("GET", self._path, b"", headers)
                 answer = connection.getresponse()
                 if answer.status == 200:
                     self.connections += 1

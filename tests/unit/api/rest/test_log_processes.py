@@ -80,7 +80,10 @@ def test_a_kill_neither_loses_nor_repeats_a_line_of_a_shell_script(
         script = Script(children, tmp_path, "default/shop", places)
         script.wait_for(1)
         owner, other = find_owner(servers)
-        sources = [stack.enter_context(EventSource(place, RECORDS)) for place in places]
+        sources = [
+            stack.enter_context(EventSource(place, f"{RECORDS}?heartbeat_ms=500"))
+            for place in places
+        ]
         script.lose_answer()
         script.wait_for(10)
         owner.child.kill()

@@ -1,0 +1,143 @@
+"""Chromium's own EventSource, on a page of the log server that it follows.
+
+Chromium is spoken to through two pipes (`--remote-debugging-pipe`): JSON, and a NUL behind each message. The page is
+whatever the server shows as text, so that its script has the server's origin, as a page of users has that is
+served behind the same proxy.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from types import TracebackType
+from typing import Any, Final, Self
+
+from tests.tally import missing_piece
+
+HOW_TO_ENABLE: Final = "apt-get install --no-install-recommends chromium-headless-shell"
+
+_NAMES: Final = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+_FLAGS: Final = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+    *("--disable-background-networking", "--remote-debugging-pipe"),
+)
+_PATIENCE_S: Final = 60.0
+_SCRIPT: Final = """
+    window.values = [];
+    window.connections = 0;
+    window.source = new EventSource(%s);
+    source.onopen = () => connections++;
+    source.addEventListener("records", event =>
+        values.push(...JSON.parse(event.data).records.map(record => record.data)));
+"""
+_CLOSED: Final = 2  # `readyState` of an EventSource that has given up.
+
+
+def path() -> str | None:
+    return next(filter(None, map(shutil.which, _NAMES)), None)
+
+
+def missing() -> str:
+    return missing_piece("browser", "there is no Chromium", HOW_TO_ENABLE)
+
+
+class Browser:
+    """As `EventSource` of `tests.support`."""
+
+    def __init__(self, place: str, records: str) -> None:
+        program = path()
+        assert program is not None
+        self._url = f"http://{place}"
+        self._folder = tempfile.TemporaryDirectory(prefix="rb-browser-", ignore_cleanup_errors=True)
+        self._pipe = _Pipe([program, *_FLAGS, f"--user-data-dir={self._folder.name}"])
+        self._records = records
+
+    def __enter__(self) -> Self:
+        call = self._pipe.call
+        page = call("Target.createTarget", url=f"{self._url}/healthz")["targetId"]
+        found = call("Target.attachToTarget", targetId=page, flatten=True)
+        self._pipe.session = found["sessionId"]
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._evaluate("location.origin + document.readyState") != f"{self._url}complete":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        self._evaluate(_SCRIPT % json.dumps(self._records))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pipe.close()
+        self._folder.cleanup()
+
+    @property
+    def values(self) -> list[str]:
+        found: list[str] = json.loads(self._evaluate("JSON.stringify(values)"))
+        return found
+
+    @property
+    def connections(self) -> int:
+        return int(self._evaluate("connections"))
+
+    @property
+    def refusals(self) -> list[int]:
+        """Of what kind they were no page hears."""
+        return [0] if self._evaluate("source.readyState") == _CLOSED else []
+
+    def wait_for(self, count: int) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while (found := int(self._evaluate("values.length"))) < count:
+            assert time.monotonic() < deadline, f"{found} records of {count} were told"
+            assert not self.refusals, "it has given up"
+            time.sleep(0.05)
+
+    def _evaluate(self, script: str) -> Any:
+        found = self._pipe.call("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+
+class _Pipe:
+    """Calls, and their answers; what happens meanwhile is not listened to."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.session = ""
+        self._calls = 0
+        self._pending = b""
+        # Chromium wants its ends at 3 and 4.
+        moved = ("sh", "-c", 'exec "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1', "sh")
+        self._process = subprocess.Popen(
+            [*moved, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._calls += 1
+        call: dict[str, Any] = {"id": self._calls, "method": method, "params": parameters}
+        if self.session:
+            call["sessionId"] = self.session
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(call).encode() + b"\0")
+        while (message := self._next()).get("id") != self._calls:
+            pass
+        assert "error" not in message, message
+        found: dict[str, Any] = message["result"]
+        return found
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._pending:
+            assert self._process.stdout
+            chunk = os.read(self._process.stdout.fileno(), 1 << 16)
+            assert chunk, "the browser has ended"
+            self._pending += chunk
+        text, _, self._pending = self._pending.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        return message
