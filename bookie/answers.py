@@ -10,7 +10,7 @@ that it is (B1).
 
 import asyncio
 import struct
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
 import structlog
@@ -29,6 +29,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire.adds import ENTRY_BYTES_SLACK
+from rollbook.proto.wire.bodies import pack_bodies
 from rollbook.proto.wire.digest import LEDGER_KEY_BYTES, DigestType
 from rollbook.proto.wire.entry_list import ENTRY_GROUP_BYTES, EntryList
 from rollbook.proto.wire.messages import (
@@ -45,6 +46,7 @@ from rollbook.proto.wire.messages import (
     GetBookieInfo,
     ListEntries,
     ListEntriesReply,
+    PackedBatch,
     Read,
     ReadLac,
     ReadLacReply,
@@ -176,14 +178,14 @@ class Answers:
             await self._fence(batch.ledger_id, batch.ledger_key)
         room = min(batch.bytes_max, self._batch_bytes_max) - _BATCH_HEAD_BYTES
         count = min(batch.count_max if batch.count_max > 0 else _BATCH_IDS_MAX, _BATCH_IDS_MAX)
-        bodies: list[bytes] = []
+        pieces: list[bytes] = []  # One of each step: none of them copies the whole.
         next_entry, end, steps = batch.first_entry, batch.first_entry + count, 0
-        while next_entry < end and (not bodies or (room > 0 and making.may_grow)):
+        while next_entry < end and (not pieces or (room > 0 and making.may_grow)):
             steps += 1
             if steps % _BATCH_STEPS_IN_A_ROW == 0:
                 await asyncio.sleep(0)
             step_bytes = min(room, await self._turn.come())
-            if bodies and not making.may_grow:  # Others have had their turns.
+            if pieces and not making.may_grow:  # Others have had their turns.
                 break
             try:
                 run = await self._storage.read_run(
@@ -197,21 +199,22 @@ class Answers:
                     next_entry = EntryId(next_entry + 1)
                     if next_entry < end:
                         continue
-                if bodies:
+                if pieces:
                     break  # Whoever asks for that entry by itself is told.
                 raise
-            for body in run:
-                room -= len(body) + _BATCH_ENTRY_HEAD_BYTES
-                if bodies and room < 0:
-                    break
-                bodies.append(body)
-            next_entry = EntryId(next_entry + len(run))
-            made = sum(map(len, run))
-            making.grow(made)
-            self._turn.spend(made)
-        return BatchReadReply(
-            None, batch.ledger_id, batch.first_entry, batch.request_id, tuple(bodies)
-        )
+            size, found = _packed_bytes(run), len(run)
+            while size > room and len(run) > (not pieces):  # Of all entries the first one comes.
+                size -= _packed_bytes((run.pop(),))
+            if run:
+                pieces.append(b"".join(pack_bodies(run)))
+                making.grow(size)
+                self._turn.spend(size)
+            if len(run) < found:
+                break
+            room -= size
+            next_entry = EntryId(next_entry + found)
+        ids = batch.ledger_id, batch.first_entry, batch.request_id
+        return PackedBatch(*ids, tuple(pieces)) if pieces else BatchReadReply(None, *ids)
 
     async def _write_lac(self, lac: WriteLac) -> Reply:
         if len(lac.ledger_key) != LEDGER_KEY_BYTES:
@@ -262,6 +265,10 @@ class Answers:
             space.total_bytes if request.total_bytes else None,
             space.free_bytes if request.free_bytes else None,
         )
+
+
+def _packed_bytes(bodies: Sequence[bytes]) -> int:
+    return sum(map(len, bodies)) + _BATCH_ENTRY_HEAD_BYTES * len(bodies)
 
 
 def _is_sound(read: Read) -> bool:

@@ -4,6 +4,9 @@ A chunk is parsed at once. Its adds go to the journal as one and are answered as
 durable; reads that memory can answer are answered in the same pass and written together; all others
 wait in a queue for a lane. There is no task, future or log line for a frame.
 
+An answer stays in the pieces it was made of until the client takes it: it is given to the system
+piece by piece, as far as that takes it, and never copied as a whole.
+
 What is held for the client is counted (`core/flow.py`): a connection that may take no more is not
 read from, and nothing is made for it. Bytes that are no message close the connection; there is no
 answer to them.
@@ -22,6 +25,7 @@ from rollbook.bookie.lanes import Asked, Queue
 from rollbook.bookie.long_polls import Parked
 from rollbook.bookie.shared import Shared, kind_of
 from rollbook.proto.errors import BadFrame, BookieFailed, Overloaded
+from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.adds import AddGroup, Adds
 from rollbook.proto.wire.messages import (
     AuthReply,
@@ -39,7 +43,8 @@ logger = structlog.get_logger()
 _CHUNK_BYTES_MIN: Final = 2 * 1024
 _CHUNK_BYTES_OF_CALLS: Final = 16 * 1024
 CHUNK_BYTES_MAX: Final = 256 * 1024
-_FLUSH_BYTES: Final = 32 * 1024  # What is written at a time, unless one answer is larger.
+_FLUSH_BYTES: Final = 32 * 1024  # Answers that are gathered,
+_AT_ONCE_BYTES: Final = 128 * 1024  # and about what is written at once: then others have a turn.
 _CALLS_WAITING: Final = 64  # So many of one connection; beyond, it is not read from.
 _CALL_BYTES: Final = 256  # About what a waiting call takes,
 _READ_BYTES: Final = 64 * 1024  # and what one takes that is being answered from disk.
@@ -64,8 +69,9 @@ class Connection(asyncio.BufferedProtocol):
         queue = (self._serve, self._balance, self._may_make, config.connection_reads_max)
         self._ordinary, self._urgent = Queue(*queue), Queue(*queue)
         self._parked: dict[Parked, Asked] = {}
-        self._out: list[bytes] = []
+        self._out: deque[Buffer] = deque()
         self._out_bytes = 0
+        self._is_writing = False  # What is left of that, in a turn soon.
         self._chunk_bytes = _CHUNK_BYTES_MIN
         self._is_paused = False  # Not read from.
         self._is_clogged = False  # It does not take what is written.
@@ -98,6 +104,7 @@ class Connection(asyncio.BufferedProtocol):
             account.give(_CALL_BYTES * len(queue.asked))
             queue.asked.clear()
         self._out.clear()
+        self._out_bytes = 0
         self._decoder.drop()  # Not when this object goes: it is part of a cycle.
         account.set_begun(0)
         account.set_unread(0)
@@ -140,7 +147,9 @@ class Connection(asyncio.BufferedProtocol):
             self._close()
 
     def _close(self) -> None:
-        self._flush()
+        while self._out and not self._transport.is_closing():
+            self._write_some()
+        self._count_unread()
         self._give_time_to_take()
         self._transport.close()
 
@@ -247,12 +256,10 @@ class Connection(asyncio.BufferedProtocol):
     def _on_call(self, call: Call, now_ns: int) -> int:
         """How many reads that has answered."""
         shared, request = self._shared, call.request
-        if not self._is_clogged and not shared.turn.is_over:
+        if not self._is_behind and not shared.turn.is_over:
             reply = shared.answers.at_once(request)
             if reply is not None:
-                frame = call.answer(reply)
-                shared.turn.spend(len(frame))
-                self._send(frame)
+                shared.turn.spend(self._answer(call, reply))
                 return type(request) is Read
         asked = Asked(call, now_ns)
         if isinstance(request, Read) and request.previous_lac is not None and not request.fence:
@@ -290,7 +297,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _may_make(self, is_first: bool) -> bool:
         """One answer at a time whatever the others hold: else nothing would ever be given back."""
-        if self._is_clogged:
+        if self._is_behind:
             return False
         return is_first or not self._shared.pool.is_exhausted
 
@@ -308,9 +315,7 @@ class Connection(asyncio.BufferedProtocol):
             finally:
                 making.end()
         self._count(asked, reply)
-        frame = call.answer(reply)
-        self._shared.turn.spend(len(frame))
-        self._send(frame)
+        self._shared.turn.spend(min(self._answer(call, reply), _AT_ONCE_BYTES))
         self._flush()
 
     def _count(self, asked: Asked, reply: Reply) -> None:
@@ -322,7 +327,19 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- Replies --------------------------------------------------------------------------------
 
-    def _send(self, frame: bytes) -> None:
+    def _answer(self, call: Call, reply: Reply) -> int:
+        """How many bytes that is."""
+        pieces = call.answer_in_pieces(reply)
+        if len(pieces) == 1:
+            self._send(pieces[0])
+            return len(pieces[0])
+        size = sum(map(len, pieces))
+        if not self._is_gone:
+            self._out += pieces
+            self._out_bytes += size
+        return size
+
+    def _send(self, frame: Buffer) -> None:
         if self._is_gone:
             return
         if not frame:
@@ -334,20 +351,62 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
 
     def _flush(self) -> None:
-        out, transport = self._out, self._transport
-        if not out:
+        """Writes some of it: the rest when others have had a turn, or when the client takes it."""
+        if not self._out:
             return
-        if not transport.is_closing():
-            self._shared.stats.sent_bytes += self._out_bytes
-            frames = out[0] if len(out) == 1 else b"".join(out)
-            # A view: of bytes asyncio copies what the socket does not take, and then keeps a copy.
-            transport.write(memoryview(frames))
-            self._written_bytes += len(frames)
-        out.clear()
-        self._out_bytes = 0
-        unread = transport.get_write_buffer_size()
+        if self._transport.is_closing():
+            self._out.clear()
+            self._out_bytes = 0
+        elif not self._is_writing:
+            room = _AT_ONCE_BYTES
+            while self._out and room > 0 and not self._is_clogged:
+                room -= self._write_some()
+            self._go_on_soon()
+        self._count_unread()
+
+    def _go_on_soon(self) -> None:
+        if self._out and not self._is_clogged and not self._is_writing:
+            self._is_writing = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_writing = False
+        if not self._shared.turn.has_time:
+            self._go_on_soon()
+        elif not self._is_gone:
+            size = self._out_bytes
+            self._flush()
+            self._shared.turn.spend(size - self._out_bytes)
+            self._balance()
+
+    def _write_some(self) -> int:
+        """A large piece, and what little is before it. The transport copies what is not taken of it."""
+        taken: list[Buffer] = []
+        size = 0
+        while self._out and size < _FLUSH_BYTES:
+            data = self._out.popleft()
+            if len(data) > _AT_ONCE_BYTES:
+                view = memoryview(data)
+                data = view[:_AT_ONCE_BYTES]
+                self._out.appendleft(view[_AT_ONCE_BYTES:])
+            taken.append(data)
+            size += len(data)
+        self._out_bytes -= size
+        self._written_bytes += size
+        self._shared.stats.sent_bytes += size
+        # A view: of bytes asyncio makes another copy on the way.
+        self._transport.write(memoryview(taken[0] if len(taken) == 1 else b"".join(taken)))
+        return size
+
+    def _count_unread(self) -> None:
+        unread = self._out_bytes + self._transport.get_write_buffer_size()
         if unread != self._account.unread:
             self._account.set_unread(unread)
+
+    @property
+    def _is_behind(self) -> bool:
+        """Has more to write than makes sense to have: what else there is waits."""
+        return self._is_clogged or self._out_bytes > _AT_ONCE_BYTES
 
     def pause_writing(self) -> None:
         self._is_clogged = True
@@ -373,13 +432,15 @@ class Connection(asyncio.BufferedProtocol):
         self._is_clogged = False
         self._shared.clogged.stop(self)
         if not self._is_gone:
-            self._account.set_unread(self._transport.get_write_buffer_size())
+            self._go_on_soon()
+            self._count_unread()
             self._balance()
 
     @property
     def _is_idle(self) -> bool:
         queues = (self._ordinary, self._urgent)
-        return not self._adds and not self._parked and all(queue.is_idle for queue in queues)
+        is_done = not self._adds and not self._parked and not self._out
+        return is_done and all(queue.is_idle for queue in queues)
 
     # --- Flow -----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from rollbook.proto.errors import BadFrame
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES
 
+LARGE_BYTES: Final = 64 * 1024  # From here on to copy one is more than to handle it by itself.
 _SIZE: Final = struct.Struct(">i")
 
 

@@ -231,10 +231,22 @@ class Refusal:
     error: type[RollbookError]
 
 
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """A good `BatchReadReply` by whoever has the entries; to those who hear it there is no difference."""
+
+    ledger_id: LedgerId
+    first_entry: EntryId
+    request_id: int
+    pieces: tuple[bytes, ...]  # Of what `pack_bodies` makes of the entries, cut anywhere.
+    error: None = None
+
+
 Reply = (
     ReadReply
     | AddReply
     | BatchReadReply
+    | PackedBatch
     | AuthReply
     | WriteLacReply
     | ReadLacReply
@@ -284,6 +296,9 @@ class Origin(Protocol):
     def pack(self, reply: Reply) -> bytes:
         """A frame; empty where the protocol has no words: the connection is then closed."""
 
+    def pack_in_pieces(self, reply: Reply) -> list[Buffer]:
+        """Likewise. What is large is where it was, and not copied."""
+
 
 class Call(NamedTuple):
     """A request as a bookie hears it. A tuple for the same reason as Read."""
@@ -295,6 +310,10 @@ class Call(NamedTuple):
     def answer(self, reply: Reply) -> bytes:
         """The frame to send. Empty where the protocol has no words: close the connection then."""
         return self.origin.pack(reply)
+
+    def answer_in_pieces(self, reply: Reply) -> list[Buffer]:
+        """Likewise. What is large is where it was, and not copied."""
+        return self.origin.pack_in_pieces(reply)
 
     def refuse(self, error: type[RollbookError]) -> bytes:
         return self.origin.pack(refusal_of(self.request, error))

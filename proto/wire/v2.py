@@ -14,11 +14,13 @@ behind a request's last field are ignored, as in Java.
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from rollbook.proto.errors import OK, BadFrame, InvalidRequest, error_of_v2
+from rollbook.proto.ports import Buffer
 from rollbook.proto.wire import v3
-from rollbook.proto.wire.bodies import pack_bodies, unpack_bodies
+from rollbook.proto.wire.bodies import LARGE_BYTES, pack_bodies, unpack_bodies
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES
 from rollbook.proto.wire.frames import LENGTH_BYTES, pack_frame
 from rollbook.proto.wire.messages import (
@@ -31,6 +33,7 @@ from rollbook.proto.wire.messages import (
     BatchReadReply,
     Call,
     Failure,
+    PackedBatch,
     Read,
     ReadReply,
     Refusal,
@@ -113,7 +116,10 @@ class Origin(NamedTuple):
                 word = pack_header(self.version, ADD)
                 return pack_frame(_REPLY.pack(word, code_of(error), ledger_id, entry_id))
             case BatchReadReply():
-                return _pack_batch_read_reply(self.version, reply)
+                bodies = list(pack_bodies(reply.bodies))
+                return b"".join(_pack_batch_read_reply(self.version, reply, bodies))
+            case PackedBatch():
+                return b"".join(self.pack_in_pieces(reply))
             case AuthReply(plugin, payload):
                 header = HEADER.pack(pack_header(VERSION, AUTH))
                 return pack_frame(header + v3.pack_auth_message(plugin, payload))
@@ -121,23 +127,36 @@ class Origin(NamedTuple):
                 return b""
         raise AssertionError(f"{type(reply).__name__} has no form in version 2")
 
+    def pack_in_pieces(self, reply: Reply) -> list[Buffer]:
+        match reply:
+            case PackedBatch():
+                return _pack_batch_read_reply(self.version, reply, reply.pieces)
+            case ReadReply(body=body) if body is not None and len(body) >= LARGE_BYTES:
+                return [_pack_read_reply_head(self.version, reply, len(body)), body]
+        return [self.pack(reply)]
+
 
 _CURRENT: Final = Origin(VERSION)
 
 
 def _pack_read_reply(version: int, reply: ReadReply) -> bytes:
     body = b"" if reply.body is None else reply.body
-    head = _FRAMED_REPLY.pack(
-        _REPLY.size + len(body),
+    return b"".join((_pack_read_reply_head(version, reply, len(body)), body))
+
+
+def _pack_read_reply_head(version: int, reply: ReadReply, body_bytes: int) -> bytes:
+    return _FRAMED_REPLY.pack(
+        _REPLY.size + body_bytes,
         pack_header(version, READ),
         code_of(reply.error),
         reply.ledger_id,
         reply.entry_id,
     )
-    return b"".join((head, body))
 
 
-def _pack_batch_read_reply(version: int, reply: BatchReadReply) -> bytes:
+def _pack_batch_read_reply(
+    version: int, reply: BatchReadReply | PackedBatch, bodies: Sequence[Buffer]
+) -> list[Buffer]:
     head = _BATCH_READ_REPLY.pack(
         pack_header(version, BATCH_READ),
         code_of(reply.error),
@@ -145,8 +164,7 @@ def _pack_batch_read_reply(version: int, reply: BatchReadReply) -> bytes:
         reply.first_entry,
         reply.request_id,
     )
-    parts = [head, *pack_bodies(reply.bodies)]
-    return b"".join((HEADER.pack(sum(map(len, parts))), *parts))
+    return [HEADER.pack(len(head) + sum(map(len, bodies))) + head, *bodies]
 
 
 def unpack_request(buffer: bytes, position: int, end: int) -> Call:

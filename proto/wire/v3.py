@@ -9,6 +9,7 @@ Protobuf bounds the depth of what it parses; everything that it does not take is
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -16,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from rollbook.proto.errors import OK, BadFrame, InvalidRequest, error_of_v3
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Buffer
-from rollbook.proto.wire.bodies import pack_bodies, unpack_bodies
+from rollbook.proto.wire.bodies import LARGE_BYTES, pack_bodies, unpack_bodies
 from rollbook.proto.wire.entry_list import pack_entry_list, unpack_entry_list
 from rollbook.proto.wire.frames import pack_frame
 from rollbook.proto.wire.messages import (
@@ -36,6 +37,7 @@ from rollbook.proto.wire.messages import (
     ListEntries,
     ListEntriesReply,
     Operation,
+    PackedBatch,
     Read,
     ReadLac,
     ReadLacReply,
@@ -125,13 +127,23 @@ class Origin(NamedTuple):
 
     def pack(self, reply: Reply) -> bytes:
         if isinstance(reply, ReadReply):
-            return _pack_read_reply(self.txn_id, reply)
+            return b"".join(_pack_read_reply(self.txn_id, reply))
         if isinstance(reply, BatchReadReply):
-            return _pack_batch_reply(self.txn_id, reply)
+            bodies = list(pack_bodies(reply.bodies))
+            return b"".join(_pack_batch_reply(self.txn_id, reply, bodies))
+        if isinstance(reply, PackedBatch):
+            return b"".join(self.pack_in_pieces(reply))
         return pack_frame(_response(self, reply).SerializeToString())
 
+    def pack_in_pieces(self, reply: Reply) -> list[Buffer]:
+        if isinstance(reply, PackedBatch):
+            return _pack_batch_reply(self.txn_id, reply, reply.pieces)
+        if isinstance(reply, ReadReply) and reply.body and len(reply.body) >= LARGE_BYTES:
+            return _pack_read_reply(self.txn_id, reply)
+        return [self.pack(reply)]
 
-def _pack_read_reply(txn_id: int, reply: ReadReply) -> bytes:
+
+def _pack_read_reply(txn_id: int, reply: ReadReply) -> list[Buffer]:
     """By hand, for the sake of the body: protobuf would copy it two times more."""
     status = pack_varint(code_of(reply.error))
     ids = (b"\x10", pack_varint(reply.ledger_id), b"\x18", pack_varint(reply.entry_id))
@@ -145,29 +157,30 @@ def _pack_read_reply(txn_id: int, reply: ReadReply) -> bytes:
     return _pack_by_hand(b"\x01", txn_id, status, b"\xa2\x06", parts)
 
 
-def _pack_batch_reply(txn_id: int, reply: BatchReadReply) -> bytes:
+def _pack_batch_reply(
+    txn_id: int, reply: BatchReadReply | PackedBatch, bodies: Sequence[Buffer]
+) -> list[Buffer]:
     """Likewise."""
     status = pack_varint(code_of(reply.error))
     parts: list[Buffer] = [
         *(b"\x08", status, b"\x10", pack_varint(reply.ledger_id)),
         *(b"\x18", pack_varint(reply.first_entry), b"\x20", pack_varint(reply.request_id)),
     ]
-    if reply.bodies:
-        entries = list(pack_bodies(reply.bodies))
-        parts += (b"\x2a", pack_varint(sum(map(len, entries))), *entries)
+    if bodies:
+        parts += (b"\x2a", pack_varint(sum(map(len, bodies))), *bodies)
     return _pack_by_hand(b"\x0c", txn_id, status, b"\xca\x3e", parts)
 
 
 def _pack_by_hand(
     operation: bytes, txn_id: int, status: bytes, field: bytes, parts: list[Buffer]
-) -> bytes:
+) -> list[Buffer]:
     """The frame of a reply whose own message, under that field, is made of these parts."""
     size = sum(map(len, parts))
     header = b"".join((b"\x08\x03\x10", operation, b"\x18", pack_varint(txn_id)))
     head = b"".join(
         (b"\x0a", pack_varint(len(header)), header, b"\x10", status, field, pack_varint(size))
     )
-    return b"".join((_pack_length(len(head) + size), head, *parts))
+    return [_pack_length(len(head) + size), head, *parts]
 
 
 def _response(origin: Origin, reply: Reply) -> pb.Response:

@@ -17,6 +17,7 @@ from rollbook.proto.errors import (
     Unauthorized,
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.wire import v2
 from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.digest import ledger_key
 from rollbook.proto.wire.messages import (
@@ -824,6 +825,45 @@ def test_an_answer_may_take_its_time_over_a_slow_line() -> None:
         reply = await client.call(Read(L7, EntryId(0)), timeout_s=1000)
         assert isinstance(reply, ReadReply)
         assert reply.body == entry(7, 0, bytes(4_000_000))
+
+    tell(story, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_large_answer_is_written_as_it_is_taken(version: int) -> None:
+    """B7: all of it is counted, and the transport never has more than a piece to copy."""
+
+    async def story(scene: Scene) -> None:
+        await add_entries(scene.storage, 7, range(200), bytes(20_000))
+        slow, other = await scene.connect(version), await scene.connect()
+        connection = next(iter(scene.server._connections))
+        slow.pause()
+        asked = slow.ask(BatchRead(L7, EntryId(0), 1, 200, 4_000_000))
+        await asyncio.sleep(1)
+        buffered = scene.storage.stats.buffered_bytes()
+        assert buffered > 3_000_000
+        assert 0 < connection._transport.get_write_buffer_size() < 200_000
+        assert isinstance(await other.call(Read(L7, EntryId(0)), timeout_s=1), ReadReply)
+        slow.resume()
+        reply = await asked
+        assert isinstance(reply, BatchReadReply)
+        assert list(reply.bodies) == [
+            entry(7, number, bytes(20_000)) for number in range(len(reply.bodies))
+        ]
+        assert len(reply.bodies) > 190
+        await until(lambda: scene.storage.stats.buffered_bytes() == 0)
+
+    tell(story, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
+
+
+def test_a_client_that_is_done_gets_all_of_a_large_answer() -> None:
+    async def story(scene: Scene) -> None:
+        await add_entries(scene.storage, 7, [0], bytes(4_000_000))
+        raw = await scene.raw()
+        raw.send(v2.pack_request(Read(L7, EntryId(0))))
+        raw.transport.write_eof()
+        await raw.closed()
+        assert len(raw.received) > 4_000_000
 
     tell(story, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
 

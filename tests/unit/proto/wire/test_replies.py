@@ -20,6 +20,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire import v2, v3
 from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.bodies import LARGE_BYTES, pack_bodies
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, pack_frame
 from rollbook.proto.wire.messages import (
@@ -39,6 +40,7 @@ from rollbook.proto.wire.messages import (
     ListEntriesReply,
     Operation,
     Origin,
+    PackedBatch,
     Read,
     ReadLac,
     ReadLacReply,
@@ -271,6 +273,28 @@ def test_a_batch_comes_as_it_was_sent(origin: Origin) -> None:
         (answer,) = ReplyDecoder().feed(origin.pack(reply))
         assert isinstance(answer, Answer)
         assert answer.reply == reply
+
+
+@pytest.mark.parametrize("origin", [v2.Origin(2), v3.Origin(3, 7, Operation.BATCH_READ)])
+def test_a_packed_batch_is_told_like_any_other_however_it_is_cut(origin: Origin) -> None:
+    bodies = bytes(range(40)), bytes(32), bytes(LARGE_BYTES)
+    packed = b"".join(pack_bodies(bodies))
+    frame = origin.pack(BatchReadReply(None, LEDGER, E5, 42, bodies))
+    for pieces in ((packed,), (packed[:3], packed[3:50], packed[50:])):
+        batch = PackedBatch(LEDGER, E5, 42, pieces)
+        assert origin.pack(batch) == frame
+        parts = origin.pack_in_pieces(batch)
+        assert b"".join(parts) == frame
+        assert parts[-1] is pieces[-1]
+
+
+@pytest.mark.parametrize("origin", [v2.Origin(2), v3.Origin(3, 7, Operation.READ)])
+@pytest.mark.parametrize("size", [0, 1, LARGE_BYTES - 1, LARGE_BYTES])
+def test_an_entry_is_told_alike_in_pieces(origin: Origin, size: int) -> None:
+    reply = ReadReply(None, LEDGER, E5, bytes(size), EntryId(4))
+    parts = origin.pack_in_pieces(reply)
+    assert b"".join(parts) == origin.pack(reply)
+    assert any(part is reply.body for part in parts) == (size == LARGE_BYTES)
 
 
 def test_a_refused_batch_read_names_its_request() -> None:
