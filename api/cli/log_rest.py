@@ -1,9 +1,10 @@
 """REST beside a log server's gRPC: loaded by those servers alone that were given `--rest`."""
 
 from contextlib import AsyncExitStack
+from functools import partial
 
 from rollbook.api.access.doorkeeper import Doorkeeper
-from rollbook.api.access.token_file import read_token
+from rollbook.api.access.token_file import read_token, stamp
 from rollbook.api.cli.log_server import REST_PORT, tls_files
 from rollbook.api.client.channels import Security
 from rollbook.api.rest.forwarding import GrpcPeers
@@ -31,7 +32,7 @@ async def serve_rest(
         *(listen, config.token_file or None, tls, config.insecure),
         knows_callers=bool(config.access_file),
     )
-    peers = GrpcPeers(_security(config))
+    peers = GrpcPeers(partial(_security, config), partial(_stamps, config))
     stack.push_async_callback(peers.close)
 
     def url_of(address: str) -> str:
@@ -58,3 +59,9 @@ def _security(config: LogServerConfig) -> Security:
         key=config.tls_key if config.tls_authorities else "",
         token=read_token(config.token_file) if config.token_file else "",
     )
+
+
+def _stamps(config: LogServerConfig) -> tuple[object, ...]:
+    """Of the files that go into it."""
+    files = (config.token_file, config.tls_certificate, config.tls_key, config.tls_authorities)
+    return tuple(stamp(path) for path in files if path)

@@ -1,36 +1,77 @@
-"""Asking another log server, for a client that cannot be sent there: one attempt, over gRPC."""
+"""Asking another log server, for a client that cannot be sent there: one attempt, over gRPC.
+
+What is shown to it (token, certificate) is read again when its files change; calls that are under way end
+on the connections on which they began.
+"""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
+import structlog
 
 from rollbook.api.client.calls import answer_of
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.grpc.methods import BY_REQUEST
 from rollbook.api.grpc.status import error_of_call
 from rollbook.api.grpc.translation import pack
-from rollbook.proto.errors import ConnectionLost, Outcome, QuorumTimeout
+from rollbook.proto.errors import BadConfig, ConnectionLost, Outcome, QuorumTimeout
+
+logger = structlog.get_logger()
+
+
+class _Line:
+    """Connections that show the same."""
+
+    def __init__(self, security: Security) -> None:
+        self.channels = Channels(security)
+        self.calls = 0
 
 
 class GrpcPeers:
-    def __init__(self, security: Security) -> None:
-        self._channels = Channels(security)
+    def __init__(
+        self, security: Callable[[], Security], look: Callable[[], object] = lambda: None
+    ) -> None:
+        """`look`: changes when what `security` reads does. Raises `BadConfig`."""
+        self._security, self._look = security, look
+        self._seen = look()
+        self._line = _Line(security())
 
     async def ask(self, word: Any, address: str, due: float) -> Any:
-        method = BY_REQUEST[type(word)]
-        left_s = max(due - asyncio.get_running_loop().time(), 0.001)
-        call = self._channels.call(address, method.path)
+        line = self._current()
+        line.calls += 1
         try:
-            answer = await call(
-                pack(word).SerializeToString(), timeout=left_s, metadata=self._channels.metadata
-            )
-        except grpc.aio.AioRpcError as error:
-            found = error_of_call(error.code(), error.details() or "", error.trailing_metadata())
-            if not method.changes and isinstance(found, ConnectionLost | QuorumTimeout):
-                found.outcome = Outcome.NOT_APPLIED
-            raise found from None
-        return answer_of(method.answer, answer)
+            return await _ask(line.channels, word, address, due)
+        finally:
+            line.calls -= 1
+            if line is not self._line and not line.calls:
+                await line.channels.close()
+
+    def _current(self) -> _Line:
+        if (seen := self._look()) != self._seen:
+            self._seen = seen
+            try:
+                self._line = _Line(self._security())
+            except BadConfig as error:
+                logger.warning("peers_security_not_reloaded", reason=str(error))
+        return self._line
 
     async def close(self) -> None:
-        await self._channels.close()
+        await self._line.channels.close()
+
+
+async def _ask(channels: Channels, word: Any, address: str, due: float) -> Any:
+    method = BY_REQUEST[type(word)]
+    left_s = max(due - asyncio.get_running_loop().time(), 0.001)
+    call = channels.call(address, method.path)
+    try:
+        answer = await call(
+            pack(word).SerializeToString(), timeout=left_s, metadata=channels.metadata
+        )
+    except grpc.aio.AioRpcError as error:
+        found = error_of_call(error.code(), error.details() or "", error.trailing_metadata())
+        if not method.changes and isinstance(found, ConnectionLost | QuorumTimeout):
+            found.outcome = Outcome.NOT_APPLIED
+        raise found from None
+    return answer_of(method.answer, answer)

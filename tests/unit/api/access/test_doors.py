@@ -18,6 +18,7 @@ from rollbook.api.access.audit import Audit
 from rollbook.api.access.core.grants import may_ask
 from rollbook.api.access.core.principals import digest_of
 from rollbook.api.access.doorkeeper import Doorkeeper
+from rollbook.api.access.token_file import stamp
 from rollbook.api.client.append_line import AppendLine
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.grpc.config import GrpcConfig
@@ -25,6 +26,7 @@ from rollbook.api.grpc.methods import BY_REQUEST, METHODS, READ_STREAM, Kind, Me
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.api.grpc.status import error_of_call
 from rollbook.api.grpc.translation import pack
+from rollbook.api.rest.forwarding import GrpcPeers
 from rollbook.api.rest.logs import RestServer
 from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice import words
@@ -499,6 +501,42 @@ async def test_who_shows_a_certificate(
         assert await _knock(site, authority, over) == ("UNAVAILABLE", "hung up")
         assert await _knock(site, authority, None) == ("UNAVAILABLE", "hung up")
     finally:
+        await at_rest.close()
+        await at_grpc.close(0)
+
+
+async def test_renewed_certificates_need_no_restart(
+    there: Site, authority: Authority, tmp_path: Path
+) -> None:
+    """G3: at both doors, from the next connection on; and for what this server shows to others."""
+    shown = TlsFiles(f"{tmp_path}/server.pem", f"{tmp_path}/server.key", f"{tmp_path}/ca.pem")
+
+    def install(issued: TlsFiles) -> None:
+        for source, target in zip(issued.all, shown.all, strict=True):
+            Path(target).write_bytes(Path(source).read_bytes())
+
+    other = tmp_path / "other"
+    other.mkdir()
+    renewed = Authority.make(other)
+    old, new = (each.issue("m", "DNS:m.example,IP:127.0.0.1") for each in (authority, renewed))
+    install(old)
+    at_grpc = await GrpcServer.start(there.core, GrpcConfig(LOOPBACK, tls=shown), there.doorkeeper)
+    at_rest = await RestServer.start(
+        there.core, HttpConfig(LOOPBACK, tls=shown), lambda _: "", doorkeeper=there.doorkeeper
+    )
+    site = Site(there.core, there.path, there.doorkeeper, at_grpc, at_rest, there.channels)
+    security = Security(True, shown.authorities, shown.certificate, shown.key)
+    peers = GrpcPeers(lambda: security, lambda: [stamp(path) for path in shown.all])
+    asked = (words.GetLog(LOG), str(at_grpc.address))
+    try:
+        assert await _knock(site, authority, old) == ("done", "done")
+        assert await peers.ask(*asked, asyncio.get_running_loop().time() + DEADLINE_S)
+        install(new)
+        assert await _knock(site, renewed, new) == ("done", "done")
+        assert await _knock(site, authority, old) == ("UNAVAILABLE", "hung up")
+        assert await peers.ask(*asked, asyncio.get_running_loop().time() + DEADLINE_S)
+    finally:
+        await peers.close()
         await at_rest.close()
         await at_grpc.close(0)
 

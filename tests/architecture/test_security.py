@@ -1,0 +1,44 @@
+"""What the page on security promises has tests, and what it says of the sources is so."""
+
+import ast
+import re
+
+import pytest
+
+from tests.architecture.source import ROOT, Module, hand_written
+
+PAGE = (ROOT / "docs" / "security.md").read_text()
+ROWS = re.findall(r"^\| (G\d+) \| .+ \| `(tests/[^:]+)::(\w+)` \|$", PAGE, re.MULTILINE)
+RUNS_WHAT_IT_IS_SENT = {"pickle", "marshal", "shelve", "dill", "yaml", "xml"}
+
+
+def test_each_promise_has_its_test() -> None:
+    """G13"""
+    assert {goal for goal, _, _ in ROWS} == {f"G{number}" for number in range(1, 14)}
+    for _, path, name in ROWS:
+        found = re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
+        assert found, f"docs/security.md names {path}::{name}, which is not there"
+
+
+@pytest.mark.parametrize("module", hand_written(), ids=lambda m: str(m.path))
+def test_nothing_runs_what_it_is_sent(module: Module) -> None:
+    """G11"""
+    for name in module.imports():
+        assert name.partition(".")[0] not in RUNS_WHAT_IT_IS_SENT, name
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call):
+            assert ast.unparse(node.func) not in ("eval", "exec", "os.system", "os.popen"), (
+                node.lineno
+            )
+            for keyword in node.keywords:
+                is_shell = keyword.arg == "shell" and ast.unparse(keyword.value) != "False"
+                assert not is_shell, f"{module.path}:{node.lineno}"
+
+
+def test_what_is_installed_has_a_hash() -> None:
+    """G12"""
+    for name in ("requirements.lock", "requirements-test.lock"):
+        text = (ROOT / name).read_text().replace("\\\n", " ")
+        lines = [line for line in text.splitlines() if re.match(r"[a-z0-9]", line)]
+        assert len(lines) > 10
+        assert all("==" in line and "--hash=sha256:" in line for line in lines), name
