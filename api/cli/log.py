@@ -38,9 +38,6 @@ def group() -> None:
 # --- What most of them take ---------------------------------------------------------------------
 
 _OPTIONS: Final = (
-    click.option("--server", metavar="URL", envvar="ROLLBOOK_SERVER", show_envvar=True,
-                 default=DEFAULT_SERVER, show_default=True,
-                 help="log://host:port,host:port; log+tls:// speaks TLS."),
     click.option("--token-file", metavar="FILE", envvar="ROLLBOOK_TOKEN_FILE", show_envvar=True,
                  help="What it holds is shown to the server."),
     click.option("--tls-authorities", metavar="FILE", help="Who must have signed its certificate."),
@@ -68,27 +65,42 @@ _frame_option: Final = click.option(
 _limit_option: Final = click.option("--limit", type=click.IntRange(1), help="At most so many.")
 
 
-def with_access(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The common options, as one value."""
+def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
+    """The common options, as one value. `otherwise`: what is done where no server is named."""
+    server_option = click.option(
+        "--server",
+        metavar="URL",
+        envvar="ROLLBOOK_SERVER",
+        show_envvar=True,
+        default=server,
+        help=f"log://host:port,host:port; log+tls:// speaks TLS.  [default: {otherwise}]",
+    )
 
-    @wraps(command)
-    def wrapped(
-        server: str,
-        token_file: str | None,
-        tls_authorities: str | None,
-        tls_certificate: str | None,
-        tls_key: str | None,
-        timeout_s: float,
-        **more: Any,
-    ) -> Any:
-        from rollbook.api.cli.log_access import LogAccess
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def wrapped(
+            server: str | None,
+            token_file: str | None,
+            tls_authorities: str | None,
+            tls_certificate: str | None,
+            tls_key: str | None,
+            timeout_s: float,
+            **more: Any,
+        ) -> Any:
+            from rollbook.api.cli.log_access import LogAccess
 
-        access = LogAccess(server, token_file, tls_authorities, tls_certificate, tls_key, timeout_s)
-        return command(access, **more)
+            tls = (tls_authorities, tls_certificate, tls_key)
+            access = LogAccess(server or "", token_file, *tls, timeout_s)
+            return command(access, **more)
 
-    for option in reversed(_OPTIONS):
-        wrapped = option(wrapped)
-    return wrapped
+        for option in reversed((server_option, *_OPTIONS)):
+            wrapped = option(wrapped)
+        return wrapped
+
+    return decorate
+
+
+with_access: Final = with_access_to(DEFAULT_SERVER, DEFAULT_SERVER)
 
 
 def _settings(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -37,14 +37,17 @@ class LogAccess:
     timeout_s: float
 
     def run(self, work: Callable[[Client], Awaitable[T]], log: str = "") -> T:
-        with self._advising(log):
-            return asyncio.run(self._run(work))
+        with self.advising(log):
+            return asyncio.run(self.use(work))
 
-    async def _run(self, work: Callable[[Client], Awaitable[T]]) -> T:
+    async def use(self, work: Callable[[Client], Awaitable[T]], **settings: Any) -> T:
+        """`settings` are those of the client that this work needs."""
         url = self.server if "://" in self.server else f"log://{self.server}"
         async with connect(
             url,
-            LogClientConfig(timeout_s=self.timeout_s, connect_s=min(_CONNECT_S, self.timeout_s)),
+            LogClientConfig(
+                timeout_s=self.timeout_s, connect_s=min(_CONNECT_S, self.timeout_s), **settings
+            ),
             token=self._token(),
             authorities=self.tls_authorities or "",
             certificate=self.tls_certificate or "",
@@ -59,7 +62,7 @@ class LogAccess:
             return file.read().strip()
 
     @contextmanager
-    def _advising(self, log: str) -> Iterator[None]:
+    def advising(self, log: str = "") -> Iterator[None]:
         """What to type next, with the flags that were given."""
         flags = f" --server {self.server}"
         steps: dict[type[RollbookError], str] = {

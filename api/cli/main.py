@@ -28,9 +28,11 @@ _GROUPS: Final = {
     "dev": "Run a whole cluster here, in one process",
     "server": "Run a bookie or a log server",
     "bookie": "Make, mend and inspect a bookie",
+    "access": "Say who may do what to which logs",
     "cluster": "Initialise and inspect a cluster",
     "log": "Make, append to, read, follow and truncate logs",
     "explain": "Say what is going on with a log",
+    "bench": "Measure appending, reading and following",
     "ledger": "Look at, write, read, recover and verify ledgers",
     "recovery": "Bring back what bookies have lost",
 }

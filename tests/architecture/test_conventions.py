@@ -164,7 +164,16 @@ def test_no_help_loads_what_its_command_does() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     asked, loaded = json.loads(found.stderr)
     assert {"", "server bookie", "bookie init", "bookie mark", "cluster info", "demo"} <= set(asked)
-    words = {"bookie", "bookie_identity", "bookie_inspect", "bookie_options", "cluster", "demo"}
+    words = {
+        "access",
+        "bench",
+        "bookie",
+        "bookie_identity",
+        "bookie_inspect",
+        "bookie_options",
+        "cluster",
+        "demo",
+    }
     words |= {"dev", "explain", "lazy", "ledger", "log", "main", "output", "recovery", "server"}
     values = {
         "bookie.core.remedies",

@@ -5,15 +5,14 @@ python -m tests.bench.load.logs_worker log://host:port
 
 import asyncio
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
 
 from rollbook import aio
+from rollbook.api.cli import bench_load
 from rollbook.api.grpc.methods import READ_STREAM
-from rollbook.proto.errors import Overloaded
 from rollbook.proto.v1 import log_pb2
 from tests.bench.load import jobs, logs_jobs
 from tests.bench.load.jobs import Found, Job, Stopwatch
@@ -35,31 +34,10 @@ class OurLogs:
         return log
 
     async def flood(self, log: str, burst: Sequence[bytes], clock: Clock) -> int:
-        under_way: deque[list[aio.Submission]] = deque()
-        sent = acked = 0
         opened = await self._open(log)
         first = await opened.tail_offset()
         async with opened.writer() as writer:
-            submit = writer.submit
-            while clock.goes_on(sent):
-                submissions = []
-                for value in burst:
-                    try:
-                        submission = submit(value)
-                    except Overloaded:
-                        await writer.ready()
-                        submission = submit(value)
-                    submissions.append(submission)
-                submission.add_done_callback(clock.sample())
-                under_way.append(submissions)
-                sent += len(submissions)
-                await asyncio.sleep(0)
-                while under_way and under_way[0][-1].done():
-                    acked += _acked(under_way.popleft(), first + acked)
-            await writer.flush()
-        for submissions in under_way:
-            acked += _acked(submissions, first + acked)
-        return acked
+            return await bench_load.flood(writer, burst, clock, first)
 
     async def append(self, log: str, value: bytes) -> None:
         await (await self._open(log)).append(value)
@@ -122,14 +100,6 @@ class OurLogs:
     async def opened_at(self, log: str) -> float | None:
         events = await (await self._open(log)).journal()
         return next(each.time_us for each in events if each.kind == "log_opened") / 1e6
-
-
-def _acked(submissions: list[aio.Submission], first: int) -> int:
-    """Every one of them, where it has to be."""
-    offsets = [each.result() for each in submissions]
-    assert offsets[0] == first, f"{offsets[0]} is not {first}"
-    assert offsets[-1] - first == len(offsets) - 1
-    return len(offsets)
 
 
 async def _serve() -> None:

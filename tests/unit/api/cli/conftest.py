@@ -1,3 +1,22 @@
+"""Commands against a cluster of one bookie, as a user meets them; all their tests share it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.dev import running_dev
 from tests.support.zookeeper import zookeeper, zookeeper_server
+from tests.unit.api.cli.shell import Shell
 
 __all__ = ["zookeeper", "zookeeper_server"]
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_dev(tmp_path_factory.mktemp("dev") / "data", bookies=1) as running:
+        yield running.address
+
+
+@pytest.fixture
+def shell(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: str) -> Shell:
+    return Shell(capfd, monkeypatch, server)

@@ -1,56 +1,16 @@
 """`rollbook log` and `rollbook explain` against a cluster of one bookie, as a user meets them."""
 
-import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from rollbook.api.cli import main as cli
-from tests.support.dev import PATIENCE_S, running_dev
+from tests.support.dev import PATIENCE_S
+from tests.unit.api.cli.shell import Shell
 
 MAIN = "rollbook.api.cli.main"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_dev(tmp_path_factory.mktemp("dev") / "data", bookies=1) as running:
-        yield running.address
-
-
-class Shell:
-    """Commands, in this process: each would else wait for an interpreter."""
-
-    def __init__(
-        self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: str
-    ) -> None:
-        self._capfd = capfd
-        self._patch = monkeypatch
-        monkeypatch.setenv("ROLLBOOK_SERVER", server)
-        self.errors = ""
-
-    def run(self, *words: str | int, code: int = 0) -> str:
-        self._patch.setattr(sys, "argv", ["rollbook", *map(str, words)])
-        ended = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            ended = int(end.code or 0)
-        told, self.errors = self._capfd.readouterr()
-        assert ended == code, self.errors
-        return told
-
-    def json(self, *words: str | int) -> Any:
-        return json.loads(self.run(*words, "-o", "json"))
-
-
-@pytest.fixture
-def shell(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: str) -> Shell:
-    return Shell(capfd, monkeypatch, server)
 
 
 def test_lines_go_in_and_come_out(shell: Shell, server: str) -> None:

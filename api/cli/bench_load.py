@@ -1,0 +1,157 @@
+"""What puts a client of named logs under load, and measures it. `rollbook bench` and the project's own benchmarks
+share it.
+"""
+
+import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from rollbook.api.client.batches import Submission
+from rollbook.api.client.writer import Writer
+from rollbook.proto.errors import Overloaded
+from rollbook.proto.stats import Histogram
+
+_NS_PER_S: Final = 1_000_000_000
+
+
+def _bounds_ns() -> Iterator[int]:
+    """From a microsecond to a hundred seconds, each 1 % above the one before."""
+    bound = 1_000.0
+    while bound < 100 * _NS_PER_S:
+        yield round(bound)
+        bound *= 1.01
+
+
+BOUNDS_NS: Final = tuple(_bounds_ns())
+
+
+def new_latencies() -> Histogram:
+    return Histogram(BOUNDS_NS, _NS_PER_S)
+
+
+class Clock(Protocol):
+    """Says when it is over, and wants to know how long some of the appends took."""
+
+    def goes_on(self, sent: int) -> bool: ...
+
+    def sample(self) -> Callable[[Any], None]:
+        """To be called when what is appended now is acked."""
+
+
+class Stopwatch:
+    """A clock for one writer: over after so many records or seconds, whichever is first."""
+
+    def __init__(self, latencies: Histogram, records: int, seconds: float) -> None:
+        self._latencies = latencies
+        self._records = records
+        self._end = time.perf_counter() + seconds
+
+    def goes_on(self, sent: int) -> bool:
+        return sent < self._records and time.perf_counter() < self._end
+
+    def sample(self) -> Callable[[Any], None]:
+        return self.sample_since(time.perf_counter_ns())
+
+    def sample_since(self, begun_ns: int) -> Callable[[Any], None]:
+        observe = self._latencies.observe
+        return lambda _: observe(time.perf_counter_ns() - begun_ns)
+
+
+async def flood(
+    writer: Writer, burst: Sequence[bytes], clock: Clock, first: int | None = None
+) -> int:
+    """Appends bursts, record by record, as fast as goes. How many were acked, which is all.
+
+    It looks at every ack. `first`: the offset of the first record, where nobody else writes; then all others
+    have to follow. Of each burst the last record is timed.
+    """
+    under_way: deque[list[Submission]] = deque()
+    sent = acked = 0
+    submit = writer.submit
+
+    def settle() -> int:
+        return _acked(under_way.popleft(), None if first is None else first + acked)
+
+    while clock.goes_on(sent):
+        submissions = []
+        for value in burst:
+            try:
+                submission = submit(value)
+            except Overloaded:
+                await writer.ready()
+                submission = submit(value)
+            submissions.append(submission)
+        submission.add_done_callback(clock.sample())
+        under_way.append(submissions)
+        sent += len(submissions)
+        await asyncio.sleep(0)
+        while under_way and under_way[0][-1].done():
+            acked += settle()
+    await writer.flush()
+    while under_way:
+        acked += settle()
+    return acked
+
+
+def _acked(submissions: list[Submission], first: int | None) -> int:
+    """Every one of them; in its place, if that is known."""
+    offsets = [each.result() for each in submissions]
+    if first is not None:
+        assert offsets[0] == first, f"{offsets[0]} is not {first}"
+        assert offsets[-1] - first == len(offsets) - 1
+    return len(offsets)
+
+
+async def in_turn(writer: Writer, values: Sequence[bytes], clock: Stopwatch, in_flight: int) -> int:
+    """So many are under way at any time. How many were acked, which is all; each is timed."""
+    under_way: deque[Submission] = deque()
+    sent = 0
+    while clock.goes_on(sent):
+        if len(under_way) == in_flight:
+            await under_way.popleft()
+        submission = await writer.send(values[sent % len(values)])
+        submission.add_done_callback(clock.sample())
+        under_way.append(submission)
+        sent += 1
+    for each in under_way:
+        await each
+    return sent
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When which record is due: it is not put off by late ones before it."""
+
+    start_ns: int
+    interval_ns: float
+
+    def due_ns(self, number: int) -> int:
+        return self.start_ns + round(number * self.interval_ns)
+
+
+async def at_pace(
+    writer: Writer,
+    value_of: Callable[[int], bytes],
+    clock: Stopwatch,
+    pace: Pace,
+    in_flight: int = sys.maxsize,
+) -> int:
+    """Each is timed from when it was due; `value_of` gets that moment. How many were acked, which is all."""
+    under_way: deque[Submission] = deque()
+    sent = 0
+    while clock.goes_on(sent):
+        due_ns = pace.due_ns(sent)
+        await asyncio.sleep(max(0, due_ns - time.perf_counter_ns()) / _NS_PER_S)
+        while under_way and (under_way[0].done() or len(under_way) >= in_flight):
+            await under_way.popleft()
+        submission = await writer.send(value_of(due_ns))
+        submission.add_done_callback(clock.sample_since(due_ns))
+        under_way.append(submission)
+        sent += 1
+    for each in under_way:
+        await each
+    return sent

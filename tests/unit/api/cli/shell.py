@@ -1,0 +1,35 @@
+"""A user who types commands."""
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from rollbook.api.cli import main as cli
+
+
+class Shell:
+    """Commands, in this process: each would else wait for an interpreter."""
+
+    def __init__(
+        self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: str
+    ) -> None:
+        self._capfd = capfd
+        self._patch = monkeypatch
+        monkeypatch.setenv("ROLLBOOK_SERVER", server)
+        self.errors = ""
+
+    def run(self, *words: str | int, code: int = 0) -> str:
+        self._patch.setattr(sys, "argv", ["rollbook", *map(str, words)])
+        ended = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            ended = int(end.code or 0)
+        told, self.errors = self._capfd.readouterr()
+        assert ended == code, self.errors
+        return told
+
+    def json(self, *words: str | int) -> Any:
+        return json.loads(self.run(*words, "-o", "json"))

@@ -1,0 +1,164 @@
+"""`rollbook bench`: what it measures, that it counts what it should, and what it leaves behind: nothing."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rollbook.api.cli import bench_work
+from rollbook.api.cli.bench_load import Pace, Stopwatch, at_pace, flood, new_latencies
+from rollbook.api.cli.demo_cluster import LOG_SERVERS
+from tests.support.dev import PATIENCE_S
+from tests.support.zookeeper import free_port
+from tests.unit.api.cli.shell import Shell
+
+MS = 1_000_000
+
+
+# --- Measuring ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value_ns", [1_234, 987_654, 5 * MS, 1_234 * MS, 99_000 * MS])
+def test_latencies_are_exact_to_a_hundredth(value_ns: int) -> None:
+    latencies = new_latencies()
+    latencies.observe(1_000, 999)
+    latencies.observe(value_ns)
+    assert latencies.quantile(1.0) == pytest.approx(value_ns / 1e9, rel=0.01)
+    assert latencies.quantile(0.999) == pytest.approx(1e-6, rel=0.01)
+
+
+class SlowWriter:
+    """Has no room for a while, as if its server had stopped; then each record is acked at once."""
+
+    def __init__(self, stops_for_s: float, offsets: list[int]) -> None:
+        self._stops_for_s = stops_for_s
+        self._offsets = iter(offsets)
+
+    async def send(self, value: bytes) -> Any:
+        if self._stops_for_s:
+            stops_for_s, self._stops_for_s = self._stops_for_s, 0.0
+            await asyncio.sleep(stops_for_s)
+        return self.submit(value)
+
+    def submit(self, _: bytes) -> Any:
+        acked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        acked.set_result(next(self._offsets))
+        return acked
+
+    async def flush(self) -> None: ...
+
+
+async def test_what_waits_behind_a_stop_counts_from_when_it_was_due() -> None:
+    """A server that stands still for a while cannot hide it by being asked less."""
+    latencies = new_latencies()
+    writer: Any = SlowWriter(0.2, list(range(21)))
+    clock, pace = Stopwatch(latencies, 21, PATIENCE_S), Pace(time.perf_counter_ns(), 10 * MS)
+    assert await at_pace(writer, lambda _: b"", clock, pace) == 21
+    await asyncio.sleep(0)  # The last one's callback.
+    median = latencies.quantile(0.5)
+    assert latencies.count == 21
+    assert median is not None
+    assert median >= 0.09
+
+
+async def test_a_flood_looks_at_every_place() -> None:
+    clock = Stopwatch(new_latencies(), 6, PATIENCE_S)
+    writer: Any = SlowWriter(0.0, [7, 8, 9, 10, 11, 12])
+    assert await flood(writer, [b""] * 3, clock, first=7) == 6
+    twice: Any = SlowWriter(0.0, [7, 8, 9, 9, 10, 11])
+    with pytest.raises(AssertionError, match="9 is not 10"):
+        await flood(twice, [b""] * 3, clock, first=7)
+
+
+# --- The commands -------------------------------------------------------------------------------
+
+
+def benchmarks_logs(shell: Shell) -> list[str]:
+    return [name for name in shell.run("log", "ls", "-o", "raw").split() if "bench-" in name]
+
+
+QUICK = ("--seconds", "0.2")
+
+
+def test_appends_are_counted_and_their_logs_deleted(shell: Shell) -> None:
+    found = shell.json("bench", "append", "--size", 1000, "--logs", 2, "--writers", 2, *QUICK)
+    assert (found["logs"], found["writers"], found["record_bytes"]) == (2, 4, 1000)
+    assert found["records"] > 0
+    rate = found["records"] / found["seconds"]
+    assert found["records_per_s"] == pytest.approx(rate, rel=0.05)
+    assert found["mib_per_s"] == pytest.approx(rate * 1000 / 2**20, rel=0.05, abs=0.01)
+    assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["p999_ms"] <= found["max_ms"]
+    assert benchmarks_logs(shell) == []
+
+
+def test_kept_records_are_there(shell: Shell) -> None:
+    sizes = ("--records", 30, "--in-flight", 1, "--seconds", 60)
+    found = shell.json("bench", "append", *sizes, "--keep")
+    (log,) = found["logs"]
+    assert benchmarks_logs(shell) == [log]
+    assert found["records"] == 30
+    # Those that warmed it up are there, too.
+    assert int(shell.run("log", "show", log, "-o", "raw")) >= 2 * 30
+    shell.run("log", "rm", log, "--yes")
+
+
+@pytest.mark.parametrize("how", ["values", "records"])
+def test_every_record_is_read_by_every_reader(shell: Shell, how: str) -> None:
+    words = ("--records", 1_234, "--logs", 2, "--readers", 2, "--as", how)
+    found = shell.json("bench", "read", *words)
+    assert (found["records"], found["readers"]) == (2 * 1_234, 4)
+    assert benchmarks_logs(shell) == []
+
+
+def test_what_is_followed_is_timed_from_end_to_end(shell: Shell) -> None:
+    found = shell.json("bench", "tail", "--rate", 200, *QUICK)
+    assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
+    assert 0 < found["records"] <= 50
+    assert benchmarks_logs(shell) == []
+
+
+def test_nobody_there_is_told(shell: Shell) -> None:
+    shell.run("bench", "append", "--server", f"log://127.0.0.1:{free_port()}", *QUICK, code=5)
+    assert "rollbook dev" in shell.errors
+
+
+def test_without_a_server_it_has_its_own(
+    shell: Shell, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROLLBOOK_SERVER")
+    folders = []
+
+    @asynccontextmanager
+    async def cluster(folder: str) -> AsyncIterator[Any]:
+        folders.append(folder)
+        yield SimpleNamespace(addresses=dict.fromkeys(LOG_SERVERS, server))
+
+    monkeypatch.setattr(bench_work, "demo_cluster", cluster)
+    assert int(shell.run("bench", "append", *QUICK, "-o", "raw")) > 0
+    assert shell.errors.startswith("starting three bookies")
+    assert not os.path.exists(folders[0])
+
+
+def test_stopped_it_deletes_its_logs(shell: Shell) -> None:
+    command = (sys.executable, "-m", "rollbook.api.cli.main", "bench", "tail", "--seconds", "600")
+    with subprocess.Popen(command) as running:
+        deadline = time.monotonic() + PATIENCE_S
+        while not benchmarks_logs(shell):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        running.terminate()
+        assert running.wait(PATIENCE_S) == 130
+    assert benchmarks_logs(shell) == []
+
+
+def test_wrong_usage_is_told(shell: Shell) -> None:
+    shell.run("bench", "tail", "--size", 7, code=2)
+    shell.run("bench", "append", "--rate", 0, code=2)
+    shell.run("bench", "read", "--seconds", 1, code=2)
