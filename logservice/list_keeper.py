@@ -55,16 +55,19 @@ class ListKeeper:
         again_s = _PAUSE_S_MIN
         while True:
             try:
-                stored = await self._ground.nodes.read(self.stored.name)
+                return await self.look()
             except (Unavailable, OutcomeUnknown):
                 await asyncio.sleep(again_s)
                 again_s = min(2 * again_s, _PAUSE_S_MAX)
-                continue
-            if stored.list.uid != self.list.uid:
-                raise NoSuchLog("it was made anew", log=str(stored.name))
-            stored.list.check_owner(self.owner_epoch)
+
+    async def look(self) -> None:
+        """Once. Raises as `refresh`, and what the metadata store raises."""
+        stored = await self._ground.nodes.read(self.stored.name)
+        if stored.list.uid != self.list.uid:
+            raise NoSuchLog("it was made anew", log=str(stored.name))
+        stored.list.check_owner(self.owner_epoch)
+        if stored.version > self.stored.version:  # Else a change of ours was quicker.
             self.stored = stored
-            return
 
     async def change(self, make: Change) -> None:
         """Takes as long as the store is away. `make` gives back what it was given if that will do.

@@ -86,6 +86,9 @@ class Order:
         self.writing: SegmentWriter | None = None  # None: nothing is appended any more.
         self.tail_cache: Final = TailCache(memory.tail, config.tail_cache_bytes, ground.tail_memory)
         self.used_ns = ground.clock.monotonic_ns()
+        self.proven_s = (
+            asyncio.get_running_loop().time()
+        )  # When nobody else owned the log, as is known.
         self._name, self._owner_epoch, self._ground = name, owner_epoch, ground
         self._wall_us, self._now_ns = ground.clock.wall_us, ground.clock.monotonic_ns
         self._stalls_now, self._stalls = ground.pulse.stalls, stalls
@@ -308,6 +311,7 @@ class Order:
 
     def _on_confirmed(self, number: int, last_entry: EntryId) -> None:
         if self.is_owner():
+            self.proven_s = self._loop.time()
             self._settle(self._settling.on_confirmed(number, last_entry))
 
     def _settle(self, items: Collection[_Item]) -> None:

@@ -42,14 +42,17 @@ from rollbook.logservice.writership import Writership
 from rollbook.proto.errors import (
     AppendUnsettled,
     InvalidRequest,
+    LogDeleted,
     LogSealed,
     Missing,
+    OutcomeUnknown,
     Overloaded,
     OwnerChanging,
     OwnerFenced,
     OwnerLost,
     RollbookError,
     Superseded,
+    Unavailable,
 )
 from rollbook.proto.tasks import joined, to_its_end
 
@@ -114,6 +117,7 @@ class Owner:
         self.opening_ms: Final[Mapping[str, float]] = opening.laps.ms  # By its steps.
         self._sealing: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
+        self._proving: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
 
@@ -230,6 +234,39 @@ class Owner:
         """
         self._order.use()
         return await (self.seal() if self._memory.is_sealed else self._order.barrier())
+
+    async def prove(self) -> None:
+        """That this is the owner still, or was a lease ago: nobody tells one who has nothing confirmed (SV6).
+
+        Asks the list, or the bookies if that is away. Raises `OwnerChanging` if it is the owner no
+        more, and what `barrier` raises.
+        """
+        if not self._order.is_owner():
+            raise self._order.refusal()
+        if self._loop.time() < self._order.proven_s + self._ground.pulse.lease_s:
+            return
+        if self._proving is None:  # One for all who ask.
+            self._proving = self._loop.create_task(self._prove())
+            self._proving.add_done_callback(self._on_proven)
+        await joined(self._proving, self._order.refusal)
+
+    async def _prove(self) -> None:
+        began_s = self._loop.time()
+        try:
+            await self._keeper.look()
+            if self.list.state is LogState.DELETED:
+                raise LogDeleted(log=str(self.name))
+        except (Unavailable, OutcomeUnknown):
+            await self.barrier()
+        except (Superseded, Missing) as error:
+            raise self._on_disowned(error) from error
+        else:
+            self._order.proven_s = max(self._order.proven_s, began_s)
+
+    def _on_proven(self, proving: "asyncio.Task[None]") -> None:
+        self._proving = None
+        if not proving.cancelled():
+            proving.exception()  # Whoever asked may have left.
 
     # --- The exclusive writer -----------------------------------------------------------------
 
@@ -479,7 +516,8 @@ class Owner:
         self._ending = self._loop.create_task(self._stop())
 
     async def _stop(self) -> None:
-        tasks = [task for task in (self._sealing, self._tidying) if task is not None]
+        works = (self._sealing, self._tidying, self._proving)
+        tasks = [task for task in works if task is not None]
         for task in tasks:
             task.cancel()
         await self._succession.stop()

@@ -9,18 +9,19 @@ The longer of two clocks counts: one of them stands still while a machine sleeps
 """
 
 import asyncio
+from typing import Final
 
 from rollbook.proto.ports import Clock
 
-_BEATS: int = 6  # In a lease.
+_BEATS: Final = 6  # In a lease.
 
 
 class Pulse:
     """One for all logs of a server. Start it, and close it at the end."""
 
     def __init__(self, clock: Clock, lease_s: float) -> None:
+        self.lease_s: Final = lease_s
         self._clock = clock
-        self._lease_s = lease_s
         self._stalls = 0
         self._timer: asyncio.TimerHandle | None = None
         self._look()
@@ -39,7 +40,7 @@ class Pulse:
             (self._clock.monotonic_ns() - self._seen_ns) / 1e9,
             (self._clock.wall_us() - self._seen_us) / 1e6,
         )
-        if unseen_s > self._lease_s:
+        if unseen_s > self.lease_s:
             self._stalls += 1
             self._look()
         return self._stalls
@@ -47,7 +48,7 @@ class Pulse:
     def _beat(self) -> None:
         self.stalls()
         self._look()
-        self._timer = asyncio.get_running_loop().call_later(self._lease_s / _BEATS, self._beat)
+        self._timer = asyncio.get_running_loop().call_later(self.lease_s / _BEATS, self._beat)
 
     def _look(self) -> None:
         self._seen_ns, self._seen_us = self._clock.monotonic_ns(), self._clock.wall_us()

@@ -94,19 +94,21 @@ class LogReader:
         nodes: LogNodes,
         ledgers: Ledgers,
         find_owner: Callable[[], Owner | None],
+        find_proven: Callable[[], Awaitable[Owner | None]],
         revive: Callable[[], Awaitable[str]],
         clock: Clock,
         heartbeat_s: float = HEARTBEAT_S,
         skips_truncated: bool = False,
     ) -> None:
-        """`find_owner` says whether this very process owns the log now. `revive` sees to it that
-        somebody does: here, or else at the address that it returns; empty if it cannot be told.
+        """`find_owner` says whether this very process owns the log now, as far as it knows, `find_proven`
+        whether it really does. `revive` sees to it that somebody does: here, or else at the address
+        that it returns; empty if it cannot be told.
 
         `skips_truncated`: what was truncated is told of as a gap; else reading ends with it.
         """
         self._name = name
         self._nodes, self._ledgers, self._clock = nodes, ledgers, clock
-        self._find_owner, self._revive = find_owner, revive
+        self._find_owner, self._find_proven, self._revive = find_owner, find_proven, revive
         self._heartbeat_s = heartbeat_s
         self._skips_truncated = skips_truncated
         self._trail = Trail(start)
@@ -392,7 +394,7 @@ class LogReader:
             self._ready.append(FellBehind(owner.tail if owner is not None else self._tail))
 
     async def _progress(self) -> Progress:
-        position, owner = self._trail.next_offset, self._find_owner()
+        position, owner = self._trail.next_offset, await self._owner_in_time()
         if owner is not None:
             head, self._tail = owner.head, max(owner.tail, self._tail)
         else:
@@ -407,6 +409,13 @@ class LogReader:
             else 0,
             waits_for=self._waits_for,
         )
+
+    async def _owner_in_time(self) -> Owner | None:
+        """What fails leaves that as it was."""
+        with suppress(RollbookError, TimeoutError):
+            async with asyncio.timeout(_LOOK_S_MAX):
+                return await self._find_proven()
+        return self._find_owner()
 
     async def _look_around(self) -> None:
         """Whether the log is still there, how far it goes, and whether its owner lives: if not, nobody

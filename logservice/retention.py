@@ -45,6 +45,8 @@ class LogOwner(Protocol):
 
     async def truncate(self, before: Offset, *, reason: str = "") -> TruncateAnswer: ...
 
+    async def prove(self) -> None: ...
+
     def lose(self, reason: str) -> None: ...
 
 
@@ -150,6 +152,7 @@ class Sweeper:
     async def _look_after(self, name: LogName) -> None:
         owner = self._keeper.find(name)
         if owner is not None and not owner.list.discarded and owner.list.state is LogState.OPEN:
+            await owner.prove()  # Somebody else may have taken the log, or deleted it (SV6).
             await self._expire(name, owner.list, None)
             return
         stored = await self._nodes.read(name)

@@ -18,6 +18,7 @@ they have not confirmed; logs are opened again when somebody asks (SV4).
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -41,6 +42,7 @@ from rollbook.logservice.tail_cache import TailMemory
 from rollbook.proto.errors import (
     LogDeleted,
     NotOwner,
+    OutcomeUnknown,
     OwnerChanging,
     RollbookError,
 )
@@ -183,6 +185,15 @@ class LogServer:
         """The owner, if that is here, without waiting."""
         owner = self._owners.get(name)
         return owner if owner is not None and owner.failure is None else None
+
+    async def find_proven(self, name: LogName) -> Owner | None:
+        """`find`, for whoever only reads: not one who has been replaced for long, and was not told (SV6)."""
+        owner = self.find(name)
+        if owner is None:
+            return None
+        with suppress(OwnerChanging, OutcomeUnknown):  # Then it is none any more.
+            await owner.prove()
+        return self.find(name)
 
     async def owner_of(self, name: LogName, due: float) -> Owner:
         """The owner, opened if this server should have the log.

@@ -203,6 +203,7 @@ class Service:
             nodes=self._nodes,
             ledgers=self._ledgers,
             find_owner=partial(self.server.find, log),
+            find_proven=partial(self.server.find_proven, log),
             revive=partial(self._revive, log),
             clock=self._clock,
             heartbeat_s=heartbeat_s or self.server.config.heartbeat_s,
@@ -249,7 +250,7 @@ class Service:
 
     async def _tail_of(self, log: LogName) -> LogTail:
         """As far as this server knows, or can find out from the bookies."""
-        owner = self.server.find(log)
+        owner = await self.server.find_proven(log)
         if owner is not None:
             return self._tail_at(owner)
         listed, info, is_owner = await self.server.whom_to_ask(log)

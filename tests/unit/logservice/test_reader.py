@@ -20,6 +20,7 @@ from rollbook.logservice.ids import (
 )
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.reader import LogReader
+from rollbook.logservice.server import _Grounds
 from rollbook.logservice.words import (
     AtTail,
     CaughtUp,
@@ -36,7 +37,7 @@ from rollbook.logservice.words import (
     WaitsFor,
 )
 from rollbook.proto.errors import BeyondTail, LogDeleted, NoSuchLog, RollbookError, Truncated
-from tests.unit.logservice.owner_scene import LOG, Scene, play, refused
+from tests.unit.logservice.owner_scene import LEASE_S, LOG, Scene, play, refused
 from tests.unit.logservice.service_scene import (
     Client,
     Serving,
@@ -198,6 +199,65 @@ def test_what_a_dead_owner_confirmed_last_is_told_though_nobody_appends_any_more
             assert await take(here, 3) == numbers(3)
         await b.read_all(log)
         assert await other.read_all(log) == numbers(3)
+
+    play(story)
+
+
+async def take_from(log: LogName, owner: Serving, heir: Serving) -> None:
+    """As if the heir had found connections to it refused; the owner lives, and nobody tells it."""
+    heir.do(heir.log_server._start, log, _Grounds("the test says so"))
+    await heir.append(log, b"heir's")
+    assert owner.log_server.find(log) is not None
+
+
+def test_a_reader_at_an_owner_that_was_replaced_is_told_where_it_went() -> None:
+    """SV6: nobody appends there any more, so nothing else would tell."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b", rebalance_after_s=1000.0)
+        log = await make_log(scene, log_suggested_to(a))
+        await fill(a, log, 3)
+        async with a.events(ReadStream(log, Earliest(), heartbeat_ms=1000)) as events:
+            assert await take(events, 3) == numbers(3)
+            await take_from(log, a, b)
+            began_s = scene.world.now
+            assert await until(events, Moving) == Moving(b.address, offset(3))
+            assert scene.world.now < began_s + LEASE_S + 2.0
+        assert a.log_server.find(log) is None
+        assert await a.read_all(log) == [*numbers(3), b"heir's"]
+
+    play(story)
+
+
+def test_who_begins_to_read_at_an_owner_that_was_replaced_sees_what_its_heir_has_made_of_the_log() -> (
+    None
+):
+    """SV6: a lease behind at most."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b", rebalance_after_s=1000.0)
+        log = await make_log(scene, log_suggested_to(a))
+        await fill(a, log, 3)
+        await take_from(log, a, b)
+        truncation = words.Truncate(log, at(3), force_roll=True)
+        assert (await b.ask(b.service.truncate(truncation, b.due()))).new_head == 3
+        await asyncio.sleep(LEASE_S)
+        assert await a.read_all(log) == [b"heir's"]
+
+    play(story)
+
+
+def test_the_owner_of_a_silent_log_is_read_although_the_metadata_store_is_away() -> None:
+    """SV6: bookies can tell, too."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a", lease_s=60.0)
+        log = await make_log(scene, log_suggested_to(a))
+        await fill(a, log, 3)
+        await asyncio.sleep(70.0)
+        scene.world.metadata.down()
+        assert await a.read_all(log) == numbers(3)
+        scene.world.metadata.up()
 
     play(story)
 

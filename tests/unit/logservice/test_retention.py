@@ -11,7 +11,7 @@ from rollbook.logservice.retention import Sweeper
 from rollbook.logservice.truncation import delete_log
 from rollbook.logservice.words import CommitCursor
 from rollbook.proto.errors import NoSuchLog
-from tests.unit.logservice.owner_scene import LOG, Scene, Server, play, refused
+from tests.unit.logservice.owner_scene import LEASE_S, LOG, Scene, Server, play, refused
 
 AGE_S = 600
 AGING = LogConfig(retention_age_s=AGE_S, roll_age_s=600)
@@ -278,6 +278,23 @@ def test_who_answers_for_a_sealed_log_hears_that_it_was_deleted_elsewhere() -> N
         keeper.owners.clear()
         assert await ledgers(scene) == 0
         await refused(scene.nodes.read(LOG), NoSuchLog)
+
+    swept(story, LogConfig())
+
+
+def test_the_owner_of_a_silent_log_hears_that_it_was_deleted_elsewhere() -> None:
+    """SV6: by a server that took it for dead. Its ledgers would be held on to."""
+
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        owner = await keeper.owner_of(LOG, asyncio.get_running_loop().time() + 10)
+        await delete_log(scene.nodes, LOG, 1, LogEvent("log_deleted", 1))
+        await asyncio.sleep(LEASE_S)
+        await keeper.sweep()
+        assert owner.failure is not None
+        await keeper._server.run(owner.ended())
+        keeper.owners.clear()
+        await keeper.sweep()
+        assert await ledgers(scene) == 0
 
     swept(story, LogConfig())
 

@@ -41,6 +41,7 @@ from tests.support.planting import Patch, planted
 
 CHAOS_S: Final = plan.CHAOS_US[1] / 1e6
 CALLBACKS_MAX: Final = 600_000  # Many times what a run takes: more is a loop that runs hot (V5).
+LAG_S: Final = LEASE_S + 2 * LEDGERS.add_deadline_s  # A lease, and what an append may take.
 LIVENESS_S: Final = 20.0  # A pause after a rude take-over, a few attempts.
 LEFTOVERS: Final = "leftovers"
 LAST: Final = "last"
@@ -155,6 +156,7 @@ class _Run(Stage):
             tell=self.tell,
             on_broken=self.broken,
             is_deleted=lambda log: self.lists.log(log).is_deleted,
+            may_lag=self._may_lag,
         )
         self._users = Users(self._sums)
         self._nemesis = _Nemesis(self)
@@ -267,6 +269,15 @@ class _Run(Stage):
     async def _use_in_time(self, work: Any, what: str) -> Any:
         gone = (LogSealed, LogDeleted, NoSuchLog)
         return await self.in_time(LIVENESS_S, work, what, passes=gone)
+
+    def _may_lag(self, server: str, log: str) -> bool:
+        """Who was replaced as the owner, so lately that nothing had to tell him (SV6)."""
+        service = self._servers.find(server)
+        owner = service.server.find(words.LOGS[log]) if service is not None else None
+        if owner is None:
+            return False
+        replaced_s = self.lists.log(log).listed_at.get(owner.owner_epoch + 1)
+        return replaced_s is not None and self.world.now < replaced_s + LAG_S
 
     def tell_who_waits(self) -> None:
         self.tell(f"waiting: {self._sums.waiting} {self._sums.positions}")

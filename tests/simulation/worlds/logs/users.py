@@ -77,6 +77,7 @@ class Sums:
     tell: Callable[[str], None]
     on_broken: Callable[[str, str], None]
     is_deleted: Callable[[str], bool]  # As the list has it.
+    may_lag: Callable[[str, str], bool]  # Whether that server may not know of the newest head yet.
     epochs: dict[str, int] = field(default_factory=dict)  # Of producers: one for each life.
     numbers: dict[str, int] = field(default_factory=dict)  # Of batches, by client.
     positions: dict[str, int] = field(default_factory=dict)  # Of readers that follow.
@@ -380,7 +381,8 @@ class Users:
         sums, key = self._sums, f"{client} {log}"
         session, position = self._session(key), sums.positions.get(key, 0)
         while True:
-            head = self._records.log(log).head
+            server = caller.server_for(log)
+            head = self._head_at(server, log)
             request = service_words.ReadStream(
                 words.LOGS[log],
                 AtOffset(Offset(position)),
@@ -388,7 +390,7 @@ class Users:
                 heartbeat_ms=400,
             )
             try:
-                line = await caller.new_line(caller.server_for(log))
+                line = await caller.new_line(server)
                 async for event in line.listen(request, _SILENCE_S):
                     match event:
                         case service_words.Records():
@@ -413,6 +415,10 @@ class Users:
                 self._judge_reading(log, session, error)
                 caller.learn(log, error)
             await asyncio.sleep(_PAUSE_S)
+
+    def _head_at(self, server: str, log: str) -> int:
+        """Below it nobody reads there any more."""
+        return 0 if self._sums.may_lag(server, log) else self._records.log(log).head
 
     def _session(self, key: str) -> str:
         number = self._sums.sessions[key] = self._sums.sessions.get(key, 0) + 1
@@ -439,7 +445,8 @@ class Users:
         position, asked = -1, self._records.asks_tail(client)
         session = self._session(key)
         while True:
-            head = self._records.log(log).head
+            asked_at = server or caller.server_for(log)
+            head = self._head_at(asked_at, log)
             request = service_words.ReadStream(
                 words.LOGS[log],
                 start,
@@ -448,7 +455,7 @@ class Users:
                 heartbeat_ms=400,
             )
             try:
-                line = await caller.new_line(server or caller.server_for(log))
+                line = await caller.new_line(asked_at)
                 async for event in line.listen(request, _SILENCE_S):
                     match event:
                         case service_words.Records():
