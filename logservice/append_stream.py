@@ -18,6 +18,7 @@ from rollbook.logservice.core.block import Limits, check_block
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.server import LogServer
+from rollbook.logservice.stats import LogStats
 from rollbook.logservice.words import AppendAck, AppendResult, Bind, StreamAppend
 from rollbook.proto.errors import (
     EarlierFailed,
@@ -35,12 +36,18 @@ _OPEN_S: Final = 30.0  # For a log to be opened.
 class _Pending:
     """An append, and what came of it."""
 
-    __slots__ = ("_on_settled", "append", "line", "result")
+    __slots__ = ("_on_settled", "append", "came_s", "line", "result", "taken_s")
 
     def __init__(
-        self, append: StreamAppend, line: "_Line", on_settled: "Callable[[_Pending], None]"
+        self,
+        append: StreamAppend,
+        line: "_Line",
+        came_s: float,
+        on_settled: "Callable[[_Pending, AppendAck | RollbookError], None]",
     ) -> None:
         self.append = append
+        self.came_s = came_s
+        self.taken_s: float | None = None  # When it was given its place.
         self.line = line
         self.result: AppendResult | None = None
         self._on_settled = on_settled
@@ -54,7 +61,7 @@ class _Pending:
             if line.is_ordered and line.failed is None:
                 line.failed = self.append
             self.result = AppendResult(number, None, told)
-        self._on_settled(self)
+        self._on_settled(self, told)
 
 
 class _Line:
@@ -74,8 +81,9 @@ class _Line:
 
 
 class AppendStream:
-    def __init__(self, server: LogServer, bytes_max: int) -> None:
+    def __init__(self, server: LogServer, bytes_max: int, stats: LogStats) -> None:
         self._server = server
+        self._stats = stats
         self._bytes_max = bytes_max
         self._loop = asyncio.get_running_loop()
         self._lines: dict[int, _Line] = {}
@@ -94,12 +102,13 @@ class AppendStream:
             if bind.ref not in self._lines and len(self._lines) >= _REFS_MAX:
                 raise InvalidRequest(f"a stream has up to {_REFS_MAX} refs")
             self._lines[bind.ref] = _Line(bind.log, bind.is_ordered)
+        came_s = self._loop.time()
         for append in appends:
             line = self._lines.get(append.ref)
             if line is None:
                 raise InvalidRequest(f"ref {append.ref} was never bound", ref=append.ref)
             self._bytes += len(append.block) + _OVERHEAD_BYTES
-            pending = _Pending(append, line, self._on_settled)
+            pending = _Pending(append, line, came_s, self._on_settled)
             line.pending.append(pending)
             if line.waiting or not self._try(pending):
                 line.waiting.append(pending)
@@ -153,6 +162,7 @@ class AppendStream:
             return False
         if owner is not line.owner or line.limits is None:
             line.owner, line.limits = owner, Limits.of(owner.config)
+        began_s = self._loop.time()
         try:
             info = check_block(append.block, line.limits)
             is_taken = owner.submit(append.block, info, append.condition, pending.settle)
@@ -161,6 +171,9 @@ class AppendStream:
         except RollbookError as error:
             pending.settle(error)
             return True
+        if pending.result is None:  # Else it was refused at once.
+            pending.taken_s = self._loop.time()
+            self._stats.on_taken(pending.came_s, began_s, pending.taken_s)
         if not is_taken and line.is_ordered and line.failed is None:
             line.failed = append  # Why is told when all that it rests on is settled.
         return True
@@ -183,8 +196,10 @@ class AppendStream:
 
     # --- Telling ----------------------------------------------------------------------------
 
-    def _on_settled(self, pending: _Pending) -> None:
+    def _on_settled(self, pending: _Pending, told: AppendAck | RollbookError) -> None:
         """What is known of the first ones; the others wait for those before them."""
+        size, now_s = len(pending.append.block), self._loop.time()
+        self._stats.on_settled(told, size, pending.came_s, pending.taken_s, now_s)
         waiting = pending.line.pending
         while waiting and (result := waiting[0].result) is not None:
             self._results.append(result)

@@ -106,7 +106,7 @@ class LogReader:
 
         `skips_truncated`: what was truncated is told of as a gap; else reading ends with it.
         """
-        self._name = name
+        self.name: Final = name
         self._nodes, self._ledgers, self._clock = nodes, ledgers, clock
         self._find_owner, self._find_proven, self._revive = find_owner, find_proven, revive
         self._heartbeat_s = heartbeat_s
@@ -129,6 +129,13 @@ class LogReader:
         self._pause_s = _PAUSE_S_MIN
         self._losses = 0  # In a row.
         self._bytes_told = self._records_told = 0
+
+    @property
+    def lag(self) -> int:
+        """In records, as far as is known here."""
+        owner = self._find_owner()
+        tail = self._tail if owner is None else max(owner.tail, self._tail)
+        return max(tail - self._trail.next_offset, 0)
 
     async def next(self, due: float | None = None) -> ReadEvent:
         """The next event; `Progress` when it is due, by default after a heartbeat, and there is none.
@@ -192,7 +199,7 @@ class LogReader:
             self._end = Sealed(self._trail.next_offset)
             return True
         except RollbookError as error:  # That owner's time is over: ledgers tell the rest.
-            logger.debug("reader_lost_owner", log_name=str(self._name), reason=error.code.reason)
+            logger.debug("reader_lost_owner", log=str(self.name), reason=error.code.reason)
             self._memory = None
             return True
         if blocks is None:
@@ -283,10 +290,10 @@ class LogReader:
 
     async def _read_list(self) -> StoredLog:
         """Raises `NoSuchLog`, `LogDeleted`."""
-        stored = await self._nodes.read(self._name)
+        stored = await self._nodes.read(self.name)
         listed = stored.list
         if listed.state is LogState.DELETED or (self._listed and self._listed.uid != listed.uid):
-            raise LogDeleted(log=str(self._name))
+            raise LogDeleted(log=str(self.name))
         self._listed = listed
         self._tail = max(self._tail, _known_tail(listed))
         return stored
@@ -330,9 +337,9 @@ class LogReader:
 
     async def _list_changed(self, known: StoredLog) -> None:
         """Returns when the list is likely to be another one, or after a while."""
-        watch = await self._nodes.watch(self._name)
+        watch = await self._nodes.watch(self.name)
         try:
-            if (await self._nodes.read(self._name)).version == known.version:
+            if (await self._nodes.read(self.name)).version == known.version:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_AGAIN_S):
                         await anext(watch, None)
@@ -355,7 +362,7 @@ class LogReader:
     async def _on_failure(self, error: RollbookError) -> None:
         logger.info(
             "log_not_read",
-            log_name=str(self._name),
+            log=str(self.name),
             offset=self._trail.next_offset,
             reason=error.code.reason,
         )

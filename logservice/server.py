@@ -93,7 +93,7 @@ class LogServer:
         self._peers = Peers(transport, clock)
         self._patience = TakeoverPatience()
         self._pulse = Pulse(clock, config.lease_s)
-        self._tail_memory = TailMemory(config.tail_memory_bytes)
+        self.tail_memory: Final = TailMemory(config.tail_memory_bytes)
         self._ground: Ground | None = None  # From `start` on.
         self._owners: dict[LogName, Owner] = {}
         self._openings: dict[LogName, asyncio.Task[Owner]] = {}
@@ -120,7 +120,7 @@ class LogServer:
         self._ground = Ground(
             *(info, self.ledgers, self.nodes, self._clock, self._randomness),
             pulse=self._pulse,
-            tail_memory=self._tail_memory,
+            tail_memory=self.tail_memory,
         )
         self._balancing = asyncio.get_running_loop().create_task(self._balance())
         self._sweeper.start()
@@ -418,7 +418,7 @@ class LogServer:
             if preferred is not None:
                 await self.nodes.change(name, lambda it: it.with_preferred_server(preferred))
         except RollbookError as error:  # Whoever comes next recovers it.
-            logger.warning("log_not_closed", log_name=str(name), reason=error.code.reason)
+            logger.warning("log_not_closed", log=str(name), reason=error.code.reason)
         finally:
             del self._closings[name]
 

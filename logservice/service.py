@@ -5,7 +5,7 @@ Appends, seals, truncations and writer epochs are decided by a log's owner; a se
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -40,6 +40,7 @@ from rollbook.logservice.owner import Owner
 from rollbook.logservice.positions import find_offset_at, find_tail
 from rollbook.logservice.reader import LogReader
 from rollbook.logservice.server import LogServer
+from rollbook.logservice.stats import NAMESPACE, LogStats, largest
 from rollbook.logservice.truncation import delete_log, stop_writer, truncate_closed
 from rollbook.logservice.words import (
     AtTail,
@@ -71,6 +72,7 @@ from rollbook.proto.errors import (
     Unavailable,
 )
 from rollbook.proto.ports import Clock
+from rollbook.proto.stats import read
 
 T = TypeVar("T")
 
@@ -82,6 +84,8 @@ _ARRIVAL_S: Final = (
 _REVIVE_S: Final = 5.0  # A reader waits for the log to be opened; longer, it is opened without him.
 _LOOK_S: Final = 1.0  # How often a tail is looked for where its owner is not.
 _NAMES_MAX: Final = 10_000
+_CURSORS_S: Final = 30.0
+_CURSORS_LOGS_MAX: Final = 1000
 _READS_MAX: Final = 64  # At a time.
 _DRAINING: Final = words.ServerState.DRAINING
 _SERVING: Final = words.ServerState.SERVING
@@ -94,17 +98,49 @@ class Service:
         self._nodes, self._ledgers = server.nodes, server.ledgers
         self._loop = asyncio.get_running_loop()
         self._default = LogConfig(quorum=server.config.quorum)
-        self._readers = 0
+        self._readers: dict[int, LogReader] = {}  # By number.
+        self._readers_ever = 0
+        self._cursors: dict[
+            LogName, list[words.Cursor]
+        ] = {}  # Of logs owned here, as last looked at.
+        self._cursors_looked_s = -_CURSORS_S
+        self.stats: Final = LogStats()
+        self._wire_stats()
+
+    def _wire_stats(self) -> None:
+        stats, server = self.stats, self.server
+        stats.readers = lambda: len(self._readers)
+        stats.reader_lags = self._reader_lags
+        stats.cursor_lags = self._cursor_lags
+        stats.logs_owned = lambda: len(server.owned_logs)
+        stats.logs_opened = lambda: server.opened
+        stats.logs_taken_over = lambda: server.taken_over
+        stats.logs_handed_over = lambda: server.handed_over
+        stats.tail_memory_bytes = lambda: server.tail_memory.bytes
 
     # --- Appending --------------------------------------------------------------------------
 
     async def append(self, request: words.Append, due: float) -> words.AppendAck:
-        owner = await self.server.owner_of(request.log, due)
-        info = check_block(request.block, Limits.of(owner.config))
-        return await _by(due, owner.append(request.block, info, request.condition).answer)
+        came_s, taken_s = self._loop.time(), None
+        told: words.AppendAck | RollbookError = QuorumTimeout()  # If its caller leaves.
+        try:
+            owner = await self.server.owner_of(request.log, due)
+            began_s = self._loop.time()
+            info = check_block(request.block, Limits.of(owner.config))
+            answer = owner.append(request.block, info, request.condition).answer
+            taken_s = self._loop.time()
+            self.stats.on_taken(came_s, began_s, taken_s)
+            told = await _by(due, answer)
+        except RollbookError as error:
+            told = error
+            raise
+        finally:
+            size, now_s = len(request.block), self._loop.time()
+            self.stats.on_settled(told, size, came_s, taken_s, now_s)
+        return told
 
     def open_append_stream(self) -> AppendStream:
-        return AppendStream(self.server, self.server.config.stream_bytes_max)
+        return AppendStream(self.server, self.server.config.stream_bytes_max, self.stats)
 
     async def seal(self, request: words.Seal, due: float) -> words.SealAnswer:
         owner = await self.server.owner_of(request.log, due)
@@ -139,6 +175,7 @@ class Service:
                 match await reader.next(wait_until if is_waiting else due):
                     case Records() as records:
                         found = cut_to_size(records, request.records_max, request.bytes_max)
+                        self._on_told(found)
                     case Gap(_, _, end):
                         found = Records((), end, end)
                     case CaughtUp() if self._loop.time() < wait_until:
@@ -169,6 +206,7 @@ class Service:
                     event, is_over = until.cut(event)
                     if event is not None:
                         position = event.next_offset
+                        self._on_told(event)
                 elif isinstance(event, Gap):
                     position = event.end
                     is_over = until.is_reached(position)
@@ -192,12 +230,13 @@ class Service:
         on_truncated: OnTruncated,
         heartbeat_s: float | None = None,
     ) -> AsyncIterator[LogReader]:
-        if self._readers >= self.server.config.readers_max:
+        if len(self._readers) >= self.server.config.readers_max:
             raise Overloaded(
                 "this server has all the readers that it may have", retry_after_ms=1000
             )
-        self._readers += 1
-        reader = LogReader(
+        self._readers_ever += 1
+        number = self._readers_ever
+        reader = self._readers[number] = LogReader(
             log,
             start,
             nodes=self._nodes,
@@ -212,8 +251,15 @@ class Service:
         try:
             yield reader
         finally:
-            self._readers -= 1
+            del self._readers[number]
             await reader.close()
+
+    def _on_told(self, records: Records) -> None:
+        self.stats.told_records += records.next_offset - records.base_offset
+        self.stats.told_bytes += sum(map(len, records.blocks))
+
+    def _reader_lags(self) -> Mapping[str, float]:
+        return largest((f"{each.name}#{no}", each.lag) for no, each in self._readers.items())
 
     # --- Tail and positions -----------------------------------------------------------------
 
@@ -526,6 +572,29 @@ class Service:
         await _by(due, self._nodes.delete_cursor(request))
         return words.Done()
 
+    async def look_at_cursors(self) -> None:
+        """So that their lags can be told. At most every `_CURSORS_S`; what fails leaves what was known."""
+        if self._loop.time() < self._cursors_looked_s + _CURSORS_S:
+            return
+        self._cursors_looked_s = self._loop.time()
+        found: dict[LogName, list[words.Cursor]] = {}
+        try:
+            async with asyncio.timeout(_CURSORS_S):
+                for log in self.server.owned_logs[:_CURSORS_LOGS_MAX]:
+                    found[log] = await self._nodes.cursors(log)
+        except (RollbookError, TimeoutError):
+            found = self._cursors | found
+        self._cursors = found
+
+    def _cursor_lags(self) -> Mapping[str, float]:
+        owners = [(log, self.server.find(log), each) for log, each in self._cursors.items()]
+        return largest(
+            (f"{log}:{cursor.name}", max(owner.tail - cursor.offset, 0))
+            for log, owner, cursors in owners
+            if owner is not None
+            for cursor in cursors
+        )
+
     # --- Cluster ----------------------------------------------------------------------------
 
     async def lookup(self, request: words.Lookup, due: float) -> words.LogOwners:
@@ -581,11 +650,9 @@ class Service:
         return words.ServerStats(
             server.server_id,
             {
-                "logs_owned": len(server.owned_logs),
-                "logs_opened": server.opened,
-                "logs_taken_over": server.taken_over,
-                "logs_handed_over": server.handed_over,
-                "readers": self._readers,
+                f"{NAMESPACE}_{metric.name}": float(value)
+                for metric, value in read(self.stats)
+                if isinstance(value, int | float)
             },
         )
 

@@ -1,0 +1,108 @@
+"""What one log server has done since it started: the table of its metrics. Names get `rollbook_log_` in front.
+
+    an append    queue      from its arrival until its log's owner takes it: opening the log, finding room
+                 sequence   checked, given its place in the order, stamped, handed to the ledger
+                 store      until the bookies have it and all before it, and whoever appended is told
+
+What stands somewhere anyway is asked for when somebody looks. Labels that name logs are bounded: those
+that lag most are told, and the rest is not.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.logservice.words import AppendAck
+from rollbook.proto.errors import RollbookError
+from rollbook.proto.stats import (
+    Gauge,
+    Gauges,
+    Histogram,
+    counter,
+    counters,
+    gauge,
+    gauges,
+    latencies,
+    latency,
+    told_counter,
+)
+
+PART: Final = "log"
+NAMESPACE: Final = f"rollbook_{PART}"
+STAGES: Final = ("queue", "sequence", "store")
+LAGS_MAX: Final = 500
+_NS_PER_S: Final = 1e9
+
+
+@dataclass(slots=True)
+class LogStats:
+    # --- Appends ------------------------------------------------------------------------------
+    stages: dict[str, Histogram] = latencies(
+        "append_stage_seconds", "One stage of an append.", "stage", STAGES
+    )
+    appends: Histogram = latency(
+        "append_seconds", "From the arrival of an append, one batch, to its answer."
+    )
+    records: int = counter("appended_records_total", "Records that were appended.")
+    appended_bytes: int = counter("appended_bytes_total", "Bytes of their blocks.")
+    duplicates: int = counter("duplicates_total", "Appends that were there already.")
+    refusals: dict[str, int] = counters(
+        "append_refusals_total",
+        "Appends that were answered with an error, by its reason.",
+        "reason",
+    )
+    # --- Readers ------------------------------------------------------------------------------
+    readers: Gauge = gauge("readers", "Readers, those of single requests too.")
+    told_records: int = counter("told_records_total", "Records that readers were told.")
+    told_bytes: int = counter("told_bytes_total", "Bytes of the blocks that they came in.")
+    reader_lags: Gauges = gauges(
+        "reader_lag_records", "Records that a reader has before it: log#number.", "reader"
+    )
+    cursor_lags: Gauges = gauges(
+        "cursor_lag_records", "Records behind a cursor of a log that is owned here.", "cursor"
+    )
+    # --- Logs ---------------------------------------------------------------------------------
+    logs_owned: Gauge = gauge("logs_owned", "Logs that this server owns.")
+    logs_opened: Gauge = told_counter("logs_opened_total", "Logs that it became the owner of.")
+    logs_taken_over: Gauge = told_counter(
+        "logs_taken_over_total", "Those whose owner was believed to live, and did not answer."
+    )
+    logs_handed_over: Gauge = told_counter(
+        "logs_handed_over_total", "Logs that it let go of, closed."
+    )
+    tail_memory_bytes: Gauge = gauge(
+        "tail_memory_bytes", "The newest blocks of all logs, kept for readers."
+    )
+
+    def on_taken(self, came_s: float, began_s: float, taken_s: float) -> None:
+        """An append has its place; times are those of the loop."""
+        stages = self.stages
+        stages["queue"].observe(int((began_s - came_s) * _NS_PER_S))
+        stages["sequence"].observe(int((taken_s - began_s) * _NS_PER_S))
+
+    def on_settled(
+        self,
+        told: AppendAck | RollbookError,
+        size: int,
+        came_s: float,
+        taken_s: float | None,
+        now_s: float,
+    ) -> None:
+        """`taken_s`: None if it never had a place."""
+        if taken_s is not None:
+            self.stages["store"].observe(int((now_s - taken_s) * _NS_PER_S))
+        self.appends.observe(int((now_s - came_s) * _NS_PER_S))
+        if not isinstance(told, AppendAck):
+            reason = told.code.reason
+            self.refusals[reason] = self.refusals.get(reason, 0) + 1
+        elif told.is_duplicate:
+            self.duplicates += 1
+        else:
+            self.records += told.next_offset - told.first_offset
+            self.appended_bytes += size
+
+
+def largest(lags: Iterable[tuple[str, int]]) -> Mapping[str, float]:
+    """Those that matter most, by name."""
+    return dict(sorted(heapq.nlargest(LAGS_MAX, lags, key=lambda each: each[1])))

@@ -1,0 +1,78 @@
+"""What a server counts: the stages of its appends, what readers were told, and who lags."""
+
+import pytest
+
+from rollbook.logservice import words
+from rollbook.logservice.ids import CursorName, Earliest, Offset
+from rollbook.logservice.stats import LAGS_MAX, STAGES, LogStats, largest
+from rollbook.proto.errors import OffsetMismatch
+from tests.unit.logservice.owner_scene import Scene, block_of, play
+from tests.unit.logservice.service_scene import log_suggested_to, make_log, start_all
+
+
+def counts(stats: LogStats) -> dict[str, int]:
+    return {stage: stats.stages[stage].count for stage in STAGES}
+
+
+def test_every_append_has_its_stages_and_they_make_it_up() -> None:
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"one", b"two")  # It is opened for this one.
+        stats = a.service.stats
+        stream = a.do(a.service.open_append_stream)
+        a.do(
+            stream.submit,
+            [words.Bind(1, log, True)],
+            [words.StreamAppend(number, 1, block_of(b"x")[0]) for number in range(10)],
+        )
+        told = 0
+        while told < 10:
+            told += len(await a.ask(_results(stream)))
+        assert counts(stats) == {"queue": 11, "sequence": 11, "store": 11}
+        assert stats.appends.count == 11
+        assert stats.records == 12
+        assert stats.appended_bytes > 11 * 72
+        parts = sum(stats.stages[stage].total for stage in STAGES)
+        assert abs(stats.appends.total - parts) < 11 * 1000, "to the microsecond"
+        assert stats.stages["queue"].total > stats.stages["sequence"].total, "opening the log"
+        stale = words.Append(log, block_of(b"x")[0], words.Condition(expected_offset=Offset(999)))
+        with pytest.raises(OffsetMismatch):
+            await a.ask(a.service.append(stale, a.due(10.0)))
+        assert stats.refusals == {"OFFSET_MISMATCH": 1}
+        assert stats.records == 12
+
+    play(story)
+
+
+async def _results(stream: words.AppendStream) -> list[words.AppendResult]:
+    return list(await stream.results())
+
+
+def test_who_lags_is_told() -> None:
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, *[b"x"] * 30)
+        stats = a.service.stats
+        commit = words.CommitCursor(log, CursorName("c"), Offset(10))
+        await a.ask(a.service.commit_cursor(commit, a.due(10.0)))
+        await a.ask(a.service.look_at_cursors())
+        assert stats.cursor_lags() == {f"{log}:c": 20.0}
+        async with a.events(words.ReadStream(log, Earliest())) as events:
+            assert isinstance(await anext(events), words.Records)
+            assert stats.readers() == 1
+            assert list(stats.reader_lags().values()) == [0.0]
+            assert stats.told_records == 30
+        answer = await a.ask(a.service.get_server_stats(words.GetServerStats(), a.due(10.0)))
+        assert answer.stats["rollbook_log_appended_records_total"] == 30
+        assert answer.stats["rollbook_log_logs_owned"] == 1
+
+    play(story)
+
+
+def test_labels_are_bounded() -> None:
+    lags = [(f"ns/log{number}#1", number) for number in range(10 * LAGS_MAX)]
+    found = largest(lags)
+    assert len(found) == LAGS_MAX
+    assert min(found.values()) == 9 * LAGS_MAX
