@@ -14,6 +14,7 @@ the connection: its peer, or our idea of it, is broken.
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Final, TypeAlias, cast
 
@@ -184,27 +185,42 @@ class BookieClient(asyncio.BufferedProtocol):
                 await room.wait(size, due)
             except TimeoutError:
                 raise self._unreachable("too much waits for it already") from None
-        try:
-            if self.is_over:
-                raise self._unreachable("the connection was lost")
-            if not self.can_tell_apart(request):
-                raise self._unreachable("the same is being asked already")
-            return await self._ask(
-                key, _Call(request, frame, due, self._loop.create_future()), is_high_priority
-            )
-        finally:
+        if self.is_over:
             room.give(size)
+            raise self._unreachable("the connection was lost")
+        if not self.can_tell_apart(request):
+            room.give(size)
+            raise self._unreachable("the same is being asked already")
+        return await self._ask(key, _Call(request, frame, due, self._loop.create_future()), room)
 
-    async def _ask(self, key: _Key, call: _Call, is_high_priority: bool) -> Reply:
+    def start(
+        self, request: Request, due: float, *, is_high_priority: bool
+    ) -> asyncio.Future[Reply] | None:
+        """`call`, without a task to wait in it: what it comes to. Cancel it to drop the answer.
+
+        None if something would have to be waited for first, or stands in the way.
+        """
+        if self.is_over or not self.can_tell_apart(request):
+            return None
+        key, frame = self._pack(request, is_high_priority)
+        room = self._rooms[is_high_priority]
+        if not room.take(len(frame)):
+            return None
+        return self._ask(key, _Call(request, frame, due, self._loop.create_future()), room)
+
+    def _ask(self, key: _Key, call: _Call, room: Room) -> asyncio.Future[Reply]:
+        """It has its room already."""
         self._waiting[key] = call
-        self._outbox.put(call, is_high_priority)
+        self._outbox.put(call, room is self._rooms[True])
         self._flush_soon()
         self._look_by(call.due)
-        try:
-            return await call.future
-        finally:
-            if self._waiting.get(key) is call:
-                self._give_up(key, call)
+        call.future.add_done_callback(partial(self._on_done, key, call, room))
+        return call.future
+
+    def _on_done(self, key: _Key, call: _Call, room: Room, _: asyncio.Future[Reply]) -> None:
+        room.give(len(call.frame))
+        if self._waiting.get(key) is call:
+            self._give_up(key, call)
 
     def _give_up(self, key: _Key, call: _Call) -> None:
         """Its answer, if it still comes, is for nobody."""

@@ -18,6 +18,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -125,14 +126,43 @@ class Bookies:
                 link = self._link_in(bookie, v3.VERSION, self._lane(request))
                 client = link.client or await link.connected(due)
             return await client.call(request, due, is_high_priority=is_high_priority)
-        except BookieTimeout:
+        except (BookieTimeout, ConnectionLost) as error:
+            self._on_failed(bookie, link, deadline_s, error)
+            raise
+
+    def start(
+        self, bookie: BookieId, request: Request, *, deadline_s: float, is_high_priority: bool
+    ) -> asyncio.Future[Reply] | None:
+        """`call`, without a task to wait in it; it comes to the same. Cancel it to drop the answer.
+
+        None if something would have to be waited for before it can be sent.
+        """
+        if self._is_closed:
+            return None
+        link = self._link(bookie, request)
+        if (client := link.client) is None:
+            return None
+        due = asyncio.get_running_loop().time() + deadline_s
+        reply = client.start(request, due, is_high_priority=is_high_priority)
+        if reply is not None:
+            reply.add_done_callback(partial(self._on_done, bookie, link, deadline_s))
+        return reply
+
+    def _on_done(
+        self, bookie: BookieId, link: "Link", deadline_s: float, reply: asyncio.Future[Reply]
+    ) -> None:
+        if not reply.cancelled() and (error := reply.exception()) is not None:
+            self._on_failed(bookie, link, deadline_s, error)
+
+    def _on_failed(
+        self, bookie: BookieId, link: "Link", deadline_s: float, error: BaseException
+    ) -> None:
+        if isinstance(error, BookieTimeout):
             if deadline_s >= self._config.silence_s_max:  # Less proves nothing.
                 self._shared.note_failure(bookie)
-            raise
-        except ConnectionLost:
-            if link.is_for_batches and not link.has_answered:
-                self._hung_up_on_batches[bookie] = loop.time() + _FORGET_BATCHES_S
-            raise
+        elif isinstance(error, ConnectionLost) and link.is_for_batches and not link.has_answered:
+            until = asyncio.get_running_loop().time() + _FORGET_BATCHES_S
+            self._hung_up_on_batches[bookie] = until
 
     def has_batches(self, bookie: BookieId) -> bool:
         """Whether it is worth asking for one. Bookies before 4.17 hang up on it, and are not asked

@@ -3,10 +3,15 @@
 calls.ask(question, bookie, request, deadline_s)     any number of times
 await calls.news(timeout_s)                          until there is something, or time is up
 for question, answer in calls.take(): …              a reply, or the error that came instead
+
+A call that can be sent at once has no task: who recovers a thousand ledgers asks ten thousand times. One
+that has to wait for a connection, for room, or for another try has one.
 """
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Final, Generic, Protocol, Self, TypeVar
 
@@ -46,6 +51,20 @@ class Caller(Protocol):
         is_high_priority: bool = False,
     ) -> Reply: ...
 
+    def start(
+        self, bookie: BookieId, request: Request, *, deadline_s: float, is_high_priority: bool
+    ) -> asyncio.Future[Reply] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked(Generic[Question]):
+    question: Question
+    bookie: BookieId
+    request: Request
+    due: float
+    is_high_priority: bool
+    passing: Passing
+
 
 class Calls(Generic[Question]):
     """Leaving the context drops what has not been answered."""
@@ -53,10 +72,12 @@ class Calls(Generic[Question]):
     def __init__(self, bookies: Caller) -> None:
         self._bookies = bookies
         self._loop = asyncio.get_running_loop()
+        self._replies: dict[asyncio.Future[Reply], None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._unanswered = 0  # A task lives on for a moment after its answer has come.
         self._answers: deque[tuple[Question, Reply | RollbookError]] = deque()
-        self._news = asyncio.Event()
+        self._has_news = False
+        self._waiter: asyncio.Future[None] | None = None  # Of whoever waits for news.
 
     def ask(
         self,
@@ -70,39 +91,58 @@ class Calls(Generic[Question]):
     ) -> None:
         """After errors that may pass it is tried again, until the deadline."""
         due = self._loop.time() + deadline_s
+        asked = _Asked(question, bookie, request, due, is_high_priority, passing)
         self._unanswered += 1
-        task = self._loop.create_task(
-            self._call(question, bookie, request, due, is_high_priority, passing)
+        reply = self._bookies.start(
+            bookie, request, deadline_s=deadline_s, is_high_priority=is_high_priority
         )
+        if reply is None:
+            self._begin(asked, after_s=0.0)
+        else:
+            self._replies[reply] = None
+            reply.add_done_callback(partial(self._on_reply, asked))
+
+    def _on_reply(self, asked: _Asked[Question], reply: "asyncio.Future[Reply]") -> None:
+        del self._replies[reply]
+        if reply.cancelled():
+            return
+        error = reply.exception()
+        if error is not None and not isinstance(error, RollbookError):
+            raise error
+        answer = reply.result() if error is None else error
+        if error_of(answer) in asked.passing and self._loop.time() + _PAUSE_S < asked.due:
+            self._begin(asked, after_s=_PAUSE_S)
+        else:
+            self._on_answer(asked, answer)
+
+    def _begin(self, asked: _Asked[Question], after_s: float) -> None:
+        task = self._loop.create_task(self._call(asked, after_s))
         self._tasks[task] = None
         task.add_done_callback(self._forget)
 
-    async def _call(
-        self,
-        question: Question,
-        bookie: BookieId,
-        request: Request,
-        due: float,
-        is_high_priority: bool,
-        passing: Passing,
-    ) -> None:
-        pause_s = _PAUSE_S
+    async def _call(self, asked: _Asked[Question], after_s: float) -> None:
+        pause_s = after_s
         while True:
+            if pause_s:
+                await asyncio.sleep(pause_s)
+            pause_s = min(max(2 * pause_s, _PAUSE_S), _PAUSE_S_MAX)
             answer: Reply | RollbookError
-            left_s = due - self._loop.time()
             try:
                 answer = await self._bookies.call(
-                    bookie, request, deadline_s=left_s, is_high_priority=is_high_priority
+                    *(asked.bookie, asked.request),
+                    deadline_s=asked.due - self._loop.time(),
+                    is_high_priority=asked.is_high_priority,
                 )
             except RollbookError as error:
                 answer = error
-            if error_of(answer) not in passing or self._loop.time() + pause_s >= due:
+            if error_of(answer) not in asked.passing or self._loop.time() + pause_s >= asked.due:
                 break
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        self._on_answer(asked, answer)
+
+    def _on_answer(self, asked: _Asked[Question], answer: Reply | RollbookError) -> None:
         self._unanswered -= 1
-        self._answers.append((question, answer))
-        self._news.set()
+        self._answers.append((asked.question, answer))
+        self.wake()
 
     def _forget(self, task: "asyncio.Task[None]") -> None:
         self._tasks.pop(task, None)
@@ -110,18 +150,26 @@ class Calls(Generic[Question]):
             raise bug
 
     def wake(self) -> None:
-        """There is news of another kind."""
-        self._news.set()
+        """There is news, of another kind perhaps."""
+        self._has_news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def news(self, timeout_s: float) -> None:
         """Returns, too, when `timeout_s` have passed."""
-        if not self._news.is_set():
+        if not self._has_news:
+            self._waiter = self._loop.create_future()
+            timer = self._loop.call_later(max(timeout_s, _MOMENT_S), self._on_time_up)
             try:
-                async with asyncio.timeout(max(timeout_s, _MOMENT_S)):
-                    await self._news.wait()
-            except TimeoutError:
-                return
-        self._news.clear()
+                await self._waiter
+            finally:
+                timer.cancel()
+                self._waiter = None
+        self._has_news = False
+
+    def _on_time_up(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def take(self) -> list[tuple[Question, Reply | RollbookError]]:
         answers = list(self._answers)
@@ -134,10 +182,13 @@ class Calls(Generic[Question]):
         return bool(self._unanswered or self._answers)
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for reply in list(self._replies):
+            reply.cancel()
+        if self._tasks:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def __aenter__(self) -> Self:
         return self
