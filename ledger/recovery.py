@@ -226,13 +226,14 @@ class _Attempt:
         """Until nobody can confirm an entry without a bookie that is fenced (FR1).
 
         A fence's answer has the LAC that came with the last entry. A writer that rested may have
-        told a higher one since: asked for beside it, it saves writing its entries once more.
+        told all of them a higher one since: one is asked for it beside the fence, and it saves writing
+        entries once more.
         """
         survey = LacSurvey(self._quorum, EntryId(self._first_entry - 1))
+        if asks_lac and self._bookies.protocol_version == v3.VERSION:
+            self._ask(Ask(self._who_tells_the_lac(), *_LAC))
         for slot in range(self._quorum.ensemble):
             self._ask(Ask(slot, *_FENCE), passing=UNTIL_HEARD)
-            if asks_lac and self._bookies.protocol_version == v3.VERSION:
-                self._ask(Ask(slot, *_LAC))
         while not survey.is_covered:
             if not self._calls.is_waiting:
                 raise RecoveryIncomplete(
@@ -247,6 +248,14 @@ class _Attempt:
                     told = judge_lac(self._digest, answer)
                     survey.on_told(told.last_add_confirmed, told.highest_entry)
         return survey
+
+    def _who_tells_the_lac(self) -> int:
+        """Somebody who is there; each ledger asks another one."""
+        slots = [
+            (self._ledger_id + n) % self._quorum.ensemble for n in range(self._quorum.ensemble)
+        ]
+        live = self._bookies.live()
+        return next((slot for slot in slots if live.find(self._ensemble[slot])), slots[0])
 
     def _on_fenced(self, survey: LacSurvey, slot: int, answer: Reply | RollbookError) -> None:
         error = error_of(answer)
@@ -290,6 +299,9 @@ class _Attempt:
         )
         if survey.highest_entry > start:
             write_backs.open()
+        if self._last is not None:
+            search.on_fenced(self._last)
+            self._take_found(search, write_backs)
         try:
             await self._find_and_write_back(search, write_backs)
         finally:
@@ -315,11 +327,7 @@ class _Attempt:
             await self._calls.news(self._next_step_at(search, look_at) - self._loop.time())
             for ask, answer in self._calls.take():
                 self._on_answer(search, ask, answer)
-            if found := search.take_found():
-                self._last = found[-1]
-                self._entry_bytes = max(map(_entry_bytes, found))
-                write_backs.add(found)
-                self._stuck_at = None
+            self._take_found(search, write_backs)
             self._hurry(search)
             self._lose_patience(search)
             if self._loop.time() >= look_at:
@@ -327,6 +335,13 @@ class _Attempt:
                 look_at = self._loop.time() + look_every_s
             if write_backs.error is not None:
                 raise write_backs.error
+
+    def _take_found(self, search: TailSearch, write_backs: WriteBacks) -> None:
+        if found := search.take_found():
+            self._last = found[-1]
+            self._entry_bytes = max(map(_entry_bytes, found))
+            write_backs.add(found)
+            self._stuck_at = None
 
     def _next_step_at(self, search: TailSearch, look_at: float) -> float:
         """When something is to be done even without news."""

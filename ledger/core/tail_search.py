@@ -79,9 +79,10 @@ class TailSearch:
         """What to ask now, at most `entries_max` entries ahead of the first undecided one."""
         end = self._next + entries_max
         end = min(end, max(self._highest_seen, self._next - 1) + 1 + self._probes)
-        for entry_id in map(EntryId, range(self._planned_end, end)):
-            self._sought[entry_id] = _Sought()
-            self._to_plan.append(entry_id)
+        for entry_id in map(EntryId, range(max(self._planned_end, self._next), end)):
+            if entry_id not in self._found:
+                self._sought[entry_id] = _Sought()
+                self._to_plan.append(entry_id)
         self._planned_end = EntryId(max(self._planned_end, end))
         runs = _Runs(self._quorum, self._batch_slots, self._batch_entries_max)
         chunk, cover = -1, covering_slots(self._quorum, 0)
@@ -120,6 +121,11 @@ class TailSearch:
         )
 
     # --- What was answered --------------------------------------------------------------------
+
+    def on_fenced(self, entry: Entry) -> None:
+        """Verified: the fence itself brought it, so nobody need be asked (FR2). Before `plan`."""
+        if entry.entry_id >= self._next:
+            self._found[entry.entry_id] = entry
 
     def on_entries(self, ask: Ask, entries: Sequence[Entry]) -> None:
         """Verified, in order, at least one; what is missing behind the last had no room."""

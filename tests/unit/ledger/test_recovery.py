@@ -91,6 +91,24 @@ def test_what_the_writer_told_when_it_rested_is_not_written_again() -> None:
     stage(act)
 
 
+def test_an_entry_that_the_fence_brings_is_not_asked_for() -> None:
+    """FR2: its answer is a valid copy like any other, and is written back as it came."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b0"].put(range(5))
+        on["b1"].put(range(4))
+        on["b2"].delay_s = 0.01  # The other two are enough.
+        closed = await on.recover()
+        assert closed.last_entry == 4
+        for keeper in on.keepers("b0 b1 b2"):
+            asked = [r.entry_id for r in keeper.heard if isinstance(r, Read)]
+            assert asked == [NO_ENTRY, 5]
+            assert [entry.entry_id for entry in keeper.added] == [4]
+
+    stage(act)
+
+
 def test_every_question_fences() -> None:
     """FR1, as #2614 showed: an entry that is at one bookie less than an ack quorum must not reach the
     last one after that has said that it has none.
@@ -119,7 +137,7 @@ def test_a_bookie_is_fenced_before_its_negative_counts() -> None:
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
-        on["b0"].put([0], lac=-1)
+        on["b0"].put([0, 1], lac=-1)
         on["b0"].ignores = lambda r: isinstance(r, Read) and r.entry_id == 0
         on["b2"].ignores = lambda r: isinstance(r, Read) and r.entry_id == NO_ENTRY
         closed = await on.recover()
