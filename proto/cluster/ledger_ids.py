@@ -10,10 +10,15 @@ node itself is of no use and is removed at once.
 The existence of `idgen-long` says that the short ids are used up. When the numbers below one `HOB`
 are, the next one is made; all but the newest three are removed.
 
+Who wants an id while others are being drawn has his drawn together with all that are wanted by then:
+two transactions for many, not for each.
+
 A drawn id is a proposal: creating the ledger's node decides.
 """
 
+import asyncio
 import re
+from collections import deque
 from typing import Final
 
 from rollbook.proto.cluster.lost_replies import (
@@ -34,12 +39,13 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.formats.paths import HIGH_PREFIX, ID_PREFIX, LONG_IDS, SHORT_IDS
 from rollbook.proto.ids import LedgerId
-from rollbook.proto.ports import CreateMode, MetadataStore
+from rollbook.proto.ports import Create, CreateMode, Delete, MetadataStore
 
 _NUMBERS: Final = 2**31 - 1  # A counter's numbers below this are used; behind it, it wraps.
 _HIGH: Final = re.compile(rf"{HIGH_PREFIX}([0-9]{{10}})")
 _HIGH_MAX: Final = 2**31 - 1  # Ids have 63 bits; a name beyond is a stranger's.
 _HIGH_KEPT: Final = 3
+_AT_ONCE_MAX: Final = 64
 
 
 class LedgerIds:
@@ -48,20 +54,34 @@ class LedgerIds:
         self._short = f"{root}/{SHORT_IDS}"
         self._long = f"{root}/{LONG_IDS}"
         self._is_long: bool | None = None  # Not looked yet.
+        self._wanted = 0
+        self._drawn: deque[LedgerId] = deque()  # For those who wait; what they leave is for others.
+        self._turn = asyncio.Lock()
 
     async def draw(self) -> LedgerId:
         """An id that no other call gets, here or elsewhere."""
+        self._wanted += 1
+        try:
+            async with self._turn:
+                if not self._drawn:
+                    self._drawn.extend(await self._draw(min(self._wanted, _AT_ONCE_MAX)))
+                return self._drawn.popleft()
+        finally:
+            self._wanted -= 1
+
+    async def _draw(self, count: int) -> list[LedgerId]:
+        """So many, or fewer; one at least."""
         if self._is_long is None:
             self._is_long = await read_surely(self._store, self._long) is not None
         if not self._is_long:
-            number = await self._draw_number(self._short)
-            if number is not None:
-                return LedgerId(number)
+            numbers = await self._draw_numbers(self._short, count)
+            if numbers:
+                return [LedgerId(number) for number in numbers]
             await ensure_node(self._store, self._long)
             self._is_long = True
-        return await self._draw_long()
+        return await self._draw_long(count)
 
-    async def _draw_long(self) -> LedgerId:
+    async def _draw_long(self, count: int) -> list[LedgerId]:
         while True:
             highs = _high_numbers(await children_surely(self._store, self._long))
             if not highs:
@@ -69,21 +89,20 @@ class LedgerIds:
                 continue
             high = highs[-1]
             try:
-                number = await self._draw_number(self._high_path(high), is_made=True)
+                numbers = await self._draw_numbers(self._high_path(high), count, is_made=True)
             except NoSuchNode:
                 continue  # Removed as one of the oldest: we looked too long ago.
-            if number is not None:
-                return LedgerId(high << 32 | number)
+            if numbers:
+                return [LedgerId(high << 32 | number) for number in numbers]
             await ensure_node(self._store, self._high_path(high + 1))
             await self._remove([*highs, high + 1][:-_HIGH_KEPT])
 
-    async def _draw_number(self, counter: str, *, is_made: bool = False) -> int | None:
-        """None: the counter has run out. Numbers whose reply was lost are given up."""
+    async def _draw_numbers(self, counter: str, count: int, *, is_made: bool = False) -> list[int]:
+        """None at all: the counter has run out. Numbers whose reply was lost are given up."""
+        one = Create(f"{counter}/{ID_PREFIX}", mode=CreateMode.EPHEMERAL_SEQUENTIAL)
         for _ in range(ATTEMPTS):
             try:
-                path = await self._store.create(
-                    f"{counter}/{ID_PREFIX}", mode=CreateMode.EPHEMERAL_SEQUENTIAL
-                )
+                paths = [str(path) for path in await self._store.transaction([one] * count)]
             except (ConnectionLost, SessionExpired):
                 continue
             except NoSuchNode:
@@ -92,11 +111,11 @@ class LedgerIds:
                 await self._make_counter(counter)
                 continue
             try:
-                await self._store.delete(path)
+                await self._store.transaction([Delete(path) for path in paths])
             except RollbookError:
-                pass  # It goes with our session.
-            number = int(path.rpartition(ID_PREFIX)[2])
-            return number if 0 <= number < _NUMBERS else None
+                pass  # They go with our session.
+            numbers = [int(path.rpartition(ID_PREFIX)[2]) for path in paths]
+            return [number for number in numbers if 0 <= number < _NUMBERS]
         raise MetadataUnavailable("no ledger id could be drawn", path=counter)
 
     async def _make_counter(self, counter: str) -> None:

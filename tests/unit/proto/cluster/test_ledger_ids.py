@@ -1,12 +1,13 @@
 """Ids for ledgers: never the same twice, from the counters that Java uses."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.errors import MetadataUnavailable, NoSuchCluster
-from rollbook.proto.ports import CreateMode, MetadataStore
+from rollbook.proto.ports import Create, CreateMode, MetadataStore, Op, OpResult
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 
 ROOT = "/ledgers"
@@ -20,14 +21,15 @@ class Counters(FaultyStore):
         super().__init__(store)
         self.numbers: dict[str, list[int]] = {}
 
-    async def create(
-        self, path: str, value: bytes = b"", mode: CreateMode = CreateMode.PERSISTENT
-    ) -> str:
-        parent = path.rpartition("/")[0]
-        if mode.is_sequential and self.numbers.get(parent):
+    async def transaction(self, ops: Sequence[Op]) -> list[OpResult]:
+        return await super().transaction([self._numbered(op) for op in ops])
+
+    def _numbered(self, op: Op) -> Op:
+        parent = op.path.rpartition("/")[0]
+        if isinstance(op, Create) and op.mode.is_sequential and self.numbers.get(parent):
             number = self.numbers[parent].pop(0)
-            return await super().create(f"{path}{number:010d}", value, CreateMode.EPHEMERAL)
-        return await super().create(path, value, mode)
+            return Create(f"{op.path}{number:010d}", op.value, CreateMode.EPHEMERAL)
+        return op
 
 
 @pytest.fixture
@@ -50,6 +52,34 @@ async def test_ids_never_come_back(counters: Counters, rival: MetadataStore) -> 
     drawn = await asyncio.gather(*(ids.draw() for ids in (mine, theirs) * 50))
     assert sorted(drawn) == list(range(100))
     assert await LedgerIds(counters, ROOT).draw() == 100
+
+
+async def test_what_is_wanted_at_the_same_time_is_drawn_together(counters: Counters) -> None:
+    ids = LedgerIds(counters, ROOT)
+    await ids.draw()
+    counters.writes = 0
+    assert sorted(await asyncio.gather(*(ids.draw() for _ in range(50)))) == list(range(1, 51))
+    assert counters.writes <= 4
+    assert await counters.children(f"{ROOT}/idgen") == []
+
+
+async def test_what_one_who_was_cancelled_has_drawn_is_for_others(counters: Counters) -> None:
+    ids = LedgerIds(counters, ROOT)
+    await ids.draw()
+    drawing = [asyncio.ensure_future(ids.draw()) for _ in range(3)]
+    await asyncio.sleep(0)
+    drawing[1].cancel()
+    await asyncio.gather(*drawing, return_exceptions=True)
+    assert drawing[1].cancelled()
+    assert {await drawing[0], await drawing[2], await ids.draw()} <= {1, 2, 3, 4}
+
+
+async def test_of_a_draw_that_reaches_the_end_the_first_numbers_count(counters: Counters) -> None:
+    await counters.create(f"{ROOT}/idgen")
+    counters.numbers[f"{ROOT}/idgen"] = [LAST - 1, LAST, LAST + 1, LAST + 2]
+    ids = LedgerIds(counters, ROOT)
+    drawn = await asyncio.gather(*(ids.draw() for _ in range(3)))
+    assert drawn == [LAST - 1, LAST, 1 << 32]
 
 
 async def test_a_number_whose_reply_was_lost_is_given_up(counters: Counters) -> None:
