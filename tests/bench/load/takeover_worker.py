@@ -21,6 +21,7 @@ from tests.bench.load import jobs
 from tests.bench.load.jobs import Found, Job
 
 _OPENED_AT_ONCE = 32
+_ASKED_AT_ONCE = 100
 
 
 class _Ack(NamedTuple):
@@ -66,11 +67,19 @@ class _Load:
         await asyncio.gather(*self._tasks)
 
 
+async def _owners(client: aio.Client, names: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for start in range(0, len(names), _ASKED_AT_ONCE):
+        some = names[start : start + _ASKED_AT_ONCE]
+        found |= {str(each.log): each.address for each in await client.lookup(some)}
+    return found
+
+
 async def _run(client: aio.Client, job: Job) -> Found:
     load = _Load(client, job["every_s"])
     await load.begin(job["logs"])
     await asyncio.sleep(job["warm_s"])
-    owners = {str(each.log): each.address for each in await client.lookup(job["logs"])}
+    owners = await _owners(client, job["logs"])
     for pid in job["stop"]:
         os.kill(pid, signal.SIGSTOP)
     struck_at = time.time()
