@@ -8,6 +8,7 @@ from rollbook.api.access.token_file import read_token, stamp
 from rollbook.api.cli.log_server import REST_PORT, tls_files
 from rollbook.api.client.channels import Security
 from rollbook.api.rest.forwarding import GrpcPeers
+from rollbook.api.rest.log_metrics import Shown
 from rollbook.api.rest.logs import RestServer
 from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice.config import LogServerConfig
@@ -15,6 +16,7 @@ from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.ports import Address
+from rollbook.proto.runtime.metrics import Metrics
 
 
 async def serve_rest(
@@ -24,6 +26,7 @@ async def serve_rest(
     config: LogServerConfig,
     host: str,
     doorkeeper: Doorkeeper | None,
+    metrics: Metrics,
 ) -> str:
     """The URL under which others find it, at that host. The stack ends it. Raises `BadConfig`."""
     listen = parse_address(config.rest, "rest", default_host="127.0.0.1", default_port=REST_PORT)
@@ -45,7 +48,11 @@ async def serve_rest(
         found = server.membership.find(server.server_id)
         return found is not None and not found.is_draining
 
-    rest = await RestServer.start(service, http, url_of, peers, is_ready, doorkeeper=doorkeeper)
+    rest = await RestServer.start(
+        *(service, http, url_of, peers, is_ready),
+        doorkeeper=doorkeeper,
+        shown=Shown(metrics, service.look_at_cursors),
+    )
     stack.push_async_callback(rest.close)
     return f"{'https' if tls else 'http'}://{Address(host, rest.address.port)}"
 

@@ -171,9 +171,14 @@ async def log_server(
         stack.push_async_callback(grpc.close, _GRACE_S)
         http = ""
         if config.rest:
-            from rollbook.api.cli.log_rest import serve_rest  # FastAPI, for those who want it.
+            # FastAPI and Prometheus' library, for those who want it.
+            from rollbook.api.cli.log_metrics import metrics_of
+            from rollbook.api.cli.log_rest import serve_rest
 
-            http = await serve_rest(stack, service, server, config, advertised.host, doorkeeper)
+            metrics = metrics_of(stack, service, config)
+            http = await serve_rest(
+                *(stack, service, server, config, advertised.host, doorkeeper, metrics)
+            )
         stack.push_async_callback(server.close, config.drain_s)
         if not advertised.port:
             advertised = Address(advertised.host, grpc.address.port)

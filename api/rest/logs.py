@@ -11,6 +11,7 @@ from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.rest.door import Door, Peers
 from rollbook.api.rest.log_admin import admin_routes
+from rollbook.api.rest.log_metrics import Shown, metric_routes
 from rollbook.api.rest.log_records import record_routes
 from rollbook.api.rest.problems import describe_problems, new_app, response_of
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
@@ -49,15 +50,16 @@ class RestServer:
         is_ready: Callable[[], bool] = lambda: True,
         bounds: Bounds = BOUNDS,
         doorkeeper: Doorkeeper | None = None,
+        shown: Shown | None = None,
     ) -> "RestServer":
         """`url_of`: see `Door`. `is_ready`: whether to send more clients here. `doorkeeper`: that of all doors;
-        else one of its own, if it wants a token. Raises `BadConfig`.
+        else one of its own, if it wants a token. `shown`: at /metrics. Raises `BadConfig`.
         """
         if doorkeeper is None and config.token_file:
             doorkeeper = Doorkeeper(config.token_file)
         guarded = Guarded(core, doorkeeper.audit if doorkeeper else None)
         door = Door(guarded, url_of, peers)
-        app = make_app(door, is_ready)
+        app = make_app(door, is_ready, shown)
         return cls(await HttpServer.start(app, config, OPEN_PATHS, bounds, doorkeeper), door)
 
     @property
@@ -69,12 +71,14 @@ class RestServer:
         await self._http.close()
 
 
-def make_app(door: Door, is_ready: Callable[[], bool]) -> FastAPI:
+def make_app(door: Door, is_ready: Callable[[], bool], shown: Shown | None = None) -> FastAPI:
     app = new_app("Rollbook", "Durable, replicated, append-only logs.", __version__)
     _add_redirects(app, door)
     _add_probes(app, is_ready)
     app.include_router(record_routes(door))
     app.include_router(admin_routes(door))
+    if shown is not None:
+        app.include_router(metric_routes(door, shown))
     return app
 
 

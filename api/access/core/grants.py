@@ -10,7 +10,7 @@ A principal has a list of logs for each right, and one of logs that are not his 
 
 What is said nowhere is refused, and no right implies another. Any right on a log shows its tail, its state
 and its owner. Servers and their limits are shown to everybody who is somebody; what a server counts, and
-draining it, is for those who administer all logs. A list of logs tells of those on which one has a right, and
+draining it, is for those who administer all logs; `monitor` shows what it counts, and no more. A list of logs tells of those on which one has a right, and
 what one has no right on is refused in the same words whether it exists or not.
 """
 
@@ -41,6 +41,7 @@ class Grants:
     append: tuple[str, ...] = ()
     admin: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
+    monitor: bool = False  # May see what servers count, names of logs included.
 
     def __post_init__(self) -> None:
         for pattern in (*self.read, *self.append, *self.admin, *self.deny):
@@ -121,6 +122,8 @@ def may_ask(grants: Grants, word: Any) -> bool:
             )
         return grants.may_any(rights, str(word.log))
     if kind in _SHOWN_TO_ALL:
+        return True
+    if kind is words.GetServerStats and grants.monitor:
         return True
     return kind in _FOR_OPERATORS and grants.is_operator
 

@@ -30,9 +30,10 @@ SECTION: Final = "principals"
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_RIGHTS: Final = tuple(each.name for each in fields(Grants))
+_RIGHTS: Final = ("read", "append", "admin", "deny")
+_MONITOR: Final = "monitor"
 _QUOTAS: Final = tuple(each.name for each in fields(Quotas))
-_KEYS: Final = ("tokens", "certificates", *_RIGHTS, *_QUOTAS)
+_KEYS: Final = ("tokens", "certificates", _MONITOR, *_RIGHTS, *_QUOTAS)
 
 
 _NO_QUOTAS: Final = Quotas()
@@ -127,7 +128,10 @@ def _parse(name: str, table: Any) -> Principal:
     try:
         return Principal(
             name,
-            Grants(**{key: _strings(table[key], key) for key in _RIGHTS if key in table}),
+            Grants(
+                **{key: _strings(table[key], key) for key in _RIGHTS if key in table},
+                monitor=_flag(table.get(_MONITOR, False), _MONITOR),
+            ),
             Quotas(**{key: _number(table[key], key) for key in _QUOTAS if key in table}),
             tuple(map(_token, _list(table.get("tokens", []), "tokens"))),
             _strings(table.get("certificates", []), "certificates"),
@@ -153,6 +157,12 @@ def _time_us(said: Any) -> int:
 def _number(said: Any, key: str) -> int:
     if type(said) is not int:
         raise BadConfig(f"{key} is a whole number")
+    return said
+
+
+def _flag(said: Any, key: str) -> bool:
+    if type(said) is not bool:
+        raise BadConfig(f"{key} is true or false")
     return said
 
 

@@ -27,13 +27,16 @@ from rollbook.api.grpc.server import GrpcServer
 from rollbook.api.grpc.status import error_of_call
 from rollbook.api.grpc.translation import pack
 from rollbook.api.rest.forwarding import GrpcPeers
+from rollbook.api.rest.log_metrics import Shown
 from rollbook.api.rest.logs import RestServer
 from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice import words
 from rollbook.logservice.core.block import pack_block
 from rollbook.logservice.ids import Earliest, LogName
+from rollbook.logservice.stats import LogStats
 from rollbook.proto.errors import BadConfig, ConnectionLost, RollbookError, Throttled, Unauthorized
 from rollbook.proto.ports import Address
+from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.tls import TlsFiles, client_context
 from rollbook.proto.v1 import log_pb2
 from tests.support.certificates import Authority
@@ -442,6 +445,37 @@ async def test_no_secret_is_ever_told(there: Site, tmp_path: Path) -> None:
     told.append(json.dumps(logs, default=repr))
     assert len(logs) > 5
     assert not [text for text in told if "canary" in text]
+
+
+async def test_metrics_are_for_monitors(there: Site) -> None:
+    there.rewrite({**PRINCIPALS, "prometheus": "monitor = true"})
+    metrics, looked = Metrics(), list[str]()
+    metrics.add("log", LogStats())
+
+    async def look() -> None:
+        looked.append("at cursors")
+
+    rest = await RestServer.start(
+        *(there.core, HttpConfig(LOOPBACK), lambda _: ""),
+        doorkeeper=there.doorkeeper,
+        shown=Shown(metrics, look),
+    )
+    client, found = Client(rest.address), {}
+    for who in ("prometheus", "everything", "reader"):
+        found[who] = await client.get("/metrics", authorization=f"Bearer {token_of(who)}")
+    assert (await client.get("/metrics")).status == 401
+    await rest.close()
+    assert {who: answer.status for who, answer in found.items()} == {
+        "prometheus": 200,
+        "everything": 200,
+        "reader": 403,
+    }
+    assert b'rollbook_log_append_stage_seconds_bucket{stage="store",le="' in (
+        found["prometheus"].body
+    )
+    assert len(looked) == 2
+    answer = await there.http(Route("get_log", "GET", PATH), "prometheus")
+    assert answer.status == 403, "it sees what is counted, and no more"
 
 
 # --- Certificates -------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ def test_every_word_and_every_right(word: object) -> None:
         "admin": (Grants(admin=(LOG,)), OF_ADMINS | OF_ANYBODY_THERE),
         "stranger": (Grants(), set[str]()),
         "of_another_log": (Grants(("ns/other",), ("ns/log2",), ("n/*",)), set[str]()),
+        "monitor": (Grants(monitor=True), {"GetServerStats"}),
         "denied": (Grants(("*",), ("*",), ("*",), deny=(LOG,)), set[str]()),
     }
     for grants, opened in who.values():

@@ -67,6 +67,7 @@ def hashed(digit: str) -> dict[str, Any]:
         ({"a": {"read": [3]}}, "list of strings"),
         ({"a": {"streams": 0}}, "above 0"),
         ({"a": {"streams": True}}, "whole number"),
+        ({"a": {"monitor": 1}}, "true or false"),
         ({"a": {"tokens": ["plain-token-in-the-file"]}}, "a token is"),
         ({"a": {"tokens": [hashed("G")]}}, "hexadecimal"),
         ({"a": {"tokens": [hashed("a") | {"expires": "soon"}]}}, "zone"),

@@ -1,0 +1,56 @@
+"""How long a server's certificate lasts: a metric, and a warning 30, 7 and 1 days before it is over."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.runtime.certificate_end import certificate_end_s
+from rollbook.proto.stats import Gauge, gauge
+
+logger = structlog.get_logger()
+
+_DAY_S: Final = 86_400
+_WARNED_DAYS: Final = (1, 7, 30)
+_LOOK_S: Final = 3600.0
+
+
+@dataclass(slots=True)
+class TlsStats:
+    expires: Gauge = gauge(
+        "certificate_expires_seconds", "When the server's certificate is over, since the epoch."
+    )
+
+
+class CertificateWatch:
+    def __init__(self, path: str, wall_s: Callable[[], float] = time.time) -> None:
+        """Raises `BadConfig`."""
+        self._path, self._wall_s = path, wall_s
+        self._end_s = certificate_end_s(path)
+        self._warned: tuple[float, int] | None = None  # Of which end, and how many days before it.
+        self.stats: Final = TlsStats()
+        self.stats.expires = lambda: self._end_s
+
+    def look(self) -> None:
+        """A renewed one is seen; each warning is said once."""
+        try:
+            self._end_s = certificate_end_s(self._path)
+        except BadConfig as error:
+            logger.warning("certificate_not_read", reason=str(error))
+        left_s = self._end_s - self._wall_s()
+        days = next((days for days in _WARNED_DAYS if left_s <= days * _DAY_S), None)
+        if days is not None and self._warned != (self._end_s, days):
+            self._warned = (self._end_s, days)
+            logger.warning(
+                "certificate_expires", path=self._path, days_left=round(left_s / _DAY_S, 1)
+            )
+
+    async def watch(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(_LOOK_S)

@@ -1,0 +1,36 @@
+"""`/metrics` of a log server, for Prometheus: for whoever may see what it counts."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
+
+from rollbook.api.rest.door import Door
+from rollbook.api.rest.parameters import How
+from rollbook.logservice import words
+from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    metrics: Metrics
+    look: Callable[[], Awaitable[None]]  # Before: what takes a while to find out.
+
+
+def metric_routes(door: Door, shown: Shown) -> APIRouter:
+    routes = APIRouter(tags=["probes"])
+
+    @routes.get("/metrics", response_class=PlainTextResponse)
+    async def read_metrics(how: How) -> Response:
+        """For Prometheus."""
+        await door.ask(words.GetServerStats(), how)
+        await shown.look()
+        parts = []
+        for part in shown.metrics.exposition():
+            parts.append(part)
+            await asyncio.sleep(0)  # Others have appends to answer.
+        return Response(b"".join(parts), media_type=CONTENT_TYPE)
+
+    return routes

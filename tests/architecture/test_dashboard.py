@@ -1,0 +1,111 @@
+"""The dashboard asks for metrics that exist, of their kind, with their labels."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import GCCollector, ProcessCollector
+from prometheus_client.core import CollectorRegistry
+
+from rollbook.api.access.certificate_watch import TlsStats
+from rollbook.bookie.stats import Stats
+from rollbook.logservice.stats import NAMESPACE, LogStats
+from rollbook.proto.stats import Kind, Metric, metrics_of
+from tests.architecture.source import ROOT
+
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "compose" / "grafana" / "rollbook.json").read_text())
+NAMES = re.compile(r"\b(?:rollbook|process|python)_[a-z_0-9]+")
+GROUPED = re.compile(r"\bby \(([^)]*)\)")
+LEGEND = re.compile(r"{{(\w+)}}")
+OF_PROMETHEUS = {"instance", "job", "le"}
+
+
+def known() -> dict[str, Metric]:
+    found: dict[str, Metric] = {}
+    for prefix, stats in (
+        (f"{NAMESPACE}_", LogStats),
+        ("rollbook_bookie_", Stats),
+        ("rollbook_tls_", TlsStats),
+    ):
+        found |= {prefix + metric.name: metric for metric in metrics_of(stats)}
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    for family in registry.collect():
+        kind = Kind.COUNTER if family.type == "counter" else Kind.GAUGE
+        name = family.name + ("_total" if family.type == "counter" else "")
+        found[name] = Metric(name, kind, family.documentation)
+    return found
+
+
+def targets() -> Iterator[tuple[str, str]]:
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            yield target["expr"], target["legendFormat"]
+
+
+def faults(expr: str, legend: str) -> list[str]:
+    """What is wrong with a query."""
+    found, labels = [], set(OF_PROMETHEUS)
+    for name in NAMES.findall(expr):
+        is_bucket = name.endswith("_bucket")
+        metric = known().get(name.removesuffix("_bucket"))
+        if metric is None:
+            found.append(f"{name} does not exist")
+            continue
+        labels |= {metric.label}
+        if is_bucket != (metric.kind is Kind.HISTOGRAM):
+            found.append(f"{name} is a {metric.kind.value}")
+        if (metric.kind is not Kind.GAUGE) != bool(re.search(rf"rate\({name}\[", expr)):
+            found.append(f"{name}: rates are of what only grows")
+    named = {each.strip() for group in GROUPED.findall(expr) for each in group.split(",")}
+    found += [f"no label {each}" for each in sorted((named | {*LEGEND.findall(legend)}) - labels)]
+    if expr.count("(") != expr.count(")") or expr.count("[") != expr.count("]"):
+        found.append("brackets")
+    return found
+
+
+@pytest.mark.parametrize(("expr", "legend"), list(targets()))
+def test_each_query_asks_for_what_there_is(expr: str, legend: str) -> None:
+    assert not faults(expr, legend)
+
+
+def test_whatever_a_log_server_counts_is_shown() -> None:
+    shown = " ".join(expr for expr, _ in targets())
+    hidden = {
+        f"{NAMESPACE}_{metric.name}"
+        for metric in metrics_of(LogStats)
+        if f"{NAMESPACE}_{metric.name}" not in shown
+    }
+    assert hidden == {f"{NAMESPACE}_told_bytes_total"}
+    assert dataclasses.is_dataclass(LogStats)
+
+
+def test_no_two_panels_lie_on_each_other() -> None:
+    taken = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        for x in range(at["x"], at["x"] + at["w"]):
+            for y in range(at["y"], at["y"] + at["h"]):
+                assert (x, y) not in taken, panel["title"]
+                taken.add((x, y))
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+@pytest.mark.parametrize(
+    ("expr", "legend"),
+    [
+        ("rate(rollbook_log_nonsense_total[1m])", ""),
+        ("rollbook_log_appended_records_total", ""),
+        ("rate(rollbook_log_readers[1m])", ""),
+        ("rollbook_log_append_seconds", ""),
+        ("sum by (stage) (rollbook_log_readers)", ""),
+        ("rollbook_log_readers", "{{reader}}"),
+        ("sum(rollbook_log_readers", ""),
+    ],
+)
+def test_a_wrong_query_is_found(expr: str, legend: str) -> None:
+    assert faults(expr, legend)
