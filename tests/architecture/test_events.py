@@ -1,4 +1,4 @@
-"""What a bookie logs is what its design says that it logs."""
+"""What servers log is what their design says that they log."""
 
 import ast
 import re
@@ -10,8 +10,9 @@ import pytest
 
 from tests.architecture.source import ROOT, Module, modules
 
-_ROW: Final = re.compile(r"^\| `([a-z_]+)` \| (info|warning|error) \| (.+) \|$", re.MULTILINE)
+_ROW: Final = re.compile(r"^\| `([a-z_]+)` \| (debug|info|warning|error) \| (.+) \|$", re.MULTILINE)
 _LEVELS: Final = ("info", "warning", "error")
+_OF_LOGS: Final = ("api/access", "api/grpc", "logservice")
 _ELSEWHERE: Final = (
     *("api/cli/bookie_server.py", "proto/cluster/registration.py", "api/access/doorkeeper.py"),
 )
@@ -36,6 +37,8 @@ def _events(tree: ast.AST) -> Iterator[tuple[str, str]]:
         match node.func:
             case ast.Attribute(value=ast.Name(id="logger"), attr=attr) if attr in _LEVELS:
                 level = attr
+            case ast.Attribute(value=ast.Attribute(attr="_log"), attr=attr):  # Bound to a log.
+                level = attr
             case ast.Name(id="say"):
                 level = ""
             case _:
@@ -55,6 +58,35 @@ def test_the_design_has_the_table_of_events() -> None:
     assert set(levels) - names == set(), "nobody logs these any more"
     wrong = {(name, level) for name, level in logged if level and levels[name] != level}
     assert not wrong, "bookie/DESIGN.md gives these another level"
+
+
+def _logging_of_logs() -> list[Module]:
+    return [
+        each
+        for each in [*modules("logservice"), *modules("api")]
+        if str(each.path).startswith(_OF_LOGS) or each.path.name == "forwarding.py"
+    ]
+
+
+def test_the_design_has_the_table_of_a_log_servers_events() -> None:
+    logged = {event for module in _logging_of_logs() for event in _events(module.tree)}
+    table = _ROW.findall((ROOT / "logservice" / "DESIGN.md").read_text())
+    assert {(name, level) for name, level, _ in table} == logged | {("reader_lost_owner", "debug")}
+    assert len({name for name, _, _ in table}) == len(table), "an event has two rows"
+
+
+def test_what_happens_to_a_log_bears_its_name() -> None:
+    """So that one can be filtered for."""
+    for module in _logging_of_logs():
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="logger"), attr=attr),
+                    args=[ast.Constant(value=str() as event)],
+                ) if attr in _LEVELS and event.startswith(("log_", "segment_")):
+                    names = {each.arg for each in node.keywords}
+                    is_of_server = event.startswith("log_server")
+                    assert is_of_server or "log" in names, f"{module.path}: {event}"
 
 
 @pytest.mark.parametrize("module", _logging(), ids=lambda m: str(m.path))
