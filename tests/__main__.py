@@ -7,6 +7,7 @@ Each ends in the line `WHAT: N passed, N failed`, except `bench`, which ends in 
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from tests import kinds
 from tests.tally import Tally
@@ -154,6 +155,9 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="JOB",
         help="these jobs of ledger, or parts of memory, alone",
+    )
+    bench.add_argument(
+        "--plot", metavar="FOLDER", type=Path, help="draw it there, with what is there already"
     )
     bench.set_defaults(run=kinds.bench)
     return parser

@@ -437,6 +437,8 @@ def bench(arguments: argparse.Namespace) -> Tally | None:
         print(json.dumps({"bench": arguments.name, "load": load, "figures": rows}))
     else:
         print(f"load average over the last minute: {load[0]:.2f} before, {load[1]:.2f} after")
+    if arguments.plot:
+        importlib.import_module("tests.bench.plots").plot(figures, arguments.plot)
     if any(figure.holds is False for figure in figures):
         sys.exit(1)
     return None

@@ -4,7 +4,7 @@ Those that take their time yield each figure when they know it, and meanwhile sh
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -20,6 +20,7 @@ class Figure:
     holds: bool | None  # None where there is no target.
     rival: float | None = None  # The best that others could do, in the same run,
     rival_name: str = ""  # and who that was.
+    spread: Sequence[float] = ()  # Of a latency: at each of `load.jobs.SHARES`.
 
     @property
     def advantage(self) -> float | None:
@@ -50,12 +51,16 @@ def compared(
     values: Mapping[str, Sequence[float]],
     factor: float | None,
     target: float | None,
+    *,
+    aside: Collection[str] = (),
 ) -> Iterator[Figure]:
     """What is called "ours" against the best of the others, which come after it for whoever reads.
 
-    Of two targets, the absolute one and the factor of that best, the harder one counts.
+    Of two targets, the absolute one and the factor of that best, the harder one counts. Those who stand
+    aside promise less, and are only shown.
     """
-    others = {name: median(found) for name, found in values.items() if name != "ours"}
+    equals = [name for name in values if name != "ours" and name not in aside]
+    others = {name: median(values[name]) for name in equals}
     is_rate = unit.endswith("/s")
     best = (max if is_rate else min)(others, key=others.__getitem__) if others else ""
     limits = [] if target is None else [target]

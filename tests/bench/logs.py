@@ -10,16 +10,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import structlog
 
+from rollbook import __version__
 from tests.bench import Figure, compared, judged
 from tests.bench.ledger import Found, OurClient
+from tests.bench.load.jobs import SHARES
 from tests.bench.logs_jetstream import jetstream
+from tests.bench.logs_kafka import kafka
 from tests.bench.logs_peers import CannotBeHad, LogSide
 from tests.support import log_processes
 from tests.support.log_processes import LogProcesses
@@ -53,6 +57,7 @@ class OurSide(LogSide):
     """One log server; a second one only while the first is killed."""
 
     name = "ours"
+    about = f"rollbook {__version__}, a log server and three bookies, E3 Qw3 Qa2, defaults"
 
     def __init__(self, cluster: LogProcesses) -> None:
         self._cluster = cluster
@@ -95,7 +100,8 @@ class OurSide(LogSide):
                 del servers[name]
 
 
-PEERS: Final = {"JetStream": jetstream}
+OpenPeer = Callable[[Path], AbstractContextManager[Sequence[LogSide]]]
+PEERS: Final[Mapping[str, OpenPeer]] = {"Kafka": kafka, "JetStream": jetstream}
 Work = Callable[[Sequence[LogSide], int, Size], Iterator[Figure]]
 
 
@@ -107,23 +113,32 @@ def figures(
     if unknown := [name for name in only or () if name not in JOBS]:
         sys.exit(f"no such job: {', '.join(unknown)}; there are {', '.join(JOBS)}")
     wanted = list(only or JOBS)
-    with _sides(alone=all(name in OURS_ALONE for name in wanted)) as sides:
+    with sides_of({} if all(name in OURS_ALONE for name in wanted) else PEERS) as sides:
+        for side in sides:
+            print(f"{side.name}: {side.about}", file=sys.stderr)
         for name in wanted:
-            yield from JOBS[name](sides[:1] if name in OURS_ALONE else sides, runs, size)
+            yield from JOBS[name](_taking_part(name, sides), runs, size)
+
+
+def _taking_part(job: str, sides: Sequence[LogSide]) -> Sequence[LogSide]:
+    if job in OURS_ALONE:
+        return sides[:1]
+    return [side for side in sides if side.is_synced or job in UNSYNCED]
 
 
 @contextmanager
-def _sides(*, alone: bool) -> Iterator[Sequence[LogSide]]:
+def sides_of(peers: Mapping[str, OpenPeer]) -> Iterator[Sequence[LogSide]]:
+    """Ours first, then those that can be had."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sides: list[LogSide] = []
-        for name, open_peer in () if alone else PEERS.items():
+        for name, open_peer in peers.items():
             home = folder / name
             home.mkdir()
             try:
-                sides.append(stack.enter_context(open_peer(home)))
+                sides += stack.enter_context(open_peer(home))
             except CannotBeHad as reason:
-                print(f"without {name}: {reason}", file=sys.stderr)
+                print(f"blocked: {name}: {reason}", file=sys.stderr)
         home = folder / "ours"
         home.mkdir()
         ours = OurSide(stack.enter_context(log_processes.running(home)))
@@ -140,6 +155,7 @@ class _Runs:
         measure: Callable[[LogSide, int], Mapping[str, float]],
     ) -> None:
         self._found: dict[str, dict[str, list[float]]] = {}
+        self._aside = [side.name for side in sides if not side.is_synced]
         for number in range(runs):
             for side in sides:
                 for what, value in measure(side, number).items():
@@ -154,7 +170,13 @@ class _Runs:
         factor: float | None = None,
         target: float | None = None,
     ) -> Iterator[Figure]:
-        yield from compared(what, unit, self._found[key], factor, target)
+        values = self._found[key]
+        figures = compared(what, unit, values, factor, target, aside=self._aside)
+        for name, figure in zip(values, figures, strict=True):
+            yield replace(figure, spread=self._spread(name) if key == "p50" else ())
+
+    def _spread(self, name: str) -> Sequence[float]:
+        return [median(self._found[_at(share)][name]) for share in SHARES]
 
     def costs(self, what: str, unit: str) -> Iterator[Figure]:
         """Of the processes of each side, without judgement."""
@@ -175,7 +197,13 @@ def _costing(side: LogSide, job: str, **arguments: Any) -> tuple[Found, dict[str
 
 
 def _ms(found: Found) -> dict[str, float]:
-    return {name: found[f"{name}_ns"] / 1e6 for name in ("p50", "p99", "p999")}
+    spread = zip(SHARES, found["spread_ns"], strict=True)
+    told = {name: found[f"{name}_ns"] / 1e6 for name in ("p50", "p99", "p999")}
+    return told | {_at(share): ns / 1e6 for share, ns in spread}
+
+
+def _at(share: float) -> str:
+    return f"at {share}"
 
 
 def _flood(
@@ -193,6 +221,7 @@ def _flood(
     what = f"one pipelined writer, {record_bytes:,} B"
     key = "rate" if unit == "records/s" else "MB"
     yield from found.compared(key, what, unit, factor=2.0, target=target)
+    yield from found.compared("p50", f"{what}: p50", "ms")
     yield from found.compared("p99", f"{what}: p99", "ms")
     yield from found.costs(what, "µs/record")
 
@@ -394,3 +423,5 @@ JOBS: Final[Mapping[str, Work]] = {
     "per-segment": _per_segment,
 }
 OURS_ALONE: Final = ("silent-readers", "per-log", "per-segment")
+UNSYNCED: Final = ("small", "large", "alone", "tailing")
+"""Where it matters whether an ack means a sync."""

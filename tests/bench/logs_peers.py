@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.bench.ledger import Found
+from tests.support.processes import REPOSITORY
 
 _FETCH_TIMEOUT_S: Final = 900
 _NUMBERS: Final = itertools.count(1)
@@ -26,6 +27,10 @@ class LogSide(ABC):
     """A service and the client that goes with it."""
 
     name: str
+    about: str
+    """Versions and settings, for whoever reads the figures."""
+    is_synced = True
+    """An ack means that the record is on disk, as ours does. Else it is only shown."""
 
     @staticmethod
     def new_log(prefix: str) -> str:
@@ -54,9 +59,11 @@ def cache(name: str) -> Path:
 
 
 def fetch(command: Sequence[str | Path], environment: Mapping[str, str] = {}) -> None:
+    """Raises `CannotBeHad`."""
     try:
         done = subprocess.run(
             command,
+            cwd=REPOSITORY,
             env={**os.environ, **environment},
             capture_output=True,
             text=True,

@@ -1,18 +1,122 @@
-"""The bench of named logs refuses what it does not know, and says why somebody cannot be beside us."""
+"""The bench of named logs refuses what it does not know, says why somebody cannot be beside us, compares like with
+like, and draws what it found."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.bench.logs import JOBS, OURS_ALONE, figures
+from tests.bench import Figure, compared, logs, logs_kafka, plots
+from tests.bench.load.jobs import SHARES, percentiles
+from tests.bench.logs import JOBS, OURS_ALONE, UNSYNCED, figures
 from tests.bench.logs_peers import CannotBeHad, fetch
+from tests.support import log_processes
 
 
 def test_a_job_that_does_not_exist_is_refused_before_anything_runs() -> None:
     with pytest.raises(SystemExit, match="no such job: nothing; there are small"):
         next(figures(1, only=["nothing"]))
     assert set(OURS_ALONE) < set(JOBS)
+    assert set(UNSYNCED) < set(JOBS)
 
 
 def test_what_cannot_be_fetched_is_said_with_its_reason() -> None:
     with pytest.raises(CannotBeHad, match="`sh -c echo no way out >&2; exit 1` failed: no way out"):
         fetch(["sh", "-c", "echo no way out >&2; exit 1"])
     fetch(["true"])
+
+
+def test_a_peer_that_cannot_be_had_is_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And we are measured all the same."""
+
+    @contextmanager
+    def ours(_: Path) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(start_server=lambda _: None, url="", children=_Children())
+
+    monkeypatch.setattr(log_processes, "running", ours)
+    monkeypatch.setenv("PATH", str(tmp_path))  # No Java, no Go.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with logs.sides_of(logs.PEERS) as sides:
+        assert [side.name for side in sides] == ["ours"]
+    told = capsys.readouterr().err
+    assert "blocked: Kafka: its servers run on Java 17 or later, and there is no `java`" in told
+    assert "blocked: JetStream: its server is built from source, and there is no `go`" in told
+
+
+class _Children:
+    def start_module(self, *_: str) -> None: ...
+
+
+def test_the_class_path_of_kafka_is_asked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jar = tmp_path / "kafka_2.13-4.2.0.jar"
+    jar.touch()
+    asked = tmp_path / "asked"
+    tool = tmp_path / "mvn"
+    tool.write_text(
+        f'#!/bin/sh\necho >> {asked}\nfor each; do case $each in -Dmdep.outputFile=*) printf %s {jar} > "${{each#*=}}";; esac; done\n'
+    )
+    tool.chmod(0o755)
+    (tmp_path / "java").symlink_to(tool)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert [logs_kafka.class_path(), logs_kafka.class_path()] == [str(jar)] * 2
+    assert asked.read_text() == "\n"
+    jar.unlink()  # Maven's own store was cleared.
+    logs_kafka.class_path()
+    assert asked.read_text() == "\n\n"
+
+
+def test_whoever_does_not_sync_sets_no_mark() -> None:
+    values = {"ours": [30.0], "Kafka": [10.0], "Kafka, not synced": [50.0]}
+    found = list(compared("it", "/s", values, 2.0, 15.0, aside=["Kafka, not synced"]))
+    assert [figure.name for figure in found] == ["it: ours", "it: Kafka", "it: Kafka, not synced"]
+    assert (found[0].rival_name, found[0].target, found[0].advantage) == ("Kafka", 20.0, 3.0)
+
+
+def test_a_spread_says_how_many_are_no_slower() -> None:
+    found = percentiles([number * 10 for number in range(1, 1_001)])
+    assert (found["p50_ns"], found["p99_ns"], found["p999_ns"]) == (5_010, 9_910, 10_000)
+    spread = dict(zip(SHARES, found["spread_ns"], strict=True))
+    assert (spread[0.0], spread[0.5], spread[0.99]) == (10, 5_010, 9_910)
+    assert found["spread_ns"] == sorted(found["spread_ns"])
+    assert list(SHARES) == sorted(set(SHARES))
+
+
+def test_what_is_drawn_is_what_several_sides_have() -> None:
+    spread = [float(number) for number in range(len(SHARES))]
+    figures = [
+        Figure("writer, 100 B: ours", 5.0, "records/s", 1.0, True),
+        Figure("writer, 100 B: Kafka", 2.0, "records/s", None, None),
+        Figure("writer, 100 B: p50: ours", 1.0, "ms", None, None, spread=spread),
+        Figure("writer, 100 B: p99: ours", 2.0, "ms", None, None),
+        Figure("only ours: ours", 3.0, "/s", None, None),
+    ]
+    rows = [asdict(figure) for figure in figures]
+    assert plots.bars(rows) == [
+        {"title": "writer, 100 B", "unit": "records/s", "sides": {"ours": 5.0, "Kafka": 2.0}}
+    ]
+    (curve,) = plots.curves(rows)
+    assert (curve["title"], curve["unit"]) == ("writer, 100 B", "ms")
+    assert curve["sides"] == {"ours": list(zip(SHARES, spread, strict=True))}
+
+
+def test_a_bench_that_runs_in_parts_is_drawn_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr(plots, "python_with", lambda *_: "python")
+    monkeypatch.setattr(
+        plots, "fetch", lambda _: drawn.append(json.loads((tmp_path / "panels.json").read_text()))
+    )
+    for side, value in (("ours", 1.0), ("Kafka", 2.0), ("ours", 3.0)):
+        plots.plot([Figure(f"it: {side}", value, "/s", None, None)], tmp_path)
+    assert [panel["sides"] for panel in drawn[-1]["bars"]] == [{"ours": 3.0, "Kafka": 2.0}]

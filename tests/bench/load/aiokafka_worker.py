@@ -1,0 +1,153 @@
+"""Apache Kafka under load, through aiokafka: a log is a topic of one partition with three replicas.
+
+    python -m tests.bench.load.aiokafka_worker host:port,host:port,…
+
+It runs in a virtual environment that knows nothing of ours. In a flood its batches may be as large as a server
+takes them: by default it would send 16 KiB at a time, each of which has to be synced.
+"""
+
+import asyncio
+import logging
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from tests.bench.load import jobs, logs_jobs
+from tests.bench.load.logs_jobs import Clock
+
+_REPLICAS: Final = 3
+_BATCH_BYTES_MAX: Final = 1_000_000
+_PIECE: Final = 10_000
+_TIMEOUT_S: Final = 60.0
+_PAUSE_S: Final = 0.05
+_SAFE: Final[dict[str, Any]] = {"acks": "all", "enable_idempotence": True}
+_EXISTS: Final = 36  # TOPIC_ALREADY_EXISTS
+
+
+class AioKafka:
+    def __init__(self, servers: str) -> None:
+        self._servers = servers
+        self._admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+        self._patient = AIOKafkaProducer(
+            bootstrap_servers=servers, max_batch_size=_BATCH_BYTES_MAX, linger_ms=5, **_SAFE
+        )
+        self._quick = AIOKafkaProducer(bootstrap_servers=servers, **_SAFE)
+
+    async def __aenter__(self) -> "AioKafka":
+        for each in (self._admin, self._patient, self._quick):
+            await each.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for each in (self._patient, self._quick):
+            await each.stop()
+        await self._admin.close()
+
+    async def make(self, log: str) -> None:
+        answer = await self._admin.create_topics([NewTopic(log, 1, _REPLICAS)])
+        code = answer.topic_errors[0][1]
+        if code not in (0, _EXISTS):
+            raise OSError(f"{log} cannot be made: {answer.topic_errors[0]}")
+        async with asyncio.timeout(_TIMEOUT_S):
+            while await self._leader(log) < 0:
+                await asyncio.sleep(_PAUSE_S)
+
+    async def flood(self, log: str, burst: Sequence[bytes], clock: Clock) -> int:
+        send = self._patient.send
+        under_way: deque[list[asyncio.Future[Any]]] = deque()
+        sent = acked = 0
+        while clock.goes_on(sent):
+            futures = [await send(log, value, partition=0) for value in burst]
+            futures[-1].add_done_callback(clock.sample())
+            under_way.append(futures)
+            sent += len(futures)
+            while under_way and under_way[0][-1].done():
+                acked += await _acked(under_way.popleft())
+        for futures in under_way:
+            acked += await _acked(futures)
+        return acked
+
+    async def append(self, log: str, value: bytes) -> None:
+        await self._quick.send_and_wait(log, value, partition=0)
+
+    async def try_append(self, log: str, value: bytes) -> None:
+        await self.append(log, value)  # It tries again by itself.
+
+    async def submit(self, log: str, value: bytes) -> Awaitable[Any]:
+        future: Awaitable[Any] = await self._quick.send(log, value, partition=0)
+        return future
+
+    async def flush(self) -> None:
+        await self._quick.flush()
+
+    async def tail(
+        self, log: str, on_value: Callable[[bytes], None], is_ready: asyncio.Event
+    ) -> None:
+        """Ready when it has been told what is there already."""
+        consumer, partition = await self._consumer(log), TopicPartition(log, 0)
+        try:
+            ends = await consumer.end_offsets([partition])
+            consumer.seek(partition, ends[partition] - 1)
+            await consumer.getone()
+            is_ready.set()
+            async for message in consumer:
+                on_value(message.value)
+        finally:
+            await consumer.stop()
+
+    async def replay(self, log: str, how: str, count: int) -> AsyncIterator[tuple[int, int]]:
+        """There is one way: a record object each."""
+        del how
+        consumer = await self._consumer(log)
+        await consumer.seek_to_beginning()
+        while count > 0:
+            found = await consumer.getmany(
+                timeout_ms=int(_TIMEOUT_S * 1000), max_records=min(_PIECE, count)
+            )
+            if not found:
+                raise TimeoutError(f"nothing of {count} records")
+            for messages in found.values():
+                count -= len(messages)
+                yield len(messages), sum([len(message.value) for message in messages])
+        await consumer.stop()
+
+    async def owner(self, log: str) -> str:
+        return str(await self._leader(log))
+
+    async def opened_at(self, log: str) -> float | None:
+        del log
+        return None
+
+    async def roll(self, log: str) -> None:
+        raise NotImplementedError(f"nobody rolls {log}")
+
+    async def _leader(self, log: str) -> int:
+        """The number of the node; less than 0 if nobody leads it yet."""
+        (found,) = await self._admin.describe_topics([log])
+        return int(found["partitions"][0]["leader"]) if found["partitions"] else -1
+
+    async def _consumer(self, log: str) -> Any:
+        consumer = AIOKafkaConsumer(bootstrap_servers=self._servers)
+        await consumer.start()
+        consumer.assign([TopicPartition(log, 0)])
+        return consumer
+
+
+async def _acked(futures: "list[asyncio.Future[Any]]") -> int:
+    acks = [await each for each in futures]
+    assert acks[-1].offset - acks[0].offset == len(acks) - 1
+    return len(acks)
+
+
+async def _serve() -> None:
+    async with AioKafka(sys.argv[1]) as stream:
+        await jobs.serve(lambda job: logs_jobs.run(stream, job))
+
+
+if __name__ == "__main__":
+    logging.disable()  # That a node which was killed cannot be reached is no news.
+    asyncio.run(_serve())

@@ -1,0 +1,64 @@
+"""What the figures of a bench look like: `--plot FOLDER` draws `throughput` and `latency`, as PNG and as SVG.
+
+What was measured is kept in `FOLDER/figures.json` by its name, so that a bench that runs in parts is drawn as a
+whole. `draw.py` does the drawing, in a virtual environment of its own.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from tests.bench import Figure
+from tests.bench.load.jobs import SHARES
+from tests.bench.logs_peers import fetch, python_with
+
+_MATPLOTLIB: Final = "matplotlib==3.11.2"
+_SIDE: Final = ": "  # Between what was measured and whose it is.
+
+Panel = dict[str, Any]
+
+
+def plot(figures: Iterable[Figure], folder: Path) -> None:
+    """Raises `CannotBeHad` where nothing can draw."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / "figures.json"
+    rows: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    rows |= {figure.name: asdict(figure) for figure in figures}
+    kept.write_text(json.dumps(rows, indent=1))
+    panels = {"bars": bars(rows.values()), "curves": curves(rows.values())}
+    drawing = folder / "panels.json"
+    drawing.write_text(json.dumps(panels))
+    try:
+        python = python_with("plots", _MATPLOTLIB)
+        fetch([python, "-m", "tests.bench.draw", folder.resolve()])
+    finally:
+        drawing.unlink()
+
+
+def bars(rows: Iterable[Mapping[str, Any]]) -> list[Panel]:
+    """A panel for each rate that several sides have."""
+    found: dict[str, Panel] = {}
+    for row in rows:
+        what, _, side = row["name"].rpartition(_SIDE)
+        if what and row["unit"].endswith("/s"):
+            panel = found.setdefault(what, {"title": what, "unit": row["unit"], "sides": {}})
+            panel["sides"][side] = row["value"]
+    return [panel for panel in found.values() if len(panel["sides"]) > 1]
+
+
+def curves(rows: Iterable[Mapping[str, Any]]) -> list[Panel]:
+    """A panel for each latency: whose it is, and the points (share, ms)."""
+    found: dict[str, Panel] = {}
+    for row in rows:
+        if row["spread"]:
+            what, _, side = row["name"].rpartition(_SIDE)
+            title = what.removesuffix(f"{_SIDE}p50")
+            panel = found.setdefault(title, {"title": title, "unit": row["unit"], "sides": {}})
+            panel["sides"][side] = _points(row["spread"])
+    return list(found.values())
+
+
+def _points(spread: Sequence[float]) -> list[tuple[float, float]]:
+    return list(zip(SHARES, spread, strict=True))
