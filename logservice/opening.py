@@ -139,6 +139,7 @@ async def _take_over(
         return Opening(stored, found.memory, found.end, None, laps)
     writer = await make_ledger(ground, stored)
     laps.on_done("create_ms")
+    found.memory.timestamp_us = found.memory.timestamp_us or now_us  # A new log's clock begins.
     wanted = settled.with_successor(writer.ledger_id, reason, found.memory.timestamp_us)
     try:
         stored = await ground.nodes.replace(stored, wanted, made_for=stored.version)

@@ -11,7 +11,7 @@ Once it has failed it stays so: `failure` says why, `until_lost` tells of it, an
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple, Self
 
@@ -73,10 +73,16 @@ class Owner:
 
     @classmethod
     async def open(
-        cls, name: LogName, ground: Ground, *, reason: str, seen: StoredLog | None = None
+        cls,
+        name: LogName,
+        ground: Ground,
+        *,
+        reason: str,
+        seen: StoredLog | None = None,
+        on_listed: Callable[[], None] | None = None,
     ) -> Self:
         """Fences whoever owned the log, settles what he left, and takes over. `seen`: its list, if
-        that was read just now.
+        that was read just now. `on_listed`: it is ours, though we may lose it before this returns.
 
         Raises `NotOwner` if somebody else was quicker, `NoSuchLog`, `LogDeleted`, what keeps ledgers
         from being recovered or made, and what the metadata store raises. Cancelled, the log may have
@@ -84,6 +90,8 @@ class Owner:
         """
         stalls = ground.pulse.stalls()
         opening = await open_log(name, ground, reason, seen)
+        if on_listed is not None:
+            on_listed()
         owner = cls(ground, opening, stalls)
         try:
             await owner._begin(opening, reason)

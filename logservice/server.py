@@ -20,6 +20,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -318,7 +319,10 @@ class LogServer:
                 assert self._ground is not None
                 waited_s = loop.time() - since_s
                 owner = await Owner.open(
-                    name, self._ground, reason=grounds.reason, seen=grounds.seen
+                    *(name, self._ground),
+                    reason=grounds.reason,
+                    seen=grounds.seen,
+                    on_listed=partial(self._on_taken, name) if grounds.is_rude else None,
                 )
         except TimeoutError:
             raise OwnerChanging(
@@ -336,12 +340,14 @@ class LogServer:
             wait_ms=round(waited_s * 1000, 1),
             **owner.opening_ms,
         )
-        if grounds.is_rude:
-            self.taken_over += 1
-            self._patience.on_taken(name, self._clock.monotonic_ns())
         self._owners[name] = owner
         owner.until_lost.add_done_callback(lambda _: self._on_lost(name, owner))
         return owner
+
+    def _on_taken(self, name: LogName) -> None:
+        """Rudely."""
+        self.taken_over += 1
+        self._patience.on_taken(name, self._clock.monotonic_ns())
 
     def _on_lost(self, name: LogName, owner: Owner) -> None:
         if self._owners.get(name) is owner:

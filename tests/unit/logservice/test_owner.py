@@ -179,6 +179,19 @@ def test_a_seal_that_is_refused_seals_nothing() -> None:
     play(story)
 
 
+def test_the_first_segment_of_a_log_says_when_it_was_begun() -> None:
+    async def story(scene: Scene) -> None:
+        server = await scene.server("s1")
+        began_us = server.node.clock.wall_us()
+        log = await server.open()
+        (segment,) = (await scene.stored()).list.segments
+        assert began_us <= segment.first_timestamp_us <= server.node.clock.wall_us()
+        assert (await log.append(b"a")).timestamp_us >= segment.first_timestamp_us
+        await log.close()
+
+    play(story)
+
+
 def test_a_log_is_sealed_while_it_rolls() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()

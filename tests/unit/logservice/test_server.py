@@ -19,7 +19,7 @@ from rollbook.proto.errors import (
     QuorumTimeout,
     Unavailable,
 )
-from tests.unit.logservice.owner_scene import Scene, play, refused
+from tests.unit.logservice.owner_scene import Scene, block_of, play, refused
 from tests.unit.logservice.service_scene import (
     Client,
     Serving,
@@ -265,6 +265,28 @@ def test_where_both_tell_wrong_addresses_a_log_rests_longer_and_longer() -> None
                 pass
             await asyncio.sleep(0.2)
         assert await epoch_of(scene, log) <= 12
+
+    play(story)
+
+
+def test_a_log_rests_though_it_was_lost_before_anybody_was_served() -> None:
+    """SV2: it was taken all the same."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        ack = await a.append(log, b"0")
+        scene.world.network.refuse("a")
+        scene.set_bookies(ignored={ack.ledger_id + 1})
+        taking = b.begin(b.service.append(words.Append(log, block_of(b"1")[0]), b.due(30.0)))
+        await scene.until(lambda: log in b.log_server._openings)
+        epoch = await epoch_of(scene, log)
+        while await epoch_of(scene, log) == epoch:
+            await asyncio.sleep(0.01)
+        await (await scene.ledgers.open_recover(ack.ledger_id + 1)).close()
+        await refused(taking, OwnerChanging)
+        assert b.log_server.taken_over == 1
+        assert b.log_server.find(log) is None
 
     play(story)
 
