@@ -10,10 +10,9 @@ that has to wait for a connection, for room, or for another try has one.
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from rollbook.proto.errors import (
     BookieUnreachable,
@@ -56,8 +55,7 @@ class Caller(Protocol):
     ) -> asyncio.Future[Reply] | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked(Generic[Question]):
+class _Asked(NamedTuple, Generic[Question]):
     question: Question
     bookie: BookieId
     request: Request

@@ -185,7 +185,27 @@ class LedgerReader:
         """
         if last_entry is None:
             last_entry = self.last_add_confirmed
-        elif last_entry > self.last_add_confirmed:
+        self._require_confirmed(last_entry)
+        return self._stream(first_entry, last_entry)
+
+    async def read_few(self, first_entry: EntryId, last_entry: EntryId) -> list[Entry]:
+        """What `read` gives, all together. For entries that one batch brings, where there are batches:
+        then no task reads ahead. Raises as `read` and its stream do.
+        """
+        self._require_open()
+        self._require_confirmed(last_entry)
+        ensemble = self.metadata.fragment_of(last_entry).ensemble
+        if not self._copies.has_batches(ensemble):
+            async with self.read(first_entry, last_entry) as stream:
+                return [entry async for entry in stream]
+        found: list[Entry] = []
+        while (start := EntryId(first_entry + len(found))) <= last_entry:
+            end = min(last_entry + 1, self._end_of_run(start))
+            found += await self._read_run(start, end - start, self._config.read_batch_bytes)
+        return found
+
+    def _require_confirmed(self, last_entry: EntryId) -> None:
+        if last_entry > self.last_add_confirmed:
             raise NoSuchEntry(
                 "it is not known to be confirmed",
                 ledger_id=self.ledger_id,
@@ -193,7 +213,6 @@ class LedgerReader:
                 last_add_confirmed=self.last_add_confirmed,
                 next_step="`read_last_confirmed()` asks anew, `read_unconfirmed` takes what is there",
             )
-        return self._stream(first_entry, last_entry)
 
     def read_unconfirmed(self, first_entry: EntryId, last_entry: EntryId) -> EntryStream:
         """Whatever is there, confirmed or not. Ends with `NoSuchEntry` where nobody has anything.

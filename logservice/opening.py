@@ -208,6 +208,8 @@ async def _end_all(
         is_asked = segment is not segments[0] and last_entry != NO_ENTRY
         return Ended(segment, last_entry, await _first_of(reader) if is_asked else None, length)
 
+    if len(segments) == 1:  # As it is nearly always, and a take-over may be of a thousand logs.
+        return [await end(segments[0])]
     found = await asyncio.gather(*map(end, segments), return_exceptions=True)
     for each in found:
         if isinstance(each, BaseException):
@@ -251,5 +253,4 @@ async def _replay(reader: LedgerReader, listed: LedgerList, last_entry: EntryId)
 
 
 async def _read(reader: LedgerReader, first: EntryId, last: EntryId) -> list[Block]:
-    async with reader.read(first, last) as stream:
-        return [Block(entry.payload) async for entry in stream]
+    return [Block(entry.payload) for entry in await reader.read_few(first, last)]

@@ -60,6 +60,10 @@ def test_everything_is_read_in_order(quorum: Quorum, batches: bool) -> None:
         assert await ids_of(reader.read()) == list(range(300))
         assert await ids_of(reader.read(EntryId(17), EntryId(17))) == [17]
         assert await ids_of(reader.read(EntryId(290))) == list(range(290, 300))
+        few = await reader.read_few(EntryId(240), EntryId(299))
+        assert [entry.entry_id for entry in few] == list(range(240, 300))
+        with pytest.raises(NoSuchEntry):
+            await reader.read_few(EntryId(299), EntryId(300))
         is_batch = any(isinstance(r, BatchRead) for k in on.keepers("b0") for r in k.heard)
         assert is_batch is (batches or quorum.ensemble == quorum.write)
         await reader.close()
