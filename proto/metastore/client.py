@@ -120,6 +120,7 @@ class StoreClient:
         self._calls: dict[int, _Call] = {}  # Without an answer; those not sent yet:
         self._unsent: dict[int, _Call] = {}
         self._watches: dict[int, _RunningWatch] = {}
+        self._timer: asyncio.TimerHandle | None = None  # Of the call that is due first.
         self._last_id = 0
         self._line: _Line | None = None
         self._flushing = False
@@ -229,6 +230,8 @@ class StoreClient:
             await asyncio.gather(self._runner, return_exceptions=True)
         self._session = NO_SESSION
         self._fail(self._unsent, MetadataUnavailable(_CLOSED))
+        if self._timer is not None:
+            self._timer.cancel()
         for watch in self._watches.values():
             watch.stream.end()
         self._watches.clear()
@@ -258,16 +261,17 @@ class StoreClient:
     async def _ask(self, question: Question) -> Result:
         loop = asyncio.get_running_loop()
         request_id = self._next_id()
-        timer = loop.call_later(self._operation_timeout_s, self._on_timeout, request_id)
-        call = _Call(question, loop.create_future(), self._session)
+        due = loop.time() + self._operation_timeout_s
+        call = _Call(question, loop.create_future(), self._session, due)
         self._calls[request_id] = self._unsent[request_id] = call
+        if self._timer is None:
+            self._timer = loop.call_at(due, self._on_due)
         if not self._flushing:  # All calls of one turn of the loop are sent as one.
             self._flushing = True
             loop.call_soon(self._flush)
         try:
             return await call.answer
         finally:  # On cancellation, too: an answer that comes later finds nobody waiting.
-            timer.cancel()
             del self._calls[request_id]
             self._unsent.pop(request_id, None)
 
@@ -286,8 +290,19 @@ class StoreClient:
         self._unsent.clear()
         line.channel.send(asks)
 
-    def _on_timeout(self, request_id: int) -> None:
-        late = {request_id: self._calls[request_id]}
+    def _on_due(self) -> None:
+        """One timer for all calls: each has the same time, so the oldest comes first."""
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        for request_id, call in self._calls.items():
+            if call.due > loop.time():
+                self._timer = loop.call_at(call.due, self._on_due)
+                break
+            if not call.answer.done():
+                self._on_late(request_id, call)
+
+    def _on_late(self, request_id: int, call: "_Call") -> None:
+        late = {request_id: call}
         if request_id in self._unsent:
             self._fail(late, self._unreachable())
         else:
@@ -493,6 +508,7 @@ class _Call:
     question: Question
     answer: asyncio.Future[Result]
     session: SessionId  # In which it was made.
+    due: float  # By the loop's time.
 
 
 @dataclass(eq=False, slots=True)

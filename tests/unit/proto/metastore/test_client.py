@@ -225,7 +225,7 @@ async def test_what_was_said_to_be_unsent_stays_unsent(how: str) -> None:
     ((request_id, waiting),) = store._unsent.items()
     script.refusal = None
     if how == "overdue":
-        store._on_timeout(request_id)
+        store._on_late(request_id, waiting)
     else:
         waiting.answer.cancel()
     asked = len(script.asked)
