@@ -192,6 +192,8 @@ class Service:
         due = self._loop.time() + request.heartbeat_ms / 1000
         start = await self._start_of(request.log, request.start, request.on_truncated, due)
         until = Until(request.until_offset, request.until_timestamp_us)
+        if until.offset is not None and until.offset < start:
+            raise InvalidRequest(f"it would begin at {start} and end before that, at {until.offset}")
         position = start
         if request.at_tail is not AtTail.FOLLOW:
             tail = await self._stop_at(request, due)

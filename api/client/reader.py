@@ -220,6 +220,9 @@ class EventReader:
         request = self._request
         if self.position is not None:
             request = replace(request, start=AtOffset(self.position))
+            if request.until_offset is not None:  # A gap may have ended beyond it.
+                until = max(request.until_offset, self.position)
+                request = replace(request, until_offset=until)
         self._address = self._moving_to or self._owners.address_of(request.log)
         self._moving_to = ""
         self._due = self._loop.time() + self._patience_s

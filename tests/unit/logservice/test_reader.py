@@ -36,7 +36,14 @@ from rollbook.logservice.words import (
     Stopped,
     WaitsFor,
 )
-from rollbook.proto.errors import BeyondTail, LogDeleted, NoSuchLog, RollbookError, Truncated
+from rollbook.proto.errors import (
+    BeyondTail,
+    InvalidRequest,
+    LogDeleted,
+    NoSuchLog,
+    RollbookError,
+    Truncated,
+)
 from tests.unit.logservice.owner_scene import LEASE_S, LOG, Scene, play, refused
 from tests.unit.logservice.service_scene import (
     Client,
@@ -471,6 +478,9 @@ def test_bounded_reads_end_where_they_were_told_to() -> None:
             request = ReadStream(log, at(20), at_tail=AtTail.STOP)
             async with server.events(request) as events:
                 assert await until(events, Stopped) == Stopped(offset(20))
+            request = ReadStream(log, at(5), until_offset=offset(3))
+            async with server.events(request) as events:
+                await refused(take(events, 1), InvalidRequest)
             answer = await server.ask(
                 server.service.read(words.Read(log, at(3), records_max=4), server.due())
             )
