@@ -12,6 +12,8 @@ from typing import Any, Final, Literal, Protocol
 
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.methods import BY_REQUEST, late
+from rollbook.api.rest.shared_room import Rests, Turns
+from rollbook.logservice.words import ReadStream
 from rollbook.proto.errors import NotOwner
 
 TIMEOUT_MS: Final = 30_000
@@ -44,6 +46,8 @@ class Door:
         self._core = core
         self._peers = peers
         self.followers: dict[asyncio.Task[Any], None] = {}
+        self.rests = Rests()
+        self._turns = Turns()
 
     async def ask(self, word: Any, asking: Asking, *, more_ms: int = 0) -> Any:
         """The answer's word, within its time and `more_ms`. Raises `RollbookError`."""
@@ -63,7 +67,8 @@ class Door:
 
     def follow(self, word: Any) -> AsyncGenerator[Any, None]:
         """Its events; whoever leaves early closes it."""
-        return self._core.watch(BY_REQUEST[type(word)], word)
+        events = self._core.watch(BY_REQUEST[type(word)], word)
+        return self._turns.take(events) if isinstance(word, ReadStream) else events
 
     async def close(self) -> None:
         """Ends what would go on for ever; clients resume elsewhere."""

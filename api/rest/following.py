@@ -3,10 +3,18 @@
     text/event-stream      id: NEXT · event: KIND · data: {…}     and NEXT is where `Last-Event-ID` resumes
     application/x-ndjson   {"event": KIND, "next_offset": NEXT, …}
 
-An event tells a piece of the log of at most `_PIECE_BYTES` or one record, so what a connection has
-unsent is little. Whoever takes nothing for `_PATIENCE_S` keeps no reader: his blocks are given back, and
-he is read for again, from the very record on, when he takes something; connections that take nothing
-at all are hung up on (`server.py`). What goes wrong once an answer has begun is its last event.
+What those who do not take it cost is bounded, however many they are:
+
+    unsent     an event tells a piece of the log of at most `_PIECE_BYTES`, or one record, and is
+               written, `_SLICE_BYTES` at a time, when all before it has left
+    untaken    whoever takes nothing for `_PATIENCE_S` keeps neither the event nor a reader. When he
+               takes something he is read for again, from the very record on
+    begun      the rest of a large record, of which he has taken a part, is kept; while such rests
+               are more than `_RESTS_BYTES_MAX` in all, he is hung up on, and resumes
+    reading    who is behind reads in turns, so many at a time (`door.py`)
+
+Connections that take nothing at all are hung up on (`server.py`). What goes wrong once an answer has
+begun is its last event.
 """
 
 import asyncio
@@ -42,6 +50,8 @@ logger = structlog.get_logger()
 SSE: Final = "text/event-stream"
 
 _PIECE_BYTES: Final = 16 * 1024  # Of values and keys, before they are written as JSON.
+_SLICE_BYTES: Final = 32 * 1024
+_RESTS_BYTES_MAX: Final = 32 * 1024 * 1024
 _PATIENCE_S: Final = 0.25
 _RESUME_MS: Final = 250
 _HEADERS: Final = {
@@ -54,8 +64,13 @@ _HEADERS: Final = {
 @dataclass(frozen=True, slots=True)
 class Told:
     kind: str
-    next_offset: Offset  # Where to go on.
+    start: Offset  # Where to go on if it is not told,
+    next_offset: Offset  # and if it is.
     facts: dict[str, Any]
+
+
+class _TooSlow(Exception):
+    """And there are too many of his kind."""
 
 
 class Follow(Response):
@@ -101,6 +116,8 @@ class Follow(Response):
             await send(_body(b"retry: %d\n\n" % _RESUME_MS))
         try:
             await self._tell_all(send)
+        except _TooSlow:
+            return  # An answer that is not ended is hung up on.
         except RollbookError as error:
             await send(_body(self._write("error", None, problem_of(error))))
         except Exception as error:  # Where a request ends.
@@ -112,19 +129,48 @@ class Follow(Response):
     async def _tell_all(self, send: Send) -> None:
         event, self._first = self._first, None
         while event is not None:
+            is_last = isinstance(event, Sealed | Moving | Stopped)
             pieces = told(event, self._encoding)
             event = None
             for piece in pieces:
-                text = self._write(piece.kind, piece.next_offset, piece.facts)
-                if await _is_taken(text, send):
+                resumes_at = await self._tell_piece(piece, send)
+                if resumes_at is None or is_last:
                     continue
+                del piece
                 pieces.close()
                 await self._let_go()
-                await send(_body(text))
-                self._events = self._again(piece.next_offset)
+                await send(_body(b""))  # When what was unsent is taken.
+                self._events = self._again(resumes_at)
+                break
+            if is_last:
+                return
             del pieces
             assert self._events is not None
             event = await anext(self._events, None)
+
+    async def _tell_piece(self, piece: Told, send: Send) -> Offset | None:
+        """Where to go on when he takes something; None: he does. Raises `_TooSlow`."""
+        text = self._write(piece.kind, piece.next_offset, piece.facts)
+        if not await _is_taken(text[:_SLICE_BYTES], send):
+            if piece.kind == "records":
+                return piece.start
+            await self._let_go()
+            await send(_body(text))
+            return piece.next_offset
+        if len(text) <= _SLICE_BYTES:
+            return None
+        is_slow = False
+        with self._door.rests.hold(len(text)) as rests:
+            for begin in range(_SLICE_BYTES, len(text), _SLICE_BYTES):
+                slice_ = text[begin : begin + _SLICE_BYTES]
+                if await _is_taken(slice_, send):
+                    continue
+                if rests.bytes > _RESTS_BYTES_MAX:
+                    raise _TooSlow
+                is_slow = True
+                await self._let_go()
+                await send(_body(slice_))
+        return piece.next_offset if is_slow else None
 
     async def _let_go(self) -> None:
         events, self._events = self._events, None
@@ -141,21 +187,21 @@ def told(event: Any, encoding: Encoding) -> Generator[Told, None, None]:
 def _alone(event: Any) -> Generator[Told, None, None]:
     match event:
         case CaughtUp(tail):
-            yield Told("caught_up", tail, to_json(event))
+            yield Told("caught_up", tail, tail, to_json(event))
         case FellBehind(tail):
-            yield Told("fell_behind", tail, to_json(event))
+            yield Told("fell_behind", tail, tail, to_json(event))
         case Progress(position=position):
-            yield Told("progress", position, to_json(event))
+            yield Told("progress", position, position, to_json(event))
         case Gap(end=end):
-            yield Told("gap", end, to_json(event))
+            yield Told("gap", end, end, to_json(event))
         case Sealed(tail):
-            yield Told("sealed", tail, to_json(event))
+            yield Told("sealed", tail, tail, to_json(event))
         case Moving(resume_offset=offset):
-            yield Told("moving", offset, to_json(event))
+            yield Told("moving", offset, offset, to_json(event))
         case Stopped(offset):
-            yield Told("stopped", offset, to_json(event))
+            yield Told("stopped", offset, offset, to_json(event))
         case LogTail(tail=tail):
-            yield Told("tail", tail, to_json(event))
+            yield Told("tail", tail, tail, to_json(event))
 
 
 def _pieces(
@@ -163,7 +209,7 @@ def _pieces(
 ) -> Generator[Told, None, None]:
     held: list[dict[str, Any]] = []
     size = 0
-    next_offset = start
+    told_below = next_offset = start
     rest = list(reversed(blocks))
     del blocks
     while rest:  # What was told is not kept.
@@ -177,10 +223,10 @@ def _pieces(
             size += len(record.value) + len(record.key or b"") + 64
             next_offset = Offset(record.offset + 1)
             if size >= _PIECE_BYTES:
-                yield Told("records", next_offset, {"records": held})
-                held, size = [], 0
+                yield Told("records", told_below, next_offset, {"records": held})
+                held, size, told_below = [], 0, next_offset
     if held:
-        yield Told("records", next_offset, {"records": held})
+        yield Told("records", told_below, next_offset, {"records": held})
 
 
 def _sse(kind: str, next_offset: Offset | None, facts: dict[str, Any]) -> bytes:
