@@ -43,14 +43,28 @@ class Clock(Protocol):
 
 
 class Stopwatch:
-    """A clock for one writer: over after so many records or seconds, whichever is first."""
+    """A clock for one writer: over after so many records or seconds, whichever is first.
 
-    def __init__(self, latencies: Histogram, records: int, seconds: float) -> None:
+    `on_sent` is told how many more were submitted.
+    """
+
+    def __init__(
+        self,
+        latencies: Histogram,
+        records: int,
+        seconds: float,
+        on_sent: Callable[[int], object] | None = None,
+    ) -> None:
+        self._on_sent = on_sent
+        self._told = 0
         self._latencies = latencies
         self._records = records
         self._end = time.perf_counter() + seconds
 
     def goes_on(self, sent: int) -> bool:
+        if self._on_sent is not None:
+            self._on_sent(sent - self._told)
+            self._told = sent
         return sent < self._records and time.perf_counter() < self._end
 
     def sample(self) -> Callable[[Any], None]:

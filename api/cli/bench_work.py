@@ -30,7 +30,7 @@ from rollbook.api.client.client import DEFAULTS, Client
 from rollbook.api.client.log import Log
 from rollbook.api.client.reader import RecordBatch
 from rollbook.logservice.words import CaughtUp
-from rollbook.proto.errors import ReaderStalled, RollbookError
+from rollbook.proto.errors import NoSuchLog, ReaderStalled, RollbookError
 from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector
 from rollbook.proto.runtime.logs import configure_logs
@@ -82,7 +82,7 @@ def measure_appends(
     load = Load(size, writers, records or sys.maxsize, rate, in_flight)
 
     async def measure(client: Client) -> dict[str, Any]:
-        async with _new_logs(client, logs, keep) as made:
+        async with new_logs(client, logs, keep) as made:
             await _append_all(made, load, min(_WARM_UP_S, seconds / 2), new_latencies())
             latencies, cost = new_latencies(), _Cost()
             with _ticking("appending", seconds):
@@ -111,9 +111,11 @@ def measure_reads(
     load = Load(size, 1, records, None, None)
 
     async def measure(client: Client) -> dict[str, Any]:
-        async with _new_logs(client, logs, keep) as made:
-            with _ticking("appending", 0):
-                count = readers * await _append_all(made, load, sys.maxsize, new_latencies())
+        async with new_logs(client, logs, keep) as made:
+            with bar("appending", records) as advance:
+                unmeasured = new_latencies()
+                filled = await _append_all(made, load, sys.maxsize, unmeasured, on_sent=advance)
+            count = readers * filled
             latencies, cost = new_latencies(), _Cost()
             with bar("reading", count) as advance:
                 reading = [
@@ -146,7 +148,7 @@ def measure_tails(
     load = Load(size, writers, records or sys.maxsize, rate, None)
 
     async def measure(client: Client) -> dict[str, Any]:
-        async with _new_logs(client, logs, keep) as made:
+        async with new_logs(client, logs, keep) as made:
             latencies = new_latencies()
             async with _followed(made, latencies) as followers:
                 warming_s = min(_WARM_UP_S, seconds / 2)
@@ -177,6 +179,7 @@ async def _append_all(
     latencies: Histogram,
     *,
     stamps: bool = True,
+    on_sent: Callable[[int], object] | None = None,
 ) -> int:
     """Through writers of their own. How many were acked."""
     count = len(logs) * load.writers
@@ -192,7 +195,7 @@ async def _append_all(
         return _STAMP.pack(due_ns if stamps else 0) + burst[0][_STAMP.size :]
 
     def clock(records: int = of_each) -> Stopwatch:
-        return Stopwatch(latencies, records, end - time.perf_counter())
+        return Stopwatch(latencies, records, end - time.perf_counter(), on_sent)
 
     async def append(number: int) -> int:
         async with logs[number % len(logs)].writer() as writer:
@@ -326,19 +329,22 @@ async def _somewhere(access: LogAccess) -> AsyncIterator[LogAccess]:
 
 
 @asynccontextmanager
-async def _new_logs(client: Client, count: int, keep: bool) -> AsyncIterator[Sequence[Log]]:
+async def new_logs(client: Client, count: int, keep: bool) -> AsyncIterator[Sequence[Log]]:
+    """None of them is left, however it ends: also what was on its way to be made then is waited for."""
     prefix = f"bench-{secrets.token_hex(4)}"
-    made: list[Log] = []
+    openings: dict[str, asyncio.Task[Log]] = {}
 
     async def make(name: str) -> None:
-        made.append(await client.open(name, create=True))
+        openings[name] = asyncio.create_task(client.open(name, create=True))
+        await asyncio.shield(openings[name])
 
     try:
         await _some_at_once(make, [f"{prefix}-{number + 1}" for number in range(count)])
-        yield made
+        yield [opening.result() for opening in openings.values()]
     finally:
+        await asyncio.gather(*openings.values(), return_exceptions=True)
         if not keep:
-            await _delete(client, [str(log.name) for log in made])
+            await _delete(client, list(openings))
 
 
 async def _delete(client: Client, names: Sequence[str]) -> None:
@@ -347,6 +353,8 @@ async def _delete(client: Client, names: Sequence[str]) -> None:
     async def delete(name: str) -> None:
         try:
             await client.delete(name, grace_s=0)
+        except NoSuchLog:
+            pass  # It could not be made.
         except RollbookError as error:
             click.echo(f"left behind: {name} [{error.code.reason}]", err=True)
 

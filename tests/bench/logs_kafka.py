@@ -23,7 +23,7 @@ from typing import Any, Final
 from tests.bench.ledger import BenchFailed, Found, OurClient
 from tests.bench.logs_peers import CannotBeHad, LogSide, cache, fetch, python_with
 from tests.support.bookies import cpu_s
-from tests.support.processes import ChildFailed, Family, family
+from tests.support.processes import Child, ChildFailed, Family, family
 from tests.support.zookeeper import free_port
 
 _CONFLUENT: Final = "confluent-kafka==2.16.1"
@@ -107,7 +107,7 @@ class KafkaNodes:
         where = ("--cluster-id", self._cluster_id, "--config", self._config(node))
         fetch([*self._java, _FORMAT, "format", *where])
 
-    def _start(self, node: int) -> Any:
+    def _start(self, node: int) -> Child:
         to_file = ("sh", "-c", 'exec "$@" >>"$0" 2>&1', self._log(node))
         return self._children.start(*to_file, *self._java, _SERVER, self._config(node))
 

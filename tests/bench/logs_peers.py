@@ -73,7 +73,8 @@ def fetch(command: Sequence[str | Path], environment: Mapping[str, str] = {}) ->
     except subprocess.TimeoutExpired:
         raise CannotBeHad(f"`{command[0]}` took more than {_FETCH_TIMEOUT_S} s") from None
     if done.returncode:
-        reason = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()
+        reason = next((line for line in said if "ERROR" in line), said[-1])  # Of Maven, pip.
         raise CannotBeHad(f"`{' '.join(map(str, command))}` failed: {reason}")
 
 

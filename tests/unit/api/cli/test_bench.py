@@ -162,3 +162,40 @@ def test_wrong_usage_is_told(shell: Shell) -> None:
     shell.run("bench", "tail", "--size", 7, code=2)
     shell.run("bench", "append", "--rate", 0, code=2)
     shell.run("bench", "read", "--seconds", 1, code=2)
+
+
+class SlowClient:
+    """Makes a log for whoever asks, also if he does not wait for it; keeps what was not deleted."""
+
+    def __init__(self) -> None:
+        self.logs: list[str] = []
+        self.is_asked = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    async def open(self, name: str, create: bool) -> str:
+        assert create
+        self.is_asked.set()
+        await self.goes_on.wait()
+        self.logs.append(name)
+        return name
+
+    async def delete(self, name: str, grace_s: float) -> None:
+        assert grace_s == 0
+        self.logs.remove(name)
+
+
+async def test_a_log_that_is_being_made_when_it_is_stopped_is_deleted() -> None:
+    client: Any = SlowClient()
+
+    async def bench() -> None:
+        async with bench_work.new_logs(client, 3, keep=False):
+            raise AssertionError("it was stopped before")
+
+    running = asyncio.create_task(bench())
+    await client.is_asked.wait()
+    running.cancel()
+    await asyncio.sleep(0)
+    client.goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert client.logs == []
