@@ -3,7 +3,7 @@
 off loopback   only with TLS and tokens or names, unless told otherwise
 whoever asks   says who he is before anything that he sends is read; health and reflection are open
 a message      at most `MESSAGE_BYTES_MAX`
-calls          `calls_max` at a time, streams included
+calls          `calls_max` at a time, streams included, of one connection `CALLS_OF_ONE_MAX`
 peers          that do not answer pings are hung up on
 """
 
@@ -27,12 +27,19 @@ from rollbook.proto.runtime.tls import TlsFiles
 
 logger = structlog.get_logger()
 
+CALLS_OF_ONE_MAX: Final = 2048  # Connection, streams included.
+_PENDING_MAX: Final = 65_536
 _PING_MS: Final = 20_000
 _PING_ANSWER_MS: Final = 10_000
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.max_concurrent_streams", CALLS_OF_ONE_MAX),  # What is beyond waits at the client.
+    ("grpc.http.overload_protection", 0),  # Else what has ended, too, counts for a while.
+    # What gRPC holds back for us; by default it hangs up on calls beyond a thousand, and says nothing.
+    ("grpc.server.max_pending_requests", _PENDING_MAX),
+    ("grpc.server.max_pending_requests_hard_limit", _PENDING_MAX),
     ("grpc.so_reuseport", 0),  # Else two servers could listen on one port, and share its clients.
     ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.keepalive_timeout_ms", _PING_ANSWER_MS),

@@ -11,7 +11,7 @@ import pytest
 
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX, METHODS, Kind
-from rollbook.api.grpc.server import GrpcServer
+from rollbook.api.grpc.server import CALLS_OF_ONE_MAX, GrpcServer
 from rollbook.api.grpc.status import error_of_call
 from rollbook.api.grpc.translation import pack
 from rollbook.logservice.core.block import pack_block
@@ -214,3 +214,11 @@ async def test_who_takes_no_results_is_read_no_further(pair: Pair) -> None:
     assert len(core.cluster.logs[LOG].blocks) <= 500
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_thousands_of_calls_at_once_wait_for_their_turn(pair: Pair) -> None:
+    """Those of one connection are bounded, and none is ended without a word."""
+    _, channel = pair
+    ask = channel.unary_unary("/rollbook.v1.LogAdmin/GetLimits")
+    told = await asyncio.gather(*(ask(b"", timeout=120) for _ in range(CALLS_OF_ONE_MAX + 1500)))
+    assert all(told)
