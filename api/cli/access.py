@@ -80,7 +80,7 @@ def show(path: str, output: str) -> None:
     epilog=examples(
         "rollbook access token",
         "rollbook access token > new.token",
-        "rollbook access token 2> line-for-the-file",
+        "rollbook access token | tee new.token",
     )
 )
 def token() -> None:

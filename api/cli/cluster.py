@@ -1,11 +1,15 @@
 """`rollbook cluster`: make a cluster, and look at one."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from rollbook.api.cli import log
 from rollbook.api.cli.output import examples, output_option, show_facts, show_rows
 from rollbook.proto.formats.layout import Layout
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.log_access import LogAccess
 
 _LAYOUTS: Final = [layout.value for layout in Layout if layout.takes_new_ledgers]
 
@@ -102,3 +106,41 @@ def health(url: str, output: str) -> None:
         click.echo("")
         show_rows(("kind", "id", "state", "address"), members, output)
     click.get_current_context().exit(CODES[verdict["health"]])
+
+
+# --- Log servers, asked themselves ------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cluster servers",
+        "rollbook cluster servers --server log://10.0.0.5:7400 -o json",
+        "rollbook cluster servers -o raw",
+    )
+)
+@log.with_access
+@log.output_option
+def servers(access: "LogAccess", **how: Any) -> None:
+    """List the log servers that live. `raw` is their ids."""
+    from rollbook.api.cli import log_owning
+
+    log_owning.list_servers(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cluster drain log-2 --wait",
+        "rollbook cluster drain log-2 -o raw",
+        "rollbook cluster drain log-2 --resume",
+    )
+)
+@click.argument("server_id", metavar="SERVER")
+@log.with_access
+@click.option("--wait", is_flag=True, help="Until it has none left, or --timeout is over.")
+@click.option("--resume", is_flag=True, help="It takes logs again.")
+@log.output_option
+def drain(access: "LogAccess", **how: Any) -> None:
+    """Have a log server hand over what it owns, and open nothing more. `raw` is how many are left."""
+    from rollbook.api.cli import log_owning
+
+    log_owning.drain_server(access, **how)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollbook.api.cli.log import with_access
+from rollbook.api.cli.log import log_argument, with_access
 from rollbook.api.cli.output import examples, output_option
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         "rollbook explain orders --server log://10.0.0.5:7400",
     )
 )
-@click.argument("log")
+@log_argument
 @with_access
 @output_option
 def group(access: "LogAccess", **how: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from rollbook.api.cli.lazy import LazyGroup, Place
 from rollbook.api.cli.output import examples
 
 if TYPE_CHECKING:
@@ -21,12 +22,16 @@ _POSITIONS: Final = "123, -10, earliest, latest, ts:TIME, ago:15m or cursor:NAME
 
 
 @click.group(
+    cls=LazyGroup,
+    places={
+        "writer": Place("rollbook.api.cli.log_writer", "group", "Say who may append to a log"),
+    },
     epilog=examples(
         "rollbook log create orders",
         "rollbook log append orders < lines.txt",
         "rollbook log tail orders",
         "rollbook log truncate orders --before ago:7d",
-    )
+    ),
 )
 def group() -> None:
     """Make, append to, read, follow and truncate logs.
@@ -38,6 +43,8 @@ def group() -> None:
 # --- What most of them take ---------------------------------------------------------------------
 
 _OPTIONS: Final = (
+    click.option("--context", metavar="NAME", envvar="ROLLBOOK_CONTEXT", show_envvar=True,
+                 help="One of `rollbook context ls`, where no server is named."),
     click.option("--token-file", metavar="FILE", envvar="ROLLBOOK_TOKEN_FILE", show_envvar=True,
                  help="What it holds is shown to the server."),
     click.option("--tls-authorities", metavar="FILE", help="Who must have signed its certificate."),
@@ -54,7 +61,7 @@ output_option: Final = click.option(
     show_default=True,
     help="For people, for programs, or as bare as can be.",
 )
-_yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
+yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
 _frame_option: Final = click.option(
     "--frame",
     type=click.Choice(_FRAMES),
@@ -80,6 +87,7 @@ def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
         @wraps(command)
         def wrapped(
             server: str | None,
+            context: str | None,
             token_file: str | None,
             tls_authorities: str | None,
             tls_certificate: str | None,
@@ -91,6 +99,11 @@ def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
 
             tls = (tls_authorities, tls_certificate, tls_key)
             access = LogAccess(server or "", token_file, *tls, timeout_s)
+            is_named = _is_named("server")
+            if context or (server is not None and not is_named):  # Else no context was meant.
+                from rollbook.api.cli.context_file import at_context
+
+                access = at_context(access, context, is_named=is_named)
             return command(access, **more)
 
         for option in reversed((server_option, *_OPTIONS)):
@@ -100,6 +113,20 @@ def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
     return decorate
 
 
+def _is_named(option: str) -> bool:
+    source = click.get_current_context().get_parameter_source(option)
+    return source is not click.core.ParameterSource.DEFAULT
+
+
+def _names_of_logs(
+    context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    from rollbook.api.cli.completing import names_of_logs
+
+    return names_of_logs(context, incomplete)
+
+
+log_argument: Final = click.argument("log", shell_complete=_names_of_logs)
 with_access: Final = with_access_to(DEFAULT_SERVER, DEFAULT_SERVER)
 
 
@@ -130,7 +157,7 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
         "rollbook log create wal --exclusive --copies 5 --acks 3",
     )
 )
-@click.argument("log")
+@log_argument
 @with_access
 @_settings
 @output_option
@@ -168,7 +195,7 @@ def ls(access: "LogAccess", **how: Any) -> None:
         "rollbook log show orders -o raw",
     )
 )
-@click.argument("log")
+@log_argument
 @with_access
 @output_option
 def show(access: "LogAccess", **how: Any) -> None:
@@ -185,7 +212,7 @@ def show(access: "LogAccess", **how: Any) -> None:
         "rollbook log segments orders -o raw",
     )
 )
-@click.argument("log")
+@log_argument
 @with_access
 @output_option
 def segments(access: "LogAccess", **how: Any) -> None:
@@ -202,7 +229,7 @@ def segments(access: "LogAccess", **how: Any) -> None:
         "rollbook log journal orders -o ndjson | jq -r .kind",
     )
 )
-@click.argument("log")
+@log_argument
 @with_access
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @output_option
@@ -224,7 +251,7 @@ def journal(access: "LogAccess", **how: Any) -> None:
         "rollbook log append wal --holder me < lines.txt",
     )
 )
-@click.argument("log")
+@log_argument
 @click.argument("values", nargs=-1)
 @with_access
 @click.option("--create", is_flag=True, help="Make the log unless it is there.")
@@ -252,7 +279,7 @@ def append(access: "LogAccess", **how: Any) -> None:
         "rollbook log read orders --from -10 -o raw",
     )
 )
-@click.argument("log")
+@log_argument
 @with_access
 @click.option(
     "--from",
@@ -285,7 +312,7 @@ def read(access: "LogAccess", **how: Any) -> None:
         "rollbook log tail orders --from cursor:billing --limit 100 -o ndjson",
     )
 )
-@click.argument("log")
+@log_argument
 @with_access
 @click.option(
     "--from", "start", metavar="POSITION", default="-10", show_default=True, help=f"{_POSITIONS}."
@@ -311,7 +338,7 @@ def tail(access: "LogAccess", **how: Any) -> None:
         "rollbook log truncate orders --before -100 --force-roll --yes",
     )
 )
-@click.argument("log")
+@log_argument
 @with_access
 @click.option(
     "--before",
@@ -323,7 +350,7 @@ def tail(access: "LogAccess", **how: Any) -> None:
 @click.option(
     "--force-roll", is_flag=True, help="Free what is in the segment that is written, too."
 )
-@_yes_option
+@yes_option
 @output_option
 def truncate(access: "LogAccess", **how: Any) -> None:
     """Make what lies before a position unreadable, and free whole segments of it.
@@ -342,9 +369,9 @@ def truncate(access: "LogAccess", **how: Any) -> None:
         "rollbook log seal orders --yes -o raw",
     )
 )
-@click.argument("log")
+@log_argument
 @with_access
-@_yes_option
+@yes_option
 @output_option
 def seal(access: "LogAccess", **how: Any) -> None:
     """End a log: nothing can be appended any more, its readers come to an end. `raw` is its tail."""
@@ -360,7 +387,7 @@ def seal(access: "LogAccess", **how: Any) -> None:
         "rollbook log roll shop/orders -o json",
     )
 )
-@click.argument("log")
+@log_argument
 @with_access
 @output_option
 def roll(access: "LogAccess", **how: Any) -> None:
@@ -372,17 +399,55 @@ def roll(access: "LogAccess", **how: Any) -> None:
 
 @group.command(
     epilog=examples(
+        "rollbook log verify orders",
+        "rollbook log verify shop/orders --timeout 600",
+        "rollbook log verify orders -o raw",
+    )
+)
+@log_argument
+@with_access
+@output_option
+def verify(access: "LogAccess", **how: Any) -> None:
+    """Read all of a log, and check each block and that no offset is missing. `raw` is how many there are.
+
+    `rollbook ledger verify` looks at every copy of a ledger's entries.
+    """
+    from rollbook.api.cli import log_owning
+
+    log_owning.verify_log(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log transfer orders log-2",
+        "rollbook log transfer shop/orders 10.0.0.5:7400",
+        "rollbook log transfer orders log-2 -o raw",
+    )
+)
+@log_argument
+@click.argument("to", metavar="SERVER")
+@with_access
+@output_option
+def transfer(access: "LogAccess", **how: Any) -> None:
+    """Hand a log over to another log server; no append fails by it. `raw` is its address."""
+    from rollbook.api.cli import log_owning
+
+    log_owning.transfer_log(access, **how)
+
+
+@group.command(
+    epilog=examples(
         "rollbook log rm orders",
         "rollbook log rm shop/orders shop/carts --yes",
         "rollbook log rm orders --grace 0s --yes",
     )
 )
-@click.argument("logs", nargs=-1, required=True)
+@click.argument("logs", nargs=-1, required=True, shell_complete=_names_of_logs)
 @with_access
 @click.option(
     "--grace", metavar="TIME", help="Its records are freed only then.  [default: as configured]"
 )
-@_yes_option
+@yes_option
 @output_option
 def rm(access: "LogAccess", **how: Any) -> None:
     """Delete logs: gone at once for everybody, their records after a time of grace."""

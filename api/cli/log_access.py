@@ -58,8 +58,11 @@ class LogAccess:
     def _token(self) -> str:
         if not self.token_file:
             return ""
-        with open(self.token_file, encoding="utf-8") as file:
-            return file.read().strip()
+        try:
+            with open(self.token_file, encoding="utf-8") as file:
+                return file.read().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadConfig(f"cannot read the token: {error}") from error
 
     @contextmanager
     def advising(self, log: str = "") -> Iterator[None]:

@@ -33,7 +33,7 @@ _SEGMENT_COLUMNS: Final = (
 
 
 def create_log(access: LogAccess, log: str, output: str, **settings: Any) -> None:
-    wanted = _changes(**settings)
+    wanted = settings_of(**settings)
 
     async def make(client: Client) -> tuple[words.LogState, bool]:
         """What is not named is as the server has it."""
@@ -46,8 +46,8 @@ def create_log(access: LogAccess, log: str, output: str, **settings: Any) -> Non
         for field, value in wanted.items():
             if (has := getattr(state.config, field)) != value:
                 raise LogExists(
-                    f"it is there with another {field}", log=name, has=_plain(has),
-                    wanted=_plain(value),
+                    f"it is there with another {field}", log=name, has=shown_setting(has),
+                    wanted=shown_setting(value),
                 )  # fmt: skip
         return state, state.was_created
 
@@ -56,7 +56,7 @@ def create_log(access: LogAccess, log: str, output: str, **settings: Any) -> Non
     tell(facts, output, "log")
 
 
-def _changes(
+def settings_of(
     retention_age: str | None,
     retention_bytes: str | None,
     roll_bytes: str | None,
@@ -124,7 +124,9 @@ def show_log(access: LogAccess, log: str, output: str) -> None:
         opened = await client.open(log)
         tail = await opened.state_of_tail()
         state = await opened.state()
-        config = {each.name: _plain(getattr(state.config, each.name)) for each in fields(LogConfig)}
+        config = {
+            each.name: shown_setting(getattr(state.config, each.name)) for each in fields(LogConfig)
+        }
         return {
             "log": str(state.log),
             **_facts(state),
@@ -152,7 +154,7 @@ def _facts(state: words.LogState) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def shown_setting(value: Any) -> Any:
     """As it is said in JSON."""
     if isinstance(value, Quorum):
         return {"ensemble": value.ensemble, "write": value.write, "ack": value.ack}

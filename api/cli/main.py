@@ -31,10 +31,14 @@ _GROUPS: Final = {
     "access": "Say who may do what to which logs",
     "cluster": "Initialise and inspect a cluster",
     "log": "Make, append to, read, follow and truncate logs",
+    "cursor": "Look at, move and remove a log's cursors",
     "explain": "Say what is going on with a log",
     "bench": "Measure appending, reading and following",
     "ledger": "Look at, write, read, recover and verify ledgers",
     "recovery": "Bring back what bookies have lost",
+    "apply": "Make logs be as a file says",
+    "context": "Name clusters, and say which one is meant",
+    "debug": "Gather what somebody who helps needs to see",
 }
 _PLACES: Final = {
     name: Place(f"rollbook.api.cli.{name}", "group", what) for name, what in _GROUPS.items()
@@ -92,6 +96,22 @@ def rollbook() -> None:
 def version() -> None:
     """Print the version."""
     click.echo(__version__)
+
+
+@rollbook.command(
+    epilog="\b\nExamples:\n"
+    "  rollbook completion bash >> ~/.bashrc\n"
+    "  rollbook completion zsh > ~/.zfunc/_rollbook\n"
+    "  rollbook completion fish > ~/.config/fish/completions/rollbook.fish"
+)
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(shell: str) -> None:
+    """Print what makes a shell complete commands, flags and names of logs."""
+    from click.shell_completion import get_completion_class
+
+    complete = get_completion_class(shell)
+    assert complete is not None
+    click.echo(complete(rollbook, {}, "rollbook", "_ROLLBOOK_COMPLETE").source())
 
 
 def exit_code(error: errors.RollbookError) -> int:

@@ -1,0 +1,38 @@
+"""`rollbook apply`: logs as a file says. What it does is in `apply_work`."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rollbook.api.cli.log import output_option, with_access
+from rollbook.api.cli.output import examples
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.log_access import LogAccess
+
+
+@click.command(
+    epilog=examples(
+        "rollbook apply logs.toml --dry-run",
+        "rollbook apply logs.toml",
+        "rollbook apply logs.toml -o json",
+    )
+)
+@click.argument("path", metavar="FILE", type=click.Path(dir_okay=False))
+@with_access
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@output_option
+def group(access: "LogAccess", **how: Any) -> None:
+    """Make each log of a file, or change it, until it is as the file says: + made, ~ changed, = as it was.
+
+    \b
+    [logs."shop/orders"]
+    retention_age = "7d"
+    labels = { team = "checkout" }
+
+    Settings are those of `rollbook log create`. What the file does not name is left alone: other logs, and
+    other settings. `raw` is what was made or changed.
+    """
+    from rollbook.api.cli import apply_work
+
+    apply_work.apply(access, **how)

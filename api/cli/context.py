@@ -1,0 +1,102 @@
+"""`rollbook context`: clusters by name. The file is `context_file`'s."""
+
+import os
+from typing import Any
+
+import click
+
+from rollbook.api.cli.output import examples, output_option
+
+
+def _names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    from rollbook.api.cli import context_file
+
+    return [name for name in context_file.load().contexts if name.startswith(incomplete)]
+
+
+_name = click.argument("name", shell_complete=_names)
+
+
+@click.group(
+    epilog=examples(
+        "rollbook context add prod --server log+tls://log-1:7400 --token-file prod.token",
+        "rollbook context use prod",
+        "rollbook log ls --context prod",
+    )
+)
+def group() -> None:
+    """Name clusters, and say which one is meant where no server is named."""
+
+
+@group.command(
+    epilog=examples(
+        "rollbook context add here --server log://127.0.0.1:7400",
+        "rollbook context add prod --server log+tls://log-1:7400 --token-file prod.token --use",
+        "rollbook context add prod --server log+tls://log-1:7400,log-2:7400 --tls-authorities ca.pem",
+    )
+)
+@_name
+@click.option("--server", metavar="URL", required=True, help="log://host:port,host:port.")
+@click.option("--token-file", metavar="FILE", help="It is read each time, and not copied.")
+@click.option("--tls-authorities", metavar="FILE")
+@click.option("--tls-certificate", metavar="FILE")
+@click.option("--tls-key", metavar="FILE")
+@click.option("--use", is_flag=True, help="From now on.")
+def add(name: str, server: str, use: bool, **files: Any) -> None:
+    """Name a cluster, or name it anew. The first one is used from now on."""
+    from rollbook.api.cli import context_file
+
+    known = context_file.load()
+    paths = {key: os.path.abspath(value) for key, value in files.items() if value}
+    known.contexts[name] = context_file.Context(server, **paths)
+    current = name if use or not known.current else known.current
+    context_file.save(context_file.Contexts(current, known.contexts))
+
+
+@group.command(
+    epilog=examples("rollbook context use prod", "rollbook context use here", "rollbook context ls")
+)
+@_name
+def use(name: str) -> None:
+    """Say which one is meant where no server is named."""
+    from rollbook.api.cli import context_file
+
+    context_file.find(name)
+    context_file.save(context_file.Contexts(name, context_file.load().contexts))
+
+
+@group.command(
+    epilog=examples(
+        "rollbook context ls",
+        "rollbook context ls -o json",
+        "rollbook context ls -o ndjson | jq -r .name",
+    )
+)
+@output_option
+def ls(output: str) -> None:
+    """List them."""
+    from rollbook.api.cli import context_file
+    from rollbook.api.cli.output import show_rows
+
+    known = context_file.load()
+    rows = [
+        {"name": name, "current": name == known.current}
+        | {key: getattr(context, key) for key in context_file.KEYS}
+        for name, context in known.contexts.items()
+    ]
+    show_rows(("name", "current", "server", "token_file"), rows, output)
+
+
+@group.command(
+    epilog=examples("rollbook context rm here", "rollbook context rm prod", "rollbook context ls")
+)
+@_name
+def rm(name: str) -> None:
+    """Forget one."""
+    from rollbook.api.cli import context_file
+
+    context_file.find(name)
+    known = context_file.load()
+    del known.contexts[name]
+    current = "" if known.current == name else known.current
+    context_file.save(context_file.Contexts(current, known.contexts))

@@ -1,0 +1,100 @@
+"""Contexts: clusters by name, in a file of the user's own.
+
+    current = "prod"
+    [contexts.prod]
+    server = "log+tls://log-1.example.com:7400"
+    token_file = "/home/me/.rollbook/prod.token"        tls_authorities, tls_certificate, tls_key likewise
+
+The file is `$XDG_CONFIG_HOME/rollbook/contexts.toml`, readable by its owner alone. It names token files and
+holds no token. What a command line names comes first; where it names a server, nothing is shown to
+that which was meant for another.
+"""
+
+import json
+import os
+import tempfile
+import tomllib
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from rollbook.proto.errors import BadConfig, InvalidRequest
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.log_access import LogAccess
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    server: str
+    token_file: str = ""
+    tls_authorities: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    current: str = ""
+    contexts: dict[str, Context] = field(default_factory=dict)
+
+
+KEYS: Final = tuple(each.name for each in fields(Context))
+
+
+def path() -> str:
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.path.join(home, "rollbook", "contexts.toml")
+
+
+def load() -> Contexts:
+    """Raises `BadConfig`."""
+    try:
+        with open(path(), "rb") as file:
+            said: dict[str, Any] = tomllib.load(file)
+        contexts = {name: Context(**each) for name, each in said.pop("contexts", {}).items()}
+        return Contexts(contexts=contexts, **said)
+    except FileNotFoundError:
+        return Contexts()
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError, AttributeError) as error:
+        raise BadConfig(f"the contexts cannot be read: {error}", path=path()) from error
+
+
+def save(contexts: Contexts) -> None:
+    """Whole or not at all."""
+    folder = os.path.dirname(path())
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    lines = [f"current = {json.dumps(contexts.current)}"]
+    for name, context in contexts.contexts.items():
+        lines.append(f"\n[contexts.{json.dumps(name)}]")
+        values = ((key, getattr(context, key)) for key in KEYS)
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values if value]
+    descriptor, temporary = tempfile.mkstemp(dir=folder)  # Nobody else may read it.
+    with open(descriptor, "w") as file:
+        file.write("\n".join([*lines, ""]))
+    os.replace(temporary, path())
+
+
+def find(name: str) -> Context:
+    """Raises `BadConfig`."""
+    found = load().contexts.get(name)
+    if found is None:
+        raise BadConfig(f"there is no context {name}", next_step="rollbook context ls")
+    return found
+
+
+def at_context(access: "LogAccess", name: str | None, *, is_named: bool) -> "LogAccess":
+    """`name`: None is the current one, if there is one. `is_named`: a server was. Raises `BadConfig`."""
+    if name and is_named:
+        raise InvalidRequest("either --context or --server (ROLLBOOK_CONTEXT, ROLLBOOK_SERVER)")
+    name = name or load().current
+    if not name:
+        return access
+    context = find(name)
+    return replace(
+        access,
+        server=context.server,
+        token_file=access.token_file or context.token_file or None,
+        tls_authorities=access.tls_authorities or context.tls_authorities or None,
+        tls_certificate=access.tls_certificate or context.tls_certificate or None,
+        tls_key=access.tls_key or context.tls_key or None,
+    )

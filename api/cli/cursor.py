@@ -1,0 +1,105 @@
+"""`rollbook cursor`: named positions of logs. What the commands do is in `cursor_work`."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rollbook.api.cli.log import log_argument, output_option, with_access, yes_option
+from rollbook.api.cli.output import examples
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.log_access import LogAccess
+
+
+@click.group(
+    epilog=examples(
+        "rollbook cursor set orders billing 1700",
+        "rollbook cursor ls orders",
+        "rollbook log read orders --from cursor:billing",
+    )
+)
+def group() -> None:
+    """Look at, move and remove cursors: named positions that a log keeps.
+
+    A protected one is a mark: what lies at it and above is not truncated.
+    """
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cursor ls orders",
+        "rollbook cursor ls shop/orders -o json | jq '.[] | select(.lag > 1000)'",
+        "rollbook cursor ls orders -o raw",
+    )
+)
+@log_argument
+@with_access
+@output_option
+def ls(access: "LogAccess", **how: Any) -> None:
+    """List a log's cursors, with what lies behind each. `raw` is their names."""
+    from rollbook.api.cli import cursor_work
+
+    cursor_work.list_cursors(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cursor show orders billing",
+        "rollbook cursor show orders billing -o raw",
+        "rollbook cursor show shop/orders billing -o json",
+    )
+)
+@log_argument
+@click.argument("name")
+@with_access
+@output_option
+def show(access: "LogAccess", **how: Any) -> None:
+    """Show one cursor. `raw` is its offset."""
+    from rollbook.api.cli import cursor_work
+
+    cursor_work.show_cursor(access, **how)
+
+
+@group.command(
+    "set",
+    context_settings={"ignore_unknown_options": True},  # Such as -10, which is a position.
+    epilog=examples(
+        "rollbook cursor set orders billing 1700",
+        "rollbook cursor set orders billing -10 --protect",
+        "rollbook cursor set orders billing ago:1d --rewind --version 12",
+    ),
+)
+@log_argument
+@click.argument("name")
+@click.argument("position")
+@with_access
+@click.option("--protect/--no-protect", default=None, help="Hold truncation back, or no more.")
+@click.option("--rewind", is_flag=True, help="It may go back.")
+@click.option(
+    "--version", type=click.IntRange(-1), metavar="N", help="Only from this one; -1: make it."
+)
+@output_option
+def move(access: "LogAccess", **how: Any) -> None:
+    """Make a cursor, or move it. `raw` is its offset."""
+    from rollbook.api.cli import cursor_work
+
+    cursor_work.move_cursor(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cursor rm orders billing",
+        "rollbook cursor rm orders billing --yes",
+        "rollbook cursor rm shop/orders billing --yes -o json",
+    )
+)
+@log_argument
+@click.argument("name")
+@with_access
+@yes_option
+@output_option
+def rm(access: "LogAccess", **how: Any) -> None:
+    """Remove a cursor: it holds nothing back any more."""
+    from rollbook.api.cli import cursor_work
+
+    cursor_work.remove_cursor(access, **how)

@@ -1,0 +1,76 @@
+"""What `rollbook cursor` does."""
+
+from typing import Any, Final
+
+from rollbook.api.cli.ledger_access import tell, tell_rows
+from rollbook.api.cli.log_access import LogAccess, ask_whether
+from rollbook.api.cli.output import time_of
+from rollbook.api.client.client import Client
+from rollbook.logservice import words
+from rollbook.logservice.ids import LogName, parse_cursor_name, parse_position
+
+_COLUMNS: Final = ("name", "offset", "lag", "is_protected", "version", "updated")
+
+
+def list_cursors(access: LogAccess, log: str, output: str) -> None:
+    name = LogName.parse(log)
+
+    async def ask(client: Client) -> list[dict[str, Any]]:
+        found: words.Cursors = await client.ask(words.ListCursors(name))
+        tail: words.LogTail = await client.ask(words.GetTail(name))
+        return [_facts(each, tail.tail) for each in found.cursors]
+
+    tell_rows(_COLUMNS, access.run(ask, log), output, "name")
+
+
+def show_cursor(access: LogAccess, log: str, name: str, output: str) -> None:
+    request = words.GetCursor(LogName.parse(log), parse_cursor_name(name))
+
+    async def ask(client: Client) -> dict[str, Any]:
+        found: words.Cursor = await client.ask(request)
+        tail: words.LogTail = await client.ask(words.GetTail(request.log))
+        return _facts(found, tail.tail)
+
+    tell(access.run(ask, log), output, "offset")
+
+
+def move_cursor(
+    access: LogAccess,
+    log: str,
+    name: str,
+    position: str,
+    protect: bool | None,
+    rewind: bool,
+    version: int | None,
+    output: str,
+) -> None:
+    log_name, wanted = LogName.parse(log), parse_position(position)
+
+    async def move(client: Client) -> dict[str, Any]:
+        place: words.FoundOffset = await client.ask(words.FindOffset(log_name, wanted))
+        request = words.CommitCursor(
+            *(log_name, parse_cursor_name(name), place.offset, None, protect, version, rewind)
+        )
+        moved: words.Cursor = await client.ask(request)
+        return _facts(moved, place.tail)
+
+    tell(access.run(move, log), output, "offset")
+
+
+def remove_cursor(access: LogAccess, log: str, name: str, yes: bool, output: str) -> None:
+    ask_whether(f"remove the cursor {name} of {log}", yes)
+    request = words.DeleteCursor(LogName.parse(log), parse_cursor_name(name))
+    access.run(lambda client: client.ask(request), log)
+    tell({"log": str(request.log), "removed": name}, output, "removed")
+
+
+def _facts(cursor: words.Cursor, tail: int) -> dict[str, Any]:
+    return {
+        "name": cursor.name,
+        "offset": cursor.offset,
+        "lag": max(tail - cursor.offset, 0),
+        "is_protected": cursor.is_protected,
+        "version": cursor.version,
+        "updated": time_of(cursor.updated_us),
+        "blob_bytes": len(cursor.blob),
+    }

@@ -1,0 +1,45 @@
+"""`rollbook debug`: what somebody who helps needs to see. What it does is in `debug_work`."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rollbook.api.cli.log import with_access
+from rollbook.api.cli.output import examples
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.log_access import LogAccess
+
+
+@click.group(
+    epilog=examples(
+        "rollbook debug bundle",
+        "rollbook debug bundle --file bundle.tar.gz",
+        "rollbook debug bundle --log shop/orders --context prod",
+    )
+)
+def group() -> None:
+    """Gather what somebody who helps needs to see."""
+
+
+@group.command(
+    epilog=examples(
+        "rollbook debug bundle",
+        "rollbook debug bundle --file bundle.tar.gz",
+        "rollbook debug bundle --log shop/orders --context prod",
+    )
+)
+@with_access
+@click.option("--file", "path", metavar="FILE", help="[default: rollbook-TIME.tar.gz here]")
+@click.option(
+    "--log", "logs", metavar="LOG", multiple=True, help="With all there is to know of it."
+)
+@click.option("--logs-max", type=click.IntRange(0), default=1000, show_default=True)
+def bundle(access: "LogAccess", **how: Any) -> None:
+    """Write what servers and logs say of themselves into one file. No records, no tokens.
+
+    What cannot be had is said in it, and is no failure.
+    """
+    from rollbook.api.cli import debug_work
+
+    debug_work.bundle(access, **how)

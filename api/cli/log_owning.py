@@ -1,0 +1,131 @@
+"""What commands do about who has a log: its writer, its server, and what every reader of it gets."""
+
+import time
+from typing import Any
+
+from rollbook.api.cli.ledger_access import tell, tell_rows
+from rollbook.api.cli.log_access import LogAccess, ask_whether
+from rollbook.api.cli.output import time_of
+from rollbook.api.client.client import Client
+from rollbook.logservice import words
+from rollbook.logservice.ids import LogName, WriterEpoch, parse_age_us
+from rollbook.proto.errors import DataLost, InvalidRequest
+
+# --- The writer -------------------------------------------------------------------------------
+
+
+def show_writer(access: LogAccess, log: str, output: str) -> None:
+    name = LogName.parse(log)
+
+    async def ask(client: Client) -> dict[str, Any]:
+        """At the owner: nobody else knows."""
+        owners = await client.lookup([str(name)])
+        address = owners[0].address if owners and owners[0].is_owner else None
+        state: words.LogState = await client.ask(words.GetLog(name), server=address)
+        return {
+            "log": str(name),
+            "mode": state.config.writer_mode.value,
+            "writer_epoch": state.writer_epoch,
+            "holder": state.writer_holder,
+        }
+
+    tell(access.run(ask, log), output, "writer_epoch")
+
+
+def acquire_writer(
+    access: LogAccess,
+    log: str,
+    holder: str,
+    wait: bool,
+    steal: bool,
+    ttl: str | None,
+    yes: bool,
+    output: str,
+) -> None:
+    if wait and steal:
+        raise InvalidRequest("either --wait or --steal")
+    if steal:
+        ask_whether(f"fence whoever writes to {log}", yes)
+    mode = words.AcquireMode.FAIL
+    if wait or steal:
+        mode = words.AcquireMode.WAIT if wait else words.AcquireMode.STEAL
+    ttl_ms = parse_age_us(ttl) // 1000 if ttl else 0
+    request = words.AcquireWriter(LogName.parse(log), holder, mode, ttl_ms)
+    grant: words.WriterGrant = access.run(lambda client: client.ask(request), log)
+    facts = {
+        "log": str(request.log),
+        "writer_epoch": grant.writer_epoch,
+        "fence_offset": grant.fence_offset,
+        "holder": grant.holder,
+        "ttl_s": grant.ttl_ms / 1000 or None,
+    }
+    tell(facts, output, "writer_epoch")
+
+
+def release_writer(access: LogAccess, log: str, epoch: int, output: str) -> None:
+    request = words.ReleaseWriter(LogName.parse(log), WriterEpoch(epoch))
+    access.run(lambda client: client.ask(request), log)
+    tell({"log": str(request.log), "released": epoch}, output, "released")
+
+
+# --- The server -------------------------------------------------------------------------------
+
+
+def list_servers(access: LogAccess, output: str) -> None:
+    found = access.run(lambda client: client.servers())
+    rows = [
+        {
+            "server": each.server_id,
+            "address": each.address,
+            "state": each.state.value,
+            "logs": each.logs_owned,
+            "version": each.version,
+            "started": time_of(each.started_us),
+        }
+        for each in found
+    ]
+    tell_rows(("server", "address", "state", "logs", "version", "started"), rows, output, "server")
+
+
+def transfer_log(access: LogAccess, log: str, to: str, output: str) -> None:
+    owner = access.run(lambda client: client.transfer(log, to), log)
+    facts = {"log": str(owner.log), "to": to, "address": owner.address}
+    tell(facts, output, "address")
+
+
+def drain_server(access: LogAccess, server_id: str, resume: bool, wait: bool, output: str) -> None:
+    async def drain(client: Client) -> int:
+        left = await client.drain(server_id, resume=resume)
+        give_up_at = time.monotonic() + access.timeout_s
+        while wait and left and not resume and time.monotonic() < give_up_at:
+            left = await client.drain(server_id)
+        return left
+
+    left = access.run(drain)
+    tell({"server": server_id, "draining": not resume, "logs": left}, output, "logs")
+
+
+# --- All of it ----------------------------------------------------------------------------------
+
+
+def verify_log(access: LogAccess, log: str, output: str) -> None:
+    """Reads it as a program would: each block's checksum, each offset in its turn, up to a barrier."""
+
+    async def read(client: Client) -> dict[str, Any]:
+        opened = await client.open(log)
+        end = await opened.tail_offset(consistency=words.Consistency.BARRIER)
+        head = await opened.head_offset()
+        next_offset, size, batches = int(head), 0, 0
+        async for batch in opened.read_batches(head, end):
+            if batch.base_offset != next_offset:
+                raise DataLost(f"offset {next_offset} is missing", log=log)
+            values = batch.values()  # Each block is checked against its CRC, and taken apart.
+            next_offset += len(values)
+            size += sum(map(len, values))
+            batches += 1
+        if next_offset != end:
+            raise DataLost(f"it ends at {next_offset}, before {end}", log=log)
+        facts = {"log": str(opened.name), "head": head, "tail": end, "records": end - head}
+        return facts | {"bytes": size, "batches": batches, "sound": True}
+
+    tell(access.run(read, log), output, "records")

@@ -1,0 +1,216 @@
+"""Cursors, writers, servers, contexts, files that say how logs are to be: as a user meets them."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.dev import PATIENCE_S
+from tests.unit.api.cli.shell import Shell
+
+
+def append(server: str, log: str, count: int) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "rollbook.api.cli.main", "log", "append", log, "--create"],
+        input="".join(f"{number}\n" for number in range(count)).encode(),
+        env={**os.environ, "ROLLBOOK_SERVER": server},
+        capture_output=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+
+
+def test_cursors_are_moved_and_hold_truncation_back(shell: Shell, server: str) -> None:
+    append(server, "read-by-name", 100)
+    assert shell.run("cursor", "set", "read-by-name", "billing", 40, "-o", "raw") == "40\n"
+    shell.run("cursor", "set", "read-by-name", "audit", "-10", "--protect")
+    rows = shell.json("cursor", "ls", "read-by-name")
+    assert [(each["name"], each["lag"], each["is_protected"]) for each in rows] == [
+        *(("audit", 10, True), ("billing", 60, False)),
+    ]
+    version = rows[1]["version"]
+    shell.run("cursor", "set", "read-by-name", "billing", 50, "--version", version + 7, code=4)
+    shell.run("cursor", "set", "read-by-name", "billing", 30, code=2)  # It would go back.
+    shell.run("cursor", "set", "read-by-name", "billing", 30, "--rewind", "--version", version)
+    found = shell.json("log", "read", "read-by-name", "--from", "cursor:billing", "--limit", 1)
+    assert found[0]["offset"] == 30
+    truncate = ("log", "truncate", "read-by-name", "--before", "latest", "--yes")
+    shell.run(*truncate, code=4)
+    shell.run("cursor", "rm", "read-by-name", "audit", code=2)  # Nobody can answer.
+    assert "--yes" in shell.errors
+    shell.run("cursor", "rm", "read-by-name", "audit", "--yes")
+    shell.run(*truncate)
+    shell.run("cursor", "show", "read-by-name", "audit", code=3)
+    assert shell.run("cursor", "show", "read-by-name", "billing", "-o", "raw") == "30\n"
+
+
+def test_one_writes_and_others_are_fenced(shell: Shell) -> None:
+    shell.run("log", "create", "one-writer", "--exclusive")
+    assert shell.json("log", "writer", "show", "one-writer")["holder"] == ""
+    epoch = shell.run("log", "writer", "acquire", "one-writer", "--holder", "me", "-o", "raw")
+    assert shell.run("log", "writer", "show", "one-writer", "-o", "raw") == epoch
+    shell.run("log", "writer", "acquire", "one-writer", "--holder", "you", code=4)
+    steal = ("log", "writer", "acquire", "one-writer", "--holder", "you", "--steal")
+    shell.run(*steal, code=2)
+    taken = shell.json(*steal, "--yes", "--ttl", "1h")
+    assert taken["writer_epoch"] == int(epoch) + 1
+    assert taken["ttl_s"] == 3600
+    shell.run("log", "writer", "release", "one-writer", epoch.strip(), code=4)
+    shell.run("log", "writer", "release", "one-writer", taken["writer_epoch"])
+    assert shell.json("log", "writer", "show", "one-writer")["holder"] == ""
+
+
+def test_all_of_a_log_is_read_and_checked(shell: Shell, server: str) -> None:
+    append(server, "sound", 5000)
+    shell.run("log", "truncate", "sound", "--before", 100, "--yes")
+    found = shell.json("log", "verify", "sound")
+    assert (found["head"], found["tail"], found["records"]) == (100, 5000, 4900)
+    assert found["bytes"] == sum(len(str(number)) for number in range(100, 5000))
+    shell.run("log", "verify", "nowhere", code=3)
+
+
+def test_servers_are_listed_drained_and_get_logs_back(shell: Shell, server: str) -> None:
+    append(server, "moved", 10)
+    (row,) = shell.json("cluster", "servers")
+    assert row["address"] == server
+    assert shell.run("log", "transfer", "moved", row["server"], "-o", "raw").strip() == server
+    shell.run("log", "transfer", "moved", "nobody", code=3)
+    try:
+        left = shell.json("cluster", "drain", row["server"], "--wait", "--timeout", 60)
+        assert left == {"server": row["server"], "draining": True, "logs": 0}
+        assert shell.json("cluster", "servers")[0]["state"] == "draining"
+    finally:
+        shell.run("cluster", "drain", row["server"], "--resume")
+    deadline = time.monotonic() + PATIENCE_S
+    while shell.json("cluster", "servers")[0]["state"] != "serving":
+        assert time.monotonic() < deadline
+    assert shell.json("log", "verify", "moved", "--timeout", 60)["records"] == 10
+
+
+SPEC = """
+[logs."shop/applied"]
+retention_age = "7d"
+roll_bytes = "64M"
+labels = { team = "checkout" }
+exclusive = true
+
+[logs.as-it-is]
+"""
+
+
+def test_logs_become_what_a_file_says(shell: Shell, tmp_path: Path) -> None:
+    spec = tmp_path / "logs.toml"
+    spec.write_text(SPEC)
+    shell.run("log", "create", "as-it-is", "--roll-bytes", "32M")
+    plan = shell.json("apply", str(spec), "--dry-run")
+    assert [(each["act"], each["log"]) for each in plan] == [
+        *(("+", "shop/applied"), ("=", "default/as-it-is")),
+    ]
+    shell.run("log", "show", "shop/applied", code=3)
+    assert shell.json("apply", str(spec)) == plan
+    config = shell.json("log", "show", "shop/applied")["config"]
+    assert config["retention_age_s"] == 7 * 86_400
+    assert config["writer_mode"] == "exclusive"
+    assert shell.run("apply", str(spec), "-o", "raw") == ""
+    spec.write_text(SPEC.replace('"7d"', '"1d"'))
+    (changed, _) = shell.json("apply", str(spec))
+    assert changed["act"] == "~"
+    assert changed["changes"] == {"retention_age_s": "604800 -> 86400"}
+    assert shell.json("apply", str(spec))[0]["act"] == "="
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[nonsense]", "logs = 3", "[logs.a]\nretention = 3", "[logs.a]\ncopies = 'x'", "[logs.'A B']"],
+)
+def test_a_file_that_makes_no_sense_changes_nothing(
+    shell: Shell, tmp_path: Path, text: str
+) -> None:
+    spec = tmp_path / "logs.toml"
+    spec.write_text(f"[logs.never-made]\n{text}" if text.startswith("[logs") else text)
+    shell.run("apply", str(spec), code=2)
+    shell.run("log", "show", "never-made", code=3)
+
+
+def test_contexts_name_clusters(
+    shell: Shell, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("ROLLBOOK_SERVER")
+    shell.run("context", "use", "here", code=2)
+    shell.run("context", "add", "here", "--server", f"log://{server}")
+    shell.run("context", "add", "away", "--server", "log://127.0.0.1:1", "--token-file", "secret")
+    path = tmp_path / "rollbook" / "contexts.toml"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    rows = shell.json("context", "ls")
+    assert [(each["name"], each["current"]) for each in rows] == [("here", True), ("away", False)]
+    assert rows[1]["token_file"] == os.path.abspath("secret"), "wherever one is"
+    assert shell.json("cluster", "servers")
+    shell.run("log", "ls", "--context", "away", "--timeout", "0.5", code=2)
+    assert "secret" in shell.errors, "the file of its token is not there"
+    shell.run("cursor", "set", "x", "y", "--no-such-flag", code=2)
+    shell.run("log", "ls", "--context", "nowhere", code=2)
+    shell.run("context", "use", "away")
+    assert shell.json("cluster", "servers", "--server", server), "and no token is shown to it"
+    shell.run("log", "ls", "--context", "here", "--server", server, code=2)
+    shell.run("context", "rm", "away")
+    assert not [each for each in shell.json("context", "ls") if each["current"]]
+    path.write_text("nonsense")
+    shell.run("context", "ls", code=2)
+
+
+def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
+    shell: Shell, server: str, tmp_path: Path
+) -> None:
+    append(server, "told-of", 3)
+    path = str(tmp_path / "bundle.tar.gz")
+    assert shell.run("debug", "bundle", "--file", path, "--log", "told-of") == f"{path}\n"
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    with tarfile.open(path) as archive:
+        found = {}
+        for member in archive:
+            file = archive.extractfile(member)
+            assert file
+            found[member.name] = json.load(file)
+    assert found["rollbook/about.json"]["python"] == sys.version
+    (stats,) = found["rollbook/stats.json"].values()
+    assert stats["stats"]["rollbook_log_logs_owned"] >= 1
+    log = found["rollbook/log-default-told-of.json"]
+    assert log["tail"]["tail"] == 3
+    assert log["journal"]["events"]
+    shell.run("debug", "bundle", "--file", path, code=1)  # It is there.
+
+
+def test_names_of_logs_are_completed(shell: Shell, server: str, tmp_path: Path) -> None:
+    shell.run("log", "create", "completed-1")
+    shell.run("log", "create", "shop/completed-2")
+    environment = {**os.environ, "ROLLBOOK_SERVER": server, "XDG_CONFIG_HOME": str(tmp_path)}
+
+    def complete(line: str, **more: str) -> list[str]:
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+        program = (
+            "from rollbook.api.cli import completing\n"
+            "completing._PATIENCE_S = 30\n"  # For a machine with much to do.
+            "from rollbook.api.cli.main import rollbook\n"
+            "rollbook.main(prog_name='rollbook', complete_var='_ROLLBOOK_COMPLETE')"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**environment, "_ROLLBOOK_COMPLETE": "bash_complete", **words, **more},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PATIENCE_S,
+        )
+        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+    assert complete("rollbook log show compl") == ["completed-1"]
+    assert "shop/completed-2" in complete("rollbook explain shop/c")
+    assert complete("rollbook log tru") == ["truncate"]
+    assert "_ROLLBOOK_COMPLETE" in shell.run("completion", "bash")
