@@ -26,7 +26,9 @@ import structlog
 from rollbook.ledger.add_channel import AddChannel, AddSink
 from rollbook.ledger.bookie_client import RECEIVE_BYTES, BookieClient
 from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.append import DEADLINE_TICKS
 from rollbook.ledger.core.health import Health
+from rollbook.ledger.ticker import Ticker
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.errors import (
     BookieTimeout,
@@ -68,6 +70,9 @@ class Bookies:
         self.protocol_version: Final = config.protocol_version
         self.txn_ids: Final[Iterator[int]] = itertools.count(1)
         """One counter for all requests of this client: what packs adds in version 3 draws from it."""
+        self.tick_s: Final = config.add_deadline_s / (DEADLINE_TICKS + 1)
+        """An add is noticed at the tick behind it: one more, and the deadline is the latest."""
+        self.ticker: Final = Ticker(self.tick_s)
         self._watcher = watcher
         self._config = config
         self._health = health
@@ -203,6 +208,7 @@ class Bookies:
         for link in links:
             await link.stopped()
         self._links.clear()
+        self.ticker.close()
 
     # ------------------------------------------------------------------------------------------
 

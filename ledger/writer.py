@@ -6,8 +6,9 @@ successors for bookies that fail, `ledger_tail.py`, which writes its metadata, a
 
 What appends of one turn of the loop bring leaves in one write per bookie, or a little later, with what
 comes yet, while that bookie has enough to do (WR10); what bookies answer comes in batches and is counted
-in batches. No entry has a task, a timer or a lock. There is one timer for ticks while entries are on
-their way, one for the explicit LAC, and one for each bookie that is busy or lags.
+in batches. No entry has a task, a timer or a lock. While entries are on their way there are ticks, which
+`ticker.py` has for all writers; there is one timer for the explicit LAC, and one for each bookie that is
+busy or lags.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ import structlog
 
 from rollbook.ledger.bookies import AddChannel, Bookies
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.append import DEADLINE_TICKS, LAGGARD_TICKS, Pipeline
+from rollbook.ledger.core.append import LAGGARD_TICKS, Pipeline
 from rollbook.ledger.core.ensemble_change import Seating, Verdict, judge
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
@@ -101,8 +102,7 @@ class LedgerWriter:
         )
         self._seating = Seating(metadata.quorum, metadata.fragments[-1])
         self._tail = LedgerTail(stored, self._seating, nodes, clock, self._log)
-        # An add is noticed at the tick behind it: one more, and the deadline is the latest.
-        self._tick_s = config.add_deadline_s / (DEADLINE_TICKS + 1)
+        self._tick_s = bookies.tick_s
         self._stand_ins = StandIns(
             *(metadata.quorum, self._seating, self._pipeline, self._tail),
             *(placement, health, bookies, clock),
@@ -127,7 +127,7 @@ class LedgerWriter:
         self._is_over = False  # No bookie is used any more.
         self._closing: asyncio.Task[None] | None = None
         self._turn_is_due = self._offer_is_due = False
-        self._ticker: asyncio.TimerHandle | None = None
+        self._is_ticking = False
         self._busy_pauses_s = [0.0] * metadata.quorum.ensemble
         self._timers: dict[int, asyncio.TimerHandle] = {}  # By slot: when to send it more.
         self._reading_back: asyncio.Task[None] | None = None
@@ -390,7 +390,8 @@ class LedgerWriter:
         delay_s = _LOOK_AGAIN_S
         queued_bytes = channel.queued_bytes
         if 2 * queued_bytes <= _SEND_AHEAD_BYTES:  # Else in driblets.
-            if not is_overdue and pipeline.gathers(slot, channel.unanswered):
+            unanswered = channel.unanswered
+            if unanswered and not is_overdue and pipeline.gathers(slot, unanswered):
                 delay_s = _GATHER_S
             else:
                 frames, count = pipeline.take(slot, _SEND_AHEAD_BYTES - queued_bytes)
@@ -481,7 +482,9 @@ class LedgerWriter:
     # --- Time ---------------------------------------------------------------------------------
 
     def _on_tick(self) -> None:
-        self._ticker = None
+        self._is_ticking = False
+        if self._is_over:
+            return
         pipeline = self._pipeline
         for slot in pipeline.on_tick():
             timeout = BookieTimeout(bookie=self._seating.ensemble[slot], ledger_id=self.ledger_id)
@@ -489,18 +492,21 @@ class LedgerWriter:
             self._on_failure(slot, timeout)
         if self._wants_room:
             self._offer_room()
+        is_down = bool(self._seating.down)
+        if pipeline.is_settled and not is_down:
+            return
         is_changing = self._stand_ins.is_changing
         if error := pipeline.find_hopeless(self._seating.standing, is_changing=is_changing):
             self._stop(error)
             return
-        if self._seating.down:
+        if is_down:
             self._seek_remedy()
-        if not pipeline.is_settled or self._seating.down:
-            self._keep_ticking()
+        self._keep_ticking()
 
     def _keep_ticking(self) -> None:
-        if self._ticker is None and not self._is_over:
-            self._ticker = self._loop.call_later(self._tick_s, self._on_tick)
+        if not self._is_ticking and not self._is_over:
+            self._is_ticking = True
+            self._bookies.ticker.call_next(self._on_tick)
 
     # --- Bookies that failed --------------------------------------------------------------------
 
@@ -647,9 +653,8 @@ class LedgerWriter:
         for channel in self._channels:
             channel.close()
         self._slots.clear()
-        for timer in (self._ticker, *self._timers.values()):
-            if timer is not None:
-                timer.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
         self._timers.clear()
         self._explicit_lac.stop()
         for task in self._tasks():

@@ -329,6 +329,8 @@ class Pipeline:
         self._note_ages()
         self._note_fullness()
         overdue: list[int] = []
+        if not self._half_full_since and (not self._ages or self._ages[0][0] == self.tick):
+            return overdue  # All that there was at the tick before has been answered.
         for slot, seat in enumerate(self._seats):
             mark = self.acks.mark(slot)
             if mark != seat.mark_seen or mark >= self.next_entry:
@@ -375,7 +377,11 @@ class Pipeline:
         waiting = self.acks.last_add_confirmed + 1 - self._first
         is_half_full = (
             2 * waiting >= self._window_entries
-            or 2 * sum(map(len, self._frames[:waiting])) >= self._window_bytes
+            or (
+                2 * self._bytes
+                >= self._window_bytes  # Else a part of them is not half of it either.
+                and 2 * sum(map(len, self._frames[:waiting])) >= self._window_bytes
+            )
         )
         self._half_full_since = (self._half_full_since or self.tick) if is_half_full else 0
 

@@ -1,0 +1,46 @@
+"""Ticks for all writers of a client whose entries are on their way.
+
+Writers come and go with their entries, and a timer for each costs a server of many ledgers more than
+what it is for. So there is one for an eighth of a tick, and whoever wants a tick shares it with others:
+nobody waits longer than a tick, the first time up to an eighth less, and not all of them come at once.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+_SHARES: Final = 8
+
+
+class Ticker:
+    def __init__(self, tick_s: float) -> None:
+        self._share_s = tick_s / _SHARES
+        self._due: dict[int, list[Callable[[], None]]] = {}  # By number of the share.
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._present: int | None = None  # While they are called.
+
+    def call_next(self, on_tick: Callable[[], None]) -> None:
+        """Once, a tick from now. It must not raise, and may come after nobody wants it any more."""
+        loop = asyncio.get_running_loop()
+        present = self._present
+        if present is None:
+            present = int(loop.time() / self._share_s)
+        number = present + _SHARES
+        due = self._due.get(number)
+        if due is None:
+            due = self._due[number] = []
+            self._timers[number] = loop.call_at(number * self._share_s, self._tick, number)
+        due.append(on_tick)
+
+    def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._due.clear()
+
+    def _tick(self, number: int) -> None:
+        del self._timers[number]
+        self._present = number
+        for on_tick in self._due.pop(number):
+            on_tick()
+        self._present = None
