@@ -146,6 +146,8 @@ class BookieClient(asyncio.BufferedProtocol):
         self._owed: dict[LedgerId, int] = {}
         # What waits to be sent.
         self._outbox = Outbox()
+        self._gathered: list[bytes] = []  # In front of it: small adds of this turn of the loop.
+        self._gathered_bytes = 0
         self._is_clogged = False
         self._will_flush = False
 
@@ -287,10 +289,18 @@ class BookieClient(asyncio.BufferedProtocol):
         is_first = not self._will_flush
         self._flush_soon()
         is_free = not self._is_clogged and self._outbox.is_empty
-        if is_free and (is_first or len(data) >= _ALONE_BYTES) and len(data) <= CHUNK_BYTES_MAX:
-            self._transport.write(data)
+        if is_free and len(data) <= CHUNK_BYTES_MAX - self._gathered_bytes:
+            if is_first or len(data) >= _ALONE_BYTES:
+                self._write_gathered()
+                self._transport.write(data)
+            else:
+                self._gathered.append(data)
+                self._gathered_bytes += len(data)
             return
         channel.waiting_bytes += len(data)
+        if len(data) <= CHUNK_BYTES_MAX:
+            self._outbox.put(WaitingAdds(channel, data, count), channel.is_high_priority)
+            return
         for piece, adds in in_pieces(data, count):
             self._outbox.put(WaitingAdds(channel, piece, adds), channel.is_high_priority)
 
@@ -304,7 +314,8 @@ class BookieClient(asyncio.BufferedProtocol):
     @property
     def unsent_bytes(self) -> int:
         """In front of the socket; without the queues."""
-        return self._transport.get_write_buffer_size() + self._outbox.begun_bytes
+        begun_bytes = self._gathered_bytes + self._outbox.begun_bytes
+        return self._transport.get_write_buffer_size() + begun_bytes
 
     def _flush_soon(self) -> None:
         if not self._will_flush:
@@ -315,9 +326,16 @@ class BookieClient(asyncio.BufferedProtocol):
         self._will_flush = False
         if self.is_over:
             return
+        self._write_gathered()
         now = self._loop.time()
         while not self._is_clogged and (chunk := self._outbox.next_chunk(now)):
             self._transport.write(chunk)
+
+    def _write_gathered(self) -> None:
+        if self._gathered:
+            self._transport.write(b"".join(self._gathered))
+            self._gathered.clear()
+            self._gathered_bytes = 0
 
     # --- Hearing ------------------------------------------------------------------------------
 

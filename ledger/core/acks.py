@@ -52,6 +52,8 @@ class AckTracker:
             and entry_ids[0] == mark
         ):
             self._marks[slot] = EntryId(reached)
+            if reached <= self.last_add_confirmed + 1:
+                return False  # All of it is confirmed already.
         elif not self._take_stripe(slot, entry_ids, end):
             self._take_each(slot, entry_ids, end)
         return self._confirm()
