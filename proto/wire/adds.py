@@ -9,7 +9,7 @@ Where entries of one size follow one another, three numbers say what a column do
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from rollbook.proto.errors import EntryTooLarge
@@ -30,10 +30,10 @@ class AddGroup(ABC):
     is_recovery: bool  # Passes a fence.
     is_high_priority: bool
     is_sync_deferred: bool  # May be answered before it is durable.
-    entry_ids: Sequence[EntryId] = field(default_factory=list)
-    lacs: Sequence[EntryId] = field(default_factory=list)
-    starts: Sequence[int] = field(default_factory=list)  # Where in the buffer the entries lie.
-    ends: Sequence[int] = field(default_factory=list)
+    entry_ids: Sequence[EntryId] = ()
+    lacs: Sequence[EntryId] = ()
+    starts: Sequence[int] = ()  # Where in the buffer the entries lie.
+    ends: Sequence[int] = ()
 
     @property
     def last_add_confirmed(self) -> EntryId:

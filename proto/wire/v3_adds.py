@@ -351,22 +351,10 @@ def _unpack_high_bits(varint: bytes) -> int:
 
 
 def _open_group(writer: tuple[bytes, ...]) -> _Opened | None:
-    ledger, key, priority, tail = writer
-    is_recovery = tail.endswith(_FLAG_RECOVERY)
-    if ledger.startswith(_FLAG_RECOVERY):
-        is_recovery, ledger = True, ledger[len(_FLAG_RECOVERY) :]
-    ledger = ledger[1:-1]  # Without its own tag and the next one.
-    ledger_id = unpack_varint(ledger)
-    if tail not in _TAILS:
+    facts = _facts_of(*writer)
+    if facts is None:
         return None
-    group = _AddGroup(
-        ledger_id=LedgerId(ledger_id),
-        ledger_key=key[2:-1],
-        is_recovery=is_recovery,
-        is_high_priority=priority[1:-2].strip(b"\x00\x80") != b"",
-        is_sync_deferred=tail.startswith(_DEFERRED_SYNC),
-        ledger_varint=ledger,
-    )
+    group = _AddGroup(*facts[:5], ledger_varint=facts[5])
     lists = group.lists
     return (
         group,
@@ -377,6 +365,23 @@ def _open_group(writer: tuple[bytes, ...]) -> _Opened | None:
         lists.txn_ids.append,
         lists.entry_varints.append,
     )
+
+
+@lru_cache(maxsize=16_384)  # Writers come again, each with every append.
+def _facts_of(
+    ledger: bytes, key: bytes, priority: bytes, tail: bytes
+) -> tuple[LedgerId, bytes, bool, bool, bool, bytes] | None:
+    """The first five of a group, and its ledger's varint."""
+    is_recovery = tail.endswith(_FLAG_RECOVERY)
+    if ledger.startswith(_FLAG_RECOVERY):
+        is_recovery, ledger = True, ledger[len(_FLAG_RECOVERY) :]
+    ledger = ledger[1:-1]  # Without its own tag and the next one.
+    if tail not in _TAILS:
+        return None
+    is_urgent = priority[1:-2].strip(b"\x00\x80") != b""
+    is_deferred = tail.startswith(_DEFERRED_SYNC)
+    ledger_id = LedgerId(unpack_varint(ledger))
+    return ledger_id, key[2:-1], is_recovery, is_urgent, is_deferred, ledger
 
 
 # --- A client's side --------------------------------------------------------------------------
