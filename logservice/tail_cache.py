@@ -85,7 +85,8 @@ class TailCache:
         self._memory.on_added(self, added)
         while self._bytes > self.bytes_max:
             self.drop_oldest()
-        self.wake()
+        if self._waiting:
+            self.wake()
 
     def drop_oldest(self) -> bool:
         """Whether there is another one."""

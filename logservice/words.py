@@ -80,7 +80,7 @@ class Bind:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Not frozen, since that costs: there is one for every append.
 class StreamAppend:
     number: int  # Chosen by the client; its result bears it.
     ref: int
@@ -88,7 +88,7 @@ class StreamAppend:
     condition: Condition | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Not frozen, since that costs: there is one for every append.
 class AppendResult:
     """One of `ack` and `error` is there."""
 

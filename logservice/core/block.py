@@ -96,6 +96,7 @@ _CRC: Final = struct.Struct("<I")
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 _UNSTAMPED: Final = bytes(_CLIENT_HALF - _SERVER_HALF)
 _DIRECTORY_ENTRY: Final = struct.Struct("<HBBIII")
+_LONE_VALUE: Final = struct.Struct("<HBBIIIHBBIIIii")  # A directory of two sections, two offsets.
 _MUST_BE_KNOWN: Final = 1
 _INT32_MAX: Final = 2**31 - 1
 _UINT32_MAX: Final = 2**32 - 1
@@ -117,6 +118,9 @@ class Codec(IntEnum):
     ZSTD = 1
 
 
+_CODECS: Final = tuple(Codec)
+
+
 class Section(IntEnum):
     VALUE_OFFSETS = 1
     VALUES = 2
@@ -134,6 +138,9 @@ class Section(IntEnum):
 
 
 _KNOWN: Final = frozenset(map(int, Section))
+_OFFSETS_AT: Final = 2 * _DIRECTORY_ENTRY.size
+_LONE_OFFSETS: Final = (int(Section.VALUE_OFFSETS), 0, 0, _OFFSETS_AT, 8, 0)
+_LONE_BYTES: Final = (int(Section.VALUES), 0, 0, _OFFSETS_AT + 8)
 
 Headers = Mapping[str, bytes]
 NO_HEADERS: Final[Headers] = MappingProxyType({})
@@ -369,11 +376,12 @@ def check_block(block: bytes, limits: Limits) -> BlockInfo:
     header = _unpack_header(block)
     if header.flags:
         raise InvalidBlock("a client's block has no flags", flags=header.flags)
-    _open(block, header, limits)
+    if not _is_lone_value(block, header, limits):
+        _open(block, header, limits)
     return BlockInfo(
         header.records,
         _producer_of(block, header),
-        Codec(header.codec),
+        _CODECS[header.codec],
         len(block),
         header.unpacked_bytes,
     )
@@ -411,6 +419,30 @@ def _unpack_header(block: bytes) -> _Header:
             says=header.body + header.stored_bytes,
         )
     return header
+
+
+def _is_lone_value(block: bytes, header: _Header, limits: Limits) -> bool:
+    """All that `_open` asks for, at once, of a block that holds one value and nothing else: where many
+    logs are appended to, most do. False: it holds something else, or something is wrong with it.
+    """
+    if header.records != 1 or header.sections != 2 or header.codec:
+        return False
+    body = header.body
+    start = body + _LONE_VALUE.size
+    size = int.from_bytes(block[start - 4 : start], "little")
+    padding = _PADDING[size % 8]
+    return (
+        size <= limits.record_bytes_max
+        and header.stored_bytes <= limits.batch_bytes_max
+        and header.stored_bytes == _LONE_VALUE.size + size + len(padding)
+        and block.startswith(_before_lone_value(size), body)
+        and block.endswith(padding)
+        and google_crc32c.value(block[_CLIENT_HALF:]) == header.crc
+    )
+
+
+def _before_lone_value(size: int) -> bytes:
+    return _LONE_VALUE.pack(*_LONE_OFFSETS, *_LONE_BYTES, size, 0, 0, size)
 
 
 def _producer_of(block: bytes, header: _Header) -> ProducerRef | None:

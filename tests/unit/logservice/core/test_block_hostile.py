@@ -46,6 +46,7 @@ FULL = pack_block(
     producer=ProducerRef(b"producer", 5, 6),
 )
 PLAIN = pack_block([b"first", b"", b"the third one"])
+LONE = pack_block([b"alone"], producer=ProducerRef(b"producer", 5, 6))  # Checked in one go.
 LIMITS = Limits(record_bytes_max=1000, batch_bytes_max=10_000, batch_records_max=1000)
 
 
@@ -79,17 +80,18 @@ def lies(block: bytes, fields: Iterator[Field]) -> Iterator[tuple[Field, int, by
 FREE = {"producer_epoch", "producer_seq"}
 
 
-@pytest.mark.parametrize("block", [FULL, PLAIN], ids=["full", "plain"])
+@pytest.mark.parametrize("block", [FULL, PLAIN, LONE], ids=["full", "plain", "lone"])
 def test_no_number_of_the_header_may_lie(block: bytes) -> None:
     for field, value, lie in lies(block, header_fields()):
-        if field.name in FREE and block is FULL and value < 2**63:
+        if field.name in FREE and block is not PLAIN and value < 2**63:
             assert not is_refused(lie)
         else:
             assert is_refused(lie), (field, value)
 
 
-def test_no_number_of_the_directory_may_lie() -> None:
-    for field, value, lie in lies(FULL, directory_fields(FULL)):
+@pytest.mark.parametrize("block", [FULL, LONE], ids=["full", "lone"])
+def test_no_number_of_the_directory_may_lie(block: bytes) -> None:
+    for field, value, lie in lies(block, directory_fields(block)):
         if field.name.endswith("flags") and value == 1:
             assert not is_refused(lie)  # That a section must be known is no lie.
         elif field.name.endswith("section") and value not in set(Section):
@@ -107,9 +109,24 @@ def test_no_offset_may_lie() -> None:
             assert is_refused(lie), (field, value)
     first_of_values = next(offset_fields(PLAIN))
     assert is_refused(first_of_values.put(PLAIN, 1))
+    for field, value, lie in lies(LONE, offset_fields(LONE)):
+        assert is_refused(lie), (field, value)
 
 
-@pytest.mark.parametrize("block", [FULL, PLAIN], ids=["full", "plain"])
+@pytest.mark.parametrize("size", range(17))
+def test_a_lone_value_is_held_to_its_padding_and_its_limits(size: int) -> None:
+    block = pack_block([b"x" * size])
+    stored_bytes = len(block) - 72
+    check_block(block, Limits(max(size, 1), stored_bytes, 1))
+    tighter = [Limits(size - 1, stored_bytes, 1)] if size > 1 else []
+    for limits in (*tighter, Limits(max(size, 1), stored_bytes - 1, 1)):
+        with pytest.raises(EntryTooLarge):
+            check_block(block, limits)
+    if size % 8:
+        assert is_refused(with_crc(block[:-1] + b"x"))
+
+
+@pytest.mark.parametrize("block", [FULL, PLAIN, LONE], ids=["full", "plain", "lone"])
 def test_a_block_cut_short_or_lengthened_is_refused(block: bytes) -> None:
     for length in range(len(block)):
         assert is_refused(with_crc(block[:length]) if length >= 40 else block[:length])
@@ -117,7 +134,7 @@ def test_a_block_cut_short_or_lengthened_is_refused(block: bytes) -> None:
         assert is_refused(with_crc(block + more))
 
 
-@pytest.mark.parametrize("block", [FULL, PLAIN], ids=["full", "plain"])
+@pytest.mark.parametrize("block", [FULL, PLAIN, LONE], ids=["full", "plain", "lone"])
 def test_a_bit_that_flips_on_the_way_is_noticed(block: bytes) -> None:
     """But in the server's half, which the client did not write."""
     for position in range(len(block)):
