@@ -59,13 +59,14 @@ class Stopwatch:
         self._told = 0
         self._latencies = latencies
         self._records = records
-        self._end = time.perf_counter() + seconds
+        self._end_ns = time.perf_counter_ns() + round(seconds * _NS_PER_S)
 
-    def goes_on(self, sent: int) -> bool:
+    def goes_on(self, sent: int, due_ns: int = 0) -> bool:
+        """What is due only after the end is not waited for."""
         if self._on_sent is not None:
             self._on_sent(sent - self._told)
             self._told = sent
-        return sent < self._records and time.perf_counter() < self._end
+        return sent < self._records and max(due_ns, time.perf_counter_ns()) < self._end_ns
 
     def sample(self) -> Callable[[Any], None]:
         return self.sample_since(time.perf_counter_ns())
@@ -157,8 +158,7 @@ async def at_pace(
     """Each is timed from when it was due; `value_of` gets that moment. How many were acked, which is all."""
     under_way: deque[Submission] = deque()
     sent = 0
-    while clock.goes_on(sent):
-        due_ns = pace.due_ns(sent)
+    while clock.goes_on(sent, due_ns := pace.due_ns(sent)):
         await asyncio.sleep(max(0, due_ns - time.perf_counter_ns()) / _NS_PER_S)
         while under_way and (under_way[0].done() or len(under_way) >= in_flight):
             await under_way.popleft()

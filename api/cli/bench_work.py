@@ -30,7 +30,7 @@ from rollbook.api.client.client import DEFAULTS, Client
 from rollbook.api.client.log import Log
 from rollbook.api.client.reader import RecordBatch
 from rollbook.logservice.words import CaughtUp
-from rollbook.proto.errors import NoSuchLog, ReaderStalled, RollbookError
+from rollbook.proto.errors import NoSuchLog, Outcome, ReaderStalled, RollbookError
 from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector
 from rollbook.proto.runtime.logs import configure_logs
@@ -344,7 +344,12 @@ async def new_logs(client: Client, count: int, keep: bool) -> AsyncIterator[Sequ
     finally:
         await asyncio.gather(*openings.values(), return_exceptions=True)
         if not keep:
-            await _delete(client, list(openings))
+            await _delete(client, [name for name in openings if _may_be_there(openings[name])])
+
+
+def _may_be_there(opening: asyncio.Task[Log]) -> bool:
+    error = opening.exception()
+    return not (isinstance(error, RollbookError) and error.outcome is Outcome.NOT_APPLIED)
 
 
 async def _delete(client: Client, names: Sequence[str]) -> None:

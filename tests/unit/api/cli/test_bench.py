@@ -68,6 +68,13 @@ async def test_what_waits_behind_a_stop_counts_from_when_it_was_due() -> None:
     assert median >= 0.09
 
 
+async def test_what_is_due_after_the_end_is_not_waited_for() -> None:
+    writer: Any = SlowWriter(0.0, [0])
+    an_hour = 3_600_000 * MS
+    clock, pace = Stopwatch(new_latencies(), 10, PATIENCE_S), Pace(time.perf_counter_ns(), an_hour)
+    assert await at_pace(writer, lambda _: b"", clock, pace) == 1
+
+
 async def test_a_flood_looks_at_every_place() -> None:
     clock = Stopwatch(new_latencies(), 6, PATIENCE_S)
     writer: Any = SlowWriter(0.0, [7, 8, 9, 10, 11, 12])
@@ -127,6 +134,7 @@ def test_what_is_followed_is_timed_from_end_to_end(shell: Shell) -> None:
 def test_nobody_there_is_told(shell: Shell) -> None:
     shell.run("bench", "append", "--server", f"log://127.0.0.1:{free_port()}", *QUICK, code=5)
     assert "rollbook dev" in shell.errors
+    assert "left behind" not in shell.errors
 
 
 def test_without_a_server_it_has_its_own(
