@@ -5,6 +5,9 @@ run the same jobs with the same sizes, windows and quorums (E3 Qw3 Qa2, CRC32C),
 its own, and report in the same words (`load/ledger_worker.py`, `java/…/Peer.java`). Java is warmed up
 first; what is compared are medians of runs made in turns: ours, V2, V3, ours, …
 
+A run at which Java fails is made again, and what Java says goes to standard error. If it goes on failing
+its figure is of the other runs, and its name says so.
+
 Targets are factors of the better of Java's two protocols in this very run, besides absolute ones.
 """
 
@@ -13,8 +16,9 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -36,6 +40,7 @@ from tests.support import bookie_client, zookeeper
 from tests.support.processes import REPOSITORY, Child
 
 _JOB_TIMEOUT_S: Final = 180.0
+_ATTEMPTS: Final = 3  # At a run that Java fails at.
 _ADDS_MAX: Final = 5_000_000
 _CREATION_TOKEN: Final = 4711
 _COMPLAINTS: Final = 20  # Of each process of Java's, if one fails.
@@ -92,7 +97,8 @@ def figures(
         sys.exit(f"no such job: {', '.join(unknown)}; there are {', '.join(JOBS)}")
     with _sides() as (ours, java):
         for client in java.clients:
-            _add(java, client, size.warm_up_s)
+            with suppress(peer.PeerFailed):  # It has said why.
+                _add(java, client, size.warm_up_s)
         _add(ours, "v3", size.warm_up_s / 10)
         for name in only or JOBS:
             yield from JOBS[name](ours, java, runs, size)
@@ -103,15 +109,46 @@ def _add(side: Side, client: str, seconds: float, size: int = 100, window: int =
 
 
 def _in_turns(
-    ours: Side, java: Side, runs: int, measure: Callable[[Side, str], Mapping[str, float]]
+    ours: Side,
+    java: Side,
+    runs: int,
+    measure: Callable[[Side, str], Mapping[str, float]],
+    java_clients: Sequence[str] = ("v2", "v3"),
 ) -> dict[str, dict[str, list[float]]]:
     """What was found, by its name and then by the client's."""
     found: dict[str, dict[str, list[float]]] = {}
+    failed: Counter[str] = Counter()
     for _ in range(runs):
-        for side, client in ((ours, "v3"), (java, "v2"), (java, "v3")):
-            for what, value in measure(side, client).items():
-                found.setdefault(what, {}).setdefault(_label(side, client), []).append(value)
-    return found
+        for side, client in ((ours, "v3"), *((java, each) for each in java_clients)):
+            label = _label(side, client)
+            measured = _patiently(measure, side, client)
+            failed[label] += not measured
+            for what, value in measured.items():
+                found.setdefault(what, {}).setdefault(label, []).append(value)
+    return {what: _told(values, failed, runs) for what, values in found.items()}
+
+
+def _patiently(
+    measure: Callable[[Side, str], Mapping[str, float]], side: Side, client: str
+) -> Mapping[str, float]:
+    """Nothing if its peer fails each time."""
+    for _ in range(_ATTEMPTS):
+        with suppress(peer.PeerFailed):  # It has said why.
+            return measure(side, client)
+    return {}
+
+
+def _client_of(label: str) -> str:
+    return label.partition(",")[0]
+
+
+def _told(
+    values: Mapping[str, list[float]], failed: Mapping[str, int], runs: int
+) -> dict[str, list[float]]:
+    return {
+        f"{label}, but for {failed[label]} of {runs} runs" if failed[label] else label: each
+        for label, each in values.items()
+    }
 
 
 def _adds(
@@ -180,9 +217,11 @@ def _alone(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
 def _reads(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
     """Batches over V2 are the best that Java can do; its V3 reads entry by entry."""
     fill = {"size": KIB, "window": 1_000, "count": size.read_entries, "seconds": 120}
-    ledgers = {side.name: side.run("adds", "v2", **fill)["ledger"] for side in (ours, java)}
+    ledgers: dict[str, int] = {}
 
     def measure(side: Side, client: str) -> dict[str, float]:
+        if side.name not in ledgers:
+            ledgers[side.name] = side.run("adds", "v2", **fill)["ledger"]
         found = side.run(
             *("read", client),
             ledger=ledgers[side.name],
@@ -199,17 +238,17 @@ def _reads(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
 
 
 def _recoveries(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
-    times: dict[str, list[float]] = {}
-    for _ in range(runs):
-        for side, client in ((ours, "v3"), (java, "v3"), (java, "v3-tuned")):
-            ledger = asyncio.run(_leave_open(side.cluster, size.recovered))
-            found = side.run("recover", client, ledger=ledger)
-            if found["last"] != size.recovered - 1:
-                raise BenchFailed(f"{side.name} recovered up to {found['last']}")
-            times.setdefault(_label(side, client), []).append(found["seconds"])
+    def measure(side: Side, client: str) -> dict[str, float]:
+        ledger = asyncio.run(_leave_open(side.cluster, size.recovered))
+        found = side.run("recover", client, ledger=ledger)
+        if found["last"] != size.recovered - 1:
+            raise BenchFailed(f"{side.name} recovered up to {found['last']}")
+        return {"s": found["seconds"]}
+
+    times = _in_turns(ours, java, runs, measure, ("v3", "v3-tuned"))["s"]
     what = f"recovery of {size.recovered:,} entries past the LAC"
-    default = median(times[_label(java, "v3")])
-    yield from compared(what, "s", times, 0.5, min(0.4, default / 10))
+    tenths = [median(each) / 10 for label, each in times.items() if _client_of(label) == "Java V3"]
+    yield from compared(what, "s", times, 0.5, min([0.4, *tenths]))
 
 
 def _openings(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
@@ -224,11 +263,12 @@ def _openings(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]
 
 def _tailing(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
     """Only version 3 has long polls."""
-    times: dict[str, list[float]] = {}
-    for _ in range(runs):
-        for side in (ours, java):
-            found = side.run("tail", "v3", size=100, rate=1_000, count=size.tailed)
-            times.setdefault(_label(side, "v3"), []).append(found["p50_ns"] / 1e6)
+
+    def measure(side: Side, client: str) -> dict[str, float]:
+        found = side.run("tail", client, size=100, rate=1_000, count=size.tailed)
+        return {"p50": found["p50_ns"] / 1e6}
+
+    times = _in_turns(ours, java, runs, measure, ("v3",))["p50"]
     yield from compared("append to tailing reader at 1,000/s: p50", "ms", times, None, 2.0)
 
 
@@ -265,14 +305,20 @@ def _sides() -> Iterator[tuple[Side, Side]]:
         worker = ours.children.start_module("tests.bench.load.ledger_worker", ours.metadata)
         peer_log = Path(folder, "peer.log")
         client = peer.Peer(java.children, java.metadata, peer_log)
-        try:
-            yield (
-                Side("ours", ours, ("v3", "v2"), OurClient(worker).run),
-                Side("java", java, ("v2", "v3"), client.run),
-            )
-        except peer.PeerFailed as error:
-            logs = [peer_log, *(bookie.log_path for bookie in java.bookies)]
-            raise BenchFailed(f"Java's client: {error}\n{_complaints_in(logs)}") from error
+        logs = [peer_log, *(bookie.log_path for bookie in java.bookies)]
+
+        def run_java(job: str, name: str, **arguments: Any) -> Found:
+            try:
+                return client.run(job, name, **arguments)
+            except peer.PeerFailed as error:
+                told = f"Java's {name} failed at {job}: {error}\n{_complaints_in(logs)}"
+                print(told, file=sys.stderr, flush=True)
+                raise
+
+        yield (
+            Side("ours", ours, ("v3", "v2"), OurClient(worker).run),
+            Side("java", java, ("v2", "v3"), run_java),
+        )
 
 
 def _complaints_in(logs: Sequence[Path]) -> str:

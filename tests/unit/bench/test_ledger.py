@@ -1,9 +1,12 @@
 """What is compared with whom, and which of two targets is the harder one."""
 
+from typing import Any
+
 import pytest
 
 from tests.bench import Figure, compared
-from tests.bench.ledger import JOBS, figures
+from tests.bench.ledger import JOBS, Side, Size, figures
+from tests.bench.peer import PeerFailed
 
 
 def _ours(
@@ -41,3 +44,49 @@ def test_a_job_that_does_not_exist_is_refused_before_anything_runs() -> None:
     with pytest.raises(SystemExit, match="no such job: nothing; there are adds"):
         next(figures(1, only=["nothing"]))
     assert "adds" in JOBS
+
+
+# --- A peer that fails ----------------------------------------------------------------------------
+
+
+class _NoCluster:
+    bookies = ()
+
+
+def _side(name: str, run: Any) -> Side:
+    no_cluster: Any = _NoCluster()
+    return Side(name, no_cluster, ("v2", "v3"), run)
+
+
+def _tailed(milliseconds: int) -> dict[str, int]:
+    return {"p50_ns": milliseconds * 1_000_000}
+
+
+def _java(outcomes: list[Any]) -> Side:
+    def run(*_: Any, **__: Any) -> Any:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, PeerFailed):
+            raise outcome
+        return outcome
+
+    return _side("java", run)
+
+
+OURS = _side("ours", lambda *_, **__: _tailed(1))
+FAILED = PeerFailed("no bookies")
+
+
+def test_a_run_that_java_fails_at_is_made_again() -> None:
+    outcomes = [FAILED, _tailed(5), FAILED, FAILED, _tailed(7)]
+    mine, others = JOBS["tailing"](OURS, _java(outcomes), 2, Size())
+    assert (mine.value, mine.rival, mine.rival_name) == (1.0, 6.0, "Java V3")
+    assert others.value == 6.0
+    assert not outcomes
+
+
+def test_that_java_goes_on_failing_is_told_and_ends_nothing() -> None:
+    mine, others = JOBS["tailing"](OURS, _java([_tailed(5), FAILED, FAILED, FAILED]), 2, Size())
+    assert mine.rival == 5.0
+    assert others.name.endswith("Java V3, but for 1 of 2 runs")
+    (alone,) = JOBS["tailing"](OURS, _java([FAILED] * 6), 2, Size())
+    assert (alone.value, alone.rival, alone.holds) == (1.0, None, True)
