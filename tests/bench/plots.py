@@ -5,6 +5,7 @@ whole. `draw.py` does the drawing, in a virtual environment of its own.
 """
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 from tests.bench import Figure
 from tests.bench.load.jobs import SHARES
-from tests.bench.logs_peers import fetch, python_with
+from tests.bench.logs_peers import CannotBeHad, fetch, python_with
 
 _MATPLOTLIB: Final = "matplotlib==3.11.2"
 _SIDE: Final = ": "  # Between what was measured and whose it is.
@@ -21,7 +22,7 @@ Panel = dict[str, Any]
 
 
 def plot(figures: Iterable[Figure], folder: Path) -> None:
-    """Raises `CannotBeHad` where nothing can draw."""
+    """Where nothing can draw, that is said; the figures are kept all the same."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "figures.json"
     rows: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
@@ -33,6 +34,8 @@ def plot(figures: Iterable[Figure], folder: Path) -> None:
     try:
         python = python_with("plots", _MATPLOTLIB)
         fetch([python, "-m", "tests.bench.draw", folder.resolve()])
+    except CannotBeHad as reason:
+        print(f"blocked: plots: {reason}", file=sys.stderr)
     finally:
         drawing.unlink()
 

@@ -120,3 +120,15 @@ def test_a_bench_that_runs_in_parts_is_drawn_as_a_whole(
     for side, value in (("ours", 1.0), ("Kafka", 2.0), ("ours", 3.0)):
         plots.plot([Figure(f"it: {side}", value, "/s", None, None)], tmp_path)
     assert [panel["sides"] for panel in drawn[-1]["bars"]] == [{"ours": 3.0, "Kafka": 2.0}]
+
+
+def test_figures_are_kept_where_nothing_can_draw_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nowhere(*_: str) -> None:
+        raise CannotBeHad("no way out")
+
+    monkeypatch.setattr(plots, "python_with", nowhere)
+    plots.plot([Figure("it: ours", 1.0, "/s", None, None)], tmp_path)
+    assert capsys.readouterr().err == "blocked: plots: no way out\n"
+    assert "it: ours" in json.loads((tmp_path / "figures.json").read_text())
