@@ -39,8 +39,12 @@ class Ticker:
         self._due.clear()
 
     def _tick(self, number: int) -> None:
+        """After a standstill the time that was missed is not made up for: answers that came meanwhile
+        are read before the next tick.
+        """
         del self._timers[number]
-        self._present = number
+        now = asyncio.get_running_loop().time()
+        self._present = max(number, int(now / self._share_s))
         for on_tick in self._due.pop(number):
             on_tick()
         self._present = None

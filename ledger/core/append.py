@@ -375,14 +375,9 @@ class Pipeline:
 
     def _note_fullness(self) -> None:
         waiting = self.acks.last_add_confirmed + 1 - self._first
-        is_half_full = (
-            2 * waiting >= self._window_entries
-            or (
-                2 * self._bytes
-                >= self._window_bytes  # Else a part of them is not half of it either.
-                and 2 * sum(map(len, self._frames[:waiting])) >= self._window_bytes
-            )
-        )
+        is_half_full = 2 * waiting >= self._window_entries
+        if not is_half_full and 2 * self._bytes >= self._window_bytes:
+            is_half_full = 2 * sum(map(len, self._frames[:waiting])) >= self._window_bytes
         self._half_full_since = (self._half_full_since or self.tick) if is_half_full else 0
 
     def _is_laggard(self, seat: Seat) -> bool:

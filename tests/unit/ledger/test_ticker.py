@@ -1,46 +1,85 @@
 import asyncio
 from functools import partial
 
+import pytest
+
 from rollbook.ledger.ticker import Ticker
 
-TICK_S = 0.08
+TICK_S = 1000.0
 
 
-async def test_whoever_asks_is_called_once_within_a_tick() -> None:
-    ticker, loop = Ticker(TICK_S), asyncio.get_running_loop()
-    called: list[float] = []
-    asked = loop.time()
-    ticker.call_next(lambda: called.append(loop.time() - asked))
-    async with asyncio.timeout(30):
-        while not called:
-            await asyncio.sleep(TICK_S / 16)
-    await asyncio.sleep(2 * TICK_S)
-    (after_s,) = called
-    assert after_s >= TICK_S * 6 / 8
+class Time:
+    """The loop's own, which can be moved on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loop = asyncio.get_running_loop()
+        self._real, self._ahead_s = loop.time, 0.0
+        monkeypatch.setattr(loop, "time", self._now)
+
+    def _now(self) -> float:
+        return self._real() + self._ahead_s
+
+    async def pass_by(self, seconds: float) -> None:
+        """At once, as for a process that stood still; then many turns of the loop."""
+        self._ahead_s += seconds
+        for _ in range(50):
+            await asyncio.sleep(0)
 
 
-async def test_those_who_go_on_asking_share_one_timer() -> None:
-    ticker = Ticker(TICK_S)
-    counts = [0] * 50
-    over = asyncio.get_running_loop().create_future()
+@pytest.fixture
+async def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    return Time(monkeypatch)
+
+
+async def test_whoever_asks_is_called_once_and_a_tick_later(time: Time) -> None:
+    ticker, called = Ticker(TICK_S), list[int]()
+    ticker.call_next(partial(called.append, 1))
+    await time.pass_by(0.8 * TICK_S)  # Up to an eighth less.
+    assert not called
+    await time.pass_by(0.2 * TICK_S)
+    assert called == [1]
+    await time.pass_by(10 * TICK_S)
+    assert called == [1]
+
+
+async def test_a_process_that_stood_still_has_not_ticked_meanwhile(time: Time) -> None:
+    """Else all deadlines passed before one answer was read."""
+    ticker, count = Ticker(TICK_S), 0
+
+    def tick() -> None:
+        nonlocal count
+        count += 1
+        ticker.call_next(tick)
+
+    ticker.call_next(tick)
+    await time.pass_by(20 * TICK_S)
+    assert count == 1
+    await time.pass_by(0.8 * TICK_S)
+    assert count == 1
+    await time.pass_by(0.3 * TICK_S)
+    assert count == 2
+    ticker.close()
+
+
+async def test_many_who_go_on_asking_are_called_equally_often(time: Time) -> None:
+    ticker, counts = Ticker(TICK_S), [0] * 50
 
     def tick(number: int) -> None:
         counts[number] += 1
-        if counts[number] < 4:
-            ticker.call_next(partial(tick, number))
-        elif counts == [4] * 50:
-            over.set_result(None)
+        ticker.call_next(partial(tick, number))
 
     for number in range(50):
         ticker.call_next(partial(tick, number))
-    async with asyncio.timeout(30):
-        await over
-
-
-async def test_a_ticker_that_is_closed_calls_nobody() -> None:
-    ticker = Ticker(TICK_S)
-    called: list[None] = []
-    ticker.call_next(lambda: called.append(None))
+    for _ in range(8):
+        await time.pass_by(TICK_S / 2)
+    assert counts == [counts[0]] * 50
+    assert counts[0] in (3, 4)
     ticker.close()
-    await asyncio.sleep(2 * TICK_S)
+
+
+async def test_a_ticker_that_is_closed_calls_nobody(time: Time) -> None:
+    ticker, called = Ticker(TICK_S), list[int]()
+    ticker.call_next(partial(called.append, 1))
+    ticker.close()
+    await time.pass_by(2 * TICK_S)
     assert not called
