@@ -1,10 +1,10 @@
 """How a server becomes the owner of a log.
 
-    read the list ──► fence and recover what may be unclosed, the last two ledgers at most
-         ▲                 │
-         │            which of them count?  what was known at the end?            core/takeover.py
-         │                 │                                                     core/memory.py
-         │            make a ledger for this version of the list
+    read the list ──┬► fence and recover what may be unclosed, the last two ledgers at most
+         ▲          │      │
+         │          │  which of them count?  what was known at the end?           core/takeover.py
+         │          │      │                                                     core/memory.py
+         │          └► make a ledger for this version of the list, meanwhile
          │                 │
          └── conflict ◄── compare-and-set: closed, discarded, owner epoch + 1, the new ledger
                            │
@@ -18,7 +18,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.writer import LedgerWriter
@@ -106,10 +107,12 @@ async def open_log(
             )
         fenced_epoch = listed.owner_epoch
         try:
-            found = await _find_end(ground, listed, laps)
             if listed.state is LogState.SEALED:
+                found = await _find_end(ground, listed, laps)
                 return Opening(stored, found.memory, found.end, None, laps)
-            opening = await _take_over(ground, stored, found, reason, laps)
+            async with _NewLedger(ground, stored) as new:
+                found = await _find_end(ground, listed, laps)
+                opening = await _take_over(ground, stored, found, new, reason, laps)
             if opening is not None:
                 return opening
         except NoSuchLedger as error:  # Discarded and deleted by whoever was quicker.
@@ -120,8 +123,46 @@ async def open_log(
     raise AssertionError  # It counts for ever.
 
 
+class _NewLedger:
+    """Made for this version of the list. That takes as many round trips as to fence the old ones, so
+    both are done at the same time; one that is not taken goes.
+    """
+
+    def __init__(self, ground: Ground, stored: StoredLog) -> None:
+        self._ground = ground
+        self._making = asyncio.get_running_loop().create_task(make_ledger(ground, stored))
+        self._is_taken = False
+
+    async def take(self) -> LedgerWriter:
+        """Whose it is from then on. Raises as `Ledgers.create`."""
+        writer = await self._making
+        self._is_taken = True
+        return writer
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._is_taken:
+            return
+        is_cancelled = kind is not None and not issubclass(kind, Exception)
+        if is_cancelled:
+            self._making.cancel()
+        (made,) = await asyncio.gather(self._making, return_exceptions=True)
+        if isinstance(made, LedgerWriter):
+            if is_cancelled:
+                await made.stop()  # What is left behind is found by its metadata.
+            else:
+                await drop_ledger(self._ground, made)
+
+
 async def _take_over(
-    ground: Ground, stored: StoredLog, found: _End, reason: str, laps: Laps
+    ground: Ground, stored: StoredLog, found: _End, new: _NewLedger, reason: str, laps: Laps
 ) -> Opening | None:
     """None if the list has changed meanwhile: then nothing was done."""
     settled = _settled(stored.list, found).with_owner(ground.server)
@@ -137,7 +178,7 @@ async def _take_over(
         except MetadataConflict:
             return None
         return Opening(stored, found.memory, found.end, None, laps)
-    writer = await make_ledger(ground, stored)
+    writer = await new.take()
     laps.on_done("create_ms")
     found.memory.timestamp_us = found.memory.timestamp_us or now_us  # A new log's clock begins.
     wanted = settled.with_successor(writer.ledger_id, reason, found.memory.timestamp_us)

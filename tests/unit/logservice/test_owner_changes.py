@@ -20,6 +20,7 @@ from rollbook.proto.errors import (
     OwnerLost,
     ProducerFenced,
     ProducerGap,
+    RecoveryIncomplete,
     RollbookError,
 )
 from tests.simulation.kernel.metadata import Commit
@@ -428,6 +429,51 @@ def test_a_ledger_is_listed_by_the_change_of_the_list_it_was_made_for_or_never()
             metadata = (await scene.ledgers.metadata(segment.ledger_id)).metadata
             assert int(dict(metadata.custom)[LEDGER_OF_VERSION]) < stored.version
         await log.close()
+
+    play(story)
+
+
+def test_a_ledger_that_an_opening_made_and_did_not_need_goes() -> None:
+    """LS3: it is made while the old one is fenced. That may fail, and the list may change."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await log.append(b"a")
+        taker = await scene.server("s2")
+        scene.set_bookies(is_hung=True)
+        await refused(taker.open(), RecoveryIncomplete)
+        listed = [segment.ledger_id for segment in (await scene.stored()).list.segments]
+        assert [each async for each in scene.ledgers.list()] == listed
+        scene.set_bookies(is_hung=False, delay_s=0.2)
+        opening = taker.begin(taker.open())
+        await asyncio.sleep(0.1)
+        await scene.nodes.change(LOG, lambda listed: listed.with_preferred_server("s9"))
+        taken = await scene.within(opening)
+        stored = await scene.stored()
+        assert stored.list.preferred_server == "s9"
+        listed = [segment.ledger_id for segment in stored.list.segments]
+        assert [each async for each in scene.ledgers.list()] == listed
+        await taken.close()
+
+    play(story)
+
+
+def test_an_opening_that_is_given_up_writes_nothing_more() -> None:
+    """What it made stays behind, for those who look for orphans; the next one opens the log."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        await log.append(b"a")
+        taker = await scene.server("s2")
+        scene.set_bookies(delay_s=0.2)
+        opening = taker.begin(taker.open())
+        await asyncio.sleep(0.3)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        scene.set_bookies(delay_s=0.0)
+        taken = await taker.open()
+        assert (await taken.append(b"b")).first_offset == 1
+        await taken.close()
 
     play(story)
 
