@@ -56,6 +56,7 @@ class LedgerIds:
         self._is_long: bool | None = None  # Not looked yet.
         self._wanted = 0
         self._drawn: deque[LedgerId] = deque()  # For those who wait; what they leave is for others.
+        self._used: list[str] = []  # Nodes of drawn numbers, still to be removed.
         self._turn = asyncio.Lock()
 
     async def draw(self) -> LedgerId:
@@ -65,9 +66,19 @@ class LedgerIds:
             async with self._turn:
                 if not self._drawn:
                     self._drawn.extend(await self._draw(min(self._wanted, _AT_ONCE_MAX)))
-                return self._drawn.popleft()
+                drawn = self._drawn.popleft()
         finally:
             self._wanted -= 1
+        await self._remove_used()  # Whoever has drawn, while the others go on.
+        return drawn
+
+    async def _remove_used(self) -> None:
+        if self._used:
+            used, self._used = self._used, []
+            try:
+                await self._store.transaction([Delete(path) for path in used])
+            except RollbookError:
+                pass  # They go with our session.
 
     async def _draw(self, count: int) -> list[LedgerId]:
         """So many, or fewer; one at least."""
@@ -110,10 +121,7 @@ class LedgerIds:
                     raise
                 await self._make_counter(counter)
                 continue
-            try:
-                await self._store.transaction([Delete(path) for path in paths])
-            except RollbookError:
-                pass  # They go with our session.
+            self._used += paths
             numbers = [int(path.rpartition(ID_PREFIX)[2]) for path in paths]
             return [number for number in numbers if 0 <= number < _NUMBERS]
         raise MetadataUnavailable("no ledger id could be drawn", path=counter)
