@@ -2,8 +2,9 @@
 
 python -m tests.bench.load.takeover_worker log://host:port,host:port
 
-A job is {logs, every_s, warm_s, seconds, kill: [pid], stop: [pid]}: one append to each log, and the next
-one `every_s` after its ack. A log is away from the kill to the first ack of its next owner.
+A job is {logs, every_s, warm_s, seconds, kill: [pid], stop: [pid], watch: {name: pid}}: one append to each
+log, and the next one `every_s` after its ack. A log is away from the kill to the first ack of its next
+owner. Each record says which append it was; at the end all logs are read and compared with what was acked.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,14 +21,20 @@ from rollbook import aio
 from rollbook.proto.errors import RollbookError
 from tests.bench.load import jobs
 from tests.bench.load.jobs import Found, Job
+from tests.support.bookies import cpu_s
 
 _OPENED_AT_ONCE = 32
 _ASKED_AT_ONCE = 100
+_NUMBER_BYTES = 8
+_PADDING = bytes(92)
+_WATCH_S = 0.05
 
 
 class _Ack(NamedTuple):
     at: float
     owner_epoch: int
+    number: int
+    offset: int
 
 
 class _Load:
@@ -34,6 +42,7 @@ class _Load:
         self._client, self._every_s = client, every_s
         self.acks: dict[str, list[_Ack]] = {}
         self.failed = 0
+        self.wrong: list[str] = []  # What the logs do not say of their appends.
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
 
@@ -43,28 +52,85 @@ class _Load:
         async def open_some() -> None:
             for name in todo:
                 log = await self._client.open(name, create=True)
-                ack = await log.append(b"first")
-                self.acks[name] = [_Ack(time.time(), ack.owner_epoch)]
+                self.acks[name] = [await _append(log, 0)]
                 self._tasks.append(asyncio.create_task(self._append_on(log, name)))
 
         await asyncio.gather(*(open_some() for _ in range(_OPENED_AT_ONCE)))
 
     async def _append_on(self, log: aio.Log, name: str) -> None:
         await asyncio.sleep(random.random() * self._every_s)
-        value = os.urandom(100)
+        number = 0
         while not self._is_over:
+            number += 1
             try:
-                ack = await log.append(value)
-            except RollbookError:
+                self.acks[name].append(await _append(log, number))
+            except RollbookError:  # It may be there all the same; the next one is another one.
                 self.failed += 1
                 await asyncio.sleep(0.05)
-                continue
-            self.acks[name].append(_Ack(time.time(), ack.owner_epoch))
-            await asyncio.sleep(self._every_s)
+            else:
+                await asyncio.sleep(self._every_s)
 
     async def end(self) -> None:
         self._is_over = True
         await asyncio.gather(*self._tasks)
+
+    async def check(self) -> None:
+        todo = iter(self.acks.items())
+
+        async def check_some() -> None:
+            for name, acks in todo:
+                log = await self._client.open(name)
+                self.wrong += [f"{name}: {flaw}" for flaw in _flaws(acks, await _read(log))]
+
+        await asyncio.gather(*(check_some() for _ in range(_OPENED_AT_ONCE)))
+
+
+async def _append(log: aio.Log, number: int) -> _Ack:
+    ack = await log.append(number.to_bytes(_NUMBER_BYTES) + _PADDING)
+    return _Ack(time.time(), ack.owner_epoch, number, ack.first_offset)
+
+
+async def _read(log: aio.Log) -> list[tuple[int, int]]:
+    """Offset and number of each record."""
+    end = await log.tail_offset()
+    return [
+        (record.offset, int.from_bytes(record.value[:_NUMBER_BYTES]))
+        async for record in log.read(0, end)
+    ]
+
+
+def _flaws(acks: Sequence[_Ack], records: Sequence[tuple[int, int]]) -> list[str]:
+    """Dense, nothing acked lost or elsewhere, nothing twice."""
+    found = dict(records)
+    flaws = [f"{ack} is not there" for ack in acks if found.get(ack.offset) != ack.number]
+    if [offset for offset, _ in records] != list(range(len(records))):
+        flaws.append("its offsets have holes")
+    if len({number for _, number in records}) < len(records):
+        flaws.append("an append is there twice")
+    return flaws
+
+
+class _Processes:
+    """What CPU they have taken, by the time."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._pids = {**pids, "client": os.getpid()}
+        self._seen: list[tuple[float, dict[str, float]]] = []
+        self._watching = asyncio.create_task(self._watch())
+
+    def look(self) -> None:
+        self._seen.append((time.time(), {each: cpu_s(pid) for each, pid in self._pids.items()}))
+
+    async def _watch(self) -> None:
+        while True:
+            self.look()
+            await asyncio.sleep(_WATCH_S)
+
+    def between(self, start: float, end: float) -> dict[str, float]:
+        self._watching.cancel()
+        first = next(cpu for at, cpu in self._seen if at >= start)
+        last = next((cpu for at, cpu in self._seen if at >= end), self._seen[-1][1])
+        return {each: last[each] - first[each] for each in self._pids}
 
 
 async def _owners(client: aio.Client, names: list[str]) -> dict[str, str]:
@@ -82,7 +148,9 @@ async def _run(client: aio.Client, job: Job) -> Found:
     owners = await _owners(client, job["logs"])
     for pid in job["stop"]:
         os.kill(pid, signal.SIGSTOP)
+    processes = _Processes(job["watch"])
     struck_at = time.time()
+    processes.look()
     for pid in job["kill"]:
         os.kill(pid, signal.SIGKILL)
     await asyncio.sleep(job["seconds"])
@@ -95,12 +163,16 @@ async def _run(client: aio.Client, job: Job) -> Found:
             away[log] = found[0] - struck_at
         else:
             pauses[log] = max(b.at - a.at for a, b in pairwise(acks)) - job["every_s"]
+    cpu = processes.between(struck_at, struck_at + max(away.values(), default=0.0))
+    await load.check()
     return {
         "owners": owners,
         "away_s": away,
         "pauses_s": pauses,
+        "cpu_s": cpu,
         "failed": load.failed,
         "acked": sum(map(len, load.acks.values())),
+        "wrong": load.wrong,
     }
 
 
