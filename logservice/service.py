@@ -193,7 +193,9 @@ class Service:
         start = await self._start_of(request.log, request.start, request.on_truncated, due)
         until = Until(request.until_offset, request.until_timestamp_us)
         if until.offset is not None and until.offset < start:
-            raise InvalidRequest(f"it would begin at {start} and end before that, at {until.offset}")
+            raise InvalidRequest(
+                f"it would begin at {start} and end before that, at {until.offset}"
+            )
         position = start
         if request.at_tail is not AtTail.FOLLOW:
             tail = await self._stop_at(request, due)
@@ -216,6 +218,7 @@ class Service:
                     yield event
                 if isinstance(event, Sealed | Moving):
                     return
+                del event  # The next one may be some time.
             yield Stopped(position)
 
     async def _stop_at(self, request: words.ReadStream, due: float) -> Offset:

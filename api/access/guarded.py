@@ -117,6 +117,7 @@ class Guarded:
                     _require_in_force(caller)
                     yield event
                     if not reads.is_limited or not isinstance(event, words.Records):
+                        del event  # The next one may be some time.
                         continue
                     position, records = event.next_offset, event.next_offset - event.base_offset
                     reads.take(records, _bytes_of(event.blocks), self._now_ns())

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rollbook.logservice.words import CaughtUp, FellBehind
 
-TURNS: Final = 32
+TURNS: Final = 8
 _TURN_S: Final = 1.0
 
 
@@ -30,9 +30,10 @@ class Turns:
                     event = await anext(events, None)
                     if event is None:
                         return
+                    if isinstance(event, CaughtUp | FellBehind):
+                        is_behind = isinstance(event, FellBehind)
                     yield event
-                if isinstance(event, CaughtUp | FellBehind):
-                    is_behind = isinstance(event, FellBehind)
+                    del event  # It may be some time until it has the next turn.
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
