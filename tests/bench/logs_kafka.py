@@ -168,7 +168,9 @@ def kafka(folder: Path) -> Iterator[Sequence[LogSide]]:
             kind = "synced" if synced else "unsynced"
             flush = "log.flush.interval.messages=1" if synced else "flushed as by default"
             durable = f"RF 3, min ISR 2, acks=all, idempotent, {flush}"
-            about = f"{_about(jars)}, {durable}; {package.replace('==', ' ')}"
+            about = (
+                f"{_about(jars)}, {durable}; {package.replace('==', ' ')}, linger 5 ms in floods"
+            )
             module = f"tests.bench.load.{worker}"
             client = OurClient(children.start(python, "-m", module, nodes.servers, kind))
             started = KafkaSide(name, about, nodes, client, synced=synced)

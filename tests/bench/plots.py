@@ -64,4 +64,6 @@ def curves(rows: Iterable[Mapping[str, Any]]) -> list[Panel]:
 
 
 def _points(spread: Sequence[float]) -> list[tuple[float, float]]:
-    return list(zip(SHARES, spread, strict=True))
+    """Up to the slowest: that so few were measured that it stands for several shares is not drawn."""
+    known = spread.index(spread[-1]) + 1
+    return list(zip(SHARES[:known], spread[:known], strict=True))

@@ -92,7 +92,7 @@ def test_a_spread_says_how_many_are_no_slower() -> None:
 
 
 def test_what_is_drawn_is_what_several_sides_have() -> None:
-    spread = [float(number) for number in range(len(SHARES))]
+    spread = [min(100.0, number) for number in range(len(SHARES))]
     figures = [
         Figure("writer, 100 B: ours", 5.0, "records/s", 1.0, True),
         Figure("writer, 100 B: Kafka", 2.0, "records/s", None, None),
@@ -106,7 +106,8 @@ def test_what_is_drawn_is_what_several_sides_have() -> None:
     ]
     (curve,) = plots.curves(rows)
     assert (curve["title"], curve["unit"]) == ("writer, 100 B", "ms")
-    assert curve["sides"] == {"ours": list(zip(SHARES, spread, strict=True))}
+    points = curve["sides"]["ours"]
+    assert points == list(zip(SHARES[:101], range(101), strict=True))  # One of several slowest.
 
 
 def test_a_bench_that_runs_in_parts_is_drawn_as_a_whole(
