@@ -28,6 +28,7 @@ from rollbook.proto.errors import (
     Unauthorized,
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.adds import ENTRY_BYTES_SLACK
 from rollbook.proto.wire.bodies import pack_bodies
 from rollbook.proto.wire.digest import LEDGER_KEY_BYTES, DigestType
@@ -71,7 +72,8 @@ _BATCH_HEAD_BYTES: Final = 36
 _BATCH_ENTRY_HEAD_BYTES: Final = 4
 _BATCH_IDS_MAX: Final = 16 * 1024  # That are looked at for one request,
 _BATCH_STEPS_IN_A_ROW: Final = 64  # and gaps that are passed over before others have a turn.
-_BATCH_STEP_ENTRIES: Final = 1024  # Of one, that are made before others have a turn.
+_BATCH_STEP_BYTES_MIN: Final = 64 * 1024  # However little memory there is.
+_BATCH_STEP_ENTRIES: Final = 512  # Of one, that are made before others have a turn.
 
 _lac_ids_at: Final = struct.Struct(">qq").unpack_from
 _LAC_PACKET_SIZES: Final = frozenset(16 + kind.size for kind in DigestType)
@@ -184,7 +186,8 @@ class Answers:
             steps += 1
             if steps % _BATCH_STEPS_IN_A_ROW == 0:
                 await asyncio.sleep(0)
-            step_bytes = min(room, await self._turn.come())
+            turn_bytes = await self._turn.come()
+            step_bytes = min(room, turn_bytes, max(making.room, _BATCH_STEP_BYTES_MIN))
             if pieces and not making.may_grow:  # Others have had their turns.
                 break
             try:
@@ -267,7 +270,7 @@ class Answers:
         )
 
 
-def _packed_bytes(bodies: Sequence[bytes]) -> int:
+def _packed_bytes(bodies: Sequence[Buffer]) -> int:
     return sum(map(len, bodies)) + _BATCH_ENTRY_HEAD_BYTES * len(bodies)
 
 

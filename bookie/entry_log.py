@@ -34,7 +34,7 @@ from rollbook.bookie.core.records import (
 from rollbook.bookie.core.replay import Replayed, replay
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import TornRecord, WrongCluster
-from rollbook.proto.ports import Disk, File, OpenMode
+from rollbook.proto.ports import Buffer, Disk, File, OpenMode
 
 logger = structlog.get_logger()
 
@@ -80,7 +80,7 @@ class EntryLog:
 
     async def read_run(
         self, ledger_id: int, entry_id: int, count_max: int, bytes_max: int
-    ) -> list[bytes]:
+    ) -> list[Buffer]:
         """Consecutive entries as far as one index page and the sound records go; perhaps none."""
         if self._memtable is not None:
             return []

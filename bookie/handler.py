@@ -44,7 +44,7 @@ _CHUNK_BYTES_MIN: Final = 2 * 1024
 _CHUNK_BYTES_OF_CALLS: Final = 16 * 1024
 CHUNK_BYTES_MAX: Final = 256 * 1024
 _FLUSH_BYTES: Final = 32 * 1024  # Answers that are gathered,
-_AT_ONCE_BYTES: Final = 128 * 1024  # and about what is written at once: then others have a turn.
+_WRITE_BYTES: Final = 128 * 1024  # and about what is written at a time.
 _CALLS_WAITING: Final = 64  # So many of one connection; beyond, it is not read from.
 _CALL_BYTES: Final = 256  # About what a waiting call takes,
 _READ_BYTES: Final = 64 * 1024  # and what one takes that is being answered from disk.
@@ -315,7 +315,8 @@ class Connection(asyncio.BufferedProtocol):
             finally:
                 making.end()
         self._count(asked, reply)
-        self._shared.turn.spend(min(self._answer(call, reply), _AT_ONCE_BYTES))
+        size = self._answer(call, reply)
+        self._shared.turn.spend(min(size, self._shared.turn.step_bytes))
         self._flush()
 
     def _count(self, asked: Asked, reply: Reply) -> None:
@@ -358,7 +359,7 @@ class Connection(asyncio.BufferedProtocol):
             self._out.clear()
             self._out_bytes = 0
         elif not self._is_writing:
-            room = _AT_ONCE_BYTES
+            room = self._shared.turn.step_bytes
             while self._out and room > 0 and not self._is_clogged:
                 room -= self._write_some()
             self._go_on_soon()
@@ -385,10 +386,10 @@ class Connection(asyncio.BufferedProtocol):
         size = 0
         while self._out and size < _FLUSH_BYTES:
             data = self._out.popleft()
-            if len(data) > _AT_ONCE_BYTES:
+            if len(data) > _WRITE_BYTES:
                 view = memoryview(data)
-                data = view[:_AT_ONCE_BYTES]
-                self._out.appendleft(view[_AT_ONCE_BYTES:])
+                data = view[:_WRITE_BYTES]
+                self._out.appendleft(view[_WRITE_BYTES:])
             taken.append(data)
             size += len(data)
         self._out_bytes -= size
@@ -406,7 +407,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def _is_behind(self) -> bool:
         """Has more to write than makes sense to have: what else there is waits."""
-        return self._is_clogged or self._out_bytes > _AT_ONCE_BYTES
+        return self._is_clogged or self._out_bytes > _WRITE_BYTES
 
     def pause_writing(self) -> None:
         self._is_clogged = True

@@ -14,11 +14,12 @@ from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import Call
 
 # For readers in one turn, which a step of one answer may take; and while there are adds about.
-_TURN_BYTES: Final = 256 * 1024  # Half a millisecond or so, of small entries.
+# Half a millisecond or so; and one stretch of who reads in order, with what reaches into the next one.
+_TURN_BYTES: Final = 544 * 1024
 _BYTES_BESIDE_ADDS: Final = 64 * 1024
 _BESIDE_NS: Final = 100_000_000  # So long after adds were heard others may be on their way.
 _TURNS_GIVEN_MAX: Final = 16
-_ANSWER_BYTES: Final = 256  # An answer takes its time, however small it is.
+_ANSWER_BYTES: Final = 768  # An answer takes its time, however small it is.
 
 
 class Turn:
@@ -61,12 +62,17 @@ class Turn:
         async with self._line:
             while not self.has_time:  # noqa: ASYNC110  An event would be heard of a turn later.
                 await asyncio.sleep(0)
+        return self.step_bytes
+
+    @property
+    def step_bytes(self) -> int:
+        """Of a step that began now."""
         return _BYTES_BESIDE_ADDS if self._is_beside_adds else _TURN_BYTES
 
     def spend(self, size: int) -> None:
         if not self._spent:
             is_beside_adds = self._is_beside_adds
-            self._bytes_max = _BYTES_BESIDE_ADDS if is_beside_adds else _TURN_BYTES
+            self._bytes_max = self.step_bytes
             asyncio.get_running_loop().call_soon(self._rest if is_beside_adds else self._begin)
         self._spent += _ANSWER_BYTES + size
         self._turns_given = 0

@@ -28,6 +28,7 @@ from rollbook.proto.errors import (
     WrongCluster,
 )
 from rollbook.proto.ids import NO_ENTRY
+from rollbook.proto.ports import Buffer
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ class Reading:
 
     async def read_run(
         self, ledger_id: int, first_entry: int, count_max: int, bytes_max: int
-    ) -> list[bytes]:
+    ) -> list[Buffer]:
         """Consecutive entries, the first one in any case. That no more came says nothing.
 
         Raises like `read`.
@@ -144,7 +145,7 @@ class Reading:
 
     async def _read_run(
         self, ledger_id: int, entry_id: int, count_max: int, bytes_max: int
-    ) -> list[bytes]:
+    ) -> list[Buffer]:
         """From one place, as far as it goes and nothing younger has them."""
         try:
             self._require_not_deleted(ledger_id)

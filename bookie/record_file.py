@@ -18,12 +18,15 @@ from rollbook.bookie.core.memtable import Place
 from rollbook.bookie.core.records import FILE_HEADER_BYTES, HEAD_BYTES, FileHeader, RecordReader
 from rollbook.bookie.core.salvage import proves_itself
 from rollbook.proto.errors import TornRecord
-from rollbook.proto.ports import File
+from rollbook.proto.ports import Buffer, File
 
 _STRETCH_BYTES: Final = 512 * 1024
 _AHEAD_MAX: Final = 4  # Stretches on their way, or here: no device takes the same time for each.
 _REQUESTS_BYTES: Final = 4 * 1024 * 1024  # What one reader may have asked for at a time.
 _BODIES_BYTES: Final = 64 * 1024
+_VIEWED_BYTES: Final = (
+    2 * 1024
+)  # An entry from here on is a view of its record: cheaper than a copy.
 _SERIAL_SHIFT: Final = 32  # Positions are u32.
 
 
@@ -85,10 +88,11 @@ class RecordFile:
         start = place.position - self.records[at] - HEAD_BYTES
         return body[start : start + place.length]
 
-    async def read_run(self, positions: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        """These entries, up to the first damaged record."""
-        found: list[bytes] = []
-        body, start, end = b"", 0, 0  # Of the record at hand.
+    async def read_run(self, positions: Sequence[int], lengths: Sequence[int]) -> list[Buffer]:
+        """These entries, up to the first damaged record. To keep one of them may keep its record."""
+        found: list[Buffer] = []
+        source: Buffer = b""
+        start, end = 0, 0  # Of the record at hand.
         self._readers += 1
         try:
             for position, length in zip(positions, lengths, strict=True):
@@ -97,7 +101,8 @@ class RecordFile:
                     start = self.records[at] + HEAD_BYTES
                     body = self._cache.get(self._serial | self.records[at]) or await self.body(at)
                     end = start + len(body)
-                found.append(body[position - start : position - start + length])
+                    source = body if length < _VIEWED_BYTES else memoryview(body)
+                found.append(source[position - start : position - start + length])
         except TornRecord:
             pass  # Whoever reads that entry by itself is told.
         finally:

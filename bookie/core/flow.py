@@ -40,6 +40,11 @@ class Pool:
         return self.lent <= self._roomy
 
     @property
+    def room(self) -> int:
+        """Below zero when it is not roomy."""
+        return self._roomy - self.lent
+
+    @property
     def overdue(self) -> int:
         """Of what has begun and stands still: so much has to go before others may go on."""
         return min(self.lent - self._roomy, self.begun - self.bytes_max // 2)
@@ -94,6 +99,11 @@ class Making:
     def may_grow(self) -> bool:
         """Some room is left to others: an answer may be shorter, an add may not wait for long."""
         return self._pool.is_roomy
+
+    @property
+    def room(self) -> int:
+        """So much it may grow before that is so."""
+        return max(0, self._pool.room)
 
     def grow(self, size: int) -> None:
         self._size += size

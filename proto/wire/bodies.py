@@ -1,7 +1,8 @@
 """The entries of a batch, in both protocols: (i32 size, the entry as stored)*, big-endian."""
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
+from itertools import chain
 from typing import Final
 
 from rollbook.proto.errors import BadFrame
@@ -12,10 +13,9 @@ LARGE_BYTES: Final = 64 * 1024  # From here on to copy one is more than to handl
 _SIZE: Final = struct.Struct(">i")
 
 
-def pack_bodies(bodies: Iterable[Buffer]) -> Iterator[Buffer]:
-    for body in bodies:
-        yield _SIZE.pack(len(body))
-        yield body
+def pack_bodies(bodies: Collection[Buffer]) -> Iterator[Buffer]:
+    sizes = map(_SIZE.pack, map(len, bodies))
+    return chain.from_iterable(zip(sizes, bodies, strict=True))
 
 
 def unpack_bodies(data: bytes, position: int, end: int) -> Iterator[memoryview]:

@@ -171,7 +171,7 @@ def _answers(
             at += 1
             continue
         for body in found:
-            yield entry_ids[at], body
+            yield entry_ids[at], bytes(body)
             at += 1
 
 

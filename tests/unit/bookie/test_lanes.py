@@ -252,7 +252,7 @@ async def test_beside_adds_steps_are_small_and_what_came_is_heard_between_two() 
         clock.now_ns += 10**9  # Nobody adds any more.
         afterwards, _ = await steps(6)
     counting.cancel()
-    assert beside == [size // 4 for size in alone]
+    assert max(beside) <= min(alone) // 4
     assert min(after - before for before, after in pairwise(began_beside)) >= 2
     assert began_alone[-1] - began_alone[0] < began_beside[-1] - began_beside[0]
     assert afterwards == alone

@@ -92,7 +92,10 @@ async def test_several_requests_of_one_reader_are_read_in_order() -> None:
 
     async def request(first: int) -> list[bytes]:
         positions = [each + HEAD_BYTES for each in records.records[first : first + 16]]
-        return await records.read_run(positions, [len(BODIES[0])] * len(positions))
+        return [
+            bytes(body)
+            for body in await records.read_run(positions, [len(BODIES[0])] * len(positions))
+        ]
 
     async with asyncio.timeout(30):
         assert await request(0) == BODIES[:16]
