@@ -30,26 +30,34 @@ def connect(
     *,
     tls: ssl.SSLContext | None = None,
     visits: bool = False,
+    open_timeout_s: float | None = None,
 ) -> "Connecting":
     """To be awaited, or entered with `async with`; the first way the caller calls `close`.
 
     `metadata` is zk://host,host/ledgers or sqlite:///path. `tls`, as `client_context` of
     `rollbook.proto.runtime.tls` makes it: bookies are spoken to behind TLS only. `visits`: an
-    embedded store that nobody serves is opened all the same, for a moment's work.
+    embedded store that nobody serves is opened all the same, for a moment's work. `open_timeout_s`:
+    so long ZooKeeper may take to answer at first, by default 10 s.
 
     Raises `NoSuchCluster`, `MetadataUnavailable`, `BadConfig`, `WrongCluster`.
     """
-    return Connecting(metadata, config, tls, visits)
+    return Connecting(metadata, config, tls, visits, open_timeout_s)
 
 
 class Connecting:
     def __init__(
-        self, metadata: str, config: ClientConfig, tls: ssl.SSLContext | None, visits: bool
+        self,
+        metadata: str,
+        config: ClientConfig,
+        tls: ssl.SSLContext | None,
+        visits: bool,
+        open_timeout_s: float | None,
     ) -> None:
         self._metadata = metadata
         self._config = replace(config, uses_tls=True) if tls else config
         self._tls = tls
         self._visits = visits
+        self._open_timeout_s = open_timeout_s
         self._ledgers: Ledgers | None = None
 
     def __await__(self) -> Generator[Any, None, Ledgers]:
@@ -73,7 +81,11 @@ class Connecting:
         url = MetadataUrl.parse(self._metadata)
         clock, randomness = SystemClock(), random.Random(random.SystemRandom().getrandbits(128))
         store = await open_metadata_store(
-            url, visit=self._visits, clock=clock, randomness=randomness
+            url,
+            visit=self._visits,
+            open_timeout_s=self._open_timeout_s,
+            clock=clock,
+            randomness=randomness,
         )
         try:
             layout = Layout(url.layout.value) if url.layout else None

@@ -14,7 +14,7 @@ from rollbook.proto.formats.service_info import BookieServiceInfo
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.logs import configure_logs
-from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.metastore import COMMAND_TIMEOUT_S, open_metadata_store
 
 T = TypeVar("T")
 
@@ -96,7 +96,11 @@ async def _with_store(
     """A command serves nobody else: an embedded store that nobody owns it uses alone, briefly."""
     try:
         async with await open_metadata_store(
-            url, visit=True, create=create, operation_timeout_s=_TIMEOUT_S
+            url,
+            visit=True,
+            create=create,
+            operation_timeout_s=_TIMEOUT_S,
+            open_timeout_s=COMMAND_TIMEOUT_S,
         ) as store:
             return await use(store)
     except (Unavailable, OutcomeUnknown) as error:

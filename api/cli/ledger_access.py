@@ -25,6 +25,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.runtime.config import load_config, read_config_file
 from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.metastore import COMMAND_TIMEOUT_S
 from rollbook.proto.runtime.tls import client_context
 
 T = TypeVar("T")
@@ -76,7 +77,12 @@ class Access:
         elif self.tls_certificate or self.tls_key:
             raise BadConfig("TLS needs --tls-authorities: who signs the bookies' certificates")
         config = replace(self._config(), **settings)
-        async with connect(self.url, config, tls=tls, visits=not needs_bookies) as ledgers:
+        async with connect(
+            *(self.url, config),
+            tls=tls,
+            visits=not needs_bookies,
+            open_timeout_s=COMMAND_TIMEOUT_S,
+        ) as ledgers:
             return await work(ledgers)
 
     def _config(self) -> ClientConfig:

@@ -11,6 +11,7 @@ from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
 
+COMMAND_TIMEOUT_S: Final = 4.0  # Until ZooKeeper answers a command at first: somebody waits.
 NOBODY_TIMEOUT_S: Final = 2.0  # A new owner takes over in much less.
 
 
@@ -22,10 +23,12 @@ async def open_metadata_store(
     visit: bool = False,
     session_timeout_s: float = SESSION_TIMEOUT_S,
     operation_timeout_s: float = OPERATION_TIMEOUT_S,
+    open_timeout_s: float | None = None,
     clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> MetadataStore:
-    """Returns with a session, or raises what stands in the way.
+    """Returns with a session, or raises what stands in the way. `open_timeout_s`: until ZooKeeper
+    answers at first, by default as for an operation.
 
     The rest is about the embedded store. `serve`: this process may own the file and serve others,
     now or when its owner dies. `visit`, for short commands: if nobody owns the file, this process
@@ -45,17 +48,17 @@ async def open_metadata_store(
                 url.options,
                 session_timeout_s=session_timeout_s,
                 operation_timeout_s=operation_timeout_s,
-            ).open()
+            ).open(open_timeout_s)
         case Backend.SQLITE:
             role = Role.SERVER if serve else Role.VISITOR if visit or create else Role.CLIENT
             connector = EmbeddedConnector(url.place, clock, randomness, role, create=create)
-            open_timeout_s = NOBODY_TIMEOUT_S if role is Role.CLIENT else operation_timeout_s
+            patience_s = NOBODY_TIMEOUT_S if role is Role.CLIENT else operation_timeout_s
             return await StoreClient(
                 connector,
                 randomness,
                 session_timeout_s=session_timeout_s,
                 operation_timeout_s=operation_timeout_s,
-            ).open(min(open_timeout_s, operation_timeout_s))
+            ).open(min(patience_s, operation_timeout_s))
         case Backend.MEMORY:
             return await _memory_service(url.place, clock, randomness).connect(
                 session_timeout_s=session_timeout_s, operation_timeout_s=operation_timeout_s

@@ -161,12 +161,12 @@ class ZooKeeperStore:
         self._restart: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
 
-    async def open(self) -> Self:
+    async def open(self, within_s: float | None = None) -> Self:
         """Returns when there is a session; or raises what stands in the way, closed again."""
         try:
             self._link.start()
             self._keeping = asyncio.create_task(self._keep_watches())
-            await self._ask(Exists(self._full(ROOT), None), repeat=True)
+            await self._ask(Exists(self._full(ROOT), None), repeat=True, within_s=within_s)
         except BaseException:
             await self.close()
             raise
@@ -250,12 +250,15 @@ class ZooKeeperStore:
             case _:
                 return None
 
-    async def _ask(self, request: Request, *, repeat: bool = False, **ids: Any) -> Any:
+    async def _ask(
+        self, request: Request, *, repeat: bool = False, within_s: float | None = None, **ids: Any
+    ) -> Any:
         """`repeat`: asking twice does no harm, so a broken connection is no reason to give up."""
+        within_s = within_s or self._timeout_s
         expiries = self._expiries
         reply: Reply | None = None
         try:
-            async with asyncio.timeout(self._timeout_s), self._in_flight:
+            async with asyncio.timeout(within_s), self._in_flight:
                 while True:
                     await self._until_connected(expiries)
                     reply = self._link.send(request, self.session)
@@ -266,7 +269,7 @@ class ZooKeeperStore:
                             raise
                         reply = None
         except TimeoutError as error:
-            waited = f"no answer from {self._hosts} within {self._timeout_s:g} s"
+            waited = f"no answer from {self._hosts} within {within_s:g} s"
             if reply is None or reply.take():
                 raise MetadataUnavailable(
                     f"{waited}: {self._link.trouble}", next_step=_ADVICE, **ids

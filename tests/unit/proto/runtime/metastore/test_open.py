@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from rollbook.proto.errors import BadConfig
+from rollbook.proto.errors import BadConfig, MetadataUnavailable
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
 
@@ -34,3 +34,9 @@ def test_memory_ends_with_its_loop() -> None:
 async def test_a_bad_url() -> None:
     with pytest.raises(BadConfig):
         await open_metadata_store("sqlite://relative")
+
+
+async def test_who_waits_says_for_how_long() -> None:
+    """A command does so for less than a server."""
+    with pytest.raises(MetadataUnavailable, match=r"within 0\.2 s: .*refused"):
+        await open_metadata_store("zk://127.0.0.1:1/ledgers", open_timeout_s=0.2)
