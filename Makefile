@@ -17,6 +17,11 @@ test: .venv/.test
 check: .venv/.test
 	@$(BIN)/python -m tests check
 
+# docs/ as a site in build/site, with an environment of its own; needs uv.
+site: .venv/.run
+	UV_PROJECT_ENVIRONMENT=build/docs $(UV) sync --quiet --frozen --only-group docs
+	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --quiet --site-dir build/site
+
 locks:
 	uv lock
 	uv export --quiet --frozen --no-emit-project --no-dev --output-file requirements.lock
@@ -41,4 +46,4 @@ else
 endif
 	@touch $@
 
-.PHONY: demo test check locks
+.PHONY: demo test check site locks
