@@ -11,7 +11,7 @@ The existence of `idgen-long` says that the short ids are used up. When the numb
 are, the next one is made; all but the newest three are removed.
 
 Who wants an id while others are being drawn has his drawn together with all that are wanted by then:
-two transactions for many, not for each.
+two transactions for many, not for each. If that fails, they have all heard so at the same time.
 
 A drawn id is a proposal: creating the ledger's node decides.
 """
@@ -48,29 +48,49 @@ _HIGH_KEPT: Final = 3
 _AT_ONCE_MAX: Final = 64
 
 
+class _Round:
+    """Those whose ids are drawn together."""
+
+    def __init__(self) -> None:
+        self.wanted = 0
+        self.drawn: deque[LedgerId] = deque()
+        self.failure: RollbookError | None = None
+        self.is_over = False
+
+
 class LedgerIds:
     def __init__(self, store: MetadataStore, root: str) -> None:
         self._store = store
         self._short = f"{root}/{SHORT_IDS}"
         self._long = f"{root}/{LONG_IDS}"
         self._is_long: bool | None = None  # Not looked yet.
-        self._wanted = 0
-        self._drawn: deque[LedgerId] = deque()  # For those who wait; what they leave is for others.
+        self._gathering = _Round()
         self._used: list[str] = []  # Nodes of drawn numbers, still to be removed.
         self._turn = asyncio.Lock()
 
     async def draw(self) -> LedgerId:
         """An id that no other call gets, here or elsewhere."""
-        self._wanted += 1
-        try:
+        while True:
+            together = self._gathering
+            together.wanted += 1
             async with self._turn:
-                if not self._drawn:
-                    self._drawn.extend(await self._draw(min(self._wanted, _AT_ONCE_MAX)))
-                drawn = self._drawn.popleft()
-        finally:
-            self._wanted -= 1
-        await self._remove_used()  # Whoever has drawn, while the others go on.
-        return drawn
+                if not together.is_over:
+                    self._gathering = _Round()
+                    await self._draw_for(together)
+            if (failure := together.failure) is not None:
+                raise type(failure)(failure.message, next_step=failure.next_step, **failure.ids)
+            drawn = together.drawn.popleft() if together.drawn else None
+            await self._remove_used()  # Whoever has drawn, while the others go on.
+            if drawn is not None:
+                return drawn
+
+    async def _draw_for(self, together: _Round) -> None:
+        """Cancelled, the next one of them does it."""
+        try:
+            together.drawn.extend(await self._draw(min(together.wanted, _AT_ONCE_MAX)))
+        except RollbookError as error:
+            together.failure = error
+        together.is_over = True
 
     async def _remove_used(self) -> None:
         if self._used:

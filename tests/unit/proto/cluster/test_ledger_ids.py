@@ -63,15 +63,33 @@ async def test_what_is_wanted_at_the_same_time_is_drawn_together(counters: Count
     assert await counters.children(f"{ROOT}/idgen") == []
 
 
-async def test_what_one_who_was_cancelled_has_drawn_is_for_others(counters: Counters) -> None:
+@pytest.mark.parametrize("leaves", [0, 1, 2])
+async def test_somebody_who_is_cancelled_keeps_nobody_from_drawing(
+    counters: Counters, leaves: int
+) -> None:
     ids = LedgerIds(counters, ROOT)
     await ids.draw()
-    drawing = [asyncio.ensure_future(ids.draw()) for _ in range(3)]
+    drawing = [asyncio.ensure_future(ids.draw()) for _ in range(4)]
     await asyncio.sleep(0)
-    drawing[1].cancel()
+    drawing[leaves].cancel()
     await asyncio.gather(*drawing, return_exceptions=True)
-    assert drawing[1].cancelled()
-    assert {await drawing[0], await drawing[2], await ids.draw()} <= {1, 2, 3, 4}
+    assert [each.cancelled() for each in drawing] == [number == leaves for number in range(4)]
+    drawn = [await each for each in drawing if not each.cancelled()]
+    assert len({*drawn, await ids.draw()}) == 4
+
+
+async def test_of_a_draw_that_fails_all_who_wait_for_it_hear_at_once(counters: Counters) -> None:
+    ids = LedgerIds(counters, ROOT)
+    await ids.draw()
+    counters.writes = 0
+    # The first one draws, and removes his node, while the others gather.
+    counters.fates.extend([Fate.OK, Fate.OK, *[Fate.REQUEST_LOST] * 6])
+    drawing = [asyncio.ensure_future(ids.draw()) for _ in range(10)]
+    drawn, *refused = await asyncio.gather(*drawing, return_exceptions=True)
+    assert drawn == 1
+    assert all(isinstance(each, MetadataUnavailable) for each in refused)
+    assert counters.writes == 8
+    assert await ids.draw() > 0
 
 
 async def test_of_a_draw_that_reaches_the_end_the_first_numbers_count(counters: Counters) -> None:
