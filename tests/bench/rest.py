@@ -23,6 +23,7 @@ BATCH_BYTES: Final = 64 * 1024
 RECORD_BYTES: Final = 100
 LINE: Final = b'{"data":"' + b"x" * RECORD_BYTES + b'"}\n'
 SLOW_READERS: Final = 1_000
+IDLE_CONNECTIONS: Final = 10_000
 MIB: Final = 1024 * 1024
 _PATIENCE_S: Final = 60.0
 
@@ -70,6 +71,10 @@ def figures(runs: int, size: Size = FULL) -> Iterator[Figure]:
             128,
             [run(lambda: slow_readers(server, size)) for _ in range(1)],
         )
+        idle = [run(lambda: idle_connections(server, size)) for _ in range(runs)]
+        beside = f"beside {IDLE_CONNECTIONS:,} connections that say nothing"
+        yield judged(f"a record alone {beside}: p99, times", "x", 1.5, [a for a, _ in idle])
+        yield judged(f"memory {beside}", "MiB", 128, [b for _, b in idle])
 
 
 class RestServer:
@@ -238,3 +243,18 @@ async def slow_readers(server: RestServer, size: Size) -> float:
         for writer in held:
             writer.transport.abort()
         return (most - before) / MIB
+
+
+async def idle_connections(server: RestServer, size: Size) -> tuple[float, float]:
+    """How many times longer appends take beside them, and what they cost the server.
+
+    Those that are one too many have taken each other's place.
+    """
+    _, p99_ms = await append_alone(server, size)
+    before = server.resident_bytes
+    held = [await asyncio.open_connection(*server.place) for _ in range(IDLE_CONNECTIONS)]
+    _, beside_ms = await append_alone(server, size)
+    cost = server.resident_bytes - before
+    for _, writer in held:
+        writer.transport.abort()
+    return beside_ms / p99_ms, cost / MIB
