@@ -12,6 +12,7 @@ from tests.support.dev import running_dev
 from tests.support.processes import REPOSITORY
 
 PAGE: Final = REPOSITORY / "docs" / "state-machines.md"
+EXAMPLE: Final = REPOSITORY / "examples" / "kv" / "store.py"
 _PLACE: Final = "log://127.0.0.1:7400"
 _LINES_MAX: Final = 40
 _PATIENCE_S: Final = 60.0
@@ -29,6 +30,10 @@ def test_the_programs_run_as_written(tmp_path: Path) -> None:
         again = programs[1].replace(_PLACE, f"log://{dev.address}")
         assert pages.run_program(again, tmp_path) == "100 1\n"
         the_example_works(f"log://{dev.address}")
+
+
+def test_a_state_is_written_in_forty_lines() -> None:
+    assert len(EXAMPLE.read_text().splitlines()) <= _LINES_MAX
 
 
 def the_example_works(url: str) -> None:
