@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
 from rollbook.api.rest.door import Door
+from rollbook.api.rest.openapi import described
 from rollbook.api.rest.parameters import How
 from rollbook.logservice import words
 from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
@@ -22,7 +23,7 @@ class Shown:
 def metric_routes(door: Door, shown: Shown) -> APIRouter:
     routes = APIRouter(tags=["probes"])
 
-    @routes.get("/metrics", response_class=PlainTextResponse)
+    @routes.get("/metrics", response_class=PlainTextResponse, **described())
     async def read_metrics(how: How) -> Response:
         """For Prometheus."""
         await door.ask(words.GetServerStats(), how)

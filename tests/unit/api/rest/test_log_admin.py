@@ -8,10 +8,13 @@ import pytest
 
 from rollbook.api.grpc.methods import METHODS, Kind
 from rollbook.api.rest.json_words import example_of, from_json, schema_of, to_json
+from rollbook.api.rest.log_metrics import Shown
+from rollbook.api.rest.logs import make_app
 from rollbook.logservice import words
 from rollbook.logservice.ids import AtCursor, CursorName, LogName, Offset
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.errors import BadConfig, InvalidRequest
+from rollbook.proto.runtime.metrics import Metrics
 from tests.unit.api.grpc.samples import sample
 from tests.unit.api.rest.http_client import Answer
 from tests.unit.api.rest.log_routes import EPOCH, JSON, LOG, NDJSON, Site
@@ -301,3 +304,14 @@ async def test_openapi_tells_all_of_it(there: Site) -> None:
     )
     assert "OFFSET_MISMATCH" in append["responses"]["412"]["description"]
     assert append["requestBody"]["content"]["application/x-ndjson"]["example"]
+
+
+def test_what_takes_parameters_may_refuse_them(there: Site) -> None:
+    async def look() -> None:
+        """Nothing to find out."""
+
+    app = make_app(there.door, lambda: True, Shown(Metrics(), look))
+    for path, operations in app.openapi()["paths"].items():
+        for method, operation in operations.items():
+            if operation.get("parameters"):
+                assert "400" in operation["responses"], (method, path)
