@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Final, NamedTuple
 
 from rollbook.proto.runtime.logs import configure_logs
@@ -255,7 +255,9 @@ class _Cold(NamedTuple):
 
 
 def cold_reads(runs: int, size: Size) -> Iterator[Figure]:
-    """One ledger from its first entry on, in turns with plain readers of the same files.
+    """One ledger from its first entry on, in turns with plain readers of the same files: each run is the
+    bookie, the readers, the readers, the bookie. So nobody has more than the other of what a cache
+    below the machine keeps of who came before, or of a disk that gets slower.
 
     The disk's rate is what a plain reader gets, one that reads them as `cat` does, in the same run.
     One past the page cache is shown beside it: on a virtual machine that measures what a cache below
@@ -269,12 +271,13 @@ def cold_reads(runs: int, size: Size) -> Iterator[Figure]:
         with victim({"ROLLBOOK_STORAGE_CACHE_BYTES": str(8 * MIB)}) as bookie:
             _run(bookie.address, [add_batches([1], entries, payload_bytes, BATCH_BYTES)])
             work = [batch_read_batches(1, entries, payload_bytes, MIB // payload_bytes)]
-            for run in range(runs):
-                if run % 2:  # Whoever comes second may find more in a cache below the machine.
-                    files_s.append(_read_files(bookie))
-                cold.append(_read_cold(bookie, work, entry_bytes(payload_bytes)))
-                if not run % 2:
-                    files_s.append(_read_files(bookie))
+            for _ in range(runs):
+                ours = [_read_cold(bookie, work, entry_bytes(payload_bytes))]
+                theirs = [_read_files(bookie), _read_files(bookie)]
+                ours.append(_read_cold(bookie, work, entry_bytes(payload_bytes)))
+                cold.append(_Cold(*map(mean, zip(*ours, strict=True))))
+                plain_s, direct_s = map(mean, zip(*theirs, strict=True))
+                files_s.append((plain_s, direct_s))
         what = f"cold reads of {name} in order"
         ours_s = [each.took_s for each in cold]
         yield _rate(what, ours_s)
