@@ -1,9 +1,10 @@
 """Entries on their way: from append until all who are to hold a copy have said so.
 
-An id, the ledger's length and the place in the queue are taken in one step (WR1). A frame is built once
-and serves all bookies. It is kept until its entry is confirmed and no copy is waited for any more;
-so much, and no more than the window, is in memory. Whoever reconnects or steps in for another gets
-anew what he has not acknowledged; nobody else does.
+An id, the ledger's length and the place in the queue are taken in one step (WR1). Frames are built
+when somebody is to be sent one of them, of all that was appended by then: for less than one by one, and
+with the newest LAC. One frame serves all bookies. It is kept until its entry is confirmed and no copy
+is waited for any more; so much, and no more than the window, is in memory. Whoever reconnects or steps
+in for another gets anew what he has not acknowledged; nobody else does.
 
 Time is counted in ticks, of which the shell makes one every so often while entries are on their way.
 There is no timer for an entry: at each tick it is noted which entries exist. A process that stood
@@ -82,15 +83,16 @@ class Pipeline:
         self.tick = 0
         self._quorum = quorum
         self._packer = packer
-        self._pack = packer.pack
+        self._payload_bytes_max = packer.payload_bytes_max
         self._window_bytes = window_bytes
         self._window_entries = window_entries
         self._is_striped = quorum.write < quorum.ensemble
-        self._first = FIRST_ENTRY  # Of the frames that are kept.
+        self._first = FIRST_ENTRY  # Of the entries that are kept.
         self._frames: list[bytes] = []
-        self._lengths: list[int] = []  # The ledger's, with each of these entries.
+        self._payloads: list[bytes] = []  # Of entries behind these, whose frames are not built.
+        self._lengths: list[int] = []  # The ledger's, with each entry that is kept.
         self._length_before = 0
-        self._bytes = 0
+        self._bytes = 0  # Of frames, a little more than they have.
         self.fresh_bytes = 0  # Appended since whoever sends set it to that.
         self._seats = [Seat(FIRST_ENTRY) for _ in range(quorum.ensemble)]
         self._joined_of = (FIRST_ENTRY, FIRST_ENTRY)
@@ -102,21 +104,31 @@ class Pipeline:
 
     def has_room(self, entries: int, payload_bytes: int) -> bool:
         """What does not fit into an empty window passes alone."""
-        frames = self._frames
-        return not frames or (
-            len(frames) + entries <= self._window_entries
+        kept = len(self._lengths)
+        return not kept or (
+            kept + entries <= self._window_entries
             and self._bytes + payload_bytes + entries * _AROUND_BYTES <= self._window_bytes
         )
 
     @property
     def free_entries(self) -> int:
-        return self._window_entries - len(self._frames)
+        return self._window_entries - len(self._lengths)
 
     def append(self, payload: bytes) -> EntryId:
         """Raises `Overloaded` and `EntryTooLarge`; then nothing has happened."""
-        if not self.has_room(1, len(payload)):
+        size = len(payload)
+        if not self.has_room(1, size):
             raise Overloaded(_FULL, next_step=_WAIT)
-        return self._add(payload)
+        if size > self._payload_bytes_max:
+            raise self._too_large(size)
+        entry_id = self.next_entry
+        self.length += size
+        self._payloads.append(bytes(payload))  # As it is now, should it be one that can change.
+        self._lengths.append(self.length)
+        self._bytes += size + _AROUND_BYTES
+        self.fresh_bytes += size + _AROUND_BYTES
+        self.next_entry = EntryId(entry_id + 1)
+        return entry_id
 
     def append_all(self, payloads: Sequence[bytes]) -> range:
         """All or none; their ids. Raises like `append`, and `InvalidRequest` if they never fit."""
@@ -130,29 +142,29 @@ class Pipeline:
             )
         if not self.has_room(count, size):
             raise Overloaded(_FULL, next_step=_WAIT)
-        self._check_size(max(map(len, payloads), default=0))
-        first = self.next_entry
-        for payload in payloads:
-            self._add(payload)
+        if (largest := max(map(len, payloads), default=0)) > self._payload_bytes_max:
+            raise self._too_large(largest)
+        first, size = self.next_entry, size + count * _AROUND_BYTES
+        self._payloads += map(bytes, payloads)
+        self._lengths += islice(accumulate(map(len, payloads), initial=self.length), 1, None)
+        self._bytes += size
+        self.fresh_bytes += size
+        self.length = self._lengths[-1] if count else self.length
+        self.next_entry = EntryId(first + count)
         return range(first, self.next_entry)
 
-    def _add(self, payload: bytes) -> EntryId:
-        entry_id, lac = self.next_entry, self.acks.last_add_confirmed
-        length = self.length + len(payload)
-        frame = self._pack(entry_id, lac, length, payload)
-        self._frames.append(frame)
-        self._lengths.append(length)
-        self._bytes += len(frame)
-        self.fresh_bytes += len(frame)
-        self.length, self.told_lac = length, lac
-        self.next_entry = EntryId(entry_id + 1)
-        return entry_id
+    def _too_large(self, size: int) -> EntryTooLarge:
+        limit = self._payload_bytes_max
+        return EntryTooLarge(f"a payload of {size} bytes is over the limit of {limit}")
 
-    def _check_size(self, payload_bytes: int) -> None:
-        """What `pack` would say of it, before any of the others is taken."""
-        limit = self._packer.payload_bytes_max
-        if payload_bytes > limit:
-            raise EntryTooLarge(f"a payload of {payload_bytes} bytes is over the limit of {limit}")
+    def _build_frames(self) -> None:
+        """Of all that was appended."""
+        if self._payloads:
+            built, lac = len(self._frames), self.acks.last_add_confirmed
+            first, lengths = EntryId(self._first + built), self._lengths[built:]
+            self._frames += self._packer.pack_all(first, lac, lengths, self._payloads)
+            self._payloads.clear()
+            self.told_lac = lac
 
     @property
     def confirmed_length(self) -> int:
@@ -167,7 +179,7 @@ class Pipeline:
     @property
     def is_settled(self) -> bool:
         """Nobody owes an answer that is still waited for."""
-        return not self._frames
+        return not self._lengths
 
     # --- Sending ------------------------------------------------------------------------------
 
@@ -186,13 +198,14 @@ class Pipeline:
         count = self.next_entry - self._seats[slot].sent
         return (
             count * self._quorum.write < unanswered * self._quorum.ensemble
-            and count * self._bytes < _CHUNK_BYTES * len(self._frames)
+            and count * self._bytes < _CHUNK_BYTES * len(self._lengths)
         )
 
     def take(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
         """The next frames for the slot, as many as fit but at least one, and how many these are."""
         if not self.has_more(slot):
             return _NOTHING
+        self._build_frames()
         seat, end = self._seats[slot], self.next_entry
         if seat.sent == self.handed_end and not self._is_striped:
             self._join(seat.sent, bytes_max)
@@ -280,14 +293,14 @@ class Pipeline:
         count = self.acks.complete_to() - self._first
         if count <= 0:
             return False
-        self._bytes -= sum(map(len, self._frames[:count]))
+        self._bytes -= self._bytes_of(count)
         self._length_before = self._lengths[count - 1]
         del self._frames[:count], self._lengths[:count]
         self._first = EntryId(self._first + count)
         for seat in self._seats:
             if seat.takes_entries and seat.sent < self._first:
                 seat.sent = self._first  # What it was not sent it does not hold.
-        if not self._frames:
+        if not self._lengths:
             self._joined = b""
         return True
 
@@ -375,10 +388,16 @@ class Pipeline:
 
     def _note_fullness(self) -> None:
         waiting = self.acks.last_add_confirmed + 1 - self._first
-        is_half_full = 2 * waiting >= self._window_entries
-        if not is_half_full and 2 * self._bytes >= self._window_bytes:
-            is_half_full = 2 * sum(map(len, self._frames[:waiting])) >= self._window_bytes
+        is_half_full = (
+            2 * waiting >= self._window_entries or 2 * self._bytes_of(waiting) >= self._window_bytes
+        )
         self._half_full_since = (self._half_full_since or self.tick) if is_half_full else 0
+
+    def _bytes_of(self, count: int) -> int:
+        """Of the first entries that are kept."""
+        if count <= 0:
+            return 0
+        return self._lengths[count - 1] - self._length_before + count * _AROUND_BYTES
 
     def _is_laggard(self, seat: Seat) -> bool:
         """Who was busy has said something, and it is our turn then: that never counts before the

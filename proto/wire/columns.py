@@ -119,10 +119,19 @@ def count_varints_on(
     rows = min(rows, (1 << 7 * length) - first)
     for place in range(length):
         column = buffer[position + place : position + rows * size : size]
-        expected = _digits(first, rows, 7 * place, _CONTINUED if place < length - 1 else _LOW_BITS)
+        expected = _varint_column(first, rows, place, length)
         if column != expected:
             rows = _alike(column, expected)
     return rows
+
+
+def pack_varints_on(first: int, rows: int, length: int) -> Iterable[bytes]:
+    """Varints of this length that count on from `first`, byte by byte."""
+    return [_varint_column(first, rows, place, length) for place in range(length)]
+
+
+def _varint_column(first: int, rows: int, place: int, length: int) -> bytes:
+    return _digits(first, rows, 7 * place, _CONTINUED if place < length - 1 else _LOW_BITS)
 
 
 def _digits(first: int, rows: int, shift: int, words: bytes) -> bytes:

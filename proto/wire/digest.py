@@ -19,7 +19,7 @@ import hashlib
 import hmac
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -115,6 +115,13 @@ class LedgerDigest:
         self.ledger_id = ledger_id
         self.digest = digest_function(kind, password)
         self.overhead_bytes = ENTRY_HEADER_BYTES + kind.size  # Of an entry, over its payload.
+
+    def digests(self, headers: Sequence[bytes], payloads: Iterable[bytes]) -> Iterable[bytes]:
+        """Of one entry after the other."""
+        if self.kind is not DigestType.CRC32C:
+            return map(self.digest, headers, payloads)
+        of_headers = map(google_crc32c.value, headers)
+        return map(_pack_crc32c, map(google_crc32c.extend, of_headers, payloads))
 
     def pack_entry(
         self, entry_id: EntryId, last_add_confirmed: EntryId, ledger_length: int, payload: bytes

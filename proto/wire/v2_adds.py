@@ -8,6 +8,7 @@ writes one ledger, nor do the 20 bytes of a reply before the entry id: they are 
 """
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import repeat
@@ -137,6 +138,10 @@ class V2AddPacker(AddPacker):
         head = _pack_request_head(self._fixed_bytes + len(payload), self._word, self._ledger_key)
         header = pack_entry_header(self._ledger_id, entry_id, last_add_confirmed, ledger_length)
         return b"".join((head, header, self._digest(header, payload), payload))
+
+    def _pack_heads(self, first_entry: EntryId, count: int, payload_bytes: int) -> Iterable[bytes]:
+        size = self._fixed_bytes + payload_bytes
+        return repeat(_pack_request_head(size, self._word, self._ledger_key), count)
 
 
 def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], int]:

@@ -90,3 +90,71 @@ def test_the_largest_entry_fits_as_an_add_and_as_an_answer(version: int, kind: D
 def test_the_default_limit_is_that_of_frames() -> None:
     packer = v2_adds.V2AddPacker(KEY, LedgerDigest(DigestType.CRC32C, PASSWORD, LEDGER))
     assert packer.payload_bytes_max == FRAME_BYTES_MAX - ENTRY_BYTES_SLACK - 36
+
+
+# --- Many together --------------------------------------------------------------------------------
+
+_SIZES = {"alike": [90] * 100, "empty": [0] * 40, "few": [90] * 5, "mixed": [90, 0, 300] * 30}
+
+
+@pytest.mark.parametrize("sizes", _SIZES.values(), ids=_SIZES)
+@pytest.mark.parametrize("kind", list(DigestType))
+@pytest.mark.parametrize("version", [2, 3])
+def test_adds_packed_together_are_what_they_are_one_by_one(
+    version: int, kind: DigestType, sizes: list[int]
+) -> None:
+    """From ids on whose varints stay as long as they are, or do not."""
+    chance = random.Random(len(sizes))
+    digest = LedgerDigest(kind, PASSWORD, LEDGER)
+    for flags in ({}, {"is_high_priority": True}, {"is_recovery": True}):
+        for first_txn, first_entry in ((1, 1), (100, 70_000), (70_000, 100), (16_350, 16_350)):
+            one_by_one, together = (
+                V3AddPacker(KEY, digest, itertools.count(first_txn), **flags)
+                if version == 3
+                else v2_adds.V2AddPacker(KEY, digest, **flags)
+                for _ in range(2)
+            )
+            payloads = [chance.randbytes(size) for size in sizes]
+            lengths = [*itertools.accumulate(sizes, initial=2**33)][1:]
+            expected = [
+                one_by_one.pack(EntryId(entry_id), EntryId(50), length, payload)
+                for entry_id, length, payload in zip(
+                    itertools.count(first_entry), lengths, payloads, strict=False
+                )
+            ]
+            found = together.pack_all(EntryId(first_entry), EntryId(50), lengths, payloads)
+            assert [_but_for_its_number(frame) for frame in found] == [
+                _but_for_its_number(frame) for frame in expected
+            ]
+
+
+def _but_for_its_number(frame: bytes) -> tuple[object, ...]:
+    """Transaction ids may be passed over."""
+    (adds,) = RequestDecoder().feed(frame)
+    assert isinstance(adds, Adds)
+    (group,) = adds.groups
+    ids = group.ledger_id, *group.entry_ids, *group.lacs
+    flags = group.is_recovery, group.is_high_priority, group.ledger_key
+    return (*ids, *flags, adds.buffer[group.starts[0] : group.ends[0]])
+
+
+def test_numbers_of_adds_packed_together_differ_and_go_on() -> None:
+    txn_ids = itertools.count(60)
+    packer = V3AddPacker(KEY, LedgerDigest(DigestType.DUMMY, b"", LEDGER), txn_ids)
+    frames = [
+        frame
+        for first in range(0, 300, 50)
+        for frame in packer.pack_all(EntryId(first), EntryId(-1), range(1, 51), [b"x"] * 50)
+    ]
+    heard = [v3.unpack_request(frame[4:]).origin for frame in frames]
+    numbers = [origin.txn_id for origin in heard if isinstance(origin, v3.Origin)]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) == 300
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_none_of_many_that_are_too_large_is_packed(version: int) -> None:
+    packer = packers(version)[0]
+    payload = bytes(packer.payload_bytes_max + 1)
+    with pytest.raises(EntryTooLarge):
+        packer.pack_all(EntryId(0), EntryId(-1), range(40), [payload] * 40)
