@@ -16,6 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+from rollbook.logservice.stats import NAMESPACE
 from rollbook.proto.errors import every_error
 from tests.rest.cases import Case, Json, case_of, misfits
 from tests.support.dev import running_dev
@@ -165,8 +166,8 @@ def _afterwards(door: _Door) -> list[str]:
         if [each["data"] for each in found] != ["still here"]:
             wrong.append(f"what was appended afterwards is {found}")
         stats = door.json("GET", "/v1/stats")["stats"]
-        if stats["readers"]:
-            wrong.append(f"{stats['readers']:g} readers were left behind")
+        if readers := stats[f"{NAMESPACE}_readers"]:
+            wrong.append(f"{readers:g} readers were left behind")
     except (OSError, http.client.HTTPException, AssertionError) as error:
         wrong.append(f"the server does not serve afterwards: {error!r}")
     return wrong
