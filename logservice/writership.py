@@ -19,7 +19,7 @@ class Writership:
     def __init__(self, order: Order, clock: Clock) -> None:
         self._order, self._clock = order, clock
         self._changed = asyncio.Event()
-        order.sequencer.on_renewed(clock.monotonic_ns())
+        order.sequencer.on_owner_changed(clock.monotonic_ns(), clock.wall_us())
 
     async def acquire(self, holder: str, mode: AcquireMode, ttl_ms: int) -> WriterGrant:
         """As `Owner.acquire_writer`."""

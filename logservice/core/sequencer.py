@@ -39,6 +39,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import EntryId, LedgerId
 
 _NOBODY: Final = Condition()
+_GRACE: Final = 2  # Of a lease one part in so many is left to whoever had no owner to ask.
 
 
 _PASSING: Final = (InvalidRequest, OffsetMismatch, ProducerGap, WriterHeld)
@@ -157,6 +158,15 @@ class Sequencer:
         self.on_renewed(now_ns)
 
     def on_renewed(self, now_ns: int) -> None:
-        """Also when another owner begins: how long ago that was done nobody knows."""
         ttl_ms = self.memory.ttl_ms
         self._held_until_ns = now_ns + ttl_ms * 1_000_000 if ttl_ms else None
+
+    def on_owner_changed(self, now_ns: int, wall_us: int) -> None:
+        """Before the new one writes: a renewal rests on an entry (LS10), so since the newest one there was
+        none. A holder that lives had nobody to ask meanwhile, and is left time to do so.
+        """
+        self.on_renewed(now_ns)
+        if self._held_until_ns is not None:
+            ttl_ns = self._held_until_ns - now_ns
+            unheard_ns = max(wall_us - self.memory.timestamp_us, 0) * 1000
+            self._held_until_ns -= min(unheard_ns, ttl_ns - ttl_ns // _GRACE)

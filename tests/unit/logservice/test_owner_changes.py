@@ -11,7 +11,7 @@ from rollbook.logservice.core.memory import LogMemory, snapshot_in
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.owner import Pending
-from rollbook.logservice.words import Condition
+from rollbook.logservice.words import AcquireMode, Condition
 from rollbook.proto.errors import (
     DataLost,
     LogSealed,
@@ -195,6 +195,44 @@ def test_an_owner_whose_ledger_strangers_fence_opens_again() -> None:
         assert (await log.append(b"b", producer=ref(1))).first_offset == 1
         await log.close()
         assert await scene.values() == [b"a", b"b"]
+
+    play(story)
+
+
+@pytest.mark.parametrize(("away_s", "held_s"), [(3, 7), (60, 5)])
+def test_the_time_without_an_owner_counts_against_a_writer_that_died_with_it(
+    away_s: float, held_s: float
+) -> None:
+    """But half of a lease at least: whoever lives had nobody to renew it with."""
+
+    async def story(scene: Scene) -> None:
+        first = await (await scene.server("s1")).open()
+        await first.run(first.owner.acquire_writer("a", AcquireMode.FAIL, 10_000))
+        first.server.node.kill()
+        await asyncio.sleep(away_s)
+        log = await (await scene.server("s2")).open()
+        began = scene.world.now
+        grant = await log.run(log.owner.acquire_writer("b", AcquireMode.WAIT))
+        assert grant.writer_epoch == 2
+        assert abs(scene.world.now - began - held_s) < 0.5
+        await log.close()
+
+    play(story)
+
+
+def test_a_writer_that_outlived_the_owner_renews_with_the_next_one() -> None:
+    async def story(scene: Scene) -> None:
+        first = await (await scene.server("s1")).open()
+        grant = await first.run(first.owner.acquire_writer("a", AcquireMode.FAIL, 10_000))
+        first.server.node.kill()
+        await asyncio.sleep(60)
+        log = await (await scene.server("s2")).open()
+        began = scene.world.now
+        waiting = log.server.begin(log.owner.acquire_writer("b", AcquireMode.WAIT))
+        await log.run(log.owner.renew_writer(grant.writer_epoch))
+        await scene.within(waiting)
+        assert 9.5 < scene.world.now - began < 11
+        await log.close()
 
     play(story)
 

@@ -244,13 +244,22 @@ def test_a_lease_runs_out_unless_it_is_renewed() -> None:
     assert log.sequencer.held_for_ns(0) is None
 
 
-def test_a_new_owner_gives_the_writer_his_whole_time_anew() -> None:
+@pytest.mark.parametrize(("unheard_s", "held_s"), [(0, 5), (2, 3), (60, 2.5), (-9, 5)])
+def test_a_new_owner_counts_the_time_in_which_nobody_renewed(unheard_s: int, held_s: float) -> None:
+    """From the newest entry on; the writer is left half of his time, since he had nobody to ask."""
     log = Log()
     log.acquire("a", AcquireMode.FAIL, 5000, 0)
     replayed = Sequencer(LogMemory.unpack(log.memory.pack()), is_exclusive=False)
-    replayed.on_renewed(100_000 * MS)
-    assert replayed.is_held(104_999 * MS)
-    assert not replayed.is_held(105_000 * MS)
+    wall_us = replayed.memory.timestamp_us + unheard_s * 1_000_000
+    replayed.on_owner_changed(100_000 * MS, wall_us)
+    assert replayed.held_for_ns(100_000 * MS) == held_s * 1000 * MS
+
+
+def test_a_writer_without_a_lease_holds_it_whoever_owns_the_log() -> None:
+    log = Log()
+    log.acquire("a", AcquireMode.FAIL, 0, 0)
+    log.sequencer.on_owner_changed(0, 10**15)
+    assert log.sequencer.is_held(10**18)
 
 
 # --- Replay -------------------------------------------------------------------------------------
