@@ -31,7 +31,7 @@ from rollbook.api.rest.json_words import to_json
 from rollbook.api.rest.problems import problem_of
 from rollbook.api.rest.record_json import NDJSON, Encoding, dumped, record_json
 from rollbook.logservice.core.block import Block
-from rollbook.logservice.ids import Offset
+from rollbook.logservice.ids import FIRST_OFFSET, Offset
 from rollbook.logservice.words import (
     CaughtUp,
     FellBehind,
@@ -128,12 +128,14 @@ class Follow(Response):
 
     async def _tell_all(self, send: Send) -> None:
         event, self._first = self._first, None
+        stands = FIRST_OFFSET  # Whatever is told first says where.
         while event is not None:
             is_last = isinstance(event, Sealed | Moving | Stopped)
-            pieces = told(event, self._encoding)
+            pieces = told(event, self._encoding, stands)
             event = None
             for piece in pieces:
                 resumes_at = await self._tell_piece(piece, send)
+                stands = piece.next_offset if resumes_at is None else resumes_at
                 if resumes_at is None or is_last:
                     continue
                 del piece
@@ -178,18 +180,19 @@ class Follow(Response):
             await events.aclose()
 
 
-def told(event: Any, encoding: Encoding) -> Generator[Told, None, None]:
+def told(event: Any, encoding: Encoding, stands: Offset) -> Generator[Told, None, None]:
+    """`stands`: behind what was told before."""
     if isinstance(event, Records):
         return _pieces(event.blocks, event.base_offset, event.next_offset, encoding)
-    return _alone(event)
+    return _alone(event, stands)
 
 
-def _alone(event: Any) -> Generator[Told, None, None]:
+def _alone(event: Any, stands: Offset) -> Generator[Told, None, None]:
     match event:
         case CaughtUp(tail):
             yield Told("caught_up", tail, tail, to_json(event))
-        case FellBehind(tail):
-            yield Told("fell_behind", tail, tail, to_json(event))
+        case FellBehind():  # Its tail is the log's, which the reader has yet to reach.
+            yield Told("fell_behind", stands, stands, to_json(event))
         case Progress(position=position):
             yield Told("progress", position, position, to_json(event))
         case Gap(end=end):

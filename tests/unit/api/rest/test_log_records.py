@@ -25,13 +25,13 @@ from rollbook.api.rest.record_json import (
 )
 from rollbook.logservice import words
 from rollbook.logservice.core.block import Block, pack_block
-from rollbook.logservice.ids import LogName, Offset, ProducerRef
+from rollbook.logservice.ids import AtOffset, LogName, Offset, ProducerRef
 from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
 from rollbook.logservice.words import Records
 from rollbook.proto.errors import EntryTooLarge
 from tests.unit.api.grpc.fake_core import FakeLog
 from tests.unit.api.rest.http_client import Answer
-from tests.unit.api.rest.log_routes import JSON, LINES, LOG, NDJSON, RAW, SSE, Site
+from tests.unit.api.rest.log_routes import JSON, LINES, LOG, NDJSON, RAW, SSE, Site, Stream
 
 NAME = LogName("ns", "log")
 BLOCK = {"content-type": "application/vnd.rollbook.batch"}
@@ -554,6 +554,44 @@ async def test_whoever_takes_nothing_keeps_no_reader_and_misses_nothing(
     assert heard == list(range(300))
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_whoever_fell_behind_resumes_where_he_stands(
+    there: Site, monkeypatch: pytest.MonkeyPatch, *, is_slow: bool
+) -> None:
+    """And not at the tail, which he has yet to reach: told nothing for a while, or hung up on."""
+    monkeypatch.setattr(following, "_PATIENCE_S", 0.01)
+    stream_of_one: list[Stream] = []
+    starts: list[Any] = []
+
+    async def falls_behind(request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
+        blocks = log_of(there).blocks
+        starts.append(request.start)
+        if len(starts) == 1:
+            yield Records((blocks[0],), Offset(0), Offset(1))
+            yield words.CaughtUp(Offset(1))
+            if is_slow:
+                stream_of_one[0].may_send.clear()
+            yield words.FellBehind(Offset(9))
+        for offset in range(1, 9):
+            yield Records((blocks[offset],), Offset(offset), Offset(offset + 1))
+        yield words.Stopped(Offset(9))
+
+    for number in range(9):
+        log_of(there).append(pack_block([b"%d" % number]), None)
+    monkeypatch.setattr(there.core, "events", falls_behind)
+    async with there.open("GET", RECORDS, b"", **SSE) as stream:
+        stream_of_one.append(stream)
+        if is_slow:
+            while stream.may_send.is_set() or there.core.readers:  # Until it is given back.
+                await asyncio.sleep(0.005)
+            stream.may_send.set()
+        told = [each async for part in stream.parts() for each in events_in(part)]
+    assert [number for number, kind, _ in told if kind == "fell_behind"] == ["1"]
+    heard = [record["offset"] for _, _, data in told for record in data.get("records", ())]
+    assert heard == list(range(9))
+    assert starts[1:] == ([AtOffset(Offset(1))] if is_slow else [])
+
+
 async def test_a_server_that_stops_ends_its_followers(there: Site) -> None:
     async with there.open("GET", RECORDS, b"", **SSE) as stream:
         await anext(stream.parts())
@@ -575,7 +613,8 @@ async def test_the_tail_can_be_watched(there: Site) -> None:
 def test_a_piece_is_small_or_one_record() -> None:
     sizes = [1, 10, 10_000, 20_000, 100_000, 5, 5]
     block = pack_block([b"x" * size for size in sizes])
-    told = list(following.told(Records((block,), Offset(1), Offset(6)), Encoding.AUTO))
+    records = Records((block,), Offset(1), Offset(6))
+    told = list(following.told(records, Encoding.AUTO, Offset(1)))
     offsets = [[r["offset"] for r in each.facts["records"]] for each in told]
     assert [offset for piece in offsets for offset in piece] == [1, 2, 3, 4, 5]
     assert [each.next_offset for each in told] == [piece[-1] + 1 for piece in offsets]
