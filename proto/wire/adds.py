@@ -22,6 +22,10 @@ from rollbook.proto.wire.messages import Failure
 _length_at: Final = struct.Struct(">I").unpack_from
 _ALIKE_MIN: Final = 32  # From so many on it pays to pack them together.
 
+WRITERS_MAX: Final = 16_384  # Of whom it is remembered what stands in all of their adds.
+WriterFields = tuple[LedgerId, bytes, bool, bool, bool]
+"""An `AddGroup`'s fields before its columns."""
+
 
 @dataclass(slots=True)
 class AddGroup(ABC):

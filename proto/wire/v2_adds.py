@@ -14,9 +14,16 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Final
 
-from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.ids import EntryId
 from rollbook.proto.wire import v2
-from rollbook.proto.wire.adds import AddGroup, AddPacker, AddReplies, Adds
+from rollbook.proto.wire.adds import (
+    WRITERS_MAX,
+    AddGroup,
+    AddPacker,
+    AddReplies,
+    Adds,
+    WriterFields,
+)
 from rollbook.proto.wire.digest import (
     ENTRY_HEADER_BYTES,
     LEDGER_KEY_BYTES,
@@ -33,7 +40,6 @@ _request_at: Final = struct.Struct(">I32sqq").unpack_from  # Length, writer, ent
 _REQUEST_BYTES: Final = 52  # What `_request_at` looks at.
 _pack_request_head: Final = struct.Struct(">II20s").pack
 _WRITER: Final = struct.Struct(">I20sq")
-_WRITERS_MAX: Final = 4096  # Of whom it is remembered what their 32 bytes say.
 
 _REPLY: Final = struct.Struct(">20sq")
 _REPLY_HEAD: Final = struct.Struct(">IIiq")
@@ -55,9 +61,6 @@ class _AddGroup(AddGroup):
         if len(self.entry_ids) == 1:  # As a rule where a connection has many ledgers.
             return _pack_reply(*head, self.entry_ids[0])
         return b"".join(map(_REPLY.pack, repeat(_REPLY_HEAD.pack(*head)), self.entry_ids))
-
-
-_Fields = tuple[LedgerId, bytes, bool, bool, bool]
 
 
 def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds | None, int]:
@@ -95,8 +98,8 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
     return Adds(buffer, first, position, list(groups.values())), position
 
 
-@lru_cache(_WRITERS_MAX)
-def _unpack_writer(writer: bytes) -> tuple[_Fields, int] | None:
+@lru_cache(WRITERS_MAX)
+def _unpack_writer(writer: bytes) -> tuple[WriterFields, int] | None:
     """A group's fields before its columns, and its version; None if that is no add."""
     word, key, ledger_id = _WRITER.unpack(writer)
     header = v2.unpack_header(word)

@@ -23,7 +23,14 @@ from typing import Any, Final, NamedTuple, Self, cast
 
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v3
-from rollbook.proto.wire.adds import AddGroup, AddPacker, AddReplies, Adds
+from rollbook.proto.wire.adds import (
+    WRITERS_MAX,
+    AddGroup,
+    AddPacker,
+    AddReplies,
+    Adds,
+    WriterFields,
+)
 from rollbook.proto.wire.columns import (
     count_alike,
     count_int64s_on,
@@ -353,10 +360,11 @@ def _unpack_high_bits(varint: bytes) -> int:
 
 
 def _open_group(writer: tuple[bytes, ...]) -> _Opened | None:
-    facts = _facts_of(*writer)
-    if facts is None:
+    ledger, key, priority, tail = writer
+    if tail not in _TAILS:  # It may be as long as a frame, and nothing of it is to be remembered.
         return None
-    group = _AddGroup(*facts[:5], ledger_varint=facts[5])
+    fields, ledger_varint = _unpack_writer(ledger, key, priority, tail)
+    group = _AddGroup(*fields, ledger_varint=ledger_varint)
     lists = group.lists
     return (
         group,
@@ -369,21 +377,19 @@ def _open_group(writer: tuple[bytes, ...]) -> _Opened | None:
     )
 
 
-@lru_cache(maxsize=16_384)  # Writers come again, each with every append.
-def _facts_of(
+@lru_cache(WRITERS_MAX)  # Writers come again, each with every append.
+def _unpack_writer(
     ledger: bytes, key: bytes, priority: bytes, tail: bytes
-) -> tuple[LedgerId, bytes, bool, bool, bool, bytes] | None:
-    """The first five of a group, and its ledger's varint."""
+) -> tuple[WriterFields, bytes]:
+    """A group's fields before its columns, and its ledger's varint. None of these bytes is long."""
     is_recovery = tail.endswith(_FLAG_RECOVERY)
     if ledger.startswith(_FLAG_RECOVERY):
         is_recovery, ledger = True, ledger[len(_FLAG_RECOVERY) :]
     ledger = ledger[1:-1]  # Without its own tag and the next one.
-    if tail not in _TAILS:
-        return None
     is_urgent = priority[1:-2].strip(b"\x00\x80") != b""
     is_deferred = tail.startswith(_DEFERRED_SYNC)
     ledger_id = LedgerId(unpack_varint(ledger))
-    return ledger_id, key[2:-1], is_recovery, is_urgent, is_deferred, ledger
+    return (ledger_id, key[2:-1], is_recovery, is_urgent, is_deferred), ledger
 
 
 # --- A client's side --------------------------------------------------------------------------

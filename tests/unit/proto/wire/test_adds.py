@@ -5,14 +5,15 @@ import pytest
 
 from rollbook.proto.errors import EntryTooLarge
 from rollbook.proto.ids import EntryId, LedgerId
-from rollbook.proto.wire import v2_adds, v3
+from rollbook.proto.wire import v2_adds, v3, v3_adds
 from rollbook.proto.wire.adds import ENTRY_BYTES_SLACK, AddPacker, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
-from rollbook.proto.wire.frames import FRAME_BYTES_MAX
+from rollbook.proto.wire.frames import FRAME_BYTES_MAX, pack_frame
 from rollbook.proto.wire.messages import Add, Operation, ReadReply
 from rollbook.proto.wire.replies import ReplyDecoder
 from rollbook.proto.wire.requests import RequestDecoder
 from rollbook.proto.wire.v3_adds import V3AddPacker
+from rollbook.proto.wire.varint import pack_varint
 from tests.unit.proto.wire.streams import KEY, LEDGER, PASSWORD, packers
 
 
@@ -158,3 +159,26 @@ def test_none_of_many_that_are_too_large_is_packed(version: int) -> None:
     payload = bytes(packer.payload_bytes_max + 1)
     with pytest.raises(EntryTooLarge):
         packer.pack_all(EntryId(0), EntryId(-1), range(40), [payload] * 40)
+
+
+@pytest.mark.parametrize("size", [1, 100, 20_000])
+def test_what_is_unknown_in_an_add_is_not_remembered(size: int) -> None:
+    """It may be as long as a frame, and a stranger can send another each time."""
+    body = LedgerDigest(DigestType.CRC32C, PASSWORD, LEDGER).pack_entry(
+        *(EntryId(0), EntryId(-1), 7, b"payload")
+    )
+    add = b"\x08\x07\x10\x00\x1a\x14" + KEY + b"\x22" + pack_varint(len(body)) + body
+    usual = _request_of(add)
+    RequestDecoder().feed(usual)
+    remembered = v3_adds._unpack_writer.cache_info().currsize
+    for filler in range(10):
+        unknown = b"\x9a\x06" + pack_varint(size) + bytes([filler]) * size  # Field 99.
+        (adds,) = RequestDecoder().feed(_request_of(add + unknown))
+        assert isinstance(adds, Adds)
+        assert adds.frames == usual
+    assert v3_adds._unpack_writer.cache_info().currsize == remembered
+
+
+def _request_of(add: bytes) -> bytes:
+    header = b"\x0a\x06\x08\x03\x10\x02\x18\x01"
+    return pack_frame(header + b"\xaa\x06" + pack_varint(len(add)) + add)
