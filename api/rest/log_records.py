@@ -1,6 +1,7 @@
 """Routes of one log's records: append, read, follow, one by its offset, the tail."""
 
 import re
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import google_crc32c
@@ -38,7 +39,6 @@ from rollbook.logservice.ids import (
     AtTime,
     LogName,
     Offset,
-    Position,
     ProducerRef,
 )
 from rollbook.logservice.log_config import BATCH_BYTES_CEILING
@@ -53,6 +53,8 @@ _IMMUTABLE: Final = "public, max-age=31536000, immutable"
 _IMMUTABLE_FOR_SOME: Final = "private, max-age=31536000, immutable"
 _KINDS: Final = (RAW, JSON, NDJSON, BLOCK)
 _READ_KINDS: Final = (SSE, NDJSON, BLOCK, JSON)
+
+_Followed = words.ReadStream | words.WatchTail
 
 From = Annotated[
     str, Query(alias="from", description="123, -10, earliest, latest, ts:…, ago:15m, cursor:NAME")
@@ -130,19 +132,17 @@ def record_routes(door: Door) -> APIRouter:
         is_resumed = kind == SSE and last_event_id is not None
         begin = position(last_event_id if is_resumed and last_event_id else start, "from")
         if kind in (SSE, NDJSON):
-            skips = on_truncated or words.OnTruncated.SKIP
-
-            def reading(start: Position) -> words.ReadStream:
-                end = None if until is None else Offset(until)
-                return words.ReadStream(
-                    *(log, start, end),
-                    at_tail=at_tail,
-                    on_truncated=skips,
-                    heartbeat_ms=heartbeat_ms,
-                )
-
-            resumed_by = (log, how) if is_resumed else None
-            return await _follow(door, kind, reading, begin, encoding, resumed_by=resumed_by)
+            reading: _Followed = words.ReadStream(
+                *(log, begin, None if until is None else Offset(until)),
+                at_tail=at_tail,
+                on_truncated=on_truncated or words.OnTruncated.SKIP,
+                heartbeat_ms=heartbeat_ms,
+            )
+            if is_resumed and isinstance(begin, AtOffset):
+                reading = _resumed(reading, begin.offset)
+            return await _follow(
+                door, kind, reading, encoding, resumed_by=how if is_resumed else None
+            )
         fails = on_truncated or words.OnTruncated.FAIL
         asked = words.Read(log, begin, limit, max_bytes, wait_ms, fails)
         answer: words.ReadAnswer = await door.ask(asked, how, more_ms=wait_ms)
@@ -183,7 +183,7 @@ def record_routes(door: Door) -> APIRouter:
         kind = _accepted(accept)
         if kind in (SSE, NDJSON):
             asked = words.WatchTail(log, interval_ms, heartbeat_ms)
-            return await _follow(door, kind, lambda _: asked, AtOffset(Offset(0)), Encoding.AUTO)
+            return await _follow(door, kind, asked, Encoding.AUTO)
         tail: words.LogTail = await door.ask(words.GetTail(log, consistency), how)
         return json_response(tail, headers=tail_headers(tail))
 
@@ -260,27 +260,36 @@ def _accepted(accept: str) -> str | None:
 async def _follow(
     door: Door,
     kind: str,
-    reading: Any,
-    begin: Position,
+    asked: _Followed,
     encoding: Encoding,
     *,
-    resumed_by: tuple[LogName, Asking] | None = None,
+    resumed_by: Asking | None = None,
 ) -> Response:
     """The first event decides whether it is an answer at all."""
-    events = door.follow(reading(begin))
+    events = door.follow(asked)
     try:
         first = await anext(events)
     except BaseException:
         await events.aclose()
         raise
-    if resumed_by is not None and await _is_all_of_it(door, first, *resumed_by):
+    if resumed_by is not None and await _is_all_of_it(door, first, asked.log, resumed_by):
         await events.aclose()
         return Response(status_code=204)  # Browsers come back after anything else.
 
     def again(offset: Offset) -> Any:
-        return door.follow(reading(AtOffset(offset)))
+        return door.follow(_resumed(asked, offset))
 
     return Follow(door, kind, first, events, again, encoding)
+
+
+def _resumed(asked: _Followed, offset: Offset) -> _Followed:
+    """From there on. What was told last may have been a gap that ended beyond the range."""
+    if isinstance(asked, words.WatchTail):
+        return asked
+    end = asked.until_offset
+    if end is not None:
+        end = max(end, offset)
+    return replace(asked, start=AtOffset(offset), until_offset=end)
 
 
 async def _is_all_of_it(door: Door, first: Any, log: LogName, how: Asking) -> bool:

@@ -309,6 +309,8 @@ class FakeCore:
     async def _follow(self, request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
         log = self.cluster.log(request.log)
         position = log.offset_of(request.start)
+        if request.until_offset is not None and request.until_offset < position:
+            raise InvalidRequest("it would end before it begins")
         if position < log.head and request.on_truncated is words.OnTruncated.SKIP:
             yield words.Gap(words.GapKind.TRUNCATED, position, log.head)
             position = log.head

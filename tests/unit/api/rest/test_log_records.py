@@ -554,6 +554,30 @@ async def test_whoever_takes_nothing_keeps_no_reader_and_misses_nothing(
     assert heard == list(range(300))
 
 
+async def test_a_range_that_a_gap_went_beyond_ends_there(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For whoever comes back, and for whoever took nothing for a while."""
+    for _ in range(10):
+        log_of(there).append(pack_block([b"x" * 10]), None)
+    log_of(there).head = Offset(9)
+    end = [("9", "stopped", {"offset": 9})]
+    asked = f"{RECORDS}?from=0&until=5"
+    answer = await there.get(asked, **SSE)
+    assert events_in(answer.body)[1:] == end
+    answer = await there.get(asked, **SSE, **{"last-event-id": "9"})
+    assert (answer.status, events_in(answer.body)) == (200, end)
+    monkeypatch.setattr(following, "_PATIENCE_S", 0.01)
+    async with there.open("GET", asked, b"", **SSE) as stream:
+        stream.may_send.clear()
+        while not there.core.asked or there.core.readers:  # Until it is given back.
+            await asyncio.sleep(0.005)
+        stream.may_send.set()
+        told = [each async for part in stream.parts() for each in events_in(part)]
+    assert told[1:] == end
+    assert (await there.get(f"{RECORDS}?from=9&until=5", **SSE)).reason == "INVALID"
+
+
 @pytest.mark.parametrize("is_slow", [False, True])
 async def test_whoever_fell_behind_resumes_where_he_stands(
     there: Site, monkeypatch: pytest.MonkeyPatch, *, is_slow: bool
