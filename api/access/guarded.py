@@ -115,12 +115,18 @@ class Guarded:
             async with aclosing(events):
                 async for event in events:
                     _require_in_force(caller)
-                    yield event
                     if not reads.is_limited or not isinstance(event, words.Records):
+                        yield event
                         del event  # The next one may be some time.
                         continue
+                    # What other streams and calls took is waited off before anything is told, and what is
+                    # told is paid for even if its reader leaves over it.
+                    while wait_ns := reads.wait_ns(self._now_ns()):
+                        if told := await self._waited(caller, word, event.base_offset, wait_ns):
+                            yield told
                     position, records = event.next_offset, event.next_offset - event.base_offset
                     reads.take(records, _bytes_of(event.blocks), self._now_ns())
+                    yield event
                     del event  # It may be some time.
                     while wait_ns := reads.wait_ns(self._now_ns()):
                         if told := await self._waited(caller, word, position, wait_ns):

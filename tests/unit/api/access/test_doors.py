@@ -340,6 +340,21 @@ async def test_a_reader_beyond_its_rate_says_what_it_waits_for(there: Site) -> N
     events.cancel()
 
 
+async def test_a_new_stream_waits_off_what_others_took(there: Site) -> None:
+    """G8: whoever leaves over what he was told and comes in again gets nothing by it."""
+    there.rewrite({**PRINCIPALS, "bounded": 'read = ["*"]\nread_records_per_s = 2'})
+    there.core.cluster.log(LOG).append(pack_block([b"z"] * 1000), None)
+    first = _read_stream(there, "bounded")
+    assert log_pb2.ReadEvent.FromString(await first.read()).records.next_offset > 1000
+    first.cancel()
+    for _ in range(2):
+        again = _read_stream(there, "bounded", heartbeat_ms=100)
+        event = log_pb2.ReadEvent.FromString(await again.read())
+        assert event.progress.waits_for == log_pb2.WAITS_FOR_THROTTLE
+        assert event.progress.position == 0
+        again.cancel()
+
+
 async def test_so_many_streams_at_a_time(there: Site) -> None:
     first = _read_stream(there, "bounded")
     assert await first.read()
