@@ -31,6 +31,8 @@ append() { # NUMBER LINE
 }
 
 next=$(cat "$next_file" 2>/dev/null || echo 0) number=0
+next=${next:-0} # Empty: the machine died when it was new.
+[ "$next" -ge 0 ] 2>/dev/null || { echo "$next_file: no number is in it" >&2; exit 1; }
 while IFS= read -r line || [ -n "$line" ]; do
     if [ "$number" -ge "$next" ]; then
         append "$number" "$line"
