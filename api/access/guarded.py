@@ -7,7 +7,7 @@ comes no faster, and it says so (`WaitsFor.THROTTLE`).
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from typing import Any, Final, cast
@@ -17,13 +17,16 @@ from rollbook.api.access.core.grants import is_act, is_visible, may_ask
 from rollbook.api.access.doorkeeper import CALLER, Caller
 from rollbook.api.access.guarded_stream import GuardedStream
 from rollbook.api.access.refusals import refusal_of, size_of
-from rollbook.api.grpc.methods import Method
+from rollbook.api.grpc.methods import Method, late
 from rollbook.logservice import words
-from rollbook.logservice.ids import Offset
-from rollbook.proto.errors import RollbookError, Throttled, Unauthorized
+from rollbook.logservice.ids import LogName, Offset
+from rollbook.proto.errors import NotOwner, RollbookError, Throttled, Unauthorized
 
 _NS_PER_S: Final = 1_000_000_000
 _TAIL_S: Final = 5.0
+_NAMES_MAX: Final = 1000  # Of one page.
+
+Elsewhere = Callable[[NotOwner], Awaitable[Any]]
 
 
 class Guarded:
@@ -39,8 +42,14 @@ class Guarded:
 
     # --- Calls ------------------------------------------------------------------------------
 
-    async def ask(self, method: Method, word: Any, due: float) -> Any:
-        """The answer's word. Raises `Unauthorized`, `Throttled`, and whatever the core does."""
+    async def ask(
+        self, method: Method, word: Any, due: float, elsewhere: Elsewhere | None = None
+    ) -> Any:
+        """The answer's word. Raises `Unauthorized`, `Throttled`, and whatever the core does.
+
+        `elsewhere`: asks the owner instead, or raises again; he is told another name, so that who did it is
+        known here alone.
+        """
         caller = CALLER.get()
         try:
             self._require(caller, word)
@@ -51,16 +60,50 @@ class Guarded:
         if isinstance(word, words.Lookup):
             shown = (log for log in word.logs if is_visible(caller.principal.grants, str(log)))
             word = words.Lookup(tuple(shown))
-        serve = getattr(self._core, method.core_name)
         try:
-            answer = await serve(word, due)
-        except RollbookError as error:
-            if is_act(word):
-                self._audit.failed(error, **_who(caller, method, word))
+            answer = await self._answer(caller, method, word, due, elsewhere)
+        except NotOwner:
+            raise  # Nothing was done, and the client asks again elsewhere.
+        except BaseException as error:
+            if is_act(word):  # Who hangs up over it has perhaps done it all the same.
+                known = error if isinstance(error, RollbookError) else late(method)
+                self._audit.failed(known, **_who(caller, method, word))
             raise
         if is_act(word) and getattr(answer, "was_created", True):
             self._audit.done(**_who(caller, method, word))
-        return self._seen_by(caller, answer)
+        self._charge_read(caller, answer)
+        return answer
+
+    async def _answer(
+        self, caller: Caller, method: Method, word: Any, due: float, elsewhere: Elsewhere | None
+    ) -> Any:
+        if isinstance(word, words.ListLogs):
+            return await self._list_visible(caller, word, due)
+        try:
+            return await getattr(self._core, method.core_name)(word, due)
+        except NotOwner as error:
+            if elsewhere is None:
+                raise
+            return await elsewhere(error)
+
+    async def _list_visible(
+        self, caller: Caller, asked: words.ListLogs, due: float
+    ) -> words.LogNames:
+        """Pages are cut once what is hidden is left out: not even where one ends tells of it."""
+        grants = caller.principal.grants
+        if grants.shows_all:
+            return await self._core.list_logs(asked, due)
+        limit = max(1, min(asked.limit, _NAMES_MAX))
+        found: list[LogName] = []
+        page = words.LogNames((), asked.start_after)
+        while len(found) <= limit:
+            rest = replace(asked, start_after=page.next_page, limit=_NAMES_MAX)
+            page = await self._core.list_logs(rest, due)
+            found += (log for log in page.logs if is_visible(grants, str(log)))
+            if not page.next_page:
+                break
+        next_page = str(found[limit - 1]) if len(found) > limit else ""
+        return words.LogNames(tuple(found[:limit]), next_page)
 
     def _require(self, caller: Caller, word: Any) -> None:
         if not may_ask(caller.principal.grants, word):
@@ -76,15 +119,10 @@ class Guarded:
         elif isinstance(word, words.Read) and account.reads.is_limited:
             account.reads.require(self._now_ns())
 
-    def _seen_by(self, caller: Caller, answer: Any) -> Any:
-        if isinstance(answer, words.LogNames):
-            grants = caller.principal.grants
-            shown = tuple(log for log in answer.logs if is_visible(grants, str(log)))
-            return replace(answer, logs=shown)
+    def _charge_read(self, caller: Caller, answer: Any) -> None:
         if isinstance(answer, words.ReadAnswer) and caller.account.reads.is_limited:
             records = max(answer.next_offset - answer.first_offset, 0)
             caller.account.reads.take(records, _bytes_of(answer.blocks), self._now_ns())
-        return answer
 
     def _on_refused(
         self, caller: Caller, method: Method, word: Any, refusal: RollbookError

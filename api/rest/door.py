@@ -53,17 +53,19 @@ class Door:
         """The answer's word, within its time and `more_ms`. Raises `RollbookError`."""
         method = BY_REQUEST[type(word)]
         due = asyncio.get_running_loop().time() + (asking.timeout_ms + more_ms) / 1000
-        try:
-            async with asyncio.timeout_at(due):
-                return await self._core.ask(method, word, due)
-        except TimeoutError:
-            raise late(method) from None
-        except NotOwner as error:
+
+        async def ask_owner(error: NotOwner) -> Any:
             owner = str(error.ids.get("owner") or "")
             wanted = asking.forward or ("never" if self.url_of(owner) else "auto")
             if wanted == "never" or not owner or self._peers is None:
-                raise
-        return await self._peers.ask(word, owner, due)
+                raise error
+            return await self._peers.ask(word, owner, due)
+
+        try:
+            async with asyncio.timeout_at(due):
+                return await self._core.ask(method, word, due, ask_owner)
+        except TimeoutError:
+            raise late(method) from None
 
     def follow(self, word: Any) -> AsyncGenerator[Any, None]:
         """Its events; whoever leaves early closes it."""

@@ -63,6 +63,10 @@ class Grants:
         """Of the whole cluster."""
         return EVERY_LOG in self.admin and not self.deny
 
+    @property
+    def shows_all(self) -> bool:
+        return EVERY_LOG in (*self.read, *self.append, *self.admin) and not self.deny
+
 
 EVERYTHING: Final = Grants((EVERY_LOG,), (EVERY_LOG,), (EVERY_LOG,))
 

@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,16 @@ from rollbook.api.rest.logs import RestServer
 from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice import words
 from rollbook.logservice.core.block import pack_block
-from rollbook.logservice.ids import Earliest, LogName
+from rollbook.logservice.ids import Earliest, LogName, SegmentId
 from rollbook.logservice.stats import LogStats
-from rollbook.proto.errors import BadConfig, ConnectionLost, RollbookError, Throttled, Unauthorized
+from rollbook.proto.errors import (
+    BadConfig,
+    ConnectionLost,
+    NotOwner,
+    RollbookError,
+    Throttled,
+    Unauthorized,
+)
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.tls import TlsFiles, client_context
@@ -209,6 +216,21 @@ async def test_what_one_has_no_right_on_is_not_told_of(there: Site) -> None:
         Route("lookup", "GET", "/v1/owners?log=ns/log&log=ns/unseen"), "reader"
     )
     assert [each["log"] for each in owners.json["owners"]] == ["ns/log"]
+
+
+async def test_pages_of_a_list_tell_of_nothing_hidden(there: Site) -> None:
+    """G5: not even where a page ends; what may be seen comes in full pages."""
+    for name in ("ns/a", "ns/hidden", "ns/log2", "ns/z"):
+        there.core.cluster.make(name)
+    there.rewrite({**PRINCIPALS, "reader": 'read = ["ns/log*", "ns/z"]'})
+    pages, token = list[list[str]](), ""
+    while not pages or token:
+        path = f"/v1/logs?limit=1&page_token={token}"
+        page = (await there.http(Route("list_logs", "GET", path), "reader")).json
+        pages.append(page["logs"])
+        token = page["next_page"]
+        assert token in ("", page["logs"][-1])
+    assert pages == [["ns/log"], ["ns/log2"], ["ns/z"]]
 
 
 # --- Streams of appends -------------------------------------------------------------------------
@@ -428,6 +450,43 @@ async def test_acts_and_refusals_are_told(there: Site) -> None:
     assert (refused["event"], refused["principal"]) == ("access_refused", "reader")
     assert (refused["method"], refused["reason"]) == ("Seal", "UNAUTHORIZED")
     assert refused["peer"].startswith("127.0.0.1:")
+
+
+async def test_who_hangs_up_over_an_act_is_told_too(there: Site) -> None:
+    """G9: it may have been done all the same."""
+    there.core.holds.add("delete_log")
+    with structlog.testing.capture_logs() as logs:
+        asking = asyncio.ensure_future(
+            there.ask(BY_REQUEST[words.DeleteLog], words.DeleteLog(LOG), "admin")
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            while not there.core.asked:
+                await asyncio.sleep(0.01)
+            asking.cancel()
+            while not logs:
+                await asyncio.sleep(0.01)
+    there.core.release()
+    (told,) = logs
+    assert (told["event"], told["principal"], told["log"]) == ("act_failed", "admin", "ns/log")
+    assert told["outcome"] == "unknown"
+
+
+async def test_who_had_another_server_act_is_told(there: Site) -> None:
+    """G9: the owner hears a server's token; who asked is known where he came in."""
+
+    class Peers:
+        async def ask(self, word: Any, address: str, due: float) -> Any:
+            return words.RollLogAnswer(SegmentId(3))
+
+    there.rest._door._peers = Peers()
+    roll = Route("roll_log", "POST", f"{PATH}:roll")
+    with structlog.testing.capture_logs() as logs:
+        for forward, status in (("auto", 200), ("never", 503)):
+            there.core.failures["roll_log"].append(NotOwner(owner="b:1", owner_epoch=7))
+            asked = replace(roll, headers={"log-forward": forward})
+            assert (await there.http(asked, "admin")).status == status
+    (told,) = logs
+    assert (told["event"], told["principal"], told["method"]) == ("act_done", "admin", "RollLog")
 
 
 async def test_refusals_do_not_fill_the_disk(there: Site) -> None:
