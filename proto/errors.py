@@ -8,7 +8,7 @@ is the only table of errors (E1): a class is defined together with its `Code`, t
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 
 class Outcome(Enum):
@@ -45,6 +45,13 @@ class RollbookError(Exception):
         subject = " ".join(f"{name}={value}" for name, value in self.ids.items())
         parts = (self.message or (self.__doc__ or "").partition("\n")[0], subject, self.next_step)
         return " · ".join(part for part in parts if part)
+
+    def copy(self) -> Self:
+        """The same for somebody else: each gathers a traceback of its own."""
+        copy = type(self)()
+        vars(copy).update(vars(self), ids=dict(self.ids))
+        copy.args, copy.__cause__ = self.args, self.__cause__
+        return copy
 
 
 # --- Families ---------------------------------------------------------------------------------

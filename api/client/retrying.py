@@ -50,9 +50,7 @@ def in_doubt(error: RollbookError) -> RollbookError:
 
 def again(error: RollbookError, outcome: Outcome) -> RollbookError:
     """The same for somebody else: each gathers a traceback of its own."""
-    copy = type(error)(error.message, next_step=error.next_step)
-    copy.ids = error.ids
+    copy = error.copy()
     copy.outcome = outcome
     copy.retryable = error.retryable and outcome is Outcome.NOT_APPLIED
-    copy.__cause__ = error.__cause__
     return copy

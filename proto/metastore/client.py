@@ -312,8 +312,7 @@ class StoreClient:
     def _fail(self, calls: dict[int, "_Call"], error: RollbookError) -> None:
         for call in calls.values():
             if not call.answer.done():
-                copy = type(error)(error.message, next_step=error.next_step, **error.ids)
-                call.answer.set_exception(copy)
+                call.answer.set_exception(error.copy())
 
     def _unreachable(self) -> MetadataUnavailable:
         trouble = self._trouble if self._line is None else self._connector.why_silent()

@@ -95,3 +95,19 @@ def test_an_error_tells_what_where_and_what_to_do() -> None:
     error = errors.NoSuchLedger(ledger=7, next_step="`rollbook ledger ls` lists them")
     assert str(error) == "There is no such ledger. · ledger=7 · `rollbook ledger ls` lists them"
     assert str(errors.BadFrame("too long")) == "too long"
+
+
+def test_a_copy_knows_what_the_error_does() -> None:
+    """Of the class or of this one; and what is done to one does not show in the other."""
+    error = errors.NoSuchLedger("gone", ledger=7, next_step="look again")
+    error.outcome, error.retryable = Outcome.APPLIED, True
+    error.__cause__ = OSError("below")
+    copy = error.copy()
+    assert type(copy) is errors.NoSuchLedger
+    assert str(copy) == str(error)
+    assert repr(copy) == repr(error)
+    assert (copy.outcome, copy.retryable) == (Outcome.APPLIED, True)
+    assert copy.__cause__ is error.__cause__
+    error.ids.clear()
+    assert copy.ids == {"ledger": 7}
+    assert errors.NoSuchLedger().copy().outcome is Outcome.NOT_APPLIED
