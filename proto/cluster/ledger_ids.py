@@ -11,7 +11,7 @@ The existence of `idgen-long` says that the short ids are used up. When the numb
 are, the next one is made; all but the newest three are removed.
 
 Who wants an id while others are being drawn has his drawn together with all that are wanted by then:
-two transactions for many, not for each. If that fails, they have all heard so at the same time.
+two transactions for many, not for each. If that fails, those without one all hear so at the same time.
 
 A drawn id is a proposal: creating the ledger's node decides.
 """
@@ -19,6 +19,7 @@ A drawn id is a proposal: creating the ledger's node decides.
 import asyncio
 import re
 from collections import deque
+from contextlib import suppress
 from typing import Final
 
 from rollbook.proto.cluster.lost_replies import (
@@ -46,6 +47,7 @@ _HIGH: Final = re.compile(rf"{HIGH_PREFIX}([0-9]{{10}})")
 _HIGH_MAX: Final = 2**31 - 1  # Ids have 63 bits; a name beyond is a stranger's.
 _HIGH_KEPT: Final = 3
 _AT_ONCE_MAX: Final = 64
+_REMOVED_AT_ONCE_MAX: Final = 256
 
 
 class _Round:
@@ -70,35 +72,47 @@ class LedgerIds:
 
     async def draw(self) -> LedgerId:
         """An id that no other call gets, here or elsewhere."""
-        while True:
-            together = self._gathering
-            together.wanted += 1
-            async with self._turn:
-                if not together.is_over:
+        together = self._gathering
+        together.wanted += 1
+        async with self._turn:
+            if not together.is_over:
+                if self._gathering is together:
                     self._gathering = _Round()
-                    await self._draw_for(together)
-            if (failure := together.failure) is not None:
-                raise type(failure)(failure.message, next_step=failure.next_step, **failure.ids)
-            drawn = together.drawn.popleft() if together.drawn else None
-            await self._remove_used()  # Whoever has drawn, while the others go on.
-            if drawn is not None:
-                return drawn
+                await self._draw_for(together)
+        if not together.drawn:
+            assert together.failure is not None
+            raise together.failure.copy()
+        drawn = together.drawn.popleft()
+        await self._remove_used()  # Whoever has drawn, while the others go on.
+        return drawn
 
     async def _draw_for(self, together: _Round) -> None:
         """Cancelled, the next one of them does it."""
         try:
-            together.drawn.extend(await self._draw(min(together.wanted, _AT_ONCE_MAX)))
+            while (missing := together.wanted - len(together.drawn)) > 0:
+                together.drawn.extend(await self._draw(min(missing, _AT_ONCE_MAX)))
         except RollbookError as error:
             together.failure = error
         together.is_over = True
 
     async def _remove_used(self) -> None:
-        if self._used:
-            used, self._used = self._used, []
-            try:
-                await self._store.transaction([Delete(path) for path in used])
-            except RollbookError:
-                pass  # They go with our session.
+        used = self._used[:_REMOVED_AT_ONCE_MAX]
+        del self._used[:_REMOVED_AT_ONCE_MAX]
+        try:
+            await self._remove_nodes(used)
+        except RollbookError:
+            pass  # They go with our session.
+
+    async def _remove_nodes(self, paths: list[str]) -> None:
+        """Those of a session before this one are gone, and would keep the others from going."""
+        if not paths:
+            return
+        try:
+            await self._store.transaction([Delete(path) for path in paths])
+        except NoSuchNode:
+            for path in paths:
+                with suppress(NoSuchNode):
+                    await self._store.delete(path)
 
     async def _draw(self, count: int) -> list[LedgerId]:
         """So many, or fewer; one at least."""

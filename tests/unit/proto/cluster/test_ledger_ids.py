@@ -92,6 +92,48 @@ async def test_of_a_draw_that_fails_all_who_wait_for_it_hear_at_once(counters: C
     assert await ids.draw() > 0
 
 
+async def test_a_crowd_is_served_in_the_order_in_which_it_came(counters: Counters) -> None:
+    """And with few transactions: sixteen draw, and a few remove the nodes."""
+    ids = LedgerIds(counters, ROOT)
+    await ids.draw()
+    counters.writes = 0
+    crowd = [asyncio.ensure_future(ids.draw()) for _ in range(1000)]
+    while not any(each.done() for each in crowd[1:]):
+        await asyncio.sleep(0)
+    late = await ids.draw()
+    assert [await each for each in crowd] == list(range(1, 1001))
+    assert late == 1001
+    assert counters.writes < 30
+    assert await counters.children(f"{ROOT}/idgen") == []
+
+
+async def test_what_was_drawn_before_drawing_failed_is_handed_out(counters: Counters) -> None:
+    ids = LedgerIds(counters, ROOT)
+    await ids.draw()
+    # The first one draws, and removes his node; then 64 of the others are drawn.
+    counters.fates.extend([Fate.OK, Fate.OK, Fate.OK, *[Fate.REQUEST_LOST] * 6])
+    drawing = [asyncio.ensure_future(ids.draw()) for _ in range(100)]
+    drawn = await asyncio.gather(*drawing, return_exceptions=True)
+    assert drawn[:65] == list(range(1, 66))
+    assert all(isinstance(each, MetadataUnavailable) for each in drawn[65:])
+
+
+async def test_a_node_that_is_gone_keeps_no_other_from_being_removed(
+    counters: Counters, rival: MetadataStore
+) -> None:
+    """It went with its session, and the others are of the next one."""
+    ids = LedgerIds(counters, ROOT)
+    await ids.draw()
+
+    async def lose_one() -> None:
+        await rival.delete(f"{ROOT}/idgen/ID-0000000002")
+
+    counters.before_write = {counters.writes + 4: [lose_one]}
+    assert sorted(await asyncio.gather(*(ids.draw() for _ in range(5)))) == [1, 2, 3, 4, 5]
+    assert not counters.before_write
+    assert await counters.children(f"{ROOT}/idgen") == []
+
+
 async def test_of_a_draw_that_reaches_the_end_the_first_numbers_count(counters: Counters) -> None:
     await counters.create(f"{ROOT}/idgen")
     counters.numbers[f"{ROOT}/idgen"] = [LAST - 1, LAST, LAST + 1, LAST + 2]
