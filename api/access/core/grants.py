@@ -6,12 +6,13 @@ A principal has a list of logs for each right, and one of logs that are not his 
     append   append; be a log's exclusive writer
     admin    make, change, delete, truncate, seal, roll, transfer; protect a cursor, or delete one
 
-    ns/log   this one             ns/a*   all whose name begins so             *   all there are
+    ns/log   this one      ns/a*   those of ns whose name begins so      ns/*   all of ns      *   all
 
 What is said nowhere is refused, and no right implies another. Any right on a log shows its tail, its state
 and its owner. Servers and their limits are shown to everybody who is somebody; what a server counts, and
-draining it, is for those who administer all logs; `monitor` shows what it counts, and no more. A list of logs tells of those on which one has a right, and
-what one has no right on is refused in the same words whether it exists or not.
+draining it, is for those who administer all logs; `monitor` shows what it counts, and no more. A list of
+logs tells of those on which one has a right, and what one has no right on is refused in the same words
+whether it exists or not.
 """
 
 import re
@@ -23,7 +24,8 @@ from typing import Any, Final
 from rollbook.logservice import words
 from rollbook.proto.errors import BadConfig
 
-_PATTERN: Final = re.compile(r"\*|[a-z0-9][a-z0-9._-]*(/([a-z0-9][a-z0-9._-]*)?)?\*|[^/*]+/[^/*]+")
+_NAME: Final = "[a-z0-9][a-z0-9._-]{0,254}"  # As namespaces and logs are named.
+_PATTERN: Final = re.compile(rf"\*|{_NAME}/(?:\*|{_NAME}\*?)", re.ASCII)
 EVERY_LOG: Final = "*"
 
 
