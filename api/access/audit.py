@@ -3,8 +3,9 @@
 `act_done`, `act_failed`   what changes more than records: logs, marks, writers, owners, servers
 `access_refused`           nobody known, or without the right to it, or beyond a quota
 
-Each names the principal, whence it came, the method and the log. Refusals cost a stranger nothing and
-are told at a rate; what was left out is counted in the next one.
+Each names the principal, whence it came, the method and the log. What came to nothing costs its caller
+nothing: it is told at a rate, of each principal by itself, and all strangers together; what was left out is
+counted in the next one. What was done, or may have been, is always told.
 """
 
 from collections.abc import Callable
@@ -13,30 +14,56 @@ from typing import Any, Final
 import structlog
 
 from rollbook.api.access.core.quotas import Rate
-from rollbook.proto.errors import RollbookError
+from rollbook.proto.errors import Outcome, RollbookError
 
 logger = structlog.get_logger()
 
-_REFUSALS_PER_S: Final = 20
+_FRUITLESS_PER_S: Final = 20
 
 
 class Audit:
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
-        self._rate = Rate(_REFUSALS_PER_S)
-        self._left_out = 0
+        self._told: dict[str, _Told] = {}  # By principal: those of the file, and "" for strangers.
 
-    def refused(self, error: RollbookError, **who: Any) -> None:
-        now_ns = self._now_ns()
-        if self._rate.wait_ns(now_ns):
-            self._left_out += 1
-            return
-        self._rate.take(1, now_ns)
-        left_out, self._left_out = self._left_out, 0
-        logger.warning("access_refused", reason=error.code.reason, left_out=left_out, **who)
+    def refused(self, error: RollbookError, *, principal: str, **where: Any) -> None:
+        told = self._told_of(principal)
+        if told.may_tell(self._now_ns()):
+            reason, left_out = error.code.reason, told.take_left_out()
+            logger.warning(
+                "access_refused", reason=reason, left_out=left_out, principal=principal, **where
+            )
 
     def done(self, **who: Any) -> None:
         logger.info("act_done", **who)
 
-    def failed(self, error: RollbookError, **who: Any) -> None:
-        logger.info("act_failed", reason=error.code.reason, outcome=error.outcome.value, **who)
+    def failed(self, error: RollbookError, *, principal: str, **where: Any) -> None:
+        told = self._told_of(principal)
+        said: dict[str, Any] = {"reason": error.code.reason}
+        if error.outcome is Outcome.NOT_APPLIED:
+            if not told.may_tell(self._now_ns()):
+                return
+            said["left_out"] = told.take_left_out()
+        logger.info("act_failed", outcome=error.outcome.value, principal=principal, **said, **where)
+
+    def _told_of(self, principal: str) -> "_Told":
+        return self._told.setdefault(principal, _Told())
+
+
+class _Told:
+    """What came to nothing, of one principal."""
+
+    def __init__(self) -> None:
+        self._rate = Rate(_FRUITLESS_PER_S)
+        self._left_out = 0
+
+    def may_tell(self, now_ns: int) -> bool:
+        if self._rate.wait_ns(now_ns):
+            self._left_out += 1
+            return False
+        self._rate.take(1, now_ns)
+        return True
+
+    def take_left_out(self) -> int:
+        left_out, self._left_out = self._left_out, 0
+        return left_out

@@ -16,9 +16,10 @@ from rollbook.api.access.core.grants import may_ask
 from rollbook.api.access.doorkeeper import Caller
 from rollbook.api.access.refusals import refusal_of, size_of
 from rollbook.logservice.words import AppendResult, AppendStream, Bind, StreamAppend
-from rollbook.proto.errors import ConnectionLost, Throttled, Unauthorized
+from rollbook.proto.errors import ConnectionLost, InvalidRequest, Throttled, Unauthorized
 
 _NS_PER_S: Final = 1_000_000_000
+_REFUSED_REFS_MAX: Final = 1000
 _REFUSALS_MAX: Final = 1000  # That nobody has taken; then the stream is read no further.
 
 
@@ -67,6 +68,8 @@ class GuardedStream:
         if may_ask(principal.grants, bind):
             self._refused.pop(bind.ref, None)
             return True
+        if bind.ref not in self._refused and len(self._refused) >= _REFUSED_REFS_MAX:
+            raise InvalidRequest(f"{_REFUSED_REFS_MAX} binds of this stream were refused")
         refusal = self._refused[bind.ref] = refusal_of(principal.name, bind)
         self._on_refused(refusal, str(bind.log))
         return False
