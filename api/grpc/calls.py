@@ -65,7 +65,7 @@ def _handler(
 def _guarded(serve: Handler, doorkeeper: Doorkeeper | None, method: Method) -> Any:
     async def handle(request: Any, context: Context) -> Any:
         try:
-            CALLER.set(_admitted(doorkeeper, context))
+            CALLER.set(admitted(doorkeeper, context))
             return await serve(request, context)
         except RollbookError as error:
             failure = error
@@ -79,7 +79,7 @@ def _guarded(serve: Handler, doorkeeper: Doorkeeper | None, method: Method) -> A
     return handle
 
 
-def _admitted(doorkeeper: Doorkeeper | None, context: Context) -> Caller:
+def admitted(doorkeeper: Doorkeeper | None, context: Context) -> Caller:
     """Raises `Unauthorized`."""
     if doorkeeper is None:
         return anybody(context.peer())

@@ -1,7 +1,7 @@
 """gRPC on the loop of the server that it belongs to.
 
 off loopback   only with TLS and tokens or names, unless told otherwise
-whoever asks   says who he is before anything that he sends is read; health and reflection are open
+whoever asks   says who he is before anything that he sends is read; whether it serves is told to all
 a message      at most `MESSAGE_BYTES_MAX`
 calls          `calls_max` at a time, streams included, of one connection `CALLS_OF_ONE_MAX`
 peers          that do not answer pings are hung up on
@@ -12,13 +12,14 @@ from typing import Any, Final
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.calls import handlers
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX, SERVICES
+from rollbook.api.grpc.open_services import HealthService, ReflectionService
 from rollbook.logservice.words import ServiceCore
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
@@ -68,10 +69,12 @@ class GrpcServer:
         credentials = _credentials(config.tls) if config.tls else None
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=config.calls_max)
         server.add_generic_rpc_handlers(handlers(guarded, doorkeeper))
-        servicer = health.aio.HealthServicer()
+        servicer = HealthService(doorkeeper)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+            ReflectionService(names, doorkeeper), server
+        )
         try:
             port = _listen(server, config.address, credentials)
             await server.start()

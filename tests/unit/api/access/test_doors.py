@@ -12,12 +12,15 @@ from typing import Any
 import grpc
 import pytest
 import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rollbook.api.access import doorkeeper as module
 from rollbook.api.access.audit import Audit
 from rollbook.api.access.core.grants import may_ask
 from rollbook.api.access.core.principals import digest_of
-from rollbook.api.access.doorkeeper import Doorkeeper
+from rollbook.api.access.doorkeeper import CALLER, Doorkeeper
+from rollbook.api.access.guarded import Guarded
 from rollbook.api.access.token_file import stamp
 from rollbook.api.client.append_line import AppendLine
 from rollbook.api.client.channels import Channels, Security
@@ -37,6 +40,7 @@ from rollbook.logservice.stats import LogStats
 from rollbook.proto.errors import (
     BadConfig,
     ConnectionLost,
+    InvalidRequest,
     NotOwner,
     RollbookError,
     Throttled,
@@ -265,6 +269,18 @@ async def test_one_stream_to_several_logs(there: Site) -> None:
     await line.close()
 
 
+async def test_what_is_refused_is_not_kept_without_end(there: Site) -> None:
+    """G8: a stream that binds and binds what it may not ends."""
+    CALLER.set(there.doorkeeper.admit(f"Bearer {token_of('appender')}"))
+    stream = Guarded(there.core, there.doorkeeper.audit).open_append_stream()
+    binds = [words.Bind(ref, LogName("ns", "unseen"), True) for ref in range(2000)]
+    stream.submit(binds[:1000], ())
+    stream.submit(binds[:1000], ())
+    with pytest.raises(InvalidRequest):
+        stream.submit(binds[1000:], ())
+    await stream.close()
+
+
 async def test_a_stream_ends_with_its_rights(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """G4: a token that is gone opens nothing more, not even what it has opened."""
     monkeypatch.setattr(module, "_LOOK_NS", 0)
@@ -306,6 +322,32 @@ def _read_stream(there: Site, who: str, heartbeat_ms: int = 5000) -> Any:
         timeout=DEADLINE_S,
         metadata=(("authorization", f"Bearer {token_of(who)}"),),
     )
+
+
+async def test_strangers_hold_no_call(there: Site) -> None:
+    """G8: what goes on and on is for those whom the server knows; whether it serves is told to all."""
+    channel = there.channels.to(str(there.grpc.address))
+    health = health_pb2_grpc.HealthStub(channel)
+    question = health_pb2.HealthCheckRequest()
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+
+    def streams(who: str | None) -> list[Any]:
+        given = (("authorization", f"Bearer {token_of(who)}"),) if who else ()
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        return [
+            health.Watch(question, timeout=DEADLINE_S, metadata=given),
+            reflection.ServerReflectionInfo(iter([asked]), timeout=DEADLINE_S, metadata=given),
+        ]
+
+    assert (await health.Check(question, timeout=DEADLINE_S)).status == 1
+    for who in (None, "nobody"):
+        for stream in streams(who):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stream.read()
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    for stream in streams("reader"):
+        assert await stream.read() is not grpc.aio.EOF
+        stream.cancel()
 
 
 # --- Quotas -------------------------------------------------------------------------------------
@@ -499,6 +541,23 @@ async def test_refusals_do_not_fill_the_disk(there: Site) -> None:
         audit.refused(Unauthorized(), principal="")
     assert len(logs) < 30
     assert logs[-1]["left_out"] + len(logs) == 10_001
+
+
+async def test_nobody_drowns_what_others_do(there: Site) -> None:
+    """G9: each has a rate of his own, for what came to nothing; what may have been done is always told."""
+    audit = Audit(lambda: 0)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(1000):
+            audit.refused(Unauthorized(), principal="")
+            audit.failed(InvalidRequest(), principal="noisy")
+        audit.refused(Unauthorized(), principal="mallory")
+        audit.failed(InvalidRequest(), principal="careless")
+        for _ in range(100):
+            audit.failed(ConnectionLost("who knows"), principal="noisy")
+    told = [each["principal"] for each in logs]
+    assert told.count("") < 30
+    assert (told.count("mallory"), told.count("careless")) == (1, 1)
+    assert 100 < told.count("noisy") < 130
 
 
 async def test_no_secret_is_ever_told(there: Site, tmp_path: Path) -> None:
