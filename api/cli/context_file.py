@@ -3,7 +3,7 @@
     current = "prod"
     [contexts.prod]
     server = "log+tls://log-1.example.com:7400"
-    token_file = "/home/me/.rollbook/prod.token"        tls_authorities, tls_certificate, tls_key likewise
+    token_file = "/etc/rollbook/prod.token"        tls_authorities, tls_certificate, tls_key likewise
 
 The file is `$XDG_CONFIG_HOME/rollbook/contexts.toml`, readable by its owner alone. It names token files and
 holds no token. What a command line names comes first; where it names a server, nothing is shown to

@@ -124,8 +124,12 @@ def _tell_more(self: LedgerWriter) -> Any:
         def __getattr__(self, name: str) -> Any:
             return getattr(packer, name)
 
-        def pack(self, entry_id: EntryId, _lac: EntryId, length: int, payload: bytes) -> bytes:
-            return pack(entry_id, EntryId(entry_id - 1), length, payload)
+        def pack_all(
+            self, first: EntryId, _lac: EntryId, lengths: Sequence[int], payloads: Sequence[bytes]
+        ) -> list[bytes]:
+            entry_ids = map(EntryId, range(first, first + len(payloads)))
+            lacs = map(EntryId, range(first - 1, first - 1 + len(payloads)))
+            return [*map(pack, entry_ids, lacs, lengths, payloads)]
 
     return Optimist()
 

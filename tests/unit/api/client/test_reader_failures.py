@@ -173,7 +173,7 @@ async def test_a_lag_that_does_not_shrink_is_told(site: Site) -> None:
 
 
 async def test_a_log_that_nobody_serves_is_told(site: Site) -> None:
-    reader = await reader_of(site, None, heartbeat_s=1.0)
+    reader = await reader_of(site, None, heartbeat_s=2.0)
     await site.stop("a")
     with pytest.raises(ReaderStalled) as caught:
         await reader.next()
