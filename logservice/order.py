@@ -186,12 +186,16 @@ class Order:
         self._on_written(entry_id, (tell, result, None), is_barrier=type(said) is Barrier)
 
     def use(self) -> None:
+        """`require`, for somebody who asks: the log is not idle."""
+        self.require()
+        self.used_ns = self._now_ns()
+
+    def require(self) -> None:
         """Raises `OwnerChanging` unless this is the owner and takes more, `Overloaded`."""
         if not self.is_owner() or not self.takes_more:
             raise self.refusal()
         if len(self._settling) + len(self._barriers) >= _UNCERTAIN_MAX:
             raise Overloaded("too many appends wait to be confirmed", log=str(self._name))
-        self.used_ns = self._now_ns()
 
     def _write(self, writing: SegmentWriter, data: bytes) -> EntryId:
         try:

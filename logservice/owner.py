@@ -59,6 +59,7 @@ from rollbook.proto.tasks import joined, to_its_end
 logger = structlog.get_logger()
 
 _HAND_OVER_S: Final = 15.0  # Then whoever comes next recovers what is left.
+_PROOF_S: Final = 0.5  # For the list to say whether this is the owner still, then for the bookies.
 
 
 class Pending(NamedTuple):
@@ -186,6 +187,12 @@ class Owner:
         return self._memory.is_sealed and self._order.is_certain
 
     @property
+    def is_proven(self) -> bool:
+        """That it was the owner a lease ago takes no asking."""
+        proven_until_s = self._order.proven_s + self._ground.pulse.lease_s
+        return self._order.is_owner() and self._loop.time() < proven_until_s
+
+    @property
     def idle_since_ns(self) -> int:
         """When it was last asked to do something, by the monotonic clock."""
         return self._order.used_ns
@@ -246,12 +253,12 @@ class Owner:
     async def prove(self) -> None:
         """That this is the owner still, or was a lease ago: nobody tells one who has nothing confirmed (SV6).
 
-        Asks the list, or the bookies if that is away. Raises `OwnerChanging` if it is the owner no
-        more, and what `barrier` raises.
+        Asks the list, or the bookies if that is away; `Unavailable` after a second if both
+        are. Raises `OwnerChanging` if it is the owner no more, and what `barrier` raises.
         """
         if not self._order.is_owner():
             raise self._order.refusal()
-        if self._loop.time() < self._order.proven_s + self._ground.pulse.lease_s:
+        if self.is_proven:
             return
         if self._proving is None:  # One for all who ask.
             self._proving = self._loop.create_task(self._prove())
@@ -261,15 +268,27 @@ class Owner:
     async def _prove(self) -> None:
         began_s = self._loop.time()
         try:
-            await self._keeper.look()
+            async with asyncio.timeout(_PROOF_S):
+                await self._keeper.look()
             if self.list.state is LogState.DELETED:
                 raise LogDeleted(log=str(self.name))
-        except (Unavailable, OutcomeUnknown):
-            await self.barrier()
         except (Superseded, Missing) as error:
             raise self._on_disowned(error) from error
-        else:
-            self._order.proven_s = max(self._order.proven_s, began_s)
+        except (Unavailable, OutcomeUnknown, TimeoutError):
+            await self._ask_bookies()
+        self._order.proven_s = max(self._order.proven_s, began_s)
+
+    async def _ask_bookies(self) -> None:
+        """As `barrier`, but it is nobody's use of the log."""
+        self._order.require()
+        try:
+            async with asyncio.timeout(_PROOF_S):
+                if self._memory.is_sealed:  # Behind a seal nobody puts anything.
+                    await self._order.until_settled()
+                else:
+                    await self._order.barrier()
+        except TimeoutError:
+            raise Unavailable("neither the list nor the bookies tell", log=str(self.name)) from None
 
     def _on_proven(self, proving: "asyncio.Task[None]") -> None:
         self._proving = None

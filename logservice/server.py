@@ -46,6 +46,7 @@ from rollbook.proto.errors import (
     OutcomeUnknown,
     OwnerChanging,
     RollbookError,
+    Unavailable,
 )
 from rollbook.proto.ports import Clock, MetadataStore, Randomness, Transport
 from rollbook.proto.tasks import to_its_end
@@ -188,11 +189,13 @@ class LogServer:
         return owner if owner is not None and owner.failure is None else None
 
     async def find_proven(self, name: LogName) -> Owner | None:
-        """`find`, for whoever only reads: not one who has been replaced for long, and was not told (SV6)."""
+        """`find`, for whoever only reads: not one who has been replaced for long, and was not told (SV6).
+        If nobody can tell that in time it is as far as is known.
+        """
         owner = self.find(name)
         if owner is None:
             return None
-        with suppress(OwnerChanging, OutcomeUnknown):  # Then it is none any more.
+        with suppress(Unavailable, OutcomeUnknown):  # If it is none any more `find` says so.
             await owner.prove()
         return self.find(name)
 

@@ -6,7 +6,7 @@ Appends, seals, truncations and writer epochs are decided by a log's owner; a se
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -277,16 +277,34 @@ class Service:
         return self._tail_at(owner)
 
     async def watch_tail(self, request: words.WatchTail) -> AsyncIterator[LogTail]:
+        """While it takes long to find out, the last one is told again with each heartbeat."""
         interval_s = max(request.interval_ms, 10) / 1000
+        heartbeat_s = max(request.heartbeat_ms / 1000, interval_s)
         told: LogTail | None = None
-        silent_until = 0.0
-        while True:
-            tail = await self._tail_of(request.log)
-            if tail != told or self._loop.time() >= silent_until:
-                yield tail
-                told, silent_until = tail, self._loop.time() + request.heartbeat_ms / 1000
-            is_owned = self.server.find(request.log) is not None
-            await asyncio.sleep(interval_s if is_owned else max(interval_s, _LOOK_S))
+        silent_until: float | None = None  # The first one takes as long as it takes.
+        looking: asyncio.Task[LogTail] | None = None
+        try:
+            while True:
+                owner = self.server.find(request.log)
+                if looking is None and owner is not None and owner.is_proven:
+                    tail = self._tail_at(owner)
+                else:
+                    looking = looking or self._loop.create_task(self._tail_of(request.log))
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout_at(silent_until):
+                            tail = await asyncio.shield(looking)
+                            looking = None
+                if tail != told or silent_until is None or self._loop.time() >= silent_until:
+                    yield tail
+                    told, silent_until = tail, self._loop.time() + heartbeat_s
+                if looking is None:
+                    await asyncio.sleep(
+                        interval_s if owner is not None else max(interval_s, _LOOK_S)
+                    )
+        finally:
+            if looking is not None:
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
 
     async def find_offset(self, request: words.FindOffset, due: float) -> words.FoundOffset:
         tail = await self._tail_of(request.log)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import pytest
 
@@ -265,6 +266,44 @@ def test_the_owner_of_a_silent_log_is_read_although_the_metadata_store_is_away()
         scene.world.metadata.down()
         assert await a.read_all(log) == numbers(3)
         scene.world.metadata.up()
+
+    play(story)
+
+
+def test_who_reads_at_an_owner_hears_of_it_though_neither_list_nor_bookies_tell() -> None:
+    """SV6, RL3: he is told what is known, in time; and that somebody asked is no use of the log."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a", lease_s=60.0)
+        log = await make_log(scene, log_suggested_to(a))
+        await fill(a, log, 3)
+        told_s: list[float] = []
+
+        async def watch() -> None:
+            async for each in a.service.watch_tail(words.WatchTail(log, heartbeat_ms=500)):
+                assert each.tail == 3
+                told_s.append(scene.world.now)
+
+        watching = a.begin(watch())
+        await asyncio.sleep(100.0)
+        owner = a.log_server.find(log)
+        assert owner is not None
+        used_ns = owner.idle_since_ns
+        scene.world.metadata.down()
+        scene.set_bookies(is_hung=True)
+        await scene.until(lambda: not owner.is_proven)
+        silent_s = scene.world.now
+        answer = await a.ask(a.service.read(words.Read(log, at(0)), a.due()))
+        assert (answer.next_offset, answer.tail) == (3, 3)
+        assert scene.world.now - silent_s < 2.5
+        await asyncio.sleep(5.0)
+        scene.set_bookies(is_hung=False)
+        scene.world.metadata.up()
+        assert max(later - sooner for sooner, later in pairwise(told_s)) < 0.7
+        assert told_s[-1] > silent_s + 4
+        assert owner.idle_since_ns == used_ns
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
     play(story)
 
