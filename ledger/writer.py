@@ -215,7 +215,7 @@ class LedgerWriter:
             raise self._refusal()
         result = self._pipeline.append_all(payloads)
         future: asyncio.Future[range] = self._new_future()
-        if not payloads:
+        if not result:
             future.set_result(result)
             return future
         self._waiting.append((EntryId(result[-1]), future, result))

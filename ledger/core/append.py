@@ -115,15 +115,16 @@ class Pipeline:
         return self._window_entries - len(self._lengths)
 
     def append(self, payload: bytes) -> EntryId:
-        """Raises `Overloaded` and `EntryTooLarge`; then nothing has happened."""
-        size = len(payload)
+        """Raises `Overloaded`, `EntryTooLarge`, `TypeError`; then nothing has happened."""
+        kept = payload if type(payload) is bytes else _kept(payload)
+        size = len(kept)
         if not self.has_room(1, size):
             raise Overloaded(_FULL, next_step=_WAIT)
         if size > self._payload_bytes_max:
             raise self._too_large(size)
         entry_id = self.next_entry
         self.length += size
-        self._payloads.append(bytes(payload))  # As it is now, should it be one that can change.
+        self._payloads.append(kept)
         self._lengths.append(self.length)
         self._bytes += size + _AROUND_BYTES
         self.fresh_bytes += size + _AROUND_BYTES
@@ -132,7 +133,8 @@ class Pipeline:
 
     def append_all(self, payloads: Sequence[bytes]) -> range:
         """All or none; their ids. Raises like `append`, and `InvalidRequest` if they never fit."""
-        count, size = len(payloads), sum(map(len, payloads))
+        kept = [each if type(each) is bytes else _kept(each) for each in payloads]
+        count, size = len(kept), sum(map(len, kept))
         if count > self._window_entries or (
             count > 1 and size + count * _AROUND_BYTES > self._window_bytes
         ):
@@ -142,11 +144,11 @@ class Pipeline:
             )
         if not self.has_room(count, size):
             raise Overloaded(_FULL, next_step=_WAIT)
-        if (largest := max(map(len, payloads), default=0)) > self._payload_bytes_max:
+        if (largest := max(map(len, kept), default=0)) > self._payload_bytes_max:
             raise self._too_large(largest)
         first, size = self.next_entry, size + count * _AROUND_BYTES
-        self._payloads += map(bytes, payloads)
-        self._lengths += islice(accumulate(map(len, payloads), initial=self.length), 1, None)
+        self._payloads += kept
+        self._lengths += islice(accumulate(map(len, kept), initial=self.length), 1, None)
         self._bytes += size
         self.fresh_bytes += size
         self.length = self._lengths[-1] if count else self.length
@@ -415,6 +417,11 @@ class Pipeline:
         if self._half_full_since and self.tick - self._half_full_since >= PATIENCE_TICKS:
             self.acks.excuse(slot)
             self.release()
+
+
+def _kept(payload: bytes) -> bytes:
+    """As it is now, should it be one that can change; of what has elements of some size, the bytes."""
+    return bytes(memoryview(payload))
 
 
 def _count_that_fit(frames: Sequence[bytes], bytes_max: int) -> int:

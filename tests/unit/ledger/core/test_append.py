@@ -1,6 +1,9 @@
 """Entries on their way: what is sent to whom, what is kept, and what time does."""
 
 import itertools
+from array import array
+from itertools import accumulate
+from typing import Any
 
 import pytest
 
@@ -23,11 +26,11 @@ Q332 = Quorum(ensemble=3, write=3, ack=2)
 STRIPED = Quorum(ensemble=5, write=3, ack=2)
 ALL = 0b111
 MIB = 1024 * 1024
+DIGEST = LedgerDigest(DigestType.CRC32C, b"", LedgerId(7))
 
 
 def make(quorum: Quorum = Q332, *, window_bytes: int = MIB, window_entries: int = 100) -> Pipeline:
-    digest = LedgerDigest(DigestType.CRC32C, b"", LedgerId(7))
-    packer = V3AddPacker(ledger_key(b""), digest, itertools.count(1))
+    packer = V3AddPacker(ledger_key(b""), DIGEST, itertools.count(1))
     return Pipeline(quorum, packer, window_bytes, window_entries)
 
 
@@ -57,6 +60,57 @@ def answer(pipeline: Pipeline, slot: int, *entries: int) -> None:
 
 def tick(pipeline: Pipeline, count: int) -> list[list[int]]:
     return [pipeline.on_tick() for _ in range(count)]
+
+
+# --- Taking in ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["abc", 3, None, [1, 2], ["a"]], ids=repr)
+def test_an_argument_of_a_wrong_kind_changes_nothing(wrong: Any) -> None:
+    """WR1: an id, the ledger's length and the place in the queue come together or not at all."""
+    pipeline = make()
+    append(pipeline, 1)
+    before = pipeline.length, pipeline.kept_bytes, pipeline.fresh_bytes
+    with pytest.raises(TypeError):
+        pipeline.append(wrong)
+    with pytest.raises(TypeError):
+        pipeline.append_all([b"right", wrong])
+    with pytest.raises(TypeError):
+        pipeline.append_all(["a", b"right", "b"])  # type: ignore[list-item]  # What is refused.
+    assert (pipeline.length, pipeline.kept_bytes, pipeline.fresh_bytes) == before
+    assert pipeline.append(b"abc") == 1
+    assert pipeline.append_all([b"d", b"ef"]) == range(2, 4)
+    assert taken(pipeline) == [(0, 2, b"xy"), (1, 5, b"abc"), (2, 6, b"d"), (3, 8, b"ef")]
+
+
+def test_whatever_has_bytes_is_taken_as_they_are_at_the_time() -> None:
+    pipeline = make()
+    numbers = array("i", [1, 2, 3])
+    changing = bytearray(b"changing")
+    every_other = memoryview(b"a-b-c-")[::2]
+    given: list[Any] = [numbers, memoryview(numbers), changing, every_other]
+    expected = [numbers.tobytes(), numbers.tobytes(), b"changing", b"abc"]
+    for each in given:
+        pipeline.append(each)
+    pipeline.append_all(given)
+    changing[:] = b"forgotten"
+    numbers[0] = 7
+    found = taken(pipeline)
+    assert [payload for _, _, payload in found] == expected * 2
+    assert [length for _, length, _ in found] == [*accumulate(map(len, expected * 2))]
+
+
+def taken(pipeline: Pipeline) -> list[tuple[int, int, bytes]]:
+    """What a bookie is sent: ids, the ledger's lengths, payloads."""
+    frames, _ = pipeline.take(0, MIB)
+    found: list[tuple[int, int, bytes]] = []
+    for adds in RequestDecoder().feed(frames):
+        assert isinstance(adds, Adds)
+        for group in adds.groups:
+            for entry_id, start, end in zip(group.entry_ids, group.starts, group.ends, strict=True):
+                entry = DIGEST.unpack_entry(adds.buffer[start:end], entry_id)
+                found.append((entry.entry_id, entry.ledger_length, entry.payload))
+    return found
 
 
 # --- Sending ------------------------------------------------------------------------------------
