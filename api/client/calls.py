@@ -15,7 +15,7 @@ from rollbook.api.client.channels import Channels
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owners import Owners
 from rollbook.api.client.retrying import Pauses, in_doubt, may_retry
-from rollbook.api.grpc.methods import BY_REQUEST, Method
+from rollbook.api.grpc.methods import BY_REQUEST, Method, waits
 from rollbook.api.grpc.status import error_of_call, hung_up
 from rollbook.api.grpc.translation import message_of, pack, unpack
 from rollbook.logservice.ids import LogName
@@ -56,7 +56,8 @@ class Calls:
             address = server or self._owners.address_of(log)
             left = due - loop.time()
             try:
-                return await self._attempt(method, address, data, self._share_of(left))
+                call = self._channels.call(address, method.path, waits=waits(word))
+                return await self._attempt(call, method, data, self._share_of(left))
             except RollbookError as error:
                 failure = error
             if method.changes:
@@ -76,8 +77,7 @@ class Calls:
         """Of the time that is left, so that there is some for another attempt."""
         return max(left_s / 2, min(left_s, self._config.attempt_s), 0.001)
 
-    async def _attempt(self, method: Method, address: str, data: bytes, timeout_s: float) -> Any:
-        call = self._channels.call(address, method.path)
+    async def _attempt(self, call: Any, method: Method, data: bytes, timeout_s: float) -> Any:
         try:
             answer = await call(data, timeout=timeout_s, metadata=self._channels.metadata)
         except grpc.aio.AioRpcError as error:

@@ -1,4 +1,9 @@
-"""Connections to log servers: one to each, made when it is first wanted."""
+"""Connections to log servers: two to each, made when they are first wanted.
+
+A server takes so many calls of one connection at a time, and what is beyond waits here. Calls that wait
+for something have therefore a connection of their own: however many readers there are, appends and
+renewals go through.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,22 +60,24 @@ class Channels:
     def __init__(self, security: Security) -> None:
         self.metadata = security.metadata
         self._credentials = security.credentials()
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._calls: dict[tuple[str, str], Any] = {}
+        self._channels: dict[tuple[str, bool], grpc.aio.Channel] = {}
+        self._calls: dict[tuple[str, str, bool], Any] = {}
 
-    def to(self, address: str) -> Any:
-        if (found := self._channels.get(address)) is None:
+    def to(self, address: str, *, waits: bool = False) -> Any:
+        """`waits`: for calls that do, however long."""
+        if (found := self._channels.get((address, waits))) is None:
             if self._credentials is None:
                 found = grpc.aio.insecure_channel(address, options=_OPTIONS)
             else:
                 found = grpc.aio.secure_channel(address, self._credentials, options=_OPTIONS)
-            self._channels[address] = found
+            self._channels[address, waits] = found
         return found
 
-    def call(self, address: str, path: str) -> Any:
+    def call(self, address: str, path: str, *, waits: bool = False) -> Any:
         """Of one request and one answer, in bytes."""
-        if (found := self._calls.get((address, path))) is None:
-            found = self._calls[address, path] = self.to(address).unary_unary(path)
+        if (found := self._calls.get((address, path, waits))) is None:
+            found = self.to(address, waits=waits).unary_unary(path)
+            self._calls[address, path, waits] = found
         return found
 
     async def close(self) -> None:

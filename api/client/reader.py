@@ -226,7 +226,7 @@ class EventReader:
         self._address = self._moving_to or self._owners.address_of(request.log)
         self._moving_to = ""
         self._due = self._loop.time() + self._patience_s
-        ask = self._channels.to(self._address).unary_stream(READ_STREAM.path)
+        ask = self._channels.to(self._address, waits=True).unary_stream(READ_STREAM.path)
         self._call = ask(pack(request).SerializeToString(), metadata=self._channels.metadata)
 
     async def _read(self) -> words.ReadEvent | None:

@@ -49,6 +49,16 @@ def late(method: Method) -> QuorumTimeout:
     return error
 
 
+def waits(word: Any) -> bool:
+    """Whether it may stay for as long as it likes: for records, or for somebody to let go of the log."""
+    match word:
+        case words.Read(wait_ms=wait_ms):
+            return wait_ms > 0
+        case words.AcquireWriter(mode=mode):
+            return mode is words.AcquireMode.WAIT
+    return BY_REQUEST[type(word)].kind is Kind.WATCH
+
+
 def _method(
     service: str, request: Any, answer: Any, kind: Kind = Kind.CALL, *, changes: bool = False
 ) -> Method:

@@ -28,7 +28,9 @@ from rollbook.proto.runtime.tls import TlsFiles
 
 logger = structlog.get_logger()
 
-CALLS_OF_ONE_MAX: Final = 2048  # Connection, streams included.
+# Connection, streams included. Our client has a second one, for calls that wait: one of those with all that
+# they may have fills `calls_max`.
+CALLS_OF_ONE_MAX: Final = 2048
 _PENDING_MAX: Final = 65_536
 _PING_MS: Final = 20_000
 _PING_ANSWER_MS: Final = 10_000
