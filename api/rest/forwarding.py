@@ -13,10 +13,11 @@ import structlog
 
 from rollbook.api.client.calls import answer_of
 from rollbook.api.client.channels import Channels, Security
-from rollbook.api.grpc.methods import BY_REQUEST
+from rollbook.api.grpc.methods import BY_REQUEST, waits
 from rollbook.api.grpc.status import error_of_call
 from rollbook.api.grpc.translation import pack
 from rollbook.proto.errors import BadConfig, ConnectionLost, Outcome, QuorumTimeout
+from rollbook.proto.tasks import to_its_end
 
 logger = structlog.get_logger()
 
@@ -39,32 +40,41 @@ class GrpcPeers:
         self._line = _Line(security())
 
     async def ask(self, word: Any, address: str, due: float) -> Any:
-        line = self._current()
+        line = await self._current()
         line.calls += 1
         try:
             return await _ask(line.channels, word, address, due)
         finally:
             line.calls -= 1
-            if line is not self._line and not line.calls:
-                await line.channels.close()
+            if line is not self._line:
+                await _end_if_unused(line)
 
-    def _current(self) -> _Line:
+    async def _current(self) -> _Line:
         if (seen := self._look()) != self._seen:
             self._seen = seen
+            old = self._line
             try:
                 self._line = _Line(self._security())
             except BadConfig as error:
                 logger.warning("peers_security_not_reloaded", reason=str(error))
+            else:
+                await _end_if_unused(old)
         return self._line
 
     async def close(self) -> None:
         await self._line.channels.close()
 
 
+async def _end_if_unused(old: _Line) -> None:
+    """Else the last of its calls does."""
+    if not old.calls:
+        await to_its_end(old.channels.close())
+
+
 async def _ask(channels: Channels, word: Any, address: str, due: float) -> Any:
     method = BY_REQUEST[type(word)]
     left_s = max(due - asyncio.get_running_loop().time(), 0.001)
-    call = channels.call(address, method.path)
+    call = channels.call(address, method.path, waits=waits(word))
     try:
         answer = await call(
             pack(word).SerializeToString(), timeout=left_s, metadata=channels.metadata
