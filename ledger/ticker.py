@@ -20,7 +20,7 @@ class Ticker:
         self._present: int | None = None  # While they are called.
 
     def call_next(self, on_tick: Callable[[], None]) -> None:
-        """Once, a tick from now. It must not raise, and may come after nobody wants it any more."""
+        """Once, a tick from now; it may come after nobody wants it any more."""
         loop = asyncio.get_running_loop()
         present = self._present
         if present is None:
@@ -43,8 +43,11 @@ class Ticker:
         are read before the next tick.
         """
         del self._timers[number]
-        now = asyncio.get_running_loop().time()
-        self._present = max(number, int(now / self._share_s))
+        loop = asyncio.get_running_loop()
+        self._present = max(number, int(loop.time() / self._share_s))
         for on_tick in self._due.pop(number):
-            on_tick()
+            try:
+                on_tick()
+            except Exception as bug:  # One writer's, and all the others have deadlines.
+                loop.call_exception_handler({"message": "a tick failed", "exception": bug})
         self._present = None

@@ -83,3 +83,28 @@ async def test_a_ticker_that_is_closed_calls_nobody(time: Time) -> None:
     ticker.close()
     await time.pass_by(2 * TICK_S)
     assert not called
+
+
+async def test_one_who_fails_takes_nobodys_ticks(time: Time) -> None:
+    """WR6: and the next ticks come in their time."""
+    bugs: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: bugs.append(context["exception"])
+    )
+    ticker, counts, bug = Ticker(TICK_S), [0, 0], ValueError("a bug")
+
+    def tick(number: int) -> None:
+        counts[number] += 1
+        ticker.call_next(partial(tick, number))
+
+    def fail() -> None:
+        raise bug
+
+    for on_tick in (partial(tick, 0), fail, partial(tick, 1)):
+        ticker.call_next(on_tick)
+    await time.pass_by(TICK_S)
+    assert bugs == [bug]
+    assert counts == [1, 1]
+    await time.pass_by(1.1 * TICK_S)
+    assert counts == [2, 2]
+    ticker.close()
