@@ -48,6 +48,6 @@ class Ticker:
         for on_tick in self._due.pop(number):
             try:
                 on_tick()
-            except Exception as bug:  # One writer's, and all the others have deadlines.
+            except Exception as bug:  # noqa: BLE001  # One writer's; the others have deadlines.
                 loop.call_exception_handler({"message": "a tick failed", "exception": bug})
         self._present = None
