@@ -21,6 +21,8 @@ from itertools import count
 from types import TracebackType
 from typing import Final, Self
 
+import structlog
+
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.block import Block
@@ -39,8 +41,11 @@ from rollbook.proto.errors import (
     MetadataConflict,
     NoSuchLedger,
     NotOwner,
+    RollbookError,
 )
 from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
+
+logger = structlog.get_logger()
 
 _REPLAY_BYTES: Final = 1024 * 1024  # Read at first; more if no snapshot is in it.
 _REPLAY_ENTRIES: Final = 64
@@ -83,9 +88,15 @@ class _End:
 
 
 async def open_log(
-    name: LogName, ground: Ground, reason: str, seen: StoredLog | None = None
+    name: LogName,
+    ground: Ground,
+    reason: str,
+    seen: StoredLog | None = None,
+    *,
+    makes_ahead: bool = True,
 ) -> Opening:
     """`seen`: the list as it was a moment ago. If it has changed since, that comes out in the end.
+    `makes_ahead`: a new ledger, before it is known that the log can be recovered.
 
     Raises as `Owner.open`.
     """
@@ -110,7 +121,7 @@ async def open_log(
             if listed.state is LogState.SEALED:
                 found = await _find_end(ground, listed, laps)
                 return Opening(stored, found.memory, found.end, None, laps)
-            async with _NewLedger(ground, stored) as new:
+            async with _NewLedger(ground, stored, makes_ahead=makes_ahead) as new:
                 found = await _find_end(ground, listed, laps)
                 opening = await _take_over(ground, stored, found, new, reason, laps)
             if opening is not None:
@@ -125,16 +136,20 @@ async def open_log(
 
 class _NewLedger:
     """Made for this version of the list. That takes as many round trips as to fence the old ones, so
-    both are done at the same time; one that is not taken goes.
+    both are done at the same time, unless it would be for nothing again; one that is not taken goes.
     """
 
-    def __init__(self, ground: Ground, stored: StoredLog) -> None:
-        self._ground = ground
-        self._making = asyncio.get_running_loop().create_task(make_ledger(ground, stored))
+    def __init__(self, ground: Ground, stored: StoredLog, *, makes_ahead: bool) -> None:
+        self._ground, self._stored = ground, stored
+        self._making = self._make() if makes_ahead else None
         self._is_taken = False
+
+    def _make(self) -> asyncio.Task[LedgerWriter]:
+        return asyncio.get_running_loop().create_task(make_ledger(self._ground, self._stored))
 
     async def take(self) -> LedgerWriter:
         """Whose it is from then on. Raises as `Ledgers.create`."""
+        self._making = self._making or self._make()
         writer = await self._making
         self._is_taken = True
         return writer
@@ -148,17 +163,29 @@ class _NewLedger:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._is_taken:
+        making = self._making
+        if self._is_taken or making is None:
             return
         is_cancelled = kind is not None and not issubclass(kind, Exception)
         if is_cancelled:
-            self._making.cancel()
-        (made,) = await asyncio.gather(self._making, return_exceptions=True)
-        if isinstance(made, LedgerWriter):
-            if is_cancelled:
-                await made.stop()  # What is left behind is found by its metadata.
-            else:
-                await drop_ledger(self._ground, made)
+            making.cancel()
+        try:
+            (made,) = await asyncio.gather(making, return_exceptions=True)
+        except asyncio.CancelledError:  # Which has ended what is being made, unless it was made.
+            await _stop_if_made(making)
+            raise
+        if is_cancelled:
+            await _stop_if_made(making)
+        elif isinstance(made, LedgerWriter):
+            await drop_ledger(self._ground, made)
+        elif not isinstance(made, RollbookError) and made is not error:
+            logger.error("ledger_not_made", log=str(self._stored.name), exc_info=made)
+
+
+async def _stop_if_made(making: "asyncio.Task[LedgerWriter]") -> None:
+    """What is left behind is found by its metadata."""
+    if not making.cancelled() and making.exception() is None:
+        await making.result().stop()
 
 
 async def _take_over(

@@ -81,16 +81,18 @@ class Owner:
         reason: str,
         seen: StoredLog | None = None,
         on_listed: Callable[[], None] | None = None,
+        makes_ahead: bool = True,
     ) -> Self:
         """Fences whoever owned the log, settles what he left, and takes over. `seen`: its list, if
         that was read just now. `on_listed`: it is ours, though we may lose it before this returns.
+        `makes_ahead`: as `open_log`.
 
         Raises `NotOwner` if somebody else was quicker, `NoSuchLog`, `LogDeleted`, what keeps ledgers
         from being recovered or made, and what the metadata store raises. Cancelled, the log may have
         been fenced; nothing is lost by that.
         """
         stalls = ground.pulse.stalls()
-        opening = await open_log(name, ground, reason, seen)
+        opening = await open_log(name, ground, reason, seen, makes_ahead=makes_ahead)
         if on_listed is not None:
             on_listed()
         owner = cls(ground, opening, stalls)

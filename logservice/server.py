@@ -17,6 +17,7 @@ they have not confirmed; logs are opened again when somebody asks (SV4).
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -56,6 +57,7 @@ logger = structlog.get_logger()
 _RETRY_MS: Final = 100
 _HAND_OVER: Final = "handed over to"
 _LOOK_S: Final = 5.0
+_UNOPENED_MAX: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class LogServer:
         self._openings: dict[LogName, asyncio.Task[Owner]] = {}
         self._closings: dict[LogName, asyncio.Task[None]] = {}
         self._endings: dict[asyncio.Task[None], None] = {}  # Of owners that were lost.
+        self._unopened: OrderedDict[LogName, None] = OrderedDict()  # Those last tried in vain.
         self._may_open = asyncio.Semaphore(config.opens_max)
         self._balancing: asyncio.Task[None] | None = None
         self._sweeper = Sweeper(
@@ -326,13 +329,19 @@ class LogServer:
                     reason=grounds.reason,
                     seen=grounds.seen,
                     on_listed=partial(self._on_taken, name) if grounds.is_rude else None,
+                    makes_ahead=name not in self._unopened,
                 )
         except TimeoutError:
+            self._on_unopened(name)
             raise OwnerChanging(
                 "it could not be opened in time", retry_after_ms=_RETRY_MS
             ) from None
+        except RollbookError:
+            self._on_unopened(name)
+            raise
         finally:
             del self._openings[name]
+        self._unopened.pop(name, None)
         self.opened += 1
         logger.info(
             "log_opened",
@@ -346,6 +355,12 @@ class LogServer:
         self._owners[name] = owner
         owner.until_lost.add_done_callback(lambda _: self._on_lost(name, owner))
         return owner
+
+    def _on_unopened(self, name: LogName) -> None:
+        """Where many logs cannot be recovered each try would make a ledger, and delete it."""
+        self._unopened[name] = None
+        if len(self._unopened) > _UNOPENED_MAX:
+            self._unopened.popitem(last=False)
 
     def _on_taken(self, name: LogName) -> None:
         """Rudely."""

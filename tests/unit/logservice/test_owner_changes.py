@@ -1,16 +1,22 @@
 """LS2, LS4, LS6, LS9: from one owner to the next, in virtual time."""
 
 import asyncio
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
 
+from rollbook.ledger.writer import LedgerWriter
+from rollbook.logservice import opening
 from rollbook.logservice.core.control import Opened, unpack_control
 from rollbook.logservice.core.ledger_list import LEDGER_OF_VERSION, LogState
 from rollbook.logservice.core.memory import LogMemory, snapshot_in
+from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.owner import Pending
+from rollbook.logservice.log_nodes import StoredLog
+from rollbook.logservice.owner import Owner, Pending
+from rollbook.logservice.segment_writer import make_ledger
 from rollbook.logservice.words import AcquireMode, Condition
 from rollbook.proto.errors import (
     DataLost,
@@ -504,14 +510,44 @@ def test_an_opening_that_is_given_up_writes_nothing_more() -> None:
         await log.append(b"a")
         taker = await scene.server("s2")
         scene.set_bookies(delay_s=0.2)
-        opening = taker.begin(taker.open())
+        taking = taker.begin(Owner.open(LOG, taker.ground, reason="test"))
         await asyncio.sleep(0.3)
-        opening.cancel()
-        await asyncio.gather(opening, return_exceptions=True)
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        assert taking.cancelled()
         scene.set_bookies(delay_s=0.0)
         taken = await taker.open()
         assert (await taken.append(b"b")).first_offset == 1
         await taken.close()
+
+    play(story)
+
+
+def test_a_ledger_made_for_an_opening_that_is_given_up_is_written_by_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It came to be although its making was cancelled, too late; the opening had failed by then."""
+    made: list[LedgerWriter] = []
+
+    async def make(ground: Ground, stored: StoredLog) -> LedgerWriter:
+        made.append(await make_ledger(ground, stored))
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(1)
+        return made[-1]
+
+    async def story(scene: Scene) -> None:
+        first = await (await scene.server("s1")).open()
+        ack = await first.append(b"a")
+        first.server.node.kill()
+        await scene.ledgers.delete(ack.ledger_id)
+        monkeypatch.setattr(opening, "make_ledger", make)
+        taker = await scene.server("s2")
+        taking = taker.begin(Owner.open(LOG, taker.ground, reason="test"))
+        await scene.until(lambda: made)
+        await asyncio.sleep(0.5)
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        assert [each.is_stopped for each in made] == [True]
 
     play(story)
 

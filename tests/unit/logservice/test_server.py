@@ -4,9 +4,13 @@ import asyncio
 
 import pytest
 
-from rollbook.logservice import words
+from rollbook.ledger.writer import LedgerWriter
+from rollbook.logservice import opening, words
 from rollbook.logservice.core.ledger_list import LogState
+from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import AtOffset, LogName, Offset
+from rollbook.logservice.log_nodes import StoredLog
+from rollbook.logservice.segment_writer import make_ledger
 from rollbook.proto.errors import (
     AppendUnsettled,
     LogDeleted,
@@ -17,6 +21,7 @@ from rollbook.proto.errors import (
     OwnerChanging,
     OwnerLost,
     QuorumTimeout,
+    RollbookError,
     Unavailable,
 )
 from tests.unit.logservice.owner_scene import Scene, block_of, play, refused
@@ -382,6 +387,37 @@ def test_a_transferred_log_stays_where_it_was_sent() -> None:
         await refused(
             b.ask(b.service.transfer_log(words.TransferLog(log, "c"), b.due())), NoSuchServer
         )
+
+    play(story)
+
+
+def test_a_log_that_could_not_be_opened_costs_no_ledger_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before it is known that it can be recovered: each would be made, and deleted."""
+    made: list[int] = []
+
+    async def make(ground: Ground, stored: StoredLog) -> LedgerWriter:
+        made.append(stored.version)
+        return await make_ledger(ground, stored)
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"a")
+        owner = a.log_server.find(log)
+        assert owner is not None
+        a.do(owner.lose, "the test says so")
+        monkeypatch.setattr(opening, "make_ledger", make)
+        scene.set_bookies(is_hung=True)
+        await refused(a.append(log, b"b"), RollbookError)
+        assert len(made) == 1
+        await refused(a.append(log, b"b"), RollbookError)
+        assert len(made) == 1
+        scene.set_bookies(is_hung=False)
+        await a.append(log, b"b")
+        assert len(made) == 2
+        assert await a.read_all(log) == [b"a", b"b"]
 
     play(story)
 
