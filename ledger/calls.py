@@ -33,9 +33,8 @@ UNTIL_HEARD: Final[Passing] = (*BUSY_OR_BROKEN, BookieUnreachable)
 
 _PAUSE_S: Final = 0.02  # Before a bookie that was busy, or broke the line, is asked again; doubled.
 _PAUSE_S_MAX: Final = 0.5
-_MOMENT_S: Final = (
-    1e-6  # A wait that rounding has made too short to move the clock would never end.
-)
+# A wait that rounding has made too short to move the clock would never end.
+_MOMENT_S: Final = 1e-6
 
 
 class Caller(Protocol):
@@ -76,6 +75,7 @@ class Calls(Generic[Question]):
         self._answers: deque[tuple[Question, Reply | RollbookError]] = deque()
         self._has_news = False
         self._waiter: asyncio.Future[None] | None = None  # Of whoever waits for news.
+        self._is_closed = False
 
     def ask(
         self,
@@ -107,6 +107,8 @@ class Calls(Generic[Question]):
         error = reply.exception()
         if error is not None and not isinstance(error, RollbookError):
             raise error
+        if self._is_closed:
+            return  # It had come before, and nobody has been told.
         answer = reply.result() if error is None else error
         if error_of(answer) in asked.passing and self._loop.time() + _PAUSE_S < asked.due:
             self._begin(asked, after_s=_PAUSE_S)
@@ -180,6 +182,7 @@ class Calls(Generic[Question]):
         return bool(self._unanswered or self._answers)
 
     async def close(self) -> None:
+        self._is_closed = True
         for reply in list(self._replies):
             reply.cancel()
         if self._tasks:
