@@ -251,11 +251,10 @@ class _Attempt:
 
     def _who_tells_the_lac(self) -> int:
         """Somebody who is there; each ledger asks another one."""
-        slots = [
-            (self._ledger_id + n) % self._quorum.ensemble for n in range(self._quorum.ensemble)
-        ]
-        live = self._bookies.live()
-        return next((slot for slot in slots if live.find(self._ensemble[slot])), slots[0])
+        live, size = self._bookies.live(), self._quorum.ensemble
+        first = self._ledger_id % size
+        slots = (*range(first, size), *range(first))
+        return next((slot for slot in slots if live.find(self._ensemble[slot])), first)
 
     def _on_fenced(self, survey: LacSurvey, slot: int, answer: Reply | RollbookError) -> None:
         error = error_of(answer)
@@ -297,12 +296,12 @@ class _Attempt:
             config=self._config,
             on_news=self._calls.wake,
         )
-        if survey.highest_entry > start:
-            write_backs.open()
-        if self._last is not None:
-            search.on_fenced(self._last)
-            self._take_found(search, write_backs)
         try:
+            if survey.highest_entry > start:
+                write_backs.open()
+            if self._last is not None:
+                search.on_fenced(self._last)
+                self._take_found(search, write_backs)
             await self._find_and_write_back(search, write_backs)
         finally:
             write_backs.close()

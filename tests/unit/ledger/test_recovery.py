@@ -2,14 +2,17 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from rollbook.ledger.add_channel import AddChannel
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
 from rollbook.proto.errors import (
     BookieFailed,
     BookieReadOnly,
     EntryStateUnknown,
+    EntryTooLarge,
     Overloaded,
     RecoveryIncomplete,
     RollbookError,
@@ -531,3 +534,31 @@ def test_too_few_bookies_to_write_back_to_is_no_end() -> None:
         assert (await on.read_metadata()).state is LedgerState.IN_RECOVERY
 
     stage(act)
+
+
+def test_an_entry_that_cannot_be_written_back_leaves_no_channel_behind() -> None:
+    """CN3: neither if that shows in the very first, which the fence brings. A channel that is forgotten
+    would be connected again and again.
+    """
+    config = replace(FAST, frame_bytes_max=2000)
+    opened: list[AddChannel] = []
+
+    async def act(on: Stage) -> None:
+        bookies = on.scene.bookies
+        add_channel = bookies.add_channel
+
+        def note(*args: Any, **options: Any) -> AddChannel:
+            opened.append(add_channel(*args, **options))
+            return opened[-1]
+
+        bookies.add_channel = note  # type: ignore[method-assign]  # A spy.
+        await on.create(E3, (0, "b0 b1 b2"))
+        # It was added by somebody with a larger limit, and can just be read.
+        on["b0"].entries[0] = DIGEST.pack_entry(EntryId(0), NO_ENTRY, 1800, bytes(1800))
+        on["b2"].delay_s = 0.01  # So that the fence brings it.
+        with pytest.raises(EntryTooLarge):
+            await on.recover()
+        assert len(opened) == 3
+        assert all(channel.is_closed for channel in opened)
+
+    stage(act, config=config)
