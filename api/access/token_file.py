@@ -45,8 +45,10 @@ def read_token(path: str) -> str:
 def require_own(path: str) -> None:
     """Whoever may write an access file may do everything. Raises `BadConfig`."""
     try:
-        mode = os.stat(path).st_mode
+        found = os.stat(path)
     except OSError as error:
         raise BadConfig(f"cannot read it: {told(error)}", path=path) from error
-    if mode & _OTHERS_WRITE:
+    if found.st_mode & _OTHERS_WRITE:
         raise BadConfig("others may write it", path=path, next_step=f"chmod go-w {path}")
+    if found.st_uid not in (0, os.geteuid()):
+        raise BadConfig("it is another's", path=path, next_step=f"chown {os.geteuid()} {path}")

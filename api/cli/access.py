@@ -13,6 +13,7 @@ _FILE: Final = click.option(
 
 @click.group(
     epilog=examples(
+        "umask 077  # What is made from now on is yours alone.",
         "rollbook access add ingest --file access.toml --append 'team/*' > ingest.token",
         "rollbook access ls --file access.toml",
         "rollbook server log --metadata sqlite:///metadata.db --access-file access.toml",
@@ -28,6 +29,7 @@ def group() -> None:
 
 @group.command(
     epilog=examples(
+        "umask 077  # What is made from now on is yours alone.",
         "rollbook access add ingest --file access.toml --append 'team/*' > ingest.token",
         "rollbook access add reports --file access.toml --read 'team/*' --deny team/salaries --days 30",
         "rollbook access add log-2 --file access.toml --certificate log-2.example.com "
@@ -52,7 +54,7 @@ def add(**what: Any) -> None:
     """Add a principal, and print its token.
 
     The file keeps the token's SHA-256 alone: what is printed now is printed never again. Who is known by
-    certificates gets no token.
+    certificates gets no token. What others may read is no token: say `umask 077` first.
     """
     from rollbook.api.cli import access_work  # `--help` is quick.
 
@@ -79,8 +81,8 @@ def show(path: str, output: str) -> None:
 @group.command(
     epilog=examples(
         "rollbook access token",
-        "rollbook access token > new.token",
-        "rollbook access token | tee new.token",
+        "umask 077; rollbook access token > new.token",
+        "umask 077; rollbook access token | tee new.token",
     )
 )
 def token() -> None:

@@ -5,6 +5,7 @@ import os
 import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -12,16 +13,24 @@ import click
 
 from rollbook.api.access.core.principals import SECTION, Principals, digest_of, parse_principals
 from rollbook.api.access.token_file import require_own
-from rollbook.api.cli.output import show_rows
-from rollbook.proto.errors import BadConfig
+from rollbook.api.cli.output import show_rows, time_of
+from rollbook.proto.errors import BadConfig, InvalidRequest
 from rollbook.proto.runtime.config import read_config_file
 
 _TOKEN_BYTES: Final = 32
 _LISTS: Final = ("read", "append", "admin", "deny")
+_COLUMNS: Final = ("name", *_LISTS, "monitor")
 
 
 def add(path: str, name: str, days: int | None, **what: Any) -> None:
     certificates: Sequence[str] = what.pop("certificate")
+    if certificates and days:
+        raise InvalidRequest("--days is of tokens; a certificate has its own end")
+    if not (what["read"] or what["append"] or what["admin"] or what["monitor"]):
+        raise InvalidRequest(
+            f"{name} could do nothing",
+            next_step="say --read, --append or --admin LOGS, or --monitor",
+        )
     secret = "" if certificates else new_token()
     table: dict[str, Any] = {each: list(what.pop(each)) for each in _LISTS}
     table |= {each: number for each, number in what.items() if number}
@@ -33,7 +42,9 @@ def add(path: str, name: str, days: int | None, **what: Any) -> None:
         raise BadConfig(f"there is a principal {name}", path=path, next_step="edit the file")
     added = parse_principals(tomllib.loads(section)[SECTION])
     Principals([*there, *added])  # Nothing of it may be another's.
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
+    with open(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w", encoding="utf-8"
+    ) as file:
         file.write(section)
     if secret:
         click.echo(secret)
@@ -47,12 +58,15 @@ def show(path: str, output: str) -> None:
             "append": list(each.grants.append),
             "admin": list(each.grants.admin),
             "deny": list(each.grants.deny),
+            "monitor": each.grants.monitor,
+            "quotas": {key: n for key, n in asdict(each.quotas).items() if n is not None},
             "tokens": len(each.tokens),
+            "expires": [time_of(each.expires_us) for each in each.tokens if each.expires_us],
             "certificates": list(each.certificates),
         }
         for each in read(path)
     ]
-    columns = ("name", "read", "append", "admin", "deny", "tokens", "certificates")
+    columns = (*_COLUMNS, "quotas", "tokens", "expires", "certificates")
     show_rows(columns, rows, output)
 
 
@@ -79,7 +93,7 @@ def _hashed(secret: str, days: int | None) -> dict[str, Any]:
 
 def _as_toml(name: str, table: Mapping[str, Any]) -> str:
     lines = [f"{key} = {_value(value)}" for key, value in table.items()]
-    return "\n".join([f"\n[{SECTION}.{json.dumps(name)}]", *lines, ""])
+    return "\n".join([f"\n[{SECTION}.{json.dumps(name, ensure_ascii=False)}]", *lines, ""])
 
 
 def _value(value: Any) -> str:
@@ -90,4 +104,4 @@ def _value(value: Any) -> str:
             return f"{{ {', '.join(f'{key} = {_value(each)}' for key, each in value.items())} }}"
         case datetime():
             return f"{value:%Y-%m-%dT%H:%M:%SZ}"
-    return json.dumps(value)  # Strings and numbers are alike.
+    return json.dumps(value, ensure_ascii=False)  # But for surrogates, TOML says it alike.

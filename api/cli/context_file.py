@@ -63,15 +63,20 @@ def save(contexts: Contexts) -> None:
     """Whole or not at all."""
     folder = os.path.dirname(path())
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    lines = [f"current = {json.dumps(contexts.current)}"]
+    lines = [f"current = {_text(contexts.current)}"]
     for name, context in contexts.contexts.items():
-        lines.append(f"\n[contexts.{json.dumps(name)}]")
+        lines.append(f"\n[contexts.{_text(name)}]")
         values = ((key, getattr(context, key)) for key in KEYS)
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values if value]
+        lines += [f"{key} = {_text(value)}" for key, value in values if value]
     descriptor, temporary = tempfile.mkstemp(dir=folder)  # Nobody else may read it.
-    with open(descriptor, "w") as file:
+    with open(descriptor, "w", encoding="utf-8") as file:
         file.write("\n".join([*lines, ""]))
     os.replace(temporary, path())
+
+
+def _text(value: str) -> str:
+    """As TOML has it, which knows nothing of JSON's pairs of surrogates."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def find(name: str) -> Context:

@@ -24,6 +24,7 @@ from rollbook.proto.errors import (
 
 T = TypeVar("T")
 
+_TOKEN_BYTES_MAX: Final = 4096
 _CONNECT_S: Final = 1.5  # Nobody who types waits longer to hear that there is no server.
 
 
@@ -60,7 +61,7 @@ class LogAccess:
             return ""
         try:
             with open(self.token_file, encoding="utf-8") as file:
-                return file.read().strip()
+                return file.readline(_TOKEN_BYTES_MAX + 1).strip()  # As servers read it.
         except (OSError, UnicodeDecodeError) as error:
             raise BadConfig(f"cannot read the token: {error}") from error
 

@@ -9,7 +9,7 @@ from rollbook.api.cli.output import time_of
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName, WriterEpoch, parse_age_us
-from rollbook.proto.errors import DataLost, InvalidRequest
+from rollbook.proto.errors import DataLost, InvalidRequest, QuorumTimeout
 
 # --- The writer -------------------------------------------------------------------------------
 
@@ -103,6 +103,11 @@ def drain_server(access: LogAccess, server_id: str, resume: bool, wait: bool, ou
 
     left = access.run(drain)
     tell({"server": server_id, "draining": not resume, "logs": left}, output, "logs")
+    if wait and left and not resume:
+        raise QuorumTimeout(
+            f"{server_id} has {left} logs left",
+            next_step=f"rollbook cluster drain {server_id} --wait --timeout SECONDS, with more of them",
+        )
 
 
 # --- All of it ----------------------------------------------------------------------------------

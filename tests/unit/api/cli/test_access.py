@@ -1,15 +1,20 @@
+import asyncio
 import json
 import os
 import stat
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from rollbook.api.access.core.grants import Right
 from rollbook.api.access.doorkeeper import Doorkeeper
-from rollbook.api.cli.main import rollbook
-from rollbook.proto.errors import BadConfig, Unauthorized
+from rollbook.api.cli.log_access import LogAccess
+from rollbook.api.cli.log_owning import drain_server
+from rollbook.api.cli.main import exit_code, rollbook
+from rollbook.proto.errors import BadConfig, InvalidRequest, QuorumTimeout, Unauthorized
 
 
 def run(*words: str) -> Result:
@@ -44,6 +49,50 @@ def test_what_is_added_may_come_in(tmp_path: Path) -> None:
     assert [each["name"] for each in rows] == ["ingest", "log-2@eu"]
     assert rows[0]["append"] == ["team/*"]
     assert rows[0]["tokens"] == 1
+    assert (rows[0]["quotas"], rows[0]["monitor"]) == ({"streams": 7}, False)
+    assert len(rows[0]["expires"]) == 1
+
+
+def test_names_of_certificates_are_of_any_alphabet(tmp_path: Path) -> None:
+    path, name = str(tmp_path / "access.toml"), "b\u00fcro-\U0001f9fe.example"
+    added = run("access", "add", "a", "--file", path, "--certificate", name, "--monitor")
+    assert added.exit_code == 0, added.output
+    assert Doorkeeper(None, path).admit("", [name]).principal.name == "a"
+
+
+def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "access.toml"
+    for words in (
+        [],
+        ["--deny", "ns/log"],
+        ["--read", "*", "--certificate", "a.example", "--days", "3"],
+    ):
+        refused = run("access", "add", "a", "--file", str(path), *words)
+        assert isinstance(refused.exception, InvalidRequest), refused.output
+        assert not path.exists()
+
+
+def test_the_token_is_the_first_line_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.token"
+    path.write_text("the-token-of-the-server\nand what it is for\n")
+    assert LogAccess("a:1", str(path), None, None, None, 1)._token() == "the-token-of-the-server"
+
+
+def test_waiting_for_a_server_to_be_empty_can_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    class Client:
+        async def drain(self, server: str, *, resume: bool = False) -> int:
+            return 3
+
+    class Access(LogAccess):
+        def run(self, work: Callable[[Any], Awaitable[Any]], log: str = "") -> Any:
+            return asyncio.run(work(Client()))  # type: ignore[arg-type]  # A coroutine it is.
+
+    access = Access("a:1", None, None, None, None, 0.01)
+    drain_server(access, "log-2", resume=False, wait=False, output="raw")
+    with pytest.raises(QuorumTimeout, match="3 logs left") as caught:
+        drain_server(access, "log-2", resume=False, wait=True, output="raw")
+    assert exit_code(caught.value) == 5
+    assert capsys.readouterr().out == "3\n3\n"
 
 
 def test_what_cannot_be_added_leaves_the_file(tmp_path: Path) -> None:
