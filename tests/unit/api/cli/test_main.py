@@ -107,3 +107,20 @@ def test_what_the_system_refuses_is_told_in_one_line(
         cli.main()
     assert ended.value.code == code
     assert capsys.readouterr().err == told
+
+
+def test_who_interrupts_it_while_it_is_imported_sees_no_traceback() -> None:
+    program = (
+        "import sys\n"
+        "from rollbook.api.cli.entry import main\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'rollbook.api.cli.main':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

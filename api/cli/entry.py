@@ -1,0 +1,15 @@
+"""Where the command begins: whoever interrupts it while it is imported sees no traceback either."""
+
+import sys
+from typing import Final
+
+_INTERRUPTED: Final = 130
+
+
+def main() -> None:
+    try:
+        from rollbook.api.cli.main import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
