@@ -69,9 +69,11 @@ class Connection(asyncio.BufferedProtocol):
         queue = (self._serve, self._balance, self._may_make, config.connection_reads_max)
         self._ordinary, self._urgent = Queue(*queue), Queue(*queue)
         self._parked: dict[Parked, Asked] = {}
-        self._out: deque[Buffer] = deque()
-        self._out_bytes = 0
-        self._is_writing = False  # What is left of that, in a turn soon.
+        self._out: deque[Buffer] = deque()  # If it is empty, so is the other one.
+        self._later: deque[Sequence[Buffer]] = deque()  # Large answers: acks do not wait for them.
+        self._out_bytes = 0  # Of both.
+        self._is_writing = False  # What is left of that, in a turn soon:
+        self._line = shared.writers  # it stands in this line.
         self._chunk_bytes = _CHUNK_BYTES_MIN
         self._is_paused = False  # Not read from.
         self._is_clogged = False  # It does not take what is written.
@@ -103,8 +105,7 @@ class Connection(asyncio.BufferedProtocol):
         for queue in (self._ordinary, self._urgent):
             account.give(_CALL_BYTES * len(queue.asked))
             queue.asked.clear()
-        self._out.clear()
-        self._out_bytes = 0
+        self._drop_answers()
         self._decoder.drop()  # Not when this object goes: it is part of a cycle.
         account.set_begun(0)
         account.set_unread(0)
@@ -147,6 +148,7 @@ class Connection(asyncio.BufferedProtocol):
             self._close()
 
     def _close(self) -> None:
+        # Here the transport gets all there is, also what it has to copy: it is the last it gets.
         while self._out and not self._transport.is_closing():
             self._write_some()
         self._count_unread()
@@ -245,6 +247,8 @@ class Connection(asyncio.BufferedProtocol):
             for group in accepted.groups:
                 self._send(group.pack_replies(error))
         self._flush()
+        if self._out:
+            self._hurry()
         now_ns = shared.clock.monotonic_ns()
         for accepted in done:
             self._account.give(accepted.size)
@@ -336,7 +340,10 @@ class Connection(asyncio.BufferedProtocol):
             return len(pieces[0])
         size = sum(map(len, pieces))
         if not self._is_gone:
-            self._out += pieces
+            if self._out and size > _WRITE_BYTES:
+                self._later.append(pieces)
+            else:
+                self._out += pieces
             self._out_bytes += size
         return size
 
@@ -356,8 +363,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._out:
             return
         if self._transport.is_closing():
-            self._out.clear()
-            self._out_bytes = 0
+            self._drop_answers()
         elif not self._is_writing:
             room = self._shared.turn.step_bytes
             while self._out and room > 0 and not self._is_clogged:
@@ -368,17 +374,29 @@ class Connection(asyncio.BufferedProtocol):
     def _go_on_soon(self) -> None:
         if self._out and not self._is_clogged and not self._is_writing:
             self._is_writing = True
-            asyncio.get_running_loop().call_soon(self._go_on)
+            self._line.join(self._go_on)
 
     def _go_on(self) -> None:
         self._is_writing = False
-        if not self._shared.turn.has_time:
-            self._go_on_soon()
-        elif not self._is_gone:
+        if not self._is_gone:
             size = self._out_bytes
             self._flush()
             self._shared.turn.spend(size - self._out_bytes)
             self._balance()
+
+    def _hurry(self) -> None:
+        """Acks stand behind the answer that is being written."""
+        hurried = self._shared.hurried
+        if self._line is not hurried:
+            if self._is_writing:
+                self._line.leave(self._go_on)
+                hurried.join(self._go_on)
+            self._line = hurried
+
+    def _drop_answers(self) -> None:
+        self._out.clear()
+        self._later.clear()
+        self._out_bytes = 0
 
     def _write_some(self) -> int:
         """A large piece, and what little is before it. The transport copies what is not taken of it."""
@@ -392,6 +410,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._out.appendleft(view[_WRITE_BYTES:])
             taken.append(data)
             size += len(data)
+        if not self._out:
+            self._line = self._shared.writers
+            if self._later:
+                self._out += self._later.popleft()
         self._out_bytes -= size
         self._written_bytes += size
         self._shared.stats.sent_bytes += size

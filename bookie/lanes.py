@@ -72,7 +72,7 @@ class Turn:
     def spend(self, size: int) -> None:
         if not self._spent:
             is_beside_adds = self._is_beside_adds
-            self._bytes_max = self.step_bytes
+            self._bytes_max = _BYTES_BESIDE_ADDS if is_beside_adds else _TURN_BYTES
             asyncio.get_running_loop().call_soon(self._rest if is_beside_adds else self._begin)
         self._spent += _ANSWER_BYTES + size
         self._turns_given = 0
@@ -99,6 +99,43 @@ class Turn:
     def _on_given(self) -> None:
         self._is_giving = False
         self._turns_given += 1
+
+
+class Line:
+    """Those who have more to write than one turn allows, in the order in which they came.
+
+    To whoever else waits for a turn, they are one together, however many they are.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._waiting: dict[Callable[[], None], None] = {}
+        self._is_looking = False  # For a turn that has time.
+
+    def join(self, go_on: Callable[[], None]) -> None:
+        """It is called once, when there is time for a step, and may join again."""
+        self._waiting[go_on] = None
+        if not self._is_looking:
+            self._look_soon()
+
+    def leave(self, go_on: Callable[[], None]) -> None:
+        self._waiting.pop(go_on, None)
+
+    def _look_soon(self) -> None:
+        self._is_looking = True
+        asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._is_looking = False
+        if not self._waiting:
+            return
+        # Before what is written ends this turn, and so ahead of the next one's beginning: that one
+        # belongs to others, if there are some.
+        self._look_soon()
+        while self._waiting and self._turn.has_time:
+            go_on = next(iter(self._waiting))
+            del self._waiting[go_on]
+            go_on()
 
 
 class Asked(NamedTuple):

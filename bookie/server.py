@@ -16,7 +16,7 @@ from rollbook.bookie.core.deadlines import Deadlines
 from rollbook.bookie.core.flow import Pool
 from rollbook.bookie.core.patience import LEAST_NS, patience_ns
 from rollbook.bookie.handler import CHUNK_BYTES_MAX, Connection
-from rollbook.bookie.lanes import Lane, Turn
+from rollbook.bookie.lanes import Lane, Line, Turn
 from rollbook.bookie.long_polls import LongPolls
 from rollbook.bookie.shared import Shared
 from rollbook.bookie.stats import Stats
@@ -74,6 +74,8 @@ class BookieServer:
             turn=turn,
             ordinary=Lane(config.reads_max, turn, self._on_crash),
             urgent=Lane(config.reads_max, turn, self._on_crash),
+            writers=Line(turn),
+            hurried=Line(turn),
             buffer=memoryview(bytearray(CHUNK_BYTES_MAX)),
             unfinished=Deadlines(self._frame_timeout_ns),
             kept_waiting=Deadlines(int(config.unread_timeout_s * 1e9)),

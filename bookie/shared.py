@@ -8,7 +8,7 @@ from rollbook.bookie.answers import Answers
 from rollbook.bookie.config import ServerConfig
 from rollbook.bookie.core.deadlines import Deadlines
 from rollbook.bookie.core.flow import Pool
-from rollbook.bookie.lanes import Lane, Turn
+from rollbook.bookie.lanes import Lane, Line, Turn
 from rollbook.bookie.long_polls import LongPolls
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
@@ -60,6 +60,8 @@ class Shared:
     turn: Turn
     ordinary: Lane
     urgent: Lane
+    writers: Line  # Of answers that take several turns,
+    hurried: Line  # and those of them behind whose answer acks wait.
     buffer: memoryview  # Everybody receives into it, and empties it at once.
     unfinished: "Deadlines[Connection]"  # In the middle of a request.
     kept_waiting: "Deadlines[Connection]"  # Likewise, but there is no room for the rest.

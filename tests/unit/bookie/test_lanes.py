@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import cast
 
-from rollbook.bookie.lanes import Asked, Lane, Queue, Turn
+from rollbook.bookie.lanes import Asked, Lane, Line, Queue, Turn
 from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import Call
 
@@ -271,3 +271,66 @@ async def test_what_can_wait_does_while_adds_are_about_to_be_written_but_not_for
         turn.spend(1)
         adds_wait = True  # From now on.
         await turn.come()
+
+
+async def test_however_many_write_what_is_urgent_is_begun_soon() -> None:
+    turn = turn_of()
+    line, lane = Line(turn), Lane(4, turn, lambda error: None)
+    written: list[int] = []
+
+    def writer(number: int) -> Callable[[], None]:
+        def go_on() -> None:
+            written.append(number)
+            line.join(go_on)
+            turn.spend(2_000_000)  # Each of them fills a turn.
+
+        return go_on
+
+    async def serve(asked: Asked) -> None:
+        begun.set()
+
+    begun = asyncio.Event()
+    for number in range(100):
+        line.join(writer(number))
+    async with asyncio.timeout(30):
+        while len(written) < 250:
+            await asyncio.sleep(0)
+        queue = Queue(serve, lambda: None, lambda _: True, at_once_max=1)
+        queue.asked.append(Asked(cast(Call, None), 1))
+        lane.offer(queue)
+        turns = 0
+        while not begun.is_set():
+            await asyncio.sleep(0)
+            turns += 1
+    assert turns <= 4
+    assert written[:250] == [*range(100), *range(100), *range(50)]
+    await lane.close()
+
+
+async def test_a_line_goes_on_when_one_of_it_fails_and_without_who_leaves_it() -> None:
+    line = Line(turn_of())
+    gone_on: list[str] = []
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _loop, context: failures.append(context["exception"])
+    )
+    error = ValueError()
+
+    def fail() -> None:
+        raise error
+
+    def leave() -> None:
+        gone_on.append("left")
+
+    line.join(fail)
+    line.join(leave)
+    line.join(lambda: gone_on.append("last"))
+    line.leave(leave)
+    async with asyncio.timeout(30):
+        while not gone_on:
+            await asyncio.sleep(0)
+        line.join(lambda: gone_on.append("late"))  # Nobody was looking any more, perhaps.
+        while len(gone_on) < 2:
+            await asyncio.sleep(0)
+    assert gone_on == ["last", "late"]
+    assert failures == [error]
