@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.argument("path", metavar="FILE", type=click.Path(dir_okay=False))
 @with_access
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--yes", is_flag=True, help="Do not ask before retention is shortened.")
 @output_option
 def group(access: "LogAccess", **how: Any) -> None:
     """Make each log of a file, or change it, until it is as the file says: + made, ~ changed, = as it was.

@@ -5,7 +5,7 @@ from typing import Any, Final
 import click
 
 from rollbook.api.cli.ledger_access import tell_rows
-from rollbook.api.cli.log_access import LogAccess
+from rollbook.api.cli.log_access import LogAccess, ask_whether
 from rollbook.api.cli.log_work import settings_of, shown_setting
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
@@ -17,20 +17,26 @@ from rollbook.proto.runtime.config import read_config_file
 _SECTION: Final = "logs"
 _TEXTS: Final = ("retention_age", "retention_bytes", "roll_bytes", "roll_age", "description")
 _NUMBERS: Final = ("copies", "acks")
+_KEEPING: Final = ("retention_age_s", "retention_bytes")  # Fields; less of them deletes records.
 
 
-def apply(access: LogAccess, path: str, dry_run: bool, output: str) -> None:
+def apply(access: LogAccess, path: str, dry_run: bool, yes: bool, output: str) -> None:
+    """All of the file makes sense before anything is done; then log by log."""
     wanted = read_spec(path)
+    shortened: list[str] = []
 
-    async def work(client: Client) -> list[dict[str, Any]]:
-        """All of the file makes sense before anything is done; then log by log."""
-        rows = [await _plan(client, log, settings) for log, settings in wanted.items()]
-        if not dry_run:
-            for row, settings in zip(rows, wanted.values(), strict=True):
-                await _do(client, LogName.parse(row["log"]), row["act"], settings)
-        return rows
+    async def plan(client: Client) -> list[dict[str, Any]]:
+        return [await _plan(client, log, what, shortened) for log, what in wanted.items()]
 
-    rows = access.run(work)
+    async def do(client: Client) -> None:
+        for row, settings in zip(rows, wanted.values(), strict=True):
+            await _do(client, LogName.parse(row["log"]), row["act"], settings)
+
+    rows = access.run(plan)
+    if not dry_run:
+        if shortened:
+            ask_whether(f"delete records sooner than before in {', '.join(shortened)}", yes)
+        access.run(do)
     if output == "raw":
         for row in rows:
             if row["act"] != "=":
@@ -68,7 +74,9 @@ def _settings(table: Any) -> dict[str, Any]:
     return settings_of(**named, exclusive=exclusive, labels=pairs)
 
 
-async def _plan(client: Client, log: LogName, settings: dict[str, Any]) -> dict[str, Any]:
+async def _plan(
+    client: Client, log: LogName, settings: dict[str, Any], shortened: list[str]
+) -> dict[str, Any]:
     row: dict[str, Any] = {"act": "=", "log": str(log), "changes": {}}
     try:
         state: words.LogState = await client.ask(words.GetLog(log))
@@ -77,6 +85,8 @@ async def _plan(client: Client, log: LogName, settings: dict[str, Any]) -> dict[
         return row | {"act": "+", "changes": told}
     for name, value in settings.items():
         if (has := getattr(state.config, name)) != value:
+            if name in _KEEPING and value is not None and (has is None or value < has):
+                shortened.append(f"{log} ({name})")
             row["changes"][name] = f"{shown_setting(has)} -> {shown_setting(value)}"
     return row | {"act": "~" if row["changes"] else "="}
 

@@ -119,7 +119,10 @@ def test_logs_become_what_a_file_says(shell: Shell, tmp_path: Path) -> None:
     assert config["writer_mode"] == "exclusive"
     assert shell.run("apply", str(spec), "-o", "raw") == ""
     spec.write_text(SPEC.replace('"7d"', '"1d"'))
-    (changed, _) = shell.json("apply", str(spec))
+    shell.run("apply", str(spec), code=2)
+    assert "sooner than before in shop/applied (retention_age_s)" in shell.errors
+    assert shell.json("log", "show", "shop/applied")["config"] == config, "nobody was asked"
+    (changed, _) = shell.json("apply", str(spec), "--yes")
     assert changed["act"] == "~"
     assert changed["changes"] == {"retention_age_s": "604800 -> 86400"}
     assert shell.json("apply", str(spec))[0]["act"] == "="
@@ -161,6 +164,8 @@ def test_contexts_name_clusters(
     shell.run("log", "ls", "--context", "here", "--server", server, code=2)
     shell.run("context", "rm", "away")
     assert not [each for each in shell.json("context", "ls") if each["current"]]
+    shell.run("context", "add", "büro\U0001f9fe", "--server", "log://127.0.0.1:1")
+    assert [each["name"] for each in shell.json("context", "ls")] == ["here", "büro\U0001f9fe"]
     path.write_text("nonsense")
     shell.run("context", "ls", code=2)
 
