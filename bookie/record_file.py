@@ -24,9 +24,8 @@ _STRETCH_BYTES: Final = 512 * 1024
 _AHEAD_MAX: Final = 4  # Stretches on their way, or here: no device takes the same time for each.
 _REQUESTS_BYTES: Final = 4 * 1024 * 1024  # What one reader may have asked for at a time.
 _BODIES_BYTES: Final = 64 * 1024
-_VIEWED_BYTES: Final = (
-    2 * 1024
-)  # An entry from here on is a view of its record: cheaper than a copy.
+# Where the first entry that is taken from a record is as long, they are views of it: cheaper than copies.
+_VIEWED_BYTES: Final = 2 * 1024
 _SERIAL_SHIFT: Final = 32  # Positions are u32.
 
 
