@@ -6,7 +6,7 @@ renewals go through.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
@@ -38,7 +38,7 @@ class Security:
     authorities: str = ""  # A PEM file; empty: those that the machine trusts.
     certificate: str = ""  # A PEM file, for servers that ask for one.
     key: str = ""
-    token: str = ""
+    token: str = field(default="", repr=False)
 
     def credentials(self) -> grpc.ChannelCredentials | None:
         """Raises `BadConfig`."""

@@ -598,6 +598,7 @@ async def test_no_secret_is_ever_told(there: Site, tmp_path: Path) -> None:
                 await there.ask(BY_REQUEST[words.GetLog], words.GetLog(LOG), who)
             told.append(repr(caught.value) + str(caught.value))
         caller = there.doorkeeper.admit(f"Bearer {token_of('reader')}")
+        told.append(repr(Security(token=token_of("reader"))))
         told.append(repr(caller) + repr(vars(there.doorkeeper)))
     told.append(json.dumps(logs, default=repr))
     assert len(logs) > 5
@@ -609,7 +610,7 @@ async def test_metrics_are_for_monitors(there: Site) -> None:
     metrics, looked = Metrics(), list[str]()
     metrics.add("log", LogStats())
 
-    async def look() -> None:
+    def look() -> None:
         looked.append("at cursors")
 
     rest = await RestServer.start(
