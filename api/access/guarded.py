@@ -27,6 +27,7 @@ _TAIL_S: Final = 5.0
 _NAMES_MAX: Final = 1000  # Of one page.
 
 Elsewhere = Callable[[NotOwner], Awaitable[Any]]
+Through = Callable[[Any, Any], AsyncGenerator[Any, None]]
 
 
 class Guarded:
@@ -131,10 +132,15 @@ class Guarded:
 
     # --- Streams ----------------------------------------------------------------------------
 
-    def watch(self, method: Method, word: Any) -> AsyncGenerator[Any, None]:
-        """Its events; whoever leaves early closes it."""
+    def watch(
+        self, method: Method, word: Any, through: Through | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """Its events; whoever leaves early closes it. `through`: what the core is asked through."""
         caller = CALLER.get()
-        events = cast(AsyncGenerator[Any, None], getattr(self._core, method.core_name)(word))
+        read = getattr(self._core, method.core_name)
+        events = cast(
+            AsyncGenerator[Any, None], read(word) if through is None else through(read, word)
+        )
         if caller.doorkeeper is None:
             return events
         return self._watch(caller, method, word, events)

@@ -13,11 +13,13 @@ from typing import Any, Final, Literal, Protocol
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.methods import BY_REQUEST, late
 from rollbook.api.rest.shared_room import Rests, Turns
-from rollbook.logservice.words import ReadStream
+from rollbook.logservice.ids import Position
+from rollbook.logservice.words import FindOffset, FoundOffset, Progress, ReadStream, WaitsFor
 from rollbook.proto.errors import NotOwner
 
 TIMEOUT_MS: Final = 30_000
 TIMEOUT_MS_MAX: Final = 600_000
+_STAND_MS: Final = 5_000
 
 Forward = Literal["auto", "never"]
 
@@ -69,8 +71,18 @@ class Door:
 
     def follow(self, word: Any) -> AsyncGenerator[Any, None]:
         """Its events; whoever leaves early closes it."""
-        events = self._core.watch(BY_REQUEST[type(word)], word)
-        return self._turns.take(events) if isinstance(word, ReadStream) else events
+        method = BY_REQUEST[type(word)]
+        if not isinstance(word, ReadStream):
+            return self._core.watch(method, word)
+
+        async def stand(position: Position) -> Progress:
+            asked = FindOffset(word.log, position)
+            found: FoundOffset = await self.ask(asked, Asking(_STAND_MS))
+            lag = max(found.tail - found.offset, 0)
+            waits_for = WaitsFor.THROTTLE
+            return Progress(found.offset, found.head, found.tail, lag, 0, 0, waits_for)
+
+        return self._turns.take(lambda through: self._core.watch(method, word, through), stand)
 
     async def close(self) -> None:
         """Ends what would go on for ever; clients resume elsewhere."""

@@ -294,10 +294,12 @@ def _resumed(asked: _Followed, offset: Offset) -> _Followed:
 
 async def _is_all_of_it(door: Door, first: Any, log: LogName, how: Asking) -> bool:
     """Of a sealed log."""
-    if not isinstance(first, words.CaughtUp):
-        return isinstance(first, words.Sealed)
-    known: words.LogTail = await door.ask(words.GetTail(log, words.Consistency.CACHED), how)
-    return known.is_sealed and first.tail >= known.tail
+    match first:
+        case words.CaughtUp(place) | words.Progress(position=place):
+            asked = words.GetTail(log, words.Consistency.CACHED)
+            known: words.LogTail = await door.ask(asked, how)
+            return known.is_sealed and place >= known.tail
+    return isinstance(first, words.Sealed)
 
 
 def _read_response(

@@ -1,57 +1,133 @@
 """What all followers of a server share, so that they are bounded together, however many they are."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
-from rollbook.logservice.words import CaughtUp, FellBehind
+from rollbook.logservice.ids import AtOffset, Offset, Position
+from rollbook.logservice.words import CaughtUp, FellBehind, Gap, Progress, ReadStream, Records
+from rollbook.proto.errors import RollbookError
 
 TURNS: Final = 8
 _TURN_S: Final = 1.0
+
+Events = AsyncGenerator[Any, None]
+Read = Callable[[ReadStream], Events]
+Through = Callable[[Read, ReadStream], Events]
+Stand = Callable[[Position], Awaitable[Progress]]
 
 
 class Turns:
     """Who is behind reads in turns: each is a run of records in memory, with what is read ahead of it.
 
-    First come, first served. A turn ends when what was read is told, or when it has taken long: whoever waits
-    for a bookie holds nothing, and nobody up.
+    First come, first served; whoever has to wait for a heartbeat is told where he stands (RL3). A turn
+    begins when something is to be read and ends when that is told, or when it has taken long: whoever waits
+    for a bookie, or for his quota, holds nothing, and nobody up.
     """
 
     def __init__(self, count: int = TURNS) -> None:
         self._free = asyncio.Semaphore(count)
 
-    async def take(self, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-        """A reader's. Whoever has caught up needs no turn: what he waits for is in nobody's memory yet."""
-        is_behind = True
-        async with aclosing(events):
-            while True:
-                async with self._turn() if is_behind else nullcontext():
-                    event = await anext(events, None)
-                    if event is None:
-                        return
-                    if isinstance(event, CaughtUp | FellBehind):
-                        is_behind = isinstance(event, FellBehind)
+    async def take(self, watch: Callable[[Through], Events], stand: Stand) -> Events:
+        """The events of a `watch` that reads through what it is given. `stand`: where a position is."""
+        turn = _Turn(self._free)
+
+        def through(read: Read, asked: ReadStream) -> Events:
+            return _in_turns(turn, read, asked, stand)
+
+        try:
+            async with aclosing(watch(through)) as events:
+                async for event in events:
                     yield event
                     del event  # It may be some time until it has the next turn.
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        await self._free.acquire()
-        has_ended = False
-
-        def end() -> None:
-            nonlocal has_ended
-            if not has_ended:
-                has_ended = True
-                self._free.release()
-
-        timer = asyncio.get_running_loop().call_later(_TURN_S, end)
-        try:
-            yield
+                    turn.end()
         finally:
-            timer.cancel()
-            end()
+            await turn.give_up()
+
+
+async def _in_turns(turn: "_Turn", read: Read, asked: ReadStream, stand: Stand) -> Events:
+    """Whoever has caught up needs no turn: what he waits for is in nobody's memory yet."""
+    now, heartbeat_s = asyncio.get_running_loop().time, asked.heartbeat_ms / 1000
+    is_behind = True
+    stands: Offset | None = None  # As he was told.
+    events: Events | None = None
+    try:
+        while True:
+            due = now() + heartbeat_s
+            while is_behind and not await turn.begins_by(due):
+                due = now() + heartbeat_s
+                try:
+                    progress = await stand(asked.start if stands is None else AtOffset(stands))
+                except RollbookError:
+                    if stands is None:
+                        raise
+                    continue  # The next heartbeat may know.
+                stands = progress.position
+                yield progress
+            if events is None:  # From there, wherever the log has come to meanwhile.
+                start = asked.start if stands is None else AtOffset(stands)
+                events = read(replace(asked, start=start))
+            event = await anext(events, None)
+            if event is None:
+                return
+            if isinstance(event, CaughtUp | FellBehind):
+                is_behind = isinstance(event, FellBehind)
+            stands = _behind(event, stands)
+            yield event
+            del event
+    finally:
+        if events is not None:
+            await events.aclose()
+
+
+def _behind(event: Any, stands: Offset | None) -> Offset | None:
+    match event:
+        case Records(next_offset=place) | Gap(end=place) | Progress(position=place):
+            return place
+        case CaughtUp(tail):
+            return tail
+    return stands
+
+
+class _Turn:
+    """Of one follower; he has it for a while, time and again."""
+
+    def __init__(self, free: asyncio.Semaphore) -> None:
+        self._free = free
+        self._place: asyncio.Task[Any] | None = None  # In the queue.
+        self._timer: asyncio.TimerHandle | None = None  # While he has it.
+
+    async def begins_by(self, due: float) -> bool:
+        """Whether it has begun. If not, or if this is cancelled, the place in the queue is kept."""
+        loop = asyncio.get_running_loop()
+        self.end()  # One at a time.
+        if self._place is None:
+            self._place = asyncio.ensure_future(self._free.acquire())
+        await asyncio.wait((self._place,), timeout=max(due - loop.time(), 0))
+        if not self._place.done():
+            return False
+        self._place = None
+        self._timer = loop.call_later(_TURN_S, self.end)
+        return True
+
+    def end(self) -> None:
+        """Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._free.release()
+
+    async def give_up(self) -> None:
+        """It, or the place in the queue."""
+        self.end()
+        place, self._place = self._place, None
+        if place is not None:
+            place.cancel()
+            await asyncio.gather(place, return_exceptions=True)
+            if not place.cancelled():
+                self._free.release()
 
 
 class Rests:

@@ -2,15 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rollbook.api.rest import following, shared_room
-from rollbook.api.rest.shared_room import Turns
+from rollbook.api.rest.shared_room import Events, Through, Turns
 from rollbook.logservice.core.block import pack_block
-from rollbook.logservice.ids import LogName, Offset
-from rollbook.logservice.words import CaughtUp, FellBehind, Records
+from rollbook.logservice.ids import AtOffset, Latest, LogName, Offset, Position
+from rollbook.logservice.words import (
+    CaughtUp,
+    FellBehind,
+    Progress,
+    ReadStream,
+    Records,
+    WaitsFor,
+)
 from tests.unit.api.rest.log_routes import LOG, SSE, Site
 
 RECORDS = Records((b"",), Offset(0), Offset(1))
@@ -19,6 +28,7 @@ RECORDS = Records((b"",), Offset(0), Offset(1))
 class Reader:
     def __init__(self, *events: Any) -> None:
         self.is_asked = False
+        self.word: ReadStream | None = None
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self._events = events
@@ -30,6 +40,21 @@ class Reader:
             yield event
 
 
+ASKED = ReadStream(LogName("ns", "log"), Latest(), heartbeat_ms=60_000)
+
+
+async def stand(position: Position) -> Progress:
+    return Progress(Offset(7), Offset(0), Offset(9), 2, 0, 0, WaitsFor.THROTTLE)
+
+
+def take(turns: Turns, reader: Reader, asked: ReadStream = ASKED) -> Events:
+    def read(word: ReadStream) -> Events:
+        reader.word = word
+        return reader.read()
+
+    return turns.take(lambda through: through(read, asked), stand)
+
+
 async def settled() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
@@ -37,7 +62,7 @@ async def settled() -> None:
 
 async def test_those_who_are_behind_read_in_turns() -> None:
     turns, readers = Turns(2), [Reader(RECORDS, RECORDS) for _ in range(3)]
-    told = [turns.take(reader.read()) for reader in readers]
+    told = [take(turns, reader) for reader in readers]
     assert [await anext(each) for each in told[:2]] == [RECORDS, RECORDS]
     third = asyncio.ensure_future(anext(told[2]))
     await settled()
@@ -50,10 +75,10 @@ async def test_those_who_are_behind_read_in_turns() -> None:
 
 async def test_whoever_has_caught_up_takes_no_turn_until_he_falls_behind() -> None:
     turns = Turns(1)
-    live = turns.take(Reader(CaughtUp(Offset(0)), RECORDS, FellBehind(Offset(9)), RECORDS).read())
+    live = take(turns, Reader(CaughtUp(Offset(0)), RECORDS, FellBehind(Offset(9)), RECORDS))
     assert await anext(live) == CaughtUp(Offset(0))
     assert await anext(live) == RECORDS
-    other = turns.take(Reader(RECORDS).read())
+    other = take(turns, Reader(RECORDS))
     assert await anext(other) == RECORDS  # Nobody else has it.
     assert await anext(live) == FellBehind(Offset(9))
     behind = asyncio.ensure_future(anext(live))
@@ -68,7 +93,7 @@ async def test_whoever_waits_for_long_holds_nobody_up(monkeypatch: pytest.Monkey
     monkeypatch.setattr(shared_room, "_TURN_S", 0.01)
     turns, stuck = Turns(1), Reader(RECORDS)
     stuck.may_answer.clear()
-    first, second = turns.take(stuck.read()), turns.take(Reader(RECORDS).read())
+    first, second = take(turns, stuck), take(turns, Reader(RECORDS))
     waiting = asyncio.ensure_future(anext(first))
     await settled()
     assert await anext(second) == RECORDS
@@ -76,9 +101,93 @@ async def test_whoever_waits_for_long_holds_nobody_up(monkeypatch: pytest.Monkey
     assert await waiting == RECORDS
     await first.aclose()
     await second.aclose()
-    third = turns.take(Reader(RECORDS).read())
+    third = take(turns, Reader(RECORDS))
     assert await anext(third) == RECORDS
     await third.aclose()
+
+
+async def test_whoever_waits_for_a_turn_is_told_where_he_stands_and_reads_from_there() -> None:
+    """RL3: with each heartbeat, and his place in the queue is kept."""
+    turns, reader, later = Turns(1), Reader(RECORDS), Reader(RECORDS)
+    first = take(turns, Reader(RECORDS))
+    await anext(first)
+    waiting = take(turns, reader, replace(ASKED, heartbeat_ms=10))
+    assert await anext(waiting) == await stand(Latest())
+    behind_him = asyncio.ensure_future(anext(take(turns, later)))
+    assert await anext(waiting) == await stand(Latest())
+    await first.aclose()
+    await settled()
+    assert not later.is_asked
+    assert await anext(waiting) == RECORDS
+    assert reader.word is not None
+    assert reader.word.start == AtOffset(Offset(7))
+    await waiting.aclose()
+    assert await behind_him == RECORDS
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+async def test_whoever_leaves_while_he_waits_takes_no_turn_with_him(*, is_heard: bool) -> None:
+    turns, reader = Turns(1), Reader(RECORDS)
+    first = take(turns, Reader(RECORDS))
+    await anext(first)
+    waiting = take(turns, reader, replace(ASKED, heartbeat_ms=10))
+    await anext(waiting)
+    if is_heard:  # His turn comes just when he leaves.
+        await first.aclose()
+    await waiting.aclose()
+    await first.aclose()
+    assert await anext(take(turns, Reader(RECORDS))) == RECORDS
+    assert not reader.is_asked
+
+
+async def test_whoever_is_throttled_waits_for_his_quota_without_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_room, "_TURN_S", 100)
+    turns, may_go_on = Turns(1), asyncio.Event()
+
+    async def throttled(through: Through) -> Events:
+        async with aclosing(through(lambda _: Reader(RECORDS, RECORDS).read(), ASKED)) as events:
+            async for event in events:
+                yield event
+                await may_go_on.wait()
+
+    first = turns.take(throttled, stand)
+    assert await anext(first) == RECORDS
+    waiting = asyncio.ensure_future(anext(first))
+    await settled()
+    second = take(turns, Reader(RECORDS))
+    async with asyncio.timeout(30):
+        assert await anext(second) == RECORDS
+    may_go_on.set()
+    await settled()
+    assert not waiting.done()  # To read on he needs one.
+    await second.aclose()
+    assert await waiting == RECORDS
+    await first.aclose()
+
+
+async def test_who_has_to_wait_has_an_answer_meanwhile(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is read for him; and of a log that is not there he hears that."""
+    there.core.cluster.logs[LogName("ns", "log")].append(pack_block([b"a", b"b"]), None)
+    turns, path = Turns(0), f"{LOG}/records?from=-1&heartbeat_ms=100"
+    monkeypatch.setattr(there.door, "_turns", turns)
+    async with there.open("GET", path, b"", **SSE) as stream:
+        parts = stream.parts()
+        assert (await anext(parts), stream.status) == (b"retry: 250\n\n", 200)
+        told = await anext(parts)
+        assert told.startswith(b"id: 1\nevent: progress\n")
+        assert b'"waits_for":"throttle"' in told
+        turns._free.release()
+        while b"event: records" not in told:
+            told = await anext(parts)
+        assert b'"offset":1' in told
+    assert not there.core.readers
+    there.core.cluster.logs.clear()
+    monkeypatch.setattr(there.door, "_turns", Turns(0))
+    assert (await there.get(path, **SSE)).status == 404
 
 
 async def test_a_large_record_goes_in_slices_to_whoever_takes_them_slowly(
