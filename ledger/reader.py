@@ -189,11 +189,13 @@ class LedgerReader:
         return self._stream(first_entry, last_entry)
 
     async def read_few(self, first_entry: EntryId, last_entry: EntryId) -> list[Entry]:
-        """What `read` gives, all together. For entries that one batch brings, where there are batches:
-        then no task reads ahead. Raises as `read` and its stream do.
+        """What `read` gives, all together, and all in memory: nothing else bounds it, so ask for few.
+        For entries that one batch brings, where there are batches: then no task reads ahead. Raises
+        as `read` and its stream do.
         """
         self._require_open()
         self._require_confirmed(last_entry)
+        self._require_possible(first_entry)
         ensemble = self.metadata.fragment_of(last_entry).ensemble
         if not self._copies.has_batches(ensemble):
             async with self.read(first_entry, last_entry) as stream:
@@ -214,6 +216,10 @@ class LedgerReader:
                 next_step="`read_last_confirmed()` asks anew, `read_unconfirmed` takes what is there",
             )
 
+    def _require_possible(self, first_entry: EntryId) -> None:
+        if first_entry < FIRST_ENTRY:
+            raise InvalidRequest(f"there is no entry {first_entry}", ledger_id=self.ledger_id)
+
     def read_unconfirmed(self, first_entry: EntryId, last_entry: EntryId) -> EntryStream:
         """Whatever is there, confirmed or not. Ends with `NoSuchEntry` where nobody has anything.
 
@@ -222,8 +228,7 @@ class LedgerReader:
         return self._stream(first_entry, last_entry)
 
     def _stream(self, first_entry: EntryId, last_entry: EntryId) -> EntryStream:
-        if first_entry < FIRST_ENTRY:
-            raise InvalidRequest(f"there is no entry {first_entry}", ledger_id=self.ledger_id)
+        self._require_possible(first_entry)
         return EntryStream(
             *(first_entry, last_entry, self._read_run),
             end_of_run=self._end_of_run,

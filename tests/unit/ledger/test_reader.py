@@ -64,6 +64,8 @@ def test_everything_is_read_in_order(quorum: Quorum, batches: bool) -> None:
         assert [entry.entry_id for entry in few] == list(range(240, 300))
         with pytest.raises(NoSuchEntry):
             await reader.read_few(EntryId(299), EntryId(300))
+        with pytest.raises(InvalidRequest):
+            await reader.read_few(NO_ENTRY, EntryId(0))
         is_batch = any(isinstance(r, BatchRead) for k in on.keepers("b0") for r in k.heard)
         assert is_batch is (batches or quorum.ensemble == quorum.write)
         await reader.close()
