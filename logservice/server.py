@@ -32,6 +32,7 @@ from rollbook.logservice.core.ledger_list import LedgerList, LogState
 from rollbook.logservice.core.server_record import ServerRecord
 from rollbook.logservice.core.suggestion import life_of, server_name
 from rollbook.logservice.core.takeover_patience import TakeoverPatience
+from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import LogName, ServerId, ServerInfo
 from rollbook.logservice.log_nodes import LogNodes, StoredLog
@@ -111,6 +112,7 @@ class LogServer:
             sweep_interval_s=config.sweep_interval_s,
             orphans_interval_s=config.orphans_interval_s,
         )
+        self.cursor_lags: Final = CursorLags(nodes, self)
         self._is_closed = False
 
     async def start(self, address: str, http: str = "") -> None:
@@ -141,6 +143,7 @@ class LogServer:
     async def _close(self, due: float) -> None:
         self._is_closed = True
         await self._sweeper.close()
+        await self.cursor_lags.close()
         if self._balancing is not None:
             self._balancing.cancel()
             await asyncio.gather(self._balancing, return_exceptions=True)

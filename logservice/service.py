@@ -84,8 +84,6 @@ _ARRIVAL_S: Final = (
 _REVIVE_S: Final = 5.0  # A reader waits for the log to be opened; longer, it is opened without him.
 _LOOK_S: Final = 1.0  # How often a tail is looked for where its owner is not.
 _NAMES_MAX: Final = 10_000
-_CURSORS_S: Final = 30.0
-_CURSORS_LOGS_MAX: Final = 1000
 _READS_MAX: Final = 64  # At a time.
 _DRAINING: Final = words.ServerState.DRAINING
 _SERVING: Final = words.ServerState.SERVING
@@ -100,10 +98,6 @@ class Service:
         self._default = LogConfig(quorum=server.config.quorum)
         self._readers: dict[int, LogReader] = {}  # By number.
         self._readers_ever = 0
-        self._cursors: dict[
-            LogName, list[words.Cursor]
-        ] = {}  # Of logs owned here, as last looked at.
-        self._cursors_looked_s = -_CURSORS_S
         self.stats: Final = LogStats()
         self._wire_stats()
 
@@ -111,7 +105,7 @@ class Service:
         stats, server = self.stats, self.server
         stats.readers = lambda: len(self._readers)
         stats.reader_lags = self._reader_lags
-        stats.cursor_lags = self._cursor_lags
+        stats.cursor_lags = server.cursor_lags.lags
         stats.logs_owned = lambda: len(server.owned_logs)
         stats.logs_opened = lambda: server.opened
         stats.logs_taken_over = lambda: server.taken_over
@@ -594,29 +588,6 @@ class Service:
     async def delete_cursor(self, request: words.DeleteCursor, due: float) -> words.Done:
         await _by(due, self._nodes.delete_cursor(request))
         return words.Done()
-
-    async def look_at_cursors(self) -> None:
-        """So that their lags can be told. At most every `_CURSORS_S`; what fails leaves what was known."""
-        if self._loop.time() < self._cursors_looked_s + _CURSORS_S:
-            return
-        self._cursors_looked_s = self._loop.time()
-        found: dict[LogName, list[words.Cursor]] = {}
-        try:
-            async with asyncio.timeout(_CURSORS_S):
-                for log in self.server.owned_logs[:_CURSORS_LOGS_MAX]:
-                    found[log] = await self._nodes.cursors(log)
-        except (RollbookError, TimeoutError):
-            found = self._cursors | found
-        self._cursors = found
-
-    def _cursor_lags(self) -> Mapping[str, float]:
-        owners = [(log, self.server.find(log), each) for log, each in self._cursors.items()]
-        return largest(
-            (f"{log}:{cursor.name}", max(owner.tail - cursor.offset, 0))
-            for log, owner, cursors in owners
-            if owner is not None
-            for cursor in cursors
-        )
 
     # --- Cluster ----------------------------------------------------------------------------
 

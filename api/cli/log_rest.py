@@ -51,7 +51,7 @@ async def serve_rest(
     rest = await RestServer.start(
         *(service, http, url_of, peers, is_ready),
         doorkeeper=doorkeeper,
-        shown=Shown(metrics, service.look_at_cursors),
+        shown=Shown(metrics, server.cursor_lags.look),
     )
     stack.push_async_callback(rest.close)
     return f"{'https' if tls else 'http'}://{Address(host, rest.address.port)}"

@@ -57,7 +57,8 @@ def test_who_lags_is_told() -> None:
         stats = a.service.stats
         commit = words.CommitCursor(log, CursorName("c"), Offset(10))
         await a.ask(a.service.commit_cursor(commit, a.due(10.0)))
-        await a.ask(a.service.look_at_cursors())
+        a.do(a.log_server.cursor_lags.look)
+        await scene.until(stats.cursor_lags)
         assert stats.cursor_lags() == {f"{log}:c": 20.0}
         async with a.events(words.ReadStream(log, Earliest())) as events:
             assert isinstance(await anext(events), words.Records)

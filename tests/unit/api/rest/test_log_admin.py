@@ -307,7 +307,7 @@ async def test_openapi_tells_all_of_it(there: Site) -> None:
 
 
 def test_what_takes_parameters_may_refuse_them(there: Site) -> None:
-    async def look() -> None:
+    def look() -> None:
         """Nothing to find out."""
 
     app = make_app(there.door, lambda: True, Shown(Metrics(), look))
