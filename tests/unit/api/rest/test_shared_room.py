@@ -20,6 +20,7 @@ from rollbook.logservice.words import (
     Records,
     WaitsFor,
 )
+from rollbook.proto.errors import Overloaded
 from tests.unit.api.rest.log_routes import LOG, SSE, Site
 
 RECORDS = Records((b"",), Offset(0), Offset(1))
@@ -188,6 +189,35 @@ async def test_who_has_to_wait_has_an_answer_meanwhile(
     there.core.cluster.logs.clear()
     monkeypatch.setattr(there.door, "_turns", Turns(0))
     assert (await there.get(path, **SSE)).status == 404
+
+
+async def test_a_browser_that_has_heard_all_needs_no_turn_to_hear_so(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = there.core.cluster.logs[LogName("ns", "log")]
+    log.append(pack_block([b"a"]), None)
+    log.is_sealed = True
+    monkeypatch.setattr(there.door, "_turns", Turns(0))
+    path = f"{LOG}/records?heartbeat_ms=100"
+    assert (await there.get(path, **SSE, **{"last-event-id": "1"})).status == 204
+
+
+async def test_where_he_stands_may_be_unknown_for_a_while_once_he_was_told() -> None:
+    failures = [Overloaded()]
+
+    async def stand_at_times(position: Position) -> Progress:
+        asked.append(position)
+        if len(asked) == 2:
+            raise failures.pop()
+        return await stand(position)
+
+    asked: list[Position] = []
+    word = replace(ASKED, heartbeat_ms=10)
+    told = Turns(0).take(lambda through: through(lambda _: Reader().read(), word), stand_at_times)
+    assert await anext(told) == await anext(told) == await stand(Latest())
+    assert asked == [Latest(), AtOffset(Offset(7)), AtOffset(Offset(7))]
+    assert not failures
+    await told.aclose()
 
 
 async def test_a_large_record_goes_in_slices_to_whoever_takes_them_slowly(
