@@ -44,6 +44,7 @@ class Turn:
         self._turns_given = 0  # To adds, since something was made last.
         self._is_giving = False
         self._line = asyncio.Lock()  # Fair: first come, first served.
+        self.lanes_waiting = 0
 
     def on_adds(self, now_ns: int) -> None:
         self._heard_adds_ns = now_ns
@@ -187,6 +188,7 @@ class Lane:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._has_newcomer = False  # A task was hired that has not looked around yet.
         self._has_waiter = False  # A task waits for the next turn. Two would be no quicker.
+        self._has_begun = False  # Something, since another lane could.
         self._is_closed = False
 
     def offer(self, queue: Queue) -> None:
@@ -220,15 +222,15 @@ class Lane:
     async def _work(self) -> None:
         self._has_newcomer = False
         while self._ready:
-            if not self._turn.has_time:
+            has_time = self._turn.has_time
+            if not has_time or (self._has_begun and self._turn.lanes_waiting):
                 if self._has_waiter:
                     return
-                self._has_waiter = True
-                try:
-                    await asyncio.sleep(0)
-                finally:
-                    self._has_waiter = False
+                # Whoever ended a turn looks first when the next one begins: that one is another's.
+                self._has_begun &= not has_time
+                await self._wait()
                 continue
+            self._has_begun = True
             queue = next(iter(self._ready))
             del self._ready[queue]
             if not queue.is_ready:  # No more, as it was when it was offered.
@@ -244,3 +246,12 @@ class Lane:
             finally:
                 queue.running -= 1
             queue.on_change()
+
+    async def _wait(self) -> None:
+        self._has_waiter = True
+        self._turn.lanes_waiting += 1
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self._has_waiter = False
+            self._turn.lanes_waiting -= 1

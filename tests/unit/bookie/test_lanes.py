@@ -5,6 +5,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import cast
 
+import pytest
+
 from rollbook.bookie.lanes import Asked, Lane, Line, Queue, Turn
 from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import Call
@@ -334,3 +336,39 @@ async def test_a_line_goes_on_when_one_of_it_fails_and_without_who_leaves_it() -
             await asyncio.sleep(0)
     assert gone_on == ["last", "late"]
     assert failures == [error]
+
+
+@pytest.mark.parametrize("is_beside_adds", [False, True])
+async def test_a_lane_that_never_lets_go_leaves_every_other_turn_to_the_other(
+    is_beside_adds: bool,
+) -> None:
+    """What memory answers does not wait for a disk in between."""
+    clock = StandingClock()
+    turn = turn_of(clock=clock)
+    if is_beside_adds:
+        turn.on_adds(clock.now_ns)
+    served: list[Queue] = []
+    lanes = [Lane(64, turn, lambda error: None) for _ in range(2)]
+    queues: list[Queue] = []
+
+    def add_queue(lane: Lane, calls: int) -> None:
+        async def serve(asked: Asked) -> None:
+            served.append(queue)
+            turn.spend(600_000)
+
+        queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=16)
+        queue.asked.extend(Asked(cast(Call, None), at) for at in range(calls))
+        queues.append(queue)
+        lane.offer(queue)
+
+    add_queue(lanes[0], 200)
+    async with asyncio.timeout(30):
+        while len(served) < 20:
+            await asyncio.sleep(0)
+        add_queue(lanes[1], 10)
+        before = len(served)
+        while served.count(queues[1]) < 10:
+            await asyncio.sleep(0)
+    assert len(served) - before <= 24
+    for lane in lanes:
+        await lane.close()
