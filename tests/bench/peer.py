@@ -70,10 +70,8 @@ class Peer:
         """Raises `PeerFailed`; it can be asked again."""
         try:
             return _ask(self._child, job, client, **arguments)
-        except (
-            ChildFailed,
-            BrokenPipeError,
-        ) as error:  # What it may still say would answer something else.
+        except (ChildFailed, BrokenPipeError) as error:
+            # What it may still say would answer something else.
             self._child.kill()
             self._child = self._start()
             raise PeerFailed(str(error)) from error
