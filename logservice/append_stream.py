@@ -18,7 +18,7 @@ from rollbook.logservice.core.block import Limits, check_block
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.server import LogServer
-from rollbook.logservice.stats import LogStats
+from rollbook.logservice.stats import AppendLaps, LogStats
 from rollbook.logservice.words import AppendAck, AppendResult, Bind, StreamAppend
 from rollbook.proto.errors import (
     EarlierFailed,
@@ -33,10 +33,10 @@ _OVERHEAD_BYTES: Final = 500  # Of an append in flight, over its block.
 _OPEN_S: Final = 30.0  # For a log to be opened.
 
 
-class _Pending:
+class _Pending(AppendLaps):
     """An append, and what came of it."""
 
-    __slots__ = ("_on_settled", "append", "came_s", "line", "result", "taken_s")
+    __slots__ = ("_on_settled", "append", "line", "result")
 
     def __init__(
         self,
@@ -45,9 +45,8 @@ class _Pending:
         came_s: float,
         on_settled: "Callable[[_Pending, AppendAck | RollbookError], None]",
     ) -> None:
+        super().__init__(came_s)
         self.append = append
-        self.came_s = came_s
-        self.taken_s: float | None = None  # When it was given its place.
         self.line = line
         self.result: AppendResult | None = None
         self._on_settled = on_settled
@@ -162,7 +161,7 @@ class AppendStream:
             return False
         if owner is not line.owner or line.limits is None:
             line.owner, line.limits = owner, Limits.of(owner.config)
-        began_s = self._loop.time()
+        pending.began_s = self._loop.time()
         try:
             info = check_block(append.block, line.limits)
             is_taken = owner.submit(append.block, info, append.condition, pending.settle)
@@ -173,7 +172,6 @@ class AppendStream:
             return True
         if pending.result is None:  # Else it was refused at once.
             pending.taken_s = self._loop.time()
-            self._stats.on_taken(pending.came_s, began_s, pending.taken_s)
         if not is_taken and line.is_ordered and line.failed is None:
             line.failed = append  # Why is told when all that it rests on is settled.
         return True
@@ -199,7 +197,7 @@ class AppendStream:
     def _on_settled(self, pending: _Pending, told: AppendAck | RollbookError) -> None:
         """What is known of the first ones; the others wait for those before them."""
         size, now_s = len(pending.append.block), self._loop.time()
-        self._stats.on_settled(told, size, pending.came_s, pending.taken_s, now_s)
+        self._stats.on_answered(told, size, pending, now_s)
         waiting = pending.line.pending
         while waiting and (result := waiting[0].result) is not None:
             self._results.append(result)

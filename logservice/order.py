@@ -86,14 +86,12 @@ class Order:
         self.writing: SegmentWriter | None = None  # None: nothing is appended any more.
         self.tail_cache: Final = TailCache(memory.tail, config.tail_cache_bytes, ground.tail_memory)
         self.used_ns = ground.clock.monotonic_ns()
-        self.proven_s = (
-            asyncio.get_running_loop().time()
-        )  # When nobody else owned the log, as is known.
         self._name, self._owner_epoch, self._ground = name, owner_epoch, ground
         self._wall_us, self._now_ns = ground.clock.wall_us, ground.clock.monotonic_ns
         self._stalls_now, self._stalls = ground.pulse.stalls, stalls
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
+        self.proven_s = self._loop.time()  # When nobody else owned the log, as is known.
         self._new_future = self._loop.create_future
         self._settling: Settling[_Item] = Settling()
         self._barriers: Barriers[tuple[Tell, object]] = Barriers()

@@ -375,10 +375,8 @@ class Owner:
 
         try:
             answer = await self._keeper.attempt(attempt, until_known=False)
-        except (
-            InvalidRequest
-        ) as refusal:  # Beyond this tail, which a later owner's may be, too (LS4).
-            self._order.use()
+        except InvalidRequest as refusal:
+            self._order.use()  # Beyond this tail, which a later owner's may be, too (LS4).
             await self._order.refused(refusal)
             raise
         except (OwnerFenced, Missing) as error:

@@ -40,7 +40,7 @@ from rollbook.logservice.owner import Owner
 from rollbook.logservice.positions import find_offset_at, find_tail
 from rollbook.logservice.reader import LogReader
 from rollbook.logservice.server import LogServer
-from rollbook.logservice.stats import NAMESPACE, LogStats, largest
+from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats, largest
 from rollbook.logservice.truncation import delete_log, stop_writer, truncate_closed
 from rollbook.logservice.words import (
     AtTail,
@@ -78,9 +78,8 @@ T = TypeVar("T")
 
 CURSOR_BLOB_BYTES_MAX: Final = 4096
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
-_ARRIVAL_S: Final = (
-    1.0  # For what lies beyond the tail as it is known here: its ack may be on its way.
-)
+# For what lies beyond the tail as it is known here: its ack may be on its way.
+_ARRIVAL_S: Final = 1.0
 _REVIVE_S: Final = 5.0  # A reader waits for the log to be opened; longer, it is opened without him.
 _LOOK_S: Final = 1.0  # How often a tail is looked for where its owner is not.
 _NAMES_MAX: Final = 10_000
@@ -115,23 +114,19 @@ class Service:
     # --- Appending --------------------------------------------------------------------------
 
     async def append(self, request: words.Append, due: float) -> words.AppendAck:
-        came_s, taken_s = self._loop.time(), None
-        told: words.AppendAck | RollbookError = QuorumTimeout()  # If its caller leaves.
+        laps = AppendLaps(self._loop.time())
         try:
             owner = await self.server.owner_of(request.log, due)
-            began_s = self._loop.time()
+            laps.began_s = self._loop.time()
             info = check_block(request.block, Limits.of(owner.config))
             answer = owner.append(request.block, info, request.condition).answer
-            taken_s = self._loop.time()
-            self.stats.on_taken(came_s, began_s, taken_s)
-            told = await _by(due, answer)
+            laps.taken_s = self._loop.time()
+            ack = await _by(due, answer)
         except RollbookError as error:
-            told = error
+            self.stats.on_answered(error, len(request.block), laps, self._loop.time())
             raise
-        finally:
-            size, now_s = len(request.block), self._loop.time()
-            self.stats.on_settled(told, size, came_s, taken_s, now_s)
-        return told
+        self.stats.on_answered(ack, len(request.block), laps, self._loop.time())
+        return ack
 
     def open_append_stream(self) -> AppendStream:
         return AppendStream(self.server, self.server.config.stream_bytes_max, self.stats)

@@ -4,6 +4,9 @@
                  sequence   checked, given its place in the order, stamped, handed to the ledger
                  store      until the bookies have it and all before it, and whoever appended is told
 
+Stages are of appends that went through all of them: one that is refused, or was there already, counts as
+answered, and one whose caller has left before it was counts nowhere.
+
 What stands somewhere anyway is asked for when somebody looks. Labels that name logs are bounded: those
 that lag most are told, and the rest is not.
 """
@@ -33,6 +36,15 @@ NAMESPACE: Final = f"rollbook_{PART}"
 STAGES: Final = ("queue", "sequence", "store")
 LAGS_MAX: Final = 500
 _NS_PER_S: Final = 1e9
+
+
+class AppendLaps:
+    """When an append came to each of its stages; times are those of the loop."""
+
+    __slots__ = ("began_s", "came_s", "taken_s")
+
+    def __init__(self, came_s: float) -> None:
+        self.came_s = self.began_s = self.taken_s = came_s
 
 
 @dataclass(slots=True)
@@ -75,24 +87,10 @@ class LogStats:
         "tail_memory_bytes", "The newest blocks of all logs, kept for readers."
     )
 
-    def on_taken(self, came_s: float, began_s: float, taken_s: float) -> None:
-        """An append has its place; times are those of the loop."""
-        stages = self.stages
-        stages["queue"].observe(int((began_s - came_s) * _NS_PER_S))
-        stages["sequence"].observe(int((taken_s - began_s) * _NS_PER_S))
-
-    def on_settled(
-        self,
-        told: AppendAck | RollbookError,
-        size: int,
-        came_s: float,
-        taken_s: float | None,
-        now_s: float,
+    def on_answered(
+        self, told: AppendAck | RollbookError, size: int, laps: AppendLaps, now_s: float
     ) -> None:
-        """`taken_s`: None if it never had a place."""
-        if taken_s is not None:
-            self.stages["store"].observe(int((now_s - taken_s) * _NS_PER_S))
-        self.appends.observe(int((now_s - came_s) * _NS_PER_S))
+        self.appends.observe(int((now_s - laps.came_s) * _NS_PER_S))
         if not isinstance(told, AppendAck):
             reason = told.code.reason
             self.refusals[reason] = self.refusals.get(reason, 0) + 1
@@ -101,6 +99,10 @@ class LogStats:
         else:
             self.records += told.next_offset - told.first_offset
             self.appended_bytes += size
+            stages = self.stages
+            stages["queue"].observe(int((laps.began_s - laps.came_s) * _NS_PER_S))
+            stages["sequence"].observe(int((laps.taken_s - laps.began_s) * _NS_PER_S))
+            stages["store"].observe(int((now_s - laps.taken_s) * _NS_PER_S))
 
 
 def largest(lags: Iterable[tuple[str, int]]) -> Mapping[str, float]:

@@ -441,6 +441,7 @@ def _is_lone_value(block: bytes, header: _Header, limits: Limits) -> bool:
     )
 
 
+@lru_cache(64)
 def _before_lone_value(size: int) -> bytes:
     return _LONE_VALUE.pack(*_LONE_OFFSETS, *_LONE_BYTES, size, 0, 0, size)
 

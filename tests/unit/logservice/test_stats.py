@@ -1,9 +1,11 @@
 """What a server counts: the stages of its appends, what readers were told, and who lags."""
 
+import asyncio
+
 import pytest
 
 from rollbook.logservice import words
-from rollbook.logservice.ids import CursorName, Earliest, Offset
+from rollbook.logservice.ids import CursorName, Earliest, Offset, ProducerRef
 from rollbook.logservice.stats import LAGS_MAX, STAGES, LogStats, largest
 from rollbook.proto.errors import OffsetMismatch
 from tests.unit.logservice.owner_scene import Scene, block_of, play
@@ -40,7 +42,34 @@ def test_every_append_has_its_stages_and_they_make_it_up() -> None:
         with pytest.raises(OffsetMismatch):
             await a.ask(a.service.append(stale, a.due(10.0)))
         assert stats.refusals == {"OFFSET_MISMATCH": 1}
-        assert stats.records == 12
+        again = words.Append(log, block_of(b"x", producer=ProducerRef(b"p", 0, 0))[0])
+        for _ in range(2):
+            await a.ask(a.service.append(again, a.due(10.0)))
+        assert (stats.records, stats.duplicates) == (13, 1)
+        assert counts(stats) == {"queue": 12, "sequence": 12, "store": 12}
+        assert stats.appends.count == 14
+
+    play(story)
+
+
+def test_an_append_counts_when_it_is_answered() -> None:
+    """Whoever leaves before is not refused: it may be in the log."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"x")
+        scene.set_bookies(delay_s=0.2)
+        append = words.Append(log, block_of(b"y")[0])
+        leaving = a.begin(a.service.append(append, a.due(10.0)))
+        await asyncio.sleep(0.1)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        stats = a.service.stats
+        assert stats.refusals == {}
+        assert stats.appends.count == 1
+        assert counts(stats) == {"queue": 1, "sequence": 1, "store": 1}
+        scene.set_bookies(delay_s=0.0)
 
     play(story)
 
