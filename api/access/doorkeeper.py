@@ -20,6 +20,7 @@ from rollbook.api.access.core.principals import (
     SECTION,
     Principal,
     Principals,
+    Shown,
     operator_with,
     parse_principals,
 )
@@ -83,10 +84,7 @@ class Doorkeeper:
         """`authorization`: as the header of that name; empty: there is none. Raises `Unauthorized`."""
         self._look()
         if authorization:
-            scheme, _, token = authorization.partition(" ")
-            found = self._principals.by_token(token.strip())
-            if scheme.lower() != "bearer":
-                found = None
+            found = self._shown_by(authorization)
         else:
             found = self._principals.by_certificate(certificate_names)
         if found is None or (found.expires_us is not None and self._wall_us() >= found.expires_us):
@@ -99,6 +97,15 @@ class Doorkeeper:
             raise refusal
         principal = found.principal
         return Caller(principal, self._account_of(principal), peer, self, found.expires_us)
+
+    def knows(self, authorization: str) -> bool:
+        """Whether it is a token of the files; whether it lets in, `admit` says."""
+        self._look()
+        return self._shown_by(authorization) is not None
+
+    def _shown_by(self, authorization: str) -> Shown | None:
+        scheme, _, token = authorization.partition(" ")
+        return self._principals.by_token(token.strip()) if scheme.lower() == "bearer" else None
 
     def still_admits(self, caller: Caller) -> bool:
         if self._now_ns() - self._looked_ns >= _LOOK_NS:

@@ -2,6 +2,7 @@
 
 off loopback   only with TLS and tokens or names, unless told otherwise
 whoever asks   says who he is before anything that he sends is read; whether it serves is told to all
+strangers      hold none of the calls that all share (`strangers`)
 a message      at most `MESSAGE_BYTES_MAX`
 calls          `calls_max` at a time, streams included, of one connection `CALLS_OF_ONE_MAX`
 peers          that do not answer pings are hung up on
@@ -20,6 +21,7 @@ from rollbook.api.grpc.calls import handlers
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX, SERVICES
 from rollbook.api.grpc.open_services import HealthService, ReflectionService
+from rollbook.api.grpc.strangers import Strangers
 from rollbook.logservice.words import ServiceCore
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
@@ -69,9 +71,16 @@ class GrpcServer:
             doorkeeper = Doorkeeper(config.token_file)
         guarded = Guarded(core, doorkeeper.audit if doorkeeper else None)
         credentials = _credentials(config.tls) if config.tls else None
-        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=config.calls_max)
-        server.add_generic_rpc_handlers(handlers(guarded, doorkeeper))
         servicer = HealthService(doorkeeper)
+        interceptors = []
+        if doorkeeper is not None and not (config.tls and config.tls.authorities):
+            interceptors.append(Strangers(doorkeeper, servicer))  # Else certificates keep them out.
+        server = grpc.aio.server(
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=config.calls_max,
+            interceptors=interceptors,
+        )
+        server.add_generic_rpc_handlers(handlers(guarded, doorkeeper))
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(

@@ -346,6 +346,26 @@ async def test_strangers_hold_no_call(there: Site) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stream.read()
             assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+    async def say_nothing() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    for method in ("/rollbook.v1.LogAdmin/GetLimits", "/rollbook.v1.LogService/Read", "/no/such"):
+        silent = channel.stream_unary(method)(say_nothing(), timeout=DEADLINE_S)
+        assert await silent.code() is grpc.StatusCode.PERMISSION_DENIED
+    checks = [
+        channel.stream_unary("/grpc.health.v1.Health/Check")(say_nothing()) for _ in range(80)
+    ]
+    first, *_ = await asyncio.wait(
+        [asyncio.ensure_future(each.code()) for each in checks],
+        timeout=DEADLINE_S,
+        return_when=asyncio.FIRST_COMPLETED,
+    )
+    assert first.pop().result() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await there.ask(BY_REQUEST[words.GetLimits], words.GetLimits(), "reader")) is not None
+    for each in checks:
+        each.cancel()
     for stream in streams("reader"):
         assert await stream.read() is not grpc.aio.EOF
         stream.cancel()
