@@ -45,7 +45,13 @@ def _parser() -> argparse.ArgumentParser:
     everything.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     everything.set_defaults(run=kinds.everything)
 
-    unit = kind.add_parser("unit", help="cores, codecs and conventions, without other processes")
+    unit = kind.add_parser("unit", help="cores, codecs, conventions, and what users touch")
+    unit.add_argument(
+        "--of",
+        choices=("all", "cores", "doors"),
+        default="all",
+        help="doors: commands, clients and pages, with their processes; cores: the rest (all)",
+    )
     unit.add_argument("pytest_arguments", nargs="*", help="handed to pytest, after `--`")
     unit.set_defaults(run=kinds.unit)
 

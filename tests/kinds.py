@@ -92,15 +92,16 @@ def everything(arguments: argparse.Namespace) -> Tally:
     logs = "--seeds=150" if arguments.thorough else "--seeds=30"
     kinds["logs"] = ["tests", "simulate", "--world=logs", logs, first]
     style = _STYLE | {"generated": ["tests.generate", "--check"]} if arguments.thorough else {}
-    every = style | {"unit": ["tests", "unit"]} | kinds
+    every = style | {"unit": ["tests", "unit", "--of=cores"]} | kinds
+    every["doors"] = ["tests", "unit", "--of=doors"]
     waiting = {name: every.pop(name) for name in _WAITING if name in every}
     patient = {name: every.pop(name) for name in _PATIENT if name in every}
     return _steps((waiting, ()), (patient, ()), (every, _GIVING_WAY))
 
 
 # They wait for clocks more than they compute, so that two of them have room beside each other: the
-# first ones for sessions and faults, the others for processes.
-_WAITING: Final[tuple[str, ...]] = ("contract", "chaos", "owners", "leaders")
+# first ones for sessions, faults and commands, the others for processes.
+_WAITING: Final[tuple[str, ...]] = ("contract", "chaos", "owners", "leaders", "doors")
 _PATIENT: Final[tuple[str, ...]] = ("crash", "hostile", "interop")
 # The others know no time but their own, or have patience: they take what is left of the processors.
 _GIVING_WAY: Final = ("nice", "-n", "10")
@@ -240,8 +241,17 @@ def _pytest(*arguments: str, plugins: Sequence[object] = ()) -> Tally:
     return counter.tally
 
 
+_DOORS: Final = ("tests/unit/api", "tests/unit/bench", "tests/unit/docs")  # They start processes.
+
+
 def unit(arguments: argparse.Namespace) -> Tally:
-    return _pytest("tests/unit", "tests/architecture", *arguments.pytest_arguments)
+    cores = ["tests/unit", "tests/architecture"]
+    ways = {
+        "all": cores,
+        "cores": [*cores, *(f"--ignore={folder}" for folder in _DOORS)],
+        "doors": [*_DOORS],
+    }
+    return _pytest(*ways[arguments.of], *arguments.pytest_arguments)
 
 
 def contract(arguments: argparse.Namespace) -> Tally:
