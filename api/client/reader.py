@@ -112,6 +112,7 @@ class EventReader:
         self._due = 0.0  # When this server has been silent for too long.
         self._stuck = 0
         self._last_progress: words.Progress | None = None
+        self._trouble: RollbookError | None = None  # Since somebody was heard.
 
     def __aiter__(self) -> Self:
         return self
@@ -200,19 +201,23 @@ class EventReader:
                 event = await self._read()
         except TimeoutError:
             self._hang_up()
+            silence = QuorumTimeout("the server was silent for too long")
             if self._loop.time() >= stalled_at:
-                raise self._stalled(None) from None
-            await self._recover(QuorumTimeout("the server was silent for too long"))
+                cause = self._trouble or silence
+                raise self._stalled(cause) from cause
+            await self._recover(silence)
             return None
         except asyncio.CancelledError:
             self._hang_up()
             raise
         except RollbookError as error:
             self._hang_up()
+            self._trouble = error
             await self._recover(error)
             return None
         self._heard_at = self._loop.time()
         self._due = self._heard_at + self._patience_s
+        self._trouble = None
         self._pauses.reset()
         return event
 
