@@ -3,6 +3,7 @@
 import argparse
 import gc
 import importlib
+import inspect
 import json
 import logging
 import os
@@ -434,6 +435,9 @@ def bench(arguments: argparse.Namespace) -> Tally | None:
     sizes: dict[str, Any] = {} if arguments.gib is None else {"gib": arguments.gib}
     if arguments.only:
         sizes["only"] = arguments.only
+    taken = inspect.signature(module.figures).parameters
+    if unknown := [f"--{name}" for name in sizes if name not in taken]:
+        sys.exit(f"bench {arguments.name} is measured as a whole: leave {', '.join(unknown)} out")
     figures: list[Figure] = []
     if not arguments.json:
         print(f"bench {arguments.name}: medians of {arguments.runs} runs", flush=True)
