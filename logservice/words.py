@@ -17,12 +17,13 @@ Clients import this module: it loads nothing heavy.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from rollbook.logservice.ids import (
     FIRST_SEGMENT,
+    AtOffset,
     CursorName,
     LogName,
     Offset,
@@ -170,6 +171,13 @@ class ReadStream:
     on_truncated: OnTruncated = OnTruncated.FAIL
     heartbeat_ms: int = 5000  # No longer silence than this.
 
+    def resumed_at(self, offset: Offset) -> Self:
+        """From there on. What was told last may have been a gap that ended beyond the range."""
+        until = self.until_offset
+        if until is not None:
+            until = max(until, offset)
+        return replace(self, start=AtOffset(offset), until_offset=until)
+
 
 @dataclass(frozen=True, slots=True)
 class Records:
@@ -215,6 +223,12 @@ class Progress:
     lag_bytes: int
     lag_us: int
     waits_for: WaitsFor
+
+    @classmethod
+    def held_back(cls, position: Offset, head: Offset, tail: Offset) -> Self:
+        """Of whoever waits for his quota, or for his turn."""
+        lag = max(tail - position, 0)
+        return cls(position, head, tail, lag, 0, 0, WaitsFor.THROTTLE)
 
 
 class GapKind(Enum):

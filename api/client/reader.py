@@ -9,7 +9,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final, Self
 
@@ -25,7 +24,7 @@ from rollbook.api.grpc.status import error_of_call, hung_up
 from rollbook.api.grpc.translation import event_kinds, pack, unpack_event
 from rollbook.logservice import words
 from rollbook.logservice.core.block import Block, Record, span_of
-from rollbook.logservice.ids import AtOffset, Offset
+from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import (
     BadFrame,
     ConnectionLost,
@@ -224,10 +223,7 @@ class EventReader:
     def _open(self) -> None:
         request = self._request
         if self.position is not None:
-            request = replace(request, start=AtOffset(self.position))
-            if request.until_offset is not None:  # A gap may have ended beyond it.
-                until = max(request.until_offset, self.position)
-                request = replace(request, until_offset=until)
+            request = request.resumed_at(self.position)
         self._address = self._moving_to or self._owners.address_of(request.log)
         self._moving_to = ""
         self._due = self._loop.time() + self._patience_s

@@ -14,7 +14,7 @@ from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.methods import BY_REQUEST, late
 from rollbook.api.rest.shared_room import Rests, Turns
 from rollbook.logservice.ids import Position
-from rollbook.logservice.words import FindOffset, FoundOffset, Progress, ReadStream, WaitsFor
+from rollbook.logservice.words import FindOffset, FoundOffset, Progress, ReadStream
 from rollbook.proto.errors import NotOwner
 
 TIMEOUT_MS: Final = 30_000
@@ -78,9 +78,7 @@ class Door:
         async def stand(position: Position) -> Progress:
             asked = FindOffset(word.log, position)
             found: FoundOffset = await self.ask(asked, Asking(_STAND_MS))
-            lag = max(found.tail - found.offset, 0)
-            waits_for = WaitsFor.THROTTLE
-            return Progress(found.offset, found.head, found.tail, lag, 0, 0, waits_for)
+            return Progress.held_back(found.offset, found.head, found.tail)
 
         return self._turns.take(lambda through: self._core.watch(method, word, through), stand)
 

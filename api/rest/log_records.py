@@ -1,7 +1,6 @@
 """Routes of one log's records: append, read, follow, one by its offset, the tail."""
 
 import re
-from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import google_crc32c
@@ -132,14 +131,14 @@ def record_routes(door: Door) -> APIRouter:
         is_resumed = kind == SSE and last_event_id is not None
         begin = position(last_event_id if is_resumed and last_event_id else start, "from")
         if kind in (SSE, NDJSON):
-            reading: _Followed = words.ReadStream(
+            reading = words.ReadStream(
                 *(log, begin, None if until is None else Offset(until)),
                 at_tail=at_tail,
                 on_truncated=on_truncated or words.OnTruncated.SKIP,
                 heartbeat_ms=heartbeat_ms,
             )
             if is_resumed and isinstance(begin, AtOffset):
-                reading = _resumed(reading, begin.offset)
+                reading = reading.resumed_at(begin.offset)
             return await _follow(
                 door, kind, reading, encoding, resumed_by=how if is_resumed else None
             )
@@ -277,19 +276,11 @@ async def _follow(
         return Response(status_code=204)  # Browsers come back after anything else.
 
     def again(offset: Offset) -> Any:
-        return door.follow(_resumed(asked, offset))
+        if isinstance(asked, words.ReadStream):
+            return door.follow(asked.resumed_at(offset))
+        return door.follow(asked)
 
     return Follow(door, kind, first, events, again, encoding)
-
-
-def _resumed(asked: _Followed, offset: Offset) -> _Followed:
-    """From there on. What was told last may have been a gap that ended beyond the range."""
-    if isinstance(asked, words.WatchTail):
-        return asked
-    end = asked.until_offset
-    if end is not None:
-        end = max(end, offset)
-    return replace(asked, start=AtOffset(offset), until_offset=end)
 
 
 async def _is_all_of_it(door: Door, first: Any, log: LogName, how: Asking) -> bool:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
 from typing import Any, Final
 
 from rollbook.logservice.ids import AtOffset, Offset, Position
@@ -67,8 +66,7 @@ async def _in_turns(turn: "_Turn", read: Read, asked: ReadStream, stand: Stand) 
                 stands = progress.position
                 yield progress
             if events is None:  # From there, wherever the log has come to meanwhile.
-                start = asked.start if stands is None else AtOffset(stands)
-                events = read(replace(asked, start=start))
+                events = read(asked if stands is None else asked.resumed_at(stands))
             event = await anext(events, None)
             if event is None:
                 return

@@ -126,6 +126,20 @@ async def test_whoever_waits_for_a_turn_is_told_where_he_stands_and_reads_from_t
     assert await behind_him == RECORDS
 
 
+async def test_whoever_is_beyond_his_range_when_his_turn_comes_has_nothing_to_read() -> None:
+    """And is not refused for where the log had come to while he waited."""
+    turns, reader = Turns(1), Reader(RECORDS)
+    first = take(turns, Reader(RECORDS))
+    await anext(first)
+    asked = replace(ASKED, until_offset=Offset(5), heartbeat_ms=10)
+    waiting = take(turns, reader, asked)
+    assert await anext(waiting) == await stand(Latest())  # At 7.
+    await first.aclose()
+    await anext(waiting)
+    assert reader.word == replace(asked, start=AtOffset(Offset(7)), until_offset=Offset(7))
+    await waiting.aclose()
+
+
 @pytest.mark.parametrize("is_heard", [False, True])
 async def test_whoever_leaves_while_he_waits_takes_no_turn_with_him(*, is_heard: bool) -> None:
     turns, reader = Turns(1), Reader(RECORDS)
