@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, cast
 
 from rollbook.api.access.audit import Audit
@@ -27,7 +28,9 @@ _TAIL_S: Final = 5.0
 _NAMES_MAX: Final = 1000  # Of one page.
 
 Elsewhere = Callable[[NotOwner], Awaitable[Any]]
-Through = Callable[[Any, Any], AsyncGenerator[Any, None]]
+Events = AsyncGenerator[Any, None]
+Read = Callable[[Any], Events]
+Through = Callable[[Read, Any], Events]
 
 
 class Guarded:
@@ -132,22 +135,20 @@ class Guarded:
 
     # --- Streams ----------------------------------------------------------------------------
 
-    def watch(
-        self, method: Method, word: Any, through: Through | None = None
-    ) -> AsyncGenerator[Any, None]:
+    def watch(self, method: Method, word: Any, through: Through | None = None) -> Events:
         """Its events; whoever leaves early closes it. `through`: what the core is asked through."""
         caller = CALLER.get()
         read = getattr(self._core, method.core_name)
-        events = cast(
-            AsyncGenerator[Any, None], read(word) if through is None else through(read, word)
-        )
+        if through is not None:
+            read = partial(through, read)
         if caller.doorkeeper is None:
-            return events
-        return self._watch(caller, method, word, events)
+            return cast(Events, read(word))
+        return self._watch(caller, method, word, read)
 
-    async def _watch(
-        self, caller: Caller, method: Method, word: Any, events: AsyncGenerator[Any, None]
-    ) -> AsyncGenerator[Any, None]:
+    async def _watch(self, caller: Caller, method: Method, word: Any, read: Read) -> Events:
+        """Debts are waited off while nothing is in hand. What is told is paid for before it is told, so that
+        nobody gets anything by leaving over it.
+        """
         reads = caller.account.reads
         with ExitStack() as stack:
             try:
@@ -156,44 +157,56 @@ class Guarded:
             except (Unauthorized, Throttled) as refusal:
                 self._on_refused(caller, method, word, refusal)
                 raise
-            async with aclosing(events):
+            if isinstance(word, words.ReadStream):
+                async with aclosing(self._waited_off(caller, word, None)) as wait:
+                    async for progress in wait:
+                        word = word.resumed_at(progress.position)
+                        yield progress
+            async with aclosing(read(word)) as events:
                 async for event in events:
                     _require_in_force(caller)
-                    if not reads.is_limited or not isinstance(event, words.Records):
+                    if not isinstance(event, words.Records):
                         yield event
-                        del event  # The next one may be some time.
                         continue
-                    # What other streams and calls took is waited off before anything is told, and what is
-                    # told is paid for even if its reader leaves over it.
-                    while wait_ns := reads.wait_ns(self._now_ns()):
-                        if told := await self._waited(caller, word, event.base_offset, wait_ns):
-                            yield told
-                    position, records = event.next_offset, event.next_offset - event.base_offset
-                    reads.take(records, _bytes_of(event.blocks), self._now_ns())
+                    stands = event.next_offset
+                    reads.take(stands - event.base_offset, _bytes_of(event.blocks), self._now_ns())
                     yield event
-                    del event  # It may be some time.
-                    while wait_ns := reads.wait_ns(self._now_ns()):
-                        if told := await self._waited(caller, word, position, wait_ns):
-                            yield told
+                    del event  # The next one may be some time.
+                    async with aclosing(self._waited_off(caller, word, stands)) as wait:
+                        async for progress in wait:
+                            yield progress
 
-    async def _waited(
-        self, caller: Caller, asked: words.ReadStream, position: Offset, wait_ns: int
-    ) -> words.Progress | None:
-        """As long as that takes, or until it is time to say where the reader stands."""
-        wait_s, heartbeat_s = wait_ns / _NS_PER_S, max(asked.heartbeat_ms, 100) / 1000
-        await asyncio.sleep(min(wait_s, heartbeat_s))
-        _require_in_force(caller)
-        if wait_s <= heartbeat_s:
-            return None
+    async def _waited_off(
+        self, caller: Caller, asked: words.ReadStream, stands: Offset | None
+    ) -> AsyncGenerator[words.Progress, None]:
+        """Whatever the principal owes for what it read, here or elsewhere; each heartbeat says where the
+        reader stands. None: where it begins.
+        """
+        heartbeat_s = max(asked.heartbeat_ms, 100) / 1000
+        while wait_ns := caller.account.reads.wait_ns(self._now_ns()):
+            wait_s = wait_ns / _NS_PER_S
+            await asyncio.sleep(min(wait_s, heartbeat_s))
+            _require_in_force(caller)
+            if wait_s <= heartbeat_s:
+                continue  # Others may have taken more meanwhile.
+            try:
+                progress = await self._progress(asked, stands)
+            except RollbookError:
+                if stands is None:
+                    raise
+                continue  # The next heartbeat may know.
+            stands = progress.position
+            yield progress
+
+    async def _progress(self, asked: words.ReadStream, stands: Offset | None) -> words.Progress:
         due = asyncio.get_running_loop().time() + _TAIL_S
+        if stands is None:
+            start = words.FindOffset(asked.log, asked.start)
+            found = await self._core.find_offset(start, due)
+            return words.Progress.held_back(found.offset, found.head, found.tail)
         cached = words.GetTail(asked.log, words.Consistency.CACHED)
-        try:
-            tail = await self._core.get_tail(cached, due)
-        except RollbookError:
-            return None  # The next heartbeat may know.
-        lag = max(tail.tail - position, 0)
-        waits_for = words.WaitsFor.THROTTLE
-        return words.Progress(position, tail.head, tail.tail, lag, 0, 0, waits_for)
+        tail = await self._core.get_tail(cached, due)
+        return words.Progress.held_back(stands, tail.head, tail.tail)
 
     def open_append_stream(self) -> words.AppendStream:
         """Raises `Throttled`."""

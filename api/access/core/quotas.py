@@ -3,7 +3,7 @@
 A rate is one time: up to when what was taken is paid for. Taking is free while that is not in the future; an
 unused second is kept, and no more. Who takes more at once than he has goes into debt, and waits it off, so
 that over any `t` seconds nobody gets more than `rate * (t + 1)` and what was under way: one take, or as many
-calls as were let in before the first of them had told how much it took.
+calls and events of streams as were let in before the first of them had told how much it took.
 """
 
 from collections.abc import Iterator

@@ -452,6 +452,8 @@ async def test_a_new_stream_waits_off_what_others_took(there: Site) -> None:
         assert event.progress.waits_for == log_pb2.WAITS_FOR_THROTTLE
         assert event.progress.position == 0
         again.cancel()
+    reads = [word for word in there.core.asked if isinstance(word, words.ReadStream)]
+    assert len(reads) == 1  # Who waits has nothing in hand.
 
 
 async def test_so_many_streams_at_a_time(there: Site) -> None:
