@@ -25,9 +25,10 @@ from rollbook.api.access.core.principals import (
     parse_principals,
 )
 from rollbook.api.access.core.quotas import Account
-from rollbook.api.access.token_file import read_token, require_own, stamp
+from rollbook.api.access.token_file import read_token, require_own
 from rollbook.proto.errors import BadConfig, Unauthorized
 from rollbook.proto.runtime.config import read_config_file
+from rollbook.proto.runtime.file_stamp import FileStamp, file_stamp
 
 logger = structlog.get_logger()
 
@@ -133,8 +134,8 @@ class Doorkeeper:
         except BadConfig as error:
             logger.warning("access_not_reloaded", reason=str(error))
 
-    def _stamps(self) -> tuple[object, ...]:
-        return tuple(stamp(path) for path in (self._token_file, self._access_file) if path)
+    def _stamps(self) -> tuple[FileStamp, ...]:
+        return tuple(file_stamp(path) for path in (self._token_file, self._access_file) if path)
 
     def _read(self) -> Principals:
         found = Principals([])

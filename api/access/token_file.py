@@ -11,17 +11,6 @@ _TOKEN_BYTES: Final = (16, 4096)
 _OTHERS_READ: Final = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
-Stamp = tuple[int, int, int, int] | None
-
-
-def stamp(path: str) -> Stamp:
-    """Changes when the file does."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode
-
 
 def read_token(path: str) -> str:
     """Raises `BadConfig`, too if others than its owner may read the file."""

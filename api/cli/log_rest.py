@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from rollbook.api.access.doorkeeper import Doorkeeper
-from rollbook.api.access.token_file import read_token, stamp
+from rollbook.api.access.token_file import read_token
 from rollbook.api.cli.log_server import REST_PORT, tls_files
 from rollbook.api.client.channels import Security
 from rollbook.api.rest.forwarding import GrpcPeers
@@ -16,6 +16,7 @@ from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.ports import Address
+from rollbook.proto.runtime.file_stamp import file_stamp
 from rollbook.proto.runtime.metrics import Metrics
 
 
@@ -71,4 +72,4 @@ def _security(config: LogServerConfig) -> Security:
 def _stamps(config: LogServerConfig) -> tuple[object, ...]:
     """Of the files that go into it."""
     files = (config.token_file, config.tls_certificate, config.tls_key, config.tls_authorities)
-    return tuple(stamp(path) for path in files if path)
+    return tuple(file_stamp(path) for path in files if path)

@@ -6,13 +6,13 @@ from the next connection on; what is there halfway is left alone until it can be
 resumed: a resumed one would be let in by what was true when it began.
 """
 
-import os
 import ssl
 from dataclasses import dataclass
 
 import structlog
 
 from rollbook.proto.errors import BadConfig
+from rollbook.proto.runtime.file_stamp import FileStamp, file_stamp
 
 logger = structlog.get_logger()
 
@@ -71,16 +71,8 @@ class _Reloading:
                 logger.warning("certificates_not_reloaded", reason=str(error))
         connection.context = self._current
 
-    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(map(_stamp, self._files.all))
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        stat = os.stat(path)
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+    def _look(self) -> tuple[FileStamp, ...]:
+        return tuple(map(file_stamp, self._files.all))
 
 
 def _load(files: TlsFiles) -> ssl.SSLContext:

@@ -22,7 +22,6 @@ from rollbook.api.access.core.grants import may_ask
 from rollbook.api.access.core.principals import digest_of
 from rollbook.api.access.doorkeeper import CALLER, Doorkeeper
 from rollbook.api.access.guarded import Guarded
-from rollbook.api.access.token_file import stamp
 from rollbook.api.client.append_line import AppendLine
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.grpc.config import GrpcConfig
@@ -48,6 +47,7 @@ from rollbook.proto.errors import (
     Unauthorized,
 )
 from rollbook.proto.ports import Address
+from rollbook.proto.runtime.file_stamp import file_stamp
 from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.tls import TlsFiles, client_context
 from rollbook.proto.v1 import log_pb2
@@ -740,7 +740,7 @@ async def test_renewed_certificates_need_no_restart(
     )
     site = Site(there.core, there.path, there.doorkeeper, at_grpc, at_rest, there.channels)
     security = Security(True, shown.authorities, shown.certificate, shown.key)
-    peers = GrpcPeers(lambda: security, lambda: [stamp(path) for path in shown.all])
+    peers = GrpcPeers(lambda: security, lambda: [file_stamp(path) for path in shown.all])
     asked = (words.GetLog(LOG), str(at_grpc.address))
     try:
         assert await _knock(site, authority, old) == ("done", "done")
