@@ -51,7 +51,8 @@ TIMESTAMP_US_MAX: Final = 253_402_300_799_999_999  # The end of the year 9999.
 DEFAULT_NAMESPACE: Final = "default"
 NAME_BYTES_MAX: Final = 255
 
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,254}", re.ASCII)
+NAME: Final = r"[a-z0-9][a-z0-9._-]{0,254}"  # A pattern, of all that users name.
+_NAME: Final = re.compile(NAME, re.ASCII)
 
 
 def parse_name(text: str, what: str) -> str:

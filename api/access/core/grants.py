@@ -22,10 +22,10 @@ from enum import Enum
 from typing import Any, Final
 
 from rollbook.logservice import words
+from rollbook.logservice.ids import NAME
 from rollbook.proto.errors import BadConfig
 
-_NAME: Final = "[a-z0-9][a-z0-9._-]{0,254}"  # As namespaces and logs are named.
-_PATTERN: Final = re.compile(rf"\*|{_NAME}/(?:\*|{_NAME}\*?)", re.ASCII)
+_PATTERN: Final = re.compile(rf"\*|{NAME}/(?:\*|{NAME}\*?)", re.ASCII)
 EVERY_LOG: Final = "*"
 
 
@@ -123,9 +123,8 @@ def may_ask(grants: Grants, word: Any) -> bool:
     kind = type(word)
     if (rights := _ON_ITS_LOG.get(kind)) is not None:
         if kind is words.CommitCursor and word.is_protected is not None:
-            rights = (
-                _ADMINS  # It holds others' truncation back, or lets go what somebody waits for.
-            )
+            # It holds others' truncation back, or lets go what somebody waits for.
+            rights = _ADMINS
         return grants.may_any(rights, str(word.log))
     if kind in _SHOWN_TO_ALL:
         return True

@@ -35,7 +35,6 @@ _MONITOR: Final = "monitor"
 _QUOTAS: Final = tuple(each.name for each in fields(Quotas))
 _KEYS: Final = ("tokens", "certificates", _MONITOR, *_RIGHTS, *_QUOTAS)
 
-
 _NO_QUOTAS: Final = Quotas()
 
 
