@@ -7,13 +7,12 @@ The server is built from its Go module; its Python client has a virtual environm
 
 import json
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.ledger import BenchFailed, Found, OurClient
+from tests.bench.ledger import Found, OurClient
 from tests.bench.logs_peers import CannotBeHad, LogSide, cache, fetch, python_with
 from tests.support.bookies import cpu_s
 from tests.support.processes import Child, Family, family
@@ -22,8 +21,6 @@ from tests.support.zookeeper import free_port
 SERVER: Final = "github.com/nats-io/nats-server/v2@v2.15.0"
 CLIENT: Final = "nats-py==2.16.0"
 _NODES: Final = ("node-1", "node-2", "node-3")
-_PATIENCE_S: Final = 60.0
-_PAUSE_S: Final = 0.5
 _FILE_BYTES_MAX: Final = 64 << 30
 
 
@@ -66,19 +63,6 @@ class JetStreamSide(LogSide):
             if not node.is_running:
                 self._nodes[name] = self._start(name)
         self.wait_ready()
-
-    def wait_ready(self) -> None:
-        """They have to find each other and a leader."""
-        deadline_s = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                self.run("make", logs=[self.new_log("ready")])
-            except BenchFailed as error:
-                if time.monotonic() > deadline_s:
-                    raise CannotBeHad(f"its nodes do not find together: {error}") from None
-                time.sleep(_PAUSE_S)
-            else:
-                return
 
     def _start(self, name: str) -> Child:
         config = self._folder / f"{name}.conf"

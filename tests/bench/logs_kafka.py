@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import shutil
-import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.ledger import BenchFailed, Found, OurClient
+from tests.bench.ledger import Found, OurClient
 from tests.bench.logs_peers import CannotBeHad, LogSide, cache, fetch, python_with
 from tests.support.bookies import cpu_s
-from tests.support.processes import Child, ChildFailed, Family, family
+from tests.support.processes import Child, Family, family
 from tests.support.zookeeper import free_port
 
 _CONFLUENT: Final = "confluent-kafka==2.16.1"
@@ -47,8 +46,6 @@ _SETTINGS: Final[Mapping[str, str | int]] = {
     "log.flush.interval.messages": 1,
     "auto.create.topics.enable": "false",
 }
-_PATIENCE_S: Final = 90.0
-_PAUSE_S: Final = 0.5
 _WARM_UP: Final[Sequence[dict[str, Any]]] = (  # Until the JVMs have compiled what they will.
     {"job": "flood", "size": 100, "count": 10**9, "seconds": 6.0},
     {"job": "flood", "size": 1024, "count": 10**9, "seconds": 4.0},
@@ -140,18 +137,8 @@ class KafkaSide(LogSide):
         self._nodes.start_killed()
         self.wait_ready()
 
-    def wait_ready(self) -> None:
-        """A log on all three of them can be made."""
-        deadline_s = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                self.run("make", logs=[self.new_log("ready")])
-            except (BenchFailed, ChildFailed, BrokenPipeError) as error:
-                if time.monotonic() > deadline_s or not isinstance(error, BenchFailed):
-                    raise CannotBeHad(f"{error}; {self._nodes.complaints()}") from None
-                time.sleep(_PAUSE_S)
-            else:
-                return
+    def complaints(self) -> str:
+        return self._nodes.complaints()
 
     def warm_up(self) -> None:
         for job in _WARM_UP:

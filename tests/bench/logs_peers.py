@@ -6,16 +6,19 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.ledger import Found
-from tests.support.processes import REPOSITORY
+from tests.bench.ledger import BenchFailed, Found
+from tests.support.processes import REPOSITORY, ChildFailed
 
 _FETCH_TIMEOUT_S: Final = 900
+_READY_S: Final = 90.0
+_PAUSE_S: Final = 0.5
 _NUMBERS: Final = itertools.count(1)
 
 
@@ -49,6 +52,26 @@ class LogSide(ABC):
 
         Then all run again.
         """
+
+    def complaints(self) -> str:
+        """What its servers say, if they do not get ready."""
+        return "its servers do not get ready"
+
+    def wait_ready(self) -> None:
+        """Servers that were started have to find each other, and a leader, before a log can be made.
+
+        Raises `CannotBeHad`.
+        """
+        deadline_s = time.monotonic() + _READY_S
+        while True:
+            try:
+                self.run("make", logs=[self.new_log("ready")])
+            except (BenchFailed, ChildFailed, BrokenPipeError) as error:
+                if time.monotonic() > deadline_s or not isinstance(error, BenchFailed):
+                    raise CannotBeHad(f"{error}; {self.complaints()}") from None
+                time.sleep(_PAUSE_S)
+            else:
+                return
 
 
 def cache(name: str) -> Path:

@@ -9,7 +9,6 @@ takes them: by default it would send 16 KiB at a time, each of which has to be s
 import asyncio
 import logging
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -58,18 +57,9 @@ class AioKafka:
 
     async def flood(self, log: str, burst: Sequence[bytes], clock: Clock) -> int:
         send = self._patient.send
-        under_way: deque[list[asyncio.Future[Any]]] = deque()
-        sent = acked = 0
-        while clock.goes_on(sent):
-            futures = [await send(log, value, partition=0) for value in burst]
-            futures[-1].add_done_callback(clock.sample())
-            under_way.append(futures)
-            sent += len(futures)
-            while under_way and under_way[0][-1].done():
-                acked += await _acked(under_way.popleft())
-        for futures in under_way:
-            acked += await _acked(futures)
-        return acked
+        return await logs_jobs.flood_by_futures(
+            lambda value: send(log, value, partition=0), burst, clock, lambda ack: ack.offset
+        )
 
     async def append(self, log: str, value: bytes) -> None:
         await self._quick.send_and_wait(log, value, partition=0)
@@ -135,12 +125,6 @@ class AioKafka:
         await consumer.start()
         consumer.assign([TopicPartition(log, 0)])
         return consumer
-
-
-async def _acked(futures: "list[asyncio.Future[Any]]") -> int:
-    acks = [await each for each in futures]
-    assert acks[-1].offset - acks[0].offset == len(acks) - 1
-    return len(acks)
 
 
 async def _serve() -> None:

@@ -7,7 +7,6 @@ It runs in a virtual environment that knows nothing of ours.
 
 import asyncio
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -43,18 +42,12 @@ class JetStream:
 
     async def flood(self, log: str, burst: Sequence[bytes], clock: Clock) -> int:
         publish = self._stream.publish_async
-        under_way: deque[list[asyncio.Future[Any]]] = deque()
-        sent = acked = 0
-        while clock.goes_on(sent):
-            futures = [await publish(log, value, wait_stall=_TIMEOUT_S) for value in burst]
-            futures[-1].add_done_callback(clock.sample())
-            under_way.append(futures)
-            sent += len(futures)
-            while under_way and under_way[0][-1].done():
-                acked += await _acked(under_way.popleft())
-        for futures in under_way:
-            acked += await _acked(futures)
-        return acked
+        return await logs_jobs.flood_by_futures(
+            lambda value: publish(log, value, wait_stall=_TIMEOUT_S),
+            burst,
+            clock,
+            lambda ack: ack.seq,
+        )
 
     async def append(self, log: str, value: bytes) -> None:
         await _patiently(self._stream.publish, log, value)
@@ -125,12 +118,6 @@ async def _patiently(call: Callable[..., Awaitable[Any]], *arguments: Any) -> No
 
 async def _silence(_: Exception) -> None:
     """That a node which was killed cannot be reached is no news."""
-
-
-async def _acked(futures: "list[asyncio.Future[Any]]") -> int:
-    acks = [await each for each in futures]
-    assert acks[-1].seq - acks[0].seq == len(acks) - 1
-    return len(acks)
 
 
 async def _serve() -> None:

@@ -79,6 +79,33 @@ class Clock:
         return lambda _: self.found_ns.append(time.perf_counter_ns() - since_ns)
 
 
+async def flood_by_futures(
+    send: Callable[[bytes], Awaitable["asyncio.Future[Any]"]],
+    burst: Sequence[bytes],
+    clock: Clock,
+    place: Callable[[Any], int],
+) -> int:
+    """The flood of a client that has a future for each record. `place`: where an ack says it is."""
+    under_way: deque[list[asyncio.Future[Any]]] = deque()
+    sent = acked = 0
+    while clock.goes_on(sent):
+        futures = [await send(value) for value in burst]
+        futures[-1].add_done_callback(clock.sample())
+        under_way.append(futures)
+        sent += len(futures)
+        while under_way and under_way[0][-1].done():
+            acked += await _acked(under_way.popleft(), place)
+    for futures in under_way:
+        acked += await _acked(futures, place)
+    return acked
+
+
+async def _acked(futures: "list[asyncio.Future[Any]]", place: Callable[[Any], int]) -> int:
+    acks = [await each for each in futures]
+    assert place(acks[-1]) - place(acks[0]) == len(acks) - 1
+    return len(acks)
+
+
 async def run(client: LogClient, job: Job) -> Found:
     return await _JOBS[job["do"]](client, job)
 
