@@ -46,18 +46,11 @@ _NUMBERS: Final = 2**31 - 1  # A counter's numbers below this are used; behind i
 _HIGH: Final = re.compile(rf"{HIGH_PREFIX}([0-9]{{10}})")
 _HIGH_MAX: Final = 2**31 - 1  # Ids have 63 bits; a name beyond is a stranger's.
 _HIGH_KEPT: Final = 3
-_AT_ONCE_MAX: Final = 64
-_REMOVED_AT_ONCE_MAX: Final = 256
+_AT_ONCE_MAX: Final = 256
 
 
-class _Round:
-    """Those whose ids are drawn together."""
-
-    def __init__(self) -> None:
-        self.wanted = 0
-        self.drawn: deque[LedgerId] = deque()
-        self.failure: RollbookError | None = None
-        self.is_over = False
+_Waiter = asyncio.Future[LedgerId | None]
+"""Who waits for his id; or for None: it is his turn to draw."""
 
 
 class LedgerIds:
@@ -66,47 +59,74 @@ class LedgerIds:
         self._short = f"{root}/{SHORT_IDS}"
         self._long = f"{root}/{LONG_IDS}"
         self._is_long: bool | None = None  # Not looked yet.
-        self._gathering = _Round()
+        self._is_drawing = False
+        self._waiting: deque[_Waiter] = deque()  # Those whose ids are drawn next, in order.
         self._used: list[str] = []  # Nodes of drawn numbers, still to be removed.
-        self._turn = asyncio.Lock()
 
     async def draw(self) -> LedgerId:
         """An id that no other call gets, here or elsewhere."""
-        together = self._gathering
-        together.wanted += 1
-        async with self._turn:
-            if not together.is_over:
-                if self._gathering is together:
-                    self._gathering = _Round()
-                await self._draw_for(together)
-        if not together.drawn:
-            assert together.failure is not None
-            raise together.failure.copy()
-        drawn = together.drawn.popleft()
+        if self._is_drawing:
+            drawn = await self._wait()
+            if drawn is not None:
+                return drawn
+        self._is_drawing = True
+        try:
+            drawn = await self._draw_for_all()
+        finally:
+            self._pass_on()
         await self._remove_used()  # Whoever has drawn, while the others go on.
         return drawn
 
-    async def _draw_for(self, together: _Round) -> None:
-        """Cancelled, the next one of them does it."""
+    async def _wait(self) -> LedgerId | None:
+        """None: it is this one's turn."""
+        waiter: _Waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
         try:
-            while (missing := together.wanted - len(together.drawn)) > 0:
-                together.drawn.extend(await self._draw(min(missing, _AT_ONCE_MAX)))
+            return await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled() and waiter.exception() is None and waiter.result() is None:
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self._is_drawing = False
+
+    async def _draw_for_all(self) -> LedgerId:
+        """For itself first, then for those who wait by now. All are answered in the same turn: behind
+        a lock each would be woken by the one before, and come a turn of the loop later.
+        """
+        own: _Waiter = asyncio.get_running_loop().create_future()
+        together = deque([own, *self._waiting])
+        self._waiting.clear()
+        try:
+            while together:
+                _hand_out(await self._draw(min(len(together), _AT_ONCE_MAX)), together)
         except RollbookError as error:
-            together.failure = error
-        together.is_over = True
+            for waiter in together:
+                if not waiter.done():
+                    waiter.set_exception(error.copy())
+            together.clear()
+        finally:  # Cancelled, the next one of them draws.
+            self._waiting.extendleft(each for each in reversed(together) if each is not own)
+        drawn = own.result()
+        assert drawn is not None
+        return drawn
 
     async def _remove_used(self) -> None:
-        used = self._used[:_REMOVED_AT_ONCE_MAX]
-        del self._used[:_REMOVED_AT_ONCE_MAX]
+        used, self._used = self._used, []
         try:
-            await self._remove_nodes(used)
+            for start in range(0, len(used), _AT_ONCE_MAX):
+                await self._remove_nodes(used[start : start + _AT_ONCE_MAX])
         except RollbookError:
             pass  # They go with our session.
 
     async def _remove_nodes(self, paths: list[str]) -> None:
         """Those of a session before this one are gone, and would keep the others from going."""
-        if not paths:
-            return
         try:
             await self._store.transaction([Delete(path) for path in paths])
         except NoSuchNode:
@@ -175,6 +195,16 @@ class LedgerIds:
 
     def _high_path(self, high: int) -> str:
         return f"{self._long}/{HIGH_PREFIX}{high:010d}"
+
+
+def _hand_out(drawn: list[LedgerId], waiting: deque[_Waiter]) -> None:
+    """In order; who has been cancelled needs none."""
+    for ledger_id in drawn:
+        while waiting:
+            waiter = waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(ledger_id)
+                break
 
 
 def _high_numbers(names: list[str]) -> list[int]:
