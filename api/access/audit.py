@@ -1,20 +1,21 @@
 """Who did what, and who was refused: events for whoever has to account for it.
 
-`act_done`, `act_failed`   what changes more than records: logs, marks, writers, owners, servers
+`act_done`, `act_failed`   what changes more than records: logs, marks, writers, owners, servers, bookies
 `access_refused`           nobody known, or without the right to it, or beyond a quota
 
-Each names the principal, whence it came, the method and the log. What came to nothing costs its caller
+Each names the principal, whence it came, the method and what it is about. What came to nothing costs its caller
 nothing: it is told at a rate, of each principal by itself, and all strangers together; what was left out is
 counted in the next one. What was done, or may have been, is always told.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import structlog
 
 from rollbook.api.access.core.quotas import Rate
-from rollbook.proto.errors import Outcome, RollbookError
+from rollbook.proto.errors import Outcome, OutcomeUnknown, RollbookError
 
 logger = structlog.get_logger()
 
@@ -33,6 +34,18 @@ class Audit:
             logger.warning(
                 "access_refused", reason=reason, left_out=left_out, principal=principal, **where
             )
+
+    @contextmanager
+    def act(self, *, principal: str, **where: Any) -> Iterator[dict[str, Any]]:
+        """Something is changed meanwhile. `done` tells, too, what is put into what it gives."""
+        more: dict[str, Any] = {}
+        try:
+            yield more
+        except BaseException as error:
+            known = error if isinstance(error, RollbookError) else OutcomeUnknown()
+            self.failed(known, principal=principal, **where)
+            raise
+        self.done(principal=principal, **where, **more)
 
     def done(self, **who: Any) -> None:
         logger.info("act_done", **who)

@@ -4,12 +4,15 @@ What BookKeeper's admin server answers is answered at the same place with the sa
 camelCase, but always as JSON, with problems where that one has texts, and with an operation to ask
 after where that one starts something and forgets it. What it does not have is in snake_case.
 
-The bookie is handed in as a `BookieAdmin`; nothing is decided here.
+The bookie is handed in as a `BookieAdmin`; nothing is decided here. Whatever it is told to do goes to the
+audit: who told it, and what.
 """
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, Final, Literal, Protocol
 
 import structlog
@@ -17,6 +20,8 @@ from fastapi import APIRouter, FastAPI, Path, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from rollbook import __version__
+from rollbook.api.access.audit import Audit
+from rollbook.api.access.doorkeeper import CALLER, Doorkeeper
 from rollbook.api.rest.bookie_models import (
     Doubts,
     Files,
@@ -59,6 +64,8 @@ logger = structlog.get_logger()
 # Load balancers and orchestrators ask these, and show no token.
 OPEN_PATHS: Final = ("/heartbeat", "/health", "/ready", "/api/v1/bookie/is_ready")
 _PAGE_MAX: Final = 1_000
+
+Act = Callable[..., AbstractContextManager[dict[str, Any]]]
 
 
 class BookieAdmin(Protocol):
@@ -153,8 +160,11 @@ class AdminServer:
     async def start(cls, admin: BookieAdmin, config: HttpConfig) -> "AdminServer":
         """Raises `BadConfig`."""
         operations = RunningOperations()
-        app = make_app(admin, operations)
-        return cls(await HttpServer.start(app, config, OPEN_PATHS), operations)
+        doorkeeper = Doorkeeper(config.token_file) if config.token_file else None
+        audit = doorkeeper.audit if doorkeeper else Audit(time.monotonic_ns)
+        app = make_app(admin, operations, audit)
+        http = await HttpServer.start(app, config, OPEN_PATHS, doorkeeper=doorkeeper)
+        return cls(http, operations)
 
     @property
     def address(self) -> Address:
@@ -165,15 +175,20 @@ class AdminServer:
         await self._operations.close()
 
 
-def make_app(admin: BookieAdmin, operations: RunningOperations) -> FastAPI:
+def make_app(admin: BookieAdmin, operations: RunningOperations, audit: Audit) -> FastAPI:
+    def act(method: str, **about: Any) -> AbstractContextManager[dict[str, Any]]:
+        caller = CALLER.get()
+        who = {"principal": caller.principal.name, "peer": caller.peer}
+        return audit.act(**who, method=method, **about)
+
     app = new_app(
         "Rollbook bookie",
         "What one storage server is doing, and what it can be told to do.",
         __version__,
     )
     app.include_router(_probes(admin))
-    app.include_router(_looking(admin), prefix="/api/v1")
-    app.include_router(_space(admin, operations), prefix="/api/v1/bookie")
+    app.include_router(_looking(admin, act), prefix="/api/v1")
+    app.include_router(_space(admin, operations, act), prefix="/api/v1/bookie")
     app.include_router(_running(operations), prefix="/api/v1/bookie")
     return app
 
@@ -229,7 +244,7 @@ def _require_ready(admin: BookieAdmin) -> None:
         raise Unavailable(reason)
 
 
-def _looking(admin: BookieAdmin) -> APIRouter:
+def _looking(admin: BookieAdmin, act: Act) -> APIRouter:
     routes = APIRouter(tags=["bookie"])
 
     @routes.get("/bookie/status")
@@ -248,7 +263,8 @@ def _looking(admin: BookieAdmin) -> APIRouter:
     @routes.put("/bookie/state/readonly", responses=describe_problems(Unavailable))
     async def set_read_only(wanted: ReadOnly) -> ReadOnly:
         """A full disk stays read-only whatever is wished."""
-        await admin.set_read_only(wanted.read_only)
+        with act("SetReadOnly", read_only=wanted.read_only):
+            await admin.set_read_only(wanted.read_only)
         return ReadOnly(read_only=admin.state()["read_only"])
 
     @routes.get("/bookie/info")
@@ -312,10 +328,12 @@ def _looking(admin: BookieAdmin) -> APIRouter:
         if wanted.everything == (wanted.ledger_id is not None):
             raise InvalidRequest("say either a ledger or everything")
         if wanted.ledger_id is None:
-            await admin.settle_everything(wanted.stamp)
+            with act("SettleEverything"):
+                await admin.settle_everything(wanted.stamp)
         else:
             ranges = [(each.first_entry, each.last_entry) for each in wanted.ranges]
-            await admin.settle_doubts(wanted.stamp, wanted.ledger_id, ranges)
+            with act("SettleDoubts", ledger_id=wanted.ledger_id, ranges=len(ranges)):
+                await admin.settle_doubts(wanted.stamp, wanted.ledger_id, ranges)
         after = -1 if wanted.ledger_id is None else wanted.ledger_id - 1
         return Doubts.model_validate(admin.doubts(after, 1))
 
@@ -331,20 +349,23 @@ def _looking(admin: BookieAdmin) -> APIRouter:
     @routes.put("/log_level")
     async def set_log_level(wanted: LogLevel) -> LogLevel:
         """Until the next start."""
-        set_level(wanted.level)
+        with act("SetLogLevel", level=wanted.level):
+            set_level(wanted.level)
         logger.info("log_level_changed", level=wanted.level)
         return wanted
 
     return routes
 
 
-def _space(admin: BookieAdmin, operations: RunningOperations) -> APIRouter:
+def _space(admin: BookieAdmin, operations: RunningOperations, act: Act) -> APIRouter:
     routes = APIRouter(tags=["space"])
 
     def start(
-        response: Response, kind: str, work: Callable[[], Awaitable[Facts]]
+        response: Response, method: str, kind: str, work: Callable[[], Awaitable[Facts]]
     ) -> OperationState:
-        operation = operations.start(kind, work)
+        with act(method) as done:
+            operation = operations.start(kind, work)
+            done["operation"] = operation.id
         response.status_code = 202
         response.headers["location"] = f"/api/v1/bookie/operations/{operation.id}"
         return OperationState.model_validate(operation.describe())
@@ -361,8 +382,8 @@ def _space(admin: BookieAdmin, operations: RunningOperations) -> APIRouter:
                 return {"garbage": garbage, "compaction": await admin.compact(major=is_major)}
 
             kind = "major-compaction" if is_major else "minor-compaction"
-            return start(response, kind, collect_and_compact)
-        return start(response, "gc", lambda: admin.collect_garbage(force=force))
+            return start(response, "Compact", kind, collect_and_compact)
+        return start(response, "CollectGarbage", "gc", lambda: admin.collect_garbage(force=force))
 
     @routes.get("/gc")
     async def get_gc() -> GcState:
@@ -383,14 +404,18 @@ def _space(admin: BookieAdmin, operations: RunningOperations) -> APIRouter:
         """Until it is resumed, or the next start; one that is running stops at its next step."""
         if not wanted.suspend_major and not wanted.suspend_minor:
             raise InvalidRequest("say suspendMajor, suspendMinor, or both")
-        admin.suspend_compaction(major=wanted.suspend_major, minor=wanted.suspend_minor)
+        which = {"major": wanted.suspend_major, "minor": wanted.suspend_minor}
+        with act("SuspendCompaction", **which):
+            admin.suspend_compaction(**which)
         return Suspended.model_validate(admin.suspended())
 
     @routes.put("/gc/resume_compaction", responses=describe_problems(InvalidRequest))
     async def resume_compaction(wanted: Resume) -> Suspended:
         if not wanted.resume_major and not wanted.resume_minor:
             raise InvalidRequest("say resumeMajor, resumeMinor, or both")
-        admin.resume_compaction(major=wanted.resume_major, minor=wanted.resume_minor)
+        which = {"major": wanted.resume_major, "minor": wanted.resume_minor}
+        with act("ResumeCompaction", **which):
+            admin.resume_compaction(**which)
         return Suspended.model_validate(admin.suspended())
 
     @routes.get("/space")
@@ -405,17 +430,19 @@ def _space(admin: BookieAdmin, operations: RunningOperations) -> APIRouter:
     @routes.put("/scrub", status_code=202)
     async def trigger_scrub(response: Response) -> OperationState:
         """Reads and verifies everything now, within its budget of bytes."""
-        return start(response, "scrub", admin.scrub)
+        return start(response, "Scrub", "scrub", admin.scrub)
 
     @routes.put("/scrub/suspend")
     async def suspend_scrub() -> dict[str, Any]:
         """Until it is resumed, or the next start."""
-        admin.suspend_scrub()
+        with act("SuspendScrub"):
+            admin.suspend_scrub()
         return dict(admin.scrub_state())
 
     @routes.put("/scrub/resume")
     async def resume_scrub() -> dict[str, Any]:
-        admin.resume_scrub()
+        with act("ResumeScrub"):
+            admin.resume_scrub()
         return dict(admin.scrub_state())
 
     @routes.put("/ledgers/{ledger_id}/verify", status_code=202)
@@ -423,7 +450,8 @@ def _space(admin: BookieAdmin, operations: RunningOperations) -> APIRouter:
         response: Response, ledger_id: Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)]
     ) -> OperationState:
         """Reads all that is here of one ledger, from the disk, now."""
-        return start(response, f"verify-{ledger_id}", lambda: admin.verify_ledger(ledger_id))
+        kind = f"verify-{ledger_id}"
+        return start(response, "VerifyLedger", kind, lambda: admin.verify_ledger(ledger_id))
 
     return routes
 

@@ -15,6 +15,7 @@ _LEVELS: Final = ("info", "warning", "error")
 _OF_LOGS: Final = ("api/access", "api/grpc", "logservice")
 _ELSEWHERE: Final = (
     *("api/cli/bookie_server.py", "proto/cluster/registration.py", "api/access/doorkeeper.py"),
+    "api/access/audit.py",
 )
 
 

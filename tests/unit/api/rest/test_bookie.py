@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
+from rollbook.api.access.audit import Audit
 from rollbook.api.rest.bookie import OPEN_PATHS, AdminServer, make_app
 from rollbook.api.rest.bookie_models import LogLevel
 from rollbook.api.rest.operations import RunningOperations
@@ -359,11 +361,55 @@ async def test_the_log_level_is_changed(client: Client) -> None:
     assert LogLevel.model_json_schema()["properties"]["level"]["enum"] == list(LEVELS)
 
 
+async def test_the_audit_has_whatever_a_bookie_was_told(admin: FakeAdmin, client: Client) -> None:
+    """G9: who it was, and what; each route that changes something is in this table."""
+    admin.may_finish.set()
+    told: dict[str, tuple[Any, dict[str, Any]]] = {
+        f"{API}/state/readonly": ({"readOnly": True}, {"method": "SetReadOnly"}),
+        f"{API}/doubts/settled": (
+            {"stamp": "1-1", "ledger_id": 7, "ranges": []},
+            {"method": "SettleDoubts", "ledger_id": 7},
+        ),
+        "/api/v1/log_level": (
+            (await client.get("/api/v1/log_level")).json,
+            {"method": "SetLogLevel"},
+        ),
+        f"{API}/gc": (None, {"method": "CollectGarbage", "operation": "gc-1"}),
+        f"{API}/gc/suspend_compaction": (
+            {"suspendMajor": True},
+            {"method": "SuspendCompaction", "major": True, "minor": False},
+        ),
+        f"{API}/gc/resume_compaction": ({"resumeMajor": True}, {"method": "ResumeCompaction"}),
+        f"{API}/scrub": (None, {"method": "Scrub", "operation": "scrub-2"}),
+        f"{API}/scrub/suspend": (None, {"method": "SuspendScrub"}),
+        f"{API}/scrub/resume": (None, {"method": "ResumeScrub"}),
+        f"{API}/ledgers/{{ledger_id}}/verify": (None, {"method": "VerifyLedger"}),
+    }
+    changing = [path for path, method, _ in operations_of(openapi()) if method != "get"]
+    assert sorted(changing) == sorted(told)
+    for path, (body, fact) in told.items():
+        with structlog.testing.capture_logs() as logs:
+            answer = await client.put(path.replace("{ledger_id}", "7"), body)
+        assert answer.status in (200, 202), path
+        (act,) = [each for each in logs if each["event"] == "act_done"]
+        assert act.items() >= {"principal": "anybody", **fact}.items(), path
+        assert act["peer"].startswith("127.0.0.1:")
+
+
+async def test_the_audit_has_what_a_bookie_did_not_do(admin: FakeAdmin, client: Client) -> None:
+    admin.is_read_only = admin.disk_is_full = True
+    with structlog.testing.capture_logs() as logs:
+        await client.put(f"{API}/state/readonly", {"readOnly": False})
+    (act,) = [each for each in logs if each["event"] == "act_failed"]
+    assert (act["method"], act["reason"]) == ("SetReadOnly", "BOOKIE_READ_ONLY")
+    assert act["outcome"] == "not_applied"
+
+
 # --- OpenAPI ----------------------------------------------------------------------------------
 
 
 def openapi() -> dict[str, Any]:
-    return make_app(FakeAdmin(), RunningOperations()).openapi()
+    return make_app(FakeAdmin(), RunningOperations(), Audit(lambda: 0)).openapi()
 
 
 def operations_of(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
