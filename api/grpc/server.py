@@ -73,8 +73,9 @@ class GrpcServer:
         credentials = _credentials(config.tls) if config.tls else None
         servicer = HealthService(doorkeeper)
         interceptors = []
-        if doorkeeper is not None and not (config.tls and config.tls.authorities):
-            interceptors.append(Strangers(doorkeeper, servicer))  # Else certificates keep them out.
+        if doorkeeper is not None:
+            knows_names = bool(config.tls and config.tls.authorities)
+            interceptors.append(Strangers(doorkeeper, servicer, knows_names=knows_names))
         server = grpc.aio.server(
             options=_OPTIONS,
             maximum_concurrent_rpcs=config.calls_max,

@@ -719,6 +719,50 @@ async def test_who_shows_a_certificate(
         await at_grpc.close(0)
 
 
+async def test_a_certificate_alone_holds_no_call(
+    there: Site, authority: Authority, of_server: TlsFiles
+) -> None:
+    """G8: whom the authorities signed, and nobody here knows, is a stranger like any other."""
+    config = GrpcConfig(LOOPBACK, tls=of_server)
+    server = await GrpcServer.start(there.core, config, there.doorkeeper)
+    address = str(server.address)
+    codes = grpc.StatusCode
+
+    async def say_nothing() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    def security(name: str) -> Security:
+        shown = authority.issue(name, f"DNS:{name}.example")
+        return Security(True, authority.certificate, shown.certificate, shown.key)
+
+    stranger, known = Channels(security("x")), Channels(security("m"))
+    try:
+        for method in (
+            *("/rollbook.v1.LogAdmin/GetLimits", "/rollbook.v1.LogService/ReadStream"),
+            *("/rollbook.v1.LogService/AppendStream", "/grpc.health.v1.Health/Watch"),
+        ):
+            silent = stranger.to(address).stream_stream(method)(say_nothing(), timeout=DEADLINE_S)
+            assert await silent.code() is codes.PERMISSION_DENIED, method
+        asks_nothing = known.to(address).stream_unary("/rollbook.v1.LogAdmin/GetLimits")
+        call = asks_nothing(iter([]), timeout=DEADLINE_S)
+        assert await call.code() is codes.INVALID_ARGUMENT
+        limits = known.call(address, BY_REQUEST[words.GetLimits].path)
+        assert await limits(b"", timeout=DEADLINE_S)
+        for word in (words.ReadStream(LOG, Earliest()), words.WatchTail(LOG)):
+            follow = known.to(address).unary_stream(BY_REQUEST[type(word)].path)
+            events = follow(pack(word).SerializeToString(), timeout=DEADLINE_S)
+            assert await events.read()
+            events.cancel()
+        watch = health_pb2_grpc.HealthStub(known.to(address)).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
+    finally:
+        for each in (stranger, known):
+            await each.close()
+        await server.close(0)
+
+
 async def test_renewed_certificates_need_no_restart(
     there: Site, authority: Authority, tmp_path: Path
 ) -> None:
