@@ -11,7 +11,6 @@ that has to wait for a connection, for room, or for another try has one.
 import asyncio
 from collections import deque
 from functools import partial
-from types import TracebackType
 from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from rollbook.proto.errors import (
@@ -194,12 +193,7 @@ class Calls(Generic[Question]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

@@ -10,7 +10,6 @@ import random
 import ssl
 from collections.abc import Generator
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from rollbook.ledger.config import ClientConfig
@@ -67,12 +66,7 @@ class Connecting:
         self._ledgers = await self._open()
         return self._ledgers
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._ledgers is not None
         await self._ledgers.close()
 

@@ -10,7 +10,6 @@ with the metadata: had the ensemble changed meanwhile, they would have been the 
 
 import asyncio
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self
 
 from rollbook.ledger.bookies import Bookies
@@ -109,12 +108,7 @@ class LedgerReader:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _require_open(self) -> None:

@@ -17,7 +17,6 @@ come from any thread. Whoever wants thousands of appends a second uses `append_m
 import asyncio
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Final, Self
 
 from rollbook.ledger.config import ClientConfig
@@ -65,12 +64,7 @@ class _Closing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -17,7 +17,6 @@ Calls may come from any thread.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self
 
 from rollbook.api.client import client as aio
@@ -129,12 +128,7 @@ class SyncClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -7,7 +7,6 @@ writer that could not renew for a while goes on, unless somebody has taken its p
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self
 
 from rollbook.api.client.batches import Submission
@@ -82,12 +81,7 @@ class ExclusiveWriter:
         self._check()
         return self._writer.submit(value)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """What was submitted is sent; then somebody else may be the writer, at once."""
         try:
             with suppress(RollbookError):  # Whoever waits for a record is told.

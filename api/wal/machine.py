@@ -24,7 +24,6 @@
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from rollbook.api.client.client import Client
@@ -132,12 +131,7 @@ class StateMachine:
         self.follow()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop_following()
         await self._barrier.close()
         if self._checkpointing is not None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rollbook.api.client.batches import Submission
@@ -104,12 +103,7 @@ class Term:
                 raise
             return self._rules.over
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """What was proposed is answered; then another one may lead, at once. This one follows."""
         self._is_given_up = True
         self._changed.set()
