@@ -22,6 +22,7 @@ from rollbook.bookie.core.records import (
     pack_rows,
 )
 from rollbook.proto.wire.adds import AddGroup
+from rollbook.proto.wire.columns import array_of
 
 _RECORD_BYTES: Final = 64 * 1024
 _ROW_BYTES: Final = 24
@@ -195,8 +196,12 @@ def index_of(placed: PlacedFrames) -> Iterable[tuple[AddGroup, Sequence[int], Se
         if len(starts) == 1:
             yield group, (moved + starts[0],), (group.ends[0] - starts[0],)
         elif isinstance(starts, range):  # All of one length.
-            positions = array("I", range(moved + starts.start, moved + starts.stop, starts.step))
-            yield group, positions, array("I", (group.ends[0] - starts.start,)) * len(starts)
+            places = range(moved + starts.start, moved + starts.stop, starts.step)
+            yield (
+                group,
+                array_of("I", places),
+                array("I", (group.ends[0] - starts.start,)) * len(starts),
+            )
         else:
             yield (
                 group,

@@ -14,6 +14,7 @@ from operator import lt
 from typing import Final, NamedTuple, TypeAlias
 
 from rollbook.proto.ids import NO_ENTRY
+from rollbook.proto.wire.columns import array_of
 
 IntArray: TypeAlias = "array[int]"
 
@@ -91,7 +92,7 @@ class LedgerRows:
             for row in zip(new_ids, new_positions, new_lengths, strict=True):
                 self.add(*row)
             return
-        entry_ids.extend(new_ids)
+        entry_ids.extend(array_of("q", new_ids) if isinstance(new_ids, range) else new_ids)
         positions.extend(new_positions)
         lengths.extend(new_lengths)
         self.entry_bytes += sum(new_lengths)

@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from rollbook.proto.errors import EntryTooLarge
 from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.wire.columns import unpack_int64s
 from rollbook.proto.wire.digest import LEDGER_KEY_BYTES, LedgerDigest, pack_entry_header
 from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.messages import Failure
@@ -23,8 +24,34 @@ _length_at: Final = struct.Struct(">I").unpack_from
 _ALIKE_MIN: Final = 32  # From so many on it pays to pack them together.
 
 WRITERS_MAX: Final = 16_384  # Of whom it is remembered what stands in all of their adds.
+RUN_MIN: Final = 32  # From so many adds on columns are cheaper.
+RUN_MAX: Final = 4096  # More than a chunk has, of all but empty ones.
+_LAC_AT: Final = 16  # In an entry.
+
 WriterFields = tuple[LedgerId, bytes, bool, bool, bool]
 """An `AddGroup`'s fields before its columns."""
+
+
+class Run(NamedTuple):
+    """The columns of adds of one size that follow one another, and so do their entries."""
+
+    entry_ids: Sequence[EntryId]
+    lacs: Sequence[EntryId]
+    starts: range
+    ends: range
+
+
+def run_at(
+    buffer: bytes, entry_start: int, entry_end: int, size: int, rows: int, entry_id: int
+) -> Run:
+    """Of `rows` adds of `size` bytes, which are known to be alike; the first has its entry there."""
+    by = rows * size
+    return Run(
+        cast(Sequence[EntryId], range(entry_id, entry_id + rows)),
+        cast(Sequence[EntryId], unpack_int64s(buffer, entry_start + _LAC_AT, size, rows)),
+        range(entry_start, entry_start + by, size),
+        range(entry_end, entry_end + by, size),
+    )
 
 
 @dataclass(slots=True)

@@ -4,26 +4,32 @@
     ADD reply      u8 version · u8 operation · u16 0 · i32 code · i64 ledger · i64 entry
 
 The 32 bytes of a request up to and including the entry's ledger id do not change while one writer
-writes one ledger, nor do the 20 bytes of a reply before the entry id: they are compared as one.
+writes one ledger, nor do the 20 bytes of a reply before the entry id: they are compared as one. Where
+many adds of one size follow one another and count on, they are compared, and read, by columns.
 """
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
-from typing import Final
+from typing import Final, cast
 
 from rollbook.proto.ids import EntryId
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.adds import (
+    RUN_MAX,
+    RUN_MIN,
     WRITERS_MAX,
     AddGroup,
     AddPacker,
     AddReplies,
     Adds,
+    Run,
     WriterFields,
+    run_at,
 )
+from rollbook.proto.wire.columns import count_int64s_on, count_same, pack_int64s_on
 from rollbook.proto.wire.digest import (
     ENTRY_HEADER_BYTES,
     LEDGER_KEY_BYTES,
@@ -35,9 +41,11 @@ from rollbook.proto.wire.messages import Failure
 
 _ENTRY_AT: Final = 4 + LEDGER_KEY_BYTES  # In the body of a request.
 _BODY_BYTES_MIN: Final = _ENTRY_AT + ENTRY_HEADER_BYTES
+_ENTRY_ID_AT: Final = 36  # In a frame: what stands before it is the same in all of a writer's.
 
 _request_at: Final = struct.Struct(">I32sqq").unpack_from  # Length, writer, entry id, LAC.
 _REQUEST_BYTES: Final = 52  # What `_request_at` looks at.
+_entry_id_at: Final = struct.Struct(">q").unpack_from
 _pack_request_head: Final = struct.Struct(">II20s").pack
 _WRITER: Final = struct.Struct(">I20sq")
 
@@ -49,18 +57,34 @@ _REPLY_BODY_BYTES: Final = _REPLY.size - LENGTH_BYTES
 
 @dataclass(slots=True)
 class _AddGroup(AddGroup):
-    entry_ids: list[EntryId] = field(default_factory=list)
-    lacs: list[EntryId] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
     version: int = v2.VERSION
 
+    def add_run(self, run: Run) -> None:
+        if not self.entry_ids:
+            self.entry_ids, self.lacs, self.starts, self.ends = run
+        else:
+            for column, more in zip(self.lists(), run, strict=True):
+                column.extend(more)
+
+    def lists(self) -> list[list[int]]:
+        """Its columns, to be added to."""
+        if not isinstance(self.entry_ids, list):
+            self.entry_ids, self.lacs = [*self.entry_ids], [*self.lacs]
+            self.starts, self.ends = [*self.starts], [*self.ends]
+        return cast(list[list[int]], [self.entry_ids, self.lacs, self.starts, self.ends])
+
     def pack_replies(self, error: Failure = None) -> bytes:
-        header = v2.pack_header(self.version, v2.ADD)
-        head = (_REPLY_BODY_BYTES, header, v2.code_of(error), self.ledger_id)
-        if len(self.entry_ids) == 1:  # As a rule where a connection has many ledgers.
-            return _pack_reply(*head, self.entry_ids[0])
-        return b"".join(map(_REPLY.pack, repeat(_REPLY_HEAD.pack(*head)), self.entry_ids))
+        entry_ids, header = self.entry_ids, v2.pack_header(self.version, v2.ADD)
+        fields = (_REPLY_BODY_BYTES, header, v2.code_of(error), self.ledger_id)
+        if len(entry_ids) == 1:  # As a rule where a connection has many ledgers.
+            return _pack_reply(*fields, entry_ids[0])
+        head = _REPLY_HEAD.pack(*fields)
+        if not isinstance(entry_ids, range):
+            return b"".join(map(_REPLY.pack, repeat(head), entry_ids))
+        replies = bytearray(head.ljust(_REPLY.size) * len(entry_ids))
+        for at, column in enumerate(pack_int64s_on(entry_ids[0], len(entry_ids)), len(head)):
+            replies[at :: _REPLY.size] = column
+        return bytes(replies)
 
 
 def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds | None, int]:
@@ -70,12 +94,23 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
     """
     groups: dict[bytes, _AddGroup] = {}
     current = b""
+    run_from = position  # From there on there may be a run.
     first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
     while position + _REQUEST_BYTES <= size:
         length, writer, entry_id, lac = _request_at(buffer, position)
         end = position + LENGTH_BYTES + length
         if end > size or not _BODY_BYTES_MIN <= length <= body_bytes_max or entry_id < 0:
             break
+        if position >= run_from:
+            run_from = position + RUN_MIN * (end - position)
+            if run := _take_run(buffer, position, end, entry_id):
+                group = groups.get(writer) or _open_group(writer)
+                if group is None:
+                    break
+                group.add_run(run)
+                groups[writer], current = group, b""
+                position = run_from = run.ends[-1]
+                continue
         start = position + (LENGTH_BYTES + _ENTRY_AT)
         if writer != current:
             if (group := groups.get(writer)) is None:
@@ -86,8 +121,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
                 position = end
                 continue
             current = writer
-            add_entry_id, add_lac = group.entry_ids.append, group.lacs.append
-            add_start, add_end = group.starts.append, group.ends.append
+            add_entry_id, add_lac, add_start, add_end = [each.append for each in group.lists()]
         add_entry_id(entry_id)
         add_lac(lac)
         add_start(start)
@@ -96,6 +130,30 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
     if position == first:
         return None, position
     return Adds(buffer, first, position, list(groups.values())), position
+
+
+def _take_run(buffer: bytes, position: int, end: int, entry_id: EntryId) -> Run | None:
+    """The add at `position` and those behind it that are like it, but for payloads, and count on; None if
+    these are not worth it.
+    """
+    size = end - position
+    id_at = position + _ENTRY_ID_AT
+    rows = min((len(buffer) - position) // size, RUN_MAX)
+    far = RUN_MIN - 1
+    if rows <= far or _entry_id_at(buffer, id_at + far * size)[0] != entry_id + far:
+        return None
+    rows = count_int64s_on(buffer, id_at, size, rows)
+    rows = count_same(buffer, position, size, rows, range(_ENTRY_ID_AT))
+    if rows < RUN_MIN:
+        return None
+    return run_at(buffer, position + LENGTH_BYTES + _ENTRY_AT, end, size, rows, entry_id)
+
+
+def _open_group(writer: bytes) -> _AddGroup | None:
+    if (known := _unpack_writer(writer)) is None:
+        return None
+    fields, version = known
+    return _AddGroup(*fields, version=version)
 
 
 @lru_cache(WRITERS_MAX)

@@ -14,7 +14,6 @@ all connections of a client it lets one frame serve all bookies of a write set.
 
 import re
 import struct
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,12 +23,16 @@ from typing import Any, Final, NamedTuple, Self, cast
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v3
 from rollbook.proto.wire.adds import (
+    RUN_MAX,
+    RUN_MIN,
     WRITERS_MAX,
     AddGroup,
     AddPacker,
     AddReplies,
     Adds,
+    Run,
     WriterFields,
+    run_at,
 )
 from rollbook.proto.wire.columns import (
     count_alike,
@@ -38,7 +41,6 @@ from rollbook.proto.wire.columns import (
     count_varints_on,
     pack_varints_on,
     unpack_column,
-    unpack_int64s,
     varint_columns,
 )
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LedgerDigest, pack_entry_header
@@ -74,8 +76,7 @@ _TXN_ID_AT: Final = 11  # In the frame of a reply.
 _is_short_varint: Final = re.compile(rb"[\x80-\xff]{0,8}[\x00-\x7f]").fullmatch
 _ALIKE_MIN: Final = 8  # From so many replies on it pays to look for their like.
 _ALIKE_MAX: Final = 1024
-_RUN_MIN: Final = 32  # From so many adds on columns are cheaper.
-_TXN_BYTES_MAX: Final = 9  # Likewise.
+_TXN_BYTES_MAX: Final = 9  # Of a run's; with ten bytes, not everything is a number of 64 bits.
 
 _length_at: Final = struct.Struct(">I").unpack_from
 _ids_at: Final = struct.Struct(">qqq").unpack_from  # Of an entry: ledger, entry, LAC.
@@ -101,21 +102,15 @@ class _Lists(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Adds of one size that follow one another, and so do their entries."""
-
-    entry_ids: range
-    lacs: "array[int]"
-    starts: range
-    ends: range
+    columns: Run
     txn_columns: list[bytes]  # What is echoed, byte by byte.
     entry_columns: list[bytes]
 
     def add_to(self, lists: _Lists) -> None:
-        *numbers, txn_columns, entry_columns = self
-        for column, more in zip(lists, numbers, strict=False):
+        for column, more in zip(lists[:4], self.columns, strict=True):
             cast(list[int], column).extend(more)
-        lists.txn_ids.extend(map(bytes, zip(*txn_columns, strict=True)))
-        lists.entry_varints.extend(map(bytes, zip(*entry_columns, strict=True)))
+        lists.txn_ids.extend(map(bytes, zip(*self.txn_columns, strict=True)))
+        lists.entry_varints.extend(map(bytes, zip(*self.entry_columns, strict=True)))
 
 
 @dataclass(slots=True)
@@ -139,8 +134,8 @@ class _AddGroup(AddGroup):
 
     def settle(self) -> Self:
         """Nothing more comes."""
-        columns = (self.run or self.lists)[:4]
-        self.entry_ids, self.lacs, self.starts, self.ends = cast(_Settled, columns)
+        columns = self.run.columns if self.run else self.lists[:4]
+        self.entry_ids, self.lacs, self.starts, self.ends = columns
         return self
 
     def pack_replies(self, error: Failure = None) -> bytes:
@@ -161,7 +156,7 @@ class _AddGroup(AddGroup):
         before, between = _around_reply(txn_bytes, status, self.ledger_varint, entry_bytes)
         reply = b"".join((before, bytes(txn_bytes), between, bytes(entry_bytes)))
         size = len(reply)
-        replies = bytearray(reply * len(run.entry_ids))
+        replies = bytearray(reply * len(run.columns.entry_ids))
         for at, column in enumerate(run.txn_columns, len(before)):
             replies[at::size] = column
         for at, column in enumerate(run.entry_columns, size - entry_bytes):
@@ -169,7 +164,6 @@ class _AddGroup(AddGroup):
         return bytes(replies)
 
 
-_Settled = tuple[Sequence[EntryId], Sequence[EntryId], Sequence[int], Sequence[int]]
 _Append = Callable[[Any], None]
 _Opened = tuple[_AddGroup, _Append, _Append, _Append, _Append, _Append, _Append]
 """A group and how to add to its columns: looked up once, since writers may come in turn."""
@@ -196,6 +190,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
     current: tuple[bytes, ...] = ()
     current_ledger_id, high_varint, high_bits = -1, b"", 0
     last_length = 0  # Of the one before, if it was the same writer's.
+    run_from = position  # From there on there may be a run.
     first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
     while match := _match_request(buffer, position + LENGTH_BYTES):
         txn_id, priority, add_size, ledger, entry, key, body_size = match.groups()
@@ -227,12 +222,12 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
             group, add_entry_id, add_lac, add_start, add_end, add_txn_id, add_varint = opened
         places = match.span(1), match.span(5), (entry_start, entry_end)
         step = end - position
-        far = entry_start + (_RUN_MIN - 1) * step
-        if far + _IDS_BYTES <= size and _ids_at(buffer, far)[1] == entry_id + _RUN_MIN - 1:
-            run = _take_run(buffer, position, step, places, entry_id)
-            if run is not None:
+        if position >= run_from:
+            run_from = position + RUN_MIN * step
+            if run := _take_run(buffer, position, step, places, entry_id):
                 group.add(run)
-                position, last_length = position + len(run.entry_ids) * step, 0
+                position += len(run.columns.entry_ids) * step
+                run_from, last_length = position, 0
                 continue
         if group.run is not None:
             group.loosen()
@@ -258,28 +253,29 @@ def _take_run(
     """
     (txn_at, txn_end), (varint_at, varint_end), (entry_start, entry_end) = places
     txn_bytes, entry_bytes = txn_end - txn_at, varint_end - varint_at
-    if txn_bytes > _TXN_BYTES_MAX:
+    rows = min((len(buffer) - position) // size, RUN_MAX)
+    far = RUN_MIN - 1
+    if (
+        rows <= far
+        or txn_bytes > _TXN_BYTES_MAX
+        or _ids_at(buffer, entry_start + far * size)[1] != entry_id + far
+    ):
         return None
-    rows = min((len(buffer) - position) // size, _ALIKE_MAX)
     rows = count_int64s_on(buffer, entry_start + 8, size, rows)
     rows = count_varints_on(buffer, varint_at, size, rows, entry_bytes, entry_id)
-    _, rows = varint_columns(buffer, txn_at, size, rows, txn_bytes)
+    txn_columns, rows = varint_columns(buffer, txn_at, size, rows, txn_bytes)
     fixed = _fixed_places(
         size,
         *(at - position for at in (txn_at, txn_end, varint_at, varint_end)),
         *(entry_start - position, entry_end - position),
     )
     rows = count_same(buffer, position, size, rows, fixed)
-    if rows < _RUN_MIN:
+    if rows < RUN_MIN:
         return None
-    by = rows * size
     return _Run(
-        range(entry_id, entry_id + rows),
-        unpack_int64s(buffer, entry_start + 16, size, rows),
-        range(entry_start, entry_start + by, size),
-        range(entry_end, entry_end + by, size),
-        [buffer[at : position + by : size] for at in range(txn_at, txn_end)],
-        [buffer[at : position + by : size] for at in range(varint_at, varint_end)],
+        run_at(buffer, entry_start, entry_end, size, rows, entry_id),
+        [column[:rows] for column in txn_columns],
+        pack_varints_on(entry_id, rows, entry_bytes),
     )
 
 

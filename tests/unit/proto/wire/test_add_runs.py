@@ -15,8 +15,10 @@ AT = 36  # In the middle of the run: what is wrong there must neither be heard n
 FIRST_IDS = [0, 100, 16_350, 2**21 - 40, 2**62]  # Their varints grow on the way, but for the last.
 
 
-def _stream(first: int, first_txn: int, kind: int = 0, payload: bytes = b"payload") -> list[bytes]:
-    packer = packers(3, LedgerId(300), first_txn)[kind]
+def _stream(
+    first: int, first_txn: int = 1, kind: int = 0, payload: bytes = b"payload", version: int = 3
+) -> list[bytes]:
+    packer = packers(version, LedgerId(300), first_txn)[kind]
     return [
         packer.pack(EntryId(entry_id), EntryId(entry_id // 3), entry_id, payload)
         for entry_id in range(first, first + ROWS)
@@ -45,17 +47,26 @@ def test_a_run_is_heard_and_answered_as_each_add_is(first: int, first_txn: int) 
         assert _hear(frames) == _hear_each(frames)
 
 
-def test_a_whole_run_is_three_numbers_a_column() -> None:
-    (adds,) = RequestDecoder().feed(b"".join(_stream(1_000, 1_000)))
+@pytest.mark.parametrize("first", [*FIRST_IDS, 2**16 - 40, 2**63 - ROWS])
+def test_a_run_of_version_2_likewise(first: int) -> None:
+    for kind in range(4):
+        frames = _stream(first, kind=kind, version=2)
+        assert _hear(frames) == _hear_each(frames)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_whole_run_is_three_numbers_a_column(version: int) -> None:
+    (adds,) = RequestDecoder().feed(b"".join(_stream(1_000, version=version)))
     assert isinstance(adds, Adds)
     (group,) = adds.groups
     assert group.entry_ids == range(1_000, 1_000 + ROWS)
     assert isinstance(group.starts, range)
 
 
+@pytest.mark.parametrize(("version", "kind"), [(2, 1), (3, 3)])  # In version 3 with a tail.
 @pytest.mark.parametrize("wrong_by", [0x01, 0x80])
-def test_one_byte_of_it_wrong(wrong_by: int) -> None:
-    frames = _stream(16_350, 16_370, kind=3)  # With a tail behind the entry.
+def test_one_byte_of_it_wrong(wrong_by: int, version: int, kind: int) -> None:
+    frames = _stream(16_350, 16_370, kind, version=version)
     sound = frames[AT]
     for place in range(4, len(sound)):
         frames[AT] = sound[:place] + bytes((sound[place] ^ wrong_by,)) + sound[place + 1 :]
@@ -81,11 +92,12 @@ def test_a_varint_must_say_what_the_entry_says() -> None:
     assert sum(isinstance(each, HeardAdd) for each in heard) == ROWS - 1
 
 
+@pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("seed", range(20))
-def test_runs_of_writers_that_come_in_turn(seed: int) -> None:
+def test_runs_of_writers_that_come_in_turn(seed: int, version: int) -> None:
     chance = random.Random(seed)
     txn_ids = chance.randrange(1, 20_000)
-    ledgers = [packers(3, LedgerId(ledger_id), txn_ids)[0] for ledger_id in (1, 300, 2**40)]
+    ledgers = [packers(version, LedgerId(ledger_id), txn_ids)[0] for ledger_id in (1, 300, 2**40)]
     next_ids = [chance.choice(FIRST_IDS) for _ in ledgers]
     frames: list[bytes] = []
     for _ in range(6):
