@@ -34,6 +34,7 @@ from rollbook.logservice import words
 from rollbook.logservice.core.block import Block, Headers
 from rollbook.logservice.ids import (
     INT64_MAX,
+    TIMESTAMP_US_MAX,
     AtOffset,
     AtTime,
     LogName,
@@ -100,6 +101,14 @@ def record_routes(door: Door) -> APIRouter:
         how: How,
         start: From = "earliest",
         until: Until = None,
+        until_timestamp_us: Annotated[
+            int | None,
+            Query(
+                ge=0,
+                le=TIMESTAMP_US_MAX,
+                description="Only what is older: of what follows the log, events and lines.",
+            ),
+        ] = None,
         limit: Annotated[int, Query(ge=1, le=_RECORDS_MAX)] = 10_000,
         max_bytes: Annotated[int, Query(ge=1, le=BATCH_BYTES_CEILING)] = 1024 * 1024,
         wait_ms: Annotated[
@@ -132,7 +141,7 @@ def record_routes(door: Door) -> APIRouter:
         begin = position(last_event_id if is_resumed and last_event_id else start, "from")
         if kind in (SSE, NDJSON):
             reading = words.ReadStream(
-                *(log, begin, None if until is None else Offset(until)),
+                *(log, begin, None if until is None else Offset(until), until_timestamp_us),
                 at_tail=at_tail,
                 on_truncated=on_truncated or words.OnTruncated.SKIP,
                 heartbeat_ms=heartbeat_ms,
@@ -142,6 +151,8 @@ def record_routes(door: Door) -> APIRouter:
             return await _follow(
                 door, kind, reading, encoding, resumed_by=how if is_resumed else None
             )
+        if until_timestamp_us is not None:
+            raise InvalidRequest("until_timestamp_us is for events and lines: accept one of them")
         fails = on_truncated or words.OnTruncated.FAIL
         asked = words.Read(log, begin, limit, max_bytes, wait_ms, fails)
         answer: words.ReadAnswer = await door.ask(asked, how, more_ms=wait_ms)

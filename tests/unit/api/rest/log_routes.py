@@ -1,6 +1,7 @@
 """The application of named logs without a server, and one good request for each of its routes."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -162,6 +163,31 @@ class Stream:
         while (part := await self.told.get()) is not None:
             if part:
                 yield part
+
+
+@dataclass(frozen=True)
+class Operation:
+    """As OpenAPI has it."""
+
+    id: str
+    method: str
+    path: str
+    described: Mapping[str, Any]
+
+    def serves(self, route: Route) -> bool:
+        pattern = re.sub(r"\{\w+\}", "[^/:]+", self.path)
+        path = route.path.partition("?")[0]
+        return route.method == self.method and re.fullmatch(pattern, path) is not None
+
+
+def operations_of(app: FastAPI) -> list[Operation]:
+    """All of `/v1`."""
+    return [
+        Operation(described["operationId"], method.upper(), path, described)
+        for path, by_method in app.openapi()["paths"].items()
+        for method, described in by_method.items()
+        if path.startswith("/v1/")
+    ]
 
 
 def site(url_of: Callable[[str], str] = lambda _: "") -> Site:

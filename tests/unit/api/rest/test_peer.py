@@ -1,0 +1,266 @@
+"""HTTP is a true peer of gRPC: whatever can be asked at one door can be asked at the other, field by field.
+
+Requests are sent to every route, plain ones (`log_routes.py`) and those below, which name everything that they
+can. What the core is asked then has to have each field of each word in two ways at least; and whatever a request can
+name has to change what the core is asked. What is not so is in a table, with its reason, and a reason that holds
+no longer fails. (That words are the messages of the interface is checked where those are translated.)
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, urlencode
+
+import pytest
+
+from rollbook.api.grpc.methods import METHODS
+from rollbook.logservice.core.block import CEILING, Block, check_block
+from rollbook.proto.errors import Overloaded
+from tests.unit.api.rest.http_client import Answer
+from tests.unit.api.rest.log_routes import (
+    JSON,
+    NDJSON,
+    RAW,
+    ROUTES,
+    SSE,
+    Route,
+    Site,
+    operations_of,
+    site,
+)
+
+OTHER = "/v1/namespaces/ns2/logs/log2"
+_CONFIG: Final = {
+    "quorum": {"ensemble": 5, "write": 4, "ack": 3},
+    "roll_bytes": 1 << 20,
+    "roll_entries": 100,
+    "roll_age_s": 10,
+    "retention_age_s": 10,
+    "retention_bytes": 10,
+    "writer_mode": "exclusive",
+    "dedupe_batches": 10,
+    "dedupe_age_s": 10,
+    "record_bytes_max": 10_000,
+    "batch_bytes_max": 2 << 20,
+    "batch_records_max": 10,
+    "tail_cache_bytes": 1 << 20,
+    "delete_grace_s": 10,
+    "labels": {"team": "shop"},
+    "description": "orders",
+}
+_OTHER_CONFIG: Final = {"retention_age_s": None, "quorum": {"ensemble": 3, "write": 3, "ack": 2}}
+_RECORD: Final = {"data": "x", "key": "k", "headers": {"h": "v"}, "event_time_us": 5}
+_RECORDS: Final = json.dumps({"records": [_RECORD, {"data": "y"}]}).encode()
+_PRODUCER: Final = {"producer-id": "p", "producer-epoch": "1", "producer-seq": "2"}
+_CONDITION: Final = {"log-expected-offset": "3", "log-writer-epoch": "4"}
+
+
+def _said(core_name: str, method: str, path: str, body: Any, **headers: str) -> Route:
+    return Route(core_name, method, path, json.dumps(body).encode(), {**JSON, **headers})
+
+
+FULL = (
+    Route("list_logs", "GET", "/v1/logs?prefix=a&page_token=b/c&limit=3"),
+    Route("list_logs", "GET", "/v1/namespaces/ns2/logs?prefix=a&page_token=b/c&limit=3"),
+    _said("update_log", "PUT", OTHER, _CONFIG),
+    Route("get_log", "GET", OTHER),
+    Route("get_tail", "HEAD", OTHER),
+    _said("update_log", "PATCH", OTHER, _CONFIG, **{"if-match": '"e"'}),
+    _said("update_log", "PATCH", OTHER, _OTHER_CONFIG),
+    Route("delete_log", "DELETE", f"{OTHER}?grace_ms=7", headers={"if-match": '"e"'}),
+    Route("append", "POST", f"{OTHER}/records", b"x", {**RAW, **_PRODUCER, **_CONDITION}),
+    Route("append", "POST", f"{OTHER}/records", _RECORDS, {**JSON, "if-none-match": "*"}),
+    Route("append", "POST", f"{OTHER}/records", b'{"data":"z"}\n', {**NDJSON, "if-match": '"3"'}),
+    Route("append", "POST", f"{OTHER}/records", b"x", {**RAW, "idempotency-key": "once"}),
+    Route("seal", "POST", f"{OTHER}:seal", b"x", {**RAW, **_PRODUCER, **_CONDITION}),
+    Route("seal", "POST", f"{OTHER}:seal", _RECORDS, {**JSON, "if-none-match": "*"}),
+    Route("seal", "POST", f"{OTHER}:seal", b"x", {**RAW, "if-match": '"3"'}),
+    Route("seal", "POST", f"{OTHER}:seal", b"x", {**RAW, "idempotency-key": "once"}),
+    Route("read", "GET", f"{OTHER}/records?from=5&limit=6&max_bytes=7&wait_ms=8&on_truncated=skip"),
+    Route(
+        *("read_stream", "GET"),
+        f"{OTHER}/records?from=5&until=9&until_timestamp_us=10&at_tail=stop&on_truncated=fail"
+        "&heartbeat_ms=200",
+        headers={**SSE, "last-event-id": "6"},
+    ),
+    Route("read_stream", "GET", f"{OTHER}/records?from=7", headers=SSE),
+    Route("read", "GET", f"{OTHER}/records/8"),
+    Route("get_tail", "GET", f"{OTHER}/tail?consistency=cached"),
+    Route("watch_tail", "GET", f"{OTHER}/tail?interval_ms=20&heartbeat_ms=200", headers=SSE),
+    Route("get_tail", "POST", f"{OTHER}:barrier"),
+    Route("find_offset", "GET", f"{OTHER}/offsets?at=5"),
+    Route("find_offset", "GET", f"{OTHER}/offsets?timestamp_us=5"),
+    _said(
+        *("truncate", "POST", f"{OTHER}:truncate"),
+        {"before": 5, "dry_run": True, "force_roll": True},
+    ),
+    Route("roll_log", "POST", f"{OTHER}:roll"),
+    _said("transfer_log", "POST", f"{OTHER}:transfer", {"to": "b"}),
+    _said(
+        *("acquire_writer", "POST", f"{OTHER}/writer"),
+        {"holder": "you", "mode": "fail", "ttl_ms": 5},
+    ),
+    Route("renew_writer", "PUT", f"{OTHER}/writer", headers={"log-writer-epoch": "2"}),
+    Route("release_writer", "DELETE", f"{OTHER}/writer", headers={"log-writer-epoch": "2"}),
+    Route("list_cursors", "GET", f"{OTHER}/cursors"),
+    Route("get_cursor", "GET", f"{OTHER}/cursors/d"),
+    _said(
+        *("commit_cursor", "PUT", f"{OTHER}/cursors/d"),
+        {"offset": 5, "blob_b64": "eA==", "is_protected": True, "may_rewind": True},
+        **{"if-match": '"3"'},
+    ),
+    _said(
+        *("commit_cursor", "PUT", f"{OTHER}/cursors/d"),
+        {"offset": 5},
+        **{"if-none-match": "*"},
+    ),
+    Route("delete_cursor", "DELETE", f"{OTHER}/cursors/d", headers={"if-match": '"3"'}),
+    Route("delete_cursor", "DELETE", f"{OTHER}/cursors/d", headers={"if-none-match": "*"}),
+    Route("list_segments", "GET", f"{OTHER}/segments?start=1&limit=2"),
+    Route("get_journal", "GET", f"{OTHER}/journal?limit=2"),
+    Route("lookup", "GET", "/v1/owners?log=ns2/log2"),
+    Route("drain_server", "POST", "/v1/servers/b:drain"),
+)
+
+NOT_OVER_HTTP: Final = {
+    "AppendStream": "HTTP has connections, and requests that follow each other on one",
+    "EnsureLog.config": "what a PUT names goes into an UpdateLog; what it does not is the server's",
+}
+ONLY_OVER_HTTP: Final = {
+    "log-timeout-ms": "gRPC has deadlines of its own",
+    "log-forward": "clients of gRPC find owners by themselves",
+    "encoding": "how the answer is written: gRPC has bytes",
+    "read_record.if-none-match": "a cache has it; gRPC has no caches",
+}
+
+
+class Asked(NamedTuple):
+    operation: str
+    request: Route
+    words: tuple[Any, ...]
+
+
+@pytest.fixture(scope="module")
+def there() -> Site:
+    return site()
+
+
+@pytest.fixture
+async def asked(there: Site) -> list[Asked]:
+    return [
+        Asked(_operation(there, request), request, await _ask(there, request))
+        for request in (*ROUTES, *FULL)
+    ]
+
+
+async def _ask(there: Site, request: Route) -> tuple[Any, ...]:
+    """What the core is asked; it answers nothing, so that nothing changes."""
+    there.core.asked.clear()
+    there.core.failures.clear()
+    there.core.cluster.logs.clear()
+    name = request.core_name
+    there.core.failures[name].append(Overloaded())
+    await there.ask(request.method, request.path, request.body, **request.headers)
+    return tuple(there.core.asked)
+
+
+def _operation(there: Site, request: Route) -> str:
+    (found,) = (each.id for each in operations_of(there.app) if each.serves(request))
+    return found
+
+
+def _leaves(word: Any, at: str) -> Iterator[tuple[str, Any]]:
+    for each in fields(word):
+        value = getattr(word, each.name)
+        if each.name == "block" and value is not None:
+            yield f"{at}.block", value
+            yield f"{at}.block.producer", check_block(value, CEILING).producer
+            for record in Block(value).records():
+                kept = record._asdict().items()
+                yield from ((f"{at}.block.{name}", repr(field)) for name, field in kept)
+        elif is_dataclass(value) and not isinstance(value, type) and each.name != "log":
+            yield f"{at}.{each.name}", value
+            yield from _leaves(value, f"{at}.{each.name}")
+        else:
+            yield f"{at}.{each.name}", value
+
+
+async def test_every_field_of_every_method_can_be_said_over_http(asked: list[Asked]) -> None:
+    seen: dict[str, list[Any]] = defaultdict(list)
+    for each in asked:
+        for word in each.words:
+            kind = type(word).__name__
+            for name, value in ((kind, True), *_leaves(word, kind)):
+                if value not in seen[name]:
+                    seen[name].append(value)
+    lacking = set()
+    for method in METHODS:
+        if method.name not in seen:
+            lacking.add(method.name)
+            continue
+        for field in fields(method.request):
+            if len(seen[f"{method.name}.{field.name}"]) < 2:
+                lacking.add(f"{method.name}.{field.name}")
+    # Below the fields of words, too: conditions, configurations, records.
+    for word in ("UpdateLog.config", "Append.condition", "Seal.condition", "Append.block"):
+        names = [name for name in seen if name.startswith(f"{word}.")]
+        assert names
+        lacking |= {name for name in names if len(seen[name]) < 2 and not _is_servers(name)}
+    assert lacking == set(NOT_OVER_HTTP)
+
+
+def _is_servers(name: str) -> bool:
+    return name.endswith(".block.timestamp_us")  # Its half of a block.
+
+
+async def test_whatever_can_be_said_over_http_reaches_the_core(
+    there: Site, asked: list[Asked]
+) -> None:
+    reaches: dict[str, set[str]] = defaultdict(set)
+    for each in asked:
+        if each.request in FULL:
+            for name, without in _each_left_out(each.request):
+                if await _ask(there, without) != each.words:
+                    reaches[each.operation].add(name)
+    lacking = set()
+    for operation in operations_of(there.app):
+        for name in _sayable(operation.described) - reaches[operation.id]:
+            lacking.add(f"{operation.id}.{name}")
+    reasons = {
+        each: reason
+        for each in lacking
+        if (reason := ONLY_OVER_HTTP.get(each) or ONLY_OVER_HTTP.get(each.partition(".")[2]))
+    }
+    assert lacking == set(reasons)
+    assert set(reasons.values()) == set(ONLY_OVER_HTTP.values()), "a reason that holds no longer"
+
+
+def _sayable(operation: Mapping[str, Any]) -> set[str]:
+    """Queries, headers, fields of a body. Paths are seen by two of each."""
+    names = {each["name"] for each in operation.get("parameters", ()) if each["in"] != "path"}
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    names |= set(body.get("schema", {}).get("properties", {}))
+    return names
+
+
+def _each_left_out(request: Route) -> Iterator[tuple[str, Route]]:
+    path, _, query = request.path.partition("?")
+    pairs = parse_qsl(query)
+    for name, _ in pairs:
+        rest = urlencode([each for each in pairs if each[0] != name])
+        yield name, replace(request, path=f"{path}?{rest}")
+    for name in request.headers:
+        rest_of_headers = {key: value for key, value in request.headers.items() if key != name}
+        yield name, replace(request, headers=rest_of_headers)
+    if request.headers.get("content-type") == JSON["content-type"]:
+        body = json.loads(request.body)
+        for name in body:
+            kept = {key: value for key, value in body.items() if key != name}
+            yield name, replace(request, body=json.dumps(kept).encode())
+
+
+async def test_a_range_of_time_is_of_what_follows_the_log(there: Site) -> None:
+    answer: Answer = await there.get(f"{OTHER}/records?until_timestamp_us=5")
+    assert (answer.status, answer.reason) == (400, "INVALID")
