@@ -48,8 +48,12 @@ class AckTracker:
             not self._is_striped
             and reached <= end
             and not self._beyond[slot]
-            and (count == 1 or entry_ids == [*range(mark, reached)])
             and entry_ids[0] == mark
+            and (
+                count == 1
+                or entry_ids == range(mark, reached)
+                or entry_ids == [*range(mark, reached)]
+            )
         ):
             self._marks[slot] = EntryId(reached)
             if reached <= self.last_add_confirmed + 1:

@@ -10,6 +10,7 @@ Entries stay here, and are kept, from the first one on that somebody who counts 
 they may have to go to a replacement, too.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollbook.proto.ids import BookieId, EntryId
@@ -51,7 +52,7 @@ class WriteBack:
         wanted = self._quorum.write_mask(entry.entry_id) & ~self._abandoned
         return [s for s in self._quorum.write_slots(entry.entry_id) if wanted >> s & 1]
 
-    def on_acks(self, slot: int, bookie: BookieId, entry_ids: list[EntryId]) -> None:
+    def on_acks(self, slot: int, bookie: BookieId, entry_ids: Sequence[EntryId]) -> None:
         if self._holders[slot][-1][1] != bookie:
             return  # Replaced: its copies protect nobody any more.
         for entry_id in entry_ids:

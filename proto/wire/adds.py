@@ -115,7 +115,7 @@ class AddReplies(NamedTuple):
 
     error: Failure
     ledger_id: LedgerId
-    entry_ids: list[EntryId]
+    entry_ids: Sequence[EntryId]  # A range, if they are many that count on.
 
 
 ENTRY_BYTES_SLACK: Final = 512

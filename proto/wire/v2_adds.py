@@ -217,7 +217,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
                 break
             replies[head] = group
             current = head
-            add_entry_id = group.entry_ids.append
+            add_entry_id = cast(list[EntryId], group.entry_ids).append
         add_entry_id(entry_id)
         position += _REPLY.size
     return list(replies.values()), position

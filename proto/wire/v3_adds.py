@@ -473,10 +473,48 @@ class V3AddPacker(AddPacker):
         return around
 
 
+class _Heard:
+    """Replies that agree but for their transaction ids and entry ids."""
+
+    __slots__ = ("_entry_ids", "_run", "entry_bytes", "error", "ledger_id")
+
+    def __init__(self, error: Failure, ledger_id: LedgerId, entry_bytes: int) -> None:
+        self.error = error
+        self.ledger_id = ledger_id
+        self.entry_bytes = entry_bytes  # What a head leaves to the entry id, -1 if it is bad.
+        self._entry_ids: list[int] = []
+        self._run: range | None = None  # All of them, if so.
+
+    def add(self, entry_ids: Iterable[int]) -> None:
+        run = self._run
+        if not isinstance(entry_ids, range) or (run is None and self._entry_ids):
+            self._loosen().extend(entry_ids)
+        elif run is None:
+            self._run = entry_ids
+        elif run.stop == entry_ids.start:
+            self._run = range(run.start, entry_ids.stop)
+        else:
+            self._loosen().extend(entry_ids)
+
+    def appender(self) -> _Append:
+        return self._loosen().append
+
+    def _loosen(self) -> list[int]:
+        if self._run is not None:
+            self._entry_ids.extend(self._run)
+            self._run = None
+        return self._entry_ids
+
+    def settle(self) -> AddReplies:
+        entry_ids = cast(Sequence[EntryId], self._run or self._entry_ids)
+        return AddReplies(self.error, self.ledger_id, entry_ids)
+
+
 def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], int]:
     """The replies to adds, in usual dress, that lie whole at `position`, and where they end."""
-    replies: dict[bytes, tuple[AddReplies, int]] = {}
-    current, entry_bytes, high_varint, high_bits = b"", 0, b"", 0
+    replies: dict[bytes, _Heard] = {}
+    current, high_varint, high_bits = b"", b"", 0
+    add_entry_id: _Append | None = None
     while match := _match_reply(buffer, position + LENGTH_BYTES):
         head, entry = match.groups()
         end = match.end()
@@ -486,46 +524,71 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
         ):
             break
         if head != current:
-            alike = replies.get(head) or _open_replies(head)
-            replies[head] = alike
-            current, (group, entry_bytes) = head, alike
-            add_entry_id = group.entry_ids.append
-        if len(entry) != entry_bytes:
+            heard = replies.get(head) or _Heard(*_unpack_head(head))
+            replies[head], current, add_entry_id = heard, head, None
+        if len(entry) != heard.entry_bytes:
             break
-        size = end - position
-        if buffer.startswith(head, match.start(1) + _ALIKE_MIN * size):
-            entry_ids = _take_replies_alike(buffer, position, size, match.start(1), entry_bytes)
-            if entry_ids:
-                group.entry_ids.extend(entry_ids)
-                position += len(entry_ids) * size
-                continue
         if entry[1:] != high_varint:
             high_varint = entry[1:]
             high_bits = _unpack_high_bits(high_varint)
-        add_entry_id(EntryId(entry[0] & 0x7F | high_bits))
+        entry_id = entry[0] & 0x7F | high_bits
+        size = end - position
+        if buffer.startswith(head, match.start(1) + _ALIKE_MIN * size):
+            found = _take_replies_alike(buffer, position, size, match.start(1), entry_id, entry)
+            if found:
+                heard.add(found)
+                position, add_entry_id = position + len(found) * size, None
+                continue
+        if add_entry_id is None:
+            add_entry_id = heard.appender()
+        add_entry_id(entry_id)
         position = end
-    return [group for group, _ in replies.values() if group.entry_ids], position
+    settled = [heard.settle() for heard in replies.values()]
+    return [each for each in settled if each.entry_ids], position
 
 
 def _take_replies_alike(
-    buffer: bytes, position: int, size: int, head_at: int, entry_bytes: int
-) -> list[EntryId]:
+    buffer: bytes, position: int, size: int, head_at: int, entry_id: int, entry: bytes
+) -> Sequence[int]:
     """The entry ids of the reply at `position` and of those behind it that differ from it by their
     transaction ids and entry ids only. None at all if it has a priority behind its transaction id.
     """
-    txn_id = range(_TXN_ID_AT, head_at - position)
-    if not _is_short_varint(buffer[position + _TXN_ID_AT : head_at]):
-        return []
+    txn_at, txn_bytes = position + _TXN_ID_AT, head_at - position - _TXN_ID_AT
+    if not _is_short_varint(buffer[txn_at:head_at]):
+        return ()
     rows = min((len(buffer) - position) // size, _ALIKE_MAX)
-    rows = count_alike(buffer, position, size, rows, (txn_id, range(size - entry_bytes, size)))
+    entry_bytes = len(entry)
     entry_at = position + size - entry_bytes
-    return cast(list[EntryId], unpack_column(buffer, entry_at, size, rows, entry_bytes))
+    if rows >= RUN_MIN:
+        run = _take_replies_on(buffer, position, size, rows, (txn_bytes, entry_bytes), entry_id)
+        if run:
+            return run
+    places = range(_TXN_ID_AT, head_at - position), range(size - entry_bytes, size)
+    rows = count_alike(buffer, position, size, rows, places)
+    return unpack_column(buffer, entry_at, size, rows, entry_bytes)
 
 
-def _open_replies(head: bytes) -> tuple[AddReplies, int]:
-    """Replies that agree in `head`, and how many bytes it leaves to the entry id, -1 if it is bad."""
-    error, ledger_id, entry_bytes = _unpack_head(head)
-    return AddReplies(error, ledger_id, []), entry_bytes
+def _take_replies_on(
+    buffer: bytes, position: int, size: int, rows: int, id_bytes: tuple[int, int], entry_id: int
+) -> range:
+    """The same where entries count on, which is what a chunk of adds is answered with; empty if too few
+    do. What these should look like is made of the first, and compared in one.
+    """
+    txn_bytes, entry_bytes = id_bytes
+    entry_place = size - entry_bytes
+    rows = count_varints_on(buffer, position + entry_place, size, rows, entry_bytes, entry_id)
+    txn_columns, rows = varint_columns(buffer, position + _TXN_ID_AT, size, rows, txn_bytes)
+    if rows < RUN_MIN:
+        return range(0)
+    end = position + rows * size
+    expected = bytearray(buffer[position : position + size] * rows)
+    for place, column in enumerate(txn_columns, _TXN_ID_AT):
+        expected[place::size] = column[:rows]
+    for place in range(entry_place, size):
+        expected[place::size] = buffer[position + place : end : size]
+    if expected != buffer[position:end]:
+        return range(0)
+    return range(entry_id, entry_id + rows)
 
 
 @lru_cache(maxsize=4096)

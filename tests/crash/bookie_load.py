@@ -7,7 +7,7 @@ or deletes; then it takes a new one. What is in flight when the bookie dies is l
 import asyncio
 import itertools
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -234,7 +234,7 @@ class Lane:
         self.ledger_id, self._next = next(self._ledger_ids), 0
         self._outstanding.clear()
 
-    def on_answered(self, entry_ids: list[EntryId]) -> None:
+    def on_answered(self, entry_ids: Sequence[EntryId]) -> None:
         for entry_id in entry_ids:
             self._outstanding.pop(entry_id, None)
         self._answered.set()

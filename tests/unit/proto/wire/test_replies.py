@@ -170,11 +170,11 @@ def test_v3_replies_to_adds_are_heard_as_protobuf_reads_them(seed: int) -> None:
 def test_v3_replies_to_adds_that_look_alike_are_heard_as_protobuf_reads_them(seed: int) -> None:
     """W2: read by columns, but for the one whose turn it is to differ, by a byte or by its ids."""
     chance = random.Random(seed)
-    txn_id = chance.choice((1, 100, 16_300, 2**40, 2**63 - 20, 2**64 - 60))
+    txn_id = chance.choice((1, 100, 16_300, 2**40, 2**63 - 20, 2**64 - 200))
     entry_id = chance.choice((0, 100, 16_300, 2**21 - 20, 2**40, 2**62))
     ledger_id = chance.choice((1, 2**40))
     frames: list[bytes] = []
-    for row in range(chance.randrange(9, 60)):
+    for row in range(chance.randrange(9, 200)):
         reply = AddReply(None, LedgerId(ledger_id), EntryId(entry_id + row))
         frames.append(v3.Origin(3, txn_id + row, Operation.ADD).pack(reply))
         if chance.random() < 0.1:
@@ -192,6 +192,19 @@ def test_v3_replies_to_adds_that_look_alike_are_heard_as_protobuf_reads_them(see
             frames[odd] = changed
     one_by_one = [item for frame in frames for item in ReplyDecoder().feed(frame)]
     assert _flatten(ReplyDecoder().feed(b"".join(frames))) == _flatten(one_by_one)
+
+
+def test_the_answers_to_a_chunk_of_adds_are_a_range() -> None:
+    """W2: even where transaction ids grow by a byte."""
+    answers = b"".join(
+        v3.Origin(3, 2**14 - 50 + row, Operation.ADD).pack(
+            AddReply(None, LEDGER, EntryId(1_000 + row))
+        )
+        for row in range(200)
+    )
+    (replies,) = ReplyDecoder().feed(answers)
+    assert isinstance(replies, AddReplies)
+    assert replies.entry_ids == range(1_000, 1_200)
 
 
 @pytest.mark.parametrize("seed", range(20))
