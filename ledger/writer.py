@@ -127,6 +127,7 @@ class LedgerWriter:
         self._is_over = False  # No bookie is used any more.
         self._closing: asyncio.Task[None] | None = None
         self._turn_is_due = self._offer_is_due = False
+        self._act_at_bytes = 0  # At which `appended_bytes` an append has to be followed up at once.
         self._is_ticking = False
         self._busy_pauses_s = [0.0] * metadata.quorum.ensemble
         self._timers: dict[int, asyncio.TimerHandle] = {}  # By slot: when to send it more.
@@ -182,7 +183,8 @@ class LedgerWriter:
         entry_id = self._pipeline.append(payload)
         future: asyncio.Future[EntryId] = self._new_future()
         self._waiting.append((entry_id, future, entry_id))
-        self._send_soon()
+        if self._pipeline.appended_bytes >= self._act_at_bytes:
+            self._send_soon()
         return future
 
     def put(self, payload: bytes) -> EntryId:
@@ -192,7 +194,8 @@ class LedgerWriter:
         if self._is_closing or self._failure is not None:
             raise self._refusal()
         entry_id = self._last_put = self._pipeline.append(payload)
-        self._send_soon()
+        if self._pipeline.appended_bytes >= self._act_at_bytes:
+            self._send_soon()
         return entry_id
 
     def watch(
@@ -360,21 +363,24 @@ class LedgerWriter:
 
     def _send_soon(self) -> None:
         """With what else is appended in this turn of the loop, unless that is much already."""
+        appended_bytes = self._pipeline.appended_bytes
         if not self._turn_is_due:
             self._turn_is_due = True
             self._loop.call_soon(self._on_turn)
-        elif self._pipeline.fresh_bytes >= _EARLY_BYTES:
+            self._act_at_bytes = appended_bytes + _EARLY_BYTES
+        elif appended_bytes >= self._act_at_bytes:
+            self._act_at_bytes = appended_bytes + _EARLY_BYTES
             self._hand_out()
 
     def _on_turn(self) -> None:
         self._turn_is_due = False
+        self._act_at_bytes = 0
         if self._is_over:
             return
         self._keep_ticking()
         self._hand_out()
 
     def _hand_out(self) -> None:
-        self._pipeline.fresh_bytes = 0
         if self._may_send():
             for slot in range(len(self._channels)):
                 self._hand_to(slot)
@@ -407,7 +413,7 @@ class LedgerWriter:
             self._hand_to(slot, is_overdue=True)
 
     def _on_refused(
-        self, slot: int, refusal: type[RollbookError], entry_ids: list[EntryId]
+        self, slot: int, refusal: type[RollbookError], entry_ids: Sequence[EntryId]
     ) -> None:
         bookie = self._seating.ensemble[slot]
         error = refusal("it refuses adds", ledger_id=self.ledger_id, bookie=bookie)
@@ -451,8 +457,11 @@ class LedgerWriter:
 
     def _on_confirmed(self) -> None:
         lac, waiting = self._pipeline.acks.last_add_confirmed, self._waiting
-        while waiting and waiting[0][0] <= lac:
-            _, future, result = waiting.popleft()
+        while waiting:
+            last_entry, future, result = waiting.popleft()
+            if last_entry > lac:
+                waiting.appendleft((last_entry, future, result))
+                break
             if not future.done():  # Else its caller has cancelled it.
                 future.set_result(result)
         self._explicit_lac.on_confirmed()

@@ -77,7 +77,7 @@ class Pipeline:
     ) -> None:
         self.acks = AckTracker(quorum)
         self.next_entry = FIRST_ENTRY
-        self.length = 0  # Payload bytes of all entries appended.
+        self.appended_bytes = 0  # Of all frames ever, a little more than they have.
         self.told_lac = self.acks.last_add_confirmed  # The newest that an entry carries.
         self.handed_end = FIRST_ENTRY  # Nobody was ever sent this entry or a later one.
         self.tick = 0
@@ -90,10 +90,11 @@ class Pipeline:
         self._first = FIRST_ENTRY  # Of the entries that are kept.
         self._frames: list[bytes] = []
         self._payloads: list[bytes] = []  # Of entries behind these, whose frames are not built.
-        self._lengths: list[int] = []  # The ledger's, with each entry that is kept.
+        self._lengths: list[int] = []  # The ledger's, with each entry that has its frame.
         self._length_before = 0
-        self._bytes = 0  # Of frames, a little more than they have.
-        self.fresh_bytes = 0  # Appended since whoever sends set it to that.
+        self._released_bytes = 0  # Of `appended_bytes`.
+        self._full_at_bytes = window_bytes  # At which `appended_bytes`,
+        self._full_at_entry = FIRST_ENTRY + window_entries  # and at which entry.
         self._seats = [Seat(FIRST_ENTRY) for _ in range(quorum.ensemble)]
         self._joined_of = (FIRST_ENTRY, FIRST_ENTRY)
         self._joined = b""
@@ -104,31 +105,29 @@ class Pipeline:
 
     def has_room(self, entries: int, payload_bytes: int) -> bool:
         """What does not fit into an empty window passes alone."""
-        kept = len(self._lengths)
-        return not kept or (
-            kept + entries <= self._window_entries
-            and self._bytes + payload_bytes + entries * _AROUND_BYTES <= self._window_bytes
+        size = payload_bytes + entries * _AROUND_BYTES
+        return self.is_settled or (
+            self.next_entry + entries <= self._full_at_entry
+            and self.appended_bytes + size <= self._full_at_bytes
         )
 
     @property
     def free_entries(self) -> int:
-        return self._window_entries - len(self._lengths)
+        return self._full_at_entry - self.next_entry
 
     def append(self, payload: bytes) -> EntryId:
         """Raises `Overloaded`, `EntryTooLarge`, `TypeError`; then nothing has happened."""
         kept = payload if type(payload) is bytes else _kept(payload)
         size = len(kept)
-        if not self.has_room(1, size):
+        entry_id, end = self.next_entry, self.appended_bytes + size + _AROUND_BYTES
+        is_full = end > self._full_at_bytes or entry_id >= self._full_at_entry
+        if is_full and not self.is_settled:
             raise Overloaded(_FULL, next_step=_WAIT)
         if size > self._payload_bytes_max:
             raise self._too_large(size)
-        entry_id = self.next_entry
-        self.length += size
         self._payloads.append(kept)
-        self._lengths.append(self.length)
-        self._bytes += size + _AROUND_BYTES
-        self.fresh_bytes += size + _AROUND_BYTES
-        self.next_entry = EntryId(entry_id + 1)
+        self.appended_bytes = end
+        self.next_entry = entry_id + 1  # type: ignore[assignment]  # `EntryId` takes a tenth of it.
         return entry_id
 
     def append_all(self, payloads: Sequence[bytes]) -> range:
@@ -146,12 +145,9 @@ class Pipeline:
             raise Overloaded(_FULL, next_step=_WAIT)
         if (largest := max(map(len, kept), default=0)) > self._payload_bytes_max:
             raise self._too_large(largest)
-        first, size = self.next_entry, size + count * _AROUND_BYTES
+        first = self.next_entry
         self._payloads += kept
-        self._lengths += islice(accumulate(map(len, kept), initial=self.length), 1, None)
-        self._bytes += size
-        self.fresh_bytes += size
-        self.length = self._lengths[-1] if count else self.length
+        self.appended_bytes += size + count * _AROUND_BYTES
         self.next_entry = EntryId(first + count)
         return range(first, self.next_entry)
 
@@ -163,8 +159,11 @@ class Pipeline:
         """Of all that was appended."""
         if self._payloads:
             built, lac = len(self._frames), self.acks.last_add_confirmed
-            first, lengths = EntryId(self._first + built), self._lengths[built:]
+            before = self._lengths[-1] if built else self._length_before
+            lengths = [*accumulate(map(len, self._payloads), initial=before)][1:]
+            first = EntryId(self._first + built)
             self._frames += self._packer.pack_all(first, lac, lengths, self._payloads)
+            self._lengths += lengths
             self._payloads.clear()
             self.told_lac = lac
 
@@ -176,12 +175,12 @@ class Pipeline:
 
     @property
     def kept_bytes(self) -> int:
-        return self._bytes
+        return self.appended_bytes - self._released_bytes
 
     @property
     def is_settled(self) -> bool:
         """Nobody owes an answer that is still waited for."""
-        return not self._lengths
+        return self._first == self.next_entry
 
     # --- Sending ------------------------------------------------------------------------------
 
@@ -200,7 +199,7 @@ class Pipeline:
         count = self.next_entry - self._seats[slot].sent
         return (
             count * self._quorum.write < unanswered * self._quorum.ensemble
-            and count * self._bytes < _CHUNK_BYTES * len(self._lengths)
+            and count * self.kept_bytes < _CHUNK_BYTES * (self.next_entry - self._first)
         )
 
     def take(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
@@ -220,7 +219,7 @@ class Pipeline:
     def _join(self, start: EntryId, bytes_max: int) -> None:
         """What nobody was sent so far, once for all who keep up."""
         frames = self._frames[start - self._first :]
-        if self._bytes > bytes_max and sum(map(len, frames)) > bytes_max:
+        if self.kept_bytes > bytes_max and sum(map(len, frames)) > bytes_max:
             return
         self._joined_of = (start, self.next_entry)
         self._joined = b"".join(frames)
@@ -228,7 +227,7 @@ class Pipeline:
     def _take_some(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
         """For one that lags behind, or holds not every entry."""
         seat, holds = self._seats[slot], self._quorum.holds
-        if self._bytes <= bytes_max:
+        if self.kept_bytes <= bytes_max:
             kept = islice(self._frames, seat.sent - self._first, None)
             held = list(self._quorum.held(slot, seat.sent, kept))
             seat.sent = self.handed_end = self.next_entry
@@ -295,14 +294,16 @@ class Pipeline:
         count = self.acks.complete_to() - self._first
         if count <= 0:
             return False
-        self._bytes -= self._bytes_of(count)
+        self._released_bytes += self._bytes_of(count)
+        self._full_at_bytes = self._released_bytes + self._window_bytes
         self._length_before = self._lengths[count - 1]
         del self._frames[:count], self._lengths[:count]
         self._first = EntryId(self._first + count)
+        self._full_at_entry = self._first + self._window_entries
         for seat in self._seats:
             if seat.takes_entries and seat.sent < self._first:
                 seat.sent = self._first  # What it was not sent it does not hold.
-        if not self._lengths:
+        if self.is_settled:
             self._joined = b""
         return True
 
