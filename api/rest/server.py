@@ -63,6 +63,9 @@ _KEEP_ALIVE_S: Final = 5
 _BACKLOG: Final = 32
 _IDLE_LOOKED_AT: Final = 8  # Of those that may have to make room.
 _RETRY_MS: Final = 1000
+# Bytes of a connection that its client has no room for. Left to itself the system takes megabytes, so that
+# whoever takes nothing is told a large part of a log.
+_UNSENT_BY_SYSTEM: Final = 128 * 1024
 _LOOKING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _NAMES: Final = "certificate_names"  # In the state that a connection hands to its requests.
 _LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -415,6 +418,7 @@ def _listen(address: Address) -> socket.socket:
         listening = socket.socket(found[0][0], socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BY_SYSTEM)
             listening.bind(found[0][4])
         except BaseException:
             listening.close()

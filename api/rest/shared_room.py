@@ -11,6 +11,7 @@ from rollbook.proto.errors import RollbookError
 
 TURNS: Final = 8
 _TURN_S: Final = 1.0
+_TURN_BYTES: Final = 2 * 1024 * 1024  # Fewer: more is spent on going to where he stands.
 
 Events = AsyncGenerator[Any, None]
 Read = Callable[[ReadStream], Events]
@@ -19,11 +20,12 @@ Stand = Callable[[Position], Awaitable[Progress]]
 
 
 class Turns:
-    """Who is behind reads in turns: each is a run of records in memory, with what is read ahead of it.
+    """Who is behind reads in turns: each is some runs of records in memory, told and read ahead.
 
-    First come, first served; whoever has to wait for a heartbeat is told where he stands (RL3). A turn
-    begins when something is to be read and ends when that is told, or when it has taken long: whoever waits
-    for a bookie, or for his quota, holds nothing, and nobody up.
+    First come, first served; whoever has to wait has no reader, hence nothing in memory, and is told with
+    each heartbeat where he stands (RL3). A turn begins when something is to be read. It ends when so much
+    is told, when it has taken long, or when nothing is asked for at once: whoever waits for a bookie, or
+    for his quota, holds nobody up.
     """
 
     def __init__(self, count: int = TURNS) -> None:
@@ -40,8 +42,8 @@ class Turns:
             async with aclosing(watch(through)) as events:
                 async for event in events:
                     yield event
+                    turn.on_told(_size_of(event))
                     del event  # It may be some time until it has the next turn.
-                    turn.end()
         finally:
             await turn.give_up()
 
@@ -54,17 +56,19 @@ async def _in_turns(turn: "_Turn", read: Read, asked: ReadStream, stand: Stand) 
     events: Events | None = None
     try:
         while True:
-            due = now() + heartbeat_s
-            while is_behind and not await turn.begins_by(due):
-                due = now() + heartbeat_s
-                try:
-                    progress = await stand(asked.start if stands is None else AtOffset(stands))
-                except RollbookError:
-                    if stands is None:
-                        raise
-                    continue  # The next heartbeat may know.
-                stands = progress.position
-                yield progress
+            if is_behind and not await turn.goes_on():
+                if events is not None:
+                    await events.aclose()
+                    events = None
+                while not await turn.begins_by(now() + heartbeat_s):
+                    try:
+                        progress = await stand(asked.start if stands is None else AtOffset(stands))
+                    except RollbookError:
+                        if stands is None:
+                            raise
+                        continue  # The next heartbeat may know.
+                    stands = progress.position
+                    yield progress
             if events is None:  # From there, wherever the log has come to meanwhile.
                 events = read(asked if stands is None else asked.resumed_at(stands))
             event = await anext(events, None)
@@ -89,29 +93,60 @@ def _behind(event: Any, stands: Offset | None) -> Offset | None:
     return stands
 
 
+def _size_of(event: Any) -> int:
+    return sum(map(len, event.blocks)) if isinstance(event, Records) else 0
+
+
 class _Turn:
     """Of one follower; he has it for a while, time and again."""
 
     def __init__(self, free: asyncio.Semaphore) -> None:
         self._free = free
+        self._loop = asyncio.get_running_loop()
         self._place: asyncio.Task[Any] | None = None  # In the queue.
         self._timer: asyncio.TimerHandle | None = None  # While he has it.
+        self._ending: asyncio.Handle | None = None
+        self._room = 0  # Bytes that may yet be told in it.
+
+    async def goes_on(self) -> bool:
+        """Whether it does, or begins since nobody else waits for one."""
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+        if self._timer is None and not self._free.locked():
+            await self._free.acquire()  # Without waiting.
+            self._begin()
+        return self._timer is not None
 
     async def begins_by(self, due: float) -> bool:
         """Whether it has begun. If not, or if this is cancelled, the place in the queue is kept."""
-        loop = asyncio.get_running_loop()
-        self.end()  # One at a time.
         if self._place is None:
             self._place = asyncio.ensure_future(self._free.acquire())
-        await asyncio.wait((self._place,), timeout=max(due - loop.time(), 0))
+        await asyncio.wait((self._place,), timeout=max(due - self._loop.time(), 0))
         if not self._place.done():
             return False
         self._place = None
-        self._timer = loop.call_later(_TURN_S, self.end)
+        self._begin()
         return True
 
-    def end(self) -> None:
+    def _begin(self) -> None:
+        assert self._timer is None, "one at a time"
+        self._timer = self._loop.call_later(_TURN_S, self._end)
+        self._room = _TURN_BYTES
+
+    def on_told(self, size: int) -> None:
+        """It ends, unless it goes on at once."""
+        self._room -= size
+        if self._room <= 0:
+            self._end()
+        elif self._timer is not None:
+            self._ending = self._loop.call_soon(self._end)
+
+    def _end(self) -> None:
         """Idempotent."""
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -119,7 +154,7 @@ class _Turn:
 
     async def give_up(self) -> None:
         """It, or the place in the queue."""
-        self.end()
+        self._end()
         place, self._place = self._place, None
         if place is not None:
             place.cancel()

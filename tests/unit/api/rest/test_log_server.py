@@ -229,6 +229,16 @@ async def test_idle_ones_make_room_for_those_who_come(there: There) -> None:
         writer.close()
 
 
+async def test_the_system_takes_little_for_who_takes_nothing(there: There) -> None:
+    """Left to itself it took 4 MiB of the log for each follower."""
+    _, writer = await asyncio.open_connection(*_place(there))
+    await there.client.get("/healthz")
+    for connection in there.server._http._state.connections:
+        taken = connection.transport.get_extra_info("socket")
+        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 128 * 1024
+    writer.close()
+
+
 async def test_those_who_are_served_do_not(there: There) -> None:
     follow = f"GET {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: text/event-stream\r\n\r\n"
     followers = [await asyncio.open_connection(*_place(there)) for _ in range(8)]

@@ -28,17 +28,22 @@ RECORDS = Records((b"",), Offset(0), Offset(1))
 
 class Reader:
     def __init__(self, *events: Any) -> None:
-        self.is_asked = False
+        self.is_asked = self.is_open = False
         self.word: ReadStream | None = None
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        self._events = events
+        self._events = iter(events)  # Whoever reads again goes on.
 
     async def read(self) -> AsyncGenerator[Any, None]:
-        for event in self._events:
-            self.is_asked = True
-            await self.may_answer.wait()
-            yield event
+        self.is_open = True
+        try:
+            for event in self._events:
+                self.is_asked = True
+                await self.may_answer.wait()
+                await asyncio.sleep(0)  # Others have their chance.
+                yield event
+        finally:
+            self.is_open = False
 
 
 ASKED = ReadStream(LogName("ns", "log"), Latest(), heartbeat_ms=60_000)
@@ -72,6 +77,25 @@ async def test_those_who_are_behind_read_in_turns() -> None:
     assert await third == RECORDS
     for each in told:
         await each.aclose()
+
+
+async def test_a_turn_goes_on_until_much_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for the next one has no reader."""
+    monkeypatch.setattr(shared_room, "_TURN_BYTES", 30)
+    records = Records((b"x" * 10,), Offset(4), Offset(5))
+    turns, told = Turns(1), list[int]()
+    readers = [Reader(*[records] * 4), Reader(records)]
+
+    async def follow(number: int) -> None:
+        async for _ in take(turns, readers[number]):
+            told.append(number)
+            if number == 1:
+                assert not readers[0].is_open
+
+    await asyncio.gather(follow(0), follow(1))
+    assert told == [0, 0, 0, 1, 0]
+    assert readers[0].word is not None
+    assert readers[0].word.start == AtOffset(Offset(5))
 
 
 async def test_whoever_has_caught_up_takes_no_turn_until_he_falls_behind() -> None:
