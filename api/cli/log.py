@@ -42,6 +42,7 @@ def group() -> None:
 
 # --- What most of them take ---------------------------------------------------------------------
 
+
 _OPTIONS: Final = (
     click.option("--context", metavar="NAME", envvar="ROLLBOOK_CONTEXT", show_envvar=True,
                  help="One of `rollbook context ls`, where no server is named."),
@@ -68,6 +69,13 @@ _frame_option: Final = click.option(
     default="lf",
     show_default=True,
     help="What ends a record: a newline, a zero; or its length in 4 bytes comes first; or there is but one.",
+)
+_format_option: Final = click.option(
+    "-f",
+    "--format",
+    "template",
+    metavar="FORMAT",
+    help="In place of -o: %o offset, %t time, %k key, %v value, %h headers, \\n; %v{hex}.",
 )
 _limit_option: Final = click.option("--limit", type=click.IntRange(1), help="At most so many.")
 
@@ -271,12 +279,19 @@ def append(access: "LogAccess", **how: Any) -> None:
 # --- Reading ------------------------------------------------------------------------------------
 
 
+def _require_one_dress(template: str | None) -> None:
+    for other in ("output", "frame"):
+        if template is not None and _is_named(other):
+            raise click.UsageError(f"-f says all of it: leave out --{other}")
+
+
 @group.command(
     epilog=examples(
         "rollbook log read orders",
         "rollbook log read orders --from ago:15m --limit 10",
         "rollbook log read orders --from ts:2026-01-31T10:00:00Z -o ndjson",
         "rollbook log read orders --from -10 -o raw",
+        r"rollbook log read orders -f '%o %t %k=%v\n'",
     )
 )
 @log_argument
@@ -297,9 +312,11 @@ def append(access: "LogAccess", **how: Any) -> None:
 )
 @_limit_option
 @_frame_option
+@_format_option
 @output_option
 def read(access: "LogAccess", **how: Any) -> None:
     """Print records up to the tail as it is now. `raw` is their bytes, framed."""
+    _require_one_dress(how["template"])
     from rollbook.api.cli import log_records
 
     log_records.print_records(access, follows=False, **how)
@@ -310,6 +327,7 @@ def read(access: "LogAccess", **how: Any) -> None:
         "rollbook log tail orders",
         "rollbook log tail orders --from earliest -o raw",
         "rollbook log tail orders --from cursor:billing --limit 100 -o ndjson",
+        r"rollbook log tail orders -f '%o\t%v{base64}\n'",
     )
 )
 @log_argument
@@ -320,9 +338,11 @@ def read(access: "LogAccess", **how: Any) -> None:
 @click.option("--skip-truncated", is_flag=True, help="Go on at the head if the rest is gone.")
 @_limit_option
 @_frame_option
+@_format_option
 @output_option
 def tail(access: "LogAccess", **how: Any) -> None:
     """Print the last records, and those to come, until the log is sealed."""
+    _require_one_dress(how["template"])
     from rollbook.api.cli import log_records
 
     log_records.print_records(access, follows=True, end=None, **how)

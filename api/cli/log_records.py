@@ -10,6 +10,7 @@ import click
 from rollbook.api.cli.ledger_access import as_text, bar, print_bytes, tell
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.output import time_of
+from rollbook.api.cli.record_format import Write, compile_format
 from rollbook.api.cli.record_input import Cutter, as_json, framed, input_bytes, standard_input
 from rollbook.api.client.client import Client
 from rollbook.api.client.reader import RecordBatch
@@ -89,10 +90,12 @@ def print_records(
     limit: int | None,
     frame: str,
     output: str,
+    template: str | None,
     follows: bool,
     skip_truncated: bool = False,
 ) -> None:
     position = parse_position(start)
+    write = None if template is None else compile_format(template)
 
     async def read(client: Client) -> None:
         opened = await client.open(log)
@@ -100,7 +103,7 @@ def print_records(
             batches = opened.tail_batches(position, skip_truncated=skip_truncated)
         else:
             batches = opened.read_batches(position, end)
-        printer = _Printer(output, frame)
+        printer = _Printer(output, frame, write)
         left = sys.maxsize if limit is None else limit
         async for batch in batches:
             left -= printer.show(batch, left)
@@ -114,18 +117,22 @@ def print_records(
 class _Printer:
     """Records as they come, whatever the dress."""
 
-    def __init__(self, output: str, frame: str) -> None:
+    def __init__(self, output: str, frame: str, write: Write | None) -> None:
         self._output = output
         self._frame = frame
+        self._write = write
         self._has_begun = False
 
     def show(self, batch: RecordBatch, limit: int) -> int:
         """How many there were, up to `limit`."""
-        if self._output == "raw":
+        if self._output == "raw" and self._write is None:
             values = batch.values()[:limit]
             print_bytes(framed(values, self._frame))
             return len(values)
         records = batch.records()[:limit]
+        if self._write is not None:
+            print_bytes(b"".join(map(self._write, records)))
+            return len(records)
         for record in records:
             self._show(record)
         sys.stdout.flush()
@@ -145,7 +152,7 @@ class _Printer:
         self._has_begun = True
 
     def end(self) -> None:
-        if self._output == "json":
+        if self._output == "json" and self._write is None:
             click.echo("\n]" if self._has_begun else "[]")
 
 

@@ -36,6 +36,17 @@ def test_lines_go_in_and_come_out(shell: Shell, server: str) -> None:
     assert shell.json("log", "read", "lines", "--from", "latest") == []
 
 
+def test_records_are_written_as_it_is_said(shell: Shell) -> None:
+    shell.run("log", "append", "dressed", "a", "b", "--create")
+    assert shell.run("log", "read", "dressed", "-f", r"%o:%v;") == "0:a;1:b;"
+    tailed = shell.run("log", "tail", "dressed", "--from", 0, "--limit", 1, "-f", r"%s\t%v\n")
+    assert tailed == "1\ta\n"
+    for both in (("-o", "raw"), ("--frame", "nul")):
+        shell.run("log", "read", "dressed", "-f", "%v", *both, code=2)
+    shell.run("log", "read", "dressed", "-f", "%nothing", code=2)
+    assert "use %o %t" in shell.errors
+
+
 @pytest.mark.parametrize("frame", ["nul", "len32", "whole"])
 def test_frames_keep_bytes(shell: Shell, server: str, frame: str) -> None:
     values = [b"a\nb", b"\xff\xfe"] if frame != "whole" else [b"a\nb\0\xff"]

@@ -1,0 +1,46 @@
+"""What a format of records writes: bytes as they came in, and no more than was said."""
+
+import pytest
+
+from rollbook.api.cli.record_format import compile_format
+from rollbook.logservice.core.block import NO_HEADERS, Record
+from rollbook.logservice.ids import AtTime, Offset, parse_position
+from rollbook.proto.errors import InvalidRequest
+
+TIME_US = 1_795_219_200_000_042
+FULL = Record(Offset(7), b"a\xff", b"key", {"by": b"me", "x": b"\x00"}, TIME_US, 5)
+BARE = Record(Offset(8), b"", None, NO_HEADERS, TIME_US, None)
+
+
+@pytest.mark.parametrize(
+    ("template", "of_full", "of_bare"),
+    [
+        ("", b"", b""),
+        ("%o", b"7", b"8"),
+        (r"%o\t%s\n", b"7\t2\n", b"8\t0\n"),
+        ("%T", b"%d" % TIME_US, b"%d" % TIME_US),
+        ("%t", b"2026-11-21T00:00:00.000042Z", b"2026-11-21T00:00:00.000042Z"),
+        ("%e|", b"5|", b"|"),
+        (r"%k=%v\0", b"key=a\xff\0", b"=\0"),
+        ("%v{hex} %v{base64}", b"61ff Yf8=", b" "),
+        ("%k{hex}", b"6b6579", b""),
+        ("%h", b"by=me,x=\0", b""),
+        ("%h{by}%h{nobody}", b"me", b""),
+        (r"100%%\\é\r", "100%\\é\r".encode(), "100%\\é\r".encode()),
+    ],
+)
+def test_what_is_written(template: str, of_full: bytes, of_bare: bytes) -> None:
+    write = compile_format(template)
+    assert (write(FULL), write(BARE)) == (of_full, of_bare)
+
+
+def test_a_time_is_a_position() -> None:
+    told = compile_format("ts:%t")(FULL).decode()
+    assert parse_position(told) == AtTime(TIME_US)
+
+
+@pytest.mark.parametrize("template", ["%", "%x", r"\q", "%o{hex}", "%v{rot13}", "%v{", "a\\"])
+def test_what_says_nothing_is_refused(template: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        compile_format(template)
+    assert "%o" in caught.value.next_step
