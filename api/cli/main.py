@@ -17,6 +17,7 @@ import click
 
 from rollbook import __version__
 from rollbook.api.cli.lazy import LazyGroup, Place
+from rollbook.api.cli.output import examples
 from rollbook.proto import errors
 
 FAILED: Final = 1
@@ -86,23 +87,36 @@ class _Root(LazyGroup):
     cls=_Root,
     places=_PLACES,
     context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "rollbook demo",
+        "rollbook dev",
+        "rollbook log append orders 'one record' --create",
+        "rollbook log tail orders",
+    ),
 )
 @click.version_option(__version__, prog_name="rollbook")
 def rollbook() -> None:
     """Durable, replicated, append-only logs for people who work in Python."""
 
 
-@rollbook.command()
+@rollbook.command(
+    epilog=examples(
+        "rollbook version",
+        "rollbook version > deployed-version",
+        "rollbook version | diff - deployed-version",
+    )
+)
 def version() -> None:
     """Print the version."""
     click.echo(__version__)
 
 
 @rollbook.command(
-    epilog="\b\nExamples:\n"
-    "  rollbook completion bash >> ~/.bashrc\n"
-    "  rollbook completion zsh > ~/.zfunc/_rollbook\n"
-    "  rollbook completion fish > ~/.config/fish/completions/rollbook.fish"
+    epilog=examples(
+        "rollbook completion bash >> ~/.bashrc",
+        "rollbook completion zsh > ~/.zfunc/_rollbook",
+        "rollbook completion fish > ~/.config/fish/completions/rollbook.fish",
+    )
 )
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:

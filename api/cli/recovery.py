@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "rollbook recovery heal bk-2 --metadata zk://zk1,zk2,zk3/ledgers --dry-run",
         "rollbook recovery heal bk-2 --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery heal --help",
     )
 )
 def group() -> None:

@@ -135,6 +135,7 @@ def log(log_level: str, **flags: Any) -> None:
     epilog=examples(
         "rollbook server all --data /var/lib/rollbook",
         "rollbook server all --data /var/lib/rollbook --bookies 1 --listen 127.0.0.1:7400",
+        "rollbook server all --data /var/lib/rollbook --rest 127.0.0.1:7480",
     ),
 )
 @click.option("--data", metavar="DIR", required=True, help="Made if need be.")

@@ -1,5 +1,6 @@
 """What the command says and exits with."""
 
+import json
 import os
 import subprocess
 import sys
@@ -25,6 +26,25 @@ def test_help_and_version() -> None:
     assert shown.returncode == 0
     assert "Commands:" in shown.stdout
     assert run("version").stdout.strip() == run("--version").stdout.split()[-1]
+
+
+def test_no_help_imports_what_works() -> None:
+    """All of them together: whoever asks how a command is used does not wait for gRPC."""
+    program = (
+        "import sys, click, json\n"
+        "from rollbook.api.cli.main import rollbook\n"
+        "def walk(command, name):\n"
+        "    context = click.Context(command, info_name=name)\n"
+        "    assert command.get_help(context)\n"
+        "    for each in getattr(command, 'list_commands', lambda _: [])(context):\n"
+        "        walk(command.get_command(context, each), each)\n"
+        "walk(rollbook, 'rollbook')\n"
+        "print(json.dumps([name for name in sys.modules if name.count('.') <= 2]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    loaded = set(json.loads(done.stdout))
+    heavy = {"asyncio", "grpc", "google.protobuf", "fastapi", "pydantic", "structlog", "sqlite3"}
+    assert not loaded & {*heavy, "kazoo", "prometheus_client", "google_crc32c", "http.client"}
 
 
 def test_wrong_usage_is_two() -> None:
