@@ -2,8 +2,9 @@
 
 A run is what one batch brings. What does not fit into it is asked for before anything new. However
 slowly the entries are taken, no more is held than the window and one run that brings too much (RD5).
-The window opens as they are taken: what is read ahead is at most half of what was taken before, so that
-little is read for whoever takes little.
+The window opens as they are taken: what is read ahead is at most a quarter of what was taken before, and
+a run half of that, so that little is read for whoever takes little: a server of readers that take
+nothing more holds for each what their connections took until then, and a part of it.
 """
 
 import asyncio
@@ -124,7 +125,7 @@ class EntryStream(AsyncIterator[Entry]):
             )
             held_max = max(1, held_max if has_batches else min(held_max, _SINGLES_MAX))
             run_bytes = self._run_bytes if has_batches else self._entry_bytes
-            if len(self._runs) >= min(held_max, waiting + self._taken_bytes // 2 // run_bytes):
+            if len(self._runs) >= min(held_max, waiting + self._taken_bytes // 4 // run_bytes):
                 return
             count = max(1, self._run_bytes // self._entry_bytes) if has_batches else 1
             end = min(self._next_to_ask + count, self._end_of_run(self._next_to_ask), self._end)
@@ -151,7 +152,7 @@ class EntryStream(AsyncIterator[Entry]):
         """Larger entries are believed at once, smaller ones by and by."""
         payload_bytes = sum(len(each.payload) for each in entries)
         self._taken_bytes += payload_bytes
-        self._run_bytes = min(max(self._taken_bytes // 4, self._run_bytes), self._batch_bytes)
+        self._run_bytes = min(max(self._taken_bytes // 8, self._run_bytes), self._batch_bytes)
         mean = payload_bytes // len(entries) + _ENTRY_OVERHEAD_BYTES
         self._entry_bytes = max(mean, (3 * self._entry_bytes + mean) // 4)
 
