@@ -12,7 +12,7 @@ be written the bookie has to stop.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import structlog
@@ -25,6 +25,7 @@ from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.catalog import Log, Mark
 from rollbook.bookie.core.disk_usage import pick_directory
 from rollbook.bookie.core.entry_log_format import FooterBuilder
+from rollbook.bookie.core.memtable import Columns
 from rollbook.bookie.core.records import HEAD_BYTES
 from rollbook.bookie.core.salvage import proves_itself
 from rollbook.bookie.journal import JournalFile
@@ -157,8 +158,9 @@ class Checkpointer:
 
     async def _copy(self, file: JournalFile, writer: SortedWriter) -> list[tuple[int, int, int]]:
         """Sorted; what turns out to be damaged is returned instead."""
-        bodies = await self._bodies(file.records)
-        positions = file.records.records
+        records = file.records
+        bodies, damaged = await self._bodies(records)
+        starts = [position + HEAD_BYTES for position in records.records]
         lost: list[tuple[int, int, int]] = []
         done = 0
         for ledger_id, rows in file.memtable.by_ledger():
@@ -166,31 +168,37 @@ class Checkpointer:
             if not columns.entry_ids:
                 continue
             writer.begin_ledger(ledger_id, rows.last_add_confirmed)
-            for entry_id, position, length in zip(*columns, strict=True):
-                at = bisect_right(positions, position) - 1
-                start = position - positions[at] - HEAD_BYTES
-                body = bodies[at]
-                entry = body[start : start + length] if body is not None else b""
-                if body is None:
-                    entry = await file.records.file.read_at(position, length)
-                    if not proves_itself(entry, ledger_id, entry_id):
+            for run in writer.runs(columns):
+                entries = _cut(run, bodies, starts)
+                if not damaged:
+                    await writer.add(run.entry_ids, entries)
+                    continue
+                for entry_id, position, entry in zip(*run[:2], entries, strict=True):
+                    is_damaged = records.number_at(position) in damaged
+                    if is_damaged and not proves_itself(entry, ledger_id, entry_id):
                         lost.append((ledger_id, entry_id, entry_id))
-                        continue
-                if writer.add(entry_id, entry):
-                    await writer.flush()
+                    else:
+                        await writer.add((entry_id,), (entry,))
             done += 1
             if done % _LEDGERS_PER_STEP == 0:
                 await self._give_way()
         return lost
 
-    async def _bodies(self, records: RecordFile) -> list[bytes | None]:
-        found: list[bytes | None] = []
-        while len(found) < len(records.records):
+    async def _bodies(self, records: RecordFile) -> tuple[list[bytes], dict[int, None]]:
+        """Of all records, and the numbers of those that are damaged: they are as they lie there."""
+        bodies: list[bytes] = []
+        damaged: dict[int, None] = {}
+        while len(bodies) < len(records.records):
             await self._give_way()
-            found += await records.bodies_from(len(found))
-        if damaged := found.count(None):
-            logger.error("journal_rotten", number=records.header.number, records=damaged)
-        return found
+            for body in await records.bodies_from(len(bodies)):
+                if body is None:
+                    damaged[len(bodies)] = None
+                    bodies.append(await records.damaged_body(len(bodies)))
+                else:
+                    bodies.append(body)
+        if damaged:
+            logger.error("journal_rotten", number=records.header.number, records=len(damaged))
+        return bodies, damaged
 
     async def _give_way(self, _written: int = 0, _entries: int = 0) -> None:
         """The more files wait, the less is rested, and then the fewer adds come."""
@@ -198,6 +206,13 @@ class Checkpointer:
         waiting = self._waiting()
         if waiting <= _FILES_IN_A_HURRY or self._steps % _STEPS_IN_A_HURRY == 0:
             await self._background.give_way(max(0, _FILES_IN_A_HURRY - waiting))
+
+
+def _cut(run: Columns, bodies: Sequence[bytes], starts: Sequence[int]) -> list[bytes]:
+    """Entries, from the bodies of records that start there."""
+    numbers = [bisect_right(starts, position) - 1 for position in run.positions]
+    rows = zip(numbers, run.positions, run.lengths, strict=True)
+    return [bodies[n][(at := position - starts[n]) : at + length] for n, position, length in rows]
 
 
 def _indexed(file: JournalFile) -> Indexed:

@@ -9,13 +9,13 @@ It goes at a pace, in steps of a record, and stops between two of them when it i
 """
 
 import asyncio
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from heapq import merge
-from itertools import count, repeat
-from typing import Final, TypeAlias
+from itertools import count, groupby, islice, pairwise, repeat
+from operator import itemgetter
+from typing import Final
 
 import structlog
 
@@ -31,11 +31,12 @@ from rollbook.bookie.core.compaction import (
     Schedule,
     candidate,
     hides_younger,
+    is_between,
     pick_victims,
 )
 from rollbook.bookie.core.disk_usage import DiskUsage, pick_directory
 from rollbook.bookie.core.doubt import EVERYTHING
-from rollbook.bookie.core.memtable import Place
+from rollbook.bookie.core.memtable import Columns, Place
 from rollbook.bookie.core.pace import Pace
 from rollbook.bookie.entry_log import EntryLog, EntryLogs
 from rollbook.bookie.record_file import Cache
@@ -53,8 +54,12 @@ _ROOM_BYTES: Final = 64 * 1024  # Left free beside a new log.
 _ENTRY_COST_BYTES: Final = (
     256  # What handling an entry costs, in bytes that could be copied instead.
 )
-_LEDGERS_PER_STEP: Final = 64
-_EAGERNESS: Final = 8  # While space is short: nobody adds, and everybody waits for space.
+_LEDGERS_PER_STEP: Final = 16
+_RESTS: Final = 8.0  # Times as long as its steps took: checkpoints want their share, too.
+_RESTS_IN_NEED: Final = 2.0  # While space is short,
+_EAGERNESS: Final = 8  # and so many times the pace: nobody adds, and everybody waits for space.
+
+_ledger_of = itemgetter(0)
 
 
 class Stopped(Exception):
@@ -230,10 +235,14 @@ class Compactor:
     async def _hides(self, batch: Batch, other: Candidate) -> bool:
         """Only ledgers of logs that come to look younger can hide anything."""
         catalog, numbers = self._storage.catalog, [*batch.numbers, other.number]
+        together = [catalog.logs[number] for number in numbers]
+        rest = [log for log in catalog.logs.values() if log.number not in numbers]
+        if not any(is_between(log, together) for log in rest):
+            return False
         for number in numbers if other.age > batch.age else [other.number]:
             for done, (ledger_id, _) in enumerate(catalog.held_in(number)):
                 if done % _LEDGERS_PER_STEP == 0:
-                    await self._background.give_way()
+                    await self._give_way()
                 held = list(catalog.held(ledger_id))
                 if len(held) > 1 and hides_younger(
                     held, lambda log: catalog.logs[log].age, numbers
@@ -259,7 +268,9 @@ class Compactor:
         )
         new: NewLog | None = None
         try:
-            doubts = await self._copy_all(sources, numbers, target.writer)
+            async with AsyncExitStack() as stack:
+                logs = {number: await _open(stack, sources, number) for number in numbers}
+                doubts = await self._copy_all(logs, target.writer)
             if target.writer.is_empty:
                 await target.abandon()
             else:
@@ -295,22 +306,18 @@ class Compactor:
         )
 
     async def _copy_all(
-        self, sources: EntryLogs, numbers: Sequence[int], writer: SortedWriter
+        self, logs: Mapping[int, EntryLog | None], writer: SortedWriter
     ) -> list[tuple[int, int, int]]:
         """Returns what is wanted and damaged: ledger, first and last entry."""
         catalog = self._storage.catalog
-        ledger_ids = array("q")
-        for number in numbers:
-            for ledger_id, _ in catalog.held_in(number):
-                ledger_ids.append(ledger_id)
-            await self._background.give_way()
         doubts: list[tuple[int, int, int]] = []
-        for done, ledger_id in enumerate(dict.fromkeys(sorted(ledger_ids))):
+        by_ledger = groupby(merge(*map(catalog.held_in, logs), key=_ledger_of), _ledger_of)
+        for done, (ledger_id, _) in enumerate(by_ledger):
             if done % _LEDGERS_PER_STEP == 0:
-                await self._background.give_way()
-            held = [each for each in catalog.held(ledger_id) if each.log in numbers]
+                await self._give_way()
+            held = [each for each in catalog.held(ledger_id) if each.log in logs]
             if held:  # Else it was deleted meanwhile.
-                lost = await _LedgerCopy(sources, writer, ledger_id, held).run()
+                lost = await _LedgerCopy(logs, writer, ledger_id, held).run()
                 doubts += [(ledger_id, *each) for each in lost]
         return doubts
 
@@ -318,8 +325,11 @@ class Compactor:
         self._check()
         self._pace.bytes_per_s = self._bytes_per_s * (_EAGERNESS if self._usage.is_short else 1)
         cost = written + _ENTRY_COST_BYTES * entries
+        await self._give_way(self._pace.spend(cost, self._clock.monotonic_ns()))
+
+    async def _give_way(self, at_least_s: float = 0.0) -> None:
         await self._background.give_way(
-            at_least_s=self._pace.spend(cost, self._clock.monotonic_ns())
+            _RESTS_IN_NEED if self._usage.is_short else _RESTS, at_least_s
         )
 
     def _check(self) -> None:
@@ -327,13 +337,28 @@ class Compactor:
             raise Stopped
 
 
+async def _open(stack: AsyncExitStack, sources: EntryLogs, number: int) -> EntryLog | None:
+    """None if its header is gone: nothing in it can be told."""
+    try:
+        return await stack.enter_async_context(sources.use(number))
+    except TornRecord:
+        return None
+    except (OSError, WrongCluster) as error:
+        raise Unreadable(number, error) from error
+
+
 class _LedgerCopy:
     """One ledger, out of the logs that hold some of it, youngest first."""
 
     def __init__(
-        self, sources: EntryLogs, writer: SortedWriter, ledger_id: int, held: Sequence[Held]
+        self,
+        logs: Mapping[int, EntryLog | None],
+        writer: SortedWriter,
+        ledger_id: int,
+        held: Sequence[Held],
     ) -> None:
-        self._sources = sources
+        """A log that is None holds nothing that could be told."""
+        self._logs = logs
         self._writer = writer
         self._ledger_id = ledger_id
         self._held = held
@@ -343,27 +368,24 @@ class _LedgerCopy:
         """Returns what is damaged. Raises `Unreadable`."""
         lac = max(each.last_add_confirmed for each in self._held)
         self._writer.begin_ledger(self._ledger_id, lac)
-        async with AsyncExitStack() as stack:
-            logs: list[EntryLog] = []
-            rows: list[Iterator[_Row]] = []
-            for held in self._held:
-                log = await self._open(stack, held)
-                if log:
-                    rows.append(await self._rows_of(log, held, len(logs)))
-                    logs.append(log)
-            await self._copy(logs, merge(*rows))
+        parts: list[tuple[EntryLog, Columns]] = []
+        for held in self._held:
+            if log := self._logs[held.log]:
+                columns = await self._columns_of(log, held)
+                if columns.entry_ids:
+                    parts.append((log, columns))
+            else:
+                self._lost.append((held.first_entry, held.last_entry))
+        in_order = sorted(parts, key=lambda part: part[1].entry_ids[0])
+        ends = [(columns.entry_ids[0], columns.entry_ids[-1]) for _, columns in in_order]
+        if all(last < first for (_, last), (first, _) in pairwise(ends)):
+            for log, columns in in_order:
+                await self._copy(log, columns)
+        else:
+            await self._copy_merged(parts)
         return self._lost
 
-    async def _open(self, stack: AsyncExitStack, held: Held) -> EntryLog | None:
-        try:
-            return await stack.enter_async_context(self._sources.use(held.log))
-        except TornRecord:  # Its header is gone, and nothing in it can be told.
-            self._lost.append((held.first_entry, held.last_entry))
-            return None
-        except (OSError, WrongCluster) as error:
-            raise Unreadable(held.log, error) from error
-
-    async def _rows_of(self, log: EntryLog, held: Held, rank: int) -> "Iterator[_Row]":
+    async def _columns_of(self, log: EntryLog, held: Held) -> Columns:
         try:
             columns, unknown = await log.all_of(self._ledger_id)
         except OSError as error:
@@ -374,41 +396,48 @@ class _LedgerCopy:
             first, last = max(first, held.first_entry), min(last, held.last_entry)
             if first <= last:
                 self._lost.append((first, last))
-        return zip(
-            columns.entry_ids, repeat(rank), columns.positions, columns.lengths, strict=False
-        )
+        return columns
 
-    async def _copy(self, logs: Sequence[EntryLog], rows: "Iterator[_Row]") -> None:
+    async def _copy(self, log: EntryLog, columns: Columns) -> None:
+        """What no other log has."""
+        for run in self._writer.runs(columns):
+            try:
+                entries = await log.records.read_run(run.positions, run.lengths)
+            except OSError as error:
+                raise Unreadable(log.number, error) from error
+            if entries:
+                await self._writer.add(run.entry_ids[: len(entries)], entries)
+            # From a damaged record on: some in it may prove themselves, and those behind it are sound.
+            for row in islice(zip(*run, strict=True), len(entries), None):
+                if not await self._copy_one(log, *row):
+                    self._lost.append((row[0], row[0]))
+
+    async def _copy_merged(self, parts: Sequence[tuple[EntryLog, Columns]]) -> None:
         """Of each entry the youngest copy that is sound."""
+        rows = [
+            zip(columns.entry_ids, repeat(rank), columns.positions, columns.lengths, strict=False)
+            for rank, (_, columns) in enumerate(parts)
+        ]
         copied: int = NO_ENTRY
         sought: int = NO_ENTRY
-        for entry_id, rank, position, length in rows:
+        for entry_id, rank, position, length in merge(*rows):
             if entry_id == copied:
                 continue
             if sought not in (copied, entry_id):
                 self._lost.append((sought, sought))
             sought = entry_id
-            entry = await self._entry(logs[rank], entry_id, Place(position, length))
-            if entry is None:
-                continue
-            copied = entry_id
-            if self._writer.add(entry_id, entry):
-                await self._writer.flush()
+            if await self._copy_one(parts[rank][0], entry_id, position, length):
+                copied = entry_id
         if sought != copied:
             self._lost.append((sought, sought))
 
-    async def _entry(self, log: EntryLog, entry_id: int, place: Place) -> bytes | None:
-        """None if it is damaged."""
-        records = log.records
-        if (entry := records.peek(place)) is not None:
-            return entry
+    async def _copy_one(self, log: EntryLog, entry_id: int, position: int, length: int) -> bool:
+        """False if it is damaged."""
         try:
-            return await records.read(self._ledger_id, entry_id, place)
+            entry = await log.records.read(self._ledger_id, entry_id, Place(position, length))
         except TornRecord:
-            return None
+            return False
         except OSError as error:
             raise Unreadable(log.number, error) from error
-
-
-_Row: TypeAlias = tuple[int, int, int, int]
-"""Entry, rank of its log by age, position, length."""
+        await self._writer.add((entry_id,), (entry,))
+        return True

@@ -39,6 +39,7 @@ from rollbook.proto.ports import Buffer, Disk, File, OpenMode
 logger = structlog.get_logger()
 
 _ALL_DURABLE: Final = 2**62
+_PAGES_AHEAD_BYTES: Final = 32 * 1024
 _OPEN_MAX: Final = 256  # Open logs; each is a descriptor and the tables of its footer.
 
 
@@ -72,6 +73,8 @@ class EntryLog:
         self._tables: Tables | None = None
         self._memtable: Memtable | None = None  # Instead of a footer that is damaged,
         self._doubts = Doubts()  # and what it cannot say.
+        self._stretch = b""  # Of the pages, as it was read last by who goes through them,
+        self._stretch_at = 0  # and where it lies.
 
     async def read(self, ledger_id: int, entry_id: int) -> bytes | None:
         """Raises `TornRecord` if it is there, but damaged, or if it may be."""
@@ -133,7 +136,7 @@ class EntryLog:
         tables = self._tables or await self._load_tables()
         found = Columns(array("q"), array("I"), array("I"))
         for row in tables.pages_of(ledger_id):
-            page = unpack_page(await self._page(row, ledger_id), row)
+            page = unpack_page(await self._page_in_order(row, ledger_id), row)
             for column, more in zip(found, page, strict=True):
                 column.extend(more)
         return found
@@ -171,6 +174,17 @@ class EntryLog:
             data = await self.records.file.read_at(row.position, row.size)
             check_page(data, self.records.header.file_id, row, ledger_id)
             self._pages.put(key, data)
+        return data
+
+    async def _page_in_order(self, row: PageRow, ledger_id: int) -> bytes:
+        """For who goes through all ledgers: it is read with those behind it, and not kept."""
+        at, stretch = row.position - self._stretch_at, self._stretch
+        if not 0 <= at <= len(stretch) - row.size:
+            size = max(row.size, _PAGES_AHEAD_BYTES)
+            at, stretch = 0, await self.records.file.read_at(row.position, size)
+            self._stretch_at, self._stretch = row.position, stretch
+        data = stretch[at : at + row.size]
+        check_page(data, self.records.header.file_id, row, ledger_id)
         return data
 
     async def _load_tables(self) -> Tables:

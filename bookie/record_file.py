@@ -200,6 +200,11 @@ class RecordFile:
                 found.append(None)
         return found
 
+    async def damaged_body(self, at: int) -> bytes:
+        """Of record number `at`, as it lies there: nothing vouches for it, nor for where it ends."""
+        start = self.records[at] + HEAD_BYTES
+        return await self.file.read_at(start, self._end_of(at) - start)
+
     async def verify(self, at: int) -> int:
         """Reads record number `at` from the disk; its size. Raises `TornRecord`."""
         start, size = self.records[at], self._end_of(at) - self.records[at]

@@ -6,7 +6,8 @@ catalog: in this order.
 
 import struct
 from array import array
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import accumulate, chain
 from typing import Final, TypeAlias
 
 import structlog
@@ -14,7 +15,7 @@ import structlog
 from rollbook.bookie.core.catalog import Log
 from rollbook.bookie.core.entry_log_format import Extent, FooterBuilder
 from rollbook.bookie.core.group_commit import RecordPacker
-from rollbook.bookie.core.memtable import Columns, IntArray
+from rollbook.bookie.core.memtable import Columns, IntArray, fitting_end
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
     HEAD_BYTES,
@@ -25,14 +26,14 @@ from rollbook.bookie.core.records import (
     pack_rows,
 )
 from rollbook.bookie.record_file import Cache, RecordFile
-from rollbook.proto.ports import Disk, File, OpenMode, Randomness
+from rollbook.proto.ports import Buffer, Disk, File, OpenMode, Randomness
 
 logger = structlog.get_logger()
 
 _LENGTH: Final = struct.Struct("<I")
 _RECORD_BYTES: Final = 64 * 1024
 _SYNC_BYTES: Final = 1024 * 1024  # So much at most lies before the journal in the disk's queue.
-_WRITE_BYTES: Final = 64 * 1024
+_INDEX_STEP_BYTES: Final = 16 * 1024  # Pages take as long to pack as four times as much to copy.
 
 Indexed: TypeAlias = Iterator[tuple[int, Columns, int, int]]
 """Ledger, columns, LAC, bytes of its entries; by ledger."""
@@ -41,24 +42,45 @@ Pause: TypeAlias = Callable[[int, int], Awaitable[None]]
 """Called after so many bytes, of so many entries, were written: others have adds to answer."""
 
 
+class _Appender:
+    """Writes one thing behind the other, and syncs: many at a time, so that nobody holds the loop while the
+    system finds pages for them, which takes it longer than all else that is done with an entry."""
+
+    def __init__(self, file: File, position: int) -> None:
+        self._file = file
+        self._position = position
+        self._gathered: list[Buffer] = []
+        self._size = 0
+
+    async def append(self, buffers: Sequence[Buffer]) -> None:
+        self._gathered += buffers
+        self._size += sum(map(len, buffers))
+        if self._size >= _SYNC_BYTES:
+            await self.flush()
+
+    async def flush(self) -> int:
+        """Returns where it ends."""
+        gathered, self._gathered = self._gathered, []
+        await self._file.write_and_sync(self._position, gathered)
+        self._position, self._size = self._position + self._size, 0
+        return self._position
+
+
 async def write_footer(
     file: File, builder: FooterBuilder, indexed: Indexed, records: IntArray, pause: Pause
 ) -> int:
-    """Returns where it ends: the size of the file."""
-    packed: list[bytes] = []
-    position, size = builder.position, 0
+    """Returns where it ends, durable: the size of the file."""
+    appender = _Appender(file, builder.position)
+    size = 0
     for ledger in indexed:
         for page in builder.add_ledger(*ledger):
-            packed.append(page)
+            await appender.append((page,))
             size += len(page)
-            if size >= _WRITE_BYTES:
-                await file.write_at(position, packed)
+            if size >= _INDEX_STEP_BYTES:
                 await pause(size, 0)
-                position += size
-                packed, size = [], 0
-    packed.append(builder.finish(records))
-    await file.write_at(position, packed)
-    return position + size + len(packed[-1])
+                size = 0
+    await appender.append((builder.finish(records),))
+    return await appender.flush()
 
 
 class SortedWriter:
@@ -67,11 +89,10 @@ class SortedWriter:
     def __init__(self, file: File, file_id: bytes, pause: Pause) -> None:
         self.pause = pause
         self.records = array("I")
-        self._file = file
+        self._appender = _Appender(file, FILE_HEADER_BYTES)
         self._packer = RecordPacker(file_id, FILE_HEADER_BYTES, 1, 0)
-        self._parts: list[bytes] = []
+        self._parts: list[Buffer] = []
         self._size = 0
-        self._unsynced = 0
         self._entries = 0  # Since the last flush.
         self._rows: dict[int, list[int]] = {}
         self._ledger_id = -1
@@ -87,21 +108,35 @@ class SortedWriter:
         self._columns = Columns(array("q"), array("I"), array("I"))
         self._ledgers.append((ledger_id, self._columns, last_add_confirmed))
 
-    def add(self, entry_id: int, entry: bytes) -> bool:
-        """Whether it is time to `flush`."""
-        length = len(entry)
+    def runs(self, columns: Columns) -> Iterator[Columns]:
+        """Cut so that each, when it is asked for, fits into what is left of the record at hand."""
+        start, count = 0, len(columns.entry_ids)
+        while start < count:
+            room = _RECORD_BYTES - self._size
+            end = fitting_end(columns.lengths, start, count, room)
+            yield Columns(*(column[start:end] for column in columns))
+            start = end
+
+    async def add(self, new_ids: Sequence[int], entries: Sequence[Buffer]) -> None:
+        """More of the ledger, ascending: one of the `runs`."""
         if row := self._rows.get(self._ledger_id):
-            row[1] = entry_id
+            row[1] = new_ids[-1]
         else:
-            self._rows[self._ledger_id] = [entry_id, entry_id]
-        self._parts += (_LENGTH.pack(length), entry)
+            self._rows[self._ledger_id] = [new_ids[0], new_ids[-1]]
+        new_lengths = list(map(len, entries))
+        self._parts += chain.from_iterable(
+            zip(map(_LENGTH.pack, new_lengths), entries, strict=True)
+        )
+        start = self._packer.position + HEAD_BYTES + self._size + _LENGTH.size
+        starts = list(accumulate(map(_LENGTH.size.__add__, new_lengths), initial=start))
+        self._size += starts.pop() - start
+        self._entries += len(new_lengths)
         entry_ids, positions, lengths = self._columns
-        entry_ids.append(entry_id)
-        positions.append(self._packer.position + HEAD_BYTES + self._size + _LENGTH.size)
-        lengths.append(length)
-        self._entries += 1
-        self._size += _LENGTH.size + length
-        return self._size >= _RECORD_BYTES
+        entry_ids.extend(new_ids)
+        positions.extend(starts)
+        lengths.extend(new_lengths)
+        if self._size >= _RECORD_BYTES:
+            await self.flush()
 
     async def flush(self) -> None:
         if not self._parts:
@@ -109,22 +144,16 @@ class SortedWriter:
         self.records.append(self._packer.position)
         rows = pack_rows([(ledger_id, *row) for ledger_id, row in self._rows.items()])
         write = self._packer.pack_body(Kind.ENTRIES, b"".join(self._parts), rows)
-        await self._file.write_at(write.position, write.buffers)
         self._parts, self._size, self._rows = [], 0, {}
-        size = write.end - write.position
-        self._unsynced += size
-        if self._unsynced >= _SYNC_BYTES:
-            await self._file.sync()
-            self._unsynced = 0
+        await self._appender.append(write.buffers)
         entries, self._entries = self._entries, 0
-        await self.pause(size, entries)
+        await self.pause(write.end - write.position, entries)
 
     async def finish(self) -> int:
         """Returns where the footer goes."""
         await self.flush()
-        write = self._packer.pack_empty(Kind.END)
-        await self._file.write_at(write.position, write.buffers)
-        return write.end
+        await self._appender.append(self._packer.pack_empty(Kind.END).buffers)
+        return await self._appender.flush()
 
     def indexed(self) -> Indexed:
         for ledger_id, columns, last_add_confirmed in self._ledgers:
@@ -182,7 +211,6 @@ class SortedLog:
         builder = FooterBuilder(self._header.file_id, footer_at)
         indexed = writer.indexed()
         size = await write_footer(self._file, builder, indexed, writer.records, writer.pause)
-        await self._file.sync()
         await self._disk.sync_directory(self._path.rpartition("/")[0])
         records = RecordFile(self._file, self._header, cache)
         records.records, records.end = writer.records, footer_at

@@ -58,13 +58,15 @@ def candidate(log: Log, use: Use) -> Candidate:
 def pick_victims(
     candidates: Iterable[Candidate], threshold: float, damaged: Collection[int] = ()
 ) -> list[Candidate]:
-    """Emptiest first; damaged ones in any case. Those that hold nothing can just go."""
+    """Emptiest first, by tenths, and of these the oldest: what is next to one another by age can be
+    put together without looking at ledgers. Damaged ones in any case; what holds nothing can just go.
+    """
     found = [
         each
         for each in candidates
         if each.use.ledgers and (each.fullness < threshold or each.number in damaged)
     ]
-    return sorted(found, key=lambda each: (each.fullness, each.number))
+    return sorted(found, key=lambda each: (int(10 * each.fullness), each.age, each.number))
 
 
 class Batch:
@@ -95,6 +97,12 @@ class Batch:
 
     def add(self, other: Candidate) -> None:
         self._taken.append(other)
+
+
+def is_between(log: Log, batch: Iterable[Log]) -> bool:
+    """By age. Where no other log is, nothing can be hidden, whatever is in them."""
+    ages = [each.age for each in batch]
+    return min(ages) < log.age < max(ages)
 
 
 def hides_younger(

@@ -173,7 +173,9 @@ class FooterBuilder:
         self.extents: list[Extent] = []
         self._file_id = file_id
         self._footer_at = position
-        self._pages: list[PageRow] = []
+        self._extent_rows = bytearray()  # Packed as they come: at the end they would hold the loop.
+        self._page_rows = bytearray()
+        self._pages = 0
 
     def add_ledger(
         self, ledger_id: int, columns: Columns, last_add_confirmed: int, entry_bytes: int
@@ -182,31 +184,27 @@ class FooterBuilder:
 
         Ledgers come in ascending order.
         """
-        first_page = len(self._pages)
+        first_page = self._pages
         for page in _cut_pages(columns):
             data = pack_page(self._file_id, self.position, ledger_id, page)
-            self._pages.append(PageRow(page.entry_ids[0], self.position, len(page.entry_ids)))
+            self._page_rows += _PAGE_ROW.pack(page.entry_ids[0], self.position, len(page.entry_ids))
+            self._pages += 1
             self.position += len(data)
             yield data
         entry_ids = columns.entry_ids
-        self.extents.append(
-            Extent(
-                *(ledger_id, entry_ids[0], entry_ids[-1], len(entry_ids), entry_bytes),
-                *(last_add_confirmed, first_page, len(self._pages) - first_page),
-            )
+        extent = Extent(
+            *(ledger_id, entry_ids[0], entry_ids[-1], len(entry_ids), entry_bytes),
+            *(last_add_confirmed, first_page, self._pages - first_page),
         )
+        self.extents.append(extent)
+        self._extent_rows += _EXTENT.pack(*extent)
 
     def finish(self, record_positions: Sequence[int]) -> bytes:
-        tables = b"".join(
-            (
-                *(_EXTENT.pack(*extent) for extent in self.extents),
-                *(_PAGE_ROW.pack(*page) for page in self._pages),
-                array("I", record_positions).tobytes(),
-            )
-        )
+        record_rows = array("I", record_positions).tobytes()
+        tables = b"".join((self._extent_rows, self._page_rows, record_rows))
         trailer = _TRAILER.pack(
             *(_MAGIC, _VERSION, 0, self._footer_at),
-            *(len(self.extents), len(self._pages), len(record_positions)),
+            *(len(self.extents), self._pages, len(record_positions)),
             _extend(seed_of(self._file_id, self.position), tables),
         )
         trailer_at = self.position + len(tables)

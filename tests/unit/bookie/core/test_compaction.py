@@ -13,6 +13,7 @@ from rollbook.bookie.core.compaction import (
     Schedule,
     candidate,
     hides_younger,
+    is_between,
     pick_victims,
     sorted_bytes,
 )
@@ -28,11 +29,16 @@ def log(number: int, live_mib: float, file_mib: float = 128, entries: int = 1000
 
 
 def test_emptiest_first_and_never_the_empty_ones() -> None:
-    logs = [log(1, 100), log(2, 10), log(3, 0), log(4, 20), log(5, 1)]
+    logs = [log(1, 100), log(2, 14), log(3, 0), log(4, 20), log(5, 1)]
     assert [each.number for each in pick_victims(logs, 0.2)] == [5, 2, 4]
     assert [each.number for each in pick_victims(logs, 0.8)] == [5, 2, 4, 1]
     assert pick_victims(logs, 0.0) == []
     assert [each.number for each in pick_victims(logs, 0.0, damaged={1: None})] == [1]
+
+
+def test_of_those_that_are_about_as_empty_the_oldest_first() -> None:
+    logs = [log(9, 41), log(8, 44), log(7, 42), log(6, 43), log(5, 20)]
+    assert [each.number for each in pick_victims(logs, 0.8)] == [5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("entry_bytes", [0, 1, 20, 100, 1000, 10**6])
@@ -91,7 +97,11 @@ def test_logs_that_are_put_together_answer_as_before(seed: int) -> None:
     all_of_it = [
         Held(number, min(has), max(has), len(has), 100, -1) for number, has in entries.items()
     ]
+    logs = [Log(number, 0, 1, ages[number]) for number in range(5)]
+    together = [logs[number] for number in batch]
+    is_mixed = any(is_between(each, together) for each in logs if each not in together)
     if hides_younger(all_of_it, ages.__getitem__, batch):
+        assert is_mixed  # Else nobody would have asked.
         return
 
     def winner(order: list[int], entry_id: int) -> int:
