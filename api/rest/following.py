@@ -30,6 +30,7 @@ from rollbook.api.rest.door import Door
 from rollbook.api.rest.json_words import to_json
 from rollbook.api.rest.problems import problem_of
 from rollbook.api.rest.record_json import NDJSON, Encoding, dumped, record_json
+from rollbook.api.rest.untaken import is_taken
 from rollbook.logservice.core.block import Block
 from rollbook.logservice.ids import FIRST_OFFSET, Offset
 from rollbook.logservice.words import (
@@ -247,13 +248,7 @@ def _body(data: bytes, *, more: bool = True) -> dict[str, Any]:
 
 
 async def _is_taken(text: bytes, send: Send) -> bool:
-    """Else nothing of it was sent: who sends waits first, then writes."""
-    try:
-        async with asyncio.timeout(_PATIENCE_S):
-            await send(_body(text))
-    except TimeoutError:
-        return False
-    return True
+    return await is_taken(_body(text), send, _PATIENCE_S)
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -27,6 +27,7 @@ BOUNDS: Final = Bounds(
     backlog=1024,
     body_bytes=8 * _MIB,  # A batch of 5 MiB, as JSON.
     bodies_bytes=64 * _MIB,
+    answers_bytes=64 * _MIB,
     unsent_bytes=1,  # Nothing is written before all that was is taken.
     may_stream=True,
 )

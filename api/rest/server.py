@@ -9,6 +9,7 @@ Nobody gets much without having shown the token:
                    been idle for longest, if there is one, and is hung up on otherwise
     a request      its head, its body and a deadline for both, the answer included; the bodies of all
                    requests together
+    an answer      as fast as it is taken; large ones of all requests together (`untaken.py`)
     a path         has no escapes: no name here needs one, and `%2F` would make two names of one
     a stream       goes on for as long as somebody takes it; whoever takes nothing is hung up on
     off loopback   only with TLS and a token, unless told otherwise
@@ -36,6 +37,7 @@ from uvicorn.server import ServerState
 from rollbook.api.access.certificate_names import names_in
 from rollbook.api.access.doorkeeper import CALLER, Caller, Doorkeeper, anybody
 from rollbook.api.rest.problems import response_of
+from rollbook.api.rest.untaken import Untaken
 from rollbook.proto.addresses import is_loopback
 from rollbook.proto.errors import (
     BadConfig,
@@ -79,6 +81,7 @@ class Bounds:
     backlog: int = _BACKLOG
     body_bytes: int = _BODY_BYTES_MAX
     bodies_bytes: int = _CONNECTIONS_MAX * _BODY_BYTES_MAX  # Of all requests that are served.
+    answers_bytes: int = 16 * 1024 * 1024  # Of large ones that are being taken.
     unsent_bytes: int = 64 * 1024  # Before whoever answers has to wait.
     may_stream: bool = False  # An exchange has no deadline as long as it gets on.
 
@@ -284,6 +287,7 @@ class Guard:
         self._app = app
         self._bounds = bounds
         self._bodies_bytes = 0
+        self._untaken = Untaken(bounds.answers_bytes)
         self._doorkeeper = doorkeeper
         self._hosts = hosts
         self._open_paths = open_paths
@@ -305,6 +309,8 @@ class Guard:
             except _Gone:
                 pass  # What came of the body is not what was meant.
             else:
+                if scope["method"] == "GET":  # What others did is told, whatever else is.
+                    send = self._untaken.sending(scope, receive, send)
                 await self._app(scope, _told_at_once(body, receive), send)
         finally:
             self._bodies_bytes -= held[0]

@@ -4,11 +4,13 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from rollbook.api.rest import server as module
+from rollbook.api.rest import untaken
 from rollbook.api.rest.logs import RestServer
 from rollbook.api.rest.server import Bounds, HttpConfig
 from rollbook.logservice.core.block import pack_block
@@ -22,7 +24,12 @@ from tests.unit.api.rest.log_routes import JSON, LOG, NDJSON, RAW
 LOOPBACK = Address("127.0.0.1", 0)
 TOKEN = "0123456789abcdef-canary"
 BOUNDS = Bounds(
-    connections=8, body_bytes=10_000, bodies_bytes=25_000, unsent_bytes=1024, may_stream=True
+    connections=8,
+    body_bytes=10_000,
+    bodies_bytes=25_000,
+    answers_bytes=5_000_000,
+    unsent_bytes=1024,
+    may_stream=True,
 )
 
 
@@ -165,6 +172,49 @@ async def test_all_bodies_together_are_bounded(there: There) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while (await there.client.ask("POST", f"{LOG}/records", b"x" * 9000, **RAW)).status != 201:
             pass
+
+
+@asynccontextmanager
+async def unread_answers(there: There, count: int) -> AsyncIterator[list[asyncio.StreamReader]]:
+    """Of two megabytes each: more than the system takes."""
+    log = there.core.cluster.logs[LogName("ns", "log")]
+    if not log.tail:
+        log.append(pack_block([b"x" * 2_000_000]), None)
+        log.append(pack_block([b"small"]), None)
+    asked = f"GET {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode()
+    held = [await asyncio.open_connection(*_place(there), limit=1) for _ in range(count)]
+    for reader, writer in held:
+        writer.write(asked)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await reader.read(15) == b"HTTP/1.1 200 OK"
+    yield [reader for reader, _ in held]
+    for _, writer in held:
+        writer.transport.abort()
+
+
+async def test_large_answers_together_are_bounded(
+    there: There, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(untaken, "_PATIENCE_S", 100)
+    async with unread_answers(there, 2):
+        answer = await there.client.get(f"{LOG}/records")
+        assert (answer.status, answer.reason) == (503, "OVERLOADED")
+        assert answer.headers["retry-after"] == "1"
+        assert (await there.client.get(f"{LOG}/records?from=1")).status == 200
+    async with asyncio.timeout(DEADLINE_S):
+        while (answer := await there.client.get(f"{LOG}/records")).status != 200:
+            pass
+    assert len(answer.json["records"][0]["data"]) == 2_000_000
+
+
+async def test_who_takes_nothing_of_a_large_answer_makes_room(there: There) -> None:
+    async with unread_answers(there, 1) as (alone,), unread_answers(there, 1) as (other,):
+        async with asyncio.timeout(DEADLINE_S):
+            while (await there.client.get(f"{LOG}/records")).status != 200:
+                await asyncio.sleep(0.01)
+        async with asyncio.timeout(DEADLINE_S):
+            taken = [len(await alone.read()), len(await other.read())]
+    assert min(taken) < 2_000_000
 
 
 NO_REQUESTS = [
