@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         nargs="+",
         metavar="JOB",
-        help="these jobs of ledger, or parts of memory, alone",
+        help="these jobs of ledger, logs or takeover, or parts of bookie or memory, alone",
     )
     bench.add_argument(
         "--plot", metavar="FOLDER", type=Path, help="draw it there, with what is there already"

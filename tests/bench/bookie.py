@@ -12,8 +12,9 @@ import itertools
 import mmap
 import os
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,17 +73,18 @@ SMALL: Final = Size(
 )
 
 
-def figures(runs: int, size: Size = FULL) -> Iterator[Figure]:
-    configure_logs(level="error")
-    parts: tuple[Part, ...] = (
-        *(adds, where_it_goes, alone, cached_reads, cold_reads, written),
-        *(beside_checkpoints, beside_collection),
-    )
-    for part in parts:
-        yield from part(runs, size)
-
-
 Part = Callable[[int, Size], Iterator[Figure]]
+
+
+def figures(
+    runs: int, size: Size = FULL, *, only: Collection[str] | None = None
+) -> Iterator[Figure]:
+    """`only`: the keys of `PARTS`; all of them if it is None."""
+    if unknown := [name for name in only or () if name not in PARTS]:
+        sys.exit(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    configure_logs(level="error")
+    for name in only or PARTS:
+        yield from PARTS[name](runs, size)
 
 
 # --- Adds ---------------------------------------------------------------------------------------
@@ -436,3 +438,15 @@ def _in_turns(
     yield judged(f"adds beside {what}, p99", "ms", None, p99s_ms[busy])
     yield judged(f"adds without {what}, p99", "ms", None, p99s_ms[calm])
     yield judged(f"p99 with {what} by that without", "times", 2.0, ratios)
+
+
+PARTS: Final[Mapping[str, Part]] = {
+    "adds": adds,
+    "where-it-goes": where_it_goes,
+    "alone": alone,
+    "cached-reads": cached_reads,
+    "cold-reads": cold_reads,
+    "written": written,
+    "checkpoints": beside_checkpoints,
+    "compaction": beside_collection,
+}

@@ -9,7 +9,6 @@ import pytest
 
 from rollbook.proto.errors import BadFrame
 from tests.bench import bookie
-from tests.bench.bookie import Part
 from tests.bench.load import generator
 from tests.bench.load.generator import Stalled
 from tests.bench.load.work import add_batches, entry_bytes, read_batches
@@ -19,18 +18,23 @@ from tests.support import processes
 @pytest.mark.parametrize(
     ("part", "units"),
     [
-        (bookie.where_it_goes, {"µs/add"}),
-        (bookie.alone, {"µs", "times"}),
-        (bookie.cached_reads, {"entries/s"}),
-        (bookie.beside_collection, {"ms", "times", "MB"}),
+        ("where-it-goes", {"µs/add"}),
+        ("alone", {"µs", "times"}),
+        ("cached-reads", {"entries/s"}),
+        ("compaction", {"ms", "times", "MB"}),
     ],
 )
-def test_figures_are_measured(part: Part, units: set[str]) -> None:
+def test_figures_are_measured(part: str, units: set[str]) -> None:
     """Of one part of each sort; the others differ in what they ask of the same machinery."""
-    figures = list(part(1, bookie.SMALL))
+    figures = list(bookie.PARTS[part](1, bookie.SMALL))
     assert len({figure.name for figure in figures}) == len(figures)
     assert all(isfinite(figure.value) for figure in figures)
     assert {figure.unit for figure in figures} == units
+
+
+def test_a_part_that_there_is_not_names_those_that_there_are() -> None:
+    with pytest.raises(SystemExit, match="no such part: nonsense; there are adds, "):
+        list(bookie.figures(1, bookie.SMALL, only=["alone", "nonsense"]))
 
 
 def test_batches_hold_what_is_asked_for() -> None:
