@@ -469,13 +469,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _balance(self) -> None:
         """Reads on, or stops reading, as what is held has changed."""
-        shared, account = self._shared, self._account
+        shared, account, calls_waiting = self._shared, self._account, self._calls_waiting
         if shared.pool.has_news:  # For others, too, and whoever is gone gives back as well.
             shared.look_after()
         if self._is_gone:
             return
         if self._is_paused:
-            has_room = account.may_resume() and self._calls_waiting <= _CALLS_WAITING // 2
+            has_room = account.may_resume() and calls_waiting <= _CALLS_WAITING // 2
             if self._is_clogged or self._is_leaving or not has_room:
                 shared.pool.waiting[account] = None
             else:
@@ -488,7 +488,7 @@ class Connection(asyncio.BufferedProtocol):
         elif (
             self._is_clogged
             or self._is_leaving
-            or self._calls_waiting > _CALLS_WAITING
+            or calls_waiting > _CALLS_WAITING
             or not account.may_take()
         ):
             self._is_paused = True
@@ -498,7 +498,7 @@ class Connection(asyncio.BufferedProtocol):
                 shared.kept_waiting.start(self, shared.clock.monotonic_ns())
                 shared.look_after()
             self._transport.pause_reading()
-        if self._calls_waiting:
+        if calls_waiting:
             shared.ordinary.offer(self._ordinary)
             shared.urgent.offer(self._urgent)
         if self._is_leaving and self._is_idle and not self._transport.is_closing():

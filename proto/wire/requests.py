@@ -46,13 +46,15 @@ class RequestDecoder:
             start = position
             if len(buffer) > position + LENGTH_BYTES:
                 if buffer[position + LENGTH_BYTES] == V3_FIRST_BYTE:
-                    adds, position = v3_adds.take_adds(buffer, position, frames.frame_bytes_max)
-                    reads, position = v3_reads.take_reads(buffer, position)
+                    take_adds, take_reads = v3_adds.take_adds, v3_reads.take_reads
                 else:
-                    adds, position = v2_adds.take_adds(buffer, position, frames.frame_bytes_max)
-                    reads, position = v2.take_reads(buffer, position)
+                    take_adds, take_reads = v2_adds.take_adds, v2.take_reads
+                adds, position = take_adds(buffer, position, frames.frame_bytes_max)
                 if adds is not None:
                     heard.append(adds)
+                    if position == len(buffer):
+                        break
+                reads, position = take_reads(buffer, position)
                 heard += reads
             if position > start:  # Behind reads may be adds again.
                 continue

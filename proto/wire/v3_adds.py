@@ -189,7 +189,6 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
     groups: dict[tuple[bytes, ...], _Opened] = {}
     current: tuple[bytes, ...] = ()
     current_ledger_id, high_varint, high_bits = -1, b"", 0
-    last_length = 0  # Of the one before, if it was the same writer's.
     run_from = position  # From there on there may be a run.
     first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
     while match := _match_request(buffer, position + LENGTH_BYTES):
@@ -202,7 +201,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
             end > size
             or length > body_bytes_max
             or not entry_start + ENTRY_HEADER_BYTES <= entry_end <= end
-            or match.start(4) + _unpack_size(add_size) != end
+            or (add_at := match.start(4)) + _unpack_size(add_size) != end
             or buffer[position + 5] != match.start(3) - position - 8
         ):
             break
@@ -218,7 +217,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
             if opened is None or ledger_id != opened[0].ledger_id:
                 break
             groups[writer] = opened
-            current, current_ledger_id, last_length = writer, ledger_id, 0
+            current, current_ledger_id = writer, ledger_id
             group, add_entry_id, add_lac, add_start, add_end, add_txn_id, add_varint = opened
         places = match.span(1), match.span(5), (entry_start, entry_end)
         step = end - position
@@ -227,7 +226,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
             if run := _take_run(buffer, position, step, places, entry_id):
                 group.add(run)
                 position += len(run.columns.entry_ids) * step
-                run_from, last_length = position, 0
+                run_from = position
                 continue
         if group.run is not None:
             group.loosen()
@@ -237,9 +236,9 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
         add_end(entry_end)
         add_txn_id(txn_id)
         add_varint(entry)
-        if length == last_length:
+        if buffer.startswith(ledger, add_at + step):  # Its like, it seems.
             end = _take_alike(buffer, position, end, group.lists, places)
-        position, last_length = end, length
+        position = end
     if position == first:
         return None, position
     return Adds(buffer, first, position, [each[0].settle() for each in groups.values()]), position
@@ -313,29 +312,31 @@ def _take_alike(buffer: bytes, model: int, position: int, lists: _Lists, places:
     before, txn_low, between, varint_low, behind, entry_id, _, tail = like.unpack_from(
         buffer, model
     )
-    has_more = txn_low & 0x80, varint_low & 0x80
     base = entry_id - varint_low
     entry_ids: list[EntryId] = []
     lacs: list[EntryId] = []
     whole = (len(buffer) - position) // size * size
-    for found in like.iter_unpack(memoryview(buffer)[position : position + whole]):
+    for a, txn, b, low, c, found, lac, d in like.iter_unpack(
+        memoryview(buffer)[position : position + whole]
+    ):
         if (
-            found[0] != before
-            or found[2] != between
-            or found[4] != behind
-            or found[7] != tail
-            or found[5] - found[3] != base
-            or (found[1] & 0x80, found[3] & 0x80) != has_more
+            found - low != base
+            or a != before
+            or b != between
+            or c != behind
+            or d != tail
+            or (txn ^ txn_low) & 0x80
+            or (low ^ varint_low) & 0x80
         ):
             break
-        entry_ids.append(found[5])
-        lacs.append(found[6])
+        entry_ids.append(found)
+        lacs.append(lac)
     end = position + len(entry_ids) * size
     moved = range(size, end - model, size)
     lists.entry_ids.extend(entry_ids)
     lists.lacs.extend(lacs)
     lists.starts.extend(range(entry_start + size, end, size))
-    lists.ends.extend(entry_end + by for by in moved)
+    lists.ends.extend(range(entry_end + size, end + 1, size))
     lists.txn_ids.extend([buffer[txn_at + by : txn_end + by] for by in moved])
     lists.entry_varints.extend([buffer[varint_at + by : varint_end + by] for by in moved])
     return end
