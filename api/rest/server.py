@@ -10,6 +10,8 @@ Nobody gets much without having shown the token:
     a request      its head, its body and a deadline for both, the answer included; the bodies of all
                    requests together
     an answer      as fast as it is taken; large ones of all requests together (`untaken.py`)
+    the loop       a number of headers, of fields of a query, and of small chunks of a body: the parser looks
+                   at each of them, and thousands hold up everybody
     a path         has no escapes: no name here needs one, and `%2F` would make two names of one
     a stream       goes on for as long as somebody takes it; whoever takes nothing is hung up on
     off loopback   only with TLS and a token, unless told otherwise
@@ -20,6 +22,7 @@ Nobody gets much without having shown the token:
 
 import asyncio
 import logging
+import re
 import socket
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -55,6 +58,11 @@ from rollbook.proto.runtime.tls import TlsFiles, server_context
 
 _CONNECTIONS_MAX: Final = 64
 _HEAD_BYTES_MAX: Final = 16 * 1024
+_HEADERS_MAX: Final = 100
+_END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
+_QUERY_FIELDS_MAX: Final = 1024  # As many owners may be asked for.
+_CHUNKS_MIN: Final = 1024  # Of a body; beyond it chunks have to have
+_CHUNK_BYTES_MIN: Final = 256  # bytes on average.
 _BODY_BYTES_MAX: Final = 64 * 1024
 _EXCHANGE_S: Final = (
     30.0  # From a connection's start, or its last answer, to the next answer taken.
@@ -141,7 +149,6 @@ class HttpServer:
             server_header=False,
             date_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
         )
         settings.load()
         # What fails in a request has been logged as an event, and strangers' nonsense is worth none.
@@ -210,6 +217,40 @@ class _Crowd:
         return False
 
 
+class _Parser(h11.Connection):
+    """h11's, which refuses what would hold up the loop before it has looked at it."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, _HEAD_BYTES_MAX)
+        self.refusal = ""  # If it is ours.
+        self._chunks = self._chunks_bytes = 0
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:
+            self._check_head(self.trailing_data[0])
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._chunks_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += 1
+            self._chunks_bytes += len(event.data)
+            if self._chunks > max(_CHUNKS_MIN, self._chunks_bytes // _CHUNK_BYTES_MIN):
+                self._refuse("the chunks of a body are too small")
+        return event
+
+    def _check_head(self, data: bytes) -> None:
+        found = _END_OF_HEAD.search(data)
+        end = found.start() if found else len(data)
+        if data.count(b"\n", 0, end) > _HEADERS_MAX:
+            self._refuse(f"a request may have {_HEADERS_MAX} headers")
+        if data.count(b"&", 0, data.find(b"\n") + 1) > _QUERY_FIELDS_MAX:
+            self._refuse(f"a query may have {_QUERY_FIELDS_MAX} fields")
+
+    def _refuse(self, why: str) -> None:
+        self.refusal = why
+        raise h11.RemoteProtocolError(why)
+
+
 class _Connection(H11Protocol):
     """uvicorn's, with a bound on how many there are and on how long one exchange takes."""
 
@@ -218,6 +259,7 @@ class _Connection(H11Protocol):
 
     def __init__(self, crowd: _Crowd, *uvicorns: Any) -> None:
         super().__init__(*uvicorns)
+        self.conn = self._parser = _Parser()
         self._crowd = crowd
 
     @property
@@ -251,7 +293,8 @@ class _Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # It has begun to answer.
             self.transport.abort()
             return
-        refusal = response_of(InvalidRequest(msg), headers={"connection": "close"})
+        error = InvalidRequest(self._parser.refusal or msg)
+        refusal = response_of(error, headers={"connection": "close"})
         head = h11.Response(status_code=400, headers=refusal.raw_headers, reason=b"Bad Request")
         for event in (head, h11.Data(data=bytes(refusal.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")

@@ -239,6 +239,37 @@ async def test_what_is_no_request_is_a_problem_and_the_end(there: There) -> None
         assert not there.core.asked
 
 
+_HEAD = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+_CHUNKED = (
+    f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
+    f"content-type: {RAW['content-type']}\r\n\r\n"
+).encode()
+BOMBS = {
+    "headers": _HEAD + b"a:b\r\n" * 2000 + b"\r\n",
+    "fields": b"GET /healthz?" + b"a&" * 7000 + _HEAD[12:] + b"\r\n",
+    "chunks": _CHUNKED + b"1\r\nx\r\n" * 3000,
+    "headers behind another request": _HEAD + b"\r\n" + _HEAD + b"a:b\r\n" * 2000 + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+async def test_what_would_hold_up_everybody_is_not_read(there: There, bomb: str) -> None:
+    said = await there.client.say(BOMBS[bomb])
+    if "behind" in bomb:
+        assert said.startswith(b"HTTP/1.1 200 OK")
+        said = said[said.index(b"HTTP/1.1 400") :]
+    answer = parse(said)
+    assert (answer.status, answer.reason) == (400, "INVALID")
+    assert bomb.split(maxsplit=1)[0] in answer.json["detail"]
+    assert not there.core.asked
+
+
+async def test_a_body_may_come_in_many_small_chunks(there: There) -> None:
+    chunks = b"8\r\nxxxxxxx\n\r\n" * 1000 + b"0\r\n\r\n"
+    said = _CHUNKED.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n") + chunks
+    assert parse(await there.client.say(said)).status == 201
+
+
 async def test_half_a_body_is_no_record(there: There) -> None:
     """Whoever dies while he says it has said nothing."""
     head = f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {RAW['content-type']}"
