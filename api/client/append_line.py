@@ -1,7 +1,7 @@
 """One append stream to one server, shared by all logs and writers that append there.
 
-Whatever is waiting goes out as one message, up to `_MESSAGE_BYTES`; while one is being sent the next one
-gathers. When the stream ends, every append that has no result yet is told why.
+Whatever is waiting goes out as one message, up to `_MESSAGE_BYTES` and `_MESSAGE_APPENDS`; while one is
+being sent the next one gathers. When the stream ends, every append that has no result yet is told why.
 """
 
 import asyncio
@@ -34,6 +34,8 @@ from rollbook.proto.v1 import log_pb2
 OnResult = Callable[[AppendAck | None, RollbookError | None], None]
 
 _MESSAGE_BYTES: Final = 1024 * 1024
+# A thousand logs in one message would take turns with the server, and that with its bookies, as a whole.
+_MESSAGE_APPENDS: Final = 128
 _APPEND_BYTES: Final = 32  # What frames a block.
 
 
@@ -140,7 +142,8 @@ class AppendLine:
                 message.binds.add(ref=first.ref, log=str(first.log), is_ordered=first.is_ordered)
             else:
                 size += len(first.block) + _APPEND_BYTES
-                if used and size > _MESSAGE_BYTES:
+                is_full = size > _MESSAGE_BYTES or len(message.appends) == _MESSAGE_APPENDS
+                if used and is_full:
                     break
                 used.add(first.ref)
                 added = message.appends.add(number=first.number, ref=first.ref, block=first.block)
