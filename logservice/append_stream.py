@@ -156,14 +156,16 @@ class AppendStream:
         if line.failed is not None:
             pending.settle(EarlierFailed(failed_number=line.failed.number))
             return True
-        owner = self._server.find(line.log)
-        if owner is None:
-            return False
-        if owner is not line.owner or line.limits is None:
-            line.owner, line.limits = owner, Limits.of(owner.config)
+        owner, limits = line.owner, line.limits
+        if owner is None or limits is None or owner.failure is not None:
+            owner = self._server.find(line.log)
+            if owner is None:
+                return False
+            limits = Limits.of(owner.config)
+            line.owner, line.limits = owner, limits
         pending.began_s = self._loop.time()
         try:
-            info = check_block(append.block, line.limits)
+            info = check_block(append.block, limits)
             is_taken = owner.submit(append.block, info, append.condition, pending.settle)
         except (Overloaded, OwnerChanging):
             return False

@@ -21,7 +21,8 @@ class Pulse:
 
     def __init__(self, clock: Clock, lease_s: float) -> None:
         self.lease_s: Final = lease_s
-        self._clock = clock
+        self._now_ns, self._wall_us = clock.monotonic_ns, clock.wall_us
+        self._lease_ns, self._lease_us = int(lease_s * 1e9), int(lease_s * 1e6)
         self._stalls = 0
         self._timer: asyncio.TimerHandle | None = None
         self._look()
@@ -36,11 +37,7 @@ class Pulse:
 
     def stalls(self) -> int:
         """How often it has missed a lease until now."""
-        unseen_s = max(
-            (self._clock.monotonic_ns() - self._seen_ns) / 1e9,
-            (self._clock.wall_us() - self._seen_us) / 1e6,
-        )
-        if unseen_s > self.lease_s:
+        if self._now_ns() > self._ends_ns or self._wall_us() > self._ends_us:
             self._stalls += 1
             self._look()
         return self._stalls
@@ -51,4 +48,5 @@ class Pulse:
         self._timer = asyncio.get_running_loop().call_later(self.lease_s / _BEATS, self._beat)
 
     def _look(self) -> None:
-        self._seen_ns, self._seen_us = self._clock.monotonic_ns(), self._clock.wall_us()
+        self._ends_ns = self._now_ns() + self._lease_ns
+        self._ends_us = self._wall_us() + self._lease_us

@@ -49,7 +49,7 @@ class Condition:
     writer_epoch: WriterEpoch | None = None  # This one is in force.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Not frozen, since that costs: there is one for every append.
 class AppendAck:
     """The records are on disk on an ack quorum of bookies."""
 
