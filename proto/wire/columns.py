@@ -112,18 +112,24 @@ def unpack_int64s(buffer: bytes, position: int, size: int, rows: int) -> "array[
 def count_int64s_on(buffer: bytes, position: int, size: int, rows: int) -> int:
     """How many of these numbers count on from the first, by one with each."""
     (first,) = _int64_at(buffer, position)
-    rows = min(rows, _INT64_MAX - first)
+    rows = min(rows, _INT64_MAX - first + 1)
+    expected = pack_int64s_on(first, rows)
     for place in reversed(range(_INT64_BYTES)):  # What differs first.
         column = buffer[position + place : position + rows * size : size]
-        expected = _int64_column(first, rows, place)
-        if column != expected:
-            rows = _alike(column, expected)
+        if column != expected[place][:rows]:
+            rows = _alike(column, expected[place])
     return rows
 
 
 def pack_int64s_on(first: int, rows: int) -> list[bytes]:
     """Big-endian numbers that count on from `first`, byte by byte."""
-    return [_int64_column(first, rows, place) for place in range(_INT64_BYTES)]
+    moving = -(
+        -(first ^ first + rows - 1).bit_length() // 8
+    )  # Low ones: as a rule one or two of them.
+    still = first.to_bytes(_INT64_BYTES, "big")[: _INT64_BYTES - moving]
+    columns = [still[place : place + 1] * rows for place in range(len(still))]
+    columns += [_digits(first, rows, 8 * place, _BYTES) for place in reversed(range(moving))]
+    return columns
 
 
 def count_varints_on(
@@ -146,10 +152,6 @@ def pack_varints_on(first: int, rows: int, length: int) -> list[bytes]:
 
 def _varint_column(first: int, rows: int, place: int, length: int) -> bytes:
     return _digits(first, rows, 7 * place, _CONTINUED if place < length - 1 else _LOW_BITS)
-
-
-def _int64_column(first: int, rows: int, place: int) -> bytes:
-    return _digits(first, rows, 8 * (_INT64_BYTES - 1 - place), _BYTES)
 
 
 def _digits(first: int, rows: int, shift: int, words: bytes) -> bytes:
