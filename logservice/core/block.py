@@ -97,6 +97,8 @@ _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 _UNSTAMPED: Final = bytes(_CLIENT_HALF - _SERVER_HALF)
 _DIRECTORY_ENTRY: Final = struct.Struct("<HBBIII")
 _LONE_VALUE: Final = struct.Struct("<HBBIIIHBBIIIii")  # A directory of two sections, two offsets.
+_LONE_SECTIONS: Final = 2
+_LONE_BYTES_MAX: Final = 64 * 1024
 _MUST_BE_KNOWN: Final = 1
 _INT32_MAX: Final = 2**31 - 1
 _UINT32_MAX: Final = 2**32 - 1
@@ -203,6 +205,11 @@ def pack_block(
     for column, name in ((keys, "keys"), (headers, "headers"), (event_times, "event times")):
         if column is not None and len(column) != count:
             raise InvalidRequest(f"{len(column)} {name} for {count} records")
+    if count == 1 and keys is None and headers is None and event_times is None:
+        value, size = values[0], len(values[0])
+        if size < _LONE_BYTES_MAX:
+            body = b"".join((_before_lone_value(size), value, _PADDING[size % 8]))
+            return _framed(body, _LONE_SECTIONS, count, 0, producer, codec)
     sections = _strings(Section.VALUE_OFFSETS, values)
     if keys is not None and any(key is not None for key in keys):
         sections += _strings(Section.KEY_OFFSETS, [key or b"" for key in keys])
@@ -270,6 +277,17 @@ def _pack(
         if end > _INT32_MAX:
             raise EntryTooLarge("a batch has at most 2^31-1 bytes", got=end)
     body = b"".join(chain(directory, *parts))
+    return _framed(body, len(sections), records, flags, producer, codec)
+
+
+def _framed(
+    body: bytes,
+    sections: int,
+    records: int,
+    flags: int,
+    producer: ProducerRef | None,
+    codec: Codec,
+) -> bytes:
     stored = _compress(body) if codec is Codec.ZSTD else body
     if len(stored) > len(body) * _ZSTD_PAYS:
         stored, codec = body, Codec.NONE
@@ -277,7 +295,7 @@ def _pack(
     header = b"".join(
         (
             _CLIENT_HEADER.pack(
-                *(flags, codec, len(identity), 0, records, len(sections), len(stored), len(body)),
+                *(flags, codec, len(identity), 0, records, sections, len(stored), len(body)),
                 *((producer.epoch, producer.seq) if producer else (0, 0)),
             ),
             identity,
@@ -408,7 +426,7 @@ def _unpack_header(block: bytes) -> _Header:
         or bool(header.records) == bool(header.flags & CONTROL_FLAG)
     ):
         raise InvalidBlock("a block's header contradicts itself")
-    if header.producer_id_bytes and any(
+    if header.producer_id_bytes % 8 and any(
         block[HEADER_BYTES + header.producer_id_bytes : header.body]
     ):
         raise InvalidBlock("a producer's id is longer than it says")
@@ -425,7 +443,7 @@ def _is_lone_value(block: bytes, header: _Header, limits: Limits) -> bool:
     """All that `_open` asks for, at once, of a block that holds one value and nothing else: where many
     logs are appended to, most do. False: it holds something else, or something is wrong with it.
     """
-    if header.records != 1 or header.sections != 2 or header.codec:
+    if header.records != 1 or header.sections != _LONE_SECTIONS or header.codec:
         return False
     body = header.body
     start = body + _LONE_VALUE.size

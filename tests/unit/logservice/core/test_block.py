@@ -103,6 +103,15 @@ def test_a_codec_is_used_where_it_pays() -> None:
     assert check_block(pack_block([b"once"], codec=Codec.ZSTD), CEILING).codec is Codec.NONE
 
 
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("size", [*range(10), 1000, 2**16 - 1, 2**16, 2**16 + 1])
+def test_a_lone_value_is_framed_like_any_other(size: int, codec: Codec) -> None:
+    value, producer = b"x" * size, ProducerRef(b"producer", 1, 2)
+    packed = pack_block([value], producer=producer, codec=codec)
+    assert packed == pack_block([value], keys=[None], producer=producer, codec=codec)
+    assert Block(stamped_at(packed, 0)).values() == [value]
+
+
 def test_a_control_block_has_no_records() -> None:
     block = Block(stamped_at(pack_control_block(b"what happened"), 5))
     assert block.is_control
