@@ -4,27 +4,38 @@ CPU is that of the whole process from before the attack until it is quiet again;
 that was resident over what was before. What is let go of is not always given back to the system, so
 a kind that comes late may seem to cost nothing: each kind meets a bookie of its own. It meets it once:
 CPU and memory of fifty hardly vary; what all of them do to others, at the same time, is measured in runs.
+
+Then what each kind of attack on a log server's HTTP, twenty a second from another process, does to somebody
+who appends a record at a time: p99 beside it, against p99 of the seconds before and after.
 """
 
 import asyncio
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Final
 
-from tests.bench import Figure, judged, show_progress
+from tests.bench import Figure, judged, rest, show_progress
+from tests.bench.rest import RestServer
 from tests.hostile.attacks import attacks
+from tests.hostile.http_attacks import LOG, LONG_LOG, http_attacks
 from tests.hostile.run import bookie, cost_of, cost_of_all
+from tests.support import log_processes
 
 _EACH: Final = 50
 _MANY: Final = 1_000
 _KIB: Final = 1024
+_EACH_SECOND: Final = 20
+_SECONDS: Final = 2.0
+_RAW: Final = "application/octet-stream"
 
 
 def figures(runs: int) -> Iterator[Figure]:
     yield from _kinds()
     yield from _many(runs)
+    yield from _over_http(runs)
 
 
 def _kinds() -> Iterator[Figure]:
@@ -54,3 +65,43 @@ def _many(runs: int) -> Iterator[Figure]:
     yield judged(f"{name}: memory in all", "MiB", 64.0, grown)
     yield judged(f"{name}: adds of others refused", "adds", 0.0, refused)
     yield judged(f"{name}: ten adds of others, p99", "ms", None, p99s)
+
+
+def _over_http(runs: int) -> Iterator[Figure]:
+    kinds = http_attacks()
+    with tempfile.TemporaryDirectory() as folder, log_processes.running(Path(folder)) as cluster:
+        server = RestServer(cluster)
+        asyncio.run(rest.make_logs(server, LOG, LONG_LOG))
+        before = server.resident_bytes
+        p99s_alone = [asyncio.run(_p99_ms(server)) for _ in range(2)]
+        for at, attack in enumerate(kinds):
+            show_progress(attack.name, at, len(kinds))
+            p99s = []
+            for _ in range(runs):
+                command = (str(server.address.host), str(server.address.port), attack.name)
+                mob = cluster.children.start_module(
+                    "tests.hostile.http_attacks", *command, str(_SECONDS + 2), str(_EACH_SECOND)
+                )
+                time.sleep(1.0)  # It starts.
+                p99s.append(asyncio.run(_p99_ms(server)))
+                mob.wait()
+                p99s_alone.append(asyncio.run(_p99_ms(server)))
+            alone = median(p99s_alone[-runs - 1 :])
+            show_progress("", 1, 1)
+            name = f"HTTP, {attack.name}: p99 of others, times"
+            yield judged(name, "x", 1.5, [each / alone for each in p99s])
+        grown = (server.resident_bytes - before) / _KIB**2
+        yield judged("HTTP, all kinds: memory in all", "MiB", 64.0, [grown])
+
+
+async def _p99_ms(server: RestServer) -> float:
+    """Of a record alone, for a while."""
+    said = rest.request("POST", f"{LOG}/records", bytes(100), content_type=_RAW)
+    taken: list[float] = []
+    async with server.connection() as connection:
+        ends_at = time.monotonic() + _SECONDS
+        while (began := time.monotonic()) < ends_at:
+            status, body = await connection.ask(said)
+            assert status == 201, body
+            taken.append((time.monotonic() - began) * 1000)
+    return quantiles(taken, n=100)[98]

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
+from rollbook.proto.ports import Address
 from tests.bench import Figure, judged
 from tests.support import bookies, log_processes
 from tests.support.log_processes import LogProcesses
@@ -92,6 +93,10 @@ class RestServer:
             pass
 
     @property
+    def address(self) -> Address:
+        return Address(*self.place)
+
+    @property
     def cpu_s(self) -> float:
         return bookies.cpu_s(self.child.pid)
 
@@ -142,6 +147,27 @@ async def made(connection: Connection, name: str) -> str:
     status, body = await connection.ask(request("PUT", path))
     assert status in (200, 201), body
     return path
+
+
+async def make_logs(server: RestServer, short: str, long: str) -> None:
+    """The first one is empty; of the second nobody can take all unread."""
+    lines = LINE * (BATCH_BYTES // len(LINE))
+    async with server.connection() as connection:
+        for path in (short, long):
+            status, body = await connection.ask(request("PUT", path))
+            assert status in (200, 201), body
+        said = request("POST", f"{long}/records", lines, content_type="application/x-ndjson")
+        for _ in range(50):
+            assert (await connection.ask(said))[0] == 201
+
+
+async def is_served(server: RestServer, path: str) -> bool:
+    """Whether a record can be appended and read."""
+    async with server.connection() as connection:
+        said = request("POST", f"{path}/records", b"x", content_type="application/octet-stream")
+        status, _ = await connection.ask(said)
+        found, body = await connection.ask(request("GET", f"{path}/records?from=-1"))
+        return (status, found) == (201, 200) and b'"data":"x"' in body
 
 
 async def append_batches(server: RestServer, size: Size) -> tuple[float, float]:

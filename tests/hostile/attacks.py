@@ -47,6 +47,7 @@ class Attack:
     drip: bytes = b""  # Sent then, a byte a second, over and over.
     leaves: bool = False  # The client closes its side, politely, right after `first`.
     resets: bool = False  # Or without a word.
+    answer: bytes = b""  # How it begins, if it comes through before its end.
 
 
 def attacks() -> list[Attack]:
@@ -120,15 +121,6 @@ def _frame(body: bytes) -> bytes:
 def _nested(depth: int) -> bytes:
     """A group in a group in a group; nothing knows these fields."""
     return b"\xa3\x1f" * depth + b"\xa4\x1f" * depth
-
-
-@dataclass
-class Under:
-    """What became of some connections of one attack."""
-
-    hung_up: int = 0
-    answered: int = 0
-    refused: int = 0  # Not even accepted.
 
 
 class Mob:
@@ -206,7 +198,7 @@ class _Member:
         self.connection = connection
         self.attack = attack
         self.rest = memoryview(attack.first)
-        self.heard_bytes = 0
+        self.heard = b""  # As much as is read.
         self.is_hung_up = False
         self.has_left = False
         self._drip_at = time.monotonic() + _SLOW_STEP_S
@@ -218,7 +210,7 @@ class _Member:
 
     @property
     def is_done_reading(self) -> bool:
-        return self.heard_bytes >= _READ_MAX
+        return len(self.heard) >= _READ_MAX
 
     @property
     def has_ended(self) -> bool:
@@ -227,7 +219,7 @@ class _Member:
             case End.HUNG_UP:
                 return self.is_hung_up or self.has_left
             case End.ANSWERED:
-                return self.heard_bytes > 0
+                return bool(self.heard)
             case End.EITHER:
                 return not self.rest or self.is_hung_up
 
@@ -255,7 +247,7 @@ class _Member:
             return
         except OSError:
             found = b""
-        self.heard_bytes += len(found)
+        self.heard += found
         self.is_hung_up |= not found
 
     def drip(self, now: float) -> None:
