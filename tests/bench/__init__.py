@@ -4,9 +4,11 @@ Those that take their time yield each figure when they know it, and meanwhile sh
 """
 
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Final
 
 from tests.tally import progress_line
 
@@ -75,8 +77,16 @@ def compared(
             yield judged(f"{what}: {name}", unit, None, found)
 
 
+_SAID_EVERY_S: Final = 15.0
+_said_s = [time.monotonic()]
+
+
 def show_progress(what: str, done: int, total: int) -> None:
-    """A bar on a terminal, gone when it is full; nothing elsewhere."""
+    """A bar on a terminal, gone when it is full; elsewhere a line now and then, so that nobody takes what
+    is long for what hangs."""
     if sys.stderr.isatty():
         line = progress_line(done, total, what) if done < total else "\r\x1b[K"
         print(line, end="", file=sys.stderr, flush=True)
+    elif done < total and time.monotonic() - _said_s[0] >= _SAID_EVERY_S:
+        _said_s[0] = time.monotonic()
+        print(f"  {what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
