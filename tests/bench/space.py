@@ -198,7 +198,8 @@ async def site(folder: Path, metadata: Path, size: Size) -> AsyncIterator[Site]:
     async with await open_metadata_store(url, create=True, visit=True) as store:
         await initialise(store, "/ledgers", random.Random(1))
     with processes.family() as children:
-        bookie = bookies.start(children, folder, url, environment=_environment(size))
+        environment = _environment(size)
+        bookie = bookies.start(children, folder, url, "--log-level=error", environment=environment)
         address: Address = await asyncio.to_thread(bookie.wait_ready)
         async with await open_metadata_store(url) as store:
             cluster = await open_cluster(store, "/ledgers")
