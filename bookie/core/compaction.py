@@ -3,7 +3,8 @@
 A log is as full as what a sorted log with only its live entries would take of what it takes now:
 padding and framing of an adopted journal are waste as well as entries of deleted ledgers, and a log
 fresh from compaction is full, however small its entries. Victims are taken emptiest first, since they
-give the most space back for each byte copied, and several of them make one new log.
+give the most space back for each byte copied (by tenths, and then by age), and several of them make one
+new log.
 
 The new log is as old as the youngest of them (`core/catalog.py`). So logs are only put together if
 that hides nothing (B12): no entry of an older one may step in front of a repeat of it in a log that is in
