@@ -20,7 +20,7 @@ _TEST: Final = re.compile(r"`(tests/[\w/]+\.py)`")
 
 @pytest.fixture(scope="module")
 def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDev]:
-    with running_dev(tmp_path_factory.mktemp("dev") / "data", bookies=1) as running:
+    with running_dev(tmp_path_factory.mktemp("dev") / "data", bookies=3) as running:
         yield running
 
 
@@ -35,6 +35,12 @@ def run(page: str, dev: RunningDev, folder: Path) -> list[str]:
         script = block.replace("127.0.0.1:7400", dev.address).replace("127.0.0.1:7480", rest)
         told += pages.run(["sh", "-euc", script], folder, environment).splitlines()
     return told
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", ["tutorial.md", "services.md"])
+def test_what_is_typed_says_what_is_shown(page: str, dev: RunningDev, tmp_path: Path) -> None:
+    assert run(page, dev, tmp_path) == "".join(pages.blocks(DOCS / page, "text")).splitlines()
 
 
 @pytest.mark.timeout(600)
