@@ -32,7 +32,7 @@ class ReplyDecoder:
                     reads, position = v2.take_read_replies(buffer, position, frames.frame_bytes_max)
                 heard += adds
                 heard += reads
-            if position > start:  # Behind reads may be adds again.
+            if start < position < len(buffer):  # Behind reads may be adds again.
                 continue
             end = frames.frame_end(buffer, position)
             if end < 0:

@@ -524,6 +524,12 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
             or match.start(1) != position + 6 + buffer[position + 5]
         ):
             break
+        if not replies and end == len(buffer):  # A lone add's: none of what many are worth.
+            error, ledger_id, entry_bytes = _unpack_head(head)
+            if len(entry) != entry_bytes:
+                break
+            alone = EntryId(entry[0] & 0x7F | _unpack_high_bits(entry[1:]))
+            return [AddReplies(error, ledger_id, [alone])], end
         if head != current:
             heard = replies.get(head) or _Heard(*_unpack_head(head))
             replies[head], current, add_entry_id = heard, head, None
