@@ -62,7 +62,7 @@ _OLD: Final = struct.Struct("<Bq")
 COMPACTED: Final = 10**15  # Logs above it were made of others; no journal file gets there.
 
 _PER_RECORD: Final = 512  # Ledgers in a new generation.
-_EXTENTS_MAX: Final = 1024
+_EXTENTS_MAX: Final = 256  # Applied in one step: as much as `_STEP_BYTES`.
 _STEP_BYTES: Final = 16 * 1024  # What is applied at a time: half a millisecond.
 _LEDGERS_PER_STEP: Final = 256
 _SHARED_MAX: Final = 4096
