@@ -201,6 +201,8 @@ class Connection(asyncio.BufferedProtocol):
             self._chunk_bytes = _CHUNK_BYTES_MIN
         elif nbytes == self._chunk_bytes:
             self._chunk_bytes = min(2 * nbytes, _CHUNK_BYTES_OF_CALLS if asks else CHUNK_BYTES_MAX)
+        if self._adds:
+            shared.storage.go_on()
         self._on_begun(self._decoder.begun_bytes, is_new=bool(heard), now_ns=now_ns)
         self._flush()
         self._balance()

@@ -1,6 +1,7 @@
 """The journal: what was accepted is appended here, and answered when it is durable.
 
-One task writes. While it waits for the disk, the next write gathers (natural group commit). A file
+One task writes. While it waits for the disk, the next write gathers (natural group commit). Who adds
+alone gathers with nobody: where the disk is quick his write is made in the step that brought it. A file
 is born whole: created, preallocated, synced, and named in the catalog before it gets a record; it
 ends with an END record before its successor gets one (B3). When it ends its memtable ends with it,
 and both go to the checkpoint.
@@ -32,6 +33,7 @@ from rollbook.bookie.core.records import (
     Purpose,
     Row,
 )
+from rollbook.bookie.core.solo import Solo
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BookieFailed
@@ -109,6 +111,7 @@ class Journal:
         self._waiting: deque[Waiting] = deque()
         self._writing: list[Waiting] = []
         self._work: asyncio.Future[None] | None = None  # Awaited while there is none.
+        self._solo = Solo(config.alone_after)
         self._spare: asyncio.Task[RecordFile] | None = None
         self._is_closing = False
         self._is_closed = False  # Nothing waits, and nothing is written any more.
@@ -145,15 +148,24 @@ class Journal:
         Fails with `BookieFailed`: then nobody knows. Whoever gives up waiting changes nothing.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.submit(item, settling(done), is_sync_deferred=is_sync_deferred)
+        self._enqueue(item, is_sync_deferred, size_of(item), settling(done))
+        self._wake()
         return done
 
     def submit(
         self, item: Frames | Control, on_done: OnDone, *, is_sync_deferred: bool = False
     ) -> None:
-        """Likewise; `on_done` is called in the very step in which it is done, and never within this
-        one. It must not read: what is durable is found when the step ends."""
+        """Likewise, once the caller has called `go_on`, which he does in the same step.
+
+        `on_done` is called in the very step in which it is done, and never within this call. It must
+        not read: what is durable is found when the step ends."""
+        self._solo.on_adds(on_done)
         self._enqueue(item, is_sync_deferred, size_of(item), on_done)
+
+    def go_on(self) -> None:
+        """Writes what was submitted: now, for somebody who adds alone, or in the next turn."""
+        if not (self._solo.is_alone and self._write_at_once()):
+            self._wake()
 
     @property
     def is_about_to_write(self) -> bool:
@@ -170,6 +182,7 @@ class Journal:
         """Done when everything that was appended before is durable."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._enqueue(None, False, 0, settling(done))
+        self._wake()
         return done
 
     def _enqueue(
@@ -180,7 +193,6 @@ class Journal:
             return
         self._waiting.append(Waiting(item, is_sync_deferred, size, on_done))
         self.queued_bytes += size
-        self._wake()
 
     def _wake(self) -> None:
         if self._work and not self._work.done():
@@ -220,10 +232,13 @@ class Journal:
     async def _wait_for_work(self) -> None:
         """Or for silence. One timer outlives many writes: to set one for each costs as much as to
         pack a lone add."""
-        if self._has_unsaid and self._silence_timer is None:
-            self._expect_silence(self._idle_s)
+        self._expect_silence_if_unsaid()
         self._work = asyncio.get_running_loop().create_future()
         await self._work
+
+    def _expect_silence_if_unsaid(self) -> None:
+        if self._has_unsaid and self._silence_timer is None:
+            self._expect_silence(self._idle_s)
 
     def _expect_silence(self, delay_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -261,6 +276,9 @@ class Journal:
                 await self._write(write)
         elif self._has_unsynced:
             await self._sync()
+        self._on_done(batch, size, write)
+
+    def _on_done(self, batch: Sequence[Waiting], size: int, write: Write | None) -> None:
         self._writing = []
         self.queued_bytes -= size
         try:
@@ -270,6 +288,29 @@ class Journal:
                 self._on_written(self.active, write)
                 self._has_unsaid, self._is_silent = True, False
                 self._written_s = asyncio.get_running_loop().time()
+
+    def _write_at_once(self) -> bool:
+        """What waits, while the task that writes has nothing to do; False: that has to do it."""
+        if not self._work or self._work.done() or len(self._waiting) != 1:
+            return False
+        waiting = self._waiting[0]
+        if waiting.item is None or waiting.is_sync_deferred:
+            return False
+        if not (self._fits(waiting.size) and self.active.records.file.is_quick(waiting.size)):
+            return False
+        batch, size = self._take()
+        try:
+            write = self.active.packer.pack([waiting.item])
+            started_ns = self._clock.monotonic_ns()
+            self.active.records.file.write_and_sync_now(write.position, write.buffers)
+            self._on_synced(write, started_ns)
+            self._on_done(batch, size, write)
+        except Exception as error:  # noqa: BLE001  The task ends with it.
+            self._poison(error)
+            self._work.set_exception(error)
+        else:
+            self._expect_silence_if_unsaid()
+        return True
 
     def _take(self) -> tuple[list[Waiting], int]:
         """What goes into one write: all that waits, in order, up to a bound.
@@ -292,6 +333,9 @@ class Journal:
     async def _write(self, write: Write) -> None:
         started_ns = self._clock.monotonic_ns()
         await self.active.records.file.write_and_sync(write.position, write.buffers)
+        self._on_synced(write, started_ns)
+
+    def _on_synced(self, write: Write, started_ns: int) -> None:
         self._stats.journal_writes.observe(self._clock.monotonic_ns() - started_ns)
         self._stats.journal_write_bytes.observe(write.end - write.position)
         self.active.packer.on_synced(write)
@@ -307,12 +351,9 @@ class Journal:
 
     async def _make_room(self, size: int) -> None:
         file = self.active
-        is_empty = file.end == FILE_HEADER_BYTES
-        if file.end + size + 2 * SECTOR <= file.records.header.allocated_bytes and (
-            self.is_full or file.memtable.memory_bytes < self._config.index_bytes_max
-        ):
+        if self._fits(size):
             return
-        if is_empty:
+        if file.end == FILE_HEADER_BYTES:
             return  # One item as large as a file: this one grows.
         assert self._spare
         spare = await self._spare
@@ -322,6 +363,12 @@ class Journal:
         self._spare = asyncio.create_task(self._prepare(self.active.number + 1))
         self._stats.journal_rolls += 1
         self._on_filled(file)
+
+    def _fits(self, size: int) -> bool:
+        file = self.active
+        return file.end + size + 2 * SECTOR <= file.records.header.allocated_bytes and (
+            self.is_full or file.memtable.memory_bytes < self._config.index_bytes_max
+        )
 
     async def fill(self) -> None:
         """Ends the active file."""

@@ -223,7 +223,8 @@ class Storage:
     def add(self, adds: Adds, on_done: OnDone | None = None) -> Admission:
         """Judges the groups of a stretch and sends what is accepted to the journal, in one step.
 
-        `on_done` hears of it sooner than who awaits: see `Journal.submit`.
+        `on_done` hears of it sooner than who awaits: see `Journal.submit`. Who brings one calls `go_on`
+        when he has added all he has, in the same step.
         """
         refusals = tuple([self._refusal_of(group, adds) for group in adds.groups])
         accepted = adds.groups
@@ -236,7 +237,13 @@ class Storage:
             done = asyncio.get_running_loop().create_future()
             on_done = settling(done)
         self._submit(adds, accepted, on_done)
+        if done is not None:
+            self._journal.go_on()
         return Admission(refusals, done)
+
+    def go_on(self) -> None:
+        """Nothing more is added in this step."""
+        self._journal.go_on()
 
     def _refusal_of(self, group: AddGroup, adds: Adds) -> Failure:
         is_urgent = group.is_recovery or group.is_high_priority

@@ -134,6 +134,12 @@ class File(Protocol):
     async def write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
         """`write_at` then `sync` in one hop: the journal's hot path."""
 
+    def is_quick(self, size: int) -> bool:
+        """Whether to write so much and sync it would hold nobody up: nothing stands before it."""
+
+    def write_and_sync_now(self, position: int, buffers: Sequence[Buffer]) -> None:
+        """`write_and_sync` within this call, if it was said in this step that it is quick."""
+
     async def truncate(self, size: int) -> None: ...
 
     async def allocate(self, position: int, length: int) -> None:

@@ -8,7 +8,7 @@ since each change waits for the file's previous one. Reads wait for nobody, and 
 
 Where the device is quick, a small `write_and_sync` waits for it on the spot: the way to a thread and
 back costs as much as the sync itself. Not while anything else is under way there, and not until
-a slow sync is forgotten.
+a slow sync is forgotten. `is_quick` says so beforehand, to callers that need no task then.
 """
 
 import asyncio
@@ -59,19 +59,20 @@ class _Device:
         self._under_way = 0
         self._expected_s = 1.0  # How long a small sync may take: the slowest, gradually forgotten.
 
-    async def run(self, work: Callable[[], None], *, is_small: bool = False) -> None:
-        if is_small and not self._under_way and self._expected_s < _ON_THE_SPOT_S:
-            began = time.perf_counter()
-            work()
-            took_s = time.perf_counter() - began
-        else:
-            self._under_way += 1
-            try:
-                took_s = await self._threads.run(work)
-            finally:
-                self._under_way -= 1
-        if is_small:
-            self._expected_s = max(took_s, self._expected_s * _SLOWNESS_KEPT)
+    @property
+    def is_quick(self) -> bool:
+        return not self._under_way and self._expected_s < _ON_THE_SPOT_S
+
+    def on_small_sync(self, took_s: float) -> None:
+        self._expected_s = max(took_s, self._expected_s * _SLOWNESS_KEPT)
+
+    async def run(self, work: Callable[[], None]) -> float:
+        """Returns how many seconds it took, without the way to the thread and back."""
+        self._under_way += 1
+        try:
+            return await self._threads.run(work)
+        finally:
+            self._under_way -= 1
 
     def close(self) -> None:
         self.readers.close()
@@ -143,10 +144,30 @@ class SystemFile:
             _write_fully(self._open_descriptor(), position, buffers)
             os.fdatasync(self._open_descriptor())
 
-        is_small = sum(map(len, buffers)) <= _ON_THE_SPOT_BYTES
+        size = sum(map(len, buffers))
         async with self._turn:
-            await self._device.run(work, is_small=is_small)
+            if size <= _ON_THE_SPOT_BYTES and self._device.is_quick:
+                self._write_and_sync_here(position, buffers)
+                return
+            took_s = await self._device.run(work)
+            if size <= _ON_THE_SPOT_BYTES:
+                self._device.on_small_sync(took_s)
             self._on_changed()
+
+    def is_quick(self, size: int) -> bool:
+        return size <= _ON_THE_SPOT_BYTES and self._device.is_quick and not self._turn.locked()
+
+    def write_and_sync_now(self, position: int, buffers: Sequence[Buffer]) -> None:
+        assert not self._turn.locked()
+        self._write_and_sync_here(position, buffers)
+
+    def _write_and_sync_here(self, position: int, buffers: Sequence[Buffer]) -> None:
+        descriptor = self._open_descriptor()
+        began = time.perf_counter()
+        _write_fully(descriptor, position, buffers)
+        os.fdatasync(descriptor)
+        self._device.on_small_sync(time.perf_counter() - began)
+        self._on_changed()
 
     async def truncate(self, size: int) -> None:
         async with self._turn:

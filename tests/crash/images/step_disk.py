@@ -42,6 +42,12 @@ class StepFile:
         await self.write_at(position, buffers)
         await self.sync()
 
+    def is_quick(self, size: int) -> bool:
+        return False
+
+    def write_and_sync_now(self, position: int, buffers: Sequence[Buffer]) -> None:
+        raise AssertionError
+
     async def truncate(self, size: int) -> None:
         self._disk.do("resize", self._number, size)
 

@@ -70,6 +70,15 @@ class SimulatedFile:
             await self._write(position, data)
             await self._sync()
 
+    def is_quick(self, size: int) -> bool:
+        return not self._turn.locked() and self._disk.is_quick()
+
+    def write_and_sync_now(self, position: int, buffers: Sequence[Buffer]) -> None:
+        assert not self._turn.locked()
+        self._check(write=True)
+        self._store(position, b"".join(buffers))
+        self._finish_sync(self._system.files[self.number].changes)
+
     async def truncate(self, size: int) -> None:
         async with self._turn:
             self._check(write=True)
@@ -198,6 +207,7 @@ class SimulatedDisk:
         # that is new.
         self.on_synced: Callable[[bytearray, int, int], None] | None = None
         self.sync_s: Span = SYNC_S
+        self.quick_odds = 0.0  # Of a sync that can be waited for on the spot.
         self.tail_odds = 0.0
         self.tail_s: Span = (0.0, 0.0)
         self.sync_error_odds = 0.0
@@ -450,6 +460,9 @@ class SimulatedDisk:
             self._hung.append((job, self._loop.lane()))
         else:
             job.run()
+
+    def is_quick(self) -> bool:
+        return not self._is_hung and self.quick_odds > 0 and self.chance.random() < self.quick_odds
 
     def _latency(self) -> float:
         least, most = self.sync_s

@@ -45,6 +45,12 @@ class CountingFile:
     async def write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
         raise AssertionError
 
+    def is_quick(self, size: int) -> bool:
+        raise AssertionError
+
+    def write_and_sync_now(self, position: int, buffers: Sequence[Buffer]) -> None:
+        raise AssertionError
+
     async def truncate(self, size: int) -> None:
         raise AssertionError
 

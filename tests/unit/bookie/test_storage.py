@@ -618,6 +618,7 @@ def test_listeners_hear_of_a_journal_that_has_stopped() -> None:
 
         node.disk.sync_error_odds = 1.0
         storage.add(adds((7, 0)), on_done)
+        storage.go_on()
         await storage.failed()
         assert heard == [True]
         assert storage.add(adds((7, 1), is_high_priority=True), on_done).refusals == (None,)

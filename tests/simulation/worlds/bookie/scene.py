@@ -80,7 +80,10 @@ MEMORY: Final = "memory"
 TWINS: Final = "twins"
 
 STORAGE: Final = replace(
-    SMALL_STORAGE, ledger_dirs=("/bookie/ledgers1", "/bookie/ledgers2"), idle_after_ms=50
+    SMALL_STORAGE,
+    ledger_dirs=("/bookie/ledgers1", "/bookie/ledgers2"),
+    idle_after_ms=50,
+    alone_after=1,  # Else nobody ever would be.
 )
 SPACE: Final = SpaceConfig(
     gc_interval_s=0.3,
@@ -185,7 +188,8 @@ class _Run(Stage):
         world = self.world
         await world.node(OPERATOR).start(self._make_cluster).result
         world.metadata.on_commit = self._registrations.on_commit
-        for name in BOOKIES:
+        for number, name in enumerate(BOOKIES):
+            world.node(name).disk.quick_odds = 0.8 * (number % 2)  # Every second disk.
             world.node(name).start(self._keep)
         for name in CLIENTS:
             world.at(PEACE_S - 0.05, world.node(name).start, self._work)

@@ -1,0 +1,25 @@
+"""Whether one client adds and nobody else: then no write need wait for what others add.
+
+A write that waits one turn of the loop takes along what other connections bring meanwhile. To
+whoever is alone that turn brings nothing; to write at once where there are others would give each of
+them a sync of his own, with all the rest waiting behind it.
+"""
+
+
+class Solo:
+    def __init__(self, chunks_min: int) -> None:
+        """So many chunks in a row, from one source."""
+        self._chunks_min = chunks_min
+        self._source: object = None
+        self._chunks = 0
+
+    def on_adds(self, source: object) -> None:
+        """A chunk of them, from there."""
+        if source == self._source:
+            self._chunks += 1
+        else:
+            self._source, self._chunks = source, 1
+
+    @property
+    def is_alone(self) -> bool:
+        return self._chunks >= self._chunks_min

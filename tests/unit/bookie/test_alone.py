@@ -1,0 +1,169 @@
+"""Who adds alone is answered in the step that brought his add, where the disk is quick."""
+
+import asyncio
+
+from rollbook.bookie.journal import journal_path
+from rollbook.bookie.storage import Storage
+from rollbook.proto.errors import BookieFailed
+from tests.simulation.kernel import Node
+from tests.unit.bookie.test_storage import CONFIG, KEY, add, adds, entry, tell
+
+ENOUGH = CONFIG.alone_after
+
+
+class Client:
+    def __init__(self, storage: Storage, ledger_id: int) -> None:
+        self.heard: list[BookieFailed | None] = []
+        self._storage = storage
+        self._ledger_id = ledger_id
+        self._next_entry = 0
+
+    def on_done(self, count: int, error: BookieFailed | None) -> None:
+        self.heard += [error] * count
+
+    def add(self) -> bool:
+        """Whether it was answered in this very step."""
+        ids = (self._ledger_id, self._next_entry)
+        assert self._storage.add(adds(ids), self.on_done).refusals == (None,)
+        self._next_entry += 1
+        assert len(self.heard) < self._next_entry  # Never within that call.
+        self._storage.go_on()
+        return len(self.heard) == self._next_entry
+
+    async def until_heard(self) -> None:
+        async with asyncio.timeout(1):
+            while len(self.heard) < self._next_entry:
+                await asyncio.sleep(0.001)
+
+
+async def be_alone(storage: Storage, ledger_id: int = 7) -> Client:
+    client = Client(storage, ledger_id)
+    for _ in range(ENOUGH - 1):
+        assert not client.add()
+        await client.until_heard()
+    return client
+
+
+def test_who_is_alone_is_answered_at_once_and_what_was_answered_is_durable() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        node.disk.quick_odds = 1.0
+        client = await be_alone(storage)
+        number, before = storage.end_of_journal
+        for entry_id in range(ENOUGH - 1, ENOUGH + 3):
+            assert client.add()
+            durable = node.disk.durable(journal_path(CONFIG.journal_dir, number))
+            assert durable
+            assert entry(7, entry_id) in durable
+            assert await storage.read(7, entry_id) == entry(7, entry_id)
+        assert storage.end_of_journal[1] == before + 4 * 512
+
+    tell(story)
+
+
+def test_where_the_disk_is_slow_it_is_waited_for_elsewhere() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        node.disk.quick_odds = 0.0
+        client = await be_alone(storage)
+        assert not client.add()
+        await client.until_heard()
+        node.disk.quick_odds = 1.0
+        assert client.add()
+        node.disk.hang()
+        assert not client.add()
+        node.disk.unhang()
+        await client.until_heard()
+
+    tell(story)
+
+
+def test_those_who_are_several_are_gathered() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        node.disk.quick_odds = 1.0
+        clients = [await be_alone(storage, ledger_id) for ledger_id in (7, 8)]
+        for _ in range(ENOUGH):
+            _, before = storage.end_of_journal
+            are_answered = [client.add() for client in clients]
+            assert not any(are_answered)
+            for client in clients:
+                await client.until_heard()
+            assert storage.end_of_journal[1] == before + 512  # Both in one write.
+
+    tell(story)
+
+
+def test_what_was_asked_for_before_is_written_before() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        node.disk.quick_odds = 1.0
+        client = await be_alone(storage)
+        fence = asyncio.ensure_future(storage.fence(8, KEY))
+        await asyncio.sleep(0)
+        assert storage.is_about_to_write
+        assert not client.add()
+        await fence
+        await client.until_heard()
+        assert client.add()
+
+    tell(story)
+
+
+def test_silence_is_noticed_behind_a_write_that_was_made_at_once() -> None:
+    """B3: a record says what is durable when nobody adds any more."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        node.disk.quick_odds = 1.0
+        client = await be_alone(storage)
+        await asyncio.sleep(10 * CONFIG.idle_after_ms / 1000)
+        _, before = storage.end_of_journal
+        assert client.add()
+        _, behind = storage.end_of_journal
+        assert behind == before + 512
+        await asyncio.sleep(10 * CONFIG.idle_after_ms / 1000)
+        assert storage.end_of_journal[1] == behind + 512
+
+    tell(story)
+
+
+def test_a_file_that_is_full_is_followed_by_the_next_one() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        node.disk.quick_odds = 1.0
+        client = await be_alone(storage)
+        first, _ = storage.end_of_journal
+        for _ in range(CONFIG.journal_file_bytes // 512):
+            if not client.add():
+                await client.until_heard()
+        assert storage.end_of_journal[0] == first + 1
+        for entry_id in range(len(client.heard)):
+            assert await storage.read(7, entry_id) == entry(7, entry_id)
+
+    tell(story)
+
+
+def test_a_sync_that_fails_at_once_poisons_the_journal() -> None:
+    """B6."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        node.disk.quick_odds = 1.0
+        client = await be_alone(storage)
+        assert client.heard == [None] * (ENOUGH - 1)
+        node.disk.fail_next_sync()
+        assert client.add()
+        assert isinstance(client.heard[-1], BookieFailed)
+        assert isinstance(await storage.failed(), OSError)
+        assert storage.failure is not None
+        assert not client.add()
+        await client.until_heard()
+        assert isinstance(client.heard[-1], BookieFailed)
+
+    tell(story)
+
+
+def test_who_asks_for_durability_meanwhile_has_it() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        node.disk.quick_odds = 1.0
+        client = await be_alone(storage)
+        await add(storage, (9, 0), is_recovery=True)
+        assert not client.add()  # Somebody else was there.
+        await storage.force()
+        assert client.heard == [None] * ENOUGH
+
+    tell(story)
