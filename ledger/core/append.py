@@ -127,7 +127,7 @@ class Pipeline:
             raise self._too_large(size)
         self._payloads.append(kept)
         self.appended_bytes = end
-        self.next_entry = entry_id + 1  # type: ignore[assignment]  # To name its type takes a tenth.
+        self.next_entry = entry_id + 1  # type: ignore[assignment]  # Naming it takes a tenth.
         return entry_id
 
     def append_all(self, payloads: Sequence[bytes]) -> range:
