@@ -18,7 +18,7 @@ from rollbook.api.rest.openapi import (
     RECORD_BODIES,
     described,
 )
-from rollbook.api.rest.parameters import By, How, If, Log, Number, media_type, position
+from rollbook.api.rest.parameters import Accept, By, How, If, Log, Number, media_type, position
 from rollbook.api.rest.problems import response_of
 from rollbook.api.rest.record_json import (
     BLOCK,
@@ -48,11 +48,19 @@ LOG: Final = "/v1/namespaces/{namespace}/logs/{log}"
 
 _WAIT_MS_MAX: Final = 60_000
 _RECORDS_MAX: Final = 100_000
+_Q: Final = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _IMMUTABLE: Final = "public, max-age=31536000, immutable"
 _IMMUTABLE_FOR_SOME: Final = "private, max-age=31536000, immutable"
 _KINDS: Final = (RAW, JSON, NDJSON, BLOCK)
 _READ_KINDS: Final = (SSE, NDJSON, BLOCK, JSON)
+_KIND_OF: Final = {
+    **{kind: kind for kind in _READ_KINDS},
+    "": JSON,
+    "*/*": JSON,
+    "application/*": JSON,
+    "text/*": SSE,
+}
 
 _Followed = words.ReadStream | words.WatchTail
 
@@ -96,9 +104,9 @@ def record_routes(door: Door) -> APIRouter:
 
     @routes.get(f"{LOG}/records", **_read_described())
     async def read(
-        request: Request,
         log: Log,
         how: How,
+        accept: Accept,
         start: From = "earliest",
         until: Until = None,
         until_timestamp_us: Annotated[
@@ -125,7 +133,6 @@ def record_routes(door: Door) -> APIRouter:
         last_event_id: Annotated[
             str | None, Header(description="Where server-sent events resume, in place of `from`.")
         ] = None,
-        accept: Annotated[str, Header()] = "*/*",
     ) -> Response:
         """Reads a range, waits for more (`wait_ms`), or follows the log. An answer may have fewer records than
         there are: go on at `Log-Next-Offset`, until `Log-Up-To-Date` is true. By what is accepted it is
@@ -182,12 +189,12 @@ def record_routes(door: Door) -> APIRouter:
     async def get_tail(
         log: Log,
         how: How,
+        accept: Accept,
         consistency: Annotated[
             words.Consistency, Query(description="barrier: whatever was acked before is below it.")
         ] = words.Consistency.COMMITTED,
         interval_ms: Annotated[int, Query(ge=10, le=60_000)] = 100,
         heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
-        accept: Annotated[str, Header()] = "*/*",
     ) -> Response:
         """Where the log ends. As `text/event-stream` or `application/x-ndjson`: whenever that has changed."""
         kind = _accepted(accept)
@@ -251,20 +258,31 @@ async def block_in(request: Request, producer: ProducerRef | None) -> bytes | Re
         return response_of(
             InvalidRequest(f"records do not come as {kind[:80]!r}", next_step=advice), status=415
         )
-    if request.headers.get("content-encoding", "identity") != "identity":
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
         return response_of(InvalidRequest("bodies are taken as they are, not packed"), status=415)
     return block_of(kind, await request.body(), request.headers, producer)
 
 
 def _accepted(accept: str) -> str | None:
-    """The first one that is named and known."""
+    """The one that is wanted most, of equals the first; None if none is known. `q=0` is not wanted."""
+    best: str | None = None
+    best_q = 0.0
     for each in accept.split(","):
-        kind = each.partition(";")[0].strip().lower()
-        if kind in ("*/*", "application/*", ""):
-            return JSON
-        if kind in _READ_KINDS:
-            return kind
-    return None
+        wanted, _, parameters = each.partition(";")
+        kind = _KIND_OF.get(wanted.strip().lower())
+        if kind is not None and (q := _quality(parameters)) > best_q:
+            best, best_q = kind, q
+    return best
+
+
+def _quality(parameters: str) -> float:
+    """0 if it cannot be read."""
+    for each in parameters.split(";"):
+        name, _, value = each.partition("=")
+        if name.strip().lower() == "q":
+            found = _Q.fullmatch(value.strip())
+            return float(found[0]) if found else 0.0
+    return 1.0
 
 
 async def _follow(
@@ -349,12 +367,17 @@ def _record_response(
         "x-content-type-options": "nosniff",
         "content-security-policy": "sandbox",
     }
-    if if_none_match is not None and etag in map(str.strip, if_none_match.split(",")):
+    if if_none_match is not None and _is_known(etag, if_none_match):
         return Response(status_code=304, headers=headers)
     headers |= _told_in_headers(block.keys()[index], block.headers()[index])
     if (event_time := block.event_times()[index]) is not None:
         headers["log-event-time-us"] = str(event_time)
     return Response(value, 200, headers, RAW)
+
+
+def _is_known(etag: str, if_none_match: str) -> bool:
+    known = (each.strip().removeprefix("W/") for each in if_none_match.split(","))
+    return any(each in (etag, "*") for each in known)
 
 
 def _told_in_headers(key: bytes | None, headers: Headers) -> dict[str, str]:

@@ -112,6 +112,13 @@ async def _writer_epoch(
     return WriterEpoch(log_writer_epoch)
 
 
+async def _accept(
+    request: Request,
+    accept: Annotated[str, Header(description="The one that is wanted most is answered.")] = "*/*",
+) -> str:
+    return ",".join(request.headers.getlist("accept")) or accept
+
+
 async def _etag(
     if_match: Annotated[str | None, Header(description="The ETag that it must still have.")] = None,
 ) -> str:
@@ -158,6 +165,7 @@ Cursor = Annotated[CursorName, Depends(_cursor_name)]
 How = Annotated[Asking, Depends(_asking)]
 If = Annotated[Condition | None, Depends(_condition)]
 By = Annotated[ProducerRef | None, Depends(_producer)]
+Accept = Annotated[str, Depends(_accept)]
 Epoch = Annotated[WriterEpoch, Depends(_writer_epoch)]
 ETag = Annotated[str, Depends(_etag)]
 Version = Annotated[int | None, Depends(_expected_version)]

@@ -17,6 +17,7 @@ Nobody gets much without having shown the token:
     off loopback   only with TLS and a token, unless told otherwise
     on loopback    without a token, only under a loopback name: a page in a browser on this machine
                    could otherwise speak to it through a name of its own (DNS rebinding)
+    a word         that decides is said once: of two headers or fields of one name who knows which was meant
     pages          of other origins change nothing: browsers send their forms anywhere
 """
 
@@ -77,6 +78,14 @@ _RETRY_MS: Final = 1000
 # whoever takes nothing is told a large part of a log.
 _UNSENT_BY_SYSTEM: Final = 128 * 1024
 _LOOKING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
+_ONCE: Final = frozenset(
+    (
+        *("authorization", "content-encoding", "content-type", "idempotency-key", "if-match"),
+        *("last-event-id", "origin"),
+    )
+)
+_ONCE_PREFIXES: Final = ("log-", "producer-")
+_MANY: Final = "log"  # Of the fields of queries the only one that is a list.
 _NAMES: Final = "certificate_names"  # In the state that a connection hands to its requests.
 _LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 
@@ -345,6 +354,7 @@ class Guard:
                 if scope["path"] not in self._open_paths:
                     CALLER.set(self._admitted(scope, headers))
                 _check_path(scope)
+                _check_said_once(scope, headers)
                 _check_origin(scope, headers)
                 body = await self._read_body(headers, receive, held)
             except _Refused as refused:
@@ -448,6 +458,21 @@ def _check_path(scope: Scope) -> None:
     raw: bytes = scope.get("raw_path", b"")
     if b"%" in raw.replace(b"%3A", b":").replace(b"%3a", b":"):
         raise _Refused(404, Missing("no path here has escapes other than %3A"))
+
+
+def _check_said_once(scope: Scope, headers: Headers) -> None:
+    """Whoever says it twice may mean either, and who stands between him and us may have taken the other."""
+    names = [name for name in headers if name in _ONCE or name.startswith(_ONCE_PREFIXES)]
+    fields = [
+        each.partition(b"=")[0].decode("latin-1") for each in scope["query_string"].split(b"&")
+    ]
+    fields = [each for each in fields if each and each != _MANY]
+    for said in (names, fields):
+        if len(dict.fromkeys(said)) < len(said):
+            twice = next(each for each in said if said.count(each) > 1)
+            raise _Refused(400, InvalidRequest(f"{twice[:80]!r} is said more than once"))
+    if "content-length" in headers and "transfer-encoding" in headers:
+        raise _Refused(400, InvalidRequest("a body has a length or comes in chunks, not both"))
 
 
 def _check_origin(scope: Scope, headers: Headers) -> None:

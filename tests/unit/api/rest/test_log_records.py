@@ -368,8 +368,22 @@ async def test_what_is_accepted(there: Site) -> None:
     for accept in ("*/*", "application/*", "", "text/html, application/json;q=0.9", "*/*;q=0.1"):
         answer = await there.get(RECORDS, accept=accept)
         assert answer.headers["content-type"] == "application/json"
-    answer = await there.get(RECORDS, accept="text/html")
-    assert (answer.status, answer.reason) == (406, "INVALID")
+    lines = "application/json;q=0.1, application/x-ndjson;q=0.9, text/html"
+    for accept in (lines, "APPLICATION/X-NDJSON", "*/*;q=0, application/x-ndjson"):
+        answer = await there.get(f"{RECORDS}?at_tail=stop", accept=accept)
+        assert answer.headers["content-type"].startswith("application/x-ndjson")
+    for accept in ("text/html", "*/*;q=0", "application/json;q=no", "app", "a/b/c", "*"):
+        answer = await there.get(RECORDS, accept=accept)
+        assert (answer.status, answer.reason) == (406, "INVALID")
+
+
+async def test_whoever_has_a_record_needs_it_not_again(there: Site) -> None:
+    location = (await append(there, b"zero", RAW)).headers["location"]
+    etag = (await there.get(location)).headers["etag"]
+    for known in (etag, f"W/{etag}", f'"x", {etag}', "*"):
+        assert (await there.get(location, **{"if-none-match": known})).status == 304
+    for other in ('"x"', f"{etag[:-1]}", "W/", ""):
+        assert (await there.get(location, **{"if-none-match": other})).status == 200
 
 
 async def test_a_record_has_a_url_that_never_changes(there: Site) -> None:

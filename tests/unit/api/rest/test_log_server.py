@@ -18,7 +18,7 @@ from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
-from tests.unit.api.rest.http_client import DEADLINE_S, Client, parse
+from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client, parse
 from tests.unit.api.rest.log_routes import JSON, LOG, NDJSON, RAW
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -268,6 +268,26 @@ async def test_a_body_may_come_in_many_small_chunks(there: There) -> None:
     chunks = b"8\r\nxxxxxxx\n\r\n" * 1000 + b"0\r\n\r\n"
     said = _CHUNKED.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n") + chunks
     assert parse(await there.client.say(said)).status == 201
+
+
+async def test_what_decides_is_said_once(there: There) -> None:
+    """Whoever stands between may have taken the other one."""
+
+    async def say(method: str, path: str, *headers: str) -> Answer:
+        common = ("host: 127.0.0.1", "connection: close", f"content-type: {RAW['content-type']}")
+        head = "\r\n".join((f"{method} {path} HTTP/1.1", *common, *headers, "", ""))
+        return parse(await there.client.say(head.encode()))
+
+    for name in ("Log-Expected-Offset", "Producer-Seq", "Idempotency-Key", "Content-Type"):
+        answer = await say("POST", f"{LOG}/records", f"{name}: 0", f"{name.lower()}: 1")
+        assert (answer.status, answer.reason) == (400, "INVALID")
+        assert name.lower() in answer.json["detail"]
+    answer = await say("POST", f"{LOG}/records", "content-length: 0", "transfer-encoding: chunked")
+    assert (answer.status, answer.reason) == (400, "INVALID")
+    answer = await say("GET", f"{LOG}/records?from=0&from=1")
+    assert (answer.status, answer.reason) == (400, "INVALID")
+    assert not there.core.asked
+    assert (await say("GET", "/v1/owners?log=ns/log&log=ns/b", "x: 1", "x: 2")).status == 200
 
 
 async def test_half_a_body_is_no_record(there: There) -> None:
