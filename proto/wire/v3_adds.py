@@ -2,8 +2,8 @@
 
 Peers write adds in one of two orders, Java before 4.18 by field number, since then with the flag
 first. Both are matched by one regular expression, and then every length is held against the others.
-A writer's adds of one size look all the same, but for three numbers in fixed places: after two of
-them the next ones are compared with the last instead, which proves as much at half the cost. Where many
+A writer's adds of one size look all the same, but for three numbers in fixed places: behind one of
+them the next ones are compared with it instead, which proves as much at half the cost. Where many
 follow one another that count on, they are compared, and read, by columns, at a tenth; so are replies.
 An add that looks different in any way, in the order of its fields or with fields that nobody knows,
 is left to protobuf and comes back here packed in the usual way. So what is stored has a known form.
