@@ -16,6 +16,7 @@ DEFAULT_QUORUM: Final = Quorum(ensemble=3, write=3, ack=2)
 BATCH_BYTES_CEILING: Final = 5 * MIB - 64 * KIB  # A batch is one entry: 5 MiB with all its frames.
 BATCH_RECORDS_CEILING: Final = 100_000
 _SECONDS_MAX: Final = 100 * 365 * 86_400
+DELETE_GRACE_MS_MAX: Final = _SECONDS_MAX * 1000
 _BYTES_MAX: Final = 2**62
 _LABELS_MAX: Final = 64
 _LABEL_CHARACTERS_MAX: Final = 255

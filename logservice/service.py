@@ -33,6 +33,7 @@ from rollbook.logservice.ids import (
 from rollbook.logservice.log_config import (
     BATCH_BYTES_CEILING,
     BATCH_RECORDS_CEILING,
+    DELETE_GRACE_MS_MAX,
     LogConfig,
 )
 from rollbook.logservice.log_nodes import StoredLog
@@ -468,6 +469,10 @@ class Service:
 
     async def delete_log(self, request: words.DeleteLog, due: float) -> words.DeleteLogAnswer:
         """At its owner, who takes no more from then on; else anywhere, and nobody acks afterwards (LS12)."""
+        if not 0 <= (request.grace_ms or 0) <= DELETE_GRACE_MS_MAX:
+            raise InvalidRequest(
+                "grace_ms has to be 0 to a hundred years", grace_ms=request.grace_ms
+            )
         stored = await _by(due, self._nodes.read(request.log))
         if stored.list.state is LogState.DELETED:  # Asked again: perhaps the first time fell short.
             await _by(due, stop_writer(self._ledgers, stored))

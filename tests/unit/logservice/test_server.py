@@ -8,11 +8,13 @@ from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice import opening, words
 from rollbook.logservice.core.ledger_list import LogState
 from rollbook.logservice.ground import Ground
-from rollbook.logservice.ids import AtOffset, LogName, Offset
+from rollbook.logservice.ids import INT64_MAX, AtOffset, LogName, Offset
+from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX
 from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.segment_writer import make_ledger
 from rollbook.proto.errors import (
     AppendUnsettled,
+    InvalidRequest,
     LogDeleted,
     NoSuchLog,
     NoSuchServer,
@@ -58,6 +60,22 @@ def test_who_is_cut_off_from_the_list_acks_nothing_once_a_deletion_was_answered(
         await refused(a.append(log, b"1"), OwnerLost)
         again = await b.ask(b.service.delete_log(deletion, b.due()))
         assert again == answer
+
+    play(story)
+
+
+def test_a_log_is_not_kept_for_more_years_than_can_be_told() -> None:
+    """HTTP took 2^63 - 1 milliseconds, and the list could not be written: 500."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        for grace_ms in (-1, DELETE_GRACE_MS_MAX + 1, INT64_MAX):
+            deletion = words.DeleteLog(log, grace_ms=grace_ms)
+            await refused(a.ask(a.service.delete_log(deletion, a.due())), InvalidRequest)
+        deletion = words.DeleteLog(log, grace_ms=DELETE_GRACE_MS_MAX)
+        await a.ask(a.service.delete_log(deletion, a.due()))
+        assert (await scene.stored(log)).list.state is LogState.DELETED
 
     play(story)
 
