@@ -4,6 +4,7 @@ Python block as a program of its own. Only where the cluster is, is put in their
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -42,15 +43,20 @@ def run_program(program: str, folder: Path) -> str:
 def run(command: list[str], folder: Path, environment: Mapping[str, str] = os.environ) -> str:
     """Its output. Any failure is one of the test."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
+    with subprocess.Popen(
         command,
         cwd=folder,
         env={**environment, "PATH": path, "NO_COLOR": "1"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
+        start_new_session=True,
+    ) as running:
+        try:
+            told, complaints = running.communicate(timeout=PATIENCE_S)
+        except BaseException:
+            os.killpg(running.pid, signal.SIGKILL)  # With whatever it has started.
+            raise
+    assert running.returncode == 0, complaints
+    assert "Traceback" not in complaints, complaints
+    return told
