@@ -70,13 +70,34 @@ def test_one_byte_of_it_wrong(wrong_by: int, version: int, kind: int) -> None:
     sound = frames[AT]
     for place in range(4, len(sound)):
         frames[AT] = sound[:place] + bytes((sound[place] ^ wrong_by,)) + sound[place + 1 :]
-        try:
-            expected = _hear_each(frames)
-        except Exception as error:  # noqa: BLE001  Whatever it is, that is what comes.
-            with pytest.raises(type(error)):
-                _hear(frames)
-        else:
-            assert _hear(frames) == expected
+        _assert_heard_as_each(frames)
+
+
+def test_no_run_goes_beyond_the_last_entry_id() -> None:
+    first = 2**63 - ROWS
+    packer = packers(2, LedgerId(300))[0]
+    behind = packer.pack(EntryId(-(2**63)), EntryId(0), 2**63 - 1, b"payload")
+    _assert_heard_as_each([*_stream(first, version=2), behind])
+
+
+def test_a_varint_that_goes_on_where_those_before_it_end() -> None:
+    """And says what the entry says, if it is taken for one byte."""
+    frames = _stream(3)[:4]
+    varint_at = frames[3].index(b"\x08\xac\x02\x10") + 4
+    lying = bytearray(frames[3])
+    assert lying[varint_at] == lying[varint_at + 40] == 6
+    lying[varint_at] = lying[varint_at + 40] = 0x86
+    _assert_heard_as_each([*frames[:3], bytes(lying)])
+
+
+def _assert_heard_as_each(frames: list[bytes]) -> None:
+    try:
+        expected = _hear_each(frames)
+    except Exception as error:  # noqa: BLE001  Whatever it is, that is what comes.
+        with pytest.raises(type(error)):
+            _hear(frames)
+    else:
+        assert _hear(frames) == expected
 
 
 def test_a_varint_must_say_what_the_entry_says() -> None:
