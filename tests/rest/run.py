@@ -10,6 +10,7 @@ import http.client
 import json
 import random
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -23,6 +24,7 @@ from tests.support.dev import running_dev
 from tests.tally import Tally
 
 _PATIENCE_S: Final = 30.0
+_PAUSE_S: Final = 0.1
 _PROBLEM: Final = "application/problem+json"
 _STREAMS: Final = ("text/event-stream", "application/x-ndjson")
 _BY_HTTP: Final = {"401", "403", "404", "405", "406", "408", "413", "415", "421"}
@@ -89,8 +91,14 @@ class _Door:
         return answer.status, headers, body
 
     def json(self, method: str, path: str, body: bytes = b"") -> Any:
+        """Of a server that is not drained or out of order for good."""
         headers = {"content-type": "application/octet-stream"} if body else {}
-        status, _, found = self.ask(Case("", method, path, headers, body))
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            status, _, found = self.ask(Case("", method, path, headers, body))
+            if status != 503 or time.monotonic() > deadline:
+                break
+            time.sleep(_PAUSE_S)  # It may have lost touch with its metadata for a moment.
         assert status < 300, (method, path, status, found)
         return json.loads(found) if found else None
 
