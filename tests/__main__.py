@@ -118,6 +118,11 @@ def _parser() -> argparse.ArgumentParser:
     rest.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     rest.set_defaults(run=kinds.rest)
 
+    newcomer = kind.add_parser(
+        "newcomer", help="the README's first screens, the tutorial and HTTP as typed, with seconds"
+    )
+    newcomer.set_defaults(run=kinds.newcomer)
+
     interop = kind.add_parser("interop", help="unmodified Java clients and tools on our bookies")
     interop.add_argument(
         "--bookies",

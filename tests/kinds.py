@@ -427,6 +427,13 @@ def rest(arguments: argparse.Namespace) -> Tally:
     return tally
 
 
+def newcomer(_arguments: argparse.Namespace) -> Tally:
+    """What somebody types who has never seen it, with the seconds that each block takes."""
+    module = importlib.import_module("tests.newcomer")
+    tally: Tally = module.run(_say)
+    return tally
+
+
 def bench(arguments: argparse.Namespace) -> Tally | None:
     """Each figure is printed when it is known, and nothing of what is all right in between."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))

@@ -1,0 +1,84 @@
+"""A newcomer's way (`python -m tests newcomer`): the README's first screens, the tutorial, the page about HTTP.
+
+In a fresh folder and on one cluster, as somebody would go it: every block as it stands, one after the other;
+only where the cluster is, is put in its place. Each says how long it took; the first one that fails ends it,
+since whoever goes there would be stuck.
+"""
+
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.support import pages
+from tests.support.dev import running_dev
+from tests.support.processes import REPOSITORY
+from tests.tally import Tally
+
+README: Final = REPOSITORY / "README.md"
+_PAGES: Final = ("tutorial.md", "http.md")
+_BLOCK: Final = re.compile(r"^```(sh|bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_LOGS: Final = "127.0.0.1:7400"
+_HTTP: Final = "127.0.0.1:7480"
+
+
+@dataclass(frozen=True)
+class Step:
+    where: str
+    is_program: bool
+    text: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.where}: {self.text.strip().splitlines()[0][:60]}"
+
+
+def steps() -> Iterator[Step]:
+    """In the order in which they are read; of the README what its first screens say of named logs."""
+    first = README.read_text().partition("\n## Named logs\n")[2].partition("\n## ")[0]
+    texts = {"README.md": first}
+    texts |= {name: (REPOSITORY / "docs" / name).read_text() for name in _PAGES}
+    for name, text in texts.items():
+        blocks = _BLOCK.findall(text)
+        assert blocks, name
+        shell = [found for kind, found in blocks if kind != "python"]
+        if name == "http.md":  # Its blocks share a variable, as they do in somebody's shell.
+            yield Step(name, is_program=False, text="".join(shell))
+        else:
+            yield from (Step(name, kind == "python", found) for kind, found in blocks)
+
+
+def run(say: Callable[[str], None]) -> Tally:
+    tally = Tally("steps")
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with running_dev(folder / "rollbook-data", bookies=3) as dev:
+            say(f"{time.monotonic() - began:6.1f} s  rollbook dev")
+            (http,) = re.findall(r"^rest +http://(\S+)/v1$", dev.said, re.MULTILINE)
+            environment = {
+                **os.environ,
+                "ROLLBOOK_SERVER": f"log://{dev.address}",
+                "XDG_CONFIG_HOME": name,
+            }
+            for step in steps():
+                text = step.text.replace(_LOGS, dev.address).replace(_HTTP, http)
+                since = time.monotonic()
+                try:
+                    if step.is_program:
+                        pages.run_program(text, folder)
+                    else:
+                        pages.run(["sh", "-euc", text], folder, environment)
+                except (AssertionError, subprocess.TimeoutExpired) as error:
+                    tally.failed += 1
+                    say(f"{step.title}\n{error}")
+                    break
+                tally.passed += 1
+                say(f"{time.monotonic() - since:6.1f} s  {step.title}")
+    say(f"{time.monotonic() - began:6.1f} s  from the first command to the last")
+    return tally
