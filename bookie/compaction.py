@@ -55,7 +55,7 @@ _ENTRY_COST_BYTES: Final = (
     256  # What handling an entry costs, in bytes that could be copied instead.
 )
 _LEDGERS_PER_STEP: Final = 16
-_RESTS: Final = 8.0  # Times as long as its steps took: checkpoints want their share, too.
+_RESTS: Final = 4.0  # Times as long as its steps took: checkpoints want their share, too.
 _RESTS_IN_NEED: Final = 2.0  # While space is short,
 _EAGERNESS: Final = 8  # and so many times the pace: nobody adds, and everybody waits for space.
 

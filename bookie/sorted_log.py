@@ -32,7 +32,7 @@ logger = structlog.get_logger()
 
 _LENGTH: Final = struct.Struct("<I")
 _RECORD_BYTES: Final = 64 * 1024
-_SYNC_BYTES: Final = 1024 * 1024  # So much at most lies before the journal in the disk's queue.
+_SYNC_BYTES: Final = 256 * 1024  # So much at most lies before the journal in the disk's queue.
 _INDEX_STEP_BYTES: Final = 16 * 1024  # Pages take as long to pack as four times as much to copy.
 
 Indexed: TypeAlias = Iterator[tuple[int, Columns, int, int]]
