@@ -140,7 +140,7 @@ def test_help_loads_no_command() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     loaded = set(json.loads(found.stderr))
     ours = {name for name in loaded if name.startswith("rollbook.api.cli.")}
-    assert ours == {"rollbook.api.cli.main", "rollbook.api.cli.lazy"}
+    assert ours == {f"rollbook.api.cli.{name}" for name in ("main", "lazy", "output")}
     assert not loaded & {"asyncio", "structlog", "kazoo", "google.protobuf", "sqlite3"}
 
 
