@@ -1,9 +1,10 @@
 """Our client on our bookies beside Apache BookKeeper's client on its bookies, in turns, on one machine.
 
-Two clusters of three bookies share one ZooKeeper; while one is measured the other rests. Both clients
-run the same jobs with the same sizes, windows and quorums (E3 Qw3 Qa2, CRC32C), each in a process of
-its own, and report in the same words (`load/ledger_worker.py`, `java/…/Peer.java`). Java is warmed up
-first; what is compared are medians of runs made in turns: ours, V2, V3, ours, …
+Two clusters of three bookies share one ZooKeeper; while one is measured the other rests, and has come
+to rest before. Both clients run the same jobs with the same sizes, windows and quorums (E3 Qw3 Qa2,
+CRC32C), each in a process of its own, and report in the same words (`load/ledger_worker.py`,
+`java/…/Peer.java`). Java is warmed up first; what is compared are medians of runs made in turns: ours,
+V2, V3, ours, …
 
 A run at which Java fails is made again, and what Java says goes to standard error. If it goes on failing
 its figure is of the other runs, and its name says so.
@@ -35,6 +36,7 @@ from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.wire.digest import DigestType
 from tests.bench import Figure, compared, judged, peer
+from tests.bench.stillness import until_still
 from tests.interop.cluster import ROLLBOOK, Cluster, Make, empty
 from tests.support import bookie_client, zookeeper
 from tests.support.processes import REPOSITORY, Child
@@ -121,6 +123,7 @@ def _in_turns(
     for _ in range(runs):
         for side, client in ((ours, "v3"), *((java, each) for each in java_clients)):
             label = _label(side, client)
+            until_still()
             measured = _patiently(measure, side, client)
             failed[label] += not measured
             for what, value in measured.items():
