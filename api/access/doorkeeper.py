@@ -88,7 +88,7 @@ class Doorkeeper:
             found = self._shown_by(authorization)
         else:
             found = self._principals.by_certificate(certificate_names)
-        if found is None or (found.expires_us is not None and self._wall_us() >= found.expires_us):
+        if found is None or self._is_past(found.expires_us):
             why = "show the token: authorization: Bearer …"
             if found is not None:
                 why = "the token has expired"
@@ -100,9 +100,13 @@ class Doorkeeper:
         return Caller(principal, self._account_of(principal), peer, self, found.expires_us)
 
     def knows(self, authorization: str) -> bool:
-        """Whether it is a token of the files; whether it lets in, `admit` says."""
+        """Whether it is a token that lets in; if not, why, `admit` says."""
         self._look()
-        return self._shown_by(authorization) is not None
+        found = self._shown_by(authorization)
+        return found is not None and not self._is_past(found.expires_us)
+
+    def _is_past(self, expires_us: int | None) -> bool:
+        return expires_us is not None and self._wall_us() >= expires_us
 
     def _shown_by(self, authorization: str) -> Shown | None:
         scheme, _, token = authorization.partition(" ")
@@ -111,7 +115,7 @@ class Doorkeeper:
     def still_admits(self, caller: Caller) -> bool:
         if self._now_ns() - self._looked_ns >= _LOOK_NS:
             self._look()
-        if caller.expires_us is not None and self._wall_us() >= caller.expires_us:
+        if self._is_past(caller.expires_us):
             return False
         return self._principals.named(caller.principal.name) == caller.principal
 

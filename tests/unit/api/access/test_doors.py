@@ -332,8 +332,11 @@ async def test_strangers_hold_no_call(there: Site) -> None:
     question = health_pb2.HealthCheckRequest()
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
 
+    def shown_by(who: str | None) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {token_of(who)}"),) if who else ()
+
     def streams(who: str | None) -> list[Any]:
-        given = (("authorization", f"Bearer {token_of(who)}"),) if who else ()
+        given = shown_by(who)
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
         return [
             health.Watch(question, timeout=DEADLINE_S, metadata=given),
@@ -341,7 +344,7 @@ async def test_strangers_hold_no_call(there: Site) -> None:
         ]
 
     assert (await health.Check(question, timeout=DEADLINE_S)).status == 1
-    for who in (None, "nobody"):
+    for who in (None, "nobody", "expired"):
         for stream in streams(who):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stream.read()
@@ -352,8 +355,10 @@ async def test_strangers_hold_no_call(there: Site) -> None:
         yield b""
 
     for method in ("/rollbook.v1.LogAdmin/GetLimits", "/rollbook.v1.LogService/Read", "/no/such"):
-        silent = channel.stream_unary(method)(say_nothing(), timeout=DEADLINE_S)
-        assert await silent.code() is grpc.StatusCode.PERMISSION_DENIED
+        for who in (None, "expired"):
+            call = channel.stream_unary(method)
+            silent = call(say_nothing(), timeout=DEADLINE_S, metadata=shown_by(who))
+            assert await silent.code() is grpc.StatusCode.PERMISSION_DENIED
     checks = [
         channel.stream_unary("/grpc.health.v1.Health/Check")(say_nothing()) for _ in range(80)
     ]
