@@ -1,10 +1,12 @@
 """Entries in order, read ahead: a window of runs is under way or waits for whoever iterates.
 
 A run is what one batch brings. What does not fit into it is asked for before anything new. However
-slowly the entries are taken, no more is held than the window and one run that brings too much (RD5).
+slowly the entries are taken, no more is held than the window, or one run if that alone is more (RD5).
 The window opens as they are taken: what is read ahead is at most a quarter of what was taken before, and
 a run half of that, so that little is read for whoever takes little: a server of readers that take
-nothing more holds for each what their connections took until then, and a part of it.
+nothing more holds for each what their connections took until then, and a part of it. A run brings one
+entry at least, however large. Those to come are taken to be as large as the last ones: where they grow,
+what is under way may bring more.
 """
 
 import asyncio
@@ -120,11 +122,13 @@ class EntryStream(AsyncIterator[Entry]):
         """For one who waits, or for none, and ahead."""
         while self._next_to_ask < self._end:
             has_batches = self._has_batches(self._next_to_ask)
-            held_max = self._window_bytes // (
-                self._batch_bytes if has_batches else self._entry_bytes
-            )
-            held_max = max(1, held_max if has_batches else min(held_max, _SINGLES_MAX))
-            run_bytes = self._run_bytes if has_batches else self._entry_bytes
+            if has_batches:
+                run_bytes = max(self._run_bytes, self._entry_bytes)
+                held_max = self._window_bytes // max(self._batch_bytes, self._entry_bytes)
+            else:
+                run_bytes = self._entry_bytes
+                held_max = min(self._window_bytes // self._entry_bytes, _SINGLES_MAX)
+            held_max = max(1, held_max)
             if len(self._runs) >= min(held_max, waiting + self._taken_bytes // 4 // run_bytes):
                 return
             count = max(1, self._run_bytes // self._entry_bytes) if has_batches else 1

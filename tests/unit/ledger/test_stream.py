@@ -14,14 +14,15 @@ ENTRY_BYTES = 64 * KIB
 class Ledger:
     """Of any length; notes what it was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, each_bytes: int = ENTRY_BYTES) -> None:
+        self.each_bytes = each_bytes
         self.asked: list[int] = []  # Bytes, by run.
 
     async def read_run(self, first_entry: EntryId, count: int, bytes_max: int) -> list[Entry]:
-        count = min(count, max(1, bytes_max // ENTRY_BYTES))
-        self.asked.append(count * ENTRY_BYTES)
+        count, payload = min(count, max(1, bytes_max // self.each_bytes)), bytes(self.each_bytes)
+        self.asked.append(count * self.each_bytes)
         ids = range(first_entry, first_entry + count)
-        return [Entry(LedgerId(1), EntryId(e), EntryId(e - 1), 0, bytes(ENTRY_BYTES)) for e in ids]
+        return [Entry(LedgerId(1), EntryId(e), EntryId(e - 1), 0, payload) for e in ids]
 
     def stream(self, *, entry_bytes: int) -> EntryStream:
         return EntryStream(
@@ -38,16 +39,17 @@ class Ledger:
 
 async def test_little_is_read_ahead_for_whoever_takes_little() -> None:
     """RD5: whatever is believed of the entries' size."""
-    for entry_bytes in (KIB, ENTRY_BYTES, MIB):
-        ledger = Ledger()
-        async with ledger.stream(entry_bytes=entry_bytes) as stream:
-            taken = 0
-            for _ in range(12):
-                taken += ENTRY_BYTES * len(await stream.next_run())
-                for _ in range(20):
-                    await asyncio.sleep(0)
-                assert sum(ledger.asked) - taken <= taken // 4
-                assert max(ledger.asked) <= max(256 * KIB, taken // 8)
+    for each_bytes in (ENTRY_BYTES, MIB, 4 * MIB):
+        for entry_bytes in (KIB, ENTRY_BYTES, MIB):
+            ledger = Ledger(each_bytes)
+            async with ledger.stream(entry_bytes=entry_bytes) as stream:
+                taken = 0
+                for _ in range(24):
+                    taken += each_bytes * len(await stream.next_run())
+                    for _ in range(20):
+                        await asyncio.sleep(0)
+                    assert sum(ledger.asked) - taken <= min(taken // 4, 4 * MIB)
+                    assert max(ledger.asked) <= max(256 * KIB, each_bytes, taken // 8)
 
 
 async def test_whoever_goes_on_has_the_whole_window_before_him() -> None:
