@@ -18,12 +18,12 @@ from rollbook.api.access.core.grants import is_act, is_visible, may_ask
 from rollbook.api.access.doorkeeper import CALLER, Caller
 from rollbook.api.access.guarded_stream import GuardedStream
 from rollbook.api.access.refusals import refusal_of, size_of
+from rollbook.api.access.waiting import Waiting
 from rollbook.api.grpc.methods import Method, late
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.proto.errors import NotOwner, RollbookError, Throttled, Unauthorized
 
-_NS_PER_S: Final = 1_000_000_000
 _TAIL_S: Final = 5.0
 _NAMES_MAX: Final = 1000  # Of one page.
 
@@ -157,11 +157,19 @@ class Guarded:
             except (Unauthorized, Throttled) as refusal:
                 self._on_refused(caller, method, word, refusal)
                 raise
-            if isinstance(word, words.ReadStream):
-                async with aclosing(self._waited_off(caller, word, None)) as wait:
-                    async for progress in wait:
-                        word = word.resumed_at(progress.position)
-                        yield progress
+            if not isinstance(word, words.ReadStream):
+                async with aclosing(read(word)) as events:
+                    async for event in events:
+                        _require_in_force(caller)
+                        yield event
+                return
+            heartbeat_s = max(word.heartbeat_ms, 100) / 1000
+            waiting = Waiting(caller.account, heartbeat_s, self._now_ns)
+            stack.callback(waiting.end)
+            async with aclosing(self._waited_off(caller, waiting, word, None)) as wait:
+                async for progress in wait:
+                    word = word.resumed_at(progress.position)
+                    yield progress
             async with aclosing(read(word)) as events:
                 async for event in events:
                     _require_in_force(caller)
@@ -170,33 +178,32 @@ class Guarded:
                         continue
                     stands = event.next_offset
                     reads.take(stands - event.base_offset, _bytes_of(event.blocks), self._now_ns())
+                    waiting.end()
                     yield event
                     del event  # The next one may be some time.
-                    async with aclosing(self._waited_off(caller, word, stands)) as wait:
+                    async with aclosing(self._waited_off(caller, waiting, word, stands)) as wait:
                         async for progress in wait:
                             yield progress
 
     async def _waited_off(
-        self, caller: Caller, asked: words.ReadStream, stands: Offset | None
+        self, caller: Caller, waiting: Waiting, asked: words.ReadStream, stands: Offset | None
     ) -> AsyncGenerator[words.Progress, None]:
-        """Whatever the principal owes for what it read, here or elsewhere; each heartbeat says where the
-        reader stands. None: where it begins.
-        """
-        heartbeat_s = max(asked.heartbeat_ms, 100) / 1000
-        while wait_ns := caller.account.reads.wait_ns(self._now_ns()):
-            wait_s = wait_ns / _NS_PER_S
-            await asyncio.sleep(min(wait_s, heartbeat_s))
+        """Each heartbeat says where the reader stands. None: where it begins."""
+        if not waiting.begin():
+            return
+        while not await waiting.step():
             _require_in_force(caller)
-            if wait_s <= heartbeat_s:
-                continue  # Others may have taken more meanwhile.
-            try:
-                progress = await self._progress(asked, stands)
-            except RollbookError:
-                if stands is None:
-                    raise
-                continue  # The next heartbeat may know.
-            stands = progress.position
-            yield progress
+            if not waiting.is_silent():
+                continue
+            with waiting.away():
+                try:
+                    progress = await self._progress(asked, stands)
+                except RollbookError:
+                    if stands is None:
+                        raise
+                    continue  # The next heartbeat may know.
+                stands = progress.position
+                yield progress
 
     async def _progress(self, asked: words.ReadStream, stands: Offset | None) -> words.Progress:
         due = asyncio.get_running_loop().time() + _TAIL_S

@@ -1,0 +1,45 @@
+"""Who takes next from an account that is in debt: whoever has waited longest, one at a time.
+
+Who is away, since his client takes nothing at the moment, is passed over, and keeps his place.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    number: int
+    wake: Callable[[], None] = field(compare=False)  # Called when it has become the first one.
+
+
+class Line:
+    def __init__(self) -> None:
+        self._here: list[Place] = []  # Ascending.
+        self._ever = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._here
+
+    def join(self, wake: Callable[[], None]) -> Place:
+        self._ever += 1
+        place = Place(self._ever, wake)
+        self._here.append(place)
+        return place
+
+    def is_first(self, place: Place) -> bool:
+        return bool(self._here) and self._here[0] == place
+
+    def come_back(self, place: Place) -> None:
+        """From where he was before."""
+        insort(self._here, place)
+
+    def leave(self, place: Place) -> None:
+        """Idempotent."""
+        at = bisect_left(self._here, place)
+        if at < len(self._here) and self._here[at] == place:
+            del self._here[at]
+            if at == 0 and self._here:
+                self._here[0].wake()
