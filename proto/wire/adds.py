@@ -8,7 +8,7 @@ Where entries of one size follow one another, three numbers say what a column do
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Final, NamedTuple, cast
@@ -26,6 +26,7 @@ _ALIKE_MIN: Final = 32  # From so many on it pays to pack them together.
 WRITERS_MAX: Final = 16_384  # Of whom it is remembered what stands in all of their adds.
 RUN_MIN: Final = 32  # From so many adds on columns are cheaper.
 RUN_MAX: Final = 4096  # More than a chunk has, of all but empty ones.
+_FEW: Final = 128
 _LAC_AT: Final = 16  # In an entry.
 
 WriterFields = tuple[LedgerId, bytes, bool, bool, bool]
@@ -39,6 +40,17 @@ class Run(NamedTuple):
     lacs: Sequence[EntryId]
     starts: range
     ends: range
+
+
+def count_run(count_like: Callable[[int], int], rows: int) -> int:
+    """How many of so many frames are like the first, if `count_like` says how many of the first few are.
+
+    Few are looked at, and the others if all of these are alike: a stranger who wrote them could have
+    all that follow compared anew for each of them.
+    """
+    few = min(_FEW, rows)
+    found = count_like(few)
+    return count_like(rows) if found == few < rows else found
 
 
 def run_at(

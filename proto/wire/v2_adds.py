@@ -27,6 +27,7 @@ from rollbook.proto.wire.adds import (
     Adds,
     Run,
     WriterFields,
+    count_run,
     run_at,
 )
 from rollbook.proto.wire.columns import count_int64s_on, count_same, pack_int64s_on
@@ -93,7 +94,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
     Stops at whatever is not plainly an add: other operations, adds to be refused, cut frames.
     """
     groups: dict[bytes, _AddGroup] = {}
-    current = b""
+    current, has_lists = b"", False
     run_from = position  # From there on there may be a run.
     first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
     while position + _REQUEST_BYTES <= size:
@@ -101,27 +102,28 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
         end = position + LENGTH_BYTES + length
         if end > size or not _BODY_BYTES_MIN <= length <= body_bytes_max or entry_id < 0:
             break
+        if writer != current:
+            opened = groups.get(writer) or _open_group(writer)
+            if opened is None:
+                break
+            groups[writer] = group = opened
+            current, has_lists = writer, False
         if position >= run_from:
             run_from = position + RUN_MIN * (end - position)
             if run := _take_run(buffer, position, end, entry_id):
-                group = groups.get(writer) or _open_group(writer)
-                if group is None:
-                    break
                 group.add_run(run)
-                groups[writer], current = group, b""
+                has_lists = False
                 position = run_from = run.ends[-1]
                 continue
         start = position + (LENGTH_BYTES + _ENTRY_AT)
-        if writer != current:
-            if (group := groups.get(writer)) is None:
-                if (known := _unpack_writer(writer)) is None:
-                    break
-                fields, version = known
-                groups[writer] = _AddGroup(*fields, [entry_id], [lac], [start], [end], version)
+        if not has_lists:
+            if not group.entry_ids:  # All that it gets, as a rule, where there are many writers.
+                group.entry_ids, group.lacs = [entry_id], [lac]
+                group.starts, group.ends = [start], [end]
                 position = end
                 continue
-            current = writer
             add_entry_id, add_lac, add_start, add_end = [each.append for each in group.lists()]
+            has_lists = True
         add_entry_id(entry_id)
         add_lac(lac)
         add_start(start)
@@ -140,10 +142,18 @@ def _take_run(buffer: bytes, position: int, end: int, entry_id: EntryId) -> Run 
     id_at = position + _ENTRY_ID_AT
     rows = min((len(buffer) - position) // size, RUN_MAX)
     far = RUN_MIN - 1
-    if rows <= far or _entry_id_at(buffer, id_at + far * size)[0] != entry_id + far:
+    if (
+        rows <= far
+        or _entry_id_at(buffer, id_at + far * size)[0] != entry_id + far
+        or not buffer.startswith(buffer[position:id_at], position + size)
+    ):
         return None
-    rows = count_int64s_on(buffer, id_at, size, rows)
-    rows = count_same(buffer, position, size, rows, range(_ENTRY_ID_AT))
+
+    def count_like(rows: int) -> int:
+        rows = count_int64s_on(buffer, id_at, size, rows)
+        return count_same(buffer, position, size, rows, range(_ENTRY_ID_AT))
+
+    rows = count_run(count_like, rows)
     if rows < RUN_MIN:
         return None
     return run_at(buffer, position + LENGTH_BYTES + _ENTRY_AT, end, size, rows, entry_id)

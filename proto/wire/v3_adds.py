@@ -32,6 +32,7 @@ from rollbook.proto.wire.adds import (
     Adds,
     Run,
     WriterFields,
+    count_run,
     run_at,
 )
 from rollbook.proto.wire.columns import (
@@ -258,22 +259,28 @@ def _take_run(
         rows <= far
         or txn_bytes > _TXN_BYTES_MAX
         or _ids_at(buffer, entry_start + far * size)[1] != entry_id + far
+        or not buffer.startswith(buffer[varint_end : entry_start + 8], varint_end + size)
     ):
         return None
-    rows = count_int64s_on(buffer, entry_start + 8, size, rows)
-    rows = count_varints_on(buffer, varint_at, size, rows, entry_bytes, entry_id)
-    txn_columns, rows = varint_columns(buffer, txn_at, size, rows, txn_bytes)
     fixed = _fixed_places(
         size,
         *(at - position for at in (txn_at, txn_end, varint_at, varint_end)),
         *(entry_start - position, entry_end - position),
     )
-    rows = count_same(buffer, position, size, rows, fixed)
+
+    def count_like(rows: int) -> int:
+        rows = count_int64s_on(buffer, entry_start + 8, size, rows)
+        rows = count_varints_on(buffer, varint_at, size, rows, entry_bytes, entry_id)
+        _, rows = varint_columns(buffer, txn_at, size, rows, txn_bytes)
+        return count_same(buffer, position, size, rows, fixed)
+
+    rows = count_run(count_like, rows)
     if rows < RUN_MIN:
         return None
+    txn_columns, _ = varint_columns(buffer, txn_at, size, rows, txn_bytes)
     return _Run(
         run_at(buffer, entry_start, entry_end, size, rows, entry_id),
-        [column[:rows] for column in txn_columns],
+        txn_columns,
         pack_varints_on(entry_id, rows, entry_bytes),
     )
 

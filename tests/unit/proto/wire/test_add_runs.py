@@ -1,16 +1,20 @@
 """Runs of adds that look alike are heard as each of them alone is (W2), and answered likewise."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 
 from rollbook.proto.errors import LedgerFenced
 from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.wire import columns, v2_adds, v3_adds
 from rollbook.proto.wire.adds import Adds
+from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES
 from rollbook.proto.wire.requests import RequestDecoder
 from tests.unit.proto.wire.streams import HeardAdd, flatten, packers
 
 ROWS = 72
+CRC32C_BYTES = 4
 AT = 36  # In the middle of the run: what is wrong there must neither be heard nor end more than it.
 FIRST_IDS = [0, 100, 16_350, 2**21 - 40, 2**62]  # Their varints grow on the way, but for the last.
 
@@ -138,3 +142,39 @@ def _split(replies: bytes) -> list[bytes]:
         found.append(replies[:end])
         replies = replies[end:]
     return found
+
+
+# --- What a stranger may make of it -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("turns", [1, 2, 33, 129])
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_adds_cost_no_more_than_they_are_worth(
+    version: int, turns: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alike but for what is looked at last, so that each of them promises a run of all that follow."""
+    compared = 0
+
+    def counted(count: Callable[..., int]) -> Callable[..., int]:
+        def count_on(buffer: bytes, position: int, size: int, rows: int, *more: object) -> int:
+            nonlocal compared
+            compared += rows
+            return count(buffer, position, size, rows, *more)
+
+        return count_on
+
+    for module in (v2_adds, v3_adds):
+        for count in (columns.count_same, columns.count_int64s_on):
+            monkeypatch.setattr(module, count.__name__, counted(count))
+    packer = packers(version, LedgerId(300), 20_000)[0]
+    other = (-1 if is_refused else 301).to_bytes(8, signed=True)
+    frames: list[bytes] = []
+    for index in range(2_000):
+        frame = packer.pack(EntryId(20_000 + index), EntryId(0), 9, b"")
+        if index // turns % 2:
+            ledger_at = len(frame) - ENTRY_HEADER_BYTES - CRC32C_BYTES
+            frame = frame[:ledger_at] + other + frame[ledger_at + 8 :]
+        frames.append(frame)
+    RequestDecoder().feed(b"".join(frames))
+    assert compared <= 100 * len(frames)
