@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from rollbook.logservice.core.block import Limits, check_block
+from rollbook.logservice.core.block import check_block
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.server import LogServer
@@ -66,13 +66,12 @@ class _Pending(AppendLaps):
 class _Line:
     """A log under one ref, from one bind to the next."""
 
-    __slots__ = ("failed", "is_ordered", "limits", "log", "owner", "pending", "task", "waiting")
+    __slots__ = ("failed", "is_ordered", "log", "owner", "pending", "task", "waiting")
 
     def __init__(self, log: LogName, is_ordered: bool) -> None:
         self.log = log
         self.is_ordered = is_ordered
-        self.owner: Owner | None = None  # Whose limits these are.
-        self.limits: Limits | None = None
+        self.owner: Owner | None = None  # As it was last found; it may have lost the log since.
         self.pending: deque[_Pending] = deque()  # Not told yet, in order.
         self.waiting: deque[_Pending] = deque()  # Those at the end of them that nobody has decided.
         self.task: asyncio.Task[None] | None = None
@@ -156,16 +155,14 @@ class AppendStream:
         if line.failed is not None:
             pending.settle(EarlierFailed(failed_number=line.failed.number))
             return True
-        owner, limits = line.owner, line.limits
-        if owner is None or limits is None or owner.failure is not None:
-            owner = self._server.find(line.log)
+        owner = line.owner
+        if owner is None or owner.failure is not None:
+            owner = line.owner = self._server.find(line.log)
             if owner is None:
                 return False
-            limits = Limits.of(owner.config)
-            line.owner, line.limits = owner, limits
         pending.began_s = self._loop.time()
         try:
-            info = check_block(append.block, limits)
+            info = check_block(append.block, owner.limits)
             is_taken = owner.submit(append.block, info, append.condition, pending.settle)
         except (Overloaded, OwnerChanging):
             return False

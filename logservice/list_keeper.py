@@ -15,6 +15,7 @@ from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.ledger_list import LedgerList, Segment
 from rollbook.logservice.core.takeover import pause_s
 from rollbook.logservice.ground import Ground
+from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.segment_writer import drop_ledger, make_ledger
 from rollbook.proto.errors import (
@@ -39,10 +40,16 @@ _RACES_MAX: Final = 12  # In a row; some seconds.
 
 class ListKeeper:
     def __init__(
-        self, ground: Ground, stored: StoredLog, log: structlog.typing.FilteringBoundLogger
+        self,
+        ground: Ground,
+        stored: StoredLog,
+        log: structlog.typing.FilteringBoundLogger,
+        on_configured: Callable[[LogConfig], None],
     ) -> None:
+        """`on_configured` hears of every new configuration, however it was come across (SV7)."""
         self.stored = stored  # As it was last written or read.
         self.owner_epoch = stored.list.owner_epoch
+        self._on_configured = on_configured
         self._ground, self._log = ground, log
         self._changing = asyncio.Lock()
 
@@ -66,8 +73,14 @@ class ListKeeper:
         if stored.list.uid != self.list.uid:
             raise NoSuchLog("it was made anew", log=str(stored.name))
         stored.list.check_owner(self.owner_epoch)
-        if stored.version > self.stored.version:  # Else a change of ours was quicker.
+        self._keep(stored)
+
+    def _keep(self, stored: StoredLog) -> None:
+        if stored.version > self.stored.version:  # Else what was read or written later came first.
+            config = self.list.config
             self.stored = stored
+            if self.list.config != config:
+                self._on_configured(self.list.config)
 
     async def change(self, make: Change) -> None:
         """Takes as long as the store is away. `make` gives back what it was given if that will do.
@@ -92,7 +105,7 @@ class ListKeeper:
             races = 0
             while True:
                 try:
-                    self.stored, result = await work(self.stored)
+                    stored, result = await work(self.stored)
                 except Guarded:
                     raise
                 except (MetadataConflict, Unavailable, OutcomeUnknown) as error:
@@ -101,6 +114,7 @@ class ListKeeper:
                     self._log.info("log_list_not_written", reason=error.code.reason)
                     races = await self._after(error, races)
                 else:
+                    self._keep(stored)
                     return result
                 await self.refresh()
 
@@ -123,8 +137,8 @@ class ListKeeper:
                     await drop_ledger(self._ground, writer)
                     raise
                 try:
-                    self.stored = await self._ground.nodes.replace(
-                        self.stored, wanted, made_for=made_for
+                    self._keep(
+                        await self._ground.nodes.replace(self.stored, wanted, made_for=made_for)
                     )
                 except (MetadataConflict, Unavailable, OutcomeUnknown) as error:
                     self._log.info("log_list_not_written", reason=error.code.reason)

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Self
 
 import structlog
 
-from rollbook.logservice.core.block import BlockInfo
+from rollbook.logservice.core.block import BlockInfo, Limits
 from rollbook.logservice.core.control import Follows, Opened, Sealed, Snapshot
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState
 from rollbook.logservice.core.rolling import DEMAND, TRUNCATION, SegmentLimits
@@ -114,7 +114,8 @@ class Owner:
         self.until_lost: Final[asyncio.Future[RollbookError]] = self._loop.create_future()
         self._log = logger.bind(log=str(self.name), owner_epoch=self.owner_epoch)
         self._ground = ground
-        self._keeper = ListKeeper(ground, stored, self._log)
+        self._keeper = ListKeeper(ground, stored, self._log, self._on_configured)
+        self.limits = Limits.of(self.config)  # Of blocks that are appended.
         self._order = Order(
             *(self.name, ground, self.owner_epoch, opening.memory, self.config),
             stalls=stalls,
@@ -340,7 +341,10 @@ class Owner:
             await self._keeper.refresh()
         except (Superseded, Missing) as error:
             raise self._on_disowned(error) from error
-        self._order.configure(self.config)
+
+    def _on_configured(self, config: LogConfig) -> None:
+        self.limits = Limits.of(config)
+        self._order.configure(config)
         self._succession.watch()
 
     # --- Truncation ---------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from rollbook.logservice import words
 from rollbook.logservice.append_stream import AppendStream
-from rollbook.logservice.core.block import BlockInfo, Limits, check_block
+from rollbook.logservice.core.block import BlockInfo, check_block
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState
 from rollbook.logservice.core.stopping import Until, cut_to_size
 from rollbook.logservice.core.views import etag_of, journal_of, segments_page
@@ -119,7 +119,7 @@ class Service:
         try:
             owner = await self.server.owner_of(request.log, due)
             laps.began_s = self._loop.time()
-            info = check_block(request.block, Limits.of(owner.config))
+            info = check_block(request.block, owner.limits)
             answer = owner.append(request.block, info, request.condition).answer
             laps.taken_s = self._loop.time()
             ack = await _by(due, answer)
@@ -136,7 +136,7 @@ class Service:
         owner = await self.server.owner_of(request.log, due)
         info: BlockInfo | None = None
         if request.block is not None:
-            info = check_block(request.block, Limits.of(owner.config))
+            info = check_block(request.block, owner.limits)
         return words.SealAnswer(await _by(due, owner.seal(request.block, info, request.condition)))
 
     async def acquire_writer(self, request: words.AcquireWriter, due: float) -> words.WriterGrant:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from rollbook.logservice import words
 from rollbook.logservice.append_stream import AppendStream
 from rollbook.logservice.ids import LogName
+from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.words import AppendResult, Bind, Condition, StreamAppend
-from rollbook.proto.errors import InvalidRequest
+from rollbook.proto.errors import EntryTooLarge, InvalidRequest
 from tests.unit.logservice.owner_scene import Scene, block_of, play
 from tests.unit.logservice.service_scene import Serving, log_suggested_to, make_log, start_all
 
@@ -184,6 +186,31 @@ def test_a_stream_outlives_the_loss_of_an_owner() -> None:
         stream.submit([], [append(2)])
         results = {each.number: each for each in await stream.results(2)}
         assert reasons([results[1], results[2]]) == ["OWNER_LOST", "ok"]
+        await a.ask(stream.stream.close())
+
+    play(story)
+
+
+def test_an_open_stream_goes_by_what_the_log_is_configured_to_now() -> None:
+    """SV7."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        stream = open_stream(a)
+        stream.submit([bind(1, log, is_ordered=False)], [append(0)])
+        await stream.results(1)
+        smaller = words.UpdateLog(log, LogConfig(record_bytes_max=10), ("record_bytes_max",))
+        await a.ask(a.service.update_log(smaller, a.due()))
+        large = StreamAppend(1, 1, block_of(bytes(100))[0], None)
+        stream.submit([], [large, append(2)])
+        assert reasons(await stream.results(2)) == ["TOO_LARGE", "ok"]
+        for asked in (
+            a.service.append(words.Append(log, large.block), a.due()),
+            a.service.seal(words.Seal(log, large.block), a.due()),
+        ):
+            with pytest.raises(EntryTooLarge):
+                await a.ask(asked)
         await a.ask(stream.stream.close())
 
     play(story)

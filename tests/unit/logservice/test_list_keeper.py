@@ -1,11 +1,13 @@
 """An owner's changes of its list, when others are quicker, and when the list itself forbids them."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.list_keeper import ListKeeper
+from rollbook.logservice.log_config import WriterMode
 from rollbook.logservice.log_nodes import LogNodes, StoredLog
-from rollbook.proto.errors import MetadataConflict
+from rollbook.proto.errors import MetadataConflict, WriterRequired
 from tests.unit.logservice.owner_scene import LOG, Scene, play, refused
 
 
@@ -44,6 +46,26 @@ def test_whoever_is_slower_comes_to_his_turn() -> None:
 
         assert await log.run(keeper.attempt(change, until_known=True)) == 7
         assert races == 0
+        await log.close()
+
+    play(story)
+
+
+def test_an_owner_goes_by_a_configuration_that_it_comes_across() -> None:
+    """SV7: whoever changed it may not have come so far as to tell the owner."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+
+        def exclusive(listed: LedgerList) -> LedgerList:
+            config = replace(listed.config, writer_mode=WriterMode.EXCLUSIVE, batch_records_max=3)
+            return listed.with_config(config)
+
+        await scene.nodes.change(LOG, exclusive)
+        await log.append(b"as before")
+        await log.run(log.owner.roll())  # Whose change of the list has to be made anew.
+        assert log.owner.limits.batch_records_max == 3
+        await refused(log.append(b"without an epoch"), WriterRequired)
         await log.close()
 
     play(story)
