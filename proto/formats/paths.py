@@ -102,10 +102,15 @@ def children_of(layout: Layout, split: Split, digits: str, names: Iterable[str])
     is_leaf = depth == len(split) - 1
     width = f"{split[depth]},{_DIGITS_MAX}" if split == _FLAT else f"{split[depth]}"
     shape = re.compile(f"{'L' if is_leaf else ''}([0-9]{{{width}}})")
-    found = [digits + match[1] for match in map(shape.fullmatch, names) if match]
-    if is_leaf:
+    found = sorted([digits + match[1] for match in map(shape.fullmatch, names) if match])
+    if split == _FLAT:
+        found.sort(key=len)
+        doubtful = found
+    else:  # Of one width: where the lowest and the highest id are at home, all between them are.
+        doubtful = [*found[:1], *found[-1:]]
+    if is_leaf and not all(_is_at_home(layout, split, each) for each in doubtful):
         found = [each for each in found if _is_at_home(layout, split, each)]
-    return sorted(found, key=lambda each: (len(each), each))
+    return found
 
 
 def is_whole_id(split: Split, digits: str) -> bool:

@@ -9,8 +9,8 @@ milliseconds at a time. What is garbage without being a cycle goes at once in an
 import gc
 from typing import Final
 
-_NEW_OBJECTS: Final = 10_000  # About a millisecond to look at.
-_ROUNDS: Final = 20  # Of these, before those that survived are looked at, too.
+_NEW_OBJECTS: Final = 2_500  # A millisecond or two to look at, where they lead to many others.
+_ROUNDS: Final = 40  # Of these, before those that survived are looked at, too.
 
 
 def calm_collector() -> None:
