@@ -5,7 +5,8 @@
 
 Each names the principal, whence it came, the method and what it is about. What came to nothing costs its caller
 nothing: it is told at a rate, of each principal by itself, and all strangers together; what was left out is
-counted in the next one. What was done, or may have been, is always told.
+counted in the next one. What was done, or may have been, is always told: no level of the log leaves it out,
+but where a log server asks nobody who he is, since there it accounts for nobody.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,22 +17,22 @@ import structlog
 
 from rollbook.api.access.core.quotas import Rate
 from rollbook.proto.errors import Outcome, OutcomeUnknown, RollbookError
-
-logger = structlog.get_logger()
+from rollbook.proto.runtime.logs import unfiltered_logger
 
 _FRUITLESS_PER_S: Final = 20
 
 
 class Audit:
-    def __init__(self, now_ns: Callable[[], int]) -> None:
+    def __init__(self, now_ns: Callable[[], int], *, heeds_level: bool = False) -> None:
         self._now_ns = now_ns
+        self._log = structlog.get_logger() if heeds_level else unfiltered_logger()
         self._told: dict[str, _Told] = {}  # By principal: those of the file, and "" for strangers.
 
     def refused(self, error: RollbookError, *, principal: str, **where: Any) -> None:
         told = self._told_of(principal)
         if told.may_tell(self._now_ns()):
             reason, left_out = error.code.reason, told.take_left_out()
-            logger.warning(
+            self._log.warning(
                 "access_refused", reason=reason, left_out=left_out, principal=principal, **where
             )
 
@@ -48,7 +49,7 @@ class Audit:
         self.done(principal=principal, **where, **more)
 
     def done(self, **who: Any) -> None:
-        logger.info("act_done", **who)
+        self._log.info("act_done", **who)
 
     def failed(self, error: RollbookError, *, principal: str, **where: Any) -> None:
         told = self._told_of(principal)
@@ -57,7 +58,9 @@ class Audit:
             if not told.may_tell(self._now_ns()):
                 return
             said["left_out"] = told.take_left_out()
-        logger.info("act_failed", outcome=error.outcome.value, principal=principal, **said, **where)
+        self._log.info(
+            "act_failed", outcome=error.outcome.value, principal=principal, **said, **where
+        )
 
     def _told_of(self, principal: str) -> "_Told":
         return self._told.setdefault(principal, _Told())

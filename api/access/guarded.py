@@ -41,7 +41,7 @@ class Guarded:
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._core = core
-        self._audit = audit or Audit(now_ns)
+        self._audit = audit or Audit(now_ns, heeds_level=True)  # Nobody has a name.
         self._now_ns = now_ns
 
     # --- Calls ------------------------------------------------------------------------------

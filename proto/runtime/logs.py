@@ -65,6 +65,12 @@ def log_as_a_library() -> None:
     )
 
 
+def unfiltered_logger() -> Any:
+    """As `structlog.get_logger()`, but it tells whatever the level."""
+    everything = structlog.make_filtering_bound_logger(logging.NOTSET)
+    return structlog.wrap_logger(None, wrapper_class=everything)
+
+
 def level_now() -> str:
     return _now["level"]
 

@@ -1,6 +1,7 @@
 """Both doors, and who comes through them: what holds at one holds at the other."""
 
 import asyncio
+import io
 import json
 import os
 from collections.abc import AsyncIterator
@@ -20,7 +21,7 @@ from rollbook.api.access import guarded_stream
 from rollbook.api.access.audit import Audit
 from rollbook.api.access.core.grants import may_ask
 from rollbook.api.access.core.principals import digest_of
-from rollbook.api.access.doorkeeper import CALLER, Doorkeeper
+from rollbook.api.access.doorkeeper import CALLER, Doorkeeper, anybody
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.client.append_line import AppendLine
 from rollbook.api.client.channels import Channels, Security
@@ -48,6 +49,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.file_stamp import file_stamp
+from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.tls import TlsFiles, client_context
 from rollbook.proto.v1 import log_pb2
@@ -609,6 +611,23 @@ async def test_nobody_drowns_what_others_do(there: Site) -> None:
     assert told.count("") < 30
     assert (told.count("mallory"), told.count("careless")) == (1, 1)
     assert 100 < told.count("noisy") < 130
+
+
+async def test_no_level_silences_the_audit(there: Site, log: io.StringIO) -> None:
+    """G9."""
+    configure_logs(level="error", stream=log)
+    await there.ask(BY_REQUEST[words.RollLog], words.RollLog(LOG), "admin")
+    await there.http(Route("seal", "POST", f"{PATH}:seal"), "reader")
+    events = [json.loads(line)["event"] for line in log.getvalue().splitlines()]
+    assert events == ["act_done", "access_refused"]
+
+
+async def test_who_asks_nobody_accounts_for_nobody(there: Site, log: io.StringIO) -> None:
+    """On one's own machine a level is a level."""
+    configure_logs(level="error", stream=log)
+    CALLER.set(anybody())
+    await Guarded(there.core).ask(BY_REQUEST[words.RollLog], words.RollLog(LOG), 0.0)
+    assert not log.getvalue()
 
 
 async def test_no_secret_is_ever_told(there: Site, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The admin pages of a bookie: every route, and what else may come of it."""
 
 import asyncio
+import io
+import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from rollbook.api.rest.server import HttpConfig
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BookieFailed, Overloaded
 from rollbook.proto.ports import Address
-from rollbook.proto.runtime.logs import LEVELS
+from rollbook.proto.runtime.logs import LEVELS, configure_logs
 from rollbook.proto.stats import Kind, metrics_of
 from tests.unit.api.rest.fake_admin import SUMMARY, FakeAdmin
 from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client
@@ -394,6 +396,17 @@ async def test_the_audit_has_whatever_a_bookie_was_told(admin: FakeAdmin, client
         (act,) = [each for each in logs if each["event"] == "act_done"]
         assert act.items() >= {"principal": "anybody", **fact}.items(), path
         assert act["peer"].startswith("127.0.0.1:")
+
+
+async def test_who_silences_the_log_is_told(client: Client, log: io.StringIO) -> None:
+    """G9: and so is whatever he does then."""
+    configure_logs(stream=log)
+    await client.put("/api/v1/log_level", {"level": "error"})
+    await client.put(f"{API}/state/readonly", {"readOnly": True})
+    told = [json.loads(line) for line in log.getvalue().splitlines()]
+    acts = [each["method"] for each in told if each["event"] == "act_done"]
+    assert acts == ["SetLogLevel", "SetReadOnly"]
+    assert "log_level_changed" not in {each["event"] for each in told}
 
 
 async def test_the_audit_has_what_a_bookie_did_not_do(admin: FakeAdmin, client: Client) -> None:
