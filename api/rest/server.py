@@ -362,9 +362,11 @@ class Guard:
             except _Gone:
                 pass  # What came of the body is not what was meant.
             else:
-                if scope["method"] == "GET":  # What others did is told, whatever else is.
-                    send = self._untaken.sending(scope, receive, send)
-                await self._app(scope, _told_at_once(body, receive), send)
+                told = _told_at_once(body, receive)
+                if scope["method"] == "GET":
+                    await self._untaken.serve(self._app, scope, told, send)
+                else:  # What others did is told, whatever else is.
+                    await self._app(scope, told, send)
         finally:
             self._bodies_bytes -= held[0]
 

@@ -2,6 +2,7 @@
 
 a slice    is written when the one before it has left, so that an answer goes on for as long as somebody
            takes it, and its connection is not idle meanwhile
+counted    is an answer from its head on, which may have to wait as well: for those before it on its connection
 stalled    while half of the room is taken, whoever takes nothing for a moment is hung up on
 full       whoever asks then hears so (`Overloaded`); those who take theirs make room within moments
 """
@@ -10,7 +11,7 @@ import asyncio
 from typing import Final
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollbook.api.rest.problems import response_of
 from rollbook.proto.errors import Overloaded
@@ -27,42 +28,72 @@ class Untaken:
         self.bytes = 0
         self._bytes_max = bytes_max
 
-    def sending(self, scope: Scope, receive: Receive, send: Send) -> Send:
-        """`send`, within these bounds."""
-        is_over = False
+    @property
+    def is_half_full(self) -> bool:
+        return 2 * self.bytes > self._bytes_max
 
-        async def send_some(message: Message) -> None:
-            nonlocal is_over
-            if is_over:
-                return
-            if message["type"] == "http.response.start":
-                size = int(Headers(raw=message["headers"]).get("content-length", "0"))
-                if size > _SLICE_BYTES and self.bytes + size > self._bytes_max:
-                    is_over = True
-                    busy = Overloaded("too many answers are not taken", retry_after_ms=_RETRY_MS)
-                    await response_of(busy)(scope, receive, send)
-                    return
-            if len(message.get("body", b"")) <= _SLICE_BYTES:
-                await send(message)
-            else:  # Of an answer that stays unfinished the connection is closed.
-                is_over = not await self._is_sent(message, send)
+    def has_room_for(self, size: int) -> bool:
+        return self.bytes + size <= self._bytes_max
 
-        return send_some
-
-    async def _is_sent(self, message: Message, send: Send) -> bool:
-        body: bytes = message["body"]
-        self.bytes += len(body)
+    async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """What `app` answers, within these bounds."""
+        answer = _Answer(self, send)
         try:
-            for begin in range(0, len(body), _SLICE_BYTES):
-                end = begin + _SLICE_BYTES
-                more = end < len(body) or message.get("more_body", False)
-                slice_ = {**message, "body": body[begin:end], "more_body": more}
-                while not await is_taken(slice_, send, _PATIENCE_S):
-                    if 2 * self.bytes > self._bytes_max:
-                        return False
-            return True
+            await app(scope, receive, answer.send)
         finally:
-            self.bytes -= len(body)
+            self.bytes -= answer.held_bytes
+        if answer.is_refused:  # Said when nothing is held: this may have to wait, too.
+            busy = Overloaded("too many answers are not taken", retry_after_ms=_RETRY_MS)
+            await response_of(busy)(scope, receive, send)
+
+
+class _Answer:
+    """One. What the application has of it is all there: it says so (`Content-Length`)."""
+
+    def __init__(self, room: Untaken, send: Send) -> None:
+        self.held_bytes = 0
+        self.is_refused = False  # Before any of it was sent.
+        self._is_cut = False  # Of an answer that stays unfinished the connection is closed.
+        self._room = room
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        if self.is_refused or self._is_cut:
+            return
+        if message["type"] == "http.response.start":
+            self.is_refused = not await self._is_begun(message)
+        elif len(message.get("body", b"")) <= _SLICE_BYTES:
+            await self._send(message)
+        else:
+            self._is_cut = not await self._is_sent(message)
+
+    async def _is_begun(self, head: Message) -> bool:
+        size = int(Headers(raw=head["headers"]).get("content-length", "0"))
+        if size <= _SLICE_BYTES:
+            await self._send(head)
+            return True
+        if not self._room.has_room_for(size):
+            return False
+        self.held_bytes = size
+        self._room.bytes += size
+        return await self._is_taken(head)
+
+    async def _is_sent(self, message: Message) -> bool:
+        body: bytes = message["body"]
+        for begin in range(0, len(body), _SLICE_BYTES):
+            end = begin + _SLICE_BYTES
+            more = end < len(body) or message.get("more_body", False)
+            slice_ = {**message, "body": body[begin:end], "more_body": more}
+            if not await self._is_taken(slice_):
+                return False
+        return True
+
+    async def _is_taken(self, message: Message) -> bool:
+        """Whoever takes nothing is waited for while there is room."""
+        while not await is_taken(message, self._send, _PATIENCE_S):
+            if self._room.is_half_full:
+                return False
+        return True
 
 
 async def is_taken(message: Message, send: Send, patience_s: float) -> bool:
