@@ -547,8 +547,12 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
             high_bits = _unpack_high_bits(high_varint)
         entry_id = entry[0] & 0x7F | high_bits
         size = end - position
-        if buffer.startswith(head, match.start(1) + _ALIKE_MIN * size):
-            found = _take_replies_alike(buffer, position, size, match.start(1), entry_id, entry)
+        head_at = match.start(1)
+        # The next one, too: ledgers that are answered in turn come again in places.
+        if buffer.startswith(head, head_at + size) and buffer.startswith(
+            head, head_at + _ALIKE_MIN * size
+        ):
+            found = _take_replies_alike(buffer, position, size, head_at, entry_id, entry)
             if found:
                 heard.add(found)
                 position, add_entry_id = position + len(found) * size, None

@@ -18,7 +18,7 @@ from rollbook.proto.errors import (
     every_error,
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
-from rollbook.proto.wire import v2, v3
+from rollbook.proto.wire import v2, v3, v3_adds
 from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.bodies import LARGE_BYTES, pack_bodies
 from rollbook.proto.wire.entry_list import EntryList
@@ -205,6 +205,23 @@ def test_the_answers_to_a_chunk_of_adds_are_a_range() -> None:
     (replies,) = ReplyDecoder().feed(answers)
     assert isinstance(replies, AddReplies)
     assert replies.entry_ids == range(1_000, 1_200)
+
+
+def test_no_run_is_looked_for_in_answers_to_ledgers_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They come again at one distance, and each of them would be looked at for nothing."""
+    monkeypatch.delattr(v3_adds, "_take_replies_alike")
+    answers = [
+        v3.Origin(3, 20_000 + row, Operation.ADD).pack(
+            AddReply(None, LedgerId(300 + row % 2), EntryId(20_000 + row // 2))
+        )
+        for row in range(100)
+    ]
+    heard = ReplyDecoder().feed(b"".join(answers))
+    assert heard == [
+        AddReplies(None, LedgerId(ledger_id), [*range(20_000, 20_050)]) for ledger_id in (300, 301)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
