@@ -118,12 +118,15 @@ class LedgerIds:
         return drawn
 
     async def _remove_used(self) -> None:
-        used, self._used = self._used, []
-        try:
-            for start in range(0, len(used), _AT_ONCE_MAX):
-                await self._remove_nodes(used[start : start + _AT_ONCE_MAX])
-        except RollbookError:
-            pass  # They go with our session.
+        while self._used:
+            taken, self._used = self._used[:_AT_ONCE_MAX], self._used[_AT_ONCE_MAX:]
+            try:
+                await self._remove_nodes(taken)
+            except RollbookError:
+                return  # These go with our session; the next one to draw goes on with the others.
+            except asyncio.CancelledError:
+                self._used += taken
+                raise
 
     async def _remove_nodes(self, paths: list[str]) -> None:
         """Those of a session before this one are gone, and would keep the others from going."""

@@ -145,6 +145,36 @@ async def test_a_node_that_is_gone_keeps_no_other_from_being_removed(
     assert await counters.children(f"{ROOT}/idgen") == []
 
 
+async def test_a_removal_that_fails_is_no_reason_to_forget_the_other_nodes(
+    counters: Counters,
+) -> None:
+    ids = LedgerIds(counters, ROOT)
+    await ids.draw()
+    # One is drawn and removed, the others are drawn; then the first 256 are not removed.
+    counters.fates.extend([*[Fate.OK] * 5, Fate.REQUEST_LOST])
+    await asyncio.gather(*(ids.draw() for _ in range(600)))
+    assert not counters.fates
+    await ids.draw()
+    assert len(await counters.children(f"{ROOT}/idgen")) == 256
+
+
+async def test_who_is_cancelled_while_he_removes_nodes_leaves_them_to_the_next_one(
+    counters: Counters,
+) -> None:
+    ids = LedgerIds(counters, ROOT)
+    await ids.draw()
+    crowd = [asyncio.ensure_future(ids.draw()) for _ in range(600)]
+    while not crowd[-1].done():
+        await asyncio.sleep(0)
+    removing = [each for each in crowd if not each.done()]
+    assert removing
+    for each in removing:
+        each.cancel()
+    await asyncio.gather(*removing, return_exceptions=True)
+    await ids.draw()
+    assert await counters.children(f"{ROOT}/idgen") == []
+
+
 async def test_of_a_draw_that_reaches_the_end_the_first_numbers_count(counters: Counters) -> None:
     await counters.create(f"{ROOT}/idgen")
     counters.numbers[f"{ROOT}/idgen"] = [LAST - 1, LAST, LAST + 1, LAST + 2]
