@@ -164,7 +164,12 @@ class AppendStream:
         try:
             info = check_block(append.block, owner.limits)
             is_taken = owner.submit(append.block, info, append.condition, pending.settle)
-        except (Overloaded, OwnerChanging):
+        except Overloaded:
+            return False
+        except OwnerChanging:
+            line.owner = (
+                None  # There may be another by now, which is the one that is asked for room.
+            )
             return False
         except RollbookError as error:
             pending.settle(error)

@@ -502,8 +502,9 @@ class Owner:
             self._log.warning("log_not_released", reason=error.code.reason)
         except TimeoutError:
             self._log.warning("log_not_released", reason="DEADLINE")
-        self._end(f"it was given up: {reason}", OwnerLost)
-        await self.ended()
+        finally:  # It takes nothing more: whatever went wrong, it is to say so itself.
+            self._end(f"it was given up: {reason}", OwnerLost)
+            await self.ended()
 
     async def _hand_over(self, reason: str) -> None:
         await self._until_rolled()

@@ -11,7 +11,7 @@ from rollbook.logservice.append_stream import AppendStream
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.words import AppendResult, Bind, Condition, StreamAppend
-from rollbook.proto.errors import EntryTooLarge, InvalidRequest
+from rollbook.proto.errors import EntryTooLarge, InvalidRequest, OwnerChanging
 from tests.unit.logservice.owner_scene import Scene, block_of, play
 from tests.unit.logservice.service_scene import Serving, log_suggested_to, make_log, start_all
 
@@ -186,6 +186,38 @@ def test_a_stream_outlives_the_loss_of_an_owner() -> None:
         stream.submit([], [append(2)])
         results = {each.number: each for each in await stream.results(2)}
         assert reasons([results[1], results[2]]) == ["OWNER_LOST", "ok"]
+        await a.ask(stream.stream.close())
+
+    play(story)
+
+
+def test_an_owner_that_takes_nothing_more_is_not_asked_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its successor had room at once, each time, and the loop went on with that for ever."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        stream = open_stream(a)
+        stream.submit([bind(1, log)], [append(0)])
+        await stream.results(1)
+        old = a.log_server._owners.pop(log)
+        tries = 0
+
+        def refuse(*_: object) -> bool:
+            nonlocal tries
+            tries += 1
+            assert tries < 100
+            raise OwnerChanging("it is being handed over")
+
+        monkeypatch.setattr(old, "submit", refuse)
+        stream.submit([], [append(1), append(2)])
+        async with asyncio.timeout(30):
+            assert reasons(await stream.results(2)) == ["ok", "ok"]
+        assert tries == 1
+        a.do(old.lose, "test")
+        await a.ask(old.ended())
         await a.ask(stream.stream.close())
 
     play(story)

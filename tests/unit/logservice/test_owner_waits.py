@@ -242,3 +242,27 @@ def test_a_time_is_found_behind_many_entries_without_a_record(
         assert len(reads) < 50
 
     play(story, config=LogConfig())
+
+
+def test_a_hand_over_that_ends_by_a_bug_leaves_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took nothing more, and nobody was told: neither who waited nor its server."""
+
+    async def story(scene: Scene) -> None:
+        server = await scene.server("s1")
+        log = await server.open()
+        await log.append(b"first")
+
+        async def stumble(_: str) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(log.owner, "_hand_over", stumble)
+        with pytest.raises(ZeroDivisionError):
+            await log.close()
+        assert isinstance(log.owner.failure, OwnerChanging)
+        assert log.owner.until_lost.done()
+        again = await server.open()
+        await again.append(b"second")
+        await again.close()
+        assert await scene.values() == [b"first", b"second"]
+
+    play(story)
