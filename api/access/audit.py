@@ -1,6 +1,7 @@
 """Who did what, and who was refused: events for whoever has to account for it.
 
 `act_done`, `act_failed`   what changes more than records: logs, marks, writers, owners, servers, bookies
+`act_begun`                it goes on in the background, and one of those two tells later how it ended
 `access_refused`           nobody known, or without the right to it, or beyond a quota
 
 Each names the principal, whence it came, the method and what it is about. What came to nothing costs its caller
@@ -37,8 +38,10 @@ class Audit:
             )
 
     @contextmanager
-    def act(self, *, principal: str, **where: Any) -> Iterator[dict[str, Any]]:
-        """Something is changed meanwhile. `done` tells, too, what is put into what it gives."""
+    def act(
+        self, *, principal: str, only_begins: bool = False, **where: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Something is changed meanwhile, or `only_begins`. What is put into what it gives is told, too."""
         more: dict[str, Any] = {}
         try:
             yield more
@@ -46,7 +49,11 @@ class Audit:
             known = error if isinstance(error, RollbookError) else OutcomeUnknown()
             self.failed(known, principal=principal, **where)
             raise
-        self.done(principal=principal, **where, **more)
+        tell = self.begun if only_begins else self.done
+        tell(principal=principal, **where, **more)
+
+    def begun(self, **who: Any) -> None:
+        self._log.info("act_begun", **who)
 
     def done(self, **who: Any) -> None:
         self._log.info("act_done", **who)

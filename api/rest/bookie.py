@@ -5,7 +5,7 @@ camelCase, but always as JSON, with problems where that one has texts, and with 
 after where that one starts something and forgets it. What it does not have is in snake_case.
 
 The bookie is handed in as a `BookieAdmin`; nothing is decided here. Whatever it is told to do goes to the
-audit: who told it, and what.
+audit: who told it, what, and how it ended.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Annotated, Any, Final, Literal, Protocol
 
 import structlog
@@ -361,11 +362,22 @@ def _space(admin: BookieAdmin, operations: RunningOperations, act: Act) -> APIRo
     routes = APIRouter(tags=["space"])
 
     def start(
-        response: Response, method: str, kind: str, work: Callable[[], Awaitable[Facts]]
+        response: Response,
+        method: str,
+        kind: str,
+        work: Callable[[], Awaitable[Facts]],
+        **about: Any,
     ) -> OperationState:
-        with act(method) as done:
-            operation = operations.start(kind, work)
-            done["operation"] = operation.id
+        async def work_to_its_end() -> Facts:
+            with act(method, operation=operation.id, **about):
+                return await work()
+
+        with act(method, only_begins=True, **about) as begun:
+            begun["joins"] = operations.is_running(
+                kind
+            )  # Then it is another's, and as he wanted it.
+            operation = operations.start(kind, work_to_its_end)
+            begun["operation"] = operation.id
         response.status_code = 202
         response.headers["location"] = f"/api/v1/bookie/operations/{operation.id}"
         return OperationState.model_validate(operation.describe())
@@ -382,8 +394,10 @@ def _space(admin: BookieAdmin, operations: RunningOperations, act: Act) -> APIRo
                 return {"garbage": garbage, "compaction": await admin.compact(major=is_major)}
 
             kind = "major-compaction" if is_major else "minor-compaction"
-            return start(response, "Compact", kind, collect_and_compact)
-        return start(response, "CollectGarbage", "gc", lambda: admin.collect_garbage(force=force))
+            about = {"major": is_major, "force": force}
+            return start(response, "Compact", kind, collect_and_compact, **about)
+        collect = partial(admin.collect_garbage, force=force)
+        return start(response, "CollectGarbage", "gc", collect, force=force)
 
     @routes.get("/gc")
     async def get_gc() -> GcState:
@@ -451,7 +465,8 @@ def _space(admin: BookieAdmin, operations: RunningOperations, act: Act) -> APIRo
     ) -> OperationState:
         """Reads all that is here of one ledger, from the disk, now."""
         kind = f"verify-{ledger_id}"
-        return start(response, "VerifyLedger", kind, lambda: admin.verify_ledger(ledger_id))
+        verify = partial(admin.verify_ledger, ledger_id)
+        return start(response, "VerifyLedger", kind, verify, ledger_id=ledger_id)
 
     return routes
 

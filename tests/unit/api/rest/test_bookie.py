@@ -376,7 +376,10 @@ async def test_the_audit_has_whatever_a_bookie_was_told(admin: FakeAdmin, client
             (await client.get("/api/v1/log_level")).json,
             {"method": "SetLogLevel"},
         ),
-        f"{API}/gc": (None, {"method": "CollectGarbage", "operation": "gc-1"}),
+        f"{API}/gc": (
+            {"force": True},
+            {"method": "CollectGarbage", "operation": "gc-1", "force": True},
+        ),
         f"{API}/gc/suspend_compaction": (
             {"suspendMajor": True},
             {"method": "SuspendCompaction", "major": True, "minor": False},
@@ -385,17 +388,40 @@ async def test_the_audit_has_whatever_a_bookie_was_told(admin: FakeAdmin, client
         f"{API}/scrub": (None, {"method": "Scrub", "operation": "scrub-2"}),
         f"{API}/scrub/suspend": (None, {"method": "SuspendScrub"}),
         f"{API}/scrub/resume": (None, {"method": "ResumeScrub"}),
-        f"{API}/ledgers/{{ledger_id}}/verify": (None, {"method": "VerifyLedger"}),
+        f"{API}/ledgers/{{ledger_id}}/verify": (None, {"method": "VerifyLedger", "ledger_id": 7}),
     }
     changing = [path for path, method, _ in operations_of(openapi()) if method != "get"]
     assert sorted(changing) == sorted(told)
     for path, (body, fact) in told.items():
         with structlog.testing.capture_logs() as logs:
             answer = await client.put(path.replace("{ledger_id}", "7"), body)
+            if answer.status == 202:
+                await until_ended(client, answer)
         assert answer.status in (200, 202), path
-        (act,) = [each for each in logs if each["event"] == "act_done"]
-        assert act.items() >= {"principal": "anybody", **fact}.items(), path
-        assert act["peer"].startswith("127.0.0.1:")
+        begun = ["act_begun"] if answer.status == 202 else []
+        acts = [each for each in logs if each["event"].startswith("act_")]
+        assert [each["event"] for each in acts] == [*begun, "act_done"], path
+        for act in acts:
+            assert act.items() >= {"principal": "anybody", **fact}.items(), path
+            assert act["peer"].startswith("127.0.0.1:")
+
+
+async def test_the_audit_has_how_an_operation_ended(admin: FakeAdmin, client: Client) -> None:
+    """G9: once, for whoever began it; who asked for it again has joined him."""
+    compact = {"forceMajor": True, "force": True}
+    with structlog.testing.capture_logs() as logs:
+        started = await client.put(f"{API}/gc", compact)
+        await client.put(f"{API}/gc", compact)
+        admin.raises = BookieFailed("a disk")
+        admin.may_finish.set()
+        await until_ended(client, started)
+    acts = [each for each in logs if each["event"].startswith("act_")]
+    assert [each["event"] for each in acts] == ["act_begun", "act_begun", "act_failed"]
+    about = {"method": "Compact", "major": True, "force": True, "operation": started.json["id"]}
+    for act in acts:
+        assert act.items() >= about.items()
+    assert [each.get("joins") for each in acts] == [False, True, None]
+    assert acts[-1]["reason"] == "BOOKIE_FAILED"
 
 
 async def test_who_silences_the_log_is_told(client: Client, log: io.StringIO) -> None:
