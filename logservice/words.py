@@ -1,4 +1,5 @@
-"""What can be asked of the log service, and what it answers: one frozen value each.
+"""What can be asked of the log service, and what it answers: one frozen value each, but for the two
+that stand for an append and its result inside a stream.
 
 `ServiceCore` is the service without any transport: one method for each RPC of `proto/v1`. The doors
 (`api/grpc`, HTTP) translate what they hear into these words and these words into what they say. What
@@ -49,7 +50,7 @@ class Condition:
     writer_epoch: WriterEpoch | None = None  # This one is in force.
 
 
-@dataclass(slots=True)  # Not frozen, since that costs: there is one for every append.
+@dataclass(frozen=True, slots=True)
 class AppendAck:
     """The records are on disk on an ack quorum of bookies."""
 
@@ -81,7 +82,7 @@ class Bind:
     )
 
 
-@dataclass(slots=True)  # Not frozen, since that costs: there is one for every append.
+@dataclass(slots=True)  # Not frozen, since that costs: one for every append, and no user holds it.
 class StreamAppend:
     number: int  # Chosen by the client; its result bears it.
     ref: int
@@ -89,7 +90,7 @@ class StreamAppend:
     condition: Condition | None = None
 
 
-@dataclass(slots=True)  # Not frozen, since that costs: there is one for every append.
+@dataclass(slots=True)  # Likewise.
 class AppendResult:
     """One of `ack` and `error` is there."""
 

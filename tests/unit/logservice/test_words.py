@@ -1,14 +1,29 @@
 """Words refuse what a log could not carry: clients hear of it before they ask, doors as they listen."""
 
+from dataclasses import FrozenInstanceError, is_dataclass
+from typing import Any
+
 import pytest
 
 from rollbook.api.grpc.translation import pack, unpack
+from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
-from rollbook.logservice.words import HOLDER_CHARACTERS_MAX, AcquireMode, AcquireWriter
+from rollbook.logservice.words import HOLDER_CHARACTERS_MAX, AcquireMode, AcquireWriter, AppendAck
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.v1 import log_pb2
 
 LOG = LogName("default", "orders")
+
+
+def test_whatever_users_hold_is_a_value() -> None:
+    """They may put acks into a set, and nobody changes one that another has."""
+    acks = [AppendAck(*range(8)), AppendAck(*range(8))]
+    assert len(set(acks)) == 1
+    with pytest.raises(FrozenInstanceError):
+        acks[0].entry_id = acks[0].entry_id  # type: ignore[misc]  # It is frozen.
+    kinds: list[Any] = [each for each in vars(words).values() if is_dataclass(each)]
+    changeable = [each for each in kinds if not each.__dataclass_params__.frozen]
+    assert changeable == [words.StreamAppend, words.AppendResult]
 
 
 def test_whoever_holds_a_log_fits_into_its_memory() -> None:
