@@ -10,8 +10,8 @@ Nobody gets much without having shown the token:
     a request      its head, its body and a deadline for both, the answer included; the bodies of all
                    requests together
     an answer      as fast as it is taken; large ones of all requests together (`untaken.py`)
-    the loop       a number of headers, of fields of a query, and of small chunks of a body: the parser looks
-                   at each of them, and thousands hold up everybody
+    the loop       a number of headers, trailers, fields of a query, and small chunks of a body: the parser
+                   looks at each of them, and thousands hold up everybody
     a path         has no escapes: no name here needs one, and `%2F` would make two names of one
     a stream       goes on for as long as somebody takes it; whoever takes nothing is hung up on
     off loopback   only with TLS and a token, unless told otherwise
@@ -62,8 +62,10 @@ _HEAD_BYTES_MAX: Final = 16 * 1024
 _HEADERS_MAX: Final = 100
 _END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
 _QUERY_FIELDS_MAX: Final = 1024  # As many owners may be asked for.
-_CHUNKS_MIN: Final = 1024  # Of a body; beyond it chunks have to have
-_CHUNK_BYTES_MIN: Final = 256  # bytes on average.
+_LAST_CHUNK: Final = re.compile(rb"\r?\n?0+(?![0-9A-Fa-f])[^\n]*\n")  # Behind the end of another.
+_SLICE_BYTES: Final = 16 * 1024  # Parsed at a time.
+_CHUNK_BYTES_MIN: Final = 32  # A line of JSON has as much. Of smaller ones a body may have
+_SMALL_CHUNKS_MAX: Final = 1024
 _BODY_BYTES_MAX: Final = 64 * 1024
 _EXCHANGE_S: Final = (
     30.0  # From a connection's start, or its last answer, to the next answer taken.
@@ -232,28 +234,64 @@ class _Parser(h11.Connection):
     def __init__(self) -> None:
         super().__init__(h11.SERVER, _HEAD_BYTES_MAX)
         self.refusal = ""  # If it is ours.
-        self._chunks = self._chunks_bytes = 0
+        self._unparsed = bytearray()
+        self._is_at_chunk = False  # The next one begins here, if it is not the last one,
+        self._is_in_trailer = False  # with which the trailer begins.
+        self._chunk_bytes = self._small_chunks = 0
+
+    def receive_data(self, data: bytes) -> None:
+        self._unparsed += data
 
     def next_event(self) -> Any:
-        if self.their_state is h11.IDLE:
-            self._check_head(self.trailing_data[0])
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            self._chunks = self._chunks_bytes = 0
-        elif isinstance(event, h11.Data):
-            self._chunks += 1
-            self._chunks_bytes += len(event.data)
-            if self._chunks > max(_CHUNKS_MIN, self._chunks_bytes // _CHUNK_BYTES_MIN):
-                self._refuse("the chunks of a body are too small")
+        """A slice at a time, so that what is ahead can be looked at before each event."""
+        while (event := self._next_of_slice()) is h11.NEED_DATA and self._unparsed:
+            super().receive_data(bytes(self._unparsed[:_SLICE_BYTES]))
+            del self._unparsed[:_SLICE_BYTES]
         return event
 
+    def _next_of_slice(self) -> Any:
+        if self.their_state is h11.IDLE:
+            self._check_head(self.trailing_data[0])
+        elif self.their_state is h11.SEND_BODY and self._is_at_chunk:
+            self._check_trailer(self.trailing_data[0])
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._is_at_chunk = any(name == b"transfer-encoding" for name, _ in event.headers)
+            self._is_in_trailer = False
+            self._chunk_bytes = self._small_chunks = 0
+        elif isinstance(event, h11.Data):
+            self._is_at_chunk = event.chunk_end
+            self._count_chunk(event)
+        return event
+
+    def _count_chunk(self, data: h11.Data) -> None:
+        """How it came in pieces is not its client's doing."""
+        self._chunk_bytes += len(data.data)
+        if not data.chunk_end:
+            return
+        self._small_chunks += self._chunk_bytes < _CHUNK_BYTES_MIN
+        self._chunk_bytes = 0
+        if self._small_chunks > _SMALL_CHUNKS_MAX:
+            self._refuse(f"a body may have {_SMALL_CHUNKS_MAX} chunks below {_CHUNK_BYTES_MIN} B")
+
     def _check_head(self, data: bytes) -> None:
-        found = _END_OF_HEAD.search(data)
-        end = found.start() if found else len(data)
-        if data.count(b"\n", 0, end) > _HEADERS_MAX:
-            self._refuse(f"a request may have {_HEADERS_MAX} headers")
+        self._check_lines(data)
         if data.count(b"&", 0, data.find(b"\n") + 1) > _QUERY_FIELDS_MAX:
             self._refuse(f"a query may have {_QUERY_FIELDS_MAX} fields")
+
+    def _check_trailer(self, data: bytes) -> None:
+        begin = 0
+        if not self._is_in_trailer:
+            last = _LAST_CHUNK.match(data)
+            if not last:
+                return
+            self._is_in_trailer, begin = True, last.end()
+        self._check_lines(b"\n" + data[begin:])
+
+    def _check_lines(self, data: bytes) -> None:
+        found = _END_OF_HEAD.search(data)
+        if data.count(b"\n", 0, found.start() if found else len(data)) > _HEADERS_MAX:
+            self._refuse(f"a request may have {_HEADERS_MAX} headers")
 
     def _refuse(self, why: str) -> None:
         self.refusal = why

@@ -52,6 +52,8 @@ def http_attacks() -> list[Attack]:
                answer=_TOO_LARGE),
         Attack("chunks of a byte", _post(b"transfer-encoding: chunked\r\n", b"1\r\nx\r\n" * 40_000),
                End.HUNG_UP, answer=_WRONG),
+        Attack("65,000 trailers", _post(b"transfer-encoding: chunked\r\n",
+               b"1\r\nx\r\n0\r\n" + b"a:\r\n" * 65_000 + b"\r\n"), End.HUNG_UP, answer=_WRONG),
         Attack("JSON 100,000 deep", _post(b"content-type: application/json\r\n"
                b"content-length: %d\r\n" % len(deep), deep), End.ANSWERED, answer=_WRONG),
         Attack("half a body, and gone", _post(b"content-length: 99\r\n", b"half"), End.HUNG_UP,
