@@ -186,23 +186,25 @@ class Connection(asyncio.BufferedProtocol):
         now_ns = shared.clock.monotonic_ns()
         answered = 0
         asks = False
-        for item in heard:
-            if isinstance(item, Adds):
-                self._on_adds(item, now_ns)
-            elif isinstance(item, Refused):
-                self._send(item.reply)
-            else:
-                asks = True
-                answered += self._on_call(item, now_ns)
-        if answered:
-            elapsed_ns = shared.clock.monotonic_ns() - now_ns
-            shared.stats.requests["read"].observe(elapsed_ns, answered)
+        try:
+            for item in heard:
+                if isinstance(item, Adds):
+                    self._on_adds(item, now_ns)
+                elif isinstance(item, Refused):
+                    self._send(item.reply)
+                else:
+                    asks = True
+                    answered += self._on_call(item, now_ns)
+            if answered:
+                elapsed_ns = shared.clock.monotonic_ns() - now_ns
+                shared.stats.requests["read"].observe(elapsed_ns, answered)
+        finally:  # However this step ends: nobody else wakes the journal for these.
+            if self._adds:
+                shared.storage.go_on()
         if self._calls_waiting:
             self._chunk_bytes = _CHUNK_BYTES_MIN
         elif nbytes == self._chunk_bytes:
             self._chunk_bytes = min(2 * nbytes, _CHUNK_BYTES_OF_CALLS if asks else CHUNK_BYTES_MAX)
-        if self._adds:
-            shared.storage.go_on()
         self._on_begun(self._decoder.begun_bytes, is_new=bool(heard), now_ns=now_ns)
         self._flush()
         self._balance()
@@ -227,18 +229,18 @@ class Connection(asyncio.BufferedProtocol):
         refusals = shared.storage.add(adds, self._on_added).refusals
         groups = adds.groups
         if any(refusals):
-            for group, refusal in zip(groups, refusals, strict=True):
+            groups = [g for g, r in zip(groups, refusals, strict=True) if not r]
+        if groups:  # First of all: of what the storage has accepted it will tell.
+            size, count = adds.end - adds.start, sum([len(group.entry_ids) for group in groups])
+            self._adds.append(_Accepted(groups, count, size, now_ns))
+            self._account.take(size)
+            shared.turn.on_adds(now_ns)
+            shared.stats.chunk_entries.observe(count)
+        if len(groups) < len(adds.groups):
+            for group, refusal in zip(adds.groups, refusals, strict=True):
                 if refusal:
                     shared.stats.on_refusals(refusal.code.reason, len(group.entry_ids))
                     self._send(group.pack_replies(refusal))
-            groups = [g for g, r in zip(groups, refusals, strict=True) if not r]
-            if not groups:
-                return
-        shared.turn.on_adds(now_ns)
-        size, count = adds.end - adds.start, sum([len(group.entry_ids) for group in groups])
-        shared.stats.chunk_entries.observe(count)
-        self._account.take(size)
-        self._adds.append(_Accepted(groups, count, size, now_ns))
 
     def _on_added(self, chunks: int, failure: BookieFailed | None) -> None:
         """Answers so many: the journal goes in order, and one sync ends many waits."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rollbook.bookie.config import ServerConfig
+from rollbook.bookie.handler import Connection
 from rollbook.proto.errors import (
     BookieFailed,
     ConnectionLost,
@@ -78,6 +79,10 @@ async def until(is_so: object, seconds: float = 100.0) -> None:
 def pack(client: BookieClient, ledger_id: int, entry_ids: Sequence[int], size: int = 7) -> bytes:
     ledger = client.ledger(ledger_id)
     return b"".join(ledger.pack(entry_id, entry_id - 1, bytes(size)) for entry_id in entry_ids)
+
+
+def connections_of(scene: Scene) -> "dict[Connection, None]":
+    return scene.server._shared.connections
 
 
 # --- As recorded ----------------------------------------------------------------------------------
@@ -938,3 +943,23 @@ def test_writers_and_fences_meet_in_any_order() -> None:
 
     for seed in range(20):
         tell(story, seed)
+
+
+def test_adds_are_written_however_the_step_that_brought_them_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever comes next cannot know that they wait: the journal would sleep on them."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect(2)
+        await client.call(Read(L7, EntryId(0)))
+        (connection,) = connections_of(scene)
+        monkeypatch.delattr(Connection, "_on_call")
+        adds = pack(client, 7, range(3))
+        asked = adds + v2.pack_request(Read(L7, EntryId(0)))
+        connection.get_buffer(-1)[: len(asked)] = asked
+        with pytest.raises(AttributeError):
+            connection.buffer_updated(len(asked))
+        await until(lambda: scene.storage.peek(7, 2) is not None, 1.0)
+
+    tell(story)
