@@ -179,8 +179,8 @@ class AdminServer:
 def make_app(admin: BookieAdmin, operations: RunningOperations, audit: Audit) -> FastAPI:
     def act(method: str, **about: Any) -> AbstractContextManager[dict[str, Any]]:
         caller = CALLER.get()
-        who = {"principal": caller.principal.name, "peer": caller.peer}
-        return audit.act(**who, method=method, **about)
+        who, peer = caller.principal.name, caller.peer
+        return audit.act(principal=who, peer=peer, method=method, **about)
 
     app = new_app(
         "Rollbook bookie",
