@@ -42,7 +42,6 @@ def group() -> None:
 
 # --- What most of them take ---------------------------------------------------------------------
 
-
 _OPTIONS: Final = (
     click.option("--context", metavar="NAME", envvar="ROLLBOOK_CONTEXT", show_envvar=True,
                  help="One of `rollbook context ls`, where no server is named."),
@@ -75,7 +74,8 @@ _format_option: Final = click.option(
     "--format",
     "template",
     metavar="FORMAT",
-    help="In place of -o: %o offset, %t time, %k key, %v value, %h headers, \\n; %v{hex}.",
+    help="In place of -o: %o offset, %t time, %k key, %v value, %h headers, \\n; %v{hex}. "
+    "A terminal is shown what would command it, as \\x1b.",
 )
 _limit_option: Final = click.option("--limit", type=click.IntRange(1), help="At most so many.")
 

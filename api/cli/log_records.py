@@ -1,6 +1,7 @@
 """What `rollbook log append|read|tail` do: standard input to records, records to standard output."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -38,7 +39,7 @@ def append_input(
         appended = _Appended()
         async with opened.writer(epoch=epoch) as writer:
             if values:
-                await appended.send(writer, [value.encode() for value in values])
+                await appended.send(writer, [os.fsencode(value) for value in values])
             else:
                 with bar(log, input_bytes()) as advance:
                     await _append_chunks(writer, appended, frame, advance)
@@ -95,7 +96,9 @@ def print_records(
     skip_truncated: bool = False,
 ) -> None:
     position = parse_position(start)
-    write = None if template is None else compile_format(template)
+    write = None
+    if template is not None:
+        write = compile_format(template, on_terminal=sys.stdout.isatty())
 
     async def read(client: Client) -> None:
         opened = await client.open(log)

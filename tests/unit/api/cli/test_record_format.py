@@ -26,6 +26,8 @@ BARE = Record(Offset(8), b"", None, NO_HEADERS, TIME_US, None)
         ("%k{hex}", b"6b6579", b""),
         ("%h", b"by=me,x=\0", b""),
         ("%h{by}%h{nobody}", b"me", b""),
+        ("%%{x}%%o", b"%{x}%o", b"%{x}%o"),
+        ("\udcff", b"\xff", b"\xff"),  # As an argument has what is not UTF-8.
         (r"100%%\\é\r", "100%\\é\r".encode(), "100%\\é\r".encode()),
     ],
 )
@@ -44,3 +46,18 @@ def test_what_says_nothing_is_refused(template: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         compile_format(template)
     assert "%o" in caught.value.next_step
+
+
+def test_a_terminal_obeys_no_record() -> None:
+    """Nor does it turn what was typed; into a pipe goes what there is."""
+    evil = Record(
+        Offset(7), "\x1b]0;x\x07é\u202e\n\t".encode() + b"\xff", b"\x9b", {"h": b"\r"}, TIME_US, 5
+    )
+    template = "\x1b[1m%k %v %h %h{h} %v{hex}"
+    shown = compile_format(template, on_terminal=True)(evil)
+    plain, _, rest = shown.partition(b" ")
+    assert plain == b"\x1b[1m\\x9b"
+    assert rest.startswith(
+        rb"\x1b]0;x\x07" + "é".encode() + rb"\u202e" + b"\n\t" + rb"\xff h=\r \r 1b"
+    )
+    assert evil.value in compile_format(template)(evil)
