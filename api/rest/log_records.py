@@ -175,7 +175,7 @@ def record_routes(door: Door) -> APIRouter:
         log: Log,
         how: How,
         offset: Annotated[int, Path(ge=0, le=INT64_MAX)],
-        if_none_match: Annotated[str | None, Header()] = None,
+        if_none_match: Annotated[list[str] | None, Header()] = None,
     ) -> Response:
         """One record, its bytes as they are. It never changes: whoever has it needs not ask again."""
         asked = words.Read(log, AtOffset(Offset(offset)), 1, 1)
@@ -183,7 +183,9 @@ def record_routes(door: Door) -> APIRouter:
         if not answer.blocks:
             raise BeyondTail(offset=offset, tail=answer.tail)
         is_for_all = "authorization" not in request.headers
-        return _record_response(answer.blocks[0], offset, if_none_match, is_for_all=is_for_all)
+        return _record_response(
+            answer.blocks[0], offset, if_none_match or [], is_for_all=is_for_all
+        )
 
     @routes.get(f"{LOG}/tail", **described(words.LogTail, errors=AT_OWNER))
     async def get_tail(
@@ -352,9 +354,7 @@ def _read_response(
     return Response(dumped(found), 200, headers, JSON)
 
 
-def _record_response(
-    data: bytes, offset: int, if_none_match: str | None, *, is_for_all: bool
-) -> Response:
+def _record_response(data: bytes, offset: int, known: list[str], *, is_for_all: bool) -> Response:
     block = Block(data)
     index = offset - block.base_offset
     value = block.value(index)
@@ -367,7 +367,7 @@ def _record_response(
         "x-content-type-options": "nosniff",
         "content-security-policy": "sandbox",
     }
-    if if_none_match is not None and _is_known(etag, if_none_match):
+    if _is_known(etag, known):
         return Response(status_code=304, headers=headers)
     headers |= _told_in_headers(block.keys()[index], block.headers()[index])
     if (event_time := block.event_times()[index]) is not None:
@@ -375,9 +375,10 @@ def _record_response(
     return Response(value, 200, headers, RAW)
 
 
-def _is_known(etag: str, if_none_match: str) -> bool:
-    known = (each.strip().removeprefix("W/") for each in if_none_match.split(","))
-    return any(each in (etag, "*") for each in known)
+def _is_known(etag: str, known: list[str]) -> bool:
+    """`known`: by each `If-None-Match`."""
+    tags = (each.strip().removeprefix("W/") for line in known for each in line.split(","))
+    return any(each in (etag, "*") for each in tags)
 
 
 def _told_in_headers(key: bytes | None, headers: Headers) -> dict[str, str]:

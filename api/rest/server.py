@@ -25,10 +25,11 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 import h11
 import uvicorn
@@ -86,6 +87,7 @@ _ONCE: Final = frozenset(
         *("last-event-id", "origin"),
     )
 )
+_ONCE_IN_CHANGES: Final = _ONCE | {"if-none-match"}  # Whoever looks may know several.
 _ONCE_PREFIXES: Final = ("log-", "producer-")
 _MANY: Final = "log"  # Of the fields of queries the only one that is a list.
 _NAMES: Final = "certificate_names"  # In the state that a connection hands to its requests.
@@ -502,17 +504,21 @@ def _check_path(scope: Scope) -> None:
 
 def _check_said_once(scope: Scope, headers: Headers) -> None:
     """Whoever says it twice may mean either, and who stands between him and us may have taken the other."""
-    names = [name for name in headers if name in _ONCE or name.startswith(_ONCE_PREFIXES)]
-    fields = [
-        each.partition(b"=")[0].decode("latin-1") for each in scope["query_string"].split(b"&")
-    ]
-    fields = [each for each in fields if each and each != _MANY]
-    for said in (names, fields):
-        if len(dict.fromkeys(said)) < len(said):
-            twice = next(each for each in said if said.count(each) > 1)
-            raise _Refused(400, InvalidRequest(f"{twice[:80]!r} is said more than once"))
+    once = _ONCE if scope["method"] in _LOOKING else _ONCE_IN_CHANGES
+    _check_no_two(name for name in headers if name in once or name.startswith(_ONCE_PREFIXES))
+    if query := scope["query_string"]:  # Its names as routes read them, without escapes.
+        fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+        _check_no_two(name for name, _ in fields if name != _MANY)
     if "content-length" in headers and "transfer-encoding" in headers:
         raise _Refused(400, InvalidRequest("a body has a length or comes in chunks, not both"))
+
+
+def _check_no_two(names: Iterable[str]) -> None:
+    said = set[str]()
+    for name in names:
+        if name in said:
+            raise _Refused(400, InvalidRequest(f"{name[:80]!r} is said more than once"))
+        said.add(name)
 
 
 def _check_origin(scope: Scope, headers: Headers) -> None:

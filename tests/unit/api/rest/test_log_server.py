@@ -329,16 +329,25 @@ async def test_what_decides_is_said_once(there: There) -> None:
         head = "\r\n".join((f"{method} {path} HTTP/1.1", *common, *headers, "", ""))
         return parse(await there.client.say(head.encode()))
 
-    for name in ("Log-Expected-Offset", "Producer-Seq", "Idempotency-Key", "Content-Type"):
+    for name in (
+        *("Log-Expected-Offset", "Producer-Seq", "Idempotency-Key", "Content-Type"),
+        "If-None-Match",
+    ):
         answer = await say("POST", f"{LOG}/records", f"{name}: 0", f"{name.lower()}: 1")
         assert (answer.status, answer.reason) == (400, "INVALID")
         assert name.lower() in answer.json["detail"]
     answer = await say("POST", f"{LOG}/records", "content-length: 0", "transfer-encoding: chunked")
     assert (answer.status, answer.reason) == (400, "INVALID")
-    answer = await say("GET", f"{LOG}/records?from=0&from=1")
-    assert (answer.status, answer.reason) == (400, "INVALID")
+    for query in ("from=0&from=1", "from=0&fr%6fm=1", "fr+om&fr%20om=", "from=0&x=&from"):
+        answer = await say("GET", f"{LOG}/records?{query}")
+        assert (answer.status, answer.reason) == (400, "INVALID")
+        assert "more than once" in answer.json["detail"]
     assert not there.core.asked
     assert (await say("GET", "/v1/owners?log=ns/log&log=ns/b", "x: 1", "x: 2")).status == 200
+    there.core.cluster.logs[LogName("ns", "log")].append(pack_block([b"x"]), None)
+    etag = (await say("GET", f"{LOG}/records/0")).headers["etag"]
+    known = ('if-none-match: "x"', f'if-none-match: "y", {etag}')
+    assert (await say("GET", f"{LOG}/records/0", *known)).status == 304
 
 
 async def test_half_a_body_is_no_record(there: There) -> None:
