@@ -120,6 +120,7 @@ class Pipeline:
         kept = payload if type(payload) is bytes else _kept(payload)
         size = len(kept)
         entry_id, end = self.next_entry, self.appended_bytes + size + _AROUND_BYTES
+        # `has_room`, word for word: to call it takes half as long as all of this.
         is_full = end > self._full_at_bytes or entry_id >= self._full_at_entry
         if is_full and not self.is_settled:
             raise Overloaded(_FULL, next_step=_WAIT)

@@ -1,6 +1,7 @@
 """Entries on their way: what is sent to whom, what is kept, and what time does."""
 
 import itertools
+import random
 from array import array
 from itertools import accumulate
 from typing import Any
@@ -242,6 +243,53 @@ def test_the_window_is_never_passed_in_bytes() -> None:
     with pytest.raises(Overloaded):
         pipeline.append(bytes(900))
     assert pipeline.next_entry == taken
+
+
+def fill(pipeline: Pipeline, size: int) -> int:
+    count = 0
+    while pipeline.has_room(1, size):
+        append(pipeline, 1, bytes(size))
+        count += 1
+    return count
+
+
+def answer_all(pipeline: Pipeline) -> None:
+    for slot in range(3):
+        answer(pipeline, slot, *take(pipeline, slot))
+
+
+@pytest.mark.parametrize("size", [0, 10, 900])
+def test_whatever_was_released_there_is_room_for_again(size: int) -> None:
+    """WR6: byte for byte, however often; and as long as anything is kept it counts."""
+    pipeline = make(window_bytes=10_000, window_entries=10_000)
+    count = fill(pipeline, size)
+    for _ in range(10):
+        answer_all(pipeline)
+        assert (pipeline.is_settled, pipeline.kept_bytes) == (True, 0)
+        assert fill(pipeline, size) == count
+    oldest = pipeline.next_entry - count
+    for slot in range(3):
+        answer(pipeline, slot, *take(pipeline, slot)[:5])
+    assert (pipeline.next_entry, fill(pipeline, size)) == (oldest + count, 5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_append_refuses_just_what_there_is_no_room_for(seed: int) -> None:
+    """It asks the same question in its own words."""
+    chance = random.Random(seed)
+    pipeline = make(window_bytes=10_000, window_entries=8)
+    refused = 0
+    for _ in range(300):
+        size = chance.choice([0, 1, 100, 1000, 9_000, 20_000])
+        has_room, before = pipeline.has_room(1, size), pipeline.next_entry
+        try:
+            append(pipeline, 1, bytes(size))
+        except Overloaded:
+            refused += 1
+        assert (pipeline.next_entry > before) == has_room
+        if chance.random() < 0.1:
+            answer_all(pipeline)
+    assert 50 < refused < 250
 
 
 def test_what_no_window_can_hold_passes_alone() -> None:
