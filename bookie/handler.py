@@ -102,6 +102,7 @@ class Connection(asyncio.BufferedProtocol):
         for parked in list(self._parked):
             shared.polls.forget(parked)
         self._parked.clear()
+        shared.storage.on_adder_gone(self._on_added)
         for queue in (self._ordinary, self._urgent):
             account.give(_CALL_BYTES * len(queue.asked))
             queue.asked.clear()

@@ -167,6 +167,10 @@ class Journal:
         if not (self._solo.is_alone and self._write_at_once()):
             self._wake()
 
+    def on_gone(self, on_done: OnDone) -> None:
+        """Nothing more is submitted with it."""
+        self._solo.on_gone(on_done)
+
     @property
     def is_about_to_write(self) -> bool:
         return bool(self._waiting) and not self._writing

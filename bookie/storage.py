@@ -245,6 +245,10 @@ class Storage:
         """Nothing more is added in this step."""
         self._journal.go_on()
 
+    def on_adder_gone(self, on_done: OnDone) -> None:
+        """Nothing more is added with it; what was is still heard of."""
+        self._journal.on_gone(on_done)
+
     def _refusal_of(self, group: AddGroup, adds: Adds) -> Failure:
         is_urgent = group.is_recovery or group.is_high_priority
         size = adds.end - adds.start

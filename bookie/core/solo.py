@@ -20,6 +20,11 @@ class Solo:
         else:
             self._source, self._chunks = source, 1
 
+    def on_gone(self, source: object) -> None:
+        """Nothing more comes from there."""
+        if source == self._source:
+            self._source, self._chunks = None, 0
+
     @property
     def is_alone(self) -> bool:
         return self._chunks >= self._chunks_min

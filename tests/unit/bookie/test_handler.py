@@ -1,6 +1,8 @@
 """Conversations with a bookie, over the simulator's network and disk."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -961,5 +963,24 @@ def test_adds_are_written_however_the_step_that_brought_them_ends(
         with pytest.raises(AttributeError):
             connection.buffer_updated(len(asked))
         await until(lambda: scene.storage.peek(7, 2) is not None, 1.0)
+
+    tell(story)
+
+
+def test_nothing_keeps_a_connection_that_is_gone() -> None:
+    async def visit(scene: Scene) -> "list[weakref.ref[Connection]]":
+        client = await scene.connect(2)
+        tally = Tally(client)
+        client.send(pack(client, 7, range(3)))
+        await until(lambda: tally.acked == 3)
+        here = [weakref.ref(connection) for connection in connections_of(scene)]
+        await client.close()
+        await until(lambda: not connections_of(scene))
+        return here
+
+    async def story(scene: Scene) -> None:
+        (gone,) = await visit(scene)
+        gc.collect()
+        assert gone() is None
 
     tell(story)

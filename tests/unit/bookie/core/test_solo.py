@@ -31,3 +31,12 @@ def test_those_who_take_turns_are_never_alone() -> None:
         for source in ("first", "second"):
             solo.on_adds(source)
             assert not solo.is_alone
+
+
+def test_who_is_gone_is_alone_no_more_and_whoever_else_is_stays_so() -> None:
+    solo = Solo(8)
+    chunks_until_alone(solo, "first")
+    solo.on_gone("second")
+    assert solo.is_alone
+    solo.on_gone("first")
+    assert not solo.is_alone
