@@ -119,14 +119,14 @@ class StateMachine:
 
     async def __aenter__(self) -> Self:
         """Makes the log unless it exists; the state is restored when this returns, and follows."""
-        self._log = await self._open(str(self.name), WriterMode.EXCLUSIVE)
+        name = f"{self.name}{SUFFIX}"
+        self._log = await self._open(str(self.name), name)
         if self._log.config.writer_mode is not WriterMode.EXCLUSIVE:
             raise BadConfig(
                 f"everybody may append to {self.name}: its records are no commands",
                 next_step="create it with writer_mode=WriterMode.EXCLUSIVE",
             )
-        name = f"{self.name}{SUFFIX}"
-        self._snapshots = Snapshots(self._log, lambda: self._open(name, WriterMode.OPEN))
+        self._snapshots = Snapshots(self._log, lambda: self._client.open(name, create=True))
         await self._restore()
         self.follow()
         return self
@@ -297,11 +297,16 @@ class StateMachine:
 
     # --- Snapshots ----------------------------------------------------------------------------
 
-    async def _open(self, name: str, mode: WriterMode) -> Log:
+    async def _open(self, name: str, beside: str) -> Log:
+        """Made with as many copies as the server gives a log of which nothing is said, such as the one for the
+        snapshots: it knows how many bookies there are. Both at once cannot be asked for.
+        """
         try:
             return await self._client.open(name)
         except NoSuchLog:
-            return await self._client.open(name, create=LogConfig(writer_mode=mode))
+            quorum = (await self._client.open(beside, create=True)).config.quorum
+            config = LogConfig(quorum=quorum, writer_mode=WriterMode.EXCLUSIVE)
+            return await self._client.open(name, create=config)
 
     async def _restore(self) -> bool:
         """From the newest snapshot; False if there is none that is newer than the state."""

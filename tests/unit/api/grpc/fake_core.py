@@ -170,6 +170,7 @@ class FakeCluster:
     def __init__(self) -> None:
         self.logs: dict[LogName, FakeLog] = {}
         self.addresses: dict[str, str] = {}  # By server name.
+        self.default = LogConfig()  # Of logs of which nothing is said.
 
     def log(self, name: LogName) -> FakeLog:
         if name not in self.logs:
@@ -178,7 +179,7 @@ class FakeCluster:
 
     def make(self, name: str, config: LogConfig | None = None) -> FakeLog:
         key = LogName.parse(name)
-        self.logs[key] = FakeLog(key, config or LogConfig())
+        self.logs[key] = FakeLog(key, config or self.default)
         return self.logs[key]
 
 

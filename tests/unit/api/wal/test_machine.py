@@ -23,6 +23,7 @@ from rollbook.proto.errors import (
     StaleEpoch,
     WriterHeld,
 )
+from rollbook.proto.quorum import Quorum
 from tests.unit.api.client.conftest import Site
 from tests.unit.api.wal.conftest import Counter, replica, the_log
 
@@ -283,6 +284,15 @@ async def test_lost_records_end_a_replica(site: Site) -> None:
         machine.follow()
         await until(lambda: machine.failure)
         assert isinstance(machine.failure, DataLost)
+
+
+async def test_it_has_as_many_copies_as_the_server_gives(site: Site) -> None:
+    """Where there is one bookie, nobody could ever lead with more."""
+    alone = Quorum(ensemble=1, write=1, ack=1)
+    site.cluster.default = LogConfig(quorum=alone)
+    async with replica(site, Counter(), "a"), replica(site, Counter(), "b"):
+        config = the_log(site).config
+        assert (config.quorum, config.writer_mode) == (alone, WriterMode.EXCLUSIVE)
 
 
 async def test_a_log_for_everybody_holds_no_commands(site: Site) -> None:
