@@ -64,6 +64,10 @@ class Strangers(grpc.aio.ServerInterceptor):
         )
 
     def _after_a_look(self, serve: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        """Whoever serves looks once more: by the time the message comes, which may be days later, who was
+        known need not be so any more.
+        """
+
         async def look_and_serve(requests: AsyncIterator[Any], context: Any) -> Any:
             try:
                 admitted(self._doorkeeper, context)

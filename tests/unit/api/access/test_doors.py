@@ -787,6 +787,41 @@ async def test_a_certificate_alone_holds_no_call(
         await server.close(0)
 
 
+async def test_who_was_known_before_he_said_anything_is_looked_at_again(
+    there: Site, authority: Authority, of_server: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G4: his message comes when he is nobody any more."""
+    server = await GrpcServer.start(
+        there.core, GrpcConfig(LOOPBACK, tls=of_server), there.doorkeeper
+    )
+    shown = authority.issue("m", "DNS:m.example")
+    known = Channels(Security(True, authority.certificate, shown.certificate, shown.key))
+    admit, was_let_in, may_speak = there.doorkeeper.admit, asyncio.Event(), asyncio.Event()
+
+    def admit_and_tell(*shown: Any) -> Any:
+        caller = admit(*shown)
+        was_let_in.set()
+        return caller
+
+    async def speak() -> AsyncIterator[bytes]:
+        await may_speak.wait()
+        yield b""
+
+    monkeypatch.setattr(there.doorkeeper, "admit", admit_and_tell)
+    try:
+        method = known.to(str(server.address)).stream_unary("/rollbook.v1.LogAdmin/GetLimits")
+        call = method(speak(), timeout=DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            await was_let_in.wait()
+        there.path.write_text(there.path.read_text().replace("m.example", "another.example"))
+        may_speak.set()
+        assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert not there.core.asked
+    finally:
+        await known.close()
+        await server.close(0)
+
+
 async def test_renewed_certificates_need_no_restart(
     there: Site, authority: Authority, tmp_path: Path
 ) -> None:
