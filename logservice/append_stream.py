@@ -56,9 +56,7 @@ class _Pending(AppendLaps):
         if isinstance(told, AppendAck):
             self.result = AppendResult(number, told)
         else:
-            line = self.line
-            if line.is_ordered and line.failed is None:
-                line.failed = self.append
+            self.line.on_failed(number)
             self.result = AppendResult(number, None, told)
         self._on_settled(self, told)
 
@@ -66,7 +64,7 @@ class _Pending(AppendLaps):
 class _Line:
     """A log under one ref, from one bind to the next."""
 
-    __slots__ = ("failed", "is_ordered", "log", "owner", "pending", "task", "waiting")
+    __slots__ = ("failed_number", "is_ordered", "log", "owner", "pending", "task", "waiting")
 
     def __init__(self, log: LogName, is_ordered: bool) -> None:
         self.log = log
@@ -75,7 +73,11 @@ class _Line:
         self.pending: deque[_Pending] = deque()  # Not told yet, in order.
         self.waiting: deque[_Pending] = deque()  # Those at the end of them that nobody has decided.
         self.task: asyncio.Task[None] | None = None
-        self.failed: StreamAppend | None = None  # The first one, if nothing may follow it.
+        self.failed_number: int | None = None  # Of the first one, if nothing may follow it.
+
+    def on_failed(self, number: int) -> None:
+        if self.is_ordered and self.failed_number is None:
+            self.failed_number = number
 
 
 class AppendStream:
@@ -152,8 +154,8 @@ class AppendStream:
     def _try(self, pending: _Pending) -> bool:
         """Whether it was decided: given its place, or refused."""
         append, line = pending.append, pending.line
-        if line.failed is not None:
-            pending.settle(EarlierFailed(failed_number=line.failed.number))
+        if line.failed_number is not None:
+            pending.settle(EarlierFailed(failed_number=line.failed_number))
             return True
         owner = line.owner
         if owner is None or owner.failure is not None:
@@ -176,8 +178,8 @@ class AppendStream:
             return True
         if pending.result is None:  # Else it was refused at once.
             pending.taken_s = self._loop.time()
-        if not is_taken and line.is_ordered and line.failed is None:
-            line.failed = append  # Why is told when all that it rests on is settled.
+        if not is_taken:  # Why is told when all that it rests on is settled.
+            line.on_failed(append.number)
         return True
 
     async def _work_off(self, line: _Line) -> None:
