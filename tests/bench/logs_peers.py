@@ -54,8 +54,8 @@ class LogSide(ABC):
         """
 
     def complaints(self) -> str:
-        """What its servers say, if they do not get ready."""
-        return "its servers do not get ready"
+        """What its servers said last, for whoever wants to know why they do not get ready."""
+        return "what its servers say is not kept"
 
     def wait_ready(self) -> None:
         """Servers that were started have to find each other, and a leader, before a log can be made.

@@ -1,9 +1,9 @@
 """Our ledger client under load, in a process of its own: the twin of `java/…/Peer.java`.
 
 A line in is a job, a line out its figures, under the same names. The client is what
-`rollbook.ledger.connect` gives to anybody, with its defaults. What the process does for its latency is what
-its twin's JVM is told: garbage is looked for as in a server (`calm_collector`), since with Python's defaults
-all objects of the process are looked at once a second, for 20 ms.
+`rollbook.ledger.connect` gives to anybody, with its defaults but for the protocol's version, which is the job's.
+The process is not as Python starts it: it looks for garbage as our servers do (`calm_collector`), since by
+default all its objects are looked at once a second, for 20 ms. Its twin's JVM is told as much for its latency.
 """
 
 import asyncio
