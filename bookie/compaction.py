@@ -228,18 +228,24 @@ class Compactor:
             return None
         batch = Batch(victims[0])
         for each in victims[1:]:
+            if batch.is_full:
+                break
+            await self._give_way()  # What one costs grows with the number of all logs.
             if batch.has_room_for(each, room) and not await self._hides(batch, each):
                 batch.add(each)
         return batch
 
     async def _hides(self, batch: Batch, other: Candidate) -> bool:
         """Only ledgers of logs that come to look younger can hide anything."""
-        catalog, numbers = self._storage.catalog, [*batch.numbers, other.number]
-        together = [catalog.logs[number] for number in numbers]
-        rest = [log for log in catalog.logs.values() if log.number not in numbers]
-        if not any(is_between(log, together) for log in rest):
+        catalog, taken = self._storage.catalog, [*batch.numbers, other.number]
+        numbers = frozenset(taken)
+        oldest, age = min(batch.oldest, other.age), max(batch.age, other.age)
+        if not any(
+            is_between(log, oldest, age) and log.number not in numbers
+            for log in catalog.logs.values()
+        ):
             return False
-        for number in numbers if other.age > batch.age else [other.number]:
+        for number in taken if other.age > batch.age else [other.number]:
             for done, (ledger_id, _) in enumerate(catalog.held_in(number)):
                 if done % _LEDGERS_PER_STEP == 0:
                     await self._give_way()

@@ -74,36 +74,32 @@ class Batch:
     """Logs that become one."""
 
     def __init__(self, first: Candidate) -> None:
-        self._taken = [first]
+        self.numbers = [first.number]
+        self.age = self.oldest = first.age
+        self.sorted_bytes = first.sorted_bytes
+        self._entries = first.use.entries
 
     @property
-    def age(self) -> int:
-        return max(each.age for each in self._taken)
-
-    @property
-    def numbers(self) -> list[int]:
-        return [each.number for each in self._taken]
-
-    @property
-    def sorted_bytes(self) -> int:
-        return sum(each.sorted_bytes for each in self._taken)
+    def is_full(self) -> bool:
+        return len(self.numbers) >= _VICTIMS_MAX
 
     def has_room_for(self, other: Candidate, bytes_max: int) -> bool:
-        entries = sum(each.use.entries for each in self._taken)
         return (
-            len(self._taken) < _VICTIMS_MAX
+            not self.is_full
             and self.sorted_bytes + other.sorted_bytes <= min(bytes_max, TARGET_BYTES)
-            and entries + other.use.entries <= TARGET_ENTRIES
+            and self._entries + other.use.entries <= TARGET_ENTRIES
         )
 
     def add(self, other: Candidate) -> None:
-        self._taken.append(other)
+        self.numbers.append(other.number)
+        self.age, self.oldest = max(self.age, other.age), min(self.oldest, other.age)
+        self.sorted_bytes += other.sorted_bytes
+        self._entries += other.use.entries
 
 
-def is_between(log: Log, batch: Iterable[Log]) -> bool:
+def is_between(log: Log, oldest: int, age: int) -> bool:
     """By age. Where no other log is, nothing can be hidden, whatever is in them."""
-    ages = [each.age for each in batch]
-    return min(ages) < log.age < max(ages)
+    return oldest < log.age < age
 
 
 def hides_younger(

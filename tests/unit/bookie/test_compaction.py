@@ -255,6 +255,30 @@ def test_it_copies_no_faster_than_it_may() -> None:
     tell(story)
 
 
+def test_others_have_a_turn_for_each_log_that_is_thought_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it costs to think of one grows with the number of all."""
+    turns = 0
+
+    async def give_way(_: Compactor) -> None:
+        nonlocal turns
+        turns += 1
+
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(10), entries=40, size=1000)
+        await settle(storage)
+        await delete(storage, *range(9))
+        compactor = compactor_of(storage, node)
+        monkeypatch.setattr(Compactor, "_give_way", give_way)
+        batch = await compactor._pick(compactor.schedule.major, {})
+        assert batch
+        assert len(batch.numbers) > 4
+        assert turns >= len(batch.numbers) - 1
+
+    tell(story)
+
+
 @pytest.mark.parametrize("emptiest", [100, 102])
 def test_a_repeat_is_not_hidden_by_a_log_that_comes_to_look_younger(emptiest: int) -> None:
     """B12: the log that makes the new one young holds nothing of the ledger."""

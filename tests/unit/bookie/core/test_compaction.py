@@ -60,7 +60,20 @@ def test_a_batch_is_bounded_in_bytes_and_by_the_room_there_is() -> None:
     for number in range(2, 6):
         batch.add(log(number, 1))
     assert batch.numbers == [1, 2, 3, 4, 5]
-    assert batch.age == 5
+    assert batch.sorted_bytes == sum(each.sorted_bytes for each in (log(1, 20), *[log(2, 1)] * 4))
+    assert (batch.oldest, batch.age) == (1, 5)
+    batch.add(log(0, 1))
+    assert (batch.oldest, batch.age) == (0, 5)
+
+
+def test_a_batch_is_bounded_in_logs() -> None:
+    """Each is an open file."""
+    batch = Batch(log(1, 1))
+    while not batch.is_full:
+        assert batch.has_room_for(log(2, 1), TARGET_BYTES)
+        batch.add(log(2, 1))
+    assert len(batch.numbers) == 64
+    assert not batch.has_room_for(log(2, 1), TARGET_BYTES)
 
 
 def held(number: int, first: int, last: int) -> Held:
@@ -98,8 +111,10 @@ def test_logs_that_are_put_together_answer_as_before(seed: int) -> None:
         Held(number, min(has), max(has), len(has), 100, -1) for number, has in entries.items()
     ]
     logs = [Log(number, 0, 1, ages[number]) for number in range(5)]
-    together = [logs[number] for number in batch]
-    is_mixed = any(is_between(each, together) for each in logs if each not in together)
+    taken = [ages[number] for number in batch]
+    is_mixed = any(
+        is_between(each, min(taken), max(taken)) for each in logs if each.number not in batch
+    )
     if hides_younger(all_of_it, ages.__getitem__, batch):
         assert is_mixed  # Else nobody would have asked.
         return
