@@ -24,6 +24,7 @@ Work: TypeAlias = Coroutine[Any, Any, T]
 SYNC_S: Final[Span] = (0.000_2, 0.002)
 TURN_S: Final[Span] = (0.0, 0.000_2)
 UNLIMITED_BYTES: Final = 1 << 50
+QUICK_BYTES_MAX: Final = 64 * 1024  # As on the machine.
 
 
 class SimulatedFile:
@@ -71,7 +72,7 @@ class SimulatedFile:
             await self._sync()
 
     def is_quick(self, size: int) -> bool:
-        return not self._turn.locked() and self._disk.is_quick()
+        return not self._turn.locked() and self._disk.is_quick(size)
 
     def write_and_sync_now(self, position: int, buffers: Sequence[Buffer]) -> None:
         assert not self._turn.locked()
@@ -222,6 +223,7 @@ class SimulatedDisk:
         self._sync_errors_due = 0
         self._write_errors_due = 0
         self._is_hung = False
+        self._under_way: dict[_Job, Lane] = {}
         self._hung: list[tuple[_Job, Lane]] = []
         self._make_durably(place)
 
@@ -384,6 +386,7 @@ class SimulatedDisk:
     def on_process_dead(self) -> None:
         """The page cache stays."""
         self._open = {file: None for file in self._open if file.lane.is_alive}
+        self._under_way = {job: lane for job, lane in self._under_way.items() if lane.is_alive}
         self._hung = [(job, lane) for job, lane in self._hung if lane.is_alive]
         self._forget_unnamed()
 
@@ -409,6 +412,7 @@ class SimulatedDisk:
         self._boots += 1
         self.locks.clear()
         self._open.clear()
+        self._under_way.clear()
         self._hung.clear()
         self._is_hung = False
 
@@ -441,6 +445,7 @@ class SimulatedDisk:
         """Returns when it is done. A cancelled caller waits for it all the same, as for a thread."""
         loop = self._loop
         job = _Job(work, loop.create_future())
+        self._under_way[job] = loop.lane()
         loop.call_at(loop.now + self._latency(), self._run, job)
         cancelled: asyncio.CancelledError | None = None
         while not job.is_done:
@@ -459,10 +464,13 @@ class SimulatedDisk:
         if self._is_hung:
             self._hung.append((job, self._loop.lane()))
         else:
+            self._under_way.pop(job, None)
             job.run()
 
-    def is_quick(self) -> bool:
-        return not self._is_hung and self.quick_odds > 0 and self.chance.random() < self.quick_odds
+    def is_quick(self, size: int) -> bool:
+        if size > QUICK_BYTES_MAX or self._under_way or self._is_hung or not self.quick_odds:
+            return False
+        return self.chance.random() < self.quick_odds
 
     def _latency(self) -> float:
         least, most = self.sync_s

@@ -268,6 +268,32 @@ async def test_small_syncs_are_waited_for_on_the_spot_only_where_they_are_quick(
     disk.close()
 
 
+async def test_what_is_written_within_a_call_is_durable_then_and_its_slowness_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 60.0)
+    disk, synced = SystemDisk(), list[bytes]()
+    now_s, took_s = 0.0, 0.0
+
+    def sync(descriptor: int) -> None:
+        nonlocal now_s
+        now_s += took_s
+        synced.append(os.pread(descriptor, 100, 0))
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    monkeypatch.setattr("rollbook.proto.runtime.disk.time.perf_counter", lambda: now_s)
+    file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
+    file.write_and_sync_now(0, [b"ab", b"cd"])
+    assert synced == [b"abcd"]
+    assert file.is_quick(1)
+    took_s = 100.0
+    file.write_and_sync_now(4, [b"ef"])
+    assert synced == [b"abcd", b"abcdef"]
+    assert not file.is_quick(1)
+    await file.close()
+    disk.close()
+
+
 async def test_what_the_system_does_not_have_at_hand_is_read_in_a_thread(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

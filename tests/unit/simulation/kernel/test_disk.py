@@ -147,6 +147,39 @@ class TestContract:
 
         run(story, tmp_path)
 
+    def test_what_is_quick_is_written_within_the_call(
+        self, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And nothing is that is large, or would wait for anything else."""
+        monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 1000.0)
+
+        async def story(disk: Disk, folder: str) -> None:
+            if isinstance(disk, SimulatedDisk):
+                disk.quick_odds = 1.0
+            file: Any = await disk.open(f"{folder}/f", OpenMode.CREATE)
+            other = await disk.open(f"{folder}/g", OpenMode.CREATE)
+            assert file.is_quick(64 * 1024)
+            assert not file.is_quick(64 * 1024 + 1)
+            file.write_and_sync_now(0, [b"ab", bytearray(b"cd"), memoryview(b"ef")])
+            file.write_and_sync_now(8, [b"xy"])
+            assert await file.read_at(0, 100) == b"abcdef\0\0xy"
+            async with file._turn:  # What else changes it has begun.
+                assert not file.is_quick(1)
+                assert other.is_quick(1)
+            syncing = asyncio.get_running_loop().create_task(file.sync())
+            await asyncio.sleep(0)
+            assert not file.is_quick(1)
+            assert not other.is_quick(1)
+            await syncing
+            assert file.is_quick(1)
+            assert other.is_quick(1)
+            await file.close()
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                file.write_and_sync_now(0, [b"no"])
+            await other.close()
+
+        run(story, tmp_path)
+
     def test_locks(self, run: Any, tmp_path: Path) -> None:
         async def story(disk: Disk, folder: str) -> None:
             lock = await disk.lock(f"{folder}/lock")
@@ -357,6 +390,42 @@ def test_a_sync_covers_nothing_that_another_handle_wrote_meanwhile() -> None:
         await second.write_at(SECTOR, [b"b" * SECTOR])
         await sync
         assert disk.durable("/f") == b"a" * SECTOR + b"-" * SECTOR
+
+    on_node(story)
+
+
+def test_what_was_written_within_a_call_survives_a_power_cut() -> None:
+    async def story(node: Node, disk: SimulatedDisk) -> None:
+        disk.quick_odds = 1.0
+        file = await _file(disk, b"-" * SECTOR)
+        file.write_and_sync_now(0, [b"a" * SECTOR])
+        assert disk.durable("/f") == b"a" * SECTOR
+
+    on_node(story)
+
+
+@pytest.mark.parametrize("is_power_lost", [True, False])
+def test_what_was_under_way_when_its_process_died_is_no_more(is_power_lost: bool) -> None:
+    async def story(node: Node, disk: SimulatedDisk) -> None:
+        disk.quick_odds = 1.0
+        is_begun = asyncio.Event()
+
+        async def sync_for_ever(_: Node) -> None:
+            file = await disk.open("/f", OpenMode.CREATE)
+            disk.hang()
+            is_begun.set()
+            await file.sync()
+
+        node.start(sync_for_ever)
+        await is_begun.wait()
+        await asyncio.sleep(1.0)
+        if is_power_lost:
+            node.power_cut()
+        else:
+            node.kill()
+        disk.unhang()
+        file = await disk.open("/g", OpenMode.CREATE)
+        assert file.is_quick(1)
 
     on_node(story)
 
