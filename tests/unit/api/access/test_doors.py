@@ -537,12 +537,12 @@ async def test_acts_and_refusals_are_told(there: Site) -> None:
         with pytest.raises(RollbookError):
             await there.ask(BY_REQUEST[words.DeleteLog], words.DeleteLog(LOG), "admin")
         await there.http(Route("seal", "POST", f"{PATH}:seal"), "reader")
+    assert [each["event"] for each in logs] == ["act_done", "act_failed", "access_refused"]
     done, failed, refused = logs
-    assert done["event"] == "act_done"
     assert (done["principal"], done["method"], done["log"]) == ("admin", "RollLog", "ns/log")
     assert done["peer"].startswith("ipv4:127.0.0.1:")
-    assert (failed["event"], failed["outcome"]) == ("act_failed", "unknown")
-    assert (refused["event"], refused["principal"]) == ("access_refused", "reader")
+    assert failed["outcome"] == "unknown"
+    assert refused["principal"] == "reader"
     assert (refused["method"], refused["reason"]) == ("Seal", "UNAUTHORIZED")
     assert refused["peer"].startswith("127.0.0.1:")
 

@@ -1,10 +1,13 @@
-"""The tests that docs/security.md names fail when what they watch over is broken: each is run with a planted flaw.
+"""The tests that docs/security.md names fail when what they watch over is broken: each is run as it is, and passes,
+and with a planted flaw.
 
 A goal that has no flaw here says why.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+import io
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,8 +24,10 @@ from rollbook.api.access.core.principals import Principals, Shown
 from rollbook.api.access.core.quotas import Meter, Rate
 from rollbook.api.access.doorkeeper import Caller, Doorkeeper
 from rollbook.api.grpc.config import GrpcConfig
+from rollbook.api.rest.bookie import AdminServer
+from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice import words
-from rollbook.proto.errors import RollbookError
+from rollbook.proto.errors import Unauthorized
 from rollbook.proto.runtime.tls import TlsFiles
 from tests.architecture import test_security
 from tests.architecture.test_security import ROWS
@@ -31,11 +36,15 @@ from tests.unit.api.access import test_doors as doors
 from tests.unit.api.access.core import test_grants, test_principals, test_quotas
 from tests.unit.api.access.test_doors import Site
 from tests.unit.api.grpc.samples import sample
+from tests.unit.api.rest import test_bookie as bookie
+from tests.unit.api.rest.fake_admin import FakeAdmin
+from tests.unit.api.rest.http_client import Client
 from tests.unit.logservice.core import test_block_hostile
 
 there = doors.there
 _BY_TOKEN: Final = Principals.by_token
 _ADMIT: Final = Doorkeeper.admit
+_ACT: Final = Audit.act
 
 
 @dataclass(frozen=True)
@@ -44,10 +53,17 @@ class Flaw:
     patches: tuple[Patch, ...]
     caught_by: Callable[..., Any]
     given: Mapping[str, Any]
+    shows_as: type[Exception] | None = None  # None: something that the test says is not so.
 
 
-def _flaw(what: str, caught_by: Callable[..., Any], *patches: Patch, **given: Any) -> Flaw:
-    return Flaw(what, patches, caught_by, given)
+def _flaw(
+    what: str,
+    caught_by: Callable[..., Any],
+    *patches: Patch,
+    shows_as: type[Exception] | None = None,
+    **given: Any,
+) -> Flaw:
+    return Flaw(what, patches, caught_by, given, shows_as)
 
 
 def _let_in_by_digest(self: Principals, token: str) -> Shown | None:
@@ -57,6 +73,12 @@ def _let_in_by_digest(self: Principals, token: str) -> Shown | None:
 def _admit_aloud(self: Doorkeeper, authorization: str, *more: Any) -> Caller:
     structlog.get_logger().info("caller_came", shown=authorization)
     return _ADMIT(self, authorization, *more)
+
+
+def _act_of_nothing(
+    self: Audit, *, principal: str, peer: str, method: str, only_begins: bool = False, **_: Any
+) -> AbstractContextManager[dict[str, Any]]:
+    return _ACT(self, principal=principal, peer=peer, method=method, only_begins=only_begins)
 
 
 FLAWS: Final = (
@@ -70,6 +92,7 @@ FLAWS: Final = (
         "files are looked at once",
         doors.test_the_file_is_read_again,
         (Doorkeeper, "_look", lambda _: None),
+        shows_as=Unauthorized,
     ),
     _flaw(
         "a digest is as good as its token",
@@ -124,6 +147,16 @@ FLAWS: Final = (
         (Audit, "done", lambda *_, **__: None),
     ),
     _flaw(
+        "the level of the log decides what is told",
+        doors.test_no_level_silences_the_audit,
+        (Audit, "done", lambda _, **who: structlog.get_logger().info("act_done", **who)),
+    ),
+    _flaw(
+        "a bookie does not tell what it is about",
+        bookie.test_the_audit_has_whatever_a_bookie_was_told,
+        (Audit, "act", _act_of_nothing),
+    ),
+    _flaw(
         "checksums are believed",
         test_block_hostile.test_a_bit_that_flips_on_the_way_is_noticed,
         (google_crc32c, "value", lambda _: int.from_bytes(test_block_hostile.PLAIN[4:8], "little")),
@@ -136,14 +169,16 @@ FLAWS: Final = (
     ),
 )
 
-_FAILURES: Final = (AssertionError, ValueError, RollbookError, pytest.fail.Exception)
+_FAILURES: Final = (
+    AssertionError,
+    pytest.fail.Exception,
+)  # Nothing else: else a test that rots would do.
 WITHOUT: Final = {
     "test_who_shows_a_certificate": "it is OpenSSL that would have to be broken",
     "test_renewed_certificates_need_no_restart": "a stale certificate shows itself after a timeout",
     "test_all_bodies_together_are_bounded": "without the bound it would wait for its deadline",
     "test_strangers_hold_no_call": "likewise",
     "test_a_certificate_alone_holds_no_call": "likewise",
-    "test_the_audit_has_whatever_a_bookie_was_told": "see what was done, above: one audit",
     "test_nothing_runs_what_it_is_sent": "it reads the sources",
     "test_what_is_installed_has_a_hash": "it reads the lock files",
 }
@@ -155,20 +190,41 @@ def test_each_promise_has_a_flaw_or_a_reason() -> None:
     assert {name for _, _, name in ROWS} == tried | set(WITHOUT)
 
 
-@pytest.mark.parametrize("flaw", FLAWS, ids=lambda flaw: flaw.what)
-async def test_a_planted_flaw_is_found(
-    flaw: Flaw, request: pytest.FixtureRequest, there: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_hand = {"there": there, "monkeypatch": monkeypatch, **flaw.given}
-    at_hand["tmp_path"] = there.path.parent
-    wanted = inspect.signature(flaw.caught_by).parameters
-    given = {name: at_hand[name] for name in wanted}
+@pytest.fixture(params=FLAWS, ids=lambda flaw: flaw.what)
+def flaw(request: pytest.FixtureRequest) -> Flaw:
+    found: Flaw = request.param
+    return found
 
-    async def run() -> None:
-        if inspect.iscoroutine(running := flaw.caught_by(**given)):
-            await running
 
-    if flaw.given:  # As it is: what is given here, the flaw alone has to break.
-        await run()
-    with planted(flaw.patches), pytest.raises(_FAILURES):
-        await run()
+@pytest.fixture
+async def at_hand(
+    flaw: Flaw, there: Site, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[dict[str, Any]]:
+    found = {"there": there, "log": log, "monkeypatch": monkeypatch, "tmp_path": there.path.parent}
+    if "client" not in _wanted_by(flaw):
+        yield found
+        return
+    admin = FakeAdmin()
+    server = await AdminServer.start(admin, HttpConfig(doors.LOOPBACK))
+    yield {**found, "admin": admin, "client": Client(server.address)}
+    await server.close()
+
+
+def _wanted_by(flaw: Flaw) -> Collection[str]:
+    return inspect.signature(flaw.caught_by).parameters
+
+
+async def _run(flaw: Flaw, at_hand: Mapping[str, Any]) -> None:
+    known = {**at_hand, **flaw.given}
+    given = {name: known[name] for name in _wanted_by(flaw)}
+    if inspect.iscoroutine(running := flaw.caught_by(**given)):
+        await running
+
+
+async def test_without_a_flaw_nothing_is_found(flaw: Flaw, at_hand: dict[str, Any]) -> None:
+    await _run(flaw, at_hand)
+
+
+async def test_a_planted_flaw_is_found(flaw: Flaw, at_hand: dict[str, Any]) -> None:
+    with planted(flaw.patches), pytest.raises(flaw.shows_as or _FAILURES):
+        await _run(flaw, at_hand)
