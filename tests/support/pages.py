@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 from tests.support.processes import REPOSITORY
@@ -43,20 +45,26 @@ def run_program(program: str, folder: Path) -> str:
 def run(command: list[str], folder: Path, environment: Mapping[str, str] = os.environ) -> str:
     """Its output. Any failure is one of the test."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**environment, "PATH": path, "NO_COLOR": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as running:
-        try:
-            told, complaints = running.communicate(timeout=PATIENCE_S)
-        except BaseException:
-            os.killpg(running.pid, signal.SIGKILL)  # With whatever it has started.
-            raise
+    with (
+        TemporaryFile("w+") as out,
+        TemporaryFile("w+") as err,
+    ):  # No pipes: what goes on in the background keeps them.
+        with subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**environment, "PATH": path, "NO_COLOR": "1"},
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        ) as running:
+            try:
+                running.wait(PATIENCE_S)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(running.pid, signal.SIGKILL)  # With whatever it has started.
+        out.seek(0)
+        err.seek(0)
+        told, complaints = out.read(), err.read()
     assert running.returncode == 0, complaints
     assert "Traceback" not in complaints, complaints
     return told
