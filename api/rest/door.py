@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.methods import BY_REQUEST, late
 from rollbook.api.rest.shared_room import Rests, Turns
-from rollbook.logservice.ids import Position
+from rollbook.logservice.ids import Offset, Position
 from rollbook.logservice.words import FindOffset, FoundOffset, Progress, ReadStream
 from rollbook.proto.errors import NotOwner
 
@@ -69,8 +69,8 @@ class Door:
         except TimeoutError:
             raise late(method) from None
 
-    def follow(self, word: Any) -> AsyncGenerator[Any, None]:
-        """Its events; whoever leaves early closes it."""
+    def follow(self, word: Any, stands: Offset | None = None) -> AsyncGenerator[Any, None]:
+        """Its events; whoever leaves early closes it. `stands`: where he has come to, who was told some before."""
         method = BY_REQUEST[type(word)]
         if not isinstance(word, ReadStream):
             return self._core.watch(method, word)
@@ -80,7 +80,9 @@ class Door:
             found: FoundOffset = await self.ask(asked, Asking(_STAND_MS))
             return Progress.held_back(found.offset, found.head, found.tail)
 
-        return self._turns.take(lambda through: self._core.watch(method, word, through), stand)
+        return self._turns.take(
+            lambda through: self._core.watch(method, word, through), stand, stands
+        )
 
     async def close(self) -> None:
         """Ends what would go on for ever; clients resume elsewhere."""

@@ -302,26 +302,29 @@ async def _follow(
     except BaseException:
         await events.aclose()
         raise
-    if resumed_by is not None and await _is_all_of_it(door, first, asked.log, resumed_by):
+    if resumed_by is not None and await _is_all_of_it(door, first, asked, resumed_by):
         await events.aclose()
         return Response(status_code=204)  # Browsers come back after anything else.
 
     def again(offset: Offset) -> Any:
         if isinstance(asked, words.ReadStream):
-            return door.follow(asked.resumed_at(offset))
+            return door.follow(asked.resumed_at(offset), offset)
         return door.follow(asked)
 
     return Follow(door, kind, first, events, again, encoding)
 
 
-async def _is_all_of_it(door: Door, first: Any, log: LogName, how: Asking) -> bool:
-    """Of a sealed log."""
+async def _is_all_of_it(door: Door, first: Any, asked: _Followed, how: Asking) -> bool:
+    """Of a sealed log, or of the range."""
     match first:
         case words.CaughtUp(place) | words.Progress(position=place):
-            asked = words.GetTail(log, words.Consistency.CACHED)
-            known: words.LogTail = await door.ask(asked, how)
+            until = asked.until_offset if isinstance(asked, words.ReadStream) else None
+            if until is not None and place >= until:
+                return True
+            tail = words.GetTail(asked.log, words.Consistency.CACHED)
+            known: words.LogTail = await door.ask(tail, how)
             return known.is_sealed and place >= known.tail
-    return isinstance(first, words.Sealed)
+    return isinstance(first, words.Sealed | words.Stopped)
 
 
 def _read_response(

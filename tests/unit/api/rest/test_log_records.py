@@ -23,6 +23,7 @@ from rollbook.api.rest.record_json import (
     parse_json,
     record_json,
 )
+from rollbook.api.rest.shared_room import Turns
 from rollbook.logservice import words
 from rollbook.logservice.core.block import Block, pack_block
 from rollbook.logservice.ids import AtOffset, LogName, Offset, ProducerRef
@@ -580,7 +581,7 @@ async def test_a_range_that_a_gap_went_beyond_ends_there(
     answer = await there.get(asked, **SSE)
     assert events_in(answer.body)[1:] == end
     answer = await there.get(asked, **SSE, **{"last-event-id": "9"})
-    assert (answer.status, events_in(answer.body)) == (200, end)
+    assert (answer.status, answer.body) == (204, b"")  # So that browsers come no more.
     monkeypatch.setattr(following, "_PATIENCE_S", 0.01)
     async with there.open("GET", asked, b"", **SSE) as stream:
         stream.may_send.clear()
@@ -590,6 +591,19 @@ async def test_a_range_that_a_gap_went_beyond_ends_there(
         told = [each async for part in stream.parts() for each in events_in(part)]
     assert told[1:] == end
     assert (await there.get(f"{RECORDS}?from=9&until=5", **SSE)).reason == "INVALID"
+
+
+async def test_browsers_come_no_more_when_they_have_heard_their_range(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they hear so at once, or have to wait for a turn."""
+    log_of(there).append(pack_block([b"a", b"b", b"c"]), None)
+    asked = f"{RECORDS}?from=0&until=2&heartbeat_ms=100"
+    assert events_in((await there.get(asked, **SSE)).body)[-1][1] == "stopped"
+    for count in (1, 0):
+        monkeypatch.setattr(there.door, "_turns", Turns(count))
+        answer = await there.get(asked, **SSE, **{"last-event-id": "2"})
+        assert (answer.status, answer.body) == (204, b"")
 
 
 @pytest.mark.parametrize("is_slow", [False, True])

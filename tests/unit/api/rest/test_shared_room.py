@@ -20,7 +20,7 @@ from rollbook.logservice.words import (
     Records,
     WaitsFor,
 )
-from rollbook.proto.errors import Overloaded
+from rollbook.proto.errors import NotOwner, Overloaded, OwnerChanging
 from tests.unit.api.rest.log_routes import LOG, SSE, Site
 
 RECORDS = Records((b"",), Offset(0), Offset(1))
@@ -136,18 +136,114 @@ async def test_whoever_waits_for_a_turn_is_told_where_he_stands_and_reads_from_t
     turns, reader, later = Turns(1), Reader(RECORDS), Reader(RECORDS)
     first = take(turns, Reader(RECORDS))
     await anext(first)
-    waiting = take(turns, reader, replace(ASKED, heartbeat_ms=10))
+    waiting = take(turns, reader, replace(ASKED, heartbeat_ms=200))
     assert await anext(waiting) == await stand(Latest())
     behind_him = asyncio.ensure_future(anext(take(turns, later)))
     assert await anext(waiting) == await stand(Latest())
-    await first.aclose()
+    heard = asyncio.ensure_future(anext(waiting))
     await settled()
+    await first.aclose()
+    assert await heard == RECORDS
     assert not later.is_asked
-    assert await anext(waiting) == RECORDS
     assert reader.word is not None
     assert reader.word.start == AtOffset(Offset(7))
     await waiting.aclose()
     assert await behind_him == RECORDS
+
+
+async def test_a_turn_begins_while_he_is_being_told_where_he_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever asked that of a log without an owner held it for seconds."""
+    monkeypatch.setattr(shared_room, "_TURN_S", 100)
+    is_asked = asyncio.Event()
+
+    async def stand_never(position: Position) -> Progress:
+        is_asked.set()
+        await asyncio.Event().wait()
+        return await stand(position)
+
+    turns, word = Turns(1), replace(ASKED, heartbeat_ms=10)
+    first = take(turns, Reader(RECORDS))
+    await anext(first)
+    waiting = turns.take(
+        lambda through: through(lambda _: Reader(RECORDS).read(), word), stand_never
+    )
+    heard = asyncio.ensure_future(anext(waiting))
+    async with asyncio.timeout(30):
+        await is_asked.wait()
+        await first.aclose()
+        assert await heard == RECORDS
+    await waiting.aclose()
+
+
+async def test_no_turn_begins_for_whoever_does_not_take_what_he_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_room, "_TURN_S", 100)
+    turns = Turns(1)
+    first, slow = take(turns, Reader(RECORDS)), Reader(RECORDS)
+    await anext(first)
+    told = take(turns, slow, replace(ASKED, heartbeat_ms=10))
+    await anext(told)  # And asks for no more.
+    await first.aclose()
+    other = take(turns, Reader(RECORDS))
+    async with asyncio.timeout(30):
+        assert await anext(other) == RECORDS
+        await other.aclose()
+        assert await anext(told) == RECORDS
+    await told.aclose()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_whoever_is_cancelled_just_when_his_turn_comes_takes_it_not_with_him(
+    times: int,
+) -> None:
+    turns = Turns(1)
+    first, waiting = take(turns, Reader(RECORDS)), take(turns, Reader(RECORDS))
+    await anext(first)
+    heard = asyncio.ensure_future(anext(waiting))
+    await settled()
+    await first.aclose()
+    for _ in range(times):
+        heard.cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(heard, return_exceptions=True)
+    async with asyncio.timeout(30):
+        assert await anext(take(turns, Reader(RECORDS))) == RECORDS
+
+
+@pytest.mark.parametrize("was_told", [False, True])
+async def test_what_cannot_be_read_for_now_is_tried_again_once_he_was_told(
+    monkeypatch: pytest.MonkeyPatch, *, was_told: bool
+) -> None:
+    """Without a turn meanwhile; what fails first is his answer."""
+    monkeypatch.setattr(shared_room, "_RETRY_S", 0.01)
+    errors: list[Exception] = [Overloaded(), OwnerChanging(), NotOwner()]
+
+    async def fails(_: ReadStream) -> AsyncGenerator[Any, None]:
+        opened.append(_.start)
+        yield await asyncio.sleep(0, RECORDS) if not errors else raised(errors.pop(0))
+
+    opened: list[Position] = []
+    turns = Turns(1)
+    stands = Offset(7) if was_told else None
+    told = turns.take(lambda through: through(fails, ASKED), stand, stands)
+    if not was_told:
+        with pytest.raises(Overloaded):
+            await anext(told)
+        return
+    async with asyncio.timeout(30):
+        assert await anext(told) == await stand(Latest())
+        assert await anext(take(turns, Reader(RECORDS))) == RECORDS
+        assert await anext(told) == await stand(Latest())
+    with pytest.raises(NotOwner):  # He does better to ask elsewhere.
+        await anext(told)
+    assert opened == [AtOffset(Offset(7))] * 3
+
+
+def raised(error: Exception) -> Any:
+    raise error
 
 
 async def test_whoever_is_beyond_his_range_when_his_turn_comes_has_nothing_to_read() -> None:
@@ -219,7 +315,7 @@ async def test_who_has_to_wait_has_an_answer_meanwhile(
         told = await anext(parts)
         assert told.startswith(b"id: 1\nevent: progress\n")
         assert b'"waits_for":"throttle"' in told
-        turns._free.release()
+        turns.release()
         while b"event: records" not in told:
             told = await anext(parts)
         assert b'"offset":1' in told
