@@ -238,10 +238,10 @@ class Compactor:
     async def _hides(self, batch: Batch, other: Candidate) -> bool:
         """Only ledgers of logs that come to look younger can hide anything."""
         catalog, taken = self._storage.catalog, [*batch.numbers, other.number]
-        numbers = frozenset(taken)
+        together = frozenset(taken)
         oldest, age = min(batch.oldest, other.age), max(batch.age, other.age)
         if not any(
-            is_between(log, oldest, age) and log.number not in numbers
+            is_between(log, oldest, age) and log.number not in together
             for log in catalog.logs.values()
         ):
             return False
@@ -251,7 +251,7 @@ class Compactor:
                     await self._give_way()
                 held = list(catalog.held(ledger_id))
                 if len(held) > 1 and hides_younger(
-                    held, lambda log: catalog.logs[log].age, numbers
+                    held, lambda log: catalog.logs[log].age, together
                 ):
                     return True
         return False
