@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from rollbook.bookie.core.arrays import array_of
 from rollbook.bookie.core.control import Control
 from rollbook.bookie.core.records import (
     HEAD_BYTES,
@@ -22,7 +23,6 @@ from rollbook.bookie.core.records import (
     pack_rows,
 )
 from rollbook.proto.wire.adds import AddGroup
-from rollbook.proto.wire.columns import array_of
 
 _RECORD_BYTES: Final = 64 * 1024
 _ROW_BYTES: Final = 24

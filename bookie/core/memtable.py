@@ -13,8 +13,8 @@ from itertools import accumulate, pairwise, starmap
 from operator import lt
 from typing import Final, NamedTuple, TypeAlias
 
+from rollbook.bookie.core.arrays import array_of
 from rollbook.proto.ids import NO_ENTRY
-from rollbook.proto.wire.columns import array_of
 
 IntArray: TypeAlias = "array[int]"
 

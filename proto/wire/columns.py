@@ -10,10 +10,10 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable
-from functools import cache, lru_cache
-from itertools import compress, count, repeat
+from functools import lru_cache
+from itertools import compress, count
 from operator import ne
-from typing import Final, Literal
+from typing import Final
 
 from rollbook.proto.wire.varint import unpack_varint
 
@@ -123,9 +123,8 @@ def count_int64s_on(buffer: bytes, position: int, size: int, rows: int) -> int:
 
 def pack_int64s_on(first: int, rows: int) -> list[bytes]:
     """Big-endian numbers that count on from `first`, byte by byte."""
-    moving = -(
-        -(first ^ first + rows - 1).bit_length() // 8
-    )  # Low ones: as a rule one or two of them.
+    changed = first ^ first + rows - 1
+    moving = -(-changed.bit_length() // 8)  # Low ones: as a rule one or two of them.
     still = first.to_bytes(_INT64_BYTES, "big")[: _INT64_BYTES - moving]
     columns = [still[place : place + 1] * rows for place in range(len(still))]
     columns += [_digits(first, rows, 8 * place, _BYTES) for place in reversed(range(moving))]
@@ -184,41 +183,6 @@ def varint_columns(
     if not columns[-1].isascii():
         rows = min(rows, next(at for at, byte in enumerate(columns[-1]) if byte >= 0x80))
     return columns, rows
-
-
-# --- Columns of a memtable ------------------------------------------------------------------------
-
-_SIDE_BY_SIDE_MIN: Final = 32  # From so many on it pays,
-_SIDE_BY_SIDE_MAX: Final = 4096  # and for so many there are numbers at hand.
-
-
-def array_of(typecode: Literal["I", "q"], values: range) -> "array[int]":
-    """As `array(typecode, values)`, of numbers that are not negative, at a fifth of what that costs.
-
-    They stand side by side in one large number, which is made by one multiplication and one addition.
-    """
-    count = len(values)
-    if not _SIDE_BY_SIDE_MIN <= count <= _SIDE_BY_SIDE_MAX:
-        return array(typecode, values)
-    ones, numbers, item_bytes = _side_by_side(typecode)
-    mask = (1 << 8 * item_bytes * count) - 1
-    found = (ones & mask) * values.start + (numbers & mask) * values.step
-    is_signed = typecode == "q"
-    column = array(typecode, found.to_bytes(item_bytes * count, "little", signed=is_signed))
-    if not _IS_LITTLE:
-        column.byteswap()
-    return column
-
-
-@cache
-def _side_by_side(typecode: str) -> tuple[int, int, int]:
-    """Ones, and the numbers from 0 on, as many as there may be; and how many bytes each of them has."""
-    item_bytes = array(typecode).itemsize
-    ones, numbers = (
-        b"".join(each.to_bytes(item_bytes, "little") for each in column)
-        for column in (repeat(1, _SIDE_BY_SIDE_MAX), range(_SIDE_BY_SIDE_MAX))
-    )
-    return int.from_bytes(ones, "little"), int.from_bytes(numbers, "little"), item_bytes
 
 
 def _alike(column: bytes, expected: bytes) -> int:

@@ -5,10 +5,11 @@ from typing import Literal
 
 import pytest
 
-from rollbook.proto.wire.columns import array_of
+from rollbook.bookie.core.arrays import array_of
+from rollbook.proto.wire.adds import RUN_MAX
 
 
-@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 1_000, 4_096, 4_097])
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 1_000, RUN_MAX, RUN_MAX + 1])
 @pytest.mark.parametrize(("typecode", "end"), [("I", 2**32), ("q", 2**63)])
 def test_an_array_of_numbers_at_one_distance(
     typecode: Literal["I", "q"], end: int, count: int

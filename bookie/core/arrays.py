@@ -1,0 +1,42 @@
+"""Arrays of numbers at one distance, made at once: the columns of a memtable, of a run of adds."""
+
+import sys
+from array import array
+from functools import cache
+from itertools import repeat
+from typing import Final, Literal
+
+from rollbook.proto.wire.adds import RUN_MAX
+
+_COUNT_MIN: Final = 32  # From so many on it pays,
+_COUNT_MAX: Final = RUN_MAX  # and for so many there are numbers at hand.
+_IS_LITTLE: Final = sys.byteorder == "little"
+
+
+def array_of(typecode: Literal["I", "q"], values: range) -> "array[int]":
+    """As `array(typecode, values)`, of numbers that are not negative, at a fifth of what that costs.
+
+    They stand side by side in one large number, which is made by one multiplication and one addition.
+    """
+    count = len(values)
+    if not _COUNT_MIN <= count <= _COUNT_MAX:
+        return array(typecode, values)
+    ones, numbers, item_bytes = _side_by_side(typecode)
+    mask = (1 << 8 * item_bytes * count) - 1
+    found = (ones & mask) * values.start + (numbers & mask) * values.step
+    is_signed = typecode == "q"
+    column = array(typecode, found.to_bytes(item_bytes * count, "little", signed=is_signed))
+    if not _IS_LITTLE:
+        column.byteswap()
+    return column
+
+
+@cache
+def _side_by_side(typecode: str) -> tuple[int, int, int]:
+    """Ones, and the numbers from 0 on, as many as there may be; and how many bytes each of them has."""
+    item_bytes = array(typecode).itemsize
+    ones, numbers = (
+        b"".join(each.to_bytes(item_bytes, "little") for each in column)
+        for column in (repeat(1, _COUNT_MAX), range(_COUNT_MAX))
+    )
+    return int.from_bytes(ones, "little"), int.from_bytes(numbers, "little"), item_bytes
