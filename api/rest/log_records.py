@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 import google_crc32c
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
+from rollbook.api.access.doorkeeper import CALLER
 from rollbook.api.rest.door import Asking, Door
 from rollbook.api.rest.following import SSE, Follow
 from rollbook.api.rest.json_words import to_json
@@ -54,12 +55,12 @@ _IMMUTABLE: Final = "public, max-age=31536000, immutable"
 _IMMUTABLE_FOR_SOME: Final = "private, max-age=31536000, immutable"
 _KINDS: Final = (RAW, JSON, NDJSON, BLOCK)
 _READ_KINDS: Final = (SSE, NDJSON, BLOCK, JSON)
-_KIND_OF: Final = {
-    **{kind: kind for kind in _READ_KINDS},
-    "": JSON,
-    "*/*": JSON,
-    "application/*": JSON,
-    "text/*": SSE,
+_ALL_KINDS: Final = (JSON, BLOCK, NDJSON, SSE)  # Who takes anything has an answer that ends.
+_KINDS_IN: Final = {
+    **{kind: (kind,) for kind in _READ_KINDS},
+    "*/*": _ALL_KINDS,
+    "application/*": (JSON, BLOCK, NDJSON),
+    "text/*": (SSE,),
 }
 
 _Followed = words.ReadStream | words.WatchTail
@@ -182,7 +183,7 @@ def record_routes(door: Door) -> APIRouter:
         answer: words.ReadAnswer = await door.ask(asked, how)
         if not answer.blocks:
             raise BeyondTail(offset=offset, tail=answer.tail)
-        is_for_all = "authorization" not in request.headers
+        is_for_all = CALLER.get().doorkeeper is None and "authorization" not in request.headers
         return _record_response(
             answer.blocks[0], offset, if_none_match or [], is_for_all=is_for_all
         )
@@ -266,15 +267,22 @@ async def block_in(request: Request, producer: ProducerRef | None) -> bytes | Re
 
 
 def _accepted(accept: str) -> str | None:
-    """The one that is wanted most, of equals the first; None if none is known. `q=0` is not wanted."""
-    best: str | None = None
-    best_q = 0.0
-    for each in accept.split(","):
+    """The one that is wanted most, of equals the first; None if none is known. `q=0` is not wanted.
+
+    How much one is wanted says the narrowest that it is in: `application/json;q=0, */*` is not JSON.
+    """
+    said: dict[str, float] = {}
+    for each in (accept.strip() or "*/*").split(","):
         wanted, _, parameters = each.partition(";")
-        kind = _KIND_OF.get(wanted.strip().lower())
-        if kind is not None and (q := _quality(parameters)) > best_q:
-            best, best_q = kind, q
-    return best
+        said.setdefault(wanted.strip().lower(), _quality(parameters))
+
+    def q_of(kind: str) -> float:
+        ranges = (kind, kind.partition("/")[0] + "/*", "*/*")
+        return next(said[each] for each in ranges if each in said)
+
+    kinds = [kind for each in said for kind in _KINDS_IN.get(each, ())]
+    best = max(kinds, key=q_of, default=None)
+    return best if best is not None and q_of(best) else None
 
 
 def _quality(parameters: str) -> float:

@@ -5,12 +5,14 @@ import base64
 import json
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollbook.api.access.doorkeeper import Doorkeeper, anybody
 from rollbook.api.rest import following
 from rollbook.api.rest.record_json import (
     NDJSON as NDJSON_TYPE,
@@ -31,6 +33,7 @@ from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
 from rollbook.logservice.words import Records
 from rollbook.proto.errors import EntryTooLarge
 from tests.unit.api.grpc.fake_core import FakeLog
+from tests.unit.api.rest import log_routes
 from tests.unit.api.rest.http_client import Answer
 from tests.unit.api.rest.log_routes import JSON, LINES, LOG, NDJSON, RAW, SSE, Site, Stream
 
@@ -373,9 +376,30 @@ async def test_what_is_accepted(there: Site) -> None:
     for accept in (lines, "APPLICATION/X-NDJSON", "*/*;q=0, application/x-ndjson"):
         answer = await there.get(f"{RECORDS}?at_tail=stop", accept=accept)
         assert answer.headers["content-type"].startswith("application/x-ndjson")
-    for accept in ("text/html", "*/*;q=0", "application/json;q=no", "app", "a/b/c", "*"):
+    for accept in (
+        *("application/json;q=0, */*", "*/*, application/json;q=0"),
+        *("application/*, application/json;q=0", "*/*;q=0.1, application/vnd.rollbook.batch"),
+    ):
+        answer = await there.get(RECORDS, accept=accept)
+        assert answer.headers["content-type"] == "application/vnd.rollbook.batch"
+    for accept in (
+        *("text/html", "*/*;q=0", "application/json;q=no", "app", "a/b/c", "*"),
+        *("application/*;q=0, application/json;q=0", "*/*;q=0, text/*;q=0"),
+    ):
         answer = await there.get(RECORDS, accept=accept)
         assert (answer.status, answer.reason) == (406, "INVALID")
+
+
+async def test_what_was_shown_to_somebody_is_not_for_all(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever he was known: a certificate is in no header."""
+    await append(there, b"zero", RAW)
+    somebody = replace(anybody(), doorkeeper=Doorkeeper(None))
+    for caller, whose in ((anybody(), "public"), (somebody, "private")):
+        monkeypatch.setattr(log_routes, "anybody", lambda caller=caller: caller)
+        answer = await there.get(f"{RECORDS}/0")
+        assert answer.headers["cache-control"] == f"{whose}, max-age=31536000, immutable"
 
 
 async def test_whoever_has_a_record_needs_it_not_again(there: Site) -> None:
