@@ -1,14 +1,15 @@
 """A newcomer's way (`python -m tests newcomer`): the README's first screens, the tutorial, the page about HTTP.
 
-In a fresh folder and on one cluster, as somebody would go it: every block as it stands, one after the other;
-only where the cluster is, is put in its place. Each says how long it took; the first one that fails ends it,
-since whoever goes there would be stuck.
+In a fresh folder and on one cluster, as somebody would go it: every block and every indented command as it stands,
+one after the other, but for `rollbook dev` itself, which is there; only where the cluster is, is put in its place.
+Each says how long it took; the first one that fails ends it, since whoever goes there would be stuck.
 """
 
 import os
 import re
 import subprocess
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from tests.tally import Tally
 
 README: Final = REPOSITORY / "README.md"
 _PAGES: Final = ("tutorial.md", "http.md")
-_BLOCK: Final = re.compile(r"^```(sh|bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```|((?:^    \S[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
+_SHELLS: Final = ("sh", "bash")
 _LOGS: Final = "127.0.0.1:7400"
 _HTTP: Final = "127.0.0.1:7480"
 
@@ -44,13 +46,21 @@ def steps() -> Iterator[Step]:
     texts = {"README.md": first}
     texts |= {name: (REPOSITORY / "docs" / name).read_text() for name in _PAGES}
     for name, text in texts.items():
-        blocks = _BLOCK.findall(text)
+        blocks = list(_blocks(text))
         assert blocks, name
         shell = [found for kind, found in blocks if kind != "python"]
         if name == "http.md":  # Its blocks share a variable, as they do in somebody's shell.
             yield Step(name, is_program=False, text="".join(shell))
         else:
             yield from (Step(name, kind == "python", found) for kind, found in blocks)
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    for kind, found, indented in _BLOCK.findall(text):
+        if kind in (*_SHELLS, "python"):
+            yield kind, found
+        elif indented and not indented.endswith(" rollbook dev\n"):
+            yield "sh", textwrap.dedent(indented)
 
 
 def run(say: Callable[[str], None]) -> Tally:
@@ -68,6 +78,7 @@ def run(say: Callable[[str], None]) -> Tally:
             }
             for step in steps():
                 text = step.text.replace(_LOGS, dev.address).replace(_HTTP, http)
+                text = text.replace("curl http:", "curl --fail http:")  # Else any answer would do.
                 since = time.monotonic()
                 try:
                     if step.is_program:
