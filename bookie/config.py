@@ -49,9 +49,9 @@ class StorageConfig:
     queued_bytes_max: int = _QUEUED_BYTES_MAX
     waiting_files_max: int = 4  # Filled journal files not yet indexed; above, no new adds.
     idle_after_ms: int = 100  # Silence after which the journal says what is durable.
-    alone_after: int = (
-        4  # Chunks of adds in a row that make a client one whose adds need not gather.
-    )
+    # In a row from one client, who then need not wait for others to gather with. Fewer: he is quick
+    # sooner, and others who add now and then more often stand behind a sync of his alone.
+    alone_after_chunks: int = 4
 
     def __post_init__(self) -> None:
         if not self.ledger_dirs:
@@ -64,7 +64,7 @@ class StorageConfig:
             raise BadConfig(f"journal_file_bytes must be 16 KiB to {FILE_BYTES_MAX // 2} bytes")
         for name in (
             *("index_bytes_max", "cache_bytes", "queued_bytes_max", "waiting_files_max"),
-            *("idle_after_ms", "alone_after"),
+            *("idle_after_ms", "alone_after_chunks"),
         ):
             if getattr(self, name) <= 0:
                 raise BadConfig(f"{name} must be above zero")

@@ -111,7 +111,7 @@ class Journal:
         self._waiting: deque[Waiting] = deque()
         self._writing: list[Waiting] = []
         self._work: asyncio.Future[None] | None = None  # Awaited while there is none.
-        self._solo = Solo(config.alone_after)
+        self._solo = Solo(config.alone_after_chunks)
         self._spare: asyncio.Task[RecordFile] | None = None
         self._is_closing = False
         self._is_closed = False  # Nothing waits, and nothing is written any more.

@@ -112,7 +112,9 @@ class SortedWriter:
         self._ledgers.append((ledger_id, self._columns, last_add_confirmed))
 
     def runs(self, columns: Columns) -> Iterator[Columns]:
-        """Cut so that each, when it is asked for, fits into what is left of the record at hand."""
+        """Cut so that each, when it is asked for, nearly fits into what is left of the record at hand:
+        its first entry is in it in any case, and what frames them comes on top.
+        """
         start, count = 0, len(columns.entry_ids)
         while start < count:
             room = _RECORD_BYTES - self._size

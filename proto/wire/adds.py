@@ -21,12 +21,12 @@ from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.messages import Failure
 
 _length_at: Final = struct.Struct(">I").unpack_from
-_ALIKE_MIN: Final = 32  # From so many on it pays to pack them together.
+_PACKED_ALIKE_MIN: Final = 32  # From so many on it pays to pack them together.
 
 WRITERS_MAX: Final = 16_384  # Of whom it is remembered what stands in all of their adds.
 RUN_MIN: Final = 32  # From so many adds on columns are cheaper.
 RUN_MAX: Final = 4096  # More than a chunk has, of all but empty ones.
-_FEW: Final = 128
+_FEW: Final = 128  # Looked at before the others are.
 _LAC_AT: Final = 16  # In an entry.
 
 WriterFields = tuple[LedgerId, bytes, bool, bool, bool]
@@ -168,7 +168,7 @@ class AddPacker(ABC):
         """The frames of entries that follow one another: many of one size for half of what each costs."""
         entry_ids = range(first_entry, first_entry + len(payloads))
         heads = None
-        if len(payloads) >= _ALIKE_MIN and len(set(map(len, payloads))) == 1:
+        if len(payloads) >= _PACKED_ALIKE_MIN and len(set(map(len, payloads))) == 1:
             if len(payloads[0]) > self.payload_bytes_max:
                 raise self._too_large(payloads[0])
             heads = self._pack_heads(first_entry, len(payloads), len(payloads[0]))

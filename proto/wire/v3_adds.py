@@ -73,11 +73,12 @@ _match_reply_head: Final = message_pattern(
 ).fullmatch
 
 _TXN_ID_AT: Final = 11  # In the frame of a reply.
-# With ten bytes, not everything is a number of 64 bits.
-_is_short_varint: Final = re.compile(rb"[\x80-\xff]{0,8}[\x00-\x7f]").fullmatch
-_ALIKE_MIN: Final = 8  # From so many replies on it pays to look for their like.
-_ALIKE_MAX: Final = 1024
-_TXN_BYTES_MAX: Final = 9  # Of a run's; with ten bytes, not everything is a number of 64 bits.
+_TXN_BYTES_MAX: Final = 9  # Of those alike; with ten bytes, not everything is a number of 64 bits.
+_is_short_varint: Final = re.compile(
+    rb"[\x80-\xff]{0,%d}[\x00-\x7f]" % (_TXN_BYTES_MAX - 1)
+).fullmatch
+_REPLIES_ALIKE_MIN: Final = 8  # From so many on it pays to look for their like.
+_REPLIES_ALIKE_MAX: Final = 1024
 
 _length_at: Final = struct.Struct(">I").unpack_from
 _ids_at: Final = struct.Struct(">qqq").unpack_from  # Of an entry: ledger, entry, LAC.
@@ -550,7 +551,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
         head_at = match.start(1)
         # The next one, too: ledgers that are answered in turn come again in places.
         if buffer.startswith(head, head_at + size) and buffer.startswith(
-            head, head_at + _ALIKE_MIN * size
+            head, head_at + _REPLIES_ALIKE_MIN * size
         ):
             found = _take_replies_alike(buffer, position, size, head_at, entry_id, entry)
             if found:
@@ -574,7 +575,7 @@ def _take_replies_alike(
     txn_at, txn_bytes = position + _TXN_ID_AT, head_at - position - _TXN_ID_AT
     if not _is_short_varint(buffer[txn_at:head_at]):
         return ()
-    rows = min((len(buffer) - position) // size, _ALIKE_MAX)
+    rows = min((len(buffer) - position) // size, _REPLIES_ALIKE_MAX)
     entry_bytes = len(entry)
     entry_at = position + size - entry_bytes
     if rows >= RUN_MIN:

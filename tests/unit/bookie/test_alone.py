@@ -9,7 +9,7 @@ from rollbook.proto.errors import BookieFailed
 from tests.simulation.kernel import Node
 from tests.unit.bookie.test_storage import CONFIG, KEY, add, adds, entry, tell
 
-ENOUGH = CONFIG.alone_after
+ENOUGH = CONFIG.alone_after_chunks
 
 
 class Client:

@@ -83,7 +83,7 @@ STORAGE: Final = replace(
     SMALL_STORAGE,
     ledger_dirs=("/bookie/ledgers1", "/bookie/ledgers2"),
     idle_after_ms=50,
-    alone_after=1,  # Else nobody ever would be.
+    alone_after_chunks=1,  # Else nobody ever would be.
 )
 SPACE: Final = SpaceConfig(
     gc_interval_s=0.3,
