@@ -84,7 +84,7 @@ def _over_http(runs: int) -> Iterator[Figure]:
                 )
                 time.sleep(1.0)  # It starts.
                 p99s.append(asyncio.run(_p99_ms(server)))
-                mob.wait()
+                assert mob.wait() == 0, f"the mob failed: {attack.name}"
                 p99s_alone.append(asyncio.run(_p99_ms(server)))
             alone = median(p99s_alone[-runs - 1 :])
             show_progress("", 1, 1)

@@ -18,6 +18,7 @@ _HOST: Final = b"host: 127.0.0.1\r\n"
 _OK: Final = b"HTTP/1.1 200"
 _WRONG: Final = b"HTTP/1.1 400"
 _NOWHERE: Final = b"HTTP/1.1 404"
+_NO_NAME: Final = b"HTTP/1.1 421"
 _TOO_LARGE: Final = b"HTTP/1.1 413"
 _PATHS: Final = (
     *(
@@ -40,7 +41,7 @@ def http_attacks() -> list[Attack]:
     return [
         Attack("noise", chance.randbytes(64 * 1024), End.HUNG_UP, answer=_WRONG),
         Attack("TLS", b"\x16\x03\x01\x02\x00\x01\x00" + bytes(500), End.HUNG_UP, answer=_WRONG),
-        Attack("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", End.HUNG_UP),
+        Attack("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", End.HUNG_UP, answer=_NO_NAME),
         Attack("2,000 headers", asks + headers + b"\r\n", End.HUNG_UP, answer=_WRONG),
         Attack("a header of 1 MiB", asks + b"x: " + b"x" * 2**20, End.HUNG_UP, answer=_WRONG),
         Attack("a path of 100,000", b"GET /" + b"x" * 100_000, End.HUNG_UP, answer=_WRONG),
