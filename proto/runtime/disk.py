@@ -33,9 +33,7 @@ from rollbook.proto.runtime.disk_reads import (
 )
 from rollbook.proto.runtime.disk_threads import Threads
 
-_ON_THE_SPOT_S: Final = (
-    0.002  # So long may a sync hold the loop: bookies that share a disk wait so long.
-)
+_ON_THE_SPOT_S: Final = 0.002  # So long may a sync hold the loop: three bookies on a disk need it.
 _ON_THE_SPOT_BYTES: Final = 64 * 1024
 _SLOWNESS_KEPT: Final = 0.9  # Of what is expected, at each sync: 10 ms are forgotten after 30.
 _SYNC_THREADS: Final = 4  # One per file that syncs at the same time: journal, entry logs, ledgers.
