@@ -40,8 +40,9 @@ async def _do_nothing(*_: Any, **__: Any) -> None:
 
 
 async def _write_without_sync(self: Journal, write: Write) -> None:
+    started_ns = self._clock.monotonic_ns()
     await self.active.records.file.write_at(write.position, write.buffers)
-    self.active.packer.on_synced(write)
+    self._on_synced(write, started_ns)
 
 
 _submit = Journal.submit
@@ -51,12 +52,13 @@ def _answer_before_the_sync(self: Journal, item: Any, on_done: OnDone, **_: Any)
     _submit(self, item, on_done, is_sync_deferred=True)
 
 
+_enqueue = Journal._enqueue
+
+
 def _answer_controls_before_the_sync(
-    self: Journal, item: Any, on_done: OnDone, **keywords: Any
+    self: Journal, item: Any, is_sync_deferred: bool, size: int, on_done: OnDone
 ) -> None:
-    if isinstance(item, Control):
-        keywords["is_sync_deferred"] = True
-    _submit(self, item, on_done, **keywords)
+    _enqueue(self, item, is_sync_deferred or isinstance(item, Control), size, on_done)
 
 
 async def _fill_without_sync(self: Journal) -> None:
@@ -257,7 +259,7 @@ FLAWS: Final = {
     "fences are answered before they are durable": Flaw(
         45_000, ((Storage, "fence", _fence_at_once),)
     ),
-    "all controls are": Flaw(45_000, ((Journal, "submit", _answer_controls_before_the_sync),)),
+    "all controls are": Flaw(45_000, ((Journal, "_enqueue", _answer_controls_before_the_sync),)),
     "fences are forgotten": Flaw(45_000, ((LedgerFacts, "with_fence", _forget),)),
     "deletions are forgotten": Flaw(90_000, ((LedgerFacts, "with_deletion", _forget),)),
     "explicit LACs go back": Flaw(90_000, ((LedgerFacts, "with_lac_packet", _take_any_lac),)),
