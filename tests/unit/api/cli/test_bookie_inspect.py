@@ -2,8 +2,8 @@
 
 import asyncio
 import hashlib
+import io
 import json
-import logging
 import os
 import random
 import shutil
@@ -46,7 +46,7 @@ from tests.unit.bookie.test_storage import KEY, add
 def _quiet() -> Iterator[None]:
     """A server in this process must not write among what a command in this process shows."""
     before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(io.StringIO()))
     yield
     structlog.configure(**before)
 
