@@ -49,7 +49,11 @@ async def address(core: FakeCore) -> AsyncIterator[Address]:
 
 @pytest.fixture
 async def pair(core: FakeCore, address: Address) -> AsyncIterator[Pair]:
-    options = (("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
+    options = (
+        ("grpc.max_send_message_length", -1),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.http2.bdp_probe", 0),  # A client that does not read may else take half a gigabyte.
+    )
     channel: Any = grpc.aio.insecure_channel(str(address), options=options)
     yield core, channel
     answer = await channel.unary_unary("/rollbook.v1.LogAdmin/GetLimits")(b"", timeout=30)
