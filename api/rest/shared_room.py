@@ -13,6 +13,9 @@ TURNS: Final = 8
 _TURN_S: Final = 1.0
 _TURN_BYTES: Final = 2 * 1024 * 1024  # Fewer: more is spent on going to where he stands.
 _RETRY_S: Final = 1.0  # Who cannot be read for waits so long, or until his heartbeat.
+_MISSES_MAX: Final = (
+    2  # So often in a row nothing can be told. Then he does better to ask elsewhere.
+)
 
 T = TypeVar("T")
 Events = AsyncGenerator[Any, None]
@@ -88,9 +91,9 @@ async def _in_turns(
     turn: "_Turn", read: Read, asked: ReadStream, stand: Stand, stands: Offset | None
 ) -> Events:
     """Whoever has caught up needs no turn: what he waits for is in nobody's memory yet. Once he was told where
-    he stands, what cannot be opened for now is tried again: he could do nothing else.
+    he stands, what cannot be opened for now is tried again, as long as he can be told that at least.
     """
-    heartbeat_s = asked.heartbeat_ms / 1000
+    heartbeat_s, misses = asked.heartbeat_ms / 1000, 0
     is_behind = True
     events: Events | None = None
     try:
@@ -111,10 +114,13 @@ async def _in_turns(
             except RollbookError as error:
                 if not is_opening or stands is None or not _may_pass(error):
                     raise
+                if misses == _MISSES_MAX:
+                    raise
                 events, is_behind = None, True
                 turn.end()
                 await asyncio.sleep(min(heartbeat_s, _RETRY_S))
                 event = await _known(stand, stands)
+                misses = misses + 1 if event is None else 0
             else:
                 if event is None:
                     return
@@ -131,15 +137,19 @@ async def _in_turns(
 
 async def _wait(turn: "_Turn", asked: ReadStream, stand: Stand, stands: Offset | None) -> Events:
     """Where he stands, with each heartbeat until his turn begins."""
-    now, heartbeat_s = asyncio.get_running_loop().time, asked.heartbeat_ms / 1000
+    now, heartbeat_s, misses = asyncio.get_running_loop().time, asked.heartbeat_ms / 1000, 0
     while not await turn.begins_by(now() + heartbeat_s):
         if stands is None:
             progress = await turn.unless_it_begins(stand(asked.start))
+        elif misses == _MISSES_MAX:
+            progress = await turn.unless_it_begins(stand(AtOffset(stands)))
         else:  # If it is not known, the next heartbeat may know.
             progress = await turn.unless_it_begins(_known(stand, stands))
-        if progress is not None:
-            stands = progress.position
-            yield progress
+        if progress is None:
+            misses += 1
+            continue
+        stands, misses = progress.position, 0
+        yield progress
 
 
 async def _known(stand: Stand, stands: Offset) -> Progress | None:

@@ -336,6 +336,26 @@ async def test_a_browser_that_has_heard_all_needs_no_turn_to_hear_so(
     assert (await there.get(path, **SSE, **{"last-event-id": "1"})).status == 204
 
 
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_nobody_waits_in_silence_for_a_server_that_knows_nothing(
+    monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """Neither for his turn nor in it: he is told why, and may ask elsewhere."""
+    monkeypatch.setattr(shared_room, "_RETRY_S", 0.01)
+
+    async def fails(_: ReadStream) -> AsyncGenerator[Any, None]:
+        yield raised(Overloaded())
+
+    async def knows_nothing(_: Position) -> Progress:
+        raise Overloaded
+
+    word = replace(ASKED, heartbeat_ms=10)
+    told = Turns(turns).take(lambda through: through(fails, word), knows_nothing, Offset(7))
+    async with asyncio.timeout(30):
+        with pytest.raises(Overloaded):
+            await anext(told)
+
+
 async def test_where_he_stands_may_be_unknown_for_a_while_once_he_was_told() -> None:
     failures = [Overloaded()]
 
