@@ -1,7 +1,9 @@
 """One stream of records, waiting until its principal owes nothing for what it read, here or elsewhere.
 
 Whoever has waited longest takes next, and nobody else before it is known how much: until he has taken, or
-has found nothing to take. Meanwhile no stream is silent for longer than its heartbeat (RL3).
+a moment has passed. Who follows has nothing to take at most times, and his moments must not add up: so
+they are short, and whoever takes later than that takes on top of the next one, which all pay for.
+Meanwhile no stream is silent for longer than its heartbeat (RL3).
 """
 
 import asyncio
@@ -13,7 +15,7 @@ from rollbook.api.access.core.line import Place
 from rollbook.api.access.core.quotas import Account
 
 _NS_PER_S: Final = 1_000_000_000
-_TAKES_S: Final = 0.1  # Then there is nothing to take for now, and it is the next one's turn.
+_TAKES_S: Final = 0.01  # Then there is nothing to take for now, and it is the next one's turn.
 
 
 class Waiting:
