@@ -118,7 +118,8 @@ class LedgerIds:
         return drawn
 
     async def _remove_used(self) -> None:
-        while self._used:
+        # What others add meanwhile is theirs to remove.
+        for _ in range(0, len(self._used), _AT_ONCE_MAX):
             taken, self._used = self._used[:_AT_ONCE_MAX], self._used[_AT_ONCE_MAX:]
             try:
                 await self._remove_nodes(taken)
