@@ -169,9 +169,7 @@ class AppendStream:
         except Overloaded:
             return False
         except OwnerChanging:
-            line.owner = (
-                None  # There may be another by now, which is the one that is asked for room.
-            )
+            line.owner = None  # There may be another by now: that one is asked for room.
             return False
         except RollbookError as error:
             pending.settle(error)
