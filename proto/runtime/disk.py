@@ -35,7 +35,7 @@ from rollbook.proto.runtime.disk_threads import Threads
 
 _ON_THE_SPOT_S: Final = 0.002  # So long may a sync hold the loop: three bookies on a disk need it.
 _ON_THE_SPOT_BYTES: Final = 64 * 1024
-_SLOWNESS_KEPT: Final = 0.9  # Of what is expected, at each sync: 10 ms are forgotten after 30.
+_SLOWNESS_KEPT: Final = 0.95  # Of what is expected, at each sync: 10 ms are forgotten after 31.
 _SYNC_THREADS: Final = 4  # One per file that syncs at the same time: journal, entry logs, ledgers.
 _READ_THREADS: Final = 4  # Of their own: no sync stands behind reads.
 _CALM_S: Final = 1.0  # So long after a write others may follow.
