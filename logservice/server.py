@@ -194,6 +194,13 @@ class LogServer:
         owner = self._owners.get(name)
         return owner if owner is not None and owner.failure is None else None
 
+    async def find_opened(self, name: LogName) -> Owner | None:
+        """`find`, once an opening that is under way has come to its end. Cancelled, that goes on."""
+        opening = self._openings.get(name)
+        if opening is not None:
+            await asyncio.gather(asyncio.shield(opening), return_exceptions=True)
+        return self.find(name)
+
     async def find_proven(self, name: LogName) -> Owner | None:
         """`find`, for whoever only reads: not one who has been replaced for long, and was not told (SV6).
         If nobody can tell that in time it is as far as is known.

@@ -432,16 +432,17 @@ class Service:
         return await _by(due, self._state_of(await self._read(request.log)))
 
     async def update_log(self, request: words.UpdateLog, due: float) -> words.LogState:
-        """At its owner, which then goes by it at once; else anywhere."""
-        await self._require_no_other_owner(request.log)
+        """At its owner, which then goes by it at once; else anywhere (SV7)."""
 
         def with_config(listed: LedgerList) -> LedgerList:
+            self._require_no_other_owner(listed)
             _require_etag(listed, request.etag)
             changes = {name: _field(request.config, name) for name in request.fields}
             return listed.with_config(replace(listed.config, **changes))
 
         stored = await _by(due, self._nodes.change(request.log, with_config))
-        owner = self.server.find(request.log)
+        # One that is being opened may have read the list before; whoever opens it after this reads it then.
+        owner = await _by(due, self.server.find_opened(request.log))
         if owner is not None:
             await _by(due, owner.refresh())
         return await self._state_of(stored)
@@ -478,8 +479,7 @@ class Service:
             await _by(due, stop_writer(self._ledgers, stored))
             return words.DeleteLogAnswer(stored.list.free_at_us)
         listed = await self._list_of(request.log)
-        await self._require_no_other_owner(request.log)
-
+        self._require_no_other_owner(listed)
         now_us, config = self._clock.wall_us(), listed.config
         grace_ms = config.delete_grace_s * 1000 if request.grace_ms is None else request.grace_ms
         event = LogEvent("log_deleted", now_us, server_id=self.server.server_id)
@@ -527,12 +527,13 @@ class Service:
             raise LogDeleted(log=str(log), free_at_us=stored.list.free_at_us)
         return stored
 
-    async def _require_no_other_owner(self, log: LogName) -> None:
+    def _require_no_other_owner(self, listed: LedgerList) -> None:
         """What an owner should know at once is done where it is. Raises `NotOwner`."""
-        if self.server.find(log) is None:
-            listed, info, is_owner = await self.server.whom_to_ask(log)
-            if is_owner and info is not None and info.server_id != self.server.server_id:
-                raise NotOwner(owner=info.address, owner_epoch=listed.owner_epoch)
+        owner = listed.owner
+        if owner is None or owner.server_id == self.server.server_id:
+            return
+        if self.server.is_alive(owner.server_id):
+            raise NotOwner(owner=owner.address, owner_epoch=listed.owner_epoch)
 
     async def _those_alive(self, names: list[LogName]) -> list[LogName]:
         async def is_alive(name: LogName) -> bool:

@@ -11,8 +11,8 @@ from rollbook.logservice.append_stream import AppendStream
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.words import AppendResult, Bind, Condition, StreamAppend
-from rollbook.proto.errors import EntryTooLarge, InvalidRequest, OwnerChanging
-from tests.unit.logservice.owner_scene import Scene, block_of, play
+from rollbook.proto.errors import EntryTooLarge, InvalidRequest, NotOwner, OwnerChanging
+from tests.unit.logservice.owner_scene import Scene, block_of, play, refused
 from tests.unit.logservice.service_scene import Serving, log_suggested_to, make_log, start_all
 
 
@@ -244,6 +244,34 @@ def test_an_open_stream_goes_by_what_the_log_is_configured_to_now() -> None:
             with pytest.raises(EntryTooLarge):
                 await a.ask(asked)
         await a.ask(stream.stream.close())
+
+    play(story)
+
+
+@pytest.mark.parametrize("asked", ["a", "b"])
+def test_an_owner_goes_by_what_was_configured_while_its_log_was_opened(asked: str) -> None:
+    """SV7: at whatever step of its opening, and whomever the operator asked first."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        scene.set_bookies(delay_s=0.002)
+        is_open, step = False, 0
+        while not is_open:
+            log = await make_log(scene, log_suggested_to(a, step))
+            smaller = words.UpdateLog(log, LogConfig(record_bytes_max=10), ("record_bytes_max",))
+            appending = asyncio.ensure_future(a.append(log, b"0"))
+            await asyncio.sleep(step * 0.0003)
+            is_open = appending.done()
+            server = {"a": a, "b": b}[asked]
+            try:
+                await server.ask(server.service.update_log(smaller, server.due()))
+            except NotOwner:
+                await a.ask(a.service.update_log(smaller, a.due()))
+            too_large = words.Append(log, block_of(bytes(100))[0])
+            await refused(a.ask(a.service.append(too_large, a.due())), EntryTooLarge)
+            await appending
+            step += 1
+        assert step > 10
 
     play(story)
 
