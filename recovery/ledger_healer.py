@@ -24,6 +24,7 @@ from rollbook.ledger.verifier import Verifier
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
 from rollbook.proto.errors import (
     BadMetadata,
+    ConnectionLost,
     EntryStateUnknown,
     Invalid,
     Missing,
@@ -239,6 +240,15 @@ class LedgerHealer:
             raise error("it cannot be fenced there", ledger_id=self._task.ledger_id)
 
     async def _call(self, request: Read | ListEntries) -> Reply:
+        """A line that breaks may be one to the bookie as it was before its last start: it is asked once
+        more, which does no harm to what is asked here.
+        """
+        try:
+            return await self._call_once(request)
+        except ConnectionLost:
+            return await self._call_once(request)
+
+    async def _call_once(self, request: Read | ListEntries) -> Reply:
         return await self._bookies.call(
             self._bookie,
             request,

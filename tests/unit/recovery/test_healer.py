@@ -461,6 +461,27 @@ async def test_everything_stays_in_doubt_if_the_bookie_was_started_anew(
         assert cluster.bookies[HURT].storage.catalog.doubts.everything
 
 
+async def test_a_connection_that_breaks_is_none_of_the_ledgers_business(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That it was to the bookie before its last start may show at the first question only."""
+    async with cluster.connect(QUICK) as ledgers:
+        await write(ledgers, 10)
+        await reborn(cluster)
+        call, broken = ledgers.bookies.call, list[BookieId]()
+
+        async def breaks_once(bookie: BookieId, *about: Any, **how: Any) -> Any:
+            if bookie == HURT and not broken:
+                broken.append(bookie)
+                raise ConnectionLost("it was reset", bookie=bookie)
+            return await call(bookie, *about, **how)
+
+        monkeypatch.setattr(ledgers.bookies, "call", breaks_once)
+        healing = await heal(cluster, ledgers)
+        assert broken
+        assert healing.ledgers == {Outcome.HEALED: 1}
+
+
 def test_settings_are_checked() -> None:
     with pytest.raises(BadConfig):
         HealConfig(ledgers_at_once=0)
