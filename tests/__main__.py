@@ -164,8 +164,8 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--only",
         nargs="+",
-        metavar="JOB",
-        help="these jobs of ledger, logs or takeover, or parts of bookie or memory, alone",
+        metavar="PART",
+        help="these parts alone; a wrong name lists them",
     )
     bench.add_argument(
         "--plot", metavar="FOLDER", type=Path, help="draw it there, with what is there already"

@@ -77,6 +77,13 @@ def compared(
             yield judged(f"{what}: {name}", unit, None, found)
 
 
+def parts_of(parts: Collection[str], only: Collection[str] | None) -> Collection[str]:
+    """What `--only` names; all parts if it is not given."""
+    if unknown := [name for name in only or () if name not in parts]:
+        sys.exit(f"no such part: {', '.join(unknown)}; there are {', '.join(parts)}")
+    return only or parts
+
+
 _SAID_EVERY_S: Final = 15.0
 _said_s = [time.monotonic()]
 

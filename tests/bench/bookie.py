@@ -12,7 +12,6 @@ import itertools
 import mmap
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ from statistics import mean, median
 from typing import Final, NamedTuple
 
 from rollbook.proto.runtime.logs import configure_logs
-from tests.bench import Figure, judged
+from tests.bench import Figure, judged, parts_of
 from tests.bench.load import generator
 from tests.bench.load.generator import Result
 from tests.bench.load.victim import Victim, victim
@@ -80,11 +79,10 @@ Part = Callable[[int, Size], Iterator[Figure]]
 def figures(
     runs: int, size: Size = FULL, *, only: Collection[str] | None = None
 ) -> Iterator[Figure]:
-    """`only`: the keys of `PARTS`; all of them if it is None."""
-    if unknown := [name for name in only or () if name not in PARTS]:
-        sys.exit(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    """`only`: keys of `PARTS`."""
+    wanted = parts_of(PARTS, only)
     configure_logs(level="error")
-    for name in only or PARTS:
+    for name in wanted:
         yield from PARTS[name](runs, size)
 
 

@@ -35,7 +35,7 @@ from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.wire.digest import DigestType
-from tests.bench import Figure, compared, judged, peer
+from tests.bench import Figure, compared, judged, parts_of, peer
 from tests.bench.stillness import until_still
 from tests.interop.cluster import ROLLBOOK, Cluster, Make, empty
 from tests.support import bookie_client, zookeeper
@@ -93,16 +93,15 @@ def _per_second(found: Found) -> float:
 def figures(
     runs: int, size: Size = FULL, *, only: Collection[str] | None = None
 ) -> Iterator[Figure]:
-    """`only`: the keys of `JOBS`; all of them if it is None."""
+    """`only`: keys of `JOBS`."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    if unknown := [name for name in only or () if name not in JOBS]:
-        sys.exit(f"no such job: {', '.join(unknown)}; there are {', '.join(JOBS)}")
+    wanted = parts_of(JOBS, only)
     with _sides() as (ours, java):
         for client in java.clients:
             with suppress(peer.PeerFailed):  # It has said why.
                 _add(java, client, size.warm_up_s)
         _add(ours, "v3", size.warm_up_s / 10)
-        for name in only or JOBS:
+        for name in wanted:
             yield from JOBS[name](ours, java, runs, size)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import structlog
 
 from rollbook import __version__
-from tests.bench import Figure, compared, judged
+from tests.bench import Figure, compared, judged, parts_of
 from tests.bench.ledger import Found, OurClient
 from tests.bench.load.jobs import SHARES
 from tests.bench.logs_jetstream import jetstream
@@ -108,11 +108,9 @@ Work = Callable[[Sequence[LogSide], int, Size], Iterator[Figure]]
 def figures(
     runs: int, size: Size = FULL, *, only: Collection[str] | None = None
 ) -> Iterator[Figure]:
-    """`only`: the keys of `JOBS`; all of them if it is None."""
+    """`only`: keys of `JOBS`."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    if unknown := [name for name in only or () if name not in JOBS]:
-        sys.exit(f"no such job: {', '.join(unknown)}; there are {', '.join(JOBS)}")
-    wanted = list(only or JOBS)
+    wanted = parts_of(JOBS, only)
     with sides_of({} if all(name in OURS_ALONE for name in wanted) else PEERS) as sides:
         for side in sides:
             print(f"{side.name}: {side.about}", file=sys.stderr)

@@ -13,7 +13,6 @@ bookie's other clients wait for, and on machines of their own they would not.
 
 import itertools
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -21,7 +20,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Final
 
-from tests.bench import Figure, judged, show_progress
+from tests.bench import Figure, judged, parts_of, show_progress
 from tests.bench.load import generator
 from tests.bench.load.generator import Result
 from tests.bench.load.victim import Victim, victim
@@ -66,17 +65,16 @@ def figures(
     size: Size = FULL,
     *,
     gib: float | None = None,
-    only: Collection[str] = PARTS,
+    only: Collection[str] | None = None,
 ) -> Iterator[Figure]:
     """`only`: some of `PARTS`."""
-    if unknown := [name for name in only if name not in PARTS]:
-        sys.exit(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    wanted = parts_of(PARTS, only)
     if gib is not None:
         entries = int(gib * 1024 * MIB / (size.ledgers * entry_bytes(1_000)))
         size = replace(size, entries=max(1, entries))
-    if "ledgers" in only:
+    if "ledgers" in wanted:
         yield from _open_ledgers(size)
-    if "crowd" in only:
+    if "crowd" in wanted:
         yield from _crowd(runs, size)
 
 

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import structlog
 
-from tests.bench import Figure, judged
+from tests.bench import Figure, judged, parts_of
 from tests.support import log_processes
 from tests.support.log_processes import LogProcesses
 
@@ -64,13 +64,14 @@ CASES: Final = {
     "kill-bookie": Case("the same, and of a bookie", 2, bookies_killed=1, target_s=None),
     "kill-stop": Case("kill -9 of one of three, another stands still", 3, stopped=1, target_s=None),
 }
+_USUAL: Final = ("kill", "kill-stop")
 
 
 def figures(
     runs: int, size: Size = FULL, *, only: Collection[str] | None = None
 ) -> Iterator[Figure]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    for name in only or ("kill", "kill-stop"):
+    for name in parts_of(CASES, only or _USUAL):
         case = CASES[name]
         found = [_measure(case, size) for _ in range(runs)]
         yield from _told(case, found)

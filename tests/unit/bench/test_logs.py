@@ -19,7 +19,7 @@ from tests.support import log_processes
 
 
 def test_a_job_that_does_not_exist_is_refused_before_anything_runs() -> None:
-    with pytest.raises(SystemExit, match="no such job: nothing; there are small"):
+    with pytest.raises(SystemExit, match="no such part: nothing; there are small"):
         next(figures(1, only=["nothing"]))
     assert set(OURS_ALONE) < set(JOBS)
     assert set(UNSYNCED) < set(JOBS)
