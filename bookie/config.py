@@ -107,9 +107,8 @@ class SpaceConfig:
     disk_usage_warn_threshold: float = 0.90
     disk_usage_low_water: float = 0.93  # Down to this, a full one takes entries again.
     disk_check_interval_s: float = 10.0  # At most; a disk that is nearly full is looked at sooner.
-    reserve_bytes: int = (
-        32 * MIB
-    )  # In each ledger directory, given up when its disk is full; 0: none.
+    # In each ledger directory, given up when its disk is full; 0: none.
+    reserve_bytes: int = 32 * MIB
 
     def __post_init__(self) -> None:
         for name in (

@@ -4,9 +4,8 @@ from typing import Final
 
 from rollbook.proto.errors import BadMetadata
 
-METADATA_BYTES_MAX: Final = (
-    1024 * 1024
-)  # What ZooKeeper takes in one packet, unless told otherwise.
+# What ZooKeeper takes in one packet, unless told otherwise.
+METADATA_BYTES_MAX: Final = 1024 * 1024
 
 
 def check_size(data: bytes, bytes_max: int = METADATA_BYTES_MAX) -> None:

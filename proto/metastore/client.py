@@ -372,9 +372,8 @@ class StoreClient:
             except Unavailable as error:
                 self._trouble, self._advice = error.message, error.next_step
             except RollbookError as error:
-                if (
-                    not self._opened.done()
-                ):  # Before it is open, what cannot be waited out is raised.
+                # Before it is open, what cannot be waited out is raised.
+                if not self._opened.done():
                     raise
                 self._trouble, self._advice = error.message, error.next_step
                 logger.error("metadata_store_failed", reason=str(error))

@@ -59,9 +59,8 @@ class ZooKeeperOptions:
     key: str = ""
     key_password: str = field(default="", repr=False)
     auth: tuple[str, str] | None = field(default=None, repr=False)  # Scheme, credential.
-    sasl: tuple[str, str, str] | None = field(
-        default=None, repr=False
-    )  # Mechanism, user, password.
+    # Mechanism, user, password.
+    sasl: tuple[str, str, str] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from typing import Final
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # As `mallopt` knows them.
 _KEPT_BYTES: Final = 64 * 1024 * 1024  # At most, of what is free at the end of the heap.
-_LARGE_BYTES: Final = (
-    32 * 1024 * 1024
-)  # From here on pieces are the system's, always. The most allowed.
+# From here on pieces are the system's, always. The most allowed.
+_LARGE_BYTES: Final = 32 * 1024 * 1024
 
 
 def keep_freed_memory() -> None:

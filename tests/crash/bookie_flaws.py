@@ -116,9 +116,8 @@ FOUND_BY_KILLS: Final = (*(flaw.__name__ for flaw in _IN_MEMORY), "the facts sta
 FOUND_BY_POWER_CUTS: Final = (
     *("the journal never syncs", "a log is not synced", "the catalog never syncs"),
 )
-FOUND_BY_LOST_NAMES: Final = (
-    "a log's name is not synced",
-)  # If a file's sync brings no name along.
+# If a file's sync brings no name along.
+FOUND_BY_LOST_NAMES: Final = ("a log's name is not synced",)
 FOUND_BY_FAILED_SYNCS: Final = tuple(flaw.__name__ for flaw in _ON_FAILURE)
 FLAWS: Final[dict[str, Callable[[], None]]] = {
     **{flaw.__name__: flaw for flaw in (*_IN_MEMORY, *_ON_FAILURE)},

@@ -131,9 +131,8 @@ def test_a_read_only_bookie_is_read_and_not_written(client: Client, cluster: Clu
     assert re.findall(r"BookieID:([^,]*)", listed) == [bookie.bookie_id]
     writer.append([b"more"])  # Refused by that bookie; the writer goes on with another.
     assert bookie.bookie_id not in members(client, writer.ledger_id)
-    assert client.fence_one(
-        bookie.bookie_id, writer.ledger_id, entry=29, password=PASSWORD
-    )  # That is a read, too.
+    # That is a read, too.
+    assert client.fence_one(bookie.bookie_id, writer.ledger_id, entry=29, password=PASSWORD)
     assert bookie.bookie_id not in members(client, client.create(PAIR).ledger_id)
     with refused("BKNotEnoughBookiesException"):
         client.create(ALL)

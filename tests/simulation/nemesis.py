@@ -19,9 +19,8 @@ class Nemesis:
         self, world: World, history: History, tell: Callable[[str], None] | None = None
     ) -> None:
         self._world, self._history, self._tell = world, history, tell
-        self._in_force: dict[
-            int, Callable[[], None]
-        ] = {}  # How to end each, in order of beginning.
+        # How to end each, in order of beginning.
+        self._in_force: dict[int, Callable[[], None]] = {}
         self._chance = world.random("nemesis")
         self._begun = 0
         self._is_over = False
@@ -181,9 +180,8 @@ def _stop(nodes: Sequence[Node], how: Callable[[Node], object], *, returns: bool
 
     def start() -> None:
         for node in nodes:
-            if (
-                node.process is not None and not node.is_running
-            ):  # Another fault's end may have started it already.
+            # Another fault's end may have started it already.
+            if node.process is not None and not node.is_running:
                 node.restart()
 
     return start if returns else None

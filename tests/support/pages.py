@@ -45,10 +45,8 @@ def run_program(program: str, folder: Path) -> str:
 def run(command: list[str], folder: Path, environment: Mapping[str, str] = os.environ) -> str:
     """Its output. Any failure is one of the test."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with (
-        TemporaryFile("w+") as out,
-        TemporaryFile("w+") as err,
-    ):  # No pipes: what goes on in the background keeps them.
+    # No pipes: what goes on in the background keeps them.
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         with subprocess.Popen(
             command,
             cwd=folder,

@@ -438,9 +438,8 @@ def image_after_power_cut(inode: Inode, choose: Choose) -> bytearray:
             if kept[sector]:
                 kept[sector] -= 1
                 _apply(image, change.within(sector))
-    _apply(
-        image, Resize(size)
-    )  # Sectors beyond the size that the file got to keep are not its own.
+    # Sectors beyond the size that the file got to keep are not its own.
+    _apply(image, Resize(size))
     return image
 
 

@@ -338,9 +338,8 @@ class _Run(Stage):
             await asyncio.sleep(0.02)
             connections = bookie.stats.connections()
             bound = SMALL_SERVER.held_bytes_max + connections * SMALL_SERVER.connection_bytes_floor
-            slack = SMALL_SERVER.frame_bytes_max * (
-                connections + 1
-            )  # One answer may be under way to each.
+            # One answer may be under way to each.
+            slack = SMALL_SERVER.frame_bytes_max * (connections + 1)
             if (held := bookie.stats.buffered_bytes()) > bound + slack:
                 self.broken(MEMORY, f"{bookie.bookie_id} holds {held} bytes for {connections}")
 

@@ -274,9 +274,8 @@ class _Run(Stage):
 
     async def _make_cluster(self, node: Node) -> None:
         store = await node.metadata()
-        await initialise(
-            store, ROOT, random.Random(0)
-        )  # One name for all runs: cookies are parsed once.
+        # One name for all runs: cookies are parsed once.
+        await initialise(store, ROOT, random.Random(0))
         await store.close()
 
     def _on_asked(self, process: str, question: Any) -> None:

@@ -35,9 +35,8 @@ def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
         ledgers = sorted(chance.sample((0, 1, 2, 2**63 - 1), chance.randint(1, 4)))
         first = chance.randrange(100)
         extents = [Extent(each, first, first + 9, 10, 400, first - 1, 0, 1) for each in ledgers]
-        age = chance.choice(
-            (number, chance.randint(1, number))
-        )  # Made of others: not the youngest.
+        # Made of others: not the youngest.
+        age = chance.choice((number, chance.randint(1, number)))
         return pack_log(Log(number, number % 2, 2**31, age), extents)
     if kind == 5 and known.logs:
         return changes.pack_unlog(chance.choice(list(known.logs)))
