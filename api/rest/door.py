@@ -7,14 +7,23 @@ be done neither way is a 503 for now, `Log-Forward: never` included.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.methods import BY_REQUEST, late
 from rollbook.api.rest.shared_room import Rests, Turns
-from rollbook.logservice.ids import Offset, Position
-from rollbook.logservice.words import FindOffset, FoundOffset, Progress, ReadStream
+from rollbook.logservice.ids import AtOffset, Offset, Position
+from rollbook.logservice.words import (
+    AtTail,
+    Consistency,
+    FindOffset,
+    FoundOffset,
+    GetTail,
+    LogTail,
+    Progress,
+    ReadStream,
+)
 from rollbook.proto.errors import NotOwner
 
 TIMEOUT_MS: Final = 30_000
@@ -68,6 +77,25 @@ class Door:
                 return await self._core.ask(method, word, due, ask_owner)
         except TimeoutError:
             raise late(method) from None
+
+    async def ended(self, asked: ReadStream, asking: Asking) -> ReadStream:
+        """With an end that is taken once, where the log ends now: he is read for in turns, and anew when he
+        takes something again, and of a log that grows as fast would never hear the last one.
+        """
+        if asked.at_tail is AtTail.FOLLOW:
+            return asked
+        found: FoundOffset = await self.ask(FindOffset(asked.log, asked.start), asking)
+        end = found.tail
+        if asked.at_tail is AtTail.STOP_AT_BARRIER:
+            barrier = GetTail(asked.log, Consistency.BARRIER)
+            tail: LogTail = await self.ask(barrier, asking)
+            end = max(end, tail.tail)
+        return replace(
+            asked,
+            start=AtOffset(found.offset),
+            until_offset=end if asked.until_offset is None else min(asked.until_offset, end),
+            at_tail=AtTail.FOLLOW,
+        )
 
     def follow(self, word: Any, stands: Offset | None = None) -> AsyncGenerator[Any, None]:
         """Its events; whoever leaves early closes it. `stands`: where he has come to, who was told some before."""

@@ -156,6 +156,7 @@ def record_routes(door: Door) -> APIRouter:
             )
             if is_resumed and isinstance(begin, AtOffset):
                 reading = reading.resumed_at(begin.offset)
+            reading = await door.ended(reading, how)
             return await _follow(
                 door, kind, reading, encoding, resumed_by=how if is_resumed else None
             )

@@ -617,6 +617,43 @@ async def test_a_range_that_a_gap_went_beyond_ends_there(
     assert (await there.get(f"{RECORDS}?from=9&until=5", **SSE)).reason == "INVALID"
 
 
+@pytest.mark.parametrize("at_tail", ["stop", "stop_at_barrier"])
+async def test_where_a_log_ends_is_asked_once(
+    there: Site, monkeypatch: pytest.MonkeyPatch, at_tail: str
+) -> None:
+    """It was asked with each turn, and whenever something was taken again: of a log that grows, for ever."""
+    log, block = log_of(there), pack_block([b"x" * 2000] * 20)
+    for _ in range(10):
+        log.append(block, None)
+    stream_of_one: list[Stream] = []
+    readings = 0
+
+    async def told_twice(request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
+        nonlocal readings
+        readings += 1
+        events = 0
+        async for event in there.core._follow(request):
+            events += 1
+            if events == 2 and readings == 1:
+                stream_of_one[0].may_send.clear()
+            yield event
+
+    monkeypatch.setattr(following, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(there.core, "events", told_twice)
+    asked = f"{RECORDS}?from=0&at_tail={at_tail}"
+    async with there.open("GET", asked, b"", **SSE) as stream:
+        stream_of_one.append(stream)
+        while stream.may_send.is_set() or there.core.readers:  # Until it is given back.
+            await asyncio.sleep(0.005)
+        log.append(block, None)
+        stream.may_send.set()
+        told = [each async for part in stream.parts() for each in events_in(part)]
+    heard = [each["offset"] for *_, data in told for each in data.get("records", ())]
+    assert heard == list(range(200))
+    assert told[-1] == ("200", "stopped", {"offset": 200})
+    assert readings == 2
+
+
 async def test_browsers_come_no_more_when_they_have_heard_their_range(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from rollbook.proto.errors import Overloaded
 from tests.unit.api.rest.http_client import Answer
 from tests.unit.api.rest.log_routes import (
     JSON,
+    LOG,
     NDJSON,
     RAW,
     ROUTES,
@@ -81,11 +82,11 @@ FULL = (
     Route("read", "GET", f"{OTHER}/records?from=5&limit=6&max_bytes=7&wait_ms=8&on_truncated=skip"),
     Route(
         *("read_stream", "GET"),
-        f"{OTHER}/records?from=5&until=9&until_timestamp_us=10&at_tail=stop&on_truncated=fail"
-        "&heartbeat_ms=200",
+        f"{OTHER}/records?from=5&until=9&until_timestamp_us=10&on_truncated=fail&heartbeat_ms=200",
         headers={**SSE, "last-event-id": "6"},
     ),
-    Route("read_stream", "GET", f"{OTHER}/records?from=7", headers=SSE),
+    Route("read_stream", "GET", f"{LOG}/records?from=7", headers=SSE),
+    Route("read_stream", "GET", f"{OTHER}/records?from=7&at_tail=stop", headers=SSE),
     Route("read", "GET", f"{OTHER}/records/8"),
     Route("get_tail", "GET", f"{OTHER}/tail?consistency=cached"),
     Route("watch_tail", "GET", f"{OTHER}/tail?interval_ms=20&heartbeat_ms=200", headers=SSE),
@@ -126,6 +127,7 @@ FULL = (
 
 NOT_OVER_HTTP: Final = {
     "AppendStream": "HTTP has connections, and requests that follow each other on one",
+    "ReadStream.at_tail": "where the log ends is asked once, and is where the range ends then",
     "EnsureLog.config": "what a PUT names goes into an UpdateLog; what it does not is the server's",
 }
 ONLY_OVER_HTTP: Final = {
