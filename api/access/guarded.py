@@ -18,7 +18,7 @@ from rollbook.api.access.core.grants import is_act, is_visible, may_ask
 from rollbook.api.access.doorkeeper import CALLER, Caller
 from rollbook.api.access.guarded_stream import GuardedStream
 from rollbook.api.access.refusals import refusal_of, size_of
-from rollbook.api.access.waiting import Waiting
+from rollbook.api.access.waiting import MISSES_MAX, Waiting, may_pass
 from rollbook.api.grpc.methods import Method, late
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName, Offset
@@ -56,6 +56,7 @@ class Guarded:
         """
         caller = CALLER.get()
         try:
+            _require_in_force(caller)  # Streams ask, too, as long as they go on.
             self._require(caller, word)
             self._charge(caller, word)
         except (Unauthorized, Throttled) as refusal:
@@ -135,17 +136,27 @@ class Guarded:
 
     # --- Streams ----------------------------------------------------------------------------
 
-    def watch(self, method: Method, word: Any, through: Through | None = None) -> Events:
-        """Its events; whoever leaves early closes it. `through`: what the core is asked through."""
+    def watch(
+        self,
+        method: Method,
+        word: Any,
+        through: Through | None = None,
+        stands: Offset | None = None,
+    ) -> Events:
+        """Its events; whoever leaves early closes it. `through`: what the core is asked through. `stands`:
+        where he has come to, who was told something before.
+        """
         caller = CALLER.get()
         read = getattr(self._core, method.core_name)
         if through is not None:
             read = partial(through, read)
         if caller.doorkeeper is None:
             return cast(Events, read(word))
-        return self._watch(caller, method, word, read)
+        return self._watch(caller, method, word, read, stands)
 
-    async def _watch(self, caller: Caller, method: Method, word: Any, read: Read) -> Events:
+    async def _watch(
+        self, caller: Caller, method: Method, word: Any, read: Read, stands: Offset | None
+    ) -> Events:
         """Debts are waited off while nothing is in hand. What is told is paid for before it is told, so that
         nobody gets anything by leaving over it.
         """
@@ -166,7 +177,7 @@ class Guarded:
             heartbeat_s = max(word.heartbeat_ms, 100) / 1000
             waiting = Waiting(caller.account, heartbeat_s, self._now_ns)
             stack.callback(waiting.end)
-            async with aclosing(self._waited_off(caller, waiting, word, None)) as wait:
+            async with aclosing(self._waited_off(caller, waiting, word, stands)) as wait:
                 async for progress in wait:
                     word = word.resumed_at(progress.position)
                     yield progress
@@ -174,6 +185,7 @@ class Guarded:
                 async for event in events:
                     _require_in_force(caller)
                     if not isinstance(event, words.Records):
+                        waiting.on_told(event)
                         yield event
                         continue
                     stands = event.next_offset
@@ -188,9 +200,13 @@ class Guarded:
     async def _waited_off(
         self, caller: Caller, waiting: Waiting, asked: words.ReadStream, stands: Offset | None
     ) -> AsyncGenerator[words.Progress, None]:
-        """Each heartbeat says where the reader stands. None: where it begins."""
+        """Each heartbeat says where the reader stands. None: where it begins.
+
+        Once he was told, that may be unknown for a while.
+        """
         if not waiting.begin():
             return
+        misses = 0
         while not await waiting.step():
             _require_in_force(caller)
             if not waiting.is_silent():
@@ -198,11 +214,12 @@ class Guarded:
             with waiting.away():
                 try:
                     progress = await self._progress(asked, stands)
-                except RollbookError:
-                    if stands is None:
+                except RollbookError as error:
+                    if stands is None or misses == MISSES_MAX or not may_pass(error):
                         raise
-                    continue  # The next heartbeat may know.
-                stands = progress.position
+                    misses += 1
+                    continue
+                stands, misses = progress.position, 0
                 yield progress
 
     async def _progress(self, asked: words.ReadStream, stands: Offset | None) -> words.Progress:

@@ -1,9 +1,10 @@
 """One stream of records, waiting until its principal owes nothing for what it read, here or elsewhere.
 
 Whoever has waited longest takes next, and nobody else before it is known how much: until he has taken, or
-a moment has passed. Who follows has nothing to take at most times, and his moments must not add up: so
-they are short, and whoever takes later than that takes on top of the next one, which all pay for.
-Meanwhile no stream is silent for longer than its heartbeat (RL3).
+a moment has passed. Who has caught up has nothing to take at most times, and his moments must not add up:
+he takes what is there, if anything is, and whatever comes later is on top of what the next one takes, which
+all pay for. Meanwhile no stream is silent for longer than its heartbeat (RL3); if it cannot be found out
+time and again where he stands, he does better to ask elsewhere.
 """
 
 import asyncio
@@ -13,6 +14,10 @@ from typing import Final
 
 from rollbook.api.access.core.line import Place
 from rollbook.api.access.core.quotas import Account
+from rollbook.logservice.words import CaughtUp, FellBehind, ReadEvent
+from rollbook.proto.errors import NotOwner, RollbookError
+
+MISSES_MAX: Final = 2  # So many heartbeats in a row have nothing to tell.
 
 _NS_PER_S: Final = 1_000_000_000
 _TAKES_S: Final = 0.01  # Then there is nothing to take for now, and it is the next one's turn.
@@ -25,7 +30,8 @@ class Waiting:
         self._is_first = asyncio.Event()
         self._place: Place | None = None
         self._due = 0.0
-        self._ending: asyncio.TimerHandle | None = None
+        self._is_behind = True
+        self._ending: asyncio.Handle | None = None
 
     def begin(self) -> bool:
         """Whether there is anything to wait for. The heartbeat counts from now on."""
@@ -51,9 +57,17 @@ class Waiting:
             left_s = max(self._due - self._loop.time(), 0)
             await asyncio.sleep(min(wait_ns / _NS_PER_S, left_s))
         else:
-            self._ending = self._loop.call_later(_TAKES_S, self.end)
+            if self._is_behind:
+                self._ending = self._loop.call_later(_TAKES_S, self.end)
+            else:
+                self._ending = self._loop.call_soon(self.end)
             return True
         return False
+
+    def on_told(self, event: ReadEvent) -> None:
+        """Whether he has caught up."""
+        if isinstance(event, CaughtUp | FellBehind):
+            self._is_behind = isinstance(event, FellBehind)
 
     def is_silent(self) -> bool:
         """Whether it is time to say something: until the next heartbeat, then."""
@@ -81,3 +95,8 @@ class Waiting:
         if self._place is not None:
             self._account.line.leave(self._place)
             self._place = None
+
+
+def may_pass(error: RollbookError) -> bool:
+    """Whether it may be known a heartbeat later."""
+    return error.retryable and not isinstance(error, NotOwner)

@@ -109,7 +109,7 @@ class Door:
             return Progress.held_back(found.offset, found.head, found.tail)
 
         return self._turns.take(
-            lambda through: self._core.watch(method, word, through), stand, stands
+            lambda through: self._core.watch(method, word, through, stands), stand, stands
         )
 
     async def close(self) -> None:

@@ -5,17 +5,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, Final, TypeVar
 
+from rollbook.api.access.waiting import MISSES_MAX, may_pass
 from rollbook.logservice.ids import AtOffset, Offset, Position
 from rollbook.logservice.words import CaughtUp, FellBehind, Gap, Progress, ReadStream, Records
-from rollbook.proto.errors import NotOwner, RollbookError
+from rollbook.proto.errors import RollbookError
 
 TURNS: Final = 8
 _TURN_S: Final = 1.0
 _TURN_BYTES: Final = 2 * 1024 * 1024  # Fewer: more is spent on going to where he stands.
 _RETRY_S: Final = 1.0  # Who cannot be read for waits so long, or until his heartbeat.
-_MISSES_MAX: Final = (
-    2  # So often in a row nothing can be told. Then he does better to ask elsewhere.
-)
 
 T = TypeVar("T")
 Events = AsyncGenerator[Any, None]
@@ -112,9 +110,9 @@ async def _in_turns(
             try:
                 event = await anext(events, None)
             except RollbookError as error:
-                if not is_opening or stands is None or not _may_pass(error):
+                if not is_opening or stands is None or not may_pass(error):
                     raise
-                if misses == _MISSES_MAX:
+                if misses == MISSES_MAX:
                     raise
                 events, is_behind = None, True
                 turn.end()
@@ -141,7 +139,7 @@ async def _wait(turn: "_Turn", asked: ReadStream, stand: Stand, stands: Offset |
     while not await turn.begins_by(now() + heartbeat_s):
         if stands is None:
             progress = await turn.unless_it_begins(stand(asked.start))
-        elif misses == _MISSES_MAX:
+        elif misses == MISSES_MAX:
             progress = await turn.unless_it_begins(stand(AtOffset(stands)))
         else:  # If it is not known, the next heartbeat may know.
             progress = await turn.unless_it_begins(_known(stand, stands))
@@ -153,14 +151,13 @@ async def _wait(turn: "_Turn", asked: ReadStream, stand: Stand, stands: Offset |
 
 
 async def _known(stand: Stand, stands: Offset) -> Progress | None:
+    """None: not for now."""
     try:
         return await stand(AtOffset(stands))
-    except RollbookError:
+    except RollbookError as error:
+        if not may_pass(error):
+            raise
         return None
-
-
-def _may_pass(error: RollbookError) -> bool:
-    return error.retryable and not isinstance(error, NotOwner)
 
 
 def _behind(event: Any, stands: Offset | None) -> Offset | None:

@@ -6,14 +6,19 @@ from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from rollbook.api.access import waiting
 from rollbook.api.access.core.grants import EVERYTHING
 from rollbook.api.access.core.principals import Principal
 from rollbook.api.access.core.quotas import Account, Quotas
 from rollbook.api.access.doorkeeper import CALLER, Caller, Doorkeeper
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.methods import READ_STREAM
+from rollbook.api.rest.door import Asking, Door
 from rollbook.logservice import words
 from rollbook.logservice.ids import AtOffset, Earliest, LogName, Offset
+from rollbook.proto.errors import Overloaded, RollbookError, Unauthorized
 
 DEADLINE_S = 30.0
 LOG = LogName("ns", "log")
@@ -27,12 +32,19 @@ class BusyCore:
 
     def __init__(self) -> None:
         self.readers = 0
+        self.failures: list[RollbookError] = []  # Of whoever asks where it stands.
 
     async def find_offset(self, *_: object) -> words.FoundOffset:
+        self._fail()
         return words.FoundOffset(Offset(0), Offset(0), Offset(1_000_000))
 
     async def get_tail(self, *_: object) -> SimpleNamespace:
+        self._fail()
         return SimpleNamespace(head=0, tail=1_000_000)
+
+    def _fail(self) -> None:
+        if self.failures:
+            raise self.failures.pop()
 
     async def read_stream(self, asked: words.ReadStream) -> AsyncGenerator[words.Records, None]:
         self.readers += 1
@@ -53,13 +65,17 @@ class Scene:
         self.account = Account(quotas)
         self._guarded = Guarded(cast(words.ServiceCore, self.core))
         self.account.reads.take(RATE + debt, 0, self._guarded._now_ns())
-        keeper = SimpleNamespace(still_admits=lambda _: True)
+        self.is_in_force = True
+        keeper = SimpleNamespace(still_admits=lambda _: self.is_in_force)
         principal = Principal("reader", EVERYTHING, quotas)
         CALLER.set(Caller(principal, self.account, doorkeeper=cast(Doorkeeper, keeper)))
 
-    def watch(self) -> AsyncGenerator[Any, None]:
+    def watch(self, stands: Offset | None = None) -> AsyncGenerator[Any, None]:
         asked = words.ReadStream(LOG, Earliest(), heartbeat_ms=HEARTBEAT_MS)
-        return self._guarded.watch(READ_STREAM, asked)
+        return self._guarded.watch(READ_STREAM, asked, stands=stands)
+
+    def door(self) -> Door:
+        return Door(self._guarded, lambda _: "")
 
 
 async def test_whoever_waited_longest_takes_next() -> None:
@@ -103,3 +119,73 @@ async def test_who_takes_nothing_keeps_nobody_waiting() -> None:
                     break
         assert isinstance(await anext(stuck), words.Progress | words.Records)
     assert scene.account.line.is_empty
+
+
+async def test_who_has_caught_up_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of thirty who follow had the next turn for a moment, whenever they had been told something."""
+    monkeypatch.setattr(waiting, "_TAKES_S", 3600.0)
+    scene = Scene(debt=0)
+    busy_read = scene.core.read_stream
+    is_idle = asyncio.Event()
+
+    async def told_once(_: words.ReadStream) -> AsyncGenerator[words.ReadEvent, None]:
+        yield words.CaughtUp(Offset(0))
+        yield words.Records((b"",), Offset(0), Offset(EVENT))
+        is_idle.set()
+        await asyncio.Event().wait()
+
+    async def follow() -> None:
+        async for _ in idle:
+            pass
+
+    monkeypatch.setattr(scene.core, "read_stream", told_once)
+    idle = scene.watch()
+    async with asyncio.timeout(DEADLINE_S):
+        following = asyncio.create_task(follow())
+        await is_idle.wait()
+        monkeypatch.setattr(scene.core, "read_stream", busy_read)
+        async with aclosing(scene.watch()) as events:
+            while not isinstance(await anext(events), words.Records):
+                pass
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    await idle.aclose()
+    assert scene.account.line.is_empty
+
+
+@pytest.mark.parametrize("was_told", [False, True])
+async def test_where_he_stands_may_be_unknown_for_a_while_once_he_was_told(
+    *, was_told: bool
+) -> None:
+    """Also to whoever is read for again, having taken nothing for a while."""
+    scene = Scene(debt=RATE * 3600)
+    scene.core.failures = [Overloaded(), Overloaded()]
+    stands = Offset(7) if was_told else None
+    async with asyncio.timeout(DEADLINE_S), aclosing(scene.watch(stands)) as events:
+        if not was_told:
+            with pytest.raises(Overloaded):
+                await anext(events)
+            return
+        told = await anext(events)
+        assert isinstance(told, words.Progress)
+        assert told.position == 7
+        scene.core.failures = [Overloaded()] * 3
+        with pytest.raises(Overloaded):  # He does better to ask elsewhere.
+            await anext(events)
+
+
+async def test_where_he_stands_is_told_to_whom_the_door_reads_for_again() -> None:
+    """The door had not said that he was told something before."""
+    scene = Scene(debt=RATE * 3600)
+    scene.core.failures = [Overloaded()]
+    asked = words.ReadStream(LOG, AtOffset(Offset(7)), heartbeat_ms=HEARTBEAT_MS)
+    async with asyncio.timeout(DEADLINE_S), aclosing(scene.door().follow(asked, Offset(7))) as told:
+        assert (await anext(told)).position == 7
+
+
+async def test_a_token_that_is_gone_tells_nobody_where_he_stands() -> None:
+    """While the server knew nothing for a while nobody looked at it."""
+    scene = Scene(debt=0)
+    scene.is_in_force = False
+    with pytest.raises(Unauthorized):
+        await scene.door().ask(words.FindOffset(LOG, Earliest()), Asking())
