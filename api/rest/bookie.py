@@ -373,9 +373,8 @@ def _space(admin: BookieAdmin, operations: RunningOperations, act: Act) -> APIRo
                 return await work()
 
         with act(method, only_begins=True, **about) as begun:
-            begun["joins"] = operations.is_running(
-                kind
-            )  # Then it is another's, and as he wanted it.
+            # Then it is another's, and as he wanted it.
+            begun["joins"] = operations.is_running(kind)
             operation = operations.start(kind, work_to_its_end)
             begun["operation"] = operation.id
         response.status_code = 202
