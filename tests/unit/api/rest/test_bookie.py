@@ -424,6 +424,23 @@ async def test_the_audit_has_how_an_operation_ended(admin: FakeAdmin, client: Cl
     assert acts[-1]["reason"] == "BOOKIE_FAILED"
 
 
+async def test_what_was_begun_has_an_end_when_its_server_stops_at_once() -> None:
+    """G9: it was to be told whether it may have been done, and nobody heard of it again."""
+    operations, audit = RunningOperations(), Audit(lambda: 0)
+
+    async def work() -> dict[str, Any]:
+        with audit.act(principal="anybody", method="Scrub"):
+            return await asyncio.get_running_loop().create_future()
+
+    with structlog.testing.capture_logs() as logs:
+        operation = operations.start("scrub", work)
+        await operations.close()
+    (act,) = [each for each in logs if each["event"].startswith("act_")]
+    assert (act["event"], act["outcome"]) == ("act_failed", "unknown")
+    assert operation.describe()["state"] == "failed"
+    assert not operations.is_running("scrub")
+
+
 async def test_who_silences_the_log_is_told(client: Client, log: io.StringIO) -> None:
     """G9: and so is whatever he does then."""
     configure_logs(stream=log)
