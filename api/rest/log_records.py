@@ -273,9 +273,12 @@ def _accepted(accept: str) -> str | None:
     How much one is wanted says the narrowest that it is in: `application/json;q=0, */*` is not JSON.
     """
     said: dict[str, float] = {}
-    for each in (accept.strip() or "*/*").split(","):
+    for each in accept.split(","):
         wanted, _, parameters = each.partition(";")
-        said.setdefault(wanted.strip().lower(), _quality(parameters))
+        if each.strip():  # A list may have empty elements, which say nothing.
+            said.setdefault(wanted.strip().lower(), _quality(parameters))
+    if not said:
+        return JSON
 
     def q_of(kind: str) -> float:
         ranges = (kind, kind.partition("/")[0] + "/*", "*/*")

@@ -370,7 +370,10 @@ async def test_a_query_that_makes_no_sense(there: Site, query: str) -> None:
 
 
 async def test_what_is_accepted(there: Site) -> None:
-    for accept in ("*/*", "application/*", "", "text/html, application/json;q=0.9", "*/*;q=0.1"):
+    for accept in (
+        *("*/*", "application/*", "*/*;q=0.1", "text/html, application/json;q=0.9"),
+        *("", " ", ",", ", ,", ",application/json,"),
+    ):
         answer = await there.get(RECORDS, accept=accept)
         assert answer.headers["content-type"] == "application/json"
     lines = "application/json;q=0.1, application/x-ndjson;q=0.9, text/html"
