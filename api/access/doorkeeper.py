@@ -79,6 +79,13 @@ class Doorkeeper:
         self._principals = self._read()
         self._accounts: dict[str, Account] = {}
 
+    @classmethod
+    def of(cls, token_file: str | None, access_file: str | None = None) -> "Doorkeeper | None":
+        """None: nobody is asked who he is. Raises `BadConfig`."""
+        if not token_file and not access_file:
+            return None
+        return cls(token_file or None, access_file or None)
+
     def admit(
         self, authorization: str, certificate_names: Collection[str] = (), peer: str = ""
     ) -> Caller:

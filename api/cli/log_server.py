@@ -166,7 +166,8 @@ async def log_server(
             config=settings.service,
         )
         service, grpc_config = Service(server, machine.clock), _grpc_config(config, listen)
-        doorkeeper = _doorkeeper(config)
+        # Of all doors, so that quotas are.
+        doorkeeper = Doorkeeper.of(config.token_file, config.access_file)
         grpc = await GrpcServer.start(service, grpc_config, doorkeeper)
         stack.push_async_callback(grpc.close, _GRACE_S)
         http = ""
@@ -239,13 +240,6 @@ def _grpc_config(config: LogServerConfig, listen: Address) -> GrpcConfig:
         insecure=config.insecure,
         knows_callers=bool(config.access_file),
     )
-
-
-def _doorkeeper(config: LogServerConfig) -> Doorkeeper | None:
-    """Of all doors, so that quotas are. None: nobody is asked who he is. Raises `BadConfig`."""
-    if not config.token_file and not config.access_file:
-        return None
-    return Doorkeeper(config.token_file or None, config.access_file or None)
 
 
 def tls_files(config: LogServerConfig) -> TlsFiles | None:

@@ -67,8 +67,8 @@ class GrpcServer:
         cls, core: ServiceCore, config: GrpcConfig, doorkeeper: Doorkeeper | None = None
     ) -> "GrpcServer":
         """`doorkeeper`: that of all doors; else one of its own, if it wants a token. Raises `BadConfig`."""
-        if doorkeeper is None and config.token_file:
-            doorkeeper = Doorkeeper(config.token_file)
+        doorkeeper = doorkeeper or Doorkeeper.of(config.token_file)
+        assert doorkeeper or not config.knows_callers, "it would be open"
         guarded = Guarded(core, doorkeeper.audit if doorkeeper else None)
         credentials = _credentials(config.tls) if config.tls else None
         servicer = HealthService(doorkeeper)

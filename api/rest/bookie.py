@@ -161,10 +161,10 @@ class AdminServer:
     async def start(cls, admin: BookieAdmin, config: HttpConfig) -> "AdminServer":
         """Raises `BadConfig`."""
         operations = RunningOperations()
-        doorkeeper = Doorkeeper(config.token_file) if config.token_file else None
+        doorkeeper = Doorkeeper.of(config.token_file)
         audit = doorkeeper.audit if doorkeeper else Audit(time.monotonic_ns)
         app = make_app(admin, operations, audit)
-        http = await HttpServer.start(app, config, OPEN_PATHS, doorkeeper=doorkeeper)
+        http = await HttpServer.start(app, config, OPEN_PATHS, doorkeeper)
         return cls(http, operations)
 
     @property

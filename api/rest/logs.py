@@ -56,12 +56,11 @@ class RestServer:
         """`url_of`: see `Door`. `is_ready`: whether to send more clients here. `doorkeeper`: that of all doors;
         else one of its own, if it wants a token. `shown`: at /metrics. Raises `BadConfig`.
         """
-        if doorkeeper is None and config.token_file:
-            doorkeeper = Doorkeeper(config.token_file)
+        doorkeeper = doorkeeper or Doorkeeper.of(config.token_file)
         guarded = Guarded(core, doorkeeper.audit if doorkeeper else None)
         door = Door(guarded, url_of, peers)
         app = make_app(door, is_ready, shown)
-        return cls(await HttpServer.start(app, config, OPEN_PATHS, bounds, doorkeeper), door)
+        return cls(await HttpServer.start(app, config, OPEN_PATHS, doorkeeper, bounds), door)
 
     @property
     def address(self) -> Address:

@@ -142,12 +142,11 @@ class HttpServer:
         app: FastAPI,
         config: HttpConfig,
         open_paths: Collection[str],
+        doorkeeper: Doorkeeper | None,
         bounds: Bounds = _FOR_OPERATORS,
-        doorkeeper: Doorkeeper | None = None,
     ) -> "HttpServer":
-        """`open_paths` are answered without a token. Raises `BadConfig`."""
-        if doorkeeper is None and config.token_file:
-            doorkeeper = Doorkeeper(config.token_file)
+        """`open_paths` are answered without a token. `doorkeeper`: None if none is wanted. Raises `BadConfig`."""
+        assert doorkeeper or not (config.token_file or config.knows_callers), "it would be open"
         hosts = _LOOPBACK_NAMES if doorkeeper is None and not config.insecure else None
         tls = server_context(config.tls) if config.tls else None
         settings = uvicorn.Config(

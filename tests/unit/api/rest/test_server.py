@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 
 from rollbook.api.access.token_file import read_token
 from rollbook.api.rest import server as module
 from rollbook.api.rest.bookie import AdminServer
-from rollbook.api.rest.server import HttpConfig
+from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.tls import TlsFiles
@@ -54,6 +55,16 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
         capture_output=True,
     )
     return paths
+
+
+async def test_a_token_never_goes_unasked_for(token_file: str) -> None:
+    """Whoever made a server and forgot its doorkeeper had an open one."""
+    for config in (
+        HttpConfig(LOOPBACK, token_file=token_file),
+        HttpConfig(LOOPBACK, knows_callers=True),
+    ):
+        with pytest.raises(AssertionError, match="open"):
+            await HttpServer.start(FastAPI(), config, (), None)
 
 
 # --- Where it may listen ----------------------------------------------------------------------
