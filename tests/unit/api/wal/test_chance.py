@@ -74,17 +74,25 @@ class World:
         while True:
             await self._turns[name].wait()
             self._turns[name].clear()
-            async with self.machines[name].lead("steal") as term:
-                self._terms[name] = term
-                await term.over()
+            try:
+                async with self.machines[name].lead("steal") as term:
+                    self._terms[name] = term
+                    await term.over()
+            except RollbookError:  # Too many lines broke.
+                self._turns[name].set()
 
     async def _break_lines(self) -> None:
         """Answers on their way are lost with them."""
         address = self._site.doors["a"].address
         while not self._is_over:
-            await asyncio.sleep(self._chance.uniform(0.05, 0.2))
+            await self._until_done(len(self.history) + self._chance.randrange(10, 40))
             await self._site.stop("a")
             await self._site.start("a", address)
+
+    async def _until_done(self, count: int) -> None:
+        """So much work, however long it takes on this machine."""
+        while len(self.history) < count and not self._is_over:
+            await asyncio.sleep(0.01)
 
     async def _work(self, client: str) -> None:
         for _ in range(OPS):
