@@ -66,8 +66,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
     """Every kind that stands; `--thorough` is what must hold before a change lands."""
     first = f"--from={arguments.seed}"
     sizes = {
-        "contract": ["--sequences=1000" if arguments.thorough else "--sequences=100", first],
-        "simulate": ["--seeds=2000" if arguments.thorough else "--seeds=500", first],
+        "contract": ["--sequences=500" if arguments.thorough else "--sequences=100", first],
+        "simulate": ["--seeds=1200" if arguments.thorough else "--seeds=500", first],
         "determinism": ["--seeds=60", first],
         "mutants": [first],
         "crash": [
