@@ -49,7 +49,8 @@ class Read(NamedTuple):
 
     `entry_id` NO_ENTRY asks for the entry with the highest id. `previous_lac` makes it a long
     poll: it waits up to `timeout_ms` until the ledger's LAC is above, and with `piggyback` brings
-    the entry behind it.
+    the entry behind it. `following_bytes_max` is an extension: of the confirmed entries behind that
+    one it brings some along, too; a bookie that does not know it brings none.
     """
 
     ledger_id: LedgerId
@@ -59,6 +60,7 @@ class Read(NamedTuple):
     previous_lac: EntryId | None = None
     timeout_ms: int | None = None
     piggyback: bool = False
+    following_bytes_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ class ReadReply(NamedTuple):
     body: Buffer | None = None
     last_add_confirmed: EntryId | None = None
     lac_updated_ms: int | None = None
+    following: tuple[Buffer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,9 @@ def _pack_read_reply(txn_id: int, reply: ReadReply) -> list[Buffer]:
         parts += (b"\x28", pack_varint(reply.last_add_confirmed))
     if reply.lac_updated_ms is not None:
         parts += (b"\x30", pack_varint(reply.lac_updated_ms))
+    if reply.following:
+        following = b"".join(pack_bodies(reply.following))
+        parts += (b"\xca\x3e", pack_varint(len(following)), following)
     return _pack_by_hand(b"\x01", txn_id, status, b"\xa2\x06", parts)
 
 
@@ -292,6 +295,7 @@ def _read(read: pb.ReadRequest) -> Read:
         previous_lac=EntryId(read.previousLAC) if read.HasField("previousLAC") else None,
         timeout_ms=read.timeOut if read.HasField("timeOut") else None,
         piggyback=read.flag == pb.ReadRequest.ENTRY_PIGGYBACK,
+        following_bytes_max=read.followingBytesMax,
     )
 
 
@@ -384,6 +388,7 @@ def _read_message(read: Read) -> pb.ReadRequest:
         previousLAC=read.previous_lac,
         timeOut=read.timeout_ms,
         flag=flag,
+        followingBytesMax=read.following_bytes_max or None,
     )
 
 
@@ -408,6 +413,7 @@ def _reply(response: pb.Response) -> Reply:
                 read.body if read.HasField("body") else None,
                 EntryId(read.maxLAC) if read.HasField("maxLAC") else None,
                 read.lacUpdateTimestamp if read.HasField("lacUpdateTimestamp") else None,
+                tuple(unpack_bodies(read.following, 0, len(read.following))),
             )
         case pb.ADD_ENTRY if response.HasField("addResponse"):
             add = response.addResponse

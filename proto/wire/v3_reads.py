@@ -29,7 +29,9 @@ _match_reply: Final = message_pattern(
     \xa2\x06(V) \x08\x00 \x10(V) \x18(V) \x22(V)             # size, EOK, ledger id, entry id, body
     """
 ).match
-_match_reply_tail: Final = message_pattern(rb"(?: \x28(V) )? (?: \x30(V) )?").fullmatch
+_match_reply_tail: Final = message_pattern(
+    rb"(?: \x28(V) )? (?: \x30(V) )? (?: \xca\x3e(V) )?  # LAC, since when, size of what follows"
+).match
 
 _match_batch: Final = message_pattern(
     rb"""
@@ -81,7 +83,12 @@ def take_read_replies(
             or (tail := _match_reply_tail(buffer, body_end, end)) is None
         ):
             break
-        lac, updated_ms = tail.groups()
+        lac, updated_ms, following_size = tail.groups()
+        following: tuple[memoryview, ...] = ()
+        if following_size is not None and tail.end() + unpack_varint(following_size) == end:
+            following = tuple(unpack_bodies(buffer, tail.end(), end))
+        elif tail.end() != end:
+            break
         reply = ReadReply(
             None,
             LedgerId(unpack_varint(ledger_id)),
@@ -89,6 +96,7 @@ def take_read_replies(
             view[body_start:body_end],
             None if lac is None else EntryId(unpack_varint(lac)),
             None if updated_ms is None else unpack_varint(updated_ms),
+            following,
         )
         answers.append(Answer(unpack_varint(txn_id), reply))
         position = end

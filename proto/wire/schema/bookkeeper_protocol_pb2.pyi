@@ -225,6 +225,7 @@ class ReadRequest(_message.Message):
     PREVIOUSLAC_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     FLAG_FIELD_NUMBER: _builtins.int
+    FOLLOWINGBYTESMAX_FIELD_NUMBER: _builtins.int
     ledgerId: _builtins.int
     entryId: _builtins.int
     """-1: the entry with the highest id."""
@@ -235,6 +236,8 @@ class ReadRequest(_message.Message):
     timeOut: _builtins.int
     """Milliseconds."""
     flag: Global___ReadRequest.Flag.ValueType
+    followingBytesMax: _builtins.int
+    """Ours. With a piggyback: so much of what follows it, too."""
     def __init__(
         self,
         *,
@@ -244,10 +247,11 @@ class ReadRequest(_message.Message):
         previousLAC: _builtins.int | None = ...,
         timeOut: _builtins.int | None = ...,
         flag: Global___ReadRequest.Flag.ValueType | None = ...,
+        followingBytesMax: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["entryId", b"entryId", "flag", b"flag", "ledgerId", b"ledgerId", "masterKey", b"masterKey", "previousLAC", b"previousLAC", "timeOut", b"timeOut"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entryId", b"entryId", "flag", b"flag", "followingBytesMax", b"followingBytesMax", "ledgerId", b"ledgerId", "masterKey", b"masterKey", "previousLAC", b"previousLAC", "timeOut", b"timeOut"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entryId", b"entryId", "flag", b"flag", "ledgerId", b"ledgerId", "masterKey", b"masterKey", "previousLAC", b"previousLAC", "timeOut", b"timeOut"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entryId", b"entryId", "flag", b"flag", "followingBytesMax", b"followingBytesMax", "ledgerId", b"ledgerId", "masterKey", b"masterKey", "previousLAC", b"previousLAC", "timeOut", b"timeOut"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -549,6 +553,7 @@ class ReadResponse(_message.Message):
     BODY_FIELD_NUMBER: _builtins.int
     MAXLAC_FIELD_NUMBER: _builtins.int
     LACUPDATETIMESTAMP_FIELD_NUMBER: _builtins.int
+    FOLLOWING_FIELD_NUMBER: _builtins.int
     status: Global___StatusCode.ValueType
     ledgerId: _builtins.int
     entryId: _builtins.int
@@ -556,6 +561,8 @@ class ReadResponse(_message.Message):
     maxLAC: _builtins.int
     lacUpdateTimestamp: _builtins.int
     """Milliseconds since 1970."""
+    following: _builtins.bytes
+    """Ours: (i32 size, entry)*, as in a batch."""
     def __init__(
         self,
         *,
@@ -565,10 +572,11 @@ class ReadResponse(_message.Message):
         body: _builtins.bytes | None = ...,
         maxLAC: _builtins.int | None = ...,
         lacUpdateTimestamp: _builtins.int | None = ...,
+        following: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "entryId", b"entryId", "lacUpdateTimestamp", b"lacUpdateTimestamp", "ledgerId", b"ledgerId", "maxLAC", b"maxLAC", "status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "entryId", b"entryId", "following", b"following", "lacUpdateTimestamp", b"lacUpdateTimestamp", "ledgerId", b"ledgerId", "maxLAC", b"maxLAC", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "entryId", b"entryId", "lacUpdateTimestamp", b"lacUpdateTimestamp", "ledgerId", b"ledgerId", "maxLAC", b"maxLAC", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "entryId", b"entryId", "following", b"following", "lacUpdateTimestamp", b"lacUpdateTimestamp", "ledgerId", b"ledgerId", "maxLAC", b"maxLAC", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

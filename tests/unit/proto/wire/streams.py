@@ -117,6 +117,9 @@ def _any_request(chance: random.Random, version: int) -> bytes:
         return v2.pack_request(request, is_high_priority=high)
     if chance.random() < 0.4:
         request = chance.choice(
-            (ReadLac(ids[0]), StartTls(), Read(*ids, previous_lac=NO_ENTRY, piggyback=True))
+            (
+                *(ReadLac(ids[0]), StartTls()),
+                Read(*ids, previous_lac=NO_ENTRY, piggyback=True, following_bytes_max=1000),
+            )
         )
     return v3.pack_request(chance.choice((1, 1000, 2**64 - 1)), request, is_high_priority=high)

@@ -30,6 +30,9 @@ REPLIES = [
     v3.Origin(3, 50_000, Operation.READ).pack(
         ReadReply(None, *LARGE, b"x" * 200, EntryId(4), 1_700_000_000_000)
     ),
+    v3.Origin(3, 50_000, Operation.READ).pack(
+        ReadReply(None, *LARGE, b"x" * 4, EntryId(4), following=(b"y" * 32, b"z" * 33))
+    ),
     v3.Origin(3, 50_000, Operation.BATCH_READ).pack(
         BatchReadReply(None, *LARGE, 70_000, (b"x" * 40, b"y" * 60))
     ),

@@ -67,6 +67,7 @@ V3_REPLIES: list[tuple[Operation, Reply]] = [
     (Operation.READ, ReadReply(None, LEDGER, E5, b"body")),
     (Operation.READ, ReadReply(None, LEDGER, E5, b"", EntryId(4), 1_700_000_000_000)),
     (Operation.READ, ReadReply(None, LEDGER, NO_ENTRY, None, NO_ENTRY)),
+    (Operation.READ, ReadReply(None, LEDGER, E5, b"", E5, None, (bytes(32), bytes(40)))),
     (Operation.READ, ReadReply(EntryStateUnknown, LEDGER, E5, None, EntryId(3))),
     (Operation.AUTH, AuthReply("plugin", b"\x00\xff")),
     (Operation.WRITE_LAC, WriteLacReply(None, LEDGER)),
