@@ -70,6 +70,9 @@ _NO_AUTH: Final = AuthReply(AUTH_DISABLED_PLUGIN, b"")
 # Of a batch as Java counts it: length, header and request id, and a size before each entry.
 _BATCH_HEAD_BYTES: Final = 36
 _BATCH_ENTRY_HEAD_BYTES: Final = 4
+# What comes with the entry that ends a long poll, in the middle of other people's turn.
+_FOLLOWING_MAX: Final = 256
+_FOLLOWING_BYTES_MAX: Final = 64 * 1024
 _BATCH_IDS_MAX: Final = 16 * 1024  # That are looked at for one request,
 _BATCH_STEPS_IN_A_ROW: Final = 64  # and gaps that are passed over before others have a turn.
 _BATCH_STEP_BYTES_MIN: Final = 64 * 1024  # However little memory there is.
@@ -88,11 +91,13 @@ class Answers:
         self._batch_bytes_max = frame_bytes_max - _BATCH_HEAD_BYTES
         self._ranges_max = (frame_bytes_max - ENTRY_BYTES_SLACK) // ENTRY_GROUP_BYTES
 
-    def at_once(self, request: Request) -> Reply | None:
-        """None: it takes time."""
+    def at_once(self, request: Request, news_ms: int | None = None) -> Reply | None:
+        """None: it takes time. `news_ms` as with `in_time`."""
         if type(request) is Read:
             if request.fence or request.previous_lac is not None or request.entry_id < 0:
-                return None if _is_sound(request) else refusal_of(request, InvalidRequest)
+                if not _is_sound(request):
+                    return refusal_of(request, InvalidRequest)
+                return self._brought_along(request, news_ms)
             body = self._storage.peek(request.ledger_id, request.entry_id)
             return None if body is None else self.found(request, body)
         match request:
@@ -116,6 +121,26 @@ class Answers:
         except OSError as error:
             logger.error("request_failed", request=type(request).__name__, reason=str(error))
             return refusal_of(request, BookieFailed)
+
+    def _brought_along(self, read: Read, news_ms: int | None) -> ReadReply | None:
+        """The end of a long poll, unless there is no news, or memory does not have the entry."""
+        if not read.piggyback or read.fence or read.previous_lac is None:
+            return None
+        ledger_id, entry_id = read.ledger_id, EntryId(read.previous_lac + 1)
+        lac = EntryId(self._storage.told_lac(ledger_id))
+        body = self._storage.peek(ledger_id, entry_id) if lac >= entry_id else None
+        if body is None:
+            return None
+        following: list[bytes] = []
+        room = min(read.following_bytes_max, _FOLLOWING_BYTES_MAX) - len(body)
+        for next_entry in range(entry_id + 1, min(lac, entry_id + _FOLLOWING_MAX) + 1):
+            more = self._storage.peek(ledger_id, next_entry) if room > 0 else None
+            if more is None:
+                break
+            room -= len(more)
+            if room >= 0:
+                following.append(more)
+        return ReadReply(None, ledger_id, entry_id, body, lac, news_ms, tuple(following))
 
     def found(self, read: Read, body: bytes) -> ReadReply:
         # A fence's answer names no LAC: whoever recovers finds it out by itself.

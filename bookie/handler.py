@@ -196,6 +196,8 @@ class Connection(asyncio.BufferedProtocol):
                 else:
                     asks = True
                     answered += self._on_call(item, now_ns)
+            if self._adds:
+                shared.polls.tell_first()
             if answered:
                 elapsed_ns = shared.clock.monotonic_ns() - now_ns
                 shared.stats.requests["read"].observe(elapsed_ns, answered)
@@ -264,13 +266,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def _on_call(self, call: Call, now_ns: int) -> int:
         """How many reads that has answered."""
-        shared, request = self._shared, call.request
+        shared, request, asked = self._shared, call.request, Asked(call, now_ns)
         if not self._is_behind and not shared.turn.is_over:
             reply = shared.answers.at_once(request)
             if reply is not None:
                 shared.turn.spend(self._answer(call, reply))
-                return type(request) is Read
-        asked = Asked(call, now_ns)
+                if type(request) is Read and request.previous_lac is None:
+                    return 1
+                self._count(asked, reply)
+                return 0
         if isinstance(request, Read) and request.previous_lac is not None and not request.fence:
             try:
                 parked = shared.polls.park(request, self._on_woken)
@@ -284,9 +288,19 @@ class Connection(asyncio.BufferedProtocol):
         self._enqueue(asked)
         return 0
 
-    def _on_woken(self, parked: Parked, news_ms: int | None) -> None:
-        if (asked := self._parked.pop(parked, None)) is not None:
+    def _on_woken(self, parked: Parked, news_ms: int | None, at_once: bool) -> None:
+        asked = self._parked.pop(parked, None)
+        if asked is None:
+            return
+        turn, reply = self._shared.turn, None
+        if not self._is_behind and (turn.has_time or (at_once and not turn.is_over)):
+            reply = self._shared.answers.at_once(asked.call.request, news_ms)
+        if reply is None:
             self._enqueue(asked._replace(news_ms=news_ms))
+        else:
+            self._count(asked, reply)
+            turn.spend(self._answer(asked.call, reply))
+            self._flush()
 
     # --- Requests that take time ----------------------------------------------------------------
 
@@ -313,7 +327,7 @@ class Connection(asyncio.BufferedProtocol):
     async def _serve(self, asked: Asked) -> None:
         answers, call = self._shared.answers, asked.call
         self._account.give(_CALL_BYTES)
-        reply = answers.at_once(call.request)
+        reply = answers.at_once(call.request, asked.news_ms)
         if reply is None:
             making = Making(self._shared.pool, _READ_BYTES)
             try:

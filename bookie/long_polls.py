@@ -5,7 +5,9 @@ like one that did not have to wait.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import Overloaded
@@ -13,8 +15,10 @@ from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import Read
 
-Resume = Callable[["Parked", int | None], None]
-"""Called once, with the wall time in milliseconds if there is news."""
+Resume = Callable[["Parked", int | None, bool], None]
+"""Called once, with the wall time in milliseconds if there is news; and whether it cannot wait."""
+
+_TOLD_FIRST: Final = 4  # Before the add that brings the news is written.
 
 
 class Parked:
@@ -30,8 +34,8 @@ class Parked:
         self.piggyback = piggyback
         self._resume = resume
 
-    def wake(self, news_ms: int | None) -> None:
-        self._resume(self, news_ms)
+    def wake(self, news_ms: int | None, *, at_once: bool = False) -> None:
+        self._resume(self, news_ms, at_once)
 
 
 class LongPolls:
@@ -44,6 +48,7 @@ class LongPolls:
         self._parked_max = parked_max
         self._wait_s_max = wait_s_max
         self._of_ledger: dict[int, dict[Parked, None]] = {}
+        self._woken: deque[tuple[Parked, int]] = deque()  # Not told yet, and when there was news.
         self._is_closing = False
 
     def park(self, read: Read, resume: Resume) -> Parked | None:
@@ -87,14 +92,28 @@ class LongPolls:
             self._end(parked, None)
 
     def _on_risen(self, ledger_id: int) -> None:
-        """In the middle of a write that is being taken up: what it brought is read a turn later."""
+        """In the middle of a write that is being taken up: what it brought is read later."""
         news_ms = self._clock.wall_us() // 1000
         is_gone = not self._storage.knows(ledger_id)
-        loop = asyncio.get_running_loop()
         for parked in list(self._of_ledger.get(ledger_id, ())):
             if is_gone or self._has_news(ledger_id, parked.previous_lac, parked.piggyback):
                 self.forget(parked)
-                loop.call_soon(parked.wake, news_ms)
+                if not self._woken:
+                    asyncio.get_running_loop().call_soon(self._tell_all)
+                self._woken.append((parked, news_ms))
+
+    def tell_first(self) -> None:
+        """What adds have told is behind them, and they are about to be written. To some it is told
+        before that: for a lone reader the sync would be most of what he waits for.
+        """
+        for _ in range(min(len(self._woken), _TOLD_FIRST)):
+            parked, news_ms = self._woken.popleft()
+            parked.wake(news_ms, at_once=True)
+
+    def _tell_all(self) -> None:
+        while self._woken:
+            parked, news_ms = self._woken.popleft()
+            parked.wake(news_ms)
 
     def _has_news(self, ledger_id: int, previous_lac: int, piggyback: bool) -> bool:
         """That an entry is confirmed is known before the add that says so is durable. Who wants the

@@ -508,6 +508,27 @@ def test_a_long_poll_hears_of_a_lac_before_the_add_that_carries_it_is_durable() 
     tell(story)
 
 
+def test_a_long_poll_brings_what_is_confirmed_behind_its_entry() -> None:
+    """As far as it is wanted; nothing that may not be confirmed, and nothing behind a gap."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0, 1, 2, 3, 5, 6])
+        for previous, wanted, entries in (
+            (-1, 10_000, [0, 1, 2, 3]),
+            (-1, 0, [0]),
+            (-1, 2 * len(entry(7, 0)), [0, 1]),
+            (2, 10_000, [3]),
+            (4, 10_000, [5]),
+        ):
+            reply = await client.call(poll(previous)._replace(following_bytes_max=wanted))
+            assert isinstance(reply, ReadReply)
+            assert [reply.body, *reply.following] == [entry(7, each) for each in entries]
+            assert (reply.entry_id, reply.last_add_confirmed) == (entries[0], 5)
+
+    tell(story)
+
+
 def test_a_long_poll_ends_by_an_explicit_lac_without_the_entry_it_does_not_have() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect()

@@ -64,6 +64,8 @@ class AnswerRules:
             self._on_denied(bookie, asker, ledger, read.entry_id, is_fenced=read.fence)
         if reply.error is None and reply.body is not None:
             self._on_body(bookie, ledger, reply.body, None if read.entry_id < 0 else read.entry_id)
+            for body in reply.following:
+                self._on_body(bookie, ledger, body, None)
 
     def _on_batch(self, bookie: str, asker: str, batch: BatchRead, reply: BatchReadReply) -> None:
         ledger = self._facts.ledger(batch.ledger_id)

@@ -305,8 +305,8 @@ def watched(world: World, checker: LedgerChecker) -> list[Patch]:
                 )
         return admission
 
-    def judged_at_once(self: Answers, request: Request) -> Reply | None:
-        reply = at_once(self, request)
+    def judged_at_once(self: Answers, request: Request, *rest: Any) -> Reply | None:
+        reply = at_once(self, request, *rest)
         if reply is not None and type(request) is Read:
             checker.on_answer(host(), "", request, reply)
         return reply
