@@ -16,6 +16,7 @@ from typing import Final
 
 from rollbook.ledger.bookies import Bookies
 from rollbook.ledger.calls import Calls, error_of
+from rollbook.ledger.core.entries import consecutive, unpack_batch
 from rollbook.ledger.core.read_plan import covering_slots
 from rollbook.ledger.stream import EntryStream
 from rollbook.ledger.view import LedgerView
@@ -36,6 +37,7 @@ _SECOND_OPINION_S: Final = 0.1
 _PAUSE_S_MIN: Final = 0.002  # Before anybody is polled again who did not wait; doubled.
 _HEARTBEAT_S: Final = 1.0  # With what a poll may take, so often there are news of any kind.
 _PAUSE_S_MAX: Final = 0.1
+_FOLLOWING_BYTES_MAX: Final = 64 * 1024  # Of what a poll brings; more is read by itself.
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Follower(AsyncIterator[News]):
         self._read = read
         self._require_open = require_open
         self._on_confirmed = on_confirmed
-        self._brought: Entry | None = None  # By a poll.
+        self._brought: list[Entry] = []  # By a poll.
         self._stream: EntryStream | None = None  # What is confirmed and not handed out yet.
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
@@ -118,9 +120,9 @@ class Follower(AsyncIterator[News]):
                 raise self._view.failure
             self._raise_lac(EntryId(metadata.fragments[-1].first_entry - 1))
             if self._next <= self._lac:
-                brought, self._brought = self._brought, None
-                if brought is not None and brought.entry_id == self._next:
-                    return self._hand_out(brought)
+                brought, self._brought = self._brought, []
+                if brought and brought[0].entry_id == self._next:
+                    return self._hand_out(*brought)
                 self._stream = self._read(self._next, self._lac)
             elif metadata.is_closed:
                 return None
@@ -201,6 +203,7 @@ class Follower(AsyncIterator[News]):
             previous_lac=self._lac,
             timeout_ms=int(_POLL_S * 1000),
             piggyback=True,
+            following_bytes_max=_FOLLOWING_BYTES_MAX,
         )
         calls.ask(slot, fragment.ensemble[slot], request, _POLL_S + _GRACE_S)
 
@@ -217,14 +220,16 @@ class Follower(AsyncIterator[News]):
             return error is not None and issubclass(error, Missing)
         lac = NO_ENTRY if answer.last_add_confirmed is None else answer.last_add_confirmed
         if answer.body is not None:
+            bodies = (answer.body, *answer.following)
+            first, count = answer.entry_id, len(bodies)
             try:
-                entry = self._digest.unpack_entry(answer.body, answer.entry_id)
+                entries = unpack_batch(self._digest, bodies, first, count)
             except DigestMismatch:
                 self._waits_for = DigestMismatch.code.reason
                 return False
-            lac = max(lac, entry.last_add_confirmed)
-            if entry.entry_id == self._next and lac >= entry.entry_id:
-                self._brought = entry
+            lac = max(lac, entries[0].last_add_confirmed)
+            if first == self._next <= lac:
+                self._brought = entries[: min(consecutive(entries, first), lac - first + 1)]
         self._preferred = slot
         self._raise_lac(lac)
         return True

@@ -83,6 +83,8 @@ class Keeper:
         self.refusals: dict[int, type[RollbookError]] = {}  # Of reads, by entry.
         self.add_error: type[RollbookError] | None = None
         self.delay_s = 0.0
+        self.brings_following = True  # Behind the entry that ends a poll; BookKeeper does not.
+        self.damaged_following = -1  # One of these.
         self.ignores: Callable[[Request], bool] = lambda _: False  # As if it got lost.
         scripted.on_call = self._on_call
         scripted.on_adds = self._on_adds
@@ -145,8 +147,20 @@ class Keeper:
             self._read(entry_id)
         lac = EntryId(self.lac)
         if lac >= entry_id and entry_id in self.entries:
-            return ReadReply(None, L1, entry_id, self._read(entry_id), lac)
+            following = self._following(entry_id, request.following_bytes_max)
+            return ReadReply(None, L1, entry_id, self._read(entry_id), lac, following=following)
         return ReadReply(None, L1, NO_ENTRY, None, lac)
+
+    def _following(self, entry_id: int, bytes_max: int) -> tuple[bytes, ...]:
+        found: list[bytes] = []
+        room = bytes_max - len(self.entries[entry_id]) if self.brings_following else 0
+        for each in range(entry_id + 1, self.lac + 1):
+            body = self.entries.get(each)
+            if body is None or len(body) > room:
+                break
+            found.append(body if each != self.damaged_following else bytes(len(body)))
+            room -= len(body)
+        return tuple(found)
 
     def _answer(self, peer: Peer, call: Call) -> None:
         try:

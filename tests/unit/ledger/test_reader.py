@@ -360,6 +360,49 @@ def test_a_reader_that_was_given_old_metadata_finds_out_what_is_confirmed_now() 
 # --- Following ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("is_extended", [True, False], ids=["ours", "BookKeeper"])
+def test_a_poll_brings_all_that_was_confirmed_meanwhile(is_extended: bool) -> None:
+    """RD3, too: a flaw in what it brings along costs a read, and nothing else."""
+
+    async def act(on: Stage) -> None:
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put([0])
+            keeper.brings_following = is_extended
+        reader = await on.open()
+        follower = reader.follow(EntryId(0))
+        runs: list[list[int]] = []
+
+        async def follow_to(last: int) -> None:
+            while not runs or runs[-1][-1] < last:
+                news = await anext(follower)
+                assert all(entry.payload == payload_of(entry.entry_id) for entry in news.entries)
+                if news.entries:
+                    runs.append([entry.entry_id for entry in news.entries])
+
+        async def put(last: int) -> None:
+            """All at once, and by then it is waiting."""
+            following = asyncio.create_task(follow_to(last - 1))
+            await asyncio.sleep(0.05)
+            for keeper in on.keepers("b0 b1 b2"):
+                keeper.put(range(max(keeper.entries) + 1, last + 1), lac=last - 1)
+            await following
+
+        await put(9)
+        assert runs == ([list(range(9))] if is_extended else [[0], list(range(1, 9))])
+        asked = sum(len(keeper.heard) for keeper in on.keepers("b0 b1 b2"))
+        runs.clear()
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.damaged_following = 14
+        await put(20)
+        assert [each for run in runs for each in run] == list(range(9, 20))
+        assert sum(len(keeper.heard) for keeper in on.keepers("b0 b1 b2")) <= asked + 3
+        await follower.aclose()
+        await reader.close()
+
+    stage(act)
+
+
 @pytest.mark.parametrize("quorum", [E3, STRIPED], ids=str)
 def test_a_tail_sees_every_entry_and_the_end(quorum: Quorum) -> None:
     """RD4."""
