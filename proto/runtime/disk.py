@@ -59,9 +59,8 @@ class _Device:
         self._under_way = 0
         self._expected_s = 1.0  # How long a small sync may take: the slowest, gradually forgotten.
 
-    @property
-    def is_quick(self) -> bool:
-        return not self._under_way and self._expected_s < _ON_THE_SPOT_S
+    def is_quick(self, size: int) -> bool:
+        return _is_small(size) and not self._under_way and self._expected_s < _ON_THE_SPOT_S
 
     def on_small_sync(self, took_s: float) -> None:
         self._expected_s = max(took_s, self._expected_s * _SLOWNESS_KEPT)
@@ -140,34 +139,32 @@ class SystemFile:
             await self._device.run(lambda: os.fdatasync(self._open_descriptor()))
 
     async def write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
-        def work() -> None:
-            _write_fully(self._open_descriptor(), position, buffers)
-            os.fdatasync(self._open_descriptor())
-
         size = sum(map(len, buffers))
         async with self._turn:
-            if size <= _ON_THE_SPOT_BYTES and self._device.is_quick:
+            if self._device.is_quick(size):
                 self._write_and_sync_here(position, buffers)
                 return
-            took_s = await self._device.run(work)
-            if size <= _ON_THE_SPOT_BYTES:
+            took_s = await self._device.run(lambda: self._write_and_sync(position, buffers))
+            if _is_small(size):
                 self._device.on_small_sync(took_s)
             self._on_changed()
 
     def is_quick(self, size: int) -> bool:
-        return size <= _ON_THE_SPOT_BYTES and self._device.is_quick and not self._turn.locked()
+        return self._device.is_quick(size) and not self._turn.locked()
 
     def write_and_sync_now(self, position: int, buffers: Sequence[Buffer]) -> None:
         assert not self._turn.locked()
         self._write_and_sync_here(position, buffers)
 
     def _write_and_sync_here(self, position: int, buffers: Sequence[Buffer]) -> None:
-        descriptor = self._open_descriptor()
-        began = time.perf_counter()
-        _write_fully(descriptor, position, buffers)
-        os.fdatasync(descriptor)
-        self._device.on_small_sync(time.perf_counter() - began)
+        began_s = time.monotonic()
+        self._write_and_sync(position, buffers)
         self._on_changed()
+        self._device.on_small_sync(self._written_s - began_s)
+
+    def _write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
+        _write_fully(self._open_descriptor(), position, buffers)
+        os.fdatasync(self._open_descriptor())
 
     async def truncate(self, size: int) -> None:
         async with self._turn:
@@ -298,6 +295,10 @@ class SystemDisk:
 
     def close(self) -> None:
         self._device.close()
+
+
+def _is_small(size: int) -> bool:
+    return size <= _ON_THE_SPOT_BYTES
 
 
 def _write_fully(descriptor: int, position: int, buffers: Sequence[Buffer]) -> None:
