@@ -280,18 +280,22 @@ class Journal:
                 await self._write(write)
         elif self._has_unsynced:
             await self._sync()
-        self._on_done(batch, size, write)
-
-    def _on_done(self, batch: Sequence[Waiting], size: int, write: Write | None) -> None:
-        self._writing = []
-        self.queued_bytes -= size
         try:
-            _tell(batch)  # First. Nobody else runs before readers find it, too.
+            self._answer(batch, size)  # First. Nobody else runs before readers find it, too.
         finally:
             if write:
-                self._on_written(self.active, write)
-                self._has_unsaid, self._is_silent = True, False
-                self._written_s = asyncio.get_running_loop().time()
+                self._on_found(write)
+
+    def _answer(self, batch: Sequence[Waiting], size: int) -> None:
+        self._writing = []
+        self.queued_bytes -= size
+        _tell(batch)
+
+    def _on_found(self, write: Write) -> None:
+        """Readers find it."""
+        self._on_written(self.active, write)
+        self._has_unsaid, self._is_silent = True, False
+        self._written_s = asyncio.get_running_loop().time()
 
     def _write_at_once(self) -> bool:
         """What waits, while the task that writes has nothing to do; False: that has to do it."""
@@ -307,8 +311,13 @@ class Journal:
             write = self.active.packer.pack([waiting.item])
             started_ns = self._clock.monotonic_ns()
             self.active.records.file.write_and_sync_now(write.position, write.buffers)
-            self._on_synced(write, started_ns)
-            self._on_done(batch, size, write)
+            took_ns = self._clock.monotonic_ns() - started_ns
+            try:
+                self._answer(batch, size)  # First, as above; and whom it wakes goes first, too.
+                self._clock.let_others_run()
+            finally:
+                self._on_synced(write, took_ns)
+                self._on_found(write)
         except Exception as error:  # noqa: BLE001  The task ends with it, and poisons.
             self._work.set_exception(error)
         else:
@@ -336,10 +345,10 @@ class Journal:
     async def _write(self, write: Write) -> None:
         started_ns = self._clock.monotonic_ns()
         await self.active.records.file.write_and_sync(write.position, write.buffers)
-        self._on_synced(write, started_ns)
+        self._on_synced(write, self._clock.monotonic_ns() - started_ns)
 
-    def _on_synced(self, write: Write, started_ns: int) -> None:
-        self._stats.journal_writes.observe(self._clock.monotonic_ns() - started_ns)
+    def _on_synced(self, write: Write, took_ns: int) -> None:
+        self._stats.journal_writes.observe(took_ns)
         self._stats.journal_write_bytes.observe(write.end - write.position)
         self.active.packer.on_synced(write)
         self._has_unsynced = False

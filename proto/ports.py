@@ -27,6 +27,12 @@ class Clock(Protocol):
     def wall_us(self) -> int:
         """Microseconds since 1970; may jump. For timestamps that people read, never for safety."""
 
+    def let_others_run(self) -> None:
+        """Other processes that wait for this very processor have it first, as long as they are quick.
+
+        For whoever has just woken one of them and has something left to do that is less urgent.
+        """
+
 
 class Buggify(Protocol):
     """Turns of the code that are right but rare, taken often in simulations.

@@ -1,11 +1,32 @@
-"""The clock of the machine."""
+"""The clock of the machine.
 
+Who gives the processor away for a moment gets it back when the others let go of it. On a machine where
+all processors are busy that takes milliseconds, so it is not tried again for a while.
+"""
+
+import os
 import time
+from typing import Final
+
+_MOMENT_NS: Final = 1_000_000
+_TIMES_KEPT: Final = 100  # So many times it is not given away after that took longer.
 
 
 class SystemClock:
+    def __init__(self) -> None:
+        self._times_kept = 0
+
     def monotonic_ns(self) -> int:
         return time.monotonic_ns()
 
     def wall_us(self) -> int:
         return time.time_ns() // 1000
+
+    def let_others_run(self) -> None:
+        if self._times_kept:
+            self._times_kept -= 1
+            return
+        began_ns = time.monotonic_ns()
+        os.sched_yield()
+        if time.monotonic_ns() - began_ns > _MOMENT_NS:
+            self._times_kept = _TIMES_KEPT

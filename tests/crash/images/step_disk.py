@@ -130,6 +130,9 @@ class StoppedClock:
     def wall_us(self) -> int:
         return 0
 
+    def let_others_run(self) -> None:
+        pass
+
 
 def step(coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs it to its end; it may give way, but there is nobody it could wait for."""

@@ -108,6 +108,9 @@ class SimulatedClock:
     def wall_us(self) -> int:
         return EPOCH_US + round(self._loop.now * 1e6) + self._wall_offset_us
 
+    def let_others_run(self) -> None:
+        """Here everybody has a processor of his own."""
+
     def jump(self, seconds: float) -> None:
         self._wall_offset_us += round(seconds * 1e6)
 

@@ -27,6 +27,9 @@ class StandingClock:
     def wall_us(self) -> int:
         return 0
 
+    def let_others_run(self) -> None:
+        pass
+
 
 class StandingBookie:
     """What an `Admin` reads of a bookie."""

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from rollbook.bookie.core.control import Control, Operation
 from rollbook.bookie.journal import journal_path
 from rollbook.bookie.storage import Storage
@@ -60,6 +62,30 @@ def test_who_is_alone_is_answered_at_once_and_what_was_answered_is_durable() -> 
             assert entry(7, entry_id) in durable
             assert await storage.read(7, entry_id) == entry(7, entry_id)
         assert storage.end_of_journal[1] == before + 4 * 512
+
+    tell(story)
+
+
+def test_whom_the_answer_wakes_runs_before_what_is_left_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        node.disk.quick_odds = 1.0
+        client = await be_alone(storage)
+        heard: list[int] = []
+        indexed: list[int] = []
+
+        def let_others_run() -> None:
+            heard.append(len(client.heard))
+            indexed.append(storage.stats.entries_added)
+
+        monkeypatch.setattr(node.clock, "let_others_run", let_others_run)
+        for done in range(3):
+            before = storage.stats.entries_added
+            assert client.add()
+            assert heard[done:] == [len(client.heard)]  # Once, and not before the answer.
+            assert indexed[done:] == [before]
+            assert storage.stats.entries_added == before + 1
 
     tell(story)
 

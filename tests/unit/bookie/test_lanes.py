@@ -21,6 +21,9 @@ class StandingClock:
     def wall_us(self) -> int:
         return 0
 
+    def let_others_run(self) -> None:
+        pass
+
 
 def turn_of(adds_wait: Callable[[], bool] = lambda: False, clock: Clock | None = None) -> Turn:
     return Turn(clock or StandingClock(), adds_wait)

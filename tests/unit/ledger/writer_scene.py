@@ -60,6 +60,9 @@ class JumpingClock:
     def wall_us(self) -> int:
         return self._clock.wall_us() + self.ahead_s * 1_000_000
 
+    def let_others_run(self) -> None:
+        pass
+
 
 class Nodes:
     """One ledger's node: versions count, and a test may step in before or after each write."""
