@@ -1,9 +1,15 @@
-"""A client of servers in this process that share one set of logs in memory."""
+"""A client of servers in this process that share one set of logs in memory.
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+It has all the patience that a busy machine takes; what is to fail by its deadline is `hurried`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import grpc
 import pytest
 
 from rollbook.api.client.client import Client, connect
@@ -14,6 +20,8 @@ from rollbook.proto.ports import Address
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
 
 LOOPBACK = Address("127.0.0.1", 0)
+PATIENCE_S = 60.0
+PATIENT = LogClientConfig(timeout_s=PATIENCE_S, connect_s=PATIENCE_S, attempt_s=PATIENCE_S)
 
 
 @dataclass
@@ -30,15 +38,35 @@ class Site:
         return core
 
     async def stop(self, name: str) -> None:
-        """As a crash does it, as far as clients can tell."""
+        """As a crash does it, as far as clients can tell. They may notice it later: see `is_noticed`."""
         await self.doors.pop(name).close(0)
+
+    async def is_noticed(self, client: Client, name: str) -> None:
+        """Waits until the client sends nothing more by the connection that it had to that server."""
+        channel = client.channels.to(self.cluster.addresses[name])
+        async with asyncio.timeout(PATIENCE_S):
+            while channel.get_state() is grpc.ChannelConnectivity.READY:
+                await asyncio.sleep(0.005)
 
     def url(self, *names: str) -> str:
         return "log://" + ",".join(self.cluster.addresses[name] for name in names)
 
     def client(self, *names: str, **settings: Any) -> Client:
-        self.clients.append(connect(self.url(*names), LogClientConfig(**settings)))
+        self.clients.append(connect(self.url(*names), replace(PATIENT, **settings)))
         return self.clients[-1]
+
+
+@contextmanager
+def hurried(client: Client, **settings: float) -> Iterator[None]:
+    """What it begins meanwhile has these settings: its deadlines, its pauses."""
+    before = {name: getattr(client.config, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            object.__setattr__(client.config, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            object.__setattr__(client.config, name, value)
 
 
 @pytest.fixture

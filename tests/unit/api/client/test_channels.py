@@ -27,7 +27,7 @@ async def test_appends_go_through_however_many_wait(
     async with asyncio.timeout(30):
         while core.asked.count(wait) < CALLS:
             await asyncio.sleep(0.01)
-    tail = await client.ask(words.GetTail(held.name), timeout_s=5)
+    tail = await client.ask(words.GetTail(held.name), timeout_s=60)
     assert tail.tail == Offset(0)
     for each in waiting:
         each.cancel()

@@ -24,6 +24,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.loop_thread import LoopThread
+from tests.unit.api.client.conftest import PATIENT
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
 
 
@@ -49,7 +50,7 @@ def url(core: FakeCore, server_thread: LoopThread) -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[SyncClient]:
-    with rollbook.connect(url) as found:
+    with rollbook.connect(url, PATIENT) as found:
         yield found
 
 

@@ -32,8 +32,8 @@ class Counter:
 
 
 def replica(site: Site, counter: Counter, holder: str, **settings: Any) -> StateMachine:
-    quick = {"timeout_s": 5.0, "attempt_s": 1.0, **settings.pop("client", {})}
-    return StateMachine(site.client("a", **quick), "counter", counter, holder=holder, **settings)
+    """With a client of its own, the newest of the site's."""
+    return StateMachine(site.client("a"), "counter", counter, holder=holder, **settings)
 
 
 def the_log(site: Site, name: str = "counter") -> FakeLog:

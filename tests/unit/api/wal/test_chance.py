@@ -40,7 +40,7 @@ class World:
         self.stores = {name: Store() for name in REPLICAS}
         self.machines = {
             name: StateMachine(
-                site.client("a", timeout_s=5.0),
+                site.client("a"),
                 "kv",
                 self.stores[name],
                 holder=name,

@@ -24,7 +24,7 @@ from rollbook.proto.errors import (
     WriterHeld,
 )
 from rollbook.proto.quorum import Quorum
-from tests.unit.api.client.conftest import Site
+from tests.unit.api.client.conftest import Site, hurried
 from tests.unit.api.wal.conftest import Counter, replica, the_log
 
 PATIENCE_S = 30.0
@@ -49,6 +49,13 @@ def steal(site: Site) -> None:
     log = the_log(site)
     log.writer_epoch = WriterEpoch(log.writer_epoch + 1)
     log.holder, log.fence = "thief", log.tail
+
+
+def expire(term: Term) -> None:
+    """The deadline of its oldest proposal has come."""
+    pipeline = term._writer._writer._pipeline
+    pipeline._flight[0].due = 0.0
+    pipeline._look()
 
 
 async def test_what_is_proposed_is_told_what_became_of_it(site: Site) -> None:
@@ -114,11 +121,12 @@ async def test_an_idle_leader_hears_that_it_was_fenced(site: Site) -> None:
 async def test_a_lease_that_cannot_be_renewed_ends_nothing(site: Site) -> None:
     core = site.cores["a"]
     async with (
-        replica(site, Counter(), "a", lease_s=0.05, client={"timeout_s": 0.2}) as machine,
+        replica(site, Counter(), "a", lease_s=0.05) as machine,
         machine.lead() as term,
     ):
-        core.failures["renew_writer"].extend(ConnectionLost() for _ in range(20))
-        await until(lambda: len(core.failures["renew_writer"]) < 10)
+        with hurried(site.clients[-1], timeout_s=0.2):
+            core.failures["renew_writer"].extend(ConnectionLost() for _ in range(20))
+            await until(lambda: len(core.failures["renew_writer"]) < 10)
         assert await term.propose(b"1") == 1
 
 
@@ -178,10 +186,11 @@ async def test_a_lost_answer_is_found_by_asking_again(site: Site) -> None:
 
 async def test_a_deadline_ends_the_term(site: Site) -> None:
     core, mine = site.cores["a"], Counter()
-    async with replica(site, mine, "a", client={"timeout_s": 0.3, "attempt_s": 0.2}) as machine:
+    async with replica(site, mine, "a") as machine:
         async with machine.lead() as term:
             core.holds.add("append_stream")
             (task,) = await proposed(site, term, b"2")
+            expire(term)
             with pytest.raises(QuorumTimeout) as late:
                 await task
             assert late.value.outcome is Outcome.UNKNOWN
@@ -361,17 +370,20 @@ async def test_waiting_for_a_turn_can_be_given_up(site: Site) -> None:
 async def test_a_refusal_behind_an_attempt_in_doubt_ends_nothing(site: Site) -> None:
     """A log that is between two owners: the last word is no owner's, and is not to be repeated."""
     core, changing = site.cores["a"], OwnerChanging()
+    machine = replica(site, Counter(), "a", lease_s=0.05)
+    standby = replica(site, Counter(), "b")
+    leading, following = site.clients
     settings = {"timeout_s": 0.1, "retry_pause_s_max": 0.02}
-    machine = replica(site, Counter(), "a", lease_s=0.05, client=settings)
-    standby = replica(site, Counter(), "b", client=settings)
     async with machine, standby:
         async with machine.lead() as term:
-            core.failures["renew_writer"].extend([ConnectionLost(), *[changing] * 100])
-            await until(lambda: len(core.failures["renew_writer"]) < 50)
+            with hurried(leading, **settings):
+                core.failures["renew_writer"].extend([ConnectionLost(), *[changing] * 100])
+                await until(lambda: len(core.failures["renew_writer"]) < 50)
             assert not term.is_over
-            core.failures["acquire_writer"].extend([ConnectionLost(), *[changing] * 50])
-            turn = asyncio.create_task(standby.lead().__aenter__())
-            await until(lambda: not core.failures["acquire_writer"])
+            with hurried(following, **settings):
+                core.failures["acquire_writer"].extend([ConnectionLost(), *[changing] * 50])
+                turn = asyncio.create_task(standby.lead().__aenter__())
+                await until(lambda: not core.failures["acquire_writer"])
         next_term = await asyncio.wait_for(turn, PATIENCE_S)
         await next_term.__aexit__(None, None, None)
 
