@@ -2,9 +2,13 @@
 
 The epoch is what decides; the lease on it only tells others when they may take it without being rude. So a
 writer that could not renew for a while goes on, unless somebody has taken its place.
+
+Whoever waits for his turn waits for as long as it takes, also while the log cannot be served at all: that he is
+told once, as a warning of `logging`.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Self
@@ -18,6 +22,7 @@ from rollbook.logservice.ids import Offset, WriterEpoch
 from rollbook.logservice.words import AcquireMode, WriterGrant
 from rollbook.proto.errors import (
     BadConfig,
+    NotEnoughBookies,
     Outcome,
     OutcomeUnknown,
     OwnerFenced,
@@ -25,6 +30,8 @@ from rollbook.proto.errors import (
     Unavailable,
     WriterHeld,
 )
+
+logger = logging.getLogger("rollbook.wal")  # What every program has; structlog is a server's.
 
 LEASE_S: Final = 1.0
 _RENEWALS: Final = 3  # In the time of a lease.
@@ -98,7 +105,7 @@ class ExclusiveWriter:
         self._writer.end()
 
     async def _acquire(self) -> WriterGrant:
-        pauses = Pauses(LogClientConfig())
+        pauses, told = Pauses(LogClientConfig()), set[str]()
         while True:
             try:
                 return await self._log.acquire_writer(self.holder, self._mode, ttl_s=self._lease_s)
@@ -106,6 +113,9 @@ class ExclusiveWriter:
                 waits = self._mode is AcquireMode.WAIT
                 if not waits or not (is_passing(error) or isinstance(error, WriterHeld)):
                     raise
+                if is_passing(error) and error.code.reason not in told:
+                    told.add(error.code.reason)
+                    logger.warning("%s waits for %s: %s", self.holder, self._log.name, _why(error))
                 await asyncio.sleep(pauses.next_s(error, is_known=False))
 
     async def _renew(self) -> None:
@@ -121,3 +131,10 @@ class ExclusiveWriter:
     def _check(self) -> None:
         if self.failure is not None:
             raise again(self.failure, Outcome.NOT_APPLIED)
+
+
+def _why(error: RollbookError) -> str:
+    """And what it takes."""
+    if isinstance(error, NotEnoughBookies) and not error.next_step:
+        return f"{error} · start bookies, or make the log anew with fewer copies"
+    return str(error)

@@ -16,6 +16,7 @@ from rollbook.proto.errors import (
     DataLost,
     InvalidRequest,
     LogSealed,
+    NotEnoughBookies,
     Outcome,
     OwnerChanging,
     QuorumTimeout,
@@ -350,6 +351,31 @@ async def test_a_machine_leads_once_at_a_time(site: Site) -> None:
             assert await term.propose(b"1") == 1
         async with machine.lead() as term:
             assert await term.propose(b"1") == 2
+
+
+async def test_who_waits_for_bookies_says_so_once(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program hung in `lead()`, and nobody was told what it took."""
+
+    def told() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.name == "rollbook.wal"]
+
+    failures = site.cores["a"].failures["acquire_writer"]
+    failures.extend(NotEnoughBookies("2 bookies, and 3 are wanted") for _ in range(1000))
+    async with replica(site, Counter(), "a") as machine:
+        with hurried(site.clients[-1], timeout_s=0.05, retry_pause_s_max=0.02):
+            turn = asyncio.create_task(machine.lead().__aenter__())
+            await until(told)
+            left = len(failures)
+            await until(lambda: len(failures) < left - 20)
+        failures.clear()
+        term = await asyncio.wait_for(turn, PATIENCE_S)
+        await term.__aexit__(None, None, None)
+    assert told() == [
+        "a waits for default/counter: 2 bookies, and 3 are wanted · "
+        "start bookies, or make the log anew with fewer copies"
+    ]
 
 
 async def test_waiting_for_a_turn_can_be_given_up(site: Site) -> None:
