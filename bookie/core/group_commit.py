@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from rollbook.bookie.core.arrays import array_of
 from rollbook.bookie.core.control import Control
 from rollbook.bookie.core.records import (
     HEAD_BYTES,
@@ -23,6 +22,7 @@ from rollbook.bookie.core.records import (
     pack_rows,
 )
 from rollbook.proto.wire.adds import AddGroup
+from rollbook.proto.wire.arrays import array_of
 
 _RECORD_BYTES: Final = 64 * 1024
 _ROW_BYTES: Final = 24

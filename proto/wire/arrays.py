@@ -1,4 +1,4 @@
-"""Arrays of numbers at one distance, made at once: the columns of a memtable, of a run of adds."""
+"""Arrays of numbers at one distance, made at once: the columns of a memtable, of adds that look alike."""
 
 import sys
 from array import array
