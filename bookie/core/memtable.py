@@ -13,8 +13,8 @@ from itertools import accumulate, pairwise, starmap
 from operator import lt
 from typing import Final, NamedTuple, TypeAlias
 
-from rollbook.bookie.core.arrays import array_of
 from rollbook.proto.ids import NO_ENTRY
+from rollbook.proto.wire.arrays import array_of
 
 IntArray: TypeAlias = "array[int]"
 
@@ -64,6 +64,20 @@ def fitting_end(lengths: Sequence[int], start: int, end: int, bytes_max: int) ->
     return start + max(1, bisect_right(sums, bytes_max))
 
 
+def _is_ascending(entry_ids: Sequence[int]) -> bool:
+    return (
+        isinstance(entry_ids, range)
+        or (isinstance(entry_ids, array) and _counts_on(entry_ids))
+        or all(starmap(lt, pairwise(entry_ids)))
+    )
+
+
+def _counts_on(entry_ids: IntArray) -> bool:
+    """Nearly always, and that is seen at a twentieth of what it takes to compare them one by one."""
+    first, last = entry_ids[0], entry_ids[-1]
+    return last - first == len(entry_ids) - 1 and entry_ids == array_of("q", range(first, last + 1))
+
+
 class LedgerRows:
     __slots__ = ("columns", "entry_bytes", "last_add_confirmed", "strays")
 
@@ -88,7 +102,7 @@ class LedgerRows:
     ) -> None:
         entry_ids, positions, lengths = self.columns
         follows = not entry_ids or new_ids[0] > entry_ids[-1]
-        if not follows or not (isinstance(new_ids, range) or all(starmap(lt, pairwise(new_ids)))):
+        if not (follows and _is_ascending(new_ids)):
             for row in zip(new_ids, new_positions, new_lengths, strict=True):
                 self.add(*row)
             return

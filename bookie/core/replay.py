@@ -4,7 +4,7 @@ Entries go to a memtable as when they were written, facts about ledgers are told
 damaged record whatever proves itself is kept, the rest of what its rows name is in doubt (B1); a
 fence in it holds (B4).
 
-Entries are gathered from some MiB of records before they go to the memtable, and in any case before
+Entries are gathered from many records before they go to the memtable, and in any case before
 anything does that is not gathered: so the order in which a ledger's entries came is kept.
 """
 
@@ -24,7 +24,9 @@ from rollbook.proto.wire.stored_adds import StoredAdds
 
 _LENGTH: Final = struct.Struct("<I")
 _ENTRY_IDS: Final = struct.Struct(">qqq")
-_GATHERED_BYTES: Final = 4 * 1024 * 1024  # As lists of numbers their places may take as much.
+_GATHERED_MAX: Final = (
+    128 * 1024
+)  # Adds. Until their places are sorted out they take 70 bytes each.
 
 
 @dataclass(slots=True)
@@ -33,33 +35,27 @@ class Replayed:
     shape: Shape = field(default_factory=Shape)
     records: IntArray = field(default_factory=lambda: array("I"))
     controls: list[Control] = field(default_factory=list)  # In order.
-    keys: dict[int, bytes] = field(default_factory=dict)  # The first that each ledger was shown.
     doubts: list[Row] = field(default_factory=list)
     fenced_by_damage: list[int] = field(default_factory=list)
     doubts_everything: bool = False
     _gathered: StoredAdds = field(default_factory=StoredAdds)
-    _gathered_bytes: int = 0
+
+    @property
+    def keys(self) -> dict[int, bytes]:
+        """The first that each ledger was shown."""
+        return self._gathered.ledger_keys
 
     def gather(self, record: Record, body: bytes) -> None:
         end = self._gathered.gather(body, record.body_start)
         if end != len(body):
             raise TornRecord("a sound record holds what is no add", position=record.position + end)
-        self._gathered_bytes += end
-        if self._gathered_bytes >= _GATHERED_BYTES:
+        if len(self._gathered) >= _GATHERED_MAX:
             self.settle()
 
     def settle(self) -> None:
         """What was gathered is in the memtable when it returns."""
-        if not self._gathered_bytes:
-            return
-        self._gathered_bytes = 0
-        for ledger_id, found in self._gathered.ledgers.items():
-            if found.entry_ids:
-                self.keys.setdefault(ledger_id, found.ledger_key)
-                self.memtable.add_group(
-                    ledger_id, max(found.lacs), found.entry_ids, found.starts, found.lengths
-                )
-                found.clear()
+        for entries in self._gathered.take():
+            self.memtable.add_group(*entries)
 
 
 def replay(reader: RecordReader, found: Scan) -> Replayed:

@@ -1,83 +1,92 @@
 """Adds read back from where they were stored as they came: whose entries they hold, and where.
 
 They were judged when they came, and whoever stored them vouches for their bytes. So nothing is looked
-at but what tells an entry's place, and nothing is kept that only an answer needs. Entries of a ledger
-are gathered over many chunks: where ledgers come in turn, to open a list for each of them in each chunk
-costs more than all that is put into it.
+at but what tells an entry's place, and nothing is kept that only an answer needs.
 
-In version 3 adds of one size look alike but for transaction id, ledger and entry. So a model is made of
-one, and those behind it are compared with that: up to the entry id they must say what an add of a known
-ledger says, behind it likewise, and the entry id between them must be the entry's own.
+Where adds of one size follow one another they are read by columns, whosever they are: in version 2
+they need no more in common than size and word; in version 3 all that tells where the entry lies, that
+is tags, sizes, and how long each varint is. What is found has a row for each entry. By ledger they
+are sorted out when they are taken, many chunks of them at once: where ledgers come in turn, what is
+done for each of them in each chunk costs more than all the rest.
 """
 
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Final, NamedTuple, TypeAlias
 
 from rollbook.proto.wire import v2
+from rollbook.proto.wire.adds import count_run
+from rollbook.proto.wire.arrays import array_of
+from rollbook.proto.wire.columns import count_same, unpack_int64s, varint_columns
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES
 from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.varint import message_pattern, unpack_varint
 
-_V2_ADD: Final = struct.Struct(">I32sqq")  # Length; word, key and ledger id; entry id, LAC.
-_V2_WRITER: Final = struct.Struct(">I20sq")
-_V2_HEAD_BYTES: Final = LENGTH_BYTES + 4 + LEDGER_KEY_BYTES
-_V2_BYTES_MIN: Final = _V2_HEAD_BYTES + ENTRY_HEADER_BYTES
+IntArray: TypeAlias = "array[int]"
+
+_V2_ADD: Final = struct.Struct(f">II{LEDGER_KEY_BYTES}xqqq")  # Length, word, key, ids, LAC.
+_V2_KEY_AT: Final = LENGTH_BYTES + 4
+_V2_ENTRY_AT: Final = _V2_KEY_AT + LEDGER_KEY_BYTES
+_V2_BYTES_MIN: Final = _V2_ENTRY_AT + ENTRY_HEADER_BYTES
 
 _match_v3: Final = message_pattern(
     rb"""
-    \x0a . \x08\x03 \x10\x02 \x18U                            # header: version 3, ADD, an id;
-    ((?: \xaa\x06 | \x20 [\x80-\xff]{0,3}[\x00-\x7f] \xaa\x06) V  # perhaps a priority; the add's size,
-    (?: \x08V\x10 | \xa0\x06\x01 \x08V\x10))                  # perhaps its flag, ledger id;
-    (V)                                                      # entry id;
-    (\x1a\x14 .{20} \x22V)                                   # key, how long the entry is
+    \x0a . \x08\x03 \x10\x02 \x18(U)                          # header: version 3, ADD, an id;
+    (?: \xaa\x06 | \x20 [\x80-\xff]{0,3}[\x00-\x7f] \xaa\x06)  # perhaps a priority;
+    V (?: \x08 | \xa0\x06\x01 \x08)(V)                        # the add's size, perhaps its flag, ledger id,
+    \x10(V)                                                  # entry id;
+    \x1a\x14 (.{20}) \x22(V)                                  # key, how long the entry is
     """
 ).match
-_KEY_AT: Final = 2  # In the last of these,
-_SIZE_AT: Final = _KEY_AT + LEDGER_KEY_BYTES + 1
+_VARYING: Final = 1, 2, 3, 4  # Groups of it.
+_KEY: Final = 4
+_SIZE: Final = 5
 _IDS: Final = struct.Struct(">qqq")  # Of an entry: ledger, entry, LAC.
+_IDS_AT: Final = 0, 8, 16
 _length_at: Final = struct.Struct(">I").unpack_from
 _unpack_size: Final = lru_cache(maxsize=8192)(unpack_varint)
-_WRITERS_MAX: Final = 65_536  # In version 3 one counts for each size of its entries.
+
+_ALIKE_MIN: Final = 16  # From so many adds on columns are cheaper.
 
 
-@dataclass(slots=True)
-class StoredEntries:
+class StoredEntries(NamedTuple):
     """Of one ledger, in the order in which they were added."""
 
-    ledger_key: bytes  # The first that was shown.
-    entry_ids: list[int] = field(default_factory=list)
-    lacs: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-
-    def clear(self) -> None:
-        for column in (self.entry_ids, self.lacs, self.starts, self.lengths):
-            column.clear()
+    ledger_id: int
+    last_add_confirmed: int  # The highest that any of them names.
+    entry_ids: IntArray
+    starts: IntArray
+    lengths: IntArray
 
 
-_Append = Callable[[int], None]
+class _Shape(NamedTuple):
+    """Where all adds of a kind have what."""
 
-
-class _Writer(NamedTuple):
-    """How to add to the columns of a ledger: looked up once, since writers may come in turn."""
-
-    behind: bytes  # What its adds of version 3 have behind the entry id.
-    add_entry_id: _Append
-    add_lac: _Append
-    add_start: _Append
-    add_length: _Append
+    size: int
+    fixed: Sequence[int]  # The places at which they agree.
+    varints: tuple[range, ...]  # Of which they agree in the size.
+    key_at: int
+    entry_at: int
+    entry_bytes: int
 
 
 class StoredAdds:
-    """`ledgers` has what was gathered, and keeps its columns when they are cleared."""
-
     def __init__(self) -> None:
-        self.ledgers: dict[int, StoredEntries] = {}  # By when they were first met.
-        self._v2_writers: dict[bytes, _Writer] = {}
-        self._v3_writers: dict[bytes, _Writer] = {}  # By what stands before an entry id.
+        self.ledger_keys: dict[int, bytes] = {}  # The first that each ledger was shown.
+        self._rows: defaultdict[int, list[int]] = defaultdict(list)  # By ledger: which of these.
+        self._entry_ids: IntArray = array("q")
+        self._lacs: IntArray = array("q")
+        self._starts: IntArray = array("I")
+        self._lengths: IntArray = array("I")
+
+    def __len__(self) -> int:
+        """How many were gathered and not taken."""
+        return len(self._entry_ids)
 
     def gather(self, buffer: bytes, position: int) -> int:
         """From whole adds, of which the first byte has that position; returns where they end.
@@ -94,123 +103,132 @@ class StoredAdds:
             at = end
         return at
 
-    def _gather_v2(self, buffer: bytes, at: int, position: int) -> int:
-        writers = self._v2_writers
-        current = b""
-        moved, last = position + _V2_HEAD_BYTES, len(buffer) - _V2_BYTES_MIN
-        while at <= last:
-            length, writer, entry_id, lac = _V2_ADD.unpack_from(buffer, at)
-            if writer != current:
-                opened = writers.get(writer) or self._open_v2(writer)
-                if opened is None:
-                    break
-                current = writer
-                _, add_entry_id, add_lac, add_start, add_length = opened
-            add_entry_id(entry_id)
-            add_lac(lac)
-            add_start(at + moved)
-            at += LENGTH_BYTES + length
-            add_length(length - (_V2_HEAD_BYTES - LENGTH_BYTES))
-        return at
+    def take(self) -> Iterator[StoredEntries]:
+        """What was gathered, ledger by ledger."""
+        order = [*chain.from_iterable(self._rows.values())]
+        entry_ids, lacs = _in_order(self._entry_ids, order), _in_order(self._lacs, order)
+        starts, lengths = _in_order(self._starts, order), _in_order(self._lengths, order)
+        for column in (self._entry_ids, self._lacs, self._starts, self._lengths):
+            del column[:]
+        first = 0
+        for ledger_id, rows in self._rows.items():
+            if rows:
+                own = slice(first, first + len(rows))
+                lac = max(lacs[own])
+                yield StoredEntries(ledger_id, lac, entry_ids[own], starts[own], lengths[own])
+                first = own.stop
+                rows.clear()
 
-    def _open_v2(self, writer: bytes) -> _Writer | None:
-        word, ledger_key, ledger_id = _V2_WRITER.unpack(writer)
-        if v2.unpack_header(word).operation != v2.ADD:
-            return None
-        opened = self._v2_writers[writer] = self._open(ledger_id, ledger_key, b"")
-        return opened
+    def _gather_v2(self, buffer: bytes, at: int, position: int) -> int:
+        known_word, alike_from, last = -1, at, len(buffer) - _V2_BYTES_MIN
+        while at <= last:
+            length, word, ledger_id, entry_id, lac = _V2_ADD.unpack_from(buffer, at)
+            if word != known_word:
+                if v2.unpack_header(word).operation != v2.ADD:
+                    break
+                known_word = word
+            size = LENGTH_BYTES + length
+            if at >= alike_from:
+                alike_from = at + _ALIKE_MIN * size
+                if _seems_alike(buffer, at, size):
+                    shape = _v2_shape(size)
+                    if rows := self._add_alike(buffer, at, position, shape):
+                        at += rows * size
+                        alike_from = at
+                        continue
+            start, at = at + _V2_ENTRY_AT, at + size
+            self._add(ledger_id, entry_id, lac, position + start, at - start)
+            if ledger_id not in self.ledger_keys:
+                self.ledger_keys[ledger_id] = buffer[start - LEDGER_KEY_BYTES : start]
+        return at
 
     def _gather_v3(self, buffer: bytes, at: int, position: int) -> int:
+        alike_from = at
         while match := _match_v3(buffer, at + LENGTH_BYTES):
-            before, behind = match.group(1, 3)
-            start = match.end()
-            ledger_id, entry_id, lac = _IDS.unpack_from(buffer, start)
-            if len(self._v3_writers) >= _WRITERS_MAX:
-                self._v3_writers.clear()
-            writer = self._open(ledger_id, behind[_KEY_AT : _SIZE_AT - 1], behind)
-            self._v3_writers[before] = writer
-            length = _unpack_size(behind[_SIZE_AT:])
-            writer.add_entry_id(entry_id)
-            writer.add_lac(lac)
-            writer.add_start(position + start)
-            writer.add_length(length)
-            end = at + LENGTH_BYTES + _length_at(buffer, at)[0]
-            if buffer[end : end + LENGTH_BYTES] == buffer[at : at + LENGTH_BYTES]:
-                places = match.start(1) - at, match.start(2) - at, match.start(3) - at, start - at
-                end = self._gather_alike(buffer, at, end, position, length, places)
-            at = end
-        return at
-
-    def _gather_alike(
-        self,
-        buffer: bytes,
-        model: int,
-        at: int,
-        position: int,
-        length: int,
-        places: tuple[int, int, int, int],
-    ) -> int:
-        """What lies at `at` and is like the add at `model` in all its sizes; where that ends."""
-        before_at, entry_at, behind_at, start = places
-        size = at - model
-        like = _like(
-            *(before_at - _V3_SIZES_BYTES, entry_at - before_at, behind_at - entry_at - 1),
-            *(start - behind_at, length - _IDS.size, size - start - length),
-        )
-        sizes, *_ = like.unpack_from(buffer, model)
-        current = high = b""
-        high_bits = 0
-        whole = (len(buffer) - at) // size * size
-        moved = position + start
-        for found in like.iter_unpack(memoryview(buffer)[at : at + whole]):
-            found_sizes, before, low, found_high, behind, _, entry_id, lac = found
-            if before != current:
-                writer = self._v3_writers.get(before)
-                if writer is None:
-                    break
-                current = before
-                expected, add_entry_id, add_lac, add_start, add_length = writer
-            if found_high != high:  # It changes with each 128th entry.
-                high = found_high
-                high_bits = _unpack_high_bits(high)
-            if behind != expected or found_sizes != sizes or low & 0x7F | high_bits != entry_id:
-                break
-            add_entry_id(entry_id)
-            add_lac(lac)
-            add_start(at + moved)
-            add_length(length)
+            size = LENGTH_BYTES + _length_at(buffer, at)[0]
+            if at >= alike_from:
+                alike_from = at + _ALIKE_MIN * size
+                if _seems_alike(buffer, at, size):
+                    edges = [edge - at for group in _VARYING for edge in match.span(group)]
+                    shape = _v3_shape(size, match.end() - at, _unpack_size(match[_SIZE]), *edges)
+                    if rows := self._add_alike(buffer, at, position, shape):
+                        at += rows * size
+                        alike_from = at
+                        continue
+            ledger_id, entry_id, lac = _IDS.unpack_from(buffer, start := match.end())
+            self._add(ledger_id, entry_id, lac, position + start, _unpack_size(match[_SIZE]))
+            if ledger_id not in self.ledger_keys:
+                self.ledger_keys[ledger_id] = match[_KEY]
             at += size
         return at
 
-    def _open(self, ledger_id: int, ledger_key: bytes, behind: bytes) -> _Writer:
-        entries = self.ledgers.get(ledger_id)
-        if entries is None:
-            entries = self.ledgers[ledger_id] = StoredEntries(ledger_key)
-        return _Writer(
-            behind,
-            entries.entry_ids.append,
-            entries.lacs.append,
-            entries.starts.append,
-            entries.lengths.append,
+    def _add(self, ledger_id: int, entry_id: int, lac: int, start: int, length: int) -> None:
+        self._rows[ledger_id].append(len(self._entry_ids))
+        self._entry_ids.append(entry_id)
+        self._lacs.append(lac)
+        self._starts.append(start)
+        self._lengths.append(length)
+
+    def _add_alike(self, buffer: bytes, at: int, position: int, shape: _Shape) -> int:
+        """The add that lies there and those behind it that are of its shape: how many. None at all if
+        they are too few."""
+        count = _count_alike(buffer, at, shape)
+        if count < _ALIKE_MIN:
+            return 0
+        size, ids_at, first = shape.size, at + shape.entry_at, len(self._entry_ids)
+        ledger_ids, entry_ids, lacs = (
+            unpack_int64s(buffer, ids_at + place, size, count) for place in _IDS_AT
         )
+        self._entry_ids += entry_ids
+        self._lacs += lacs
+        start = position + ids_at
+        self._starts += array_of("I", range(start, start + count * size, size))
+        self._lengths += array("I", [shape.entry_bytes]) * count
+        if ledger_ids == ledger_ids[:1] * count:
+            self._rows[ledger_ids[0]].extend(range(first, first + count))
+        else:
+            for row, rows in enumerate([self._rows[each] for each in ledger_ids], first):
+                rows.append(row)
+        if len(self._rows) > len(self.ledger_keys):
+            for ledger_id in islice(self._rows, len(self.ledger_keys), None):
+                key_at = at + shape.key_at + (self._rows[ledger_id][0] - first) * size
+                self.ledger_keys[ledger_id] = buffer[key_at : key_at + LEDGER_KEY_BYTES]
+        return count
 
 
-_V3_SIZES_BYTES: Final = LENGTH_BYTES + 2  # The frame's length, and that of its header.
+def _seems_alike(buffer: bytes, at: int, size: int) -> bool:
+    """Whether the last one of as many as it takes may be of the same size."""
+    return buffer.startswith(buffer[at : at + _V2_KEY_AT], at + (_ALIKE_MIN - 1) * size)
+
+
+def _count_alike(buffer: bytes, at: int, shape: _Shape) -> int:
+    size, varints = shape.size, shape.varints
+
+    def count_like(rows: int) -> int:
+        rows = count_same(buffer, at, size, rows, shape.fixed)
+        for places in varints:
+            _, rows = varint_columns(buffer, at + places.start, size, rows, len(places))
+        return rows
+
+    return count_run(count_like, (len(buffer) - at) // size)
 
 
 @lru_cache(maxsize=4096)
-def _like(txn: int, before: int, high: int, behind: int, payload: int, tail: int) -> struct.Struct:
-    """An add of known sizes: those; up to its entry id; that, low byte first; up to the entry; its
-    ledger id, entry id and LAC."""
-    return struct.Struct(f">{_V3_SIZES_BYTES}s{txn}x{before}sB{high}s{behind}sqqq{payload}x{tail}x")
+def _v2_shape(size: int) -> _Shape:
+    return _Shape(size, range(_V2_KEY_AT), (), _V2_KEY_AT, _V2_ENTRY_AT, size - _V2_ENTRY_AT)
 
 
-@lru_cache(maxsize=8192)
-def _unpack_high_bits(varint: bytes) -> int:
-    """What a varint says behind its first byte; more than any entry id if it has another size.
+@lru_cache(maxsize=4096)
+def _v3_shape(size: int, entry_at: int, entry_bytes: int, *edges: int) -> _Shape:
+    """The edges are where transaction id, ledger id, entry id and key begin and end."""
+    starts, ends = edges[::2], edges[1::2]
+    fixed = chain.from_iterable(map(range, (0, *ends), (*starts, entry_at)))
+    *varints, key = map(range, starts, ends)
+    return _Shape(size, tuple(fixed), tuple(varints), key.start, entry_at, entry_bytes)
 
-    Were it shorter, there would be something else behind it, and a writer might have made that fit.
-    """
-    if any(byte < 0x80 for byte in varint[:-1]) or varint[-1:] >= b"\x80":
-        return 1 << 63
-    return unpack_varint(varint) << 7 if varint else 0
+
+def _in_order(column: IntArray, order: Sequence[int]) -> IntArray:
+    """What it has in these rows."""
+    if len(order) < 2 or column == column[:1] * len(order):
+        return column[:]
+    return array(column.typecode, itemgetter(*order)(column))

@@ -60,7 +60,7 @@ def index(memtable: Memtable, write: Write) -> None:
 def test_what_was_written_is_what_is_read_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest of repeats, and nothing from before a deletion; however much is gathered."""
     chance = random.Random(seed)
-    monkeypatch.setattr(replaying, "_GATHERED_BYTES", chance.choice((1, 3_000, 2**22)))
+    monkeypatch.setattr(replaying, "_GATHERED_MAX", chance.choice((1, 30, 2**17)))
     packer, writers, written = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 1, 0), packers(), Memtable()
     contents = bytearray(FILE_HEADER_BYTES)
     for _ in range(12):
