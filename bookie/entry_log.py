@@ -5,8 +5,7 @@ what its records hold is found as before. Raises `TornRecord` where an entry's o
 """
 
 from array import array
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -237,19 +236,22 @@ class EntryLogs:
         self._cache = cache
         self._open: dict[int, EntryLog] = {}  # In order of use, oldest first.
 
-    @asynccontextmanager
-    async def use(self, number: int) -> AsyncIterator[EntryLog]:
-        """Raises `TornRecord` or `OSError`: then what it holds is unknown for now."""
+    def use(self, number: int) -> "_Use":
+        """Entering it raises `TornRecord` or `OSError`: then what it holds is unknown for now."""
+        return _Use(self, number)
+
+    async def take(self, number: int) -> EntryLog:
         while (log := self._open.pop(number, None)) is None:
             await self._open_log(number)
         self._open[number] = log  # Used last.
         log.users += 1
-        try:
-            yield log
-        finally:
-            log.users -= 1
-            if log.is_gone and not log.users:
-                await log.records.retire()
+        return log
+
+    async def give_back(self, log: EntryLog) -> None:
+        log.users -= 1
+        if log.is_gone and not log.users:
+            await log.records.retire()
+        if len(self._open) > _OPEN_MAX:
             await self._close_some()
 
     async def put(self, number: int, records: RecordFile) -> None:
@@ -293,3 +295,21 @@ class EntryLogs:
         while self._open:
             _, log = self._open.popitem()
             await log.records.retire()
+
+
+class _Use:
+    """As a class: made of a generator, it cost a reader of many entries a twentieth of all."""
+
+    __slots__ = ("_log", "_logs", "_number")
+
+    def __init__(self, logs: EntryLogs, number: int) -> None:
+        self._logs = logs
+        self._number = number
+        self._log: EntryLog
+
+    async def __aenter__(self) -> EntryLog:
+        self._log = await self._logs.take(self._number)
+        return self._log
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._logs.give_back(self._log)

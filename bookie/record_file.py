@@ -9,9 +9,10 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.memtable import Place
@@ -38,6 +39,13 @@ class Cache:
     serials: Iterator[int] = field(default_factory=count)
 
 
+class _Fetch(NamedTuple):
+    """Of records that lie one behind the other."""
+
+    numbers: range
+    has_come: asyncio.Event
+
+
 class RecordFile:
     def __init__(self, file: File, header: FileHeader, cache: Cache) -> None:
         self.file = file
@@ -46,7 +54,7 @@ class RecordFile:
         self.end = FILE_HEADER_BYTES  # Of the last of them, and of what may lie behind it.
         self._cache = cache.bodies
         self._serial = next(cache.serials) << _SERIAL_SHIFT
-        self._coming: dict[int, asyncio.Event] = {}  # Numbers of records that are being fetched.
+        self._fetches: list[_Fetch] = []  # Under way; few at a time.
         self._read_up_to = sys.maxsize  # By whoever read in order, last.
         self._ahead = 1  # So many stretches he is thought to want, one more each time.
         self._readers = 0
@@ -111,8 +119,8 @@ class RecordFile:
 
     async def body(self, at: int) -> bytes:
         """Of record number `at`. Reads ahead when its predecessor was read before, or is being read."""
-        if coming := self._coming.get(at):
-            await coming.wait()
+        if coming := self._fetch_of(at):
+            await coming.has_come.wait()
             body = self._cache.get(self._serial | self.records[at])
             if body is not None:  # Else it is damaged, or was not kept.
                 return body
@@ -129,50 +137,68 @@ class RecordFile:
         distance = self.records[at] - self._read_up_to
         return 0 <= distance <= _REQUESTS_BYTES or (at > 0 and self._is_read(at - 1))
 
+    def _fetch_of(self, at: int) -> _Fetch | None:
+        for fetch in self._fetches:
+            if at in fetch.numbers:
+                return fetch
+        return None
+
     def _is_read(self, at: int) -> bool:
         """Or is being read."""
-        return at in self._coming or self._cache.peek(self._serial | self.records[at]) is not None
+        if self._fetches and self._fetch_of(at):
+            return True
+        return self._cache.peek(self._serial | self.records[at]) is not None
 
     def _announce_behind(self, last: int) -> None:
         """The next stretches that nobody reads yet, some of which are on their way already."""
         limit = self._end_of(last) + _REQUESTS_BYTES
         left, self._ahead = self._ahead, min(self._ahead + 1, _AHEAD_MAX)
-        while left and last + 1 < len(self.records) and self.records[last + 1] < limit:
-            stretch = self._stretch_of(last + 1)
-            if not self._is_read(last + 1):
-                start = self.records[stretch[0]]
-                self.file.will_read(start, self._end_of(stretch[-1]) - start)
+        first = last + 1
+        while left and first < len(self.records) and (start := self.records[first]) < limit:
+            end = self._end_of_stretch(first)
+            if not self._is_read(first):
+                self.file.will_read(start, self._end_of(end - 1) - start)
                 left -= 1
-            last = stretch[-1]
+            first = end
 
     def _stretch_of(self, at: int) -> range:
         """What is read at one go by whoever comes to record `at` first. They are the same for everybody."""
-        number = self.records[at] // _STRETCH_BYTES
-        first = bisect_left(self.records, number * _STRETCH_BYTES, 0, at)
-        end = bisect_left(self.records, (number + 1) * _STRETCH_BYTES, at)
-        first = next(n for n in range(first, at + 1) if n == at or not self._is_read(n))
-        return range(first, next((n for n in range(at + 1, end) if n in self._coming), end))
+        start = self.records[at] // _STRETCH_BYTES * _STRETCH_BYTES
+        first = bisect_left(self.records, start, 0, at)
+        while first < at and self._is_read(first):
+            first += 1
+        return range(first, self._end_of_stretch(at))
+
+    def _end_of_stretch(self, at: int) -> int:
+        """Of the one with record `at`: number of the first record behind it, or that others fetch."""
+        next_at = (self.records[at] // _STRETCH_BYTES + 1) * _STRETCH_BYTES
+        end = bisect_left(self.records, next_at, at)
+        for fetch in self._fetches:
+            if fetch.numbers.start < end and at + 1 < fetch.numbers.stop:
+                end = max(at + 1, fetch.numbers.start)
+        return end
 
     async def _fetch(self, at: int, numbers: range) -> bytes:
         """Record number `at`, verified; the others of these numbers go to the cache."""
         start = self.records[numbers[0]]
-        has_come = asyncio.Event()
-        self._coming |= dict.fromkeys(numbers, has_come)
+        fetch = _Fetch(numbers, asyncio.Event())
+        self._fetches.append(fetch)
         try:
             data = await self.file.read_at(start, self._end_of(numbers[-1]) - start)
             reader = RecordReader(data, self.header.file_id, start)
-            for number in numbers:
-                try:
-                    if number != at:
-                        self._keep(reader, self.records[number])
-                except TornRecord:
-                    pass  # Whoever wants it will see for himself.
-            return self._keep(reader, self.records[at])
+            positions = self.records[numbers.start : numbers.stop]
+            bodies = reader.bodies_at(positions)
+            for position, body in zip(positions, bodies, strict=True):
+                if body is not None:
+                    self._cache.put(self._serial | position, body)
+                else:
+                    with suppress(TornRecord):  # Whoever wants it will see for himself.
+                        self._keep(reader, position)
+            wanted = bodies[at - numbers.start]
+            return self._keep(reader, self.records[at]) if wanted is None else wanted
         finally:
-            has_come.set()
-            for number in numbers:
-                if self._coming.get(number) is has_come:
-                    del self._coming[number]
+            fetch.has_come.set()
+            self._fetches.remove(fetch)
 
     async def bodies_from(self, first: int) -> list[bytes | None]:
         """Of record number `first` and some behind it, None for damaged ones: those in memory, or
@@ -222,7 +248,8 @@ class RecordFile:
         return body
 
     def _body(self, reader: RecordReader, position: int) -> bytes:
-        if (body := reader.body_at(position)) is not None:
+        (body,) = reader.bodies_at((position,))
+        if body is not None:
             return body
         record = reader.at(position) or reader.next_after(position, 0)
         if record is None or record.position != position:
