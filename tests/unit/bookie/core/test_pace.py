@@ -1,0 +1,48 @@
+"""Work in the background: how much of it, and when."""
+
+import random
+
+import pytest
+
+from rollbook.bookie.core.pace import Pace, Rests
+
+S = 10**9
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_pace_is_kept_and_nothing_is_saved_up(seed: int) -> None:
+    chance = random.Random(seed)
+    pace = Pace(1000.0)
+    now_s, spent, bursts = 0.0, 0, 0.0
+    for _ in range(200):
+        size = chance.randint(1, 100)
+        wait_s = pace.spend(size, int(now_s * S))
+        spent += size
+        now_s += wait_s
+        if chance.random() < 0.1:
+            pause_s = chance.uniform(0, 5)
+            bursts += min(pause_s, 0.05)
+            now_s += pause_s
+        assert spent <= 1000 * (now_s + 0.06)
+        if not wait_s:
+            continue
+    assert spent <= 1000 * now_s + 60
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_work_rests_so_many_times_as_long_as_its_steps(seed: int) -> None:
+    """However short they are, and never long for what waited for the disk."""
+    chance = random.Random(seed)
+    now_ns, worked_ns, rested_ns = 0, 0, 0
+    rests = Rests(now_ns)
+    for _ in range(1_000):
+        step_ns = chance.choice((1_000, 100_000, 400_000, 2_000_000))
+        now_ns += step_ns
+        worked_ns += step_ns
+        rest_ns = round(rests.on_paused(now_ns, 2.0) * 1e9)
+        assert rest_ns == 0 or rest_ns >= 1_000_000  # No timer is finer.
+        rested_ns += rest_ns
+        now_ns += rest_ns + chance.randrange(1_000_000)  # Others were at work.
+        rests.on_resumed(now_ns)
+    assert 2 * worked_ns - 1_000_000 <= rested_ns <= 2 * worked_ns
+    assert rests.on_paused(now_ns + 10**9, 2.0) <= 0.01
