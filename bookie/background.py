@@ -3,10 +3,11 @@
 import asyncio
 from typing import Final
 
-from rollbook.bookie.core.pace import Rests
+from rollbook.bookie.core.pace import Lull, Rests
 from rollbook.proto.ports import Clock
 
 _TIMES: Final = 2.0  # So a third of the loop's time is taken at most.
+_LOOK_AGAIN_S: Final = 0.001  # No timer is finer.
 
 
 class Background:
@@ -16,8 +17,23 @@ class Background:
         self._clock = clock
         self._rests = Rests(clock.monotonic_ns())
 
-    async def give_way(self, times: float = _TIMES, at_least_s: float = 0.0) -> None:
-        """Call it between steps of less than a millisecond. Rests so many times as long as they took."""
+    async def give_way(
+        self, times: float = _TIMES, at_least_s: float = 0.0, *, patience: float = 0.0
+    ) -> None:
+        """Call it between steps of less than a millisecond. Rests so many times as long as they took,
+        and then until the loop has little to do, `patience` times as long again at most.
+        """
         rest_s = self._rests.on_paused(self._clock.monotonic_ns(), times)
         await asyncio.sleep(max(rest_s, at_least_s))
+        if rest_s and patience:
+            await self._come_to_a_lull(rest_s * patience)
         self._rests.on_resumed(self._clock.monotonic_ns())
+
+    async def _come_to_a_lull(self, patience_s: float) -> None:
+        turn_began_ns = self._clock.monotonic_ns()
+        lull = Lull(turn_began_ns, patience_s)
+        await asyncio.sleep(0)
+        while not lull.has_come(turn_began_ns, self._clock.monotonic_ns()):
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            turn_began_ns = self._clock.monotonic_ns()
+            await asyncio.sleep(0)

@@ -57,6 +57,7 @@ _ENTRY_COST_BYTES: Final = (
 _LEDGERS_PER_STEP: Final = 16
 _RESTS: Final = 4.0  # Times as long as its steps took: checkpoints want their share, too.
 _RESTS_IN_NEED: Final = 2.0  # While space is short,
+_PATIENCE: Final = 8.0  # Of a loop that is never idle a fortieth of the time is still taken.
 _EAGERNESS: Final = 8  # and so many times the pace: nobody adds, and everybody waits for space.
 
 _ledger_of = itemgetter(0)
@@ -334,9 +335,10 @@ class Compactor:
         await self._give_way(self._pace.spend(cost, self._clock.monotonic_ns()))
 
     async def _give_way(self, at_least_s: float = 0.0) -> None:
-        await self._background.give_way(
-            _RESTS_IN_NEED if self._usage.is_short else _RESTS, at_least_s
-        )
+        if self._usage.is_short:
+            await self._background.give_way(_RESTS_IN_NEED, at_least_s)
+        else:
+            await self._background.give_way(_RESTS, at_least_s, patience=_PATIENCE)
 
     def _check(self) -> None:
         if self._is_closing or (self._running and self.schedule.is_suspended(self._running.name)):

@@ -5,6 +5,7 @@ from typing import Final
 _AHEAD_S: Final = 0.05
 _STEP_NS_MIN: Final = 500_000
 _STEP_NS_MAX: Final = 5_000_000  # What seems to take longer waited for the disk.
+_IDLE_TURN_NS: Final = 100_000  # In less than that nobody parsed, packed or answered anything much.
 
 
 class Pace:
@@ -43,3 +44,18 @@ class Rests:
 
     def on_resumed(self, now_ns: int) -> None:
         self._began_ns = now_ns
+
+
+class Lull:
+    """When to go on behind a rest. A step that begins while others are busy comes on top of all that
+    they have to do, and whoever adds waits for both; in a lull it delays what comes meanwhile, once.
+
+    A loop that is busy all the time is not waited for beyond a patience: the work goes on, slowly.
+    """
+
+    def __init__(self, now_ns: int, patience_s: float) -> None:
+        self._ends_ns = now_ns + int(patience_s * 1e9)
+
+    def has_come(self, turn_began_ns: int, now_ns: int) -> bool:
+        """Behind a turn of the loop in which others did what they had to do."""
+        return now_ns - turn_began_ns < _IDLE_TURN_NS or now_ns >= self._ends_ns

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from rollbook.bookie.core.pace import Pace, Rests
+from rollbook.bookie.core.pace import Lull, Pace, Rests
 
 S = 10**9
+MS = 10**6
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -46,3 +47,18 @@ def test_work_rests_so_many_times_as_long_as_its_steps(seed: int) -> None:
         rests.on_resumed(now_ns)
     assert 2 * worked_ns - 1_000_000 <= rested_ns <= 2 * worked_ns
     assert rests.on_paused(now_ns + 10**9, 2.0) <= 0.01
+
+
+def test_a_lull_is_a_turn_of_the_loop_in_which_nobody_did_much() -> None:
+    lull = Lull(0, patience_s=1.0)
+    assert not lull.has_come(0, 2 * MS)
+    assert not lull.has_come(5 * MS, 6 * MS)
+    assert lull.has_come(7 * MS, 7 * MS + 20_000)
+
+
+def test_a_loop_that_is_never_idle_is_waited_for_no_longer_than_patience_lasts() -> None:
+    """Else compaction would never end where adds never do, and the disk would fill up."""
+    now_ns, looks, lull = 0, 0, Lull(0, patience_s=0.02)
+    while not lull.has_come(now_ns, now_ns + 2 * MS):
+        now_ns, looks = now_ns + 4 * MS, looks + 1
+    assert looks == 5

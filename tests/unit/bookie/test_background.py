@@ -1,0 +1,74 @@
+"""Work in the background beside others on the loop, whose turns take the time that a test says."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rollbook.bookie.background import Background
+
+MS = 1_000_000
+
+
+class ToldClock:
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def wall_us(self) -> int:
+        return 0
+
+    def let_others_run(self) -> None:
+        pass
+
+
+class Others:
+    """They take as much of each turn of the loop, until they have had so many."""
+
+    def __init__(self, clock: ToldClock, turn_ns: int, turns: int) -> None:
+        self.turns_left = turns
+        self._clock = clock
+        self._turn_ns = turn_ns
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        handle = asyncio.get_running_loop().call_soon(self._work)
+        try:
+            yield
+        finally:
+            self.turns_left = 0
+            handle.cancel()
+
+    def _work(self) -> None:
+        if self.turns_left:
+            self.turns_left -= 1
+            self._clock.now_ns += self._turn_ns
+            asyncio.get_running_loop().call_soon(self._work)
+
+
+async def test_it_goes_on_when_others_have_done_what_they_had_to() -> None:
+    clock = ToldClock()
+    background, others = Background(clock), Others(clock, MS, turns=300)
+    with others.at_work():
+        clock.now_ns += MS  # A step.
+        await background.give_way(4.0, patience=1_000_000.0)
+        assert others.turns_left == 0
+
+
+async def test_it_goes_on_beside_others_who_never_have_done() -> None:
+    clock = ToldClock()
+    background, others = Background(clock), Others(clock, MS, turns=10**9)
+    with others.at_work():
+        clock.now_ns += MS
+        began_ns = clock.now_ns
+        await background.give_way(4.0, patience=4.0)
+        assert clock.now_ns - began_ns >= 16 * MS
+        assert others.turns_left
+
+
+async def test_nobody_else_means_no_patience() -> None:
+    clock = ToldClock()
+    clock.now_ns = MS
+    await Background(clock).give_way(4.0, patience=1_000_000.0)
+    assert clock.now_ns == MS
