@@ -42,7 +42,10 @@ class Handshakes:
         loop = asyncio.get_running_loop()
         is_over: asyncio.Future[None] = loop.create_future()
         is_over.add_done_callback(self._on_over)
-        tls = SSLProtocol(
+        transport.set_write_buffer_limits(
+            0
+        )  # What is behind that waits above, where it is counted.
+        tls = _Tls(
             *(loop, self._factory(), self._context, is_over),
             server_side=True,
             ssl_handshake_timeout=self._timeout_s,  # type: ignore[arg-type]  # Any number does.
@@ -55,6 +58,19 @@ class Handshakes:
         """It went well, or not: then the connection is closed by now."""
         self._under_way -= 1
         handshake.exception()  # Nobody else asks for it.
+
+
+class _Tls(SSLProtocol):
+    """Counts as unsent what the socket has not taken, too. asyncio's forgets what it has encrypted, and a peer
+    who takes nothing seems to take everything.
+    """
+
+    _transport: asyncio.Transport | None  # None: gone.
+
+    def _get_write_buffer_size(self) -> int:
+        below = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        above: int = super()._get_write_buffer_size()  # type: ignore[misc]  # No stub has it.
+        return above + below
 
 
 class _Arriving(asyncio.Protocol):

@@ -10,6 +10,8 @@ from rollbook.proto.runtime.handshakes import Handshakes
 from rollbook.proto.runtime.tls import TlsFiles, server_context
 from tests.unit.proto.runtime.test_tls import PATIENCE_S, Echo, golden, is_served
 
+FLOOD_BYTES = 32 * 1024 * 1024  # More than the system takes for both of them.
+
 
 async def serve(at_once_max: int, timeout_s: float = PATIENCE_S) -> asyncio.Server:
     context = server_context(TlsFiles(golden("server-a")))
@@ -68,6 +70,52 @@ async def test_who_says_nothing_is_hung_up_on_after_a_time() -> None:
     with ExitStack() as stack:
         await hung_up_on(silent(stack, address_of(server)))
         await until_served(address_of(server))
+    server.close()
+
+
+class Flood(asyncio.Protocol):
+    """Says much, and nothing more before that is taken."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_go_on = asyncio.Event(), asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(1)
+        self.may_go_on.set()
+        transport.write(bytes(FLOOD_BYTES))
+        self.has_begun.set()
+
+    def pause_writing(self) -> None:
+        self.may_go_on.clear()
+
+    def resume_writing(self) -> None:
+        self.may_go_on.set()
+
+
+async def test_what_a_peer_does_not_take_is_counted() -> None:
+    """All of it was encrypted, and in the hands of the socket's transport: as if it had been sent."""
+    flood = Flood()
+    context = server_context(TlsFiles(golden("server-a")))
+    factory = Handshakes(lambda: flood, context, 1)
+    server = await asyncio.get_running_loop().create_server(factory, "127.0.0.1", 0)
+    address = address_of(server)
+    trusting = ssl.create_default_context(cafile=golden("authority-a"))
+    trusting.check_hostname = False
+    async with asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection(
+            address.host, address.port, ssl=trusting, limit=1024
+        )
+        await flood.has_begun.wait()
+        assert not flood.may_go_on.is_set()
+        assert flood.transport.get_write_buffer_size() > FLOOD_BYTES // 2
+        await reader.readexactly(FLOOD_BYTES)
+        await flood.may_go_on.wait()
+        assert flood.transport.get_write_buffer_size() == 0
+    writer.close()
     server.close()
 
 
