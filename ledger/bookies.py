@@ -50,6 +50,9 @@ logger = structlog.get_logger()
 _GOODBYE_S: Final = 5.0
 
 _FORGET_BATCHES_S: Final = 600.0
+_SHARES_OF_RESTS: Final = (
+    32  # Of a second, in a log server: what rests meanwhile is told in one turn.
+)
 _BATCHES: Final = -1  # In place of a number: a connection that is lost costs nobody anything else.
 
 _LinkId = tuple[BookieId, int, int]  # The version of its protocol; which of several.
@@ -73,6 +76,7 @@ class Bookies:
         self.tick_s: Final = config.add_deadline_s / (DEADLINE_TICKS + 1)
         """An add is noticed at the tick behind it: one more, and the deadline is the latest."""
         self.ticker: Final = Ticker(self.tick_s)
+        self.rests: Final = Ticker(config.explicit_lac_idle_ms / 1000, _SHARES_OF_RESTS)
         self._watcher = watcher
         self._config = config
         self._health = health
@@ -209,6 +213,7 @@ class Bookies:
             await link.stopped()
         self._links.clear()
         self.ticker.close()
+        self.rests.close()
 
     # ------------------------------------------------------------------------------------------
 

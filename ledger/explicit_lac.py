@@ -4,16 +4,23 @@ An entry carries the LAC that its writer knew when it sent it, so bookies are al
 behind. Once a writer has confirmed nothing for a moment, and no entry is on its way that would carry
 the news, it tells the whole ensemble. If fewer than an ack quorum take it, readers that ask around may
 not hear of it, and it is told again, at a slower pace.
+
+A log server has thousands of writers that append now and then and rest in between. So they rest by the
+ticks of one ticker, those of a share of a tick tell together, and none of them has a timer of its own,
+nor a task, unless it has to wait for a connection.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rollbook.ledger.bookies import Bookies
 from rollbook.ledger.core.append import Pipeline
 from rollbook.ledger.core.ensemble_change import Seating
+from rollbook.proto.errors import RollbookError
 from rollbook.proto.ids import EntryId
-from rollbook.proto.wire.messages import WriteLac, WriteLacReply
+from rollbook.proto.wire.messages import Reply, WriteLac, WriteLacReply
+
+_SLOWER_TICKS = 10
 
 
 class ExplicitLac:
@@ -26,53 +33,76 @@ class ExplicitLac:
         may_send: Callable[[], bool],
         *,
         ack_quorum: int,
-        idle_s: float,
+        is_wanted: bool,
         deadline_s: float,
     ) -> None:
-        """`idle_s` 0: never."""
-        self.task: asyncio.Task[None] | None = None
         self._pipeline, self._seating, self._bookies = pipeline, seating, bookies
         self._make_request, self._may_send = make_request, may_send
         self._ack_quorum = ack_quorum
-        self._idle_s, self._deadline_s = idle_s, deadline_s
+        self._is_wanted = is_wanted
+        self._deadline_s = deadline_s
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._ticks_left = 0  # Until it looks whether the writer rests.
         self._seen = self._told = pipeline.acks.last_add_confirmed
+        self._telling, self._heard = self._told, 0  # By so many.
+        self._replies: dict[asyncio.Future[Reply], None] = {}
+
+    @property
+    def tasks(self) -> Sequence["asyncio.Task[Reply]"]:
+        return [each for each in self._replies if isinstance(each, asyncio.Task)]
 
     def on_confirmed(self) -> None:
-        if self._timer is None and self._idle_s:
-            self._plan(self._idle_s)
+        if not self._ticks_left and self._is_wanted:
+            self._plan(1)
 
     def stop(self) -> None:
-        """The task is cancelled; the caller awaits it."""
-        self._idle_s = 0.0
-        if self._timer is not None:
-            self._timer.cancel()
-        if self.task is not None:
-            self.task.cancel()
+        """What is under way is cancelled; the caller awaits its tasks."""
+        self._is_wanted = False
+        for reply in self._replies:
+            reply.cancel()
 
-    def _plan(self, after_s: float) -> None:
+    def _plan(self, ticks: int) -> None:
         self._seen = self._pipeline.acks.last_add_confirmed
-        self._timer = self._loop.call_later(after_s, self._on_idle)
+        self._ticks_left = ticks
+        self._bookies.rests.call_next(self._on_tick)
 
-    def _on_idle(self) -> None:
-        self._timer = None
+    def _on_tick(self) -> None:
+        if not self._is_wanted:
+            return
+        self._ticks_left -= 1
         lac = self._pipeline.acks.last_add_confirmed
-        if lac > self._seen or self.task is not None:
-            self._plan(self._idle_s)
+        if self._ticks_left:
+            self._bookies.rests.call_next(self._on_tick)
+        elif lac > self._seen or self._replies:
+            self._plan(1)
         elif lac > max(self._pipeline.told_lac, self._told) and self._may_send():
-            self.task = self._loop.create_task(self._tell(lac))
+            self._tell(lac)
 
-    async def _tell(self, lac: EntryId) -> None:
-        request = self._make_request(lac)
-        calls = [
-            self._bookies.call(bookie, request, deadline_s=self._deadline_s)
-            for bookie in self._seating.ensemble
-        ]
-        replies = await asyncio.gather(*calls, return_exceptions=True)
-        self.task = None
-        heard = sum(isinstance(each, WriteLacReply) and each.error is None for each in replies)
-        if heard >= self._ack_quorum:
-            self._told = lac
-        elif self._timer is None and self._idle_s:
-            self._plan(10 * self._idle_s)
+    def _tell(self, lac: EntryId) -> None:
+        request, deadline_s = self._make_request(lac), self._deadline_s
+        self._telling, self._heard = lac, 0
+        for bookie in self._seating.ensemble:
+            reply = self._bookies.start(
+                bookie, request, deadline_s=deadline_s, is_high_priority=False
+            )
+            if reply is None:
+                call = self._bookies.call(bookie, request, deadline_s=deadline_s)
+                reply = self._loop.create_task(call)
+            self._replies[reply] = None
+            reply.add_done_callback(self._on_reply)
+
+    def _on_reply(self, reply: "asyncio.Future[Reply]") -> None:
+        del self._replies[reply]
+        if reply.cancelled():
+            return
+        error = reply.exception()
+        if error is None:
+            answer = reply.result()
+            self._heard += isinstance(answer, WriteLacReply) and answer.error is None
+        if not self._replies:
+            if self._heard >= self._ack_quorum:
+                self._told = self._telling
+            elif not self._ticks_left and self._is_wanted:
+                self._plan(_SLOWER_TICKS)
+        if error is not None and not isinstance(error, RollbookError):
+            raise error

@@ -1,8 +1,8 @@
-"""Ticks for all writers of a client whose entries are on their way.
+"""Ticks for all writers of a client: those whose entries are on their way, and those that rest.
 
 Writers come and go with their entries, and a timer for each costs a server of many ledgers more than
-what it is for. So there is one for an eighth of a tick, and whoever wants a tick shares it with others:
-nobody waits longer than a tick, the first time up to an eighth less, and not all of them come at once.
+what it is for. So there is one for a share of a tick, and whoever wants a tick has that with others:
+nobody waits longer than a tick, the first time up to a share less, and not all of them come at once.
 """
 
 import asyncio
@@ -13,8 +13,9 @@ _SHARES: Final = 8
 
 
 class Ticker:
-    def __init__(self, tick_s: float) -> None:
-        self._share_s = tick_s / _SHARES
+    def __init__(self, tick_s: float, shares: int = _SHARES) -> None:
+        self._shares = shares
+        self._share_s = tick_s / shares
         self._due: dict[int, list[Callable[[], None]]] = {}  # By number of the share.
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._present: int | None = None  # While they are called.
@@ -25,7 +26,7 @@ class Ticker:
         present = self._present
         if present is None:
             present = int(loop.time() / self._share_s)
-        number = present + _SHARES
+        number = present + self._shares
         due = self._due.get(number)
         if due is None:
             due = self._due[number] = []

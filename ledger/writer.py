@@ -7,8 +7,8 @@ successors for bookies that fail, `ledger_tail.py`, which writes its metadata, a
 What appends of one turn of the loop bring leaves in one write per bookie, or a little later, with what
 comes yet, while that bookie has enough to do (WR10); what bookies answer comes in batches and is counted
 in batches. No entry has a task, a timer or a lock. While entries are on their way there are ticks, which
-`ticker.py` has for all writers; there is one timer for the explicit LAC, and one for each bookie that is
-busy or lags.
+`ticker.py` has for all writers, and so when one rests; there is one timer for each bookie that is busy or
+lags.
 """
 
 import asyncio
@@ -113,7 +113,7 @@ class LedgerWriter:
         self._explicit_lac = ExplicitLac(
             *(self._pipeline, self._seating, bookies, self._make_write_lac, self._may_send),
             ack_quorum=metadata.quorum.ack,
-            idle_s=config.explicit_lac_idle_ms / 1000,
+            is_wanted=config.explicit_lac_idle_ms > 0,
             deadline_s=config.add_deadline_s,
         )
         self._waiting: deque[_Waiting] = deque()  # By the last entry that each waits for.
@@ -669,8 +669,8 @@ class LedgerWriter:
         for task in self._tasks():
             task.cancel()
 
-    def _tasks(self) -> list["asyncio.Task[None]"]:
-        tasks = (*self._stand_ins.tasks, self._reading_back, self._explicit_lac.task)
+    def _tasks(self) -> list["asyncio.Task[Any]"]:
+        tasks = (*self._stand_ins.tasks, self._reading_back, *self._explicit_lac.tasks)
         return [each for each in tasks if each and each is not asyncio.current_task()]
 
     async def _end_tasks(self) -> None:

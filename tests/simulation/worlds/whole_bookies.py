@@ -1,6 +1,7 @@
 """What worlds of whole bookies have in common: how small these are, and what their history shows of them."""
 
 from collections.abc import Iterable
+from inspect import iscoroutinefunction
 from typing import Any, Final
 
 from rollbook.bookie.config import ServerConfig, StorageConfig
@@ -43,6 +44,14 @@ def measured(history: History, steps: Iterable[InnerStep]) -> list[Patch]:
     """So that the history has them, too."""
 
     def measure(original: Any, step: str) -> Any:
+        if not iscoroutinefunction(original):
+
+            def take_at_once(*arguments: Any, **keywords: Any) -> Any:
+                history.on_answered(history.call(step))
+                return original(*arguments, **keywords)
+
+            return take_at_once
+
         async def take(*arguments: Any, **keywords: Any) -> Any:
             call = history.call(step)
             try:

@@ -77,6 +77,19 @@ async def test_many_who_go_on_asking_are_called_equally_often(time: Time) -> Non
     ticker.close()
 
 
+async def test_those_of_one_share_are_called_in_one_turn(time: Time) -> None:
+    ticker, called = Ticker(TICK_S, shares=4), list[int]()
+    await time.pass_by(0.3 * TICK_S - asyncio.get_running_loop().time() % TICK_S + TICK_S)
+    for number in range(2):
+        ticker.call_next(partial(called.append, number))
+        await time.pass_by(0.1 * TICK_S)
+    await time.pass_by(0.7 * TICK_S)
+    assert not called
+    await time.pass_by(0.1 * TICK_S)
+    assert called == [0, 1]
+    ticker.close()
+
+
 async def test_a_ticker_that_is_closed_calls_nobody(time: Time) -> None:
     ticker, called = Ticker(TICK_S), list[int]()
     ticker.call_next(partial(called.append, 1))

@@ -966,6 +966,20 @@ def test_the_last_entry_is_told_when_nothing_follows() -> None:
     play_writer(story)
 
 
+def test_telling_the_last_entry_takes_no_task() -> None:
+    """WR7: a server of many quiet logs does it all the time."""
+
+    async def story(scene: WriterScene) -> None:
+        scene.kept["b3"].answer_adds = ignore
+        await scene.append(3)
+        running = asyncio.all_tasks()
+        await scene.until(lambda: scene.kept["b1"].explicit_lacs)
+        assert asyncio.all_tasks() <= running
+        await scene.writer.stop()
+
+    play_writer(story)
+
+
 def test_the_last_entry_is_told_until_a_quorum_knows() -> None:
     """WR7."""
 

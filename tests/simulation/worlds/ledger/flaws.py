@@ -137,8 +137,8 @@ def _tell_more(self: LedgerWriter) -> Any:
 _tell_lac = ExplicitLac._tell
 
 
-async def _tell_of_all(self: ExplicitLac, lac: EntryId) -> None:
-    await _tell_lac(self, EntryId(self._pipeline.next_entry - 1))
+def _tell_of_all(self: ExplicitLac, lac: EntryId) -> None:
+    _tell_lac(self, EntryId(self._pipeline.next_entry - 1))
 
 
 def _tell_nobody(self: ExplicitLac) -> None:
