@@ -56,8 +56,8 @@ _ENTRY_COST_BYTES: Final = (
 )
 _LEDGERS_PER_STEP: Final = 16
 _RESTS: Final = 4.0  # Times as long as its steps took: checkpoints want their share, too.
+_PATIENCE: Final = 16.0  # Of a loop that is never idle a seventieth of the time is still taken.
 _RESTS_IN_NEED: Final = 2.0  # While space is short,
-_PATIENCE: Final = 8.0  # Of a loop that is never idle a fortieth of the time is still taken.
 _EAGERNESS: Final = 8  # and so many times the pace: nobody adds, and everybody waits for space.
 
 _ledger_of = itemgetter(0)
