@@ -392,11 +392,16 @@ class Client:
             previous_lac=EntryId(previous),
             timeout_ms=timeout_ms,
             piggyback=True,
+            following_bytes_max=_BATCH_BYTES,
         )
         reply = await self._ask(link, "poll", request)
         assert isinstance(reply, ReadReply)
         entry_id = reply.entry_id if reply.body is not None else previous + 1
         self._on_read(asked, entry_id, reply, is_poll=True)
+        for behind, body in enumerate(reply.following, entry_id + 1):
+            sums.checker.on_entry(asked, behind, body)
+            if reply.last_add_confirmed is None or behind > reply.last_add_confirmed:
+                sums.on_broken(ANSWERS, f"{link.bookie} brings what it does not tell is confirmed")
 
     async def _write_lac(self, link: Link, ledger_id: int) -> None:
         sums = self._sums
