@@ -313,8 +313,9 @@ class Journal:
             self.active.records.file.write_and_sync_now(write.position, write.buffers)
             took_ns = self._clock.monotonic_ns() - started_ns
             try:
-                self._answer(batch, size)  # First, as above; and whom it wakes goes first, too.
-                self._clock.let_others_run()
+                self._answer(batch, size)  # First, as above.
+                if isinstance(waiting.item, Frames) and waiting.item.is_one_add:
+                    self._clock.let_others_run()  # Whoever adds one by one waits for just that.
             finally:
                 self._on_synced(write, took_ns)
                 self._on_found(write)

@@ -35,6 +35,10 @@ class Frames(NamedTuple):
     moved: int  # To be added to the groups' positions to get those in `frames`.
     groups: tuple[AddGroup, ...]
 
+    @property
+    def is_one_add(self) -> bool:
+        return len(self.groups) == 1 and len(self.groups[0].entry_ids) == 1
+
 
 class PlacedFrames(NamedTuple):
     """Where adds ended up: positions of `groups` in the file are `moved` further on."""

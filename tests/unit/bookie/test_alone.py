@@ -86,6 +86,10 @@ def test_whom_the_answer_wakes_runs_before_what_is_left_to_do(
             assert heard[done:] == [len(client.heard)]  # Once, and not before the answer.
             assert indexed[done:] == [before]
             assert storage.stats.entries_added == before + 1
+        storage.add(adds((7, 100), (7, 101)), client.on_done)
+        storage.go_on()
+        assert storage.stats.entries_added == before + 3  # Durable, and the processor was kept:
+        assert len(heard) == 3  # whoever sends several at once does not wait for each.
 
     tell(story)
 
