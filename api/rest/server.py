@@ -11,8 +11,10 @@ Nobody gets much without having shown the token:
                    requests together
     an answer      as fast as it is taken; large ones of all requests together (`untaken.py`)
     the loop       a number of headers, trailers, fields of a query, and small chunks of a body: the parser
-                   looks at each of them, and thousands hold up everybody
+                   looks at each of them, and thousands hold up everybody. And a slice of what it says in a
+                   turn: hundreds of chunks, however many there are
     a path         has no escapes: no name here needs one, and `%2F` would make two names of one
+    a refusal      is heard also by who is sending still: for a moment what he sends is read, and forgotten
     a stream       goes on for as long as somebody takes it; whoever takes nothing is hung up on
     off loopback   only with TLS and a token, unless told otherwise
     on loopback    without a token, only under a loopback name: a page in a browser on this machine
@@ -26,6 +28,7 @@ import logging
 import re
 import socket
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -64,7 +67,7 @@ _HEADERS_MAX: Final = 100
 _END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
 _QUERY_FIELDS_MAX: Final = 1024  # As many owners may be asked for.
 _LAST_CHUNK: Final = re.compile(rb"\r?\n?0+(?![0-9A-Fa-f])[^\n]*\n")  # Behind the end of another.
-_SLICE_BYTES: Final = 16 * 1024  # Parsed at a time.
+_SLICE_BYTES: Final = 16 * 1024  # Read in a turn, and parsed at a time.
 _CHUNK_BYTES_MIN: Final = 32  # A line of JSON has as much. Of smaller ones a body may have
 _SMALL_CHUNKS_MAX: Final = 1024
 _BODY_BYTES_MAX: Final = 64 * 1024
@@ -73,6 +76,7 @@ _EXCHANGE_S: Final = (
 )
 _BODY_S: Final = 10.0
 _HANDSHAKE_S: Final = 5.0
+_LINGER_S: Final = 1.0  # Or as much as a body may have.
 _KEEP_ALIVE_S: Final = 5
 _BACKLOG: Final = 32
 _IDLE_LOOKED_AT: Final = 8  # Of those that may have to make room.
@@ -171,7 +175,7 @@ class HttpServer:
             return _Connection(crowd, settings, state, {}, loop)
 
         if tls:
-            factory = Handshakes(factory, tls, bounds.connections, _HANDSHAKE_S)
+            factory = Handshakes(factory, tls, bounds.connections, _HANDSHAKE_S, _SLICE_BYTES)
         listening = _listen(config.address)
         try:
             server = await loop.create_server(factory, sock=listening, backlog=bounds.backlog)
@@ -304,6 +308,7 @@ class _Connection(H11Protocol):
 
     _watchdog: asyncio.TimerHandle | None = None
     _unsent = -1  # When the watchdog last looked.
+    _unheard: int | None = None  # So much may yet be forgotten; None: it is heard.
 
     def __init__(self, crowd: _Crowd, *uvicorns: Any) -> None:
         super().__init__(*uvicorns)
@@ -318,6 +323,7 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn's.
         super().connection_made(transport)
         self.app_state[_NAMES] = names_in(transport.get_extra_info("peercert"))
+        transport.max_size = _SLICE_BYTES  # type: ignore[attr-defined]  # It is asyncio's; without TLS.
         transport.set_write_buffer_limits(self._crowd.bounds.unsent_bytes)
         if self._crowd.enter(self):
             self._watch()
@@ -346,7 +352,29 @@ class _Connection(H11Protocol):
         head = h11.Response(status_code=400, headers=refusal.raw_headers, reason=b"Bad Request")
         for event in (head, h11.Data(data=bytes(refusal.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        self._linger()
+
+    def _linger(self) -> None:
+        """Closed with something unread, the system would take back what was answered."""
+        self._unheard = self._crowd.bounds.body_bytes
+        self._unset_keepalive_if_required()
+        if self.is_serving:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        if self._watchdog:
+            self._watchdog.cancel()
+        self._watchdog = self.loop.call_later(_LINGER_S, self.transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        if self._unheard is None:
+            super().data_received(data)
+            return
+        self._unheard -= len(data)
+        if self._unheard < 0:
+            self.transport.abort()
 
     def _watch(self) -> None:
         if self._watchdog:
@@ -397,7 +425,7 @@ class Guard:
                 _check_origin(scope, headers)
                 body = await self._read_body(headers, receive, held)
             except _Refused as refused:
-                await _refuse(refused, scope, receive, send)
+                await _refuse(refused, scope, receive, send, self._bounds.body_bytes)
             except _Gone:
                 pass  # What came of the body is not what was meant.
             else:
@@ -474,12 +502,27 @@ class _Refused(Exception):
         self.error = error
 
 
-async def _refuse(refused: _Refused, scope: Scope, receive: Receive, send: Send) -> None:
-    headers = {"connection": "close"}  # Whatever is left of the request is not waited for.
+async def _refuse(
+    refused: _Refused, scope: Scope, receive: Receive, send: Send, unheard: int
+) -> None:
+    """What is left of the request, up to `unheard`, is read for a moment: see `_Connection._linger`."""
+    headers = {"connection": "close"}
     if refused.status == 401:
         headers["www-authenticate"] = 'Bearer realm="rollbook"'
     response = response_of(refused.error, status=refused.status, headers=headers)
-    await response(scope, receive, send)
+
+    async def send_but_the_end(message: Message) -> None:
+        await send({**message, "more_body": True} if "body" in message else message)
+
+    await response(scope, receive, send_but_the_end)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while unheard >= 0:
+                message = await receive()
+                if not message.get("more_body", False):
+                    break
+                unheard -= len(message["body"])
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _told_at_once(body: bytes, receive: Receive) -> Receive:

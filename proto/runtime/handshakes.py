@@ -7,12 +7,13 @@ nothing costs a file, and nobody counts him. The files would be missing elsewher
 import asyncio
 import ssl
 from asyncio.sslproto import SSLProtocol
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from rollbook.proto.ports import ProtocolFactory
 
 _HANDSHAKE_S_MAX: Final = 10.0  # Who takes longer is hung up on,
 _SHUTDOWN_S_MAX: Final = 5.0  # and who does not say goodbye is left without.
+_READ_BYTES_MAX: Final = 256 * 1024  # As asyncio has it.
 
 
 class Handshakes:
@@ -24,7 +25,10 @@ class Handshakes:
         context: ssl.SSLContext,
         at_once_max: int,
         timeout_s: float = _HANDSHAKE_S_MAX,
+        read_bytes_max: int = _READ_BYTES_MAX,
     ) -> None:
+        """`read_bytes_max`: of a connection in one turn, encrypted."""
+        self._read_bytes_max = read_bytes_max
         self._factory = factory
         self._context = context
         self._at_once_max = at_once_max
@@ -42,13 +46,13 @@ class Handshakes:
         loop = asyncio.get_running_loop()
         is_over: asyncio.Future[None] = loop.create_future()
         is_over.add_done_callback(self._on_over)
-        transport.set_write_buffer_limits(
-            0
-        )  # What is behind that waits above, where it is counted.
+        # What the socket does not take waits above it, where it is counted.
+        transport.set_write_buffer_limits(0)
         tls = _Tls(
+            self._read_bytes_max,
             *(loop, self._factory(), self._context, is_over),
             server_side=True,
-            ssl_handshake_timeout=self._timeout_s,  # type: ignore[arg-type]  # Any number does.
+            ssl_handshake_timeout=self._timeout_s,
             ssl_shutdown_timeout=_SHUTDOWN_S_MAX,
         )
         transport.set_protocol(tls)
@@ -66,6 +70,10 @@ class _Tls(SSLProtocol):
     """
 
     _transport: asyncio.Transport | None  # None: gone.
+
+    def __init__(self, read_bytes_max: int, *arguments: Any, **more: Any) -> None:
+        self.max_size = read_bytes_max  # type: ignore[misc]  # Of each, and not of the class.
+        super().__init__(*arguments, **more)
 
     def _get_write_buffer_size(self) -> int:
         below = self._transport.get_write_buffer_size() if self._transport is not None else 0

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,9 +20,11 @@ from rollbook.logservice.core.block import pack_block
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
+from rollbook.proto.runtime.tls import TlsFiles
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
 from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client, parse
 from tests.unit.api.rest.log_routes import JSON, LOG, NDJSON, RAW
+from tests.unit.proto.runtime.test_tls import golden
 
 LOOPBACK = Address("127.0.0.1", 0)
 TOKEN = "0123456789abcdef-canary"
@@ -241,6 +244,39 @@ async def test_what_is_no_request_is_a_problem_and_the_end(there: There) -> None
         assert not there.core.asked
 
 
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx: " + b"x" * 2**20, 400),
+        (
+            b"POST %s/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9000000\r\n\r\n"
+            % LOG.encode()
+            + bytes(5_000_000),
+            413,
+        ),
+    ],
+    ids=["head", "body"],
+)
+async def test_who_is_still_sending_hears_why_he_is_refused(
+    monkeypatch: pytest.MonkeyPatch, said: bytes, status: int
+) -> None:
+    """He was hung up on with half of it unread, and what he was told was lost with the connection."""
+    monkeypatch.setattr(module, "_LINGER_S", DEADLINE_S)
+    server = await RestServer.start(made(), HttpConfig(LOOPBACK), lambda _: "")
+    loop = asyncio.get_running_loop()
+    for _ in range(5):
+        with socket.socket() as connection:
+            connection.setblocking(False)
+            async with asyncio.timeout(DEADLINE_S):
+                await loop.sock_connect(connection, (server.address.host, server.address.port))
+                await loop.sock_sendall(connection, said)  # Before he listens at all.
+                heard = b""
+                while b"}" not in heard:
+                    heard += await loop.sock_recv(connection, 65536)
+            assert parse(heard).status == status
+    await server.close()
+
+
 _HEAD = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 _CHUNKED = (
     f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
@@ -274,6 +310,35 @@ async def test_a_body_may_come_in_many_small_chunks(there: There) -> None:
     chunks = b"8\r\nxxxxxxx\n\r\n" * 1000 + b"0\r\n\r\n"
     said = _CHUNKED.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n") + chunks
     assert parse(await there.client.say(said)).status == 201
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_a_turn_reads_a_slice_of_what_is_said(
+    monkeypatch: pytest.MonkeyPatch, *, is_encrypted: bool
+) -> None:
+    """Whatever had come was parsed at once: chunks of 32 bytes held everybody up for 42 ms."""
+    sizes: list[int] = []
+    receive = module._Connection.data_received
+
+    def seen(self: module._Connection, data: bytes) -> None:
+        sizes.append(len(data))
+        receive(self, data)
+
+    monkeypatch.setattr(module._Connection, "data_received", seen)
+    files = TlsFiles(golden("server-a")) if is_encrypted else None
+    core = made()
+    server = await RestServer.start(core, HttpConfig(LOOPBACK, tls=files), lambda _: "")
+    trusting = ssl.create_default_context(cafile=golden("authority-a"))
+    trusting.check_hostname = False
+    client = Client(server.address, tls=trusting if is_encrypted else None)
+    line = b"20\r\n" + b"x" * 32 + b"\r\n"
+    said = _CHUNKED.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    answer = parse(await client.say(said + line * 20_000 + b"0\r\n\r\n"))
+    assert answer.status == 201
+    assert len(core.cluster.logs[LogName("ns", "log")].blocks) == 1
+    assert sum(sizes) > 20_000 * len(line)
+    assert max(sizes) <= 2 * 16 * 1024  # A record of TLS may have begun before.
+    await server.close()
 
 
 def parsed(*pieces: bytes) -> list[Any]:
