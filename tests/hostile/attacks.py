@@ -230,6 +230,7 @@ class _Member:
         except BlockingIOError:
             return
         except OSError:
+            self.receive()  # What it was told before is there still.
             self.is_hung_up = True
             return
         if not self.rest and self.attack.resets:

@@ -17,7 +17,6 @@ from tests.support import log_processes
 
 _COUNT: Final = 20
 _PATIENCE_S: Final = 60.0
-_READ_AT_ONCE: Final = 64 * 1024
 _MIB: Final = 1024 * 1024
 
 
@@ -35,9 +34,6 @@ def test_an_attack_has_its_answer_and_others_go_on(attack: Attack, victim: RestS
     with Mob(victim.address) as mob:
         mob.add(attack, _COUNT)
         assert mob.run(all_have_ended, _PATIENCE_S)
-        heard = [member.heard[: len(attack.answer)] for member in mob.members]
-        assert set(heard) <= {b"", attack.answer}, heard
-        # Who is hung up on while he sends is reset, perhaps before he hears it; others hear it.
-        assert attack.answer in heard or len(attack.first) > _READ_AT_ONCE
+        assert all(member.heard.startswith(attack.answer) for member in mob.members)
         assert asyncio.run(rest.is_served(victim, LOG))
         assert victim.resident_bytes - before <= _COUNT * _MIB
