@@ -3,7 +3,8 @@
     calls      one request, one reply; found by transaction id, in version 2 by the reply's ids
     channels   the adds of a ledger, as bytes; their replies are handed on a batch at a time
 
-Whatever one turn of the loop asks for leaves in one write. Once the socket is stuck, two chunks at most
+Whatever one turn of the loop asks for leaves in one write, or in one for each 32 requests: so a bookie
+works on some while others are packed, and the two do not take turns with a thousand as a whole. Once the socket is stuck, two chunks at most
 lie in front of it, and all else waits in the outbox.
 
 An answer is handed to nobody but the one who asked (CN1), and a reply to an add to nobody but the
@@ -60,6 +61,9 @@ from rollbook.proto.wire.replies import ReplyDecoder
 
 RECEIVE_BYTES: Final = 256 * 1024
 _ALONE_BYTES: Final = 64 * 1024  # Adds that are worth a system call of their own.
+_ASKED_TOGETHER: Final = (
+    32  # Requests of one turn. A bookie works on these while others are still packed.
+)
 _TICK_S: Final = 0.02  # A deadline is noticed so much late at most.
 _LAST_CHANCE_S: Final = 5.0  # For any word at all, after somebody has given up waiting for his.
 
@@ -150,6 +154,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self._gathered_bytes = 0
         self._is_clogged = False
         self._will_flush = False
+        self._asked_in_turn = 0
 
     @property
     def age_s(self) -> float:
@@ -215,6 +220,9 @@ class BookieClient(asyncio.BufferedProtocol):
         self._waiting[key] = call
         self._outbox.put(call, room is self._rooms[True])
         self._flush_soon()
+        self._asked_in_turn += 1
+        if self._asked_in_turn % _ASKED_TOGETHER == 0:
+            self._write_out()
         self._look_by(call.due)
         call.future.add_done_callback(partial(self._on_done, key, call, room))
         return call.future
@@ -324,6 +332,10 @@ class BookieClient(asyncio.BufferedProtocol):
 
     def _flush(self) -> None:
         self._will_flush = False
+        self._asked_in_turn = 0
+        self._write_out()
+
+    def _write_out(self) -> None:
         if self.is_over:
             return
         self._write_gathered()

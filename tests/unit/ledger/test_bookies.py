@@ -124,6 +124,24 @@ def test_replies_may_come_in_any_order(config: ClientConfig) -> None:
     play(story, config=config)
 
 
+def test_of_many_requests_of_one_turn_the_first_leave_before_its_end() -> None:
+    """So that a bookie works on them while others are packed. What is taken back meanwhile stays."""
+
+    async def story(scene: Scene) -> None:
+        await scene.bookies.call(B1, read(0), deadline_s=5)
+        (peer,) = scene.bookie("b1").peers
+        del peer.calls[:]
+        start = partial(scene.bookies.start, B1, deadline_s=5, is_high_priority=False)
+        for reply in [start(read(entry_id)) for entry_id in range(80)]:
+            assert reply is not None
+            reply.cancel()
+        await scene.bookies.call(B1, read(80), deadline_s=5)
+        asked = [each.request.entry_id for each in peer.calls if isinstance(each.request, Read)]
+        assert asked == [*range(64), 80]
+
+    play(story)
+
+
 def test_what_version_2_has_no_words_for_goes_over_version_3() -> None:
     async def story(scene: Scene) -> None:
         for request in (
