@@ -61,9 +61,7 @@ from rollbook.proto.wire.replies import ReplyDecoder
 
 RECEIVE_BYTES: Final = 256 * 1024
 _ALONE_BYTES: Final = 64 * 1024  # Adds that are worth a system call of their own.
-_ASKED_TOGETHER: Final = (
-    32  # Requests of one turn. A bookie works on these while others are still packed.
-)
+_ASKED_TOGETHER: Final = 32  # A bookie works on these while others of the same turn are packed.
 _TICK_S: Final = 0.02  # A deadline is noticed so much late at most.
 _LAST_CHANCE_S: Final = 5.0  # For any word at all, after somebody has given up waiting for his.
 
