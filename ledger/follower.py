@@ -165,17 +165,15 @@ class Follower(AsyncIterator[News]):
     async def _poll_in_waves(self, give_up_at: float) -> None:
         metadata = self._view.metadata
         fragment, quorum = metadata.fragments[-1], metadata.quorum
-        waves = deque(
-            covering_slots(quorum, (self._preferred + wave) % quorum.ensemble)
-            for wave in range(quorum.ensemble)
-        )
+        size = quorum.ensemble
+        waves = deque((self._preferred + wave) % size for wave in range(size))
         asked: dict[int, None] = {}
         async with Calls[int](self._bookies) as calls:
             self._wake = calls.wake
             self._view.listen(calls.wake)
             try:
                 while self._loop.time() < give_up_at and (waves or calls.is_waiting):
-                    for slot in waves.popleft() if waves else ():
+                    for slot in covering_slots(quorum, waves.popleft()) if waves else ():
                         if slot not in asked:
                             asked[slot] = None
                             self._ask(calls, slot, fragment)
