@@ -1,20 +1,23 @@
 """Work on the loop that nobody waits for: in steps, with rests in which others' adds are answered."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from rollbook.bookie.core.pace import Lull, Rests
 from rollbook.proto.ports import Clock
 
 _TIMES: Final = 2.0  # So a third of the loop's time is taken at most.
-_LOOK_AGAIN_S: Final = 0.001  # No timer is finer.
+_LOOK_AGAIN_S: Final = 0.002  # To look costs 50 µs.
 
 
 class Background:
     """One for each piece of work."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, is_preceded: Callable[[], bool] = lambda: False) -> None:
+        """`is_preceded`: other work in the background goes first, as far as patience lasts."""
         self._clock = clock
+        self._is_preceded = is_preceded
         self._rests = Rests(clock.monotonic_ns())
 
     async def give_way(
@@ -30,10 +33,11 @@ class Background:
         self._rests.on_resumed(self._clock.monotonic_ns())
 
     async def _come_to_a_lull(self, patience_s: float) -> None:
-        turn_began_ns = self._clock.monotonic_ns()
-        lull = Lull(turn_began_ns, patience_s)
-        await asyncio.sleep(0)
-        while not lull.has_come(turn_began_ns, self._clock.monotonic_ns()):
-            await asyncio.sleep(_LOOK_AGAIN_S)
+        lull = Lull(self._clock.monotonic_ns(), patience_s)
+        while True:
             turn_began_ns = self._clock.monotonic_ns()
             await asyncio.sleep(0)
+            now_ns = self._clock.monotonic_ns()
+            if lull.has_come(turn_began_ns, now_ns, is_preceded=self._is_preceded()):
+                return
+            await asyncio.sleep(_LOOK_AGAIN_S)

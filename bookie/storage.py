@@ -664,6 +664,10 @@ class Storage:
         )
 
     @property
+    def is_checkpointing(self) -> bool:
+        return bool(self._filled) and not self._checkpoints_fail
+
+    @property
     def _may_fill(self) -> bool:
         return len(self._filled) < self._config.waiting_files_max
 

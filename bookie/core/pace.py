@@ -56,6 +56,9 @@ class Lull:
     def __init__(self, now_ns: int, patience_s: float) -> None:
         self._ends_ns = now_ns + int(patience_s * 1e9)
 
-    def has_come(self, turn_began_ns: int, now_ns: int) -> bool:
-        """Behind a turn of the loop in which others did what they had to do."""
-        return now_ns - turn_began_ns < _IDLE_TURN_NS or now_ns >= self._ends_ns
+    def has_come(self, turn_began_ns: int, now_ns: int, *, is_preceded: bool = False) -> bool:
+        """Behind a turn of the loop in which others did what they had to do. `is_preceded`: by work that
+        is more pressing, whether that turn had a step of it or not.
+        """
+        is_idle = now_ns - turn_began_ns < _IDLE_TURN_NS and not is_preceded
+        return is_idle or now_ns >= self._ends_ns

@@ -72,3 +72,21 @@ async def test_nobody_else_means_no_patience() -> None:
     clock.now_ns = MS
     await Background(clock).give_way(4.0, patience=1_000_000.0)
     assert clock.now_ns == MS
+
+
+async def test_what_is_more_pressing_goes_first() -> None:
+    clock = ToldClock()
+    background = Background(clock, is_preceded=lambda: clock.now_ns < 50 * MS)
+    with Others(clock, MS // 100, turns=10**9).at_work():  # Lulls, one after the other.
+        clock.now_ns += MS
+        await background.give_way(4.0, patience=1_000.0)
+        assert clock.now_ns >= 50 * MS
+
+
+async def test_what_is_more_pressing_does_not_keep_it_for_ever() -> None:
+    clock = ToldClock()
+    background = Background(clock, is_preceded=lambda: True)
+    with Others(clock, MS // 100, turns=10**9).at_work():
+        clock.now_ns += MS
+        await background.give_way(4.0, patience=4.0)
+        assert clock.now_ns >= 17 * MS

@@ -279,6 +279,20 @@ def test_others_have_a_turn_for_each_log_that_is_thought_of(
     tell(story)
 
 
+def test_checkpoints_go_first_while_a_filled_file_waits() -> None:
+    async def story(storage: Storage, node: Node) -> None:
+        number = storage.end_of_journal[0]
+        for entry_id in count():
+            await add(storage, (7, entry_id), payload=bytes(6000))
+            if storage.end_of_journal[0] != number:
+                break
+        assert storage.is_checkpointing
+        await settle(storage)
+        assert not storage.is_checkpointing
+
+    tell(story)
+
+
 @pytest.mark.parametrize("emptiest", [100, 102])
 def test_a_repeat_is_not_hidden_by_a_log_that_comes_to_look_younger(emptiest: int) -> None:
     """B12: the log that makes the new one young holds nothing of the ledger."""

@@ -62,3 +62,10 @@ def test_a_loop_that_is_never_idle_is_waited_for_no_longer_than_patience_lasts()
     while not lull.has_come(now_ns, now_ns + 2 * MS):
         now_ns, looks = now_ns + 4 * MS, looks + 1
     assert looks == 5
+
+
+def test_there_is_no_lull_while_something_more_pressing_is_done() -> None:
+    lull = Lull(0, patience_s=0.02)
+    assert not lull.has_come(5 * MS, 5 * MS, is_preceded=True)
+    assert lull.has_come(5 * MS, 5 * MS)
+    assert lull.has_come(20 * MS, 20 * MS, is_preceded=True)
