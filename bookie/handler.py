@@ -383,12 +383,16 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._transport.is_closing():
             self._drop_answers()
-        elif not self._is_writing:
-            room = self._shared.turn.step_bytes
-            while self._out and room > 0 and not self._is_clogged:
-                room -= self._write_some()
-            self._go_on_soon()
+        elif not (self._is_writing or self._is_clogged):
+            size = self._write_some()
+            if self._out:
+                self._write_more(self._shared.turn.step_bytes - size)
         self._count_unread()
+
+    def _write_more(self, room: int) -> None:
+        while self._out and room > 0 and not self._is_clogged:
+            room -= self._write_some()
+        self._go_on_soon()
 
     def _go_on_soon(self) -> None:
         if self._out and not self._is_clogged and not self._is_writing:

@@ -280,16 +280,13 @@ class Journal:
                 await self._write(write)
         elif self._has_unsynced:
             await self._sync()
+        self._writing = []
+        self.queued_bytes -= size
         try:
-            self._answer(batch, size)  # First. Nobody else runs before readers find it, too.
+            _tell(batch)  # First. Nobody else runs before readers find it, too.
         finally:
             if write:
                 self._on_found(write)
-
-    def _answer(self, batch: Sequence[Waiting], size: int) -> None:
-        self._writing = []
-        self.queued_bytes -= size
-        _tell(batch)
 
     def _on_found(self, write: Write) -> None:
         """Readers find it."""
@@ -306,14 +303,15 @@ class Journal:
             return False
         if not (self._fits(waiting.size) and self.active.records.file.is_quick(waiting.size)):
             return False
-        batch, size = self._take()
-        try:
+        try:  # Until it is durable it goes on to wait: should that fail, it is told with all others.
             write = self.active.packer.pack([waiting.item])
             started_ns = self._clock.monotonic_ns()
             self.active.records.file.write_and_sync_now(write.position, write.buffers)
             took_ns = self._clock.monotonic_ns() - started_ns
+            self._waiting.popleft()
+            self.queued_bytes -= waiting.size
             try:
-                self._answer(batch, size)  # First, as above.
+                waiting.on_done(1, None)  # First, as above.
                 if isinstance(waiting.item, Frames) and waiting.item.is_one_add:
                     self._clock.let_others_run()  # Whoever adds one by one waits for just that.
             finally:
