@@ -9,14 +9,19 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, NamedTuple
 
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.memtable import Place
-from rollbook.bookie.core.records import FILE_HEADER_BYTES, HEAD_BYTES, FileHeader, RecordReader
+from rollbook.bookie.core.records import (
+    FILE_HEADER_BYTES,
+    HEAD_BYTES,
+    FileHeader,
+    RecordReader,
+    bodies_in,
+)
 from rollbook.bookie.core.salvage import proves_itself
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import Buffer, File
@@ -184,18 +189,17 @@ class RecordFile:
         fetch = _Fetch(numbers, asyncio.Event())
         self._fetches.append(fetch)
         try:
-            data = await self.file.read_at(start, self._end_of(numbers[-1]) - start)
-            reader = RecordReader(data, self.header.file_id, start)
             positions = self.records[numbers.start : numbers.stop]
-            bodies = reader.bodies_at(positions)
+            bodies = await self.file.read_with(
+                *(start, self._end_of(numbers[-1]) - start),
+                lambda contents: self._bodies_in(contents, start, positions),
+            )
             for position, body in zip(positions, bodies, strict=True):
-                if body is not None:
+                if body is not None:  # Else whoever wants it will see for himself.
                     self._cache.put(self._serial | position, body)
-                else:
-                    with suppress(TornRecord):  # Whoever wants it will see for himself.
-                        self._keep(reader, position)
-            wanted = bodies[at - numbers.start]
-            return self._keep(reader, self.records[at]) if wanted is None else wanted
+            if (body := bodies[at - numbers.start]) is None:
+                raise self._damage(self.records[at])
+            return body
         finally:
             fetch.has_come.set()
             self._fetches.remove(fetch)
@@ -218,13 +222,7 @@ class RecordFile:
         while last + 1 < len(self.records) and self._end_of(last + 1) - start <= _BODIES_BYTES:
             last += 1
         data = await self.file.read_at(start, self._end_of(last) - start)
-        reader = RecordReader(data, self.header.file_id, start)
-        for at in range(first, last + 1):
-            try:
-                found.append(self._body(reader, self.records[at]))
-            except TornRecord:
-                found.append(None)
-        return found
+        return self._bodies_in(data, start, self.records[first : last + 1])
 
     async def damaged_body(self, at: int) -> bytes:
         """Of record number `at`, as it lies there: nothing vouches for it, nor for where it ends."""
@@ -234,27 +232,30 @@ class RecordFile:
     async def verify(self, at: int) -> int:
         """Reads record number `at` from the disk; its size. Raises `TornRecord`."""
         start, size = self.records[at], self._end_of(at) - self.records[at]
-        data = await self.file.read_at(start, size)
-        self._keep(RecordReader(data, self.header.file_id, start), start)
+        (body,) = self._bodies_in(await self.file.read_at(start, size), start, (start,))
+        if body is None:
+            raise self._damage(start)
+        self._cache.put(self._serial | start, body)
         return size
 
     def number_at(self, position: int) -> int:
         """Of the record that holds what lies there."""
         return bisect_right(self.records, position) - 1
 
-    def _keep(self, reader: RecordReader, position: int) -> bytes:
-        body = self._body(reader, position)
-        self._cache.put(self._serial | position, body)
-        return body
+    def _bodies_in(
+        self, contents: Buffer, origin: int, positions: Sequence[int]
+    ) -> list[bytes | None]:
+        """Of the records there, verified; None for damaged ones."""
+        bodies = bodies_in(contents, self.header.file_id, origin, positions)
+        if None in bodies:  # Perhaps of its head alone: then the tail says where the body is.
+            reader = RecordReader(bytes(contents), self.header.file_id, origin)
+            for at, position in enumerate(positions):
+                if bodies[at] is None:
+                    bodies[at] = _body_found_otherwise(reader, position)
+        return bodies
 
-    def _body(self, reader: RecordReader, position: int) -> bytes:
-        (body,) = reader.bodies_at((position,))
-        if body is not None:
-            return body
-        record = reader.at(position) or reader.next_after(position, 0)
-        if record is None or record.position != position:
-            raise TornRecord("a record is damaged", file=self.header.number, position=position)
-        return reader.body(record)
+    def _damage(self, position: int) -> TornRecord:
+        return TornRecord("a record is damaged", file=self.header.number, position=position)
 
     def _end_of(self, at: int) -> int:
         return self.records[at + 1] if at + 1 < len(self.records) else self.end
@@ -269,3 +270,13 @@ class RecordFile:
     async def _close_when_unused(self) -> None:
         if self._is_retired and not self._readers:
             await self.file.close()
+
+
+def _body_found_otherwise(reader: RecordReader, position: int) -> bytes | None:
+    record = reader.at(position) or reader.next_after(position, 0)
+    if record is None or record.position != position:
+        return None
+    try:
+        return reader.body(record)
+    except TornRecord:
+        return None

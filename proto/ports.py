@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
+
+T = TypeVar("T")
 
 Randomness = random.Random
 """Chance, handed in: `random.SystemRandom()` in production, seeded in tests and simulations."""
@@ -124,6 +126,11 @@ class File(Protocol):
 
     async def read_at(self, position: int, length: int) -> bytes:
         """Shorter than asked for only at the end of the file."""
+
+    async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
+        """`read_at`, and what `use` makes of it at once: as a view perhaps, of memory that is the next
+        reader's when it returns. So it keeps nothing but copies.
+        """
 
     def will_read(self, position: int, length: int) -> None:
         """A hint, which may be ignored: the machine may read it while the caller does other things.

@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 import google_crc32c
 
 from rollbook.proto.errors import TornRecord, UnsupportedVersion
+from rollbook.proto.ports import Buffer
 
 SECTOR: Final = 512
 _VERSION: Final = 1
@@ -208,32 +209,6 @@ class RecordReader:
             for at in (position, align(position))
         )
 
-    def bodies_at(self, positions: Iterable[int]) -> list[bytes | None]:
-        """Verified, of the records that start there; None for one that is damaged, or its head.
-
-        `at` and `body` in one, for those who read one record after the other: half of what it costs to
-        read them is what is done for each, so there is no call but those of the checksum.
-        """
-        contents, file_id, origin = self._contents, self._file_id, self._origin
-        bodies: list[bytes | None] = []
-        for position in positions:
-            body_start = position - origin + HEAD_BYTES
-            head = contents[body_start - HEAD_BYTES : body_start]
-            body: bytes | None = None
-            if len(head) == HEAD_BYTES:
-                seed = _extend(0, file_id + _pack_position(position))
-                magic, version, _, _, _, body_bytes, _, _, _, body_crc, crc = _unpack_head(head)
-                if (
-                    magic == _HEAD_MAGIC
-                    and version == _VERSION
-                    and _extend(seed, head[: _HEAD.size]) == crc
-                ):
-                    body = contents[body_start : body_start + body_bytes]
-                    if _extend(seed, body) != body_crc:
-                        body = None
-            bodies.append(body)
-        return bodies
-
     def body(self, record: Record) -> bytes:
         """Verified. Raises `TornRecord`."""
         found = self._slice(record.body_start, record.body_end)
@@ -311,6 +286,36 @@ class RecordReader:
             *(position, Kind(kind), sequence, last_synced, body_start, body_start + body_bytes),
             *(end, rows_crc, body_crc),
         )
+
+
+def bodies_in(
+    contents: Buffer, file_id: bytes, origin: int, positions: Iterable[int]
+) -> list[bytes | None]:
+    """Verified, of the records that start at these positions of a file, of which these are the contents
+    from `origin` on; None for one that is damaged, or its head.
+
+    `at` and `body` in one, for those who read one record after the other: half of what it costs to
+    read them is what is done for each, so there is no call but those of the checksum. Bodies are copied
+    once, before they are verified: then they are at hand.
+    """
+    bodies: list[bytes | None] = []
+    for position in positions:
+        body_start = position - origin + HEAD_BYTES
+        head = bytes(contents[body_start - HEAD_BYTES : body_start])
+        body: bytes | None = None
+        if len(head) == HEAD_BYTES:
+            seed = _extend(0, file_id + _pack_position(position))
+            magic, version, _, _, _, body_bytes, _, _, _, body_crc, crc = _unpack_head(head)
+            if (
+                magic == _HEAD_MAGIC
+                and version == _VERSION
+                and _extend(seed, head[: _HEAD.size]) == crc
+            ):
+                body = bytes(contents[body_start : body_start + body_bytes])
+                if _extend(seed, body) != body_crc:
+                    body = None
+        bodies.append(body)
+    return bodies
 
 
 @dataclass(frozen=True, slots=True)

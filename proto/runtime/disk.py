@@ -19,7 +19,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import Buffer, DiskSpace, FileStat, OpenMode
@@ -32,6 +32,8 @@ from rollbook.proto.runtime.disk_reads import (
     read_fully,
 )
 from rollbook.proto.runtime.disk_threads import Threads
+
+T = TypeVar("T")
 
 _ON_THE_SPOT_S: Final = 0.002  # So long may a sync hold the loop: three bookies on a disk need it.
 _ON_THE_SPOT_BYTES: Final = 64 * 1024
@@ -93,15 +95,20 @@ class SystemFile:
         return os.fstat(self._open_descriptor()).st_size
 
     async def read_at(self, position: int, length: int) -> bytes:
+        return await self.read_with(position, length, bytes)
+
+    async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
         descriptor = self._open_descriptor()
         self._reads += 1
         try:
-            found = await self._device.ahead.take(self, position, length)
-            if found is None and is_at_hand(descriptor, position, length):
-                found = read_fully(descriptor, position, length)
-            if found is None:
-                found = await self._read_in_thread(descriptor, position, length)
-            return found
+            if taken := await self._device.ahead.take(self, position, length):
+                try:
+                    return use(taken.contents)
+                finally:
+                    taken.let_go()
+            if is_at_hand(descriptor, position, length):
+                return use(read_fully(descriptor, position, length))
+            return use(await self._read_in_thread(descriptor, position, length))
         finally:
             self._reads -= 1
             self._reads_ended.set()

@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, Self
 
+from rollbook.proto.ports import Buffer
 from rollbook.proto.runtime.system_calls import call
 
 _READS_MAX: Final = 64  # Under way, or here and not taken.
@@ -111,14 +112,14 @@ class KernelRead:
     def is_awaited(self) -> bool:
         return self._waiter is not None and not self._waiter.done()
 
-    def piece(self, start: int, length: int) -> bytes | None:
-        """None: it was not read."""
+    def piece(self, start: int, length: int) -> Buffer | None:
+        """Until it is let go. None: it was not read."""
         if self._result is None or self._result < start + length:
             return None
-        return bytes(self._buffer.view[start : start + length])
+        return self._buffer.view[start : start + length]
 
     def let_go(self) -> None:
-        """Nobody asks for a piece any more."""
+        """Nobody looks at a piece any more."""
         if not self._is_wanted:
             return
         self._is_wanted = False

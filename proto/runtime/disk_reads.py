@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from threading import local
-from typing import Final
+from typing import Final, NamedTuple
 
+from rollbook.proto.ports import Buffer
 from rollbook.proto.runtime.disk_aio import KernelRead, KernelReads
 from rollbook.proto.runtime.disk_threads import Threads
 from rollbook.proto.runtime.system_calls import cached_pages
@@ -218,6 +219,11 @@ class _Stretch:
         self.is_outdated = False
 
 
+class Taken(NamedTuple):
+    contents: Buffer
+    let_go: Callable[[], None]  # They are somebody else's then.
+
+
 class Ahead:
     """What is read before anybody waits for it, of all files. No other read stands behind these."""
 
@@ -268,17 +274,20 @@ class Ahead:
             oldest.read.let_go()  # And the next one may have its buffer.
         return True
 
-    async def take(self, file: object, position: int, length: int) -> bytes | None:
+    async def take(self, file: object, position: int, length: int) -> Taken | None:
         """All of it or a part; None: it was not read, or cannot be."""
         for stretch in self._of(file):
             start = position - stretch.position
             if 0 <= start <= stretch.length - length and not stretch.is_outdated:
                 self._drop(stretch)
+                contents: Buffer | None = None
                 try:
                     await stretch.read.wait()
-                    return stretch.read.piece(stretch.margin + start, length)
+                    contents = stretch.read.piece(stretch.margin + start, length)
                 finally:
-                    stretch.read.let_go()
+                    if contents is None:
+                        stretch.read.let_go()
+                return None if contents is None else Taken(contents, stretch.read.let_go)
         return None
 
     def outdate(self, file: object) -> None:

@@ -5,7 +5,7 @@ Opening an image takes half a millisecond this way; with an event loop it would 
 
 import errno
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from rollbook.proto.ports import Buffer, DiskSpace, FileStat, OpenMode
@@ -26,6 +26,9 @@ class StepFile:
 
     async def read_at(self, position: int, length: int) -> bytes:
         return self._disk.system.read(self._number, position, length)
+
+    async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
+        return use(await self.read_at(position, length))
 
     def will_read(self, position: int, length: int) -> None:
         pass

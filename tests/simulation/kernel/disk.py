@@ -54,6 +54,9 @@ class SimulatedFile:
         self._disk.meet_read_error()
         return self._system.read(self.number, position, length)
 
+    async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
+        return use(await self.read_at(position, length))
+
     def will_read(self, position: int, length: int) -> None:
         self._check(write=False)
 

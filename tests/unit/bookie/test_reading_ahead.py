@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from typing import cast
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import pytest
 
@@ -17,7 +18,9 @@ from rollbook.bookie.core.records import (
 )
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import TornRecord
-from rollbook.proto.ports import File
+from rollbook.proto.ports import Buffer, File
+
+T = TypeVar("T")
 
 FILE_ID = bytes(range(16))
 BODIES = [random.Random(n).randbytes(40_000) for n in range(64)]
@@ -30,6 +33,13 @@ class SlowFile:
         self.contents = bytearray(FILE_HEADER_BYTES)
         self.reads: list[tuple[int, int]] = []
         self.gate = asyncio.Event()
+
+    async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
+        """The memory is another reader's at once."""
+        lent = bytearray(await self.read_at(position, length))
+        found = use(memoryview(lent))
+        lent[:] = bytes(len(lent))
+        return found
 
     def will_read(self, position: int, length: int) -> None:
         """Whoever waits at the gate gains nothing by that."""

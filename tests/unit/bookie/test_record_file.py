@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import pytest
 
@@ -11,6 +12,8 @@ from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.records import FILE_HEADER_BYTES, HEAD_BYTES, FileHeader, Kind, Purpose
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.ports import Buffer
+
+T = TypeVar("T")
 
 FILE_ID = random.Random(1).randbytes(16)
 BODIES = [random.Random(n).randbytes(300) for n in range(1_000)] + [bytes(200_000), b"last"]
@@ -29,6 +32,9 @@ class CountingFile:
         self.bytes_read += length
         self.reads.append((position, position + length))
         return bytes(self.contents[position : position + length])
+
+    async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
+        return use(await self.read_at(position, length))
 
     def will_read(self, position: int, length: int) -> None:
         self.announced.append((position, position + length))

@@ -405,6 +405,27 @@ async def test_what_is_large_and_cold_is_read_ahead_past_the_page_cache(
     await file.close()  # Behind them.
 
 
+async def test_what_was_read_ahead_is_lent_for_as_long_as_it_is_used(
+    disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory comes back, also from who fails."""
+    contents = random.Random(1).randbytes(3_000_001)
+    (tmp_path / "f").write_bytes(contents)
+    file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
+    monkeypatch.setattr("rollbook.proto.runtime.disk.is_at_hand", lambda *_: False)
+    for position in range(1, 3_000_000, 200_000):
+        file.will_read(position, 150_000)
+        with pytest.raises(ZeroDivisionError):
+            await file.read_with(position, 150_000, lambda _: 1 // 0)
+        file.will_read(position + 10, 150_000)
+        found = await file.read_with(position + 20, 140_000, bytes)
+        assert found == contents[position + 20 : position + 140_020]
+        assert await file.read_with(position, 5, bytes) == contents[position : position + 5]
+    if kernel := disk._device.ahead._kernel:
+        assert kernel._buffers == len(kernel.free)
+    await file.close()
+
+
 @pytest.mark.parametrize("is_told", [True, False])
 def test_nobody_is_believed_about_the_page_cache_who_never_told_of_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
