@@ -179,6 +179,10 @@ class _Boot:
         self._cache = cache
         self._catalog = catalog
         self._accepts_loss = accepts_loss
+        self._first_synced: dict[
+            int, int | None
+        ] = {}  # By journal file: what its first record says,
+        self._blank: set[int] = set()  # if it has any. To find that out takes reading all of it.
 
     # --- Entry logs ---------------------------------------------------------------------------
 
@@ -290,7 +294,10 @@ class _Boot:
             await file.close()
             raise WrongCluster("a journal file belongs to another store", path=path)
         durable_through = await self._durable_through(range(number + 1, needed.stop))
-        found = await read_back(file, header, self.found.next_sequence, durable_through)
+        found = await read_back(
+            *(file, header, self.found.next_sequence, durable_through),
+            is_blank=number in self._blank,
+        )
         is_whole = await file.size() == header.allocated_bytes
         if number == needed[-1] and is_whole and found.is_blank:
             self.found.spare = RecordFile(file, header, self._cache)
@@ -303,24 +310,32 @@ class _Boot:
     async def _durable_through(self, later: range) -> int:
         """What the first record in a later file says; 0 if there is none."""
         for number in later:
-            path = journal_path(self._config.journal_dir, number)
-            if await self._disk.stat(path) is None:
-                continue
-            file = await self._disk.open(path, OpenMode.READ)
-            try:
-                contents = await file.read_at(0, _FIRST_READ_BYTES)
-                if header := unpack_file_header(contents):
-                    record = RecordReader(contents, header.file_id).at(FILE_HEADER_BYTES)
-                    # Empty, as a rule; else its first head is damaged.
-                    if record is None and not await is_blank_from(file, FILE_HEADER_BYTES):
-                        contents = await file.read_at(0, await file.size())
-                        reader = RecordReader(contents, header.file_id)
-                        record = reader.next_after(FILE_HEADER_BYTES, 0)
-                    if record:
-                        return record.last_synced
-            finally:
-                await file.close()
+            if number not in self._first_synced:
+                self._first_synced[number] = await self._read_first_synced(number)
+            if (last_synced := self._first_synced[number]) is not None:
+                return last_synced
         return 0
+
+    async def _read_first_synced(self, number: int) -> int | None:
+        path = journal_path(self._config.journal_dir, number)
+        if await self._disk.stat(path) is None:
+            return None
+        file = await self._disk.open(path, OpenMode.READ)
+        try:
+            contents = await file.read_at(0, _FIRST_READ_BYTES)
+            header = unpack_file_header(contents)
+            if header is None:
+                return None
+            record = RecordReader(contents, header.file_id).at(FILE_HEADER_BYTES)
+            if record is None:  # Empty, as a rule; else its first head is damaged.
+                if await is_blank_from(file, FILE_HEADER_BYTES):
+                    self._blank.add(number)
+                    return None
+                contents = await file.read_at(0, await file.size())
+                record = RecordReader(contents, header.file_id).next_after(FILE_HEADER_BYTES, 0)
+            return record.last_synced if record else None
+        finally:
+            await file.close()
 
     async def _take_in(self, file: File, header: FileHeader, path: str, found: ReadBack) -> None:
         packer = RecordPacker(

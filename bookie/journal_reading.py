@@ -22,7 +22,9 @@ from rollbook.bookie.core.records import (
 from rollbook.bookie.core.replay import Replayed, replay_record, replay_scan
 from rollbook.proto.ports import File
 
-_WINDOW_BYTES: Final = 4 * 1024 * 1024
+_WINDOW_BYTES: Final = (
+    1024 * 1024
+)  # At most what is read past the page cache if that does not have it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,14 @@ class ReadBack:
 
 
 async def read_back(
-    file: File, header: FileHeader, first_sequence: int, durable_through: int
+    file: File,
+    header: FileHeader,
+    first_sequence: int,
+    durable_through: int,
+    *,
+    is_blank: bool = False,
 ) -> ReadBack:
+    """`is_blank`: it is known that nothing was ever written to it; else that is looked for."""
     size, position, sequence = await file.size(), FILE_HEADER_BYTES, first_sequence
     replayed, starts, last_synced = Replayed(), array("Q"), 0
     is_ended, window = False, _WINDOW_BYTES
@@ -62,7 +70,7 @@ async def read_back(
         place = max(0, proven + 1 - first_sequence)
         return starts[place] if place < len(starts) else align(position)
 
-    if is_ended or await is_blank_from(file, position):
+    if is_ended or is_blank or await is_blank_from(file, position):
         proven = max(last_synced, durable_through)
         if is_ended or sequence > durable_through:
             return ReadBack(

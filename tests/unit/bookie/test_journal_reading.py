@@ -53,6 +53,14 @@ class MemoryFile:
         return cast(File, self)
 
 
+class CountingFile(MemoryFile):
+    reads = 0
+
+    async def read_at(self, position: int, length: int) -> bytes:
+        self.reads += 1
+        return await super().read_at(position, length)
+
+
 def entries(ledger_id: int, first: int, sizes: Sequence[int]) -> tuple[bytes, bytes]:
     """An ENTRIES record's body and rows."""
     packed = [
@@ -163,3 +171,16 @@ async def test_it_is_written_again_as_it_is_and_then_synced(
     file = MemoryFile(contents)
     await write_again(file.file, starts[9], starts[9])
     assert (file.rewritten, file.syncs) == ([], 1)
+
+
+async def test_what_is_known_to_be_blank_is_not_looked_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journal_reading, "_WINDOW_BYTES", 4096)
+    reads: list[int] = []
+    for is_known in (False, True):
+        file = CountingFile(HEADER.pack() + bytes(100_000))
+        found = await read_back(file.file, HEADER, 100, 0, is_blank=is_known)
+        assert (found.is_blank, found.end, found.next_sequence) == (True, FILE_HEADER_BYTES, 100)
+        reads.append(file.reads)
+    assert reads[1] == 1 < reads[0]
