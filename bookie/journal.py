@@ -111,6 +111,7 @@ class Journal:
         self._waiting: deque[Waiting] = deque()
         self._writing: list[Waiting] = []
         self._work: asyncio.Future[None] | None = None  # Awaited while there is none.
+        self._failed_at_once: Exception | None = None  # What the task that writes is to end with.
         self._solo = Solo(config.alone_after_chunks)
         self._spare: asyncio.Task[RecordFile] | None = None
         self._is_closing = False
@@ -239,6 +240,8 @@ class Journal:
         self._expect_silence_if_unsaid()
         self._work = asyncio.get_running_loop().create_future()
         await self._work
+        if self._failed_at_once:
+            raise self._failed_at_once
 
     def _expect_silence_if_unsaid(self) -> None:
         if self._has_unsaid and self._silence_timer is None:
@@ -318,7 +321,8 @@ class Journal:
                 self._on_synced(write, took_ns)
                 self._on_found(write)
         except Exception as error:  # noqa: BLE001  The task ends with it, and poisons.
-            self._work.set_exception(error)
+            self._failed_at_once = error
+            self._wake()  # Unless whoever heard of the write has woken it.
         else:
             self._expect_silence_if_unsaid()
         return True

@@ -1,6 +1,7 @@
 """Who adds alone is answered in the step that brought his add, where the disk is quick."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -17,6 +18,7 @@ ENOUGH = CONFIG.alone_after_chunks
 class Client:
     def __init__(self, storage: Storage, ledger_id: int) -> None:
         self.heard: list[BookieFailed | None] = []
+        self.meanwhile: Callable[[], object] | None = None  # What he does when he hears of it.
         self.has_bug = False
         self._storage = storage
         self._ledger_id = ledger_id
@@ -24,6 +26,8 @@ class Client:
 
     def on_done(self, count: int, error: BookieFailed | None) -> None:
         self.heard += [error] * count
+        if self.meanwhile:
+            self.meanwhile()
         if self.has_bug:
             raise ValueError("a bug")
 
@@ -208,6 +212,24 @@ def test_nobody_who_hears_of_it_keeps_a_poisoned_journal_from_ending() -> None:
             await storage.failed()
         assert isinstance(storage.failure, OSError)
         assert isinstance(client.heard[-1], BookieFailed)
+
+    tell(story)
+
+
+def test_whoever_adds_when_he_hears_of_a_write_that_fails_hides_nothing() -> None:
+    """B6: the journal is awake by then, and poisoned all the same."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        node.disk.quick_odds = 1.0
+        client, another = await be_alone(storage), Client(storage, 8)
+        client.meanwhile = another.add
+        client.has_bug = True
+        client.add()
+        async with asyncio.timeout(1):
+            assert isinstance(await storage.failed(), ValueError)
+        assert isinstance(storage.failure, ValueError)
+        await another.until_heard()
+        assert isinstance(another.heard[-1], BookieFailed)
 
     tell(story)
 
