@@ -12,10 +12,10 @@ done for each of them in each chunk costs more than all the rest.
 
 import struct
 from array import array
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain, count, islice
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
@@ -172,28 +172,28 @@ class StoredAdds:
     def _add_alike(self, buffer: bytes, at: int, position: int, shape: _Shape) -> int:
         """The add that lies there and those behind it that are of its shape: how many. None at all if
         they are too few."""
-        count = _count_alike(buffer, at, shape)
-        if count < _ALIKE_MIN:
+        found = _count_alike(buffer, at, shape)
+        if found < _ALIKE_MIN:
             return 0
         size, ids_at, first = shape.size, at + shape.entry_at, len(self._entry_ids)
         ledger_ids, entry_ids, lacs = (
-            unpack_int64s(buffer, ids_at + place, size, count) for place in _IDS_AT
+            unpack_int64s(buffer, ids_at + place, size, found) for place in _IDS_AT
         )
         self._entry_ids += entry_ids
         self._lacs += lacs
         start = position + ids_at
-        self._starts += array_of("I", range(start, start + count * size, size))
-        self._lengths += array("I", [shape.entry_bytes]) * count
-        if ledger_ids == ledger_ids[:1] * count:
-            self._rows[ledger_ids[0]].extend(range(first, first + count))
+        self._starts += array_of("I", range(start, start + found * size, size))
+        self._lengths += array("I", [shape.entry_bytes]) * found
+        if ledger_ids == ledger_ids[:1] * found:
+            self._rows[ledger_ids[0]].extend(range(first, first + found))
         else:
-            for row, rows in enumerate([self._rows[each] for each in ledger_ids], first):
-                rows.append(row)
+            rows_of_each = map(self._rows.__getitem__, ledger_ids)
+            deque(map(list.append, rows_of_each, count(first)), maxlen=0)  # All, and keeps nothing.
         if len(self._rows) > len(self.ledger_keys):
             for ledger_id in islice(self._rows, len(self.ledger_keys), None):
                 key_at = at + shape.key_at + (self._rows[ledger_id][0] - first) * size
                 self.ledger_keys[ledger_id] = buffer[key_at : key_at + LEDGER_KEY_BYTES]
-        return count
+        return found
 
 
 def _seems_alike(buffer: bytes, at: int, size: int) -> bool:
