@@ -523,6 +523,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
     """The replies to adds, in usual dress, that lie whole at `position`, and where they end."""
     replies: dict[bytes, _Heard] = {}
     current, high_varint, high_bits = b"", b"", 0
+    run_from = position  # From there on there may be a run.
     add_entry_id: _Append | None = None
     while match := _match_reply(buffer, position + LENGTH_BYTES):
         head, entry = match.groups()
@@ -553,7 +554,14 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
         if buffer.startswith(head, head_at + size) and buffer.startswith(
             head, head_at + _REPLIES_ALIKE_MIN * size
         ):
-            found = _take_replies_alike(buffer, position, size, head_at, entry_id, entry)
+            found: Sequence[int] = ()
+            if position >= run_from:
+                run_from = position + RUN_MIN * size
+                found = _take_replies_on(buffer, position, size, head_at, entry_id, len(entry))
+                if found:
+                    run_from = position + len(found) * size
+            if not found:
+                found = _take_replies_alike(buffer, position, size, head_at, entry)
             if found:
                 heard.add(found)
                 position, add_entry_id = position + len(found) * size, None
@@ -567,47 +575,44 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
 
 
 def _take_replies_alike(
-    buffer: bytes, position: int, size: int, head_at: int, entry_id: int, entry: bytes
+    buffer: bytes, position: int, size: int, head_at: int, entry: bytes
 ) -> Sequence[int]:
     """The entry ids of the reply at `position` and of those behind it that differ from it by their
     transaction ids and entry ids only. None at all if it has a priority behind its transaction id.
     """
-    txn_at, txn_bytes = position + _TXN_ID_AT, head_at - position - _TXN_ID_AT
-    if not _is_short_varint(buffer[txn_at:head_at]):
+    if not _is_short_varint(buffer[position + _TXN_ID_AT : head_at]):
         return ()
     rows = min((len(buffer) - position) // size, _REPLIES_ALIKE_MAX)
-    entry_bytes = len(entry)
-    entry_at = position + size - entry_bytes
-    if rows >= RUN_MIN:
-        run = _take_replies_on(buffer, position, size, rows, (txn_bytes, entry_bytes), entry_id)
-        if run:
-            return run
-    places = range(_TXN_ID_AT, head_at - position), range(size - entry_bytes, size)
+    entry_place = size - len(entry)
+    places = range(_TXN_ID_AT, head_at - position), range(entry_place, size)
     rows = count_alike(buffer, position, size, rows, places)
-    return unpack_column(buffer, entry_at, size, rows, entry_bytes)
+    return unpack_column(buffer, position + entry_place, size, rows, len(entry))
 
 
 def _take_replies_on(
-    buffer: bytes, position: int, size: int, rows: int, id_bytes: tuple[int, int], entry_id: int
+    buffer: bytes, position: int, size: int, head_at: int, entry_id: int, entry_bytes: int
 ) -> range:
     """The same where entries count on, which is what a chunk of adds is answered with; empty if too few
     do. What these should look like is made of the first, and compared in one.
     """
-    txn_bytes, entry_bytes = id_bytes
-    entry_place = size - entry_bytes
-    rows = count_varints_on(buffer, position + entry_place, size, rows, entry_bytes, entry_id)
-    txn_columns, rows = varint_columns(buffer, position + _TXN_ID_AT, size, rows, txn_bytes)
-    if rows < RUN_MIN:
+    rows = min((len(buffer) - position) // size, _REPLIES_ALIKE_MAX)
+    if rows < RUN_MIN or not _is_short_varint(buffer[position + _TXN_ID_AT : head_at]):
         return range(0)
-    end = position + rows * size
-    expected = bytearray(buffer[position : position + size] * rows)
-    for place, column in enumerate(txn_columns, _TXN_ID_AT):
-        expected[place::size] = column[:rows]
-    for place in range(entry_place, size):
-        expected[place::size] = buffer[position + place : end : size]
-    if expected != buffer[position:end]:
-        return range(0)
-    return range(entry_id, entry_id + rows)
+    txn_bytes, entry_place = head_at - position - _TXN_ID_AT, size - entry_bytes
+
+    def count_like(rows: int) -> int:
+        rows = count_varints_on(buffer, position + entry_place, size, rows, entry_bytes, entry_id)
+        txn_columns, rows = varint_columns(buffer, position + _TXN_ID_AT, size, rows, txn_bytes)
+        end = position + rows * size
+        expected = bytearray(buffer[position : position + size] * rows)
+        for place, column in enumerate(txn_columns, _TXN_ID_AT):
+            expected[place::size] = column[:rows]
+        for place in range(entry_place, size):
+            expected[place::size] = buffer[position + place : end : size]
+        return rows if expected == buffer[position:end] else 0
+
+    rows = count_run(count_like, rows)
+    return range(entry_id, entry_id + rows) if rows >= RUN_MIN else range(0)
 
 
 @lru_cache(maxsize=4096)

@@ -2,16 +2,21 @@
 
 import random
 from collections.abc import Callable
+from types import ModuleType
+from typing import TypeVar
 
 import pytest
 
 from rollbook.proto.errors import LedgerFenced
 from rollbook.proto.ids import EntryId, LedgerId
-from rollbook.proto.wire import columns, v2_adds, v3_adds
+from rollbook.proto.wire import columns, v2_adds, v3, v3_adds
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES
+from rollbook.proto.wire.messages import AddReply, Operation
 from rollbook.proto.wire.requests import RequestDecoder
 from tests.unit.proto.wire.streams import HeardAdd, flatten, packers
+
+T = TypeVar("T")
 
 ROWS = 72
 CRC32C_BYTES = 4
@@ -147,6 +152,21 @@ def _split(replies: bytes) -> list[bytes]:
 # --- What a stranger may make of it -----------------------------------------------------------------
 
 
+class Compared:
+    """How many rows columns were looked at in, all in all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows = 0
+        self._monkeypatch = monkeypatch
+
+    def counts(self, module: ModuleType, count: Callable[..., T]) -> None:
+        def count_on(buffer: bytes, position: int, size: int, rows: int, *more: object) -> T:
+            self.rows += rows
+            return count(buffer, position, size, rows, *more)
+
+        self._monkeypatch.setattr(module, count.__name__, count_on)
+
+
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("turns", [1, 2, 33, 129])
 @pytest.mark.parametrize("is_refused", [True, False])
@@ -154,19 +174,10 @@ def test_adds_cost_no_more_than_they_are_worth(
     version: int, turns: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alike but for what is looked at last, so that each of them promises a run of all that follow."""
-    compared = 0
-
-    def counted(count: Callable[..., int]) -> Callable[..., int]:
-        def count_on(buffer: bytes, position: int, size: int, rows: int, *more: object) -> int:
-            nonlocal compared
-            compared += rows
-            return count(buffer, position, size, rows, *more)
-
-        return count_on
-
+    compared = Compared(monkeypatch)
     for module in (v2_adds, v3_adds):
         for count in (columns.count_same, columns.count_int64s_on):
-            monkeypatch.setattr(module, count.__name__, counted(count))
+            compared.counts(module, count)
     packer = packers(version, LedgerId(300), 20_000)[0]
     other = (-1 if is_refused else 301).to_bytes(8, signed=True)
     frames: list[bytes] = []
@@ -177,4 +188,27 @@ def test_adds_cost_no_more_than_they_are_worth(
             frame = frame[:ledger_at] + other + frame[ledger_at + 8 :]
         frames.append(frame)
     RequestDecoder().feed(b"".join(frames))
-    assert compared <= 100 * len(frames)
+    assert compared.rows <= 100 * len(frames)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 9, 33, 129])
+def test_replies_cost_no_more_than_they_are_worth(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Likewise: entries count on, and ledgers come in turn."""
+    compared = Compared(monkeypatch)
+    for count in (columns.count_varints_on, columns.varint_columns):
+        compared.counts(v3_adds, count)
+    ledgers = LedgerId(300), LedgerId(301)
+    origin = v3.Origin(3, 9, Operation.ADD)
+    replies = [
+        origin.pack(AddReply(None, ledgers[index // turns % 2], EntryId(20_000 + index)))
+        for index in range(2_000)
+    ]
+    heard, end = v3_adds.take_add_replies(b"".join(replies), 0)
+    assert end == sum(map(len, replies))
+    assert [each.ledger_id for each in heard] == [*ledgers]
+    assert sorted(entry_id for each in heard for entry_id in each.entry_ids) == [
+        *range(20_000, 22_000)
+    ]
+    assert compared.rows <= 100 * len(replies)
