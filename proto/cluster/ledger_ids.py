@@ -19,7 +19,6 @@ A drawn id is a proposal: creating the ledger's node decides.
 import asyncio
 import re
 from collections import deque
-from contextlib import suppress
 from typing import Final
 
 from rollbook.proto.cluster.lost_replies import (
@@ -130,13 +129,24 @@ class LedgerIds:
                 raise
 
     async def _remove_nodes(self, paths: list[str]) -> None:
-        """Those of a session before this one are gone, and would keep the others from going."""
-        try:
-            await self._store.transaction([Delete(path) for path in paths])
-        except NoSuchNode:
-            for path in paths:
-                with suppress(NoSuchNode):
-                    await self._store.delete(path)
+        """Some may be gone, with their session, or since nobody heard that they were removed; each of them
+        would keep the others from going. So then it is looked which are left."""
+        for _ in range(ATTEMPTS):
+            try:
+                await self._store.transaction([Delete(path) for path in paths])
+            except NoSuchNode:
+                paths = await self._left_of(paths)
+            else:
+                paths = []
+            if not paths:
+                return
+
+    async def _left_of(self, paths: list[str]) -> list[str]:
+        parents = dict.fromkeys(path.rpartition("/")[0] for path in paths)
+        there = {
+            f"{parent}/{name}" for parent in parents for name in await self._store.children(parent)
+        }
+        return [path for path in paths if path in there]
 
     async def _draw(self, count: int) -> list[LedgerId]:
         """So many, or fewer; one at least."""

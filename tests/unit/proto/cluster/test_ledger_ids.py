@@ -171,8 +171,10 @@ async def test_who_is_cancelled_while_he_removes_nodes_leaves_them_to_the_next_o
     for each in removing:
         each.cancel()
     await asyncio.gather(*removing, return_exceptions=True)
+    counters.writes = 0
     await ids.draw()
     assert await counters.children(f"{ROOT}/idgen") == []
+    assert counters.writes <= 8  # Who draws next does not pay for each of them.
 
 
 async def test_of_a_draw_that_reaches_the_end_the_first_numbers_count(counters: Counters) -> None:
