@@ -54,6 +54,7 @@ from rollbook.proto.errors import (
     Superseded,
     Unavailable,
 )
+from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.tasks import joined, to_its_end
 
 logger = structlog.get_logger()
@@ -171,6 +172,11 @@ class Owner:
     def tail(self) -> Offset:
         """What is below it is confirmed, and will be there for ever."""
         return self._order.tail_cache.tail
+
+    @property
+    def confirmed(self) -> Mapping[LedgerId, EntryId]:
+        """The last entry of each ledger that it writes; what is behind a roll counts when that is settled."""
+        return self._succession.confirmed
 
     @property
     def timestamp_us(self) -> int:

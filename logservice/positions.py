@@ -2,15 +2,20 @@
 
 Base offsets and timestamps never go back from entry to entry of a log, control entries included; so
 either is found by halving, with one read of a single entry for each step.
+
+Bookies hear of the last entry by the next one, or a moment after it. So the owner says how far each of
+its ledgers is confirmed, and a search goes as far as that: what is acked is found by then.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Final
 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader
 from rollbook.logservice.core.block import Block
 from rollbook.logservice.core.control import NO_LEDGER
-from rollbook.logservice.core.ledger_list import LedgerList
+from rollbook.logservice.core.ledger_list import LedgerList, Segment
 from rollbook.logservice.core.segments import (
     continues,
     find_segment_at,
@@ -18,23 +23,33 @@ from rollbook.logservice.core.segments import (
 )
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import NoSuchEntry
-from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId
+from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
+
+Confirmed = Mapping[LedgerId, EntryId]
+"""The last entries that the owner has confirmed, of the ledgers that it writes."""
+
+NOT_OWNED: Final[Confirmed] = {}
 
 
 async def read_block(ledger: LedgerReader, entry_id: EntryId) -> Block:
-    """Raises as `LedgerReader.read`."""
-    async with ledger.read(entry_id, entry_id) as entries:
+    """Of an entry that is confirmed, whoever knows that. Raises as iterating `LedgerReader.read`."""
+    async with ledger.read_unconfirmed(entry_id, entry_id) as entries:
         async for entry in entries:
             return Block(entry.payload)
     raise NoSuchEntry(ledger_id=ledger.ledger_id, entry_id=entry_id)
 
 
-async def find_entry(ledger: LedgerReader, is_there: Callable[[Block], bool]) -> EntryId:
+async def find_entry(
+    ledger: LedgerReader, is_there: Callable[[Block], bool], last_entry: EntryId | None = None
+) -> EntryId:
     """The first confirmed entry of which it is true; the one behind the last if it never is.
 
-    Once it is true it has to stay so from entry to entry.
+    Once it is true it has to stay so from entry to entry. `last_entry`: the last one that is confirmed,
+    if more is known of that than bookies tell.
     """
-    low, high = FIRST_ENTRY, EntryId(ledger.last_add_confirmed + 1)
+    if last_entry is None:
+        last_entry = ledger.last_add_confirmed
+    low, high = FIRST_ENTRY, EntryId(last_entry + 1)
     while low < high:
         middle = EntryId((low + high) // 2)
         if is_there(await read_block(ledger, middle)):
@@ -44,30 +59,41 @@ async def find_entry(ledger: LedgerReader, is_there: Callable[[Block], bool]) ->
     return low
 
 
-async def find_offset_at(listed: LedgerList, timestamp_us: int, ledgers: Ledgers) -> Offset | None:
-    """Of the first record that is not older, as far as what is confirmed goes; None: all are.
+async def find_offset_at(
+    listed: LedgerList, timestamp_us: int, ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
+) -> Offset:
+    """Of the first record that is not older; where what was searched ends if all are.
 
-    At least the head. Raises what opening and reading ledgers raises.
+    So no record is passed that was not looked at. At least the head. Raises what opening and reading
+    ledgers raises.
     """
-    segment = find_segment_at(listed.segments, timestamp_us)
-    while segment is not None:
-        async with await ledgers.open(segment.ledger_id) as ledger:
-            offset = await _first_record(ledger, timestamp_us)
-        if offset is not None:
-            return max(offset, listed.head)
-        index = listed.segments.index(segment) + 1
-        segment = listed.segments[index] if index < len(listed.segments) else None
-    return None
+    first = find_segment_at(listed.segments, timestamp_us)
+    if first is None:
+        assert listed.tail is not None  # All are closed.
+        return max(listed.tail, listed.head)
+    end = listed.head if first.base_offset is None else first.base_offset
+    segments = listed.segments[listed.segments.index(first) :]
+    async with aclosing(_followed(segments, ledgers, confirmed)) as found:
+        async for ledger, last_entry in found:
+            offset = await _first_record(ledger, timestamp_us, last_entry)
+            if offset is not None:
+                return max(offset, listed.head)
+            end = (await read_block(ledger, last_entry)).next_offset
+    return max(end, listed.head)
 
 
-async def _first_record(ledger: LedgerReader, timestamp_us: int) -> Offset | None:
+async def _first_record(
+    ledger: LedgerReader, timestamp_us: int, last_entry: EntryId
+) -> Offset | None:
     """Behind any number of control entries: their base offset is that of the record to come."""
-    entry_id = await find_entry(ledger, lambda block: block.timestamp_us >= timestamp_us)
-    if entry_id > ledger.last_add_confirmed:
+    entry_id = await find_entry(
+        ledger, lambda block: block.timestamp_us >= timestamp_us, last_entry
+    )
+    if entry_id > last_entry:
         return None
     offset = (await read_block(ledger, entry_id)).base_offset
-    entry_id = await find_entry(ledger, lambda block: block.next_offset > offset)
-    return offset if entry_id <= ledger.last_add_confirmed else None
+    entry_id = await find_entry(ledger, lambda block: block.next_offset > offset, last_entry)
+    return offset if entry_id <= last_entry else None
 
 
 async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
@@ -76,22 +102,32 @@ async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
     What was acked before the call is below it, but for the last block of a segment whose writer has
     not told of it yet. Raises what opening and reading ledgers raises.
     """
+    segments = from_last_settled(listed.segments)
     tail, timestamp_us = listed.head, 0
-    before = (NO_LEDGER, NO_ENTRY)
-    for segment in from_last_settled(listed.segments):
-        if segment.base_offset is not None:
-            tail = segment.base_offset
-        async with await ledgers.open(segment.ledger_id) as ledger:
-            last_entry = ledger.last_add_confirmed
-            if last_entry == NO_ENTRY:
-                break
-            if segment.base_offset is None:
-                first = await read_block(ledger, FIRST_ENTRY)
-                if not continues(first, before):
-                    break
+    if segments and segments[0].base_offset is not None:
+        tail = segments[0].base_offset
+    async with aclosing(_followed(segments, ledgers)) as found:
+        async for ledger, last_entry in found:
             block = await read_block(ledger, last_entry)
             tail, timestamp_us = block.next_offset, block.timestamp_us
-            if not ledger.is_closed:
-                break
-            before = (segment.ledger_id, last_entry)
     return tail, timestamp_us
+
+
+async def _followed(
+    segments: Sequence[Segment], ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
+) -> AsyncGenerator[tuple[LedgerReader, EntryId]]:
+    """Their ledgers, up to where the log goes on for certain, and the last entry of each; none is empty."""
+    before = (NO_LEDGER, NO_ENTRY)
+    for segment in segments:
+        async with await ledgers.open(segment.ledger_id) as ledger:
+            last_entry = max(ledger.last_add_confirmed, confirmed.get(segment.ledger_id, NO_ENTRY))
+            if last_entry == NO_ENTRY:
+                return
+            if segment.base_offset is None and not continues(
+                await read_block(ledger, FIRST_ENTRY), before
+            ):
+                return
+            yield ledger, last_entry
+            if not ledger.is_closed:
+                return
+            before = (segment.ledger_id, last_entry)

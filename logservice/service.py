@@ -38,7 +38,7 @@ from rollbook.logservice.log_config import (
 )
 from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.positions import find_offset_at, find_tail
+from rollbook.logservice.positions import NOT_OWNED, find_offset_at, find_tail
 from rollbook.logservice.reader import LogReader
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats, largest
@@ -374,9 +374,10 @@ class Service:
                 pass
             case Ago(age_us):
                 timestamp_us = self._clock.wall_us() - age_us
+        owner = self.server.find(log)
+        confirmed = owner.confirmed if owner is not None else NOT_OWNED
         listed = await self._list_of(log)
-        found = await _by(due, find_offset_at(listed, timestamp_us, self._ledgers))
-        return tail.tail if found is None else found
+        return await _by(due, find_offset_at(listed, timestamp_us, self._ledgers, confirmed))
 
     async def _list_of(self, log: LogName) -> LedgerList:
         owner = self.server.find(log)

@@ -11,7 +11,7 @@ that N+1 names ends the owner: it has no right to know anything of the log any m
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
@@ -25,7 +25,7 @@ from rollbook.logservice.list_keeper import ListKeeper
 from rollbook.logservice.order import Order
 from rollbook.logservice.segment_writer import SegmentWriter
 from rollbook.proto.errors import InvalidRequest, Missing, RollbookError, Superseded
-from rollbook.proto.ids import LedgerId
+from rollbook.proto.ids import EntryId, LedgerId
 
 _ROLL_AGAIN_S: Final = 1.0  # After a roll that could not even begin.
 
@@ -139,6 +139,11 @@ class Succession:
         return not unclosed or any(
             each.is_begun for each in self._unclosed if each.segment_id in unclosed
         )
+
+    @property
+    def confirmed(self) -> Mapping[LedgerId, EntryId]:
+        """The last entry of each ledger that may be unclosed."""
+        return {each.ledger_id: each.writer.last_add_confirmed for each in self._unclosed}
 
     # --- Closing ------------------------------------------------------------------------------
 

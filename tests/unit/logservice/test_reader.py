@@ -502,6 +502,33 @@ def test_positions_are_found_alike_by_every_server() -> None:
     play(story)
 
 
+def test_what_was_acked_just_now_is_found_by_its_time() -> None:
+    """Bookies hear of it only a while later: a tail that began behind it would never tell of it."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+
+        async def found(server: Serving, position: Position) -> int:
+            request = words.FindOffset(log, position)
+            return (await server.ask(server.service.find_offset(request, server.due()))).offset
+
+        hour = Ago(3600 * 10**6)
+        for number in range(6):
+            ack = await a.append(log, b"%d" % number)
+            for server in (b, a):
+                assert await found(server, hour) == 0
+                assert await found(server, AtTime(ack.timestamp_us)) == number
+            assert await a.read_all(log, hour) == numbers(number + 1)
+            if number % 2:
+                assert await found(a, AtTime(ack.timestamp_us + 1)) == number + 1
+                await a.ask(a.service.roll_log(words.RollLog(log), a.due()))
+        request = words.Truncate(log, hour)
+        assert (await a.ask(a.service.truncate(request, a.due()))).new_head == 0
+
+    play(story)
+
+
 def test_bounded_reads_end_where_they_were_told_to() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
