@@ -56,7 +56,7 @@ _ENTRY_COST_BYTES: Final = (
 )
 _LEDGERS_PER_STEP: Final = 16
 _RESTS: Final = 4.0  # Times as long as its steps took: checkpoints want their share, too.
-_PATIENCE: Final = 16.0  # Of a loop that is never idle a seventieth of the time is still taken.
+_PATIENCE: Final = 6.0  # A thirtieth of a loop that is never idle, then: some 3 MB a second.
 _RESTS_IN_NEED: Final = 2.0  # While space is short,
 _EAGERNESS: Final = 8  # and so many times the pace: nobody adds, and everybody waits for space.
 
