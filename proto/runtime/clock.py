@@ -1,14 +1,14 @@
 """The clock of the machine.
 
 Who gives the processor away for a moment gets it back when the others let go of it. On a machine where
-all processors are busy that takes milliseconds, so it is not tried again for a while.
+all processors are busy that takes up to milliseconds, so it is not tried again for a while.
 """
 
 import os
 import time
 from typing import Final
 
-_MOMENT_NS: Final = 1_000_000
+_MOMENT_NS: Final = 200_000
 _TIMES_KEPT: Final = 100  # So many times it is not given away after that took longer.
 
 
