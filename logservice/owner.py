@@ -179,9 +179,13 @@ class Owner:
         return self._succession.confirmed
 
     @property
-    def timestamp_us(self) -> int:
-        """Of the newest block, confirmed or not."""
-        return self._memory.timestamp_us
+    def record_us(self) -> int:
+        """When the newest record came, confirmed or not; 0 if the owner before has had the last one."""
+        return self._memory.record_us
+
+    def on_dated(self, record_us: int) -> None:
+        """That one was looked for."""
+        self._memory.record_us = max(self._memory.record_us, record_us)
 
     @property
     def writer_epoch(self) -> WriterEpoch:

@@ -97,7 +97,7 @@ async def _first_record(
 
 
 async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
-    """Where the log ends, as far as is confirmed, and the time of its last block.
+    """Where the log ends, as far as is confirmed, and the time of its last record; 0 if that takes a search.
 
     What was acked before the call is below it, but for the last block of a segment whose writer has
     not told of it yet. Raises what opening and reading ledgers raises.
@@ -109,8 +109,39 @@ async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
     async with aclosing(_followed(segments, ledgers)) as found:
         async for ledger, last_entry in found:
             block = await read_block(ledger, last_entry)
-            tail, timestamp_us = block.next_offset, block.timestamp_us
+            tail = block.next_offset
+            timestamp_us = 0 if block.is_control else block.timestamp_us
     return tail, timestamp_us
+
+
+async def find_last_time(
+    listed: LedgerList, ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
+) -> int:
+    """Of the last record, behind which there may be any number of control entries; 0 if none is left.
+
+    Raises what opening and reading ledgers raises.
+    """
+    last = from_last_settled(listed.segments)
+    timestamp_us = 0
+    async with aclosing(_followed(last, ledgers, confirmed)) as found:
+        async for ledger, last_entry in found:
+            timestamp_us = await _last_time(ledger, last_entry) or timestamp_us
+    before = listed.segments[: len(listed.segments) - len(last)]
+    with_records = [segment for segment in before if segment.records]
+    if not timestamp_us and with_records:
+        async with await ledgers.open(with_records[-1].ledger_id) as ledger:
+            timestamp_us = await _last_time(ledger, ledger.last_add_confirmed)
+    return timestamp_us
+
+
+async def _last_time(ledger: LedgerReader, last_entry: EntryId) -> int:
+    block = await read_block(ledger, last_entry)
+    if block.is_control:
+        tail = block.next_offset
+        block = await read_block(
+            ledger, await find_entry(ledger, lambda each: each.next_offset >= tail, last_entry)
+        )
+    return 0 if block.is_control else block.timestamp_us
 
 
 async def _followed(

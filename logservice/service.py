@@ -38,7 +38,7 @@ from rollbook.logservice.log_config import (
 )
 from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.positions import NOT_OWNED, find_offset_at, find_tail
+from rollbook.logservice.positions import NOT_OWNED, find_last_time, find_offset_at, find_tail
 from rollbook.logservice.reader import LogReader
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats, largest
@@ -260,11 +260,11 @@ class Service:
 
     async def get_tail(self, request: words.GetTail, due: float) -> LogTail:
         if request.consistency is Consistency.CACHED:
-            return await self._tail_of(request.log)
+            return await self._dated_tail_of(request.log)
         owner = await self.server.owner_of(request.log, due)
         if request.consistency is Consistency.BARRIER:
             await _by(due, owner.barrier())
-        return self._tail_at(owner)
+        return await _by(due, self._dated(request.log, self._tail_at(owner)))
 
     async def watch_tail(self, request: words.WatchTail) -> AsyncIterator[LogTail]:
         """While it takes long to find out, the last one is told again with each heartbeat."""
@@ -276,10 +276,11 @@ class Service:
         try:
             while True:
                 owner = self.server.find(request.log)
-                if looking is None and owner is not None and owner.is_proven:
-                    tail = self._tail_at(owner)
+                known = self._tail_at(owner) if owner is not None and owner.is_proven else None
+                if looking is None and known is not None and _is_dated(known):
+                    tail = known
                 else:
-                    looking = looking or self._loop.create_task(self._tail_of(request.log))
+                    looking = looking or self._loop.create_task(self._dated_tail_of(request.log))
                     with suppress(TimeoutError):
                         async with asyncio.timeout_at(silent_until):
                             tail = await asyncio.shield(looking)
@@ -303,9 +304,27 @@ class Service:
 
     def _tail_at(self, owner: Owner) -> LogTail:
         return LogTail(
-            *(owner.head, owner.tail, owner.is_sealed, owner.timestamp_us),
+            *(owner.head, owner.tail, owner.is_sealed, owner.record_us),
             *(self.server.address, owner.owner_epoch),
         )
+
+    async def _dated_tail_of(self, log: LogName) -> LogTail:
+        return await self._dated(log, await self._tail_of(log))
+
+    async def _dated(self, log: LogName, tail: LogTail) -> LogTail:
+        """With the time of its last record, if it can be had: it may lie before all that an owner remembers,
+        or behind entries without a record.
+        """
+        if _is_dated(tail):
+            return tail
+        with suppress(RollbookError):
+            owner = self.server.find(log)
+            confirmed = owner.confirmed if owner is not None else NOT_OWNED
+            found = await find_last_time(await self._list_of(log), self._ledgers, confirmed)
+            if owner is not None:
+                owner.on_dated(found)
+            return replace(tail, timestamp_us=found)
+        return tail
 
     async def _tail_of(self, log: LogName) -> LogTail:
         """As far as this server knows, or can find out from the bookies."""
@@ -651,6 +670,10 @@ class Service:
                 if isinstance(value, int | float)
             },
         )
+
+
+def _is_dated(tail: LogTail) -> bool:
+    return tail.timestamp_us > 0 or tail.head == tail.tail
 
 
 def _require_etag(listed: LedgerList, etag: str) -> None:

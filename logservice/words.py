@@ -291,7 +291,7 @@ class LogTail:
     head: Offset
     tail: Offset
     is_sealed: bool
-    timestamp_us: int  # Of the last record; 0 if there is none.
+    timestamp_us: int  # Of the last record; 0 if there is none, or it cannot be looked for.
     owner: str  # Address; empty: nobody at present.
     owner_epoch: OwnerEpoch
 

@@ -40,6 +40,9 @@ class LogMemory:
     def __init__(self, config: LogConfig = DEFAULT) -> None:
         self.tail = FIRST_OFFSET
         self.timestamp_us = 0  # Of the newest block; none is ever older than one before it.
+        self.record_us = (
+            0  # Of the newest one with records; 0: none since the snapshot it began with.
+        )
         self.writer_epoch = NO_WRITER_YET
         self.holder = ""  # Of that epoch; empty: it was released, or there never was one.
         self.ttl_ms = 0  # It holds until released or stolen; else unless renewed for so long.
@@ -79,7 +82,7 @@ class LogMemory:
                 case Sealed():
                     self.is_sealed = True
             return
-        self.tail = block.next_offset
+        self.tail, self.record_us = block.next_offset, block.timestamp_us
         if block.producer is not None:
             batch = Batch(
                 *(block.base_offset, block.next_offset, block.timestamp_us, ledger_id, entry_id)

@@ -92,7 +92,8 @@ class Sequencer:
         self, place: Place, info: BlockInfo, ledger_id: LedgerId, entry_id: EntryId
     ) -> None:
         memory = self.memory
-        memory.tail, memory.timestamp_us = place.next_offset, place.timestamp_us
+        memory.tail = place.next_offset
+        memory.timestamp_us = memory.record_us = place.timestamp_us
         if info.producer is not None:
             memory.producers.on_batch(info.producer, Batch(*place, ledger_id, entry_id))
 

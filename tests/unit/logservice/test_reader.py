@@ -25,6 +25,7 @@ from rollbook.logservice.server import _Grounds
 from rollbook.logservice.words import (
     AtTail,
     CaughtUp,
+    Consistency,
     FellBehind,
     Gap,
     Moving,
@@ -525,6 +526,42 @@ def test_what_was_acked_just_now_is_found_by_its_time() -> None:
                 await a.ask(a.service.roll_log(words.RollLog(log), a.due()))
         request = words.Truncate(log, hour)
         assert (await a.ask(a.service.truncate(request, a.due()))).new_head == 0
+
+    play(story)
+
+
+def test_the_time_of_the_last_record_is_no_barriers() -> None:
+    """At its owner and elsewhere; behind other entries, a roll, and for the next owner, too."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+
+        async def last_time(server: Serving, consistency: Consistency) -> int:
+            request = words.GetTail(log, consistency)
+            return (await server.ask(server.service.get_tail(request, server.due()))).timestamp_us
+
+        async def told() -> list[int]:
+            times = [await last_time(a, each) for each in Consistency]
+            await asyncio.sleep(2.0)  # Till bookies have heard of all.
+            return [*times, await last_time(b, Consistency.CACHED)]
+
+        assert await told() == [0] * 4
+        await a.append(log, b"0")
+        appended_us = (await a.append(log, b"1")).timestamp_us
+        await asyncio.sleep(1.0)
+        assert await told() == [appended_us] * 4
+        await a.ask(a.service.roll_log(words.RollLog(log), a.due()))
+        assert await told() == [appended_us] * 4
+        await a.stop()
+        assert await last_time(b, Consistency.COMMITTED) == appended_us
+
+        async def watched() -> int:
+            async for tail in b.service.watch_tail(words.WatchTail(log)):
+                return tail.timestamp_us
+            raise AssertionError("it never ends")
+
+        assert await b.ask(watched()) == appended_us
 
     play(story)
 
