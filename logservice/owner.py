@@ -19,7 +19,7 @@ import structlog
 
 from rollbook.logservice.core.block import BlockInfo, Limits
 from rollbook.logservice.core.control import Follows, Opened, Sealed, Snapshot
-from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState
+from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Sizes
 from rollbook.logservice.core.rolling import DEMAND, TRUNCATION, SegmentLimits
 from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, SegmentId, WriterEpoch
@@ -177,6 +177,11 @@ class Owner:
     def confirmed(self) -> Mapping[LedgerId, EntryId]:
         """The last entry of each ledger that it writes; what is behind a roll counts when that is settled."""
         return self._succession.confirmed
+
+    @property
+    def written(self) -> Sizes:
+        """Of the segments that the list does not call closed, confirmed or not."""
+        return self._succession.written
 
     @property
     def record_us(self) -> int:
@@ -385,6 +390,7 @@ class Owner:
                 is_begun=self._succession.has_begun(stored.list),
                 event=self._event("log_truncated", reason, before),
                 dry_run=dry_run,
+                written=self.written,
             )
 
         try:

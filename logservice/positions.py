@@ -15,7 +15,7 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader
 from rollbook.logservice.core.block import Block
 from rollbook.logservice.core.control import NO_LEDGER
-from rollbook.logservice.core.ledger_list import LedgerList, Segment
+from rollbook.logservice.core.ledger_list import LedgerList, Segment, Size, Sizes
 from rollbook.logservice.core.segments import (
     continues,
     find_segment_at,
@@ -24,6 +24,7 @@ from rollbook.logservice.core.segments import (
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import NoSuchEntry
 from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.wire.digest import Entry
 
 Confirmed = Mapping[LedgerId, EntryId]
 """The last entries that the owner has confirmed, of the ledgers that it writes."""
@@ -32,10 +33,15 @@ NOT_OWNED: Final[Confirmed] = {}
 
 
 async def read_block(ledger: LedgerReader, entry_id: EntryId) -> Block:
-    """Of an entry that is confirmed, whoever knows that. Raises as iterating `LedgerReader.read`."""
+    """Raises as `_read_entry`."""
+    return Block((await _read_entry(ledger, entry_id)).payload)
+
+
+async def _read_entry(ledger: LedgerReader, entry_id: EntryId) -> Entry:
+    """One that is confirmed, whoever knows that. Raises as iterating `LedgerReader.read`."""
     async with ledger.read_unconfirmed(entry_id, entry_id) as entries:
         async for entry in entries:
-            return Block(entry.payload)
+            return entry
     raise NoSuchEntry(ledger_id=ledger.ledger_id, entry_id=entry_id)
 
 
@@ -142,6 +148,18 @@ async def _last_time(ledger: LedgerReader, last_entry: EntryId) -> int:
             ledger, await find_entry(ledger, lambda each: each.next_offset >= tail, last_entry)
         )
     return 0 if block.is_control else block.timestamp_us
+
+
+async def find_sizes(listed: LedgerList, ledgers: Ledgers) -> Sizes:
+    """Of the segments that the list does not call closed, as far as bookies tell. Raises as `find_tail`."""
+    sizes: dict[LedgerId, Size] = {}
+    async with aclosing(_followed(listed.unclosed, ledgers)) as found:
+        async for ledger, last_entry in found:
+            base_offset = (await read_block(ledger, FIRST_ENTRY)).base_offset
+            last = await _read_entry(ledger, last_entry)
+            records = Block(last.payload).next_offset - base_offset
+            sizes[ledger.ledger_id] = Size(last.ledger_length, records)
+    return sizes
 
 
 async def _followed(

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from rollbook.logservice import words
 from rollbook.logservice.append_stream import AppendStream
 from rollbook.logservice.core.block import BlockInfo, check_block
-from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState
+from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, LogEvent, LogState, Sizes
 from rollbook.logservice.core.stopping import Until, cut_to_size
 from rollbook.logservice.core.views import etag_of, journal_of, segments_page
 from rollbook.logservice.ids import (
@@ -38,7 +38,13 @@ from rollbook.logservice.log_config import (
 )
 from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.positions import NOT_OWNED, find_last_time, find_offset_at, find_tail
+from rollbook.logservice.positions import (
+    NOT_OWNED,
+    find_last_time,
+    find_offset_at,
+    find_sizes,
+    find_tail,
+)
 from rollbook.logservice.reader import LogReader
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats, largest
@@ -524,7 +530,8 @@ class Service:
 
     async def list_segments(self, request: words.ListSegments, due: float) -> words.Segments:
         listed = await _by(due, self._list_of(request.log))
-        return segments_page(listed, request.start, max(1, min(request.limit, _NAMES_MAX)))
+        sizes = await _by(due, self._sizes_of(request.log, listed))
+        return segments_page(listed, request.start, max(1, min(request.limit, _NAMES_MAX)), sizes)
 
     async def get_journal(self, request: words.GetJournal, due: float) -> words.Journal:
         return journal_of(await _by(due, self._list_of(request.log)), request.limit)
@@ -574,6 +581,7 @@ class Service:
         listed, owner = stored.list, self.server.find(stored.name)
         known = listed.tail
         tail = known if known is not None else (await self._tail_of(stored.name)).tail
+        sizes = await self._sizes_of(stored.name, listed)
         return words.LogState(
             log=stored.name,
             config=listed.config,
@@ -587,11 +595,19 @@ class Service:
             owner_epoch=listed.owner_epoch,
             writer_epoch=owner.writer_epoch if owner is not None else NO_WRITER_YET,
             writer_holder=owner.writer_holder if owner is not None else "",
-            bytes=listed.closed_bytes,
+            bytes=sum(segment.size(sizes).bytes for segment in listed.segments),
             records=tail - listed.head,
             segments=len(listed.segments),
             roll_due_us=owner.roll_due_us if owner is not None else 0,
         )
+
+    async def _sizes_of(self, log: LogName, listed: LedgerList) -> Sizes:
+        """Of what is not closed: counted by its owner, else as far as it can be found out."""
+        if (owner := self.server.find(log)) is not None:
+            return owner.written
+        with suppress(RollbookError):
+            return await find_sizes(listed, self._ledgers)
+        return NOT_COUNTED
 
     # --- Cursors and marks ------------------------------------------------------------------
 

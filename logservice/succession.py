@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from rollbook.logservice.core.control import Follows
-from rollbook.logservice.core.ledger_list import LedgerList
+from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Size, Sizes
 from rollbook.logservice.core.rolling import SEGMENTS_MAX, SegmentLimits
 from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import Offset, SegmentId
@@ -144,6 +144,17 @@ class Succession:
     def confirmed(self) -> Mapping[LedgerId, EntryId]:
         """The last entry of each ledger that may be unclosed."""
         return {each.ledger_id: each.writer.last_add_confirmed for each in self._unclosed}
+
+    @property
+    def written(self) -> Sizes:
+        """How much is in each of them."""
+        if not self._unclosed:
+            return NOT_COUNTED
+        ends = [*(each.base_offset for each in self._unclosed[1:]), self._order.memory.tail]
+        return {
+            each.ledger_id: Size(each.bytes, end - each.base_offset)
+            for each, end in zip(self._unclosed, ends, strict=True)
+        }
 
     # --- Closing ------------------------------------------------------------------------------
 

@@ -14,7 +14,13 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.logservice.core.ledger_list import LEDGER_OF_LOG, LogEvent, LogState
+from rollbook.logservice.core.ledger_list import (
+    LEDGER_OF_LOG,
+    NOT_COUNTED,
+    LogEvent,
+    LogState,
+    Sizes,
+)
 from rollbook.logservice.core.retention import is_free
 from rollbook.logservice.core.truncation import plan_truncation
 from rollbook.logservice.core.views import etag_of
@@ -48,6 +54,7 @@ async def truncate(
     is_begun: bool,
     event: LogEvent | None = None,
     dry_run: bool = False,
+    written: Sizes = NOT_COUNTED,
 ) -> tuple[StoredLog, TruncateAnswer]:
     """One attempt, from the list as it was read; `confirmed` and `is_begun` as for `with_head`.
 
@@ -56,7 +63,11 @@ async def truncate(
     """
     marks = await nodes.read_marks(stored.name)
     plan = plan_truncation(
-        stored.list, before, confirmed=confirmed, is_begun=is_begun, marks=marks.marks
+        *(stored.list, before),
+        confirmed=confirmed,
+        is_begun=is_begun,
+        marks=marks.marks,
+        written=written,
     )
     if dry_run:
         return stored, plan.answer

@@ -78,7 +78,7 @@ def _facts(found: _Found) -> dict[str, Any]:
         facts["writer"] = f"{holder}, in writer epoch {state.writer_epoch}"
     facts["head"], facts["tail"] = tail.head, tail.tail
     facts["last_record"] = time_of(tail.timestamp_us)
-    facts["kept"] = f"{tail.tail - tail.head} records; {state.bytes} bytes in closed segments"
+    facts["kept"] = f"{tail.tail - tail.head} records; {state.bytes} bytes"
     quorum = config.quorum
     facts["copies"] = f"{quorum.write} on {quorum.ensemble} bookies, {quorum.ack} of them acked"
     facts["next_roll"] = _next_roll(found)

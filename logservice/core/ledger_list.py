@@ -27,11 +27,11 @@ refuses by raising what would break a rule. A list that is equal to the old one 
 nothing to write.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from rollbook.logservice.ids import (
     FIRST_OFFSET,
@@ -90,6 +90,17 @@ class SegmentState(Enum):
     CLOSED = "closed"
 
 
+class Size(NamedTuple):
+    bytes: int
+    records: int
+
+
+Sizes = Mapping[LedgerId, Size]
+"""Of the segments that are written, by their ledgers: the list does not know yet."""
+
+NOT_COUNTED: Final[Sizes] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     segment_id: SegmentId
@@ -112,6 +123,13 @@ class Segment:
         if self.next_offset is None or self.base_offset is None:
             return None
         return self.next_offset - self.base_offset
+
+    def size(self, written: Sizes) -> Size:
+        """0 as long as it is not closed, and not counted either."""
+        counted = written.get(self.ledger_id, Size(0, 0))
+        if self.bytes is None:
+            return counted
+        return Size(self.bytes, counted.records if self.records is None else self.records)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ read and what follows has begun (LL4). A mark below the new head forbids all of 
 from dataclasses import dataclass
 
 from rollbook.logservice.core.cursors import Marks
-from rollbook.logservice.core.ledger_list import LedgerList, Segment
+from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Segment, Size, Sizes
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.words import TruncateAnswer
 
@@ -30,6 +30,7 @@ def plan_truncation(
     confirmed: Offset,
     is_begun: bool,
     marks: Marks,
+    written: Sizes = NOT_COUNTED,
 ) -> TruncationPlan:
     """`confirmed` and `is_begun` as for `LedgerList.with_head`. Raises as that does.
 
@@ -44,16 +45,19 @@ def plan_truncation(
             new_head=wanted.head,
             records=wanted.head - listed.head,
             segments=tuple(segment.segment_id for segment in gone),
-            freed_bytes=sum(segment.bytes or 0 for segment in gone),
-            kept_bytes=sum(_bytes_below(segment, wanted.head) for segment in wanted.segments),
+            freed_bytes=sum(segment.size(written).bytes for segment in gone),
+            kept_bytes=sum(
+                _bytes_below(segment, segment.size(written), wanted.head)
+                for segment in wanted.segments
+            ),
             guards=marks.below(before),
         ),
     )
 
 
-def _bytes_below(segment: Segment, head: Offset) -> int:
-    """About: as if all records of the segment were alike. 0 of one that is not closed."""
-    if segment.base_offset is None or not segment.records or segment.bytes is None:
+def _bytes_below(segment: Segment, size: Size, head: Offset) -> int:
+    """About: as if all records of the segment were alike."""
+    if segment.base_offset is None or not size.records:
         return 0
-    hidden = min(max(head - segment.base_offset, 0), segment.records)
-    return segment.bytes * hidden // segment.records
+    hidden = min(max(head - segment.base_offset, 0), size.records)
+    return size.bytes * hidden // size.records

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from rollbook.logservice.core.ledger_list import LedgerList, Segment
+from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Segment, Size, Sizes
 from rollbook.logservice.ids import NO_OWNER_YET, SegmentId
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.words import (
@@ -20,15 +20,18 @@ def etag_of(config: LogConfig) -> str:
     return blake2b(repr(config).encode(), digest_size=8).hexdigest()
 
 
-def segments_page(listed: LedgerList, start: SegmentId, limit: int) -> Segments:
+def segments_page(
+    listed: LedgerList, start: SegmentId, limit: int, written: Sizes = NOT_COUNTED
+) -> Segments:
     found = [segment for segment in listed.segments if segment.segment_id >= start]
     page, rest = found[:limit], found[limit:]
     return Segments(
-        tuple(map(_view, page)), next_segment=rest[0].segment_id if page and rest else None
+        tuple(_view(each, each.size(written)) for each in page),
+        next_segment=rest[0].segment_id if page and rest else None,
     )
 
 
-def _view(segment: Segment) -> SegmentView:
+def _view(segment: Segment, size: Size) -> SegmentView:
     return SegmentView(
         segment_id=segment.segment_id,
         ledger_id=segment.ledger_id,
@@ -37,8 +40,8 @@ def _view(segment: Segment) -> SegmentView:
         next_offset=segment.next_offset,
         first_timestamp_us=segment.first_timestamp_us,
         last_timestamp_us=segment.last_timestamp_us or segment.first_timestamp_us,
-        bytes=segment.bytes or 0,
-        records=segment.records or 0,
+        bytes=size.bytes,
+        records=size.records,
         reason=segment.reason,
     )
 

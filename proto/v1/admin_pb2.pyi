@@ -615,9 +615,9 @@ class SegmentView(_message.Message):
     last_timestamp_us: _builtins.int
     """Of its last record; 0 if it is open."""
     bytes: _builtins.int
-    """Without the bookies' overhead; 0 if it is open."""
+    """Without the bookies' overhead; as far as known if it is open."""
     records: _builtins.int
-    """0 if it is open."""
+    """As far as known if it is open."""
     reason: _builtins.str
     """Why it was started."""
     def __init__(

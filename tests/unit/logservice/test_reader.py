@@ -566,6 +566,38 @@ def test_the_time_of_the_last_record_is_no_barriers() -> None:
     play(story)
 
 
+def test_a_log_has_its_size_before_a_segment_is_closed() -> None:
+    """It tells what truncation frees, too, and what stays since it lies beside what is kept."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        for _ in range(10):
+            await a.append(log, bytes(1000))
+        await asyncio.sleep(2.0)  # Till bookies have heard of all.
+
+        async def sizes(server: Serving) -> list[tuple[int, int]]:
+            request = words.ListSegments(log)
+            found = await server.ask(server.service.list_segments(request, server.due()))
+            state = await server.ask(server.service.get_log(words.GetLog(log), server.due()))
+            assert state.bytes == sum(each.bytes for each in found.segments)
+            return [(each.bytes, each.records) for each in found.segments]
+
+        written = await sizes(a)
+        assert await sizes(b) == written
+        ((size, records),) = written
+        assert (10_000 < size < 15_000, records) == (True, 10)
+        request = words.Truncate(log, at(5), dry_run=True)
+        planned = await a.ask(a.service.truncate(request, a.due()))
+        assert (planned.freed_bytes, planned.kept_bytes) == (0, size // 2)
+        request = words.Truncate(log, at(10), force_roll=True)
+        done = await a.ask(a.service.truncate(request, a.due()))
+        assert (done.freed_bytes, done.kept_bytes) == (size, 0)
+        assert [each[1] for each in await sizes(a)] == [0]
+
+    play(story)
+
+
 def test_bounded_reads_end_where_they_were_told_to() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
