@@ -1,15 +1,16 @@
 """REST beside a log server's gRPC: loaded by those servers alone that were given `--rest`."""
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 
 from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.access.token_file import read_token
-from rollbook.api.cli.log_server import REST_PORT, tls_files
+from rollbook.api.cli.log_server import HTTP_PART, REST_PORT, tls_files
 from rollbook.api.client.channels import Security
 from rollbook.api.rest.forwarding import GrpcPeers
 from rollbook.api.rest.log_metrics import Shown
-from rollbook.api.rest.logs import RestServer
+from rollbook.api.rest.logs import BOUNDS, RestServer
 from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice.config import LogServerConfig
 from rollbook.logservice.server import LogServer
@@ -17,6 +18,7 @@ from rollbook.logservice.service import Service
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.file_stamp import file_stamp
+from rollbook.proto.runtime.limits import door_of
 from rollbook.proto.runtime.metrics import Metrics
 
 
@@ -51,6 +53,7 @@ async def serve_rest(
 
     rest = await RestServer.start(
         *(service, http, url_of, peers, is_ready),
+        bounds=replace(BOUNDS, connections=door_of(HTTP_PART, BOUNDS.connections)),
         doorkeeper=doorkeeper,
         shown=Shown(metrics, server.cursor_lags.look),
     )

@@ -18,7 +18,7 @@ from rollbook import __version__
 from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.cli.bookie_settings import RealMachine
 from rollbook.api.cli.until_stopped import until_stopped
-from rollbook.api.grpc.config import GrpcConfig
+from rollbook.api.grpc.config import CONNECTIONS_MAX, GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
@@ -34,7 +34,7 @@ from rollbook.proto.ports import Address, MetadataStore, Randomness
 from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector
 from rollbook.proto.runtime.config import PREFIX, load_config, read_config_file
-from rollbook.proto.runtime.limits import allow_open_files
+from rollbook.proto.runtime.limits import allow_open_files, door_of
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.tls import TlsFiles
@@ -43,6 +43,7 @@ DEFAULT_PORT: Final = 7400
 REST_PORT: Final = 7480
 _SECTIONS: Final = ("log_server", "log_service", "ledger")
 _OPEN_FILES: Final = 65_536
+HTTP_PART: Final = 0.4  # Of the connections that its doors may have; the rest is for gRPC.
 # Readers of a log have its end from its owner's memory. To tell bookies of it after every short pause would
 # be most of the work that many quiet logs are.
 _LEDGER: Final = ClientConfig(explicit_lac_idle_ms=1_000)
@@ -239,6 +240,7 @@ def _grpc_config(config: LogServerConfig, listen: Address) -> GrpcConfig:
         tls=tls_files(config),
         insecure=config.insecure,
         knows_callers=bool(config.access_file),
+        connections_max=door_of(1 - HTTP_PART, CONNECTIONS_MAX),
     )
 
 

@@ -6,12 +6,15 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
+from rollbook.proto.runtime.accepting import bear_full_tables
+
 _STOP_S_MAX: Final = 20  # Whatever hangs then, hangs for ever.
 
 
 async def until_stopped(serving: Coroutine[Any, Any, None], stop_s_max: int = _STOP_S_MAX) -> None:
     """Runs it until it ends, or until the process is told to stop: then it is cancelled."""
     loop = asyncio.get_running_loop()
+    bear_full_tables(loop)
     task = loop.create_task(serving)
     is_stopping = False
 

@@ -1,11 +1,14 @@
 """Where and to whom gRPC is served."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from rollbook.proto.addresses import is_loopback
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.tls import TlsFiles
+
+CONNECTIONS_MAX: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +18,12 @@ class GrpcConfig:
     tls: TlsFiles | None = None
     insecure: bool = False  # Off loopback without TLS and a token: for networks that are trusted.
     knows_callers: bool = False  # A doorkeeper will be there, with or without that token.
+    connections_max: int = CONNECTIONS_MAX  # Each is a file. Who comes then is hung up on.
     calls_max: int = 4096  # At a time, streams included. Who comes then is told to come later.
 
     def __post_init__(self) -> None:
-        if self.calls_max < 1:
-            raise BadConfig("calls_max has to be above 0")
+        if min(self.calls_max, self.connections_max) < 1:
+            raise BadConfig("calls_max and connections_max have to be above 0")
         if self.insecure or is_loopback(self.address.host):
             return
         if not self.tls or not (self.token_file or self.knows_callers):

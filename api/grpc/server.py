@@ -3,6 +3,8 @@
 off loopback   only with TLS and tokens or names, unless told otherwise
 whoever asks   says who he is before anything that he sends is read; whether it serves is told to all
 strangers      hold none of the calls that all share (`strangers`)
+connections    `connections_max`: who comes then is hung up on, as is who has not said who he is to HTTP/2
+               within 5 s, or asks for nothing for 5 minutes. gRPC cannot count them by peer
 a message      at most `MESSAGE_BYTES_MAX`
 calls          `calls_max` at a time, streams included, of one connection `CALLS_OF_ONE_MAX`
 peers          that do not answer pings are hung up on
@@ -36,6 +38,8 @@ CALLS_OF_ONE_MAX: Final = 2048
 _PENDING_MAX: Final = 65_536
 _PING_MS: Final = 20_000
 _PING_ANSWER_MS: Final = 10_000
+_HANDSHAKE_MS: Final = 5_000  # TLS included; and as much for the answer to our settings.
+_IDLE_MS: Final = 300_000  # Clients connect again when they have something to ask.
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -46,6 +50,9 @@ _OPTIONS: Final = (
     ("grpc.server.max_pending_requests", _PENDING_MAX),
     ("grpc.server.max_pending_requests_hard_limit", _PENDING_MAX),
     ("grpc.so_reuseport", 0),  # Else two servers could listen on one port, and share its clients.
+    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+    ("grpc.http2.settings_timeout", _HANDSHAKE_MS),
+    ("grpc.max_connection_idle_ms", _IDLE_MS),
     ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.keepalive_timeout_ms", _PING_ANSWER_MS),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -77,7 +84,10 @@ class GrpcServer:
             knows_names = bool(config.tls and config.tls.authorities)
             interceptors.append(Strangers(doorkeeper, servicer, knows_names=knows_names))
         server = grpc.aio.server(
-            options=_OPTIONS,
+            options=(
+                *_OPTIONS,
+                ("grpc.max_allowed_incoming_connections", config.connections_max),
+            ),
             maximum_concurrent_rpcs=config.calls_max,
             interceptors=interceptors,
         )

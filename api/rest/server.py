@@ -58,7 +58,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.handshakes import Handshakes
-from rollbook.proto.runtime.network import cannot_listen
+from rollbook.proto.runtime.network import ACCEPTED_AT_ONCE, cannot_listen, widen_backlog
 from rollbook.proto.runtime.tls import TlsFiles, server_context
 
 _CONNECTIONS_MAX: Final = 64
@@ -178,10 +178,11 @@ class HttpServer:
             factory = Handshakes(factory, tls, bounds.connections, _HANDSHAKE_S, _SLICE_BYTES)
         listening = _listen(config.address)
         try:
-            server = await loop.create_server(factory, sock=listening, backlog=bounds.backlog)
+            server = await loop.create_server(factory, sock=listening, backlog=ACCEPTED_AT_ONCE)
         except BaseException:
             listening.close()
             raise
+        widen_backlog(server, bounds.backlog)
         host, port = listening.getsockname()[:2]
         return cls(server, state, Address(host, port))
 

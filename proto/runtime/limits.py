@@ -1,6 +1,9 @@
 """What the system lets one process have."""
 
 import resource
+from typing import Final
+
+_DOORS_MAX: Final = 0.8  # Of all files. The rest is for those that a server opens itself.
 
 
 def allow_open_files(wanted: int) -> int:
@@ -14,3 +17,13 @@ def allow_open_files(wanted: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
     return wanted if soft == resource.RLIM_INFINITY else min(soft, wanted)
+
+
+def door_of(part: float, most: int) -> int:
+    """How many connections a door may have whose part of all doors that is, so that no crowd at one of them
+    leaves the others, or the server itself, without files.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return most
+    return max(1, min(most, int(soft * _DOORS_MAX * part)))

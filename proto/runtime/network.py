@@ -22,7 +22,7 @@ _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT",
 # connection, taken at one go: 100 slow readers were 250 MiB that nobody counted.
 _UNSENT_BYTES_MAX: Final = 512 * 1024
 _BACKLOG: Final = 1024  # Connections that the system keeps for us,
-_ACCEPTED_AT_ONCE: Final = 16  # and how many are taken in one go: a tenth of a millisecond each.
+ACCEPTED_AT_ONCE: Final = 16  # and how many are taken in one go: a tenth of a millisecond each.
 _HANDSHAKES_MAX: Final = 256  # Under TLS, at a time.
 _SIOCGIFADDR: Final = 0x8915  # What Linux is asked for an interface's address.
 
@@ -57,17 +57,17 @@ class SocketTransport:
         try:
             if address.is_unix:
                 server = await loop.create_unix_server(
-                    factory, address.host, backlog=_ACCEPTED_AT_ONCE
+                    factory, address.host, backlog=ACCEPTED_AT_ONCE
                 )
                 os.chmod(address.host, 0o600)
-                _widen_backlog(server)
+                widen_backlog(server, _BACKLOG)
                 return SocketListener(server, address)
             server = await loop.create_server(
-                factory, address.host, address.port, backlog=_ACCEPTED_AT_ONCE
+                factory, address.host, address.port, backlog=ACCEPTED_AT_ONCE
             )
         except OSError as error:
             raise cannot_listen(address, error) from error
-        _widen_backlog(server)
+        widen_backlog(server, _BACKLOG)
         for listening in server.sockets:
             _keep_alive(listening)  # What it accepts inherits that,
             _limit_unsent(listening)  # and that.
@@ -94,11 +94,11 @@ class SocketTransport:
         return transport, protocol
 
 
-def _widen_backlog(server: asyncio.Server) -> None:
+def widen_backlog(server: asyncio.Server, backlog: int) -> None:
     """To asyncio the backlog is also how many connections it takes in one go."""
     for listening in server.sockets:
         with listening.dup() as same:
-            same.listen(_BACKLOG)
+            same.listen(backlog)
 
 
 def _keep_alive(connection: socket.socket | TransportSocket) -> None:

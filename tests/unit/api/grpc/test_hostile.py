@@ -1,6 +1,7 @@
 """Whatever a peer sends is answered or hung up on; whatever he does not read costs little."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -226,3 +227,38 @@ async def test_thousands_of_calls_at_once_wait_for_their_turn(pair: Pair) -> Non
     ask = channel.unary_unary("/rollbook.v1.LogAdmin/GetLimits")
     told = await asyncio.gather(*(ask(b"", timeout=120) for _ in range(CALLS_OF_ONE_MAX + 1500)))
     assert all(told)
+
+
+async def test_those_beyond_the_connections_and_those_who_say_nothing_are_hung_up_on(
+    core: FakeCore,
+) -> None:
+    """In a crowd the files would be missing elsewhere."""
+    config = GrpcConfig(Address("127.0.0.1", 0), connections_max=3)
+    server = await GrpcServer.start(core, config)
+    host, port = server.address.host, server.address.port
+    silent = [await asyncio.open_connection(host, port) for _ in range(8)]
+    waiting = [asyncio.create_task(_ended(reader)) for reader, _ in silent]
+    async with asyncio.timeout(30):  # Long before gRPC would by itself.
+        while sum(each.done() for each in waiting) < len(silent) - config.connections_max:
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*waiting)
+    for _, writer in silent:
+        writer.close()
+    async with grpc.aio.insecure_channel(str(server.address)) as channel:
+        limits: Any = channel.unary_unary("/rollbook.v1.LogAdmin/GetLimits")
+        assert await limits(b"", timeout=30, wait_for_ready=True)
+        beyond = [await asyncio.open_connection(host, port) for _ in range(8)]
+        refused = [asyncio.create_task(_ended(reader)) for reader, _ in beyond]
+        async with asyncio.timeout(30):
+            while sum(each.done() for each in refused) <= len(beyond) - config.connections_max:
+                await asyncio.sleep(0.01)
+        assert await limits(b"", timeout=30)  # Whoever is in stays in.
+        for _, writer in beyond:
+            writer.close()
+        await asyncio.gather(*refused)
+    await server.close(0)
+
+
+async def _ended(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(OSError):
+        await reader.read()

@@ -25,3 +25,14 @@ def test_as_many_files_as_wanted_if_they_can_be_had(
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(allowed), str(soft_after), str(hard)]
+
+
+def test_doors_leave_files_to_each_other_and_to_the_server() -> None:
+    code = (
+        "import resource\n"
+        "from rollbook.proto.runtime.limits import door_of\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))\n"
+        "print(door_of(0.5, 5000), door_of(0.25, 5000), door_of(0.5, 7), door_of(0.0001, 5))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["400", "200", "7", "1"]

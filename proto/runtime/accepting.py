@@ -1,0 +1,42 @@
+"""When the system has no more files for those who connect: that is told once in a while, and borne.
+
+asyncio tries again every second, and hands over a traceback for each connection that its listeners would have
+taken in one go: hundreds of thousands of lines within seconds, while there are better things to do.
+"""
+
+import asyncio
+import errno
+from collections.abc import Mapping
+from typing import Any, Final
+
+import structlog
+
+from rollbook.proto.runtime.system_errors import told
+
+logger = structlog.get_logger()
+
+_TELL_S: Final = 10.0  # Between two events, at least.
+_SHORT_OF: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
+
+def bear_full_tables(loop: asyncio.AbstractEventLoop) -> None:
+    """For the loop of a server: once, before it listens."""
+    loop.set_exception_handler(_Refusals())
+
+
+class _Refusals:
+    def __init__(self) -> None:
+        self._untold = 0
+        self._next_tell = float("-inf")
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        error = context.get("exception")
+        is_short = isinstance(error, OSError) and error.errno in _SHORT_OF
+        if not is_short or "accept" not in context["message"]:
+            loop.default_exception_handler(dict(context))
+            return
+        assert error is not None
+        self._untold += 1
+        if loop.time() >= self._next_tell:
+            logger.error("connections_not_accepted", reason=told(error), times=self._untold)
+            self._untold, self._next_tell = 0, loop.time() + _TELL_S
