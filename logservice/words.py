@@ -372,7 +372,7 @@ class AcquireMode(Enum):
 class AcquireWriter:
     log: LogName
     holder: str  # Shown to others: who it is. Kept in every snapshot of the log.
-    mode: AcquireMode = AcquireMode.STEAL
+    mode: AcquireMode = AcquireMode.FAIL  # Nobody is fenced unless it is asked for.
     ttl_ms: int = 0  # 0: until it is released or stolen.
 
     def __post_init__(self) -> None:

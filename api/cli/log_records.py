@@ -35,7 +35,7 @@ def append_input(
         opened = await client.open(log, create=create)
         epoch = None
         if holder is not None:  # It stays the writer, so that no older one comes back.
-            epoch = (await opened.acquire_writer(holder)).writer_epoch
+            epoch = (await opened.acquire_writer(holder, "steal")).writer_epoch
         appended = _Appended()
         async with opened.writer(epoch=epoch) as writer:
             if values:

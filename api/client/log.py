@@ -212,12 +212,16 @@ class Log:
     async def acquire_writer(
         self,
         holder: str,
-        mode: words.AcquireMode | str = words.AcquireMode.STEAL,
+        mode: words.AcquireMode | str = words.AcquireMode.FAIL,
         *,
         ttl_s: float = 0,
         timeout_s: float | None = None,
     ) -> words.WriterGrant:
-        """The next writer epoch: give it to appends as `epoch`. Older ones are fenced."""
+        """The next writer epoch: give it to appends as `epoch`. Older ones are fenced.
+
+        `mode`, if somebody holds it: `"fail"` with `WriterHeld`, `"wait"` until he lets go of it or his
+        time is over, `"steal"` it.
+        """
         request = words.AcquireWriter(
             self.name, holder, words.AcquireMode(mode), round(ttl_s * 1000)
         )

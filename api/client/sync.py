@@ -289,7 +289,7 @@ class SyncLog:
     def acquire_writer(
         self,
         holder: str,
-        mode: words.AcquireMode | str = words.AcquireMode.STEAL,
+        mode: words.AcquireMode | str = words.AcquireMode.FAIL,
         *,
         ttl_s: float = 0,
         timeout_s: float | None = None,

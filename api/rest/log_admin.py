@@ -241,7 +241,9 @@ def _writers(door: Door, routes: APIRouter) -> None:
         ),
     )
     async def acquire_writer(request: Request, log: Log, how: How) -> Response:
-        """Fences whoever wrote before: what was acked to him is below `fence_offset`, and nothing will be."""
+        """Refused if somebody holds it, unless `mode` is `wait` or `steal`. Whoever wrote before is fenced: what
+        was acked to him is below `fence_offset`, and nothing will be any more.
+        """
         said = await _said(request, is_required=True)
         grant = await door.ask(from_json(said, words.AcquireWriter, log=log), how)
         return json_response(grant, status=201)

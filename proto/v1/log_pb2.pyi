@@ -183,22 +183,22 @@ class _AcquireModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AcquireMo
     DESCRIPTOR: _descriptor.EnumDescriptor
     ACQUIRE_MODE_UNSPECIFIED: _AcquireMode.ValueType  # 0
     ACQUIRE_MODE_STEAL: _AcquireMode.ValueType  # 1
-    """He is fenced. The default."""
+    """He is fenced."""
     ACQUIRE_MODE_WAIT: _AcquireMode.ValueType  # 2
     """Wait until it is released or has run out."""
     ACQUIRE_MODE_FAIL: _AcquireMode.ValueType  # 3
-    """WRITER_HELD."""
+    """WRITER_HELD. The default."""
 
 class AcquireMode(_AcquireMode, metaclass=_AcquireModeEnumTypeWrapper):
     """What if somebody else holds it?"""
 
 ACQUIRE_MODE_UNSPECIFIED: AcquireMode.ValueType  # 0
 ACQUIRE_MODE_STEAL: AcquireMode.ValueType  # 1
-"""He is fenced. The default."""
+"""He is fenced."""
 ACQUIRE_MODE_WAIT: AcquireMode.ValueType  # 2
 """Wait until it is released or has run out."""
 ACQUIRE_MODE_FAIL: AcquireMode.ValueType  # 3
-"""WRITER_HELD."""
+"""WRITER_HELD. The default."""
 Global___AcquireMode: _TypeAlias = AcquireMode  # noqa: Y015
 
 @_typing.final

@@ -351,7 +351,9 @@ class Users:
         self, client: str, caller: Caller, log: str, epochs: dict[str, WriterEpoch]
     ) -> None:
         asked = self._records.asks_tail(client)
-        request = service_words.AcquireWriter(words.LOGS[log], client)
+        request = service_words.AcquireWriter(
+            words.LOGS[log], client, service_words.AcquireMode.STEAL
+        )
         grant: service_words.WriterGrant = await caller.settle(
             log, "acquire_writer", request, may_repeat=True
         )

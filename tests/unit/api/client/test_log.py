@@ -18,6 +18,7 @@ from rollbook.proto.errors import (
     OffsetMismatch,
     StaleEpoch,
     Truncated,
+    WriterHeld,
 )
 from tests.unit.api.client.conftest import Site
 
@@ -98,6 +99,8 @@ async def test_conditions(site: Site) -> None:
     await log.append(b"b", expect=1)
     grant = await log.acquire_writer("me")
     assert (grant.writer_epoch, grant.fence_offset) == (1, 2)
+    with pytest.raises(WriterHeld):
+        await log.acquire_writer("another")
     with pytest.raises(StaleEpoch):
         await log.append(b"c", epoch=0)
     await log.append(b"c", epoch=grant.writer_epoch)

@@ -141,6 +141,8 @@ async def test_truncation(there: Site) -> None:
 async def test_writer_epochs(there: Site) -> None:
     grant = await said(there, "POST", f"{LOG}/writer", {"holder": "me", "mode": "fail"})
     assert (grant.status, grant.json["writer_epoch"], grant.json["holder"]) == (201, 1, "me")
+    held = await said(there, "POST", f"{LOG}/writer", {"holder": "another"})
+    assert (held.status, held.reason) == (409, "WRITER_HELD")
     assert (await there.ask("PUT", f"{LOG}/writer", b"", **EPOCH)).status == 200
     stale = await there.ask("PUT", f"{LOG}/writer", b"", **{"log-writer-epoch": "0"})
     assert (stale.status, stale.reason) == (412, "WRITER_FENCED")
