@@ -19,6 +19,7 @@ check: .venv/.test
 
 # docs/ as a site in build/site, with an environment of its own; needs uv.
 site: .venv/.run
+	$(BIN)/python -m tests.site build/pages
 	UV_PROJECT_ENVIRONMENT=build/docs $(UV) sync --quiet --frozen --only-group docs
 	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --quiet --site-dir build/site
 

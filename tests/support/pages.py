@@ -17,6 +17,7 @@ from tests.support.processes import REPOSITORY
 
 EXISTING_CLUSTERS: Final = REPOSITORY / "docs" / "existing-bookkeeper-clusters.md"
 _BLOCK: Final = r"^```{}\n(.*?)^```"
+_ANY_BLOCK: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _PLACE: Final = "zk://zk1:2181,zk2:2181,zk3:2181/ledgers"
 PATIENCE_S: Final = 120.0
 
@@ -24,6 +25,11 @@ PATIENCE_S: Final = 120.0
 def blocks(page: Path, language: str) -> list[str]:
     pattern = re.compile(_BLOCK.format(language), re.MULTILINE | re.DOTALL)
     return pattern.findall(page.read_text())
+
+
+def prose(page: Path) -> str:
+    """Without blocks, whose brackets are no links and whose comments no headings."""
+    return _ANY_BLOCK.sub("", page.read_text())
 
 
 def run_shell(page: Path, url: str, folder: Path) -> str:

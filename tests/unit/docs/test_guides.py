@@ -9,12 +9,16 @@ from typing import Final
 
 import pytest
 
+from rollbook.api.grpc.methods import METHODS
+from tests import site
 from tests.support import pages
 from tests.support.dev import RunningDev, running_dev
 from tests.support.processes import REPOSITORY
 
 DOCS: Final = REPOSITORY / "docs"
-_LINK: Final = re.compile(r"\]\((?!https?:)([^)#]+)")
+GENERATED: Final = ("reference-rest.md", "reference-grpc.md", "reference-commands.md")
+_LINK: Final = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
+_HEADING: Final = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 _TEST: Final = re.compile(r"`(tests/[\w/]+\.py)`")
 
 
@@ -63,18 +67,67 @@ def test_operations_work_as_written(dev: RunningDev, tmp_path: Path) -> None:
     assert "rollbook/log-shop-orders.json" in told
 
 
+@pytest.fixture(scope="module")
+def site_pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    site.gather(folder)
+    return folder
+
+
+def test_links_of_the_site_lead_somewhere(site_pages: Path) -> None:
+    """On the site, where nothing is above its pages; parts of pages included."""
+    found = list(dead_links(site_pages))
+    assert not found
+
+
+def test_dead_links_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# One\n\n[a](b.md) [b](a.md#one) [c](#two) [d](../a.md)\n")
+    assert [link for _, link in dead_links(tmp_path)] == ["b.md", "#two", "../a.md"]
+
+
+def dead_links(folder: Path) -> Iterator[tuple[str, str]]:
+    for page in sorted(folder.rglob("*.md")):
+        for name, part in _LINK.findall(pages.prose(page)):
+            target = (page.parent / name).resolve() if name else page
+            is_there = target.is_file() and target.is_relative_to(folder.resolve())
+            link = f"{name}#{part}" if part else name
+            if not is_there or (part and part not in parts(target)):
+                yield page.name, link
+
+
+def parts(page: Path) -> set[str]:
+    """As the site names its headings: small, without what is neither letter nor digit."""
+    return {
+        re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+        for heading in _HEADING.findall(pages.prose(page))
+    }
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
-def test_links_and_tests_are_there(page: Path) -> None:
+def test_links_of_the_repository_lead_somewhere(page: Path, site_pages: Path) -> None:
+    """There, too, but for what is made."""
     text = page.read_text()
-    for link in _LINK.findall(text):
-        assert (DOCS / link).exists(), link
+    for name, _ in _LINK.findall(pages.prose(page)):
+        is_made = name in GENERATED and (site_pages / name).exists()
+        assert is_made or (DOCS / name).exists(), name
     for test in _TEST.findall(text):
         assert (REPOSITORY / test).exists(), test
 
 
-def test_the_site_has_every_page() -> None:
-    named = set(re.findall(r"[\w-]+\.md", (REPOSITORY / "mkdocs.yml").read_text()))
-    assert named == {page.name for page in DOCS.glob("*.md")}
+def test_the_site_has_every_page(site_pages: Path) -> None:
+    named = set(re.findall(r"[\w/-]+\.md", (REPOSITORY / "mkdocs.yml").read_text()))
+    assert named == {str(page.relative_to(site_pages)) for page in site_pages.rglob("*.md")}
+
+
+def test_references_have_all_there_is(site_pages: Path) -> None:
+    told = {name: (site_pages / name).read_text() for name in GENERATED}
+    for path, by_method in site.openapi()["paths"].items():
+        for method in by_method:
+            assert f"### {method.upper()} {path}\n" in told["reference-rest.md"]
+    for words in ("log append", "server log", "cursor", "recovery heal", "version"):
+        assert f"# rollbook {words}\n" in told["reference-commands.md"]
+    for method in METHODS:
+        assert f"rpc {method.request.__name__}(" in told["reference-grpc.md"]
 
 
 def test_the_reference_names_what_exists() -> None:

@@ -1,0 +1,185 @@
+"""What the site is made of: `python -m tests.site FOLDER` puts all its pages there, as Markdown.
+
+The pages of `docs/` are taken as they are, and so is what they point at outside of it: a file of
+`examples/` is copied, a folder of it becomes one page, so that a link that leads somewhere in the
+repository leads there on the site, too. What the product can say of itself is made from it: HTTP from
+its OpenAPI, the command line from its commands, gRPC from `proto/v1`. Python's part is in the
+docstrings, and mkdocstrings' (mkdocs.yml).
+"""
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import click
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+DOCS: Final = ROOT / "docs"
+_OUTSIDE: Final = re.compile(r"\]\(\.\./(examples/[^)#]+)")
+_FENCES: Final = {".py": "python", ".sh": "sh", ".proto": "proto"}
+_TAKEN: Final = "The same everywhere, and not repeated: "
+_EVERYWHERE: Final = ("namespace", "log", "log-timeout-ms", "log-forward")
+_WIDTH: Final = 96
+
+
+def gather(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text()
+        for outside in _OUTSIDE.findall(text):
+            _put_example(ROOT / outside, folder / outside)
+        (folder / page.name).write_text(_OUTSIDE.sub(_inside, text))
+    for name, text in (("rest", rest()), ("commands", commands()), ("grpc", grpc())):
+        (folder / f"reference-{name}.md").write_text(text)
+
+
+def _inside(link: re.Match[str]) -> str:
+    is_folder = (ROOT / link[1]).is_dir()
+    return f"]({link[1]}{'.md' if is_folder else ''}"
+
+
+def _put_example(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_file():
+        shutil.copyfile(source, target)
+        return
+    readme, *files = sorted(source.glob("*.*"), key=lambda path: (path.name != "README.md", path))
+    blocks = [f"## {path.name}\n\n{_fenced(path)}" for path in files if path.suffix in _FENCES]
+    target.with_name(f"{target.name}.md").write_text("\n".join([readme.read_text(), *blocks]))
+
+
+def _fenced(path: Path) -> str:
+    return f"```{_FENCES[path.suffix]}\n{path.read_text()}```\n"
+
+
+# --- The command line ---------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Each command's own help, groups before what they hold."""
+    from rollbook.api.cli.main import rollbook
+
+    pages = [
+        "# Command line\n\nWhat `--help` says, of every command. Exit codes are in [operations](operations.md).\n"
+    ]
+    for context in _contexts(rollbook, "rollbook"):
+        depth = "##" if context.parent is None or context.parent.parent is None else "###"
+        told = context.command.get_help(context)
+        pages.append(f"{depth} {context.command_path}\n\n```text\n{told}\n```\n")
+    return "\n".join(pages)
+
+
+def _contexts(
+    command: click.Command, name: str, parent: click.Context | None = None
+) -> Iterator[click.Context]:
+    context = click.Context(
+        *(command, parent, name),
+        **{"terminal_width": _WIDTH, "max_content_width": _WIDTH, **command.context_settings},
+    )
+    yield context
+    if isinstance(command, click.Group):
+        for each in command.list_commands(context):
+            if (found := command.get_command(context, each)) and not found.hidden:
+                yield from _contexts(found, each, context)
+
+
+# --- gRPC ---------------------------------------------------------------------------------------
+
+
+def grpc() -> str:
+    """The definitions as they are: their comments are what there is to say."""
+    title = "# gRPC\n\n`rollbook.v1`, as servers speak it; they answer reflection, too.\n"
+    files = sorted((ROOT / "proto" / "v1").glob("*.proto"))
+    return "\n".join([title, *(f"## {path.name}\n\n{_fenced(path)}" for path in files)])
+
+
+# --- HTTP ---------------------------------------------------------------------------------------
+
+
+def rest() -> str:
+    """A section a route, by what they are about."""
+    document = openapi()
+    by_tag: dict[str, list[str]] = {}
+    for path, by_method in document["paths"].items():
+        for method, told in by_method.items():
+            by_tag.setdefault(told["tags"][0], []).append(_route(method.upper(), path, told))
+    pages = [
+        "# HTTP\n\nMade from what a server says at `/openapi.json`; [HTTP](http.md) shows how it is used.\n",
+        _TAKEN + "".join(f"`{name}`, " for name in _EVERYWHERE).rstrip(", ") + ".\n",
+        _parameters([_anywhere(document, name) for name in _EVERYWHERE]),
+        "Failures are `application/problem+json`; codes that are not listed with a route mean what HTTP says.\n",
+    ]
+    for tag, routes in by_tag.items():
+        pages += [f"## {tag}\n", *routes]
+    return "\n".join(pages)
+
+
+def openapi() -> dict[str, Any]:
+    """Of a log server. It is asked for its routes alone, so nothing is behind them."""
+    from rollbook.api.rest.door import Door
+    from rollbook.api.rest.logs import make_app
+
+    nothing = cast(Any, None)
+    return make_app(Door(nothing, lambda _: ""), lambda: False, nothing).openapi()
+
+
+def _route(method: str, path: str, told: Mapping[str, Any]) -> str:
+    parts = [f"### {method} {path}\n", f"{told.get('description', told['summary'])}\n"]
+    named = [each for each in told.get("parameters", ()) if each["name"] not in _EVERYWHERE]
+    if named:
+        parts.append(_parameters(named))
+    if body := told.get("requestBody"):
+        parts.append(f"Body: {_media(body['content'])}.\n")
+    answers = [
+        f"| {status} | {_cell(answer['description'])} | {_media(answer.get('content', {}))} |\n"
+        for status, answer in sorted(told["responses"].items())
+    ]
+    parts.append("| answer | | as |\n|---|---|---|\n" + "".join(answers))
+    return "\n".join(parts)
+
+
+def _anywhere(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    routes = (told for each in document["paths"].values() for told in each.values())
+    return next(
+        each for told in routes for each in told.get("parameters", ()) if each["name"] == name
+    )
+
+
+def _parameters(named: list[Mapping[str, Any]]) -> str:
+    rows = [
+        f"| `{each['name']}` | {each['in']}{', required' if each.get('required') else ''} "
+        f"| {_cell(_values(each['schema']))} | {_cell(each.get('description', ''))} |\n"
+        for each in named
+    ]
+    return "| name | where | values | |\n|---|---|---|---|\n" + "".join(rows)
+
+
+def _values(schema: Mapping[str, Any]) -> str:
+    if several := schema.get("anyOf"):
+        return " or ".join(_values(each) for each in several if each.get("type") != "null")
+    if reference := schema.get("$ref"):
+        return str(reference).rpartition("/")[2]
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    bounds = [f"{word} {schema[key]}" for key, word in _BOUNDS.items() if key in schema]
+    default = [f"else `{schema['default']}`"] if schema.get("default") not in (None, "") else []
+    return ", ".join([str(schema.get("type", "any")), *bounds, *default])
+
+
+_BOUNDS: Final = {"minimum": "from", "maximum": "to", "pattern": "like"}
+
+
+def _media(content: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{name}`" for name in content)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+if __name__ == "__main__":
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    gather(Path(sys.argv[1]))
