@@ -296,6 +296,12 @@ class Guarded(Superseded):
     code = Code("GUARDED", "FAILED_PRECONDITION", 409)
 
 
+class CursorAhead(Superseded):
+    """The cursor stands further on, and nobody said that it may go back."""
+
+    code = Code("CURSOR_AHEAD", "FAILED_PRECONDITION", 409)
+
+
 class OwnerFenced(Superseded):
     """Another server has become the owner of this log."""
 
@@ -453,6 +459,12 @@ class InvalidBlock(Invalid):
     code = Code("INVALID_BLOCK", "INVALID_ARGUMENT", 400)
 
 
+class DuplicateDiffers(Invalid):
+    """The batch has the number, or the key, of another one that is in the log."""
+
+    code = Code("DUPLICATE_DIFFERS", "INVALID_ARGUMENT", 422)
+
+
 class BadChecksum(Invalid):
     """A block of records was damaged on its way here."""
 
@@ -464,6 +476,12 @@ class BadConfig(Invalid):
     """The configuration cannot be used."""
 
     code = Code("BAD_CONFIG", "INVALID_ARGUMENT", 400)
+
+
+class NotConfirmed(Invalid):
+    """It would destroy something, and nobody confirmed that it is meant."""
+
+    code = Code("NOT_CONFIRMED", "FAILED_PRECONDITION", 400)
 
 
 class EntryTooLarge(Invalid):

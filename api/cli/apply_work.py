@@ -4,8 +4,9 @@ from typing import Any, Final
 
 import click
 
+from rollbook.api.cli.confirming import ask_whether
 from rollbook.api.cli.ledger_access import tell_rows
-from rollbook.api.cli.log_access import LogAccess, ask_whether
+from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.log_work import settings_of, shown_setting
 from rollbook.api.client.client import Client
 from rollbook.logservice import words

@@ -3,7 +3,6 @@
 They take the flags and the configuration file of `rollbook server bookie`, and want it stopped.
 """
 
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -12,7 +11,6 @@ import click
 from rollbook.api.cli.bookie_options import bookie_options
 from rollbook.api.cli.output import examples, output_option, show_facts, show_rows
 from rollbook.bookie.core.remedies import FORMAT, INIT, REJOIN, WRITE_OFF
-from rollbook.proto.errors import BadConfig
 
 if TYPE_CHECKING:  # Loaded when a command needs them: `--help` is quick.
     from rollbook.bookie.core.identity import Diagnosis
@@ -66,7 +64,9 @@ def format_bookie(output: str, yes: bool, **flags: Any) -> None:
     nobody takes its silence for a proof. Reads the metadata of all ledgers.
     """
     bookie_id, directories = _who_and_where(flags)
-    _confirm(yes, f"erase bookie {bookie_id} in {', '.join(directories)}, with all it holds")
+    from rollbook.api.cli.confirming import ask_whether
+
+    ask_whether(f"erase bookie {bookie_id} in {', '.join(directories)}, with all it holds", yes)
 
     async def erase(identity: "Identity") -> dict[str, Any]:
         return _facts(identity, await identity.format(_PATIENCE_S))
@@ -115,7 +115,9 @@ def write_off(output: str, yes: bool, **flags: Any) -> None:
     of all ledgers.
     """
     bookie_id, _ = _who_and_where(flags)
-    _confirm(yes, f"give up what bookie {bookie_id} has lost")
+    from rollbook.api.cli.confirming import ask_whether
+
+    ask_whether(f"give up what bookie {bookie_id} has lost", yes)
 
     async def give_up(identity: "Identity") -> dict[str, Any]:
         from rollbook.proto.runtime.clock import SystemClock
@@ -194,11 +196,3 @@ def _facts(identity: "Identity", formatted: "Formatted") -> dict[str, Any]:
         "ledgers": formatted.ledgers,
         "ledgers_unknown": formatted.doubted,
     }
-
-
-def _confirm(yes: bool, what: str) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise BadConfig(f"this would {what}", next_step="say --yes if that is meant")
-    click.confirm(f"Really {what}?", abort=True, err=True)

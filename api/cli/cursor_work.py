@@ -2,12 +2,14 @@
 
 from typing import Any, Final
 
+from rollbook.api.cli.confirming import ask_whether
 from rollbook.api.cli.ledger_access import tell, tell_rows
-from rollbook.api.cli.log_access import LogAccess, ask_whether
+from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.output import time_of
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName, parse_cursor_name, parse_position
+from rollbook.proto.errors import CursorAhead
 
 _COLUMNS: Final = ("name", "offset", "lag", "is_protected", "version", "updated")
 
@@ -54,7 +56,13 @@ def move_cursor(
         moved: words.Cursor = await client.ask(request)
         return _facts(moved, place.tail)
 
-    tell(access.run(move, log), output, "offset")
+    try:
+        tell(access.run(move, log), output, "offset")
+    except CursorAhead as error:
+        error.next_step = (
+            f"rollbook cursor set {log} {name} {position} --rewind --server {access.server}"
+        )
+        raise
 
 
 def remove_cursor(access: LogAccess, log: str, name: str, yes: bool, output: str) -> None:

@@ -1,13 +1,13 @@
 """What `rollbook ledger ls|show|create|rm|recover` do."""
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 import click
 
+from rollbook.api.cli.confirming import ask_whether
 from rollbook.api.cli.ledger_access import (
     Access,
     as_text,
@@ -20,7 +20,7 @@ from rollbook.api.cli.ledger_access import (
 from rollbook.api.cli.output import show_facts, show_rows
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
-from rollbook.proto.errors import BadConfig, NoSuchLedger, RecoveryIncomplete
+from rollbook.proto.errors import NoSuchLedger, RecoveryIncomplete
 from rollbook.proto.formats.ledger_metadata import pack_ledger_metadata
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.wire.digest import DigestType
@@ -159,10 +159,7 @@ def remove_ledgers(
     output: str,
 ) -> None:
     what = f"delete ledger {', '.join(map(str, ledger_ids))}, with all it holds"
-    if not yes:
-        if not sys.stdin.isatty():
-            raise BadConfig(f"this would {what}", next_step="say --yes if that is meant")
-        click.confirm(f"Really {what}?", abort=True, err=True)
+    ask_whether(what, yes)
 
     async def remove(ledgers: Ledgers) -> list[dict[str, Any]]:
         for ledger_id in ledger_ids:

@@ -1,13 +1,10 @@
 """How commands come to log servers."""
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-
-import click
 
 from rollbook.api.client.client import Client, connect
 from rollbook.api.client.config import LogClientConfig
@@ -85,12 +82,3 @@ class LogAccess:
             if not error.next_step:
                 error.next_step = next((s for e, s in steps.items() if isinstance(error, e)), "")
             raise
-
-
-def ask_whether(what: str, yes: bool) -> None:
-    """Nothing is destroyed unasked. Raises `BadConfig` where nobody can answer."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise BadConfig(f"this would {what}", next_step="say --yes if that is meant")
-    click.confirm(f"Really {what}?", abort=True, err=True)

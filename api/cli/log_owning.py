@@ -3,8 +3,9 @@
 import time
 from typing import Any
 
+from rollbook.api.cli.confirming import ask_whether
 from rollbook.api.cli.ledger_access import tell, tell_rows
-from rollbook.api.cli.log_access import LogAccess, ask_whether
+from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.output import time_of
 from rollbook.api.client.client import Client
 from rollbook.logservice import words

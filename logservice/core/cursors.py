@@ -27,6 +27,7 @@ from rollbook.logservice.schema import log_node_pb2 as schema
 from rollbook.logservice.words import NO_CURSOR, CommitCursor, Cursor
 from rollbook.proto.errors import (
     BadMetadata,
+    CursorAhead,
     Guarded,
     Invalid,
     InvalidRequest,
@@ -89,7 +90,7 @@ def committed(
     """The cursor as the request wants it.
 
     `tail`: as far as it is known. Raises `MetadataConflict` if it has another version than the caller
-    thinks, `InvalidRequest` if it would go back unasked, or is too large.
+    thinks, `CursorAhead` if it would go back unasked, `InvalidRequest` if it is too large.
     """
     expected = request.expected_version
     if expected is not None and expected != (NO_CURSOR if found is None else found.version):
@@ -101,12 +102,12 @@ def committed(
         )
     offset = parse_offset(request.offset)
     if found is not None and offset < found.offset and not request.may_rewind:
-        raise InvalidRequest(
+        raise CursorAhead(
             "the cursor would go back",
             cursor=request.name,
             offset=found.offset,
             wanted=offset,
-            next_step="say that it may rewind, if that is meant",
+            next_step="say may_rewind, if that is meant",
         )
     if tail is not None and offset > tail:
         raise InvalidRequest("the cursor would stand beyond the tail", offset=offset, tail=tail)

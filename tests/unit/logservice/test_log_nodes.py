@@ -13,6 +13,7 @@ from rollbook.logservice.words import NO_CURSOR, CommitCursor, Cursor, DeleteCur
 from rollbook.proto.cluster import lost_replies
 from rollbook.proto.cluster.cluster import Cluster, initialise
 from rollbook.proto.errors import (
+    CursorAhead,
     Guarded,
     InvalidRequest,
     LogDeleted,
@@ -263,7 +264,7 @@ async def test_a_cursor_remembers_and_moves_by_version(nodes: LogNodes, rival: L
         await rival.commit_cursor(at(6, expected_version=made.version + 1))
     moved = await rival.commit_cursor(at(6, expected_version=made.version))
     assert (moved.offset, moved.blob, moved.is_protected) == (6, b"uri", False)
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(CursorAhead):
         await nodes.commit_cursor(at(5))
     assert (await nodes.commit_cursor(at(5, may_rewind=True))).offset == 5
     with pytest.raises(InvalidRequest):

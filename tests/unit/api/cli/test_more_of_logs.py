@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -36,14 +37,19 @@ def test_cursors_are_moved_and_hold_truncation_back(shell: Shell, server: str) -
     ]
     version = rows[1]["version"]
     shell.run("cursor", "set", "read-by-name", "billing", 50, "--version", version + 7, code=4)
-    shell.run("cursor", "set", "read-by-name", "billing", 30, code=2)  # It would go back.
-    shell.run("cursor", "set", "read-by-name", "billing", 30, "--rewind", "--version", version)
+    shell.run("cursor", "set", "read-by-name", "billing", 30, code=4)
+    assert "[CURSOR_AHEAD]" in shell.errors
+    (typed,) = re.findall(r"try: rollbook (.*)", shell.errors)
+    assert typed.startswith("cursor set read-by-name billing 30 --rewind ")
+    shell.run(*typed.split())
+    version = shell.json("cursor", "show", "read-by-name", "billing")["version"]
+    shell.run("cursor", "set", "read-by-name", "billing", 30, "--version", version)
     found = shell.json("log", "read", "read-by-name", "--from", "cursor:billing", "--limit", 1)
     assert found[0]["offset"] == 30
     truncate = ("log", "truncate", "read-by-name", "--before", "latest", "--yes")
     shell.run(*truncate, code=4)
     shell.run("cursor", "rm", "read-by-name", "audit", code=2)  # Nobody can answer.
-    assert "--yes" in shell.errors
+    assert "[NOT_CONFIRMED]\n  try: say --yes" in shell.errors
     shell.run("cursor", "rm", "read-by-name", "audit", "--yes")
     shell.run(*truncate)
     shell.run("cursor", "show", "read-by-name", "audit", code=3)
