@@ -17,6 +17,7 @@ from rollbook.api.rest.parameters import (
     If,
     Log,
     Number,
+    TakesRecord,
     Version,
     media_type,
 )
@@ -191,6 +192,7 @@ def _verbs(door: Door, routes: APIRouter) -> None:
     @routes.post(
         f"{LOG}:seal",
         tags=["logs"],
+        dependencies=[TakesRecord],
         **described(
             words.SealAnswer,
             errors=OF_APPENDS,

@@ -19,7 +19,17 @@ from rollbook.api.rest.openapi import (
     RECORD_BODIES,
     described,
 )
-from rollbook.api.rest.parameters import Accept, By, How, If, Log, Number, media_type, position
+from rollbook.api.rest.parameters import (
+    Accept,
+    By,
+    How,
+    If,
+    Log,
+    Number,
+    TakesRecord,
+    media_type,
+    position,
+)
 from rollbook.api.rest.problems import response_of
 from rollbook.api.rest.record_json import (
     BLOCK,
@@ -78,6 +88,7 @@ def record_routes(door: Door) -> APIRouter:
 
     @routes.post(
         f"{LOG}/records",
+        dependencies=[TakesRecord],
         **described(
             words.AppendAck,
             status=201,

@@ -106,6 +106,20 @@ async def _producer(
     return ProducerRef(producer_id.encode("latin-1"), producer_epoch or 0, producer_seq)
 
 
+async def _of_one_record(
+    log_key: Annotated[
+        str | None, Header(description="Of a record that is the body itself.")
+    ] = None,
+    log_event_time_us: Annotated[
+        str | None, Header(description="When it happened.", json_schema_extra={"format": "int64"})
+    ] = None,
+    log_meta: Annotated[
+        str | None, Header(alias="log-meta-*", description="Its headers, one for each name.")
+    ] = None,
+) -> None:
+    """What `block_of` takes from the request's headers."""
+
+
 async def _writer_epoch(
     log_writer_epoch: Annotated[int, Header(ge=0, le=INT64_MAX, description="As it was granted.")],
 ) -> WriterEpoch:
@@ -165,6 +179,7 @@ Cursor = Annotated[CursorName, Depends(_cursor_name)]
 How = Annotated[Asking, Depends(_asking)]
 If = Annotated[Condition | None, Depends(_condition)]
 By = Annotated[ProducerRef | None, Depends(_producer)]
+TakesRecord: Final = Depends(_of_one_record)
 Accept = Annotated[str, Depends(_accept)]
 Epoch = Annotated[WriterEpoch, Depends(_writer_epoch)]
 ETag = Annotated[str, Depends(_etag)]

@@ -17,12 +17,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
+from rollbook.api.rest.known_words import KnownWords
 from rollbook.proto.errors import (
     EntryTooLarge,
     InvalidRequest,
@@ -139,6 +140,7 @@ def new_app(title: str, description: str, version: str) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        dependencies=[Depends(KnownWords().check)],
         generate_unique_id_function=lambda route: route.name,
     )
     _add_problems(app)

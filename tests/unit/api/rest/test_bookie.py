@@ -166,6 +166,8 @@ async def test_ledgers_come_in_pages(client: Client) -> None:
         answer = await client.get(f"{API}/ledgers?{query}")
         assert (answer.status, answer.reason) == (400, "INVALID")
         assert answer.json["fields"][0]["field"] == f"query.{query.partition('=')[0]}"
+    answer = await client.get(f"{API}/ledgers?limti=2")
+    assert (answer.status, answer.json["next_step"]) == (400, "did you mean limit?")
 
 
 async def test_a_ledger_is_told_or_missing(admin: FakeAdmin, client: Client) -> None:

@@ -300,6 +300,7 @@ async def test_openapi_tells_all_of_it(there: Site) -> None:
     assert headers == {
         *("log-timeout-ms", "log-forward", "log-expected-offset", "log-writer-epoch", "if-match"),
         *("if-none-match", "producer-id", "producer-epoch", "producer-seq", "idempotency-key"),
+        *("log-key", "log-event-time-us", "log-meta-*"),
     }
     assert {"200", "201", "307", "400", "409", "412", "413", "428", "503"} <= set(
         append["responses"]

@@ -143,3 +143,20 @@ async def test_what_nobody_expected_is_told_to_the_log_alone(there: Site) -> Non
     there.core.failures["get_log"].append(ZeroDivisionError("secret"))
     with pytest.raises(ZeroDivisionError):  # As Starlette has it: whoever serves it logs it, too.
         await there.get(LOG)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+async def test_a_word_that_a_route_does_not_know_is_refused(there: Site, route: Route) -> None:
+    """Passed over, a misspelt condition would have let through what it was to stop."""
+    mark = "&" if "?" in route.path else "?"
+    headers = dict(route.headers)
+    wrong = (
+        (f"{route.path}{mark}limti=1", headers),
+        (route.path, headers | {"log-timeout-mss": "1000"}),
+        (route.path, headers | {"producer-sequence": "0"}),
+    )
+    there.core.asked.clear()
+    for path, sent in wrong:
+        answer = await there.ask(route.method, path, route.body, **sent)
+        assert (answer.status, answer.reason) == (400, "INVALID"), path
+    assert not there.core.asked

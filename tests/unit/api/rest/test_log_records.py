@@ -738,3 +738,23 @@ def test_a_piece_is_small_or_one_record() -> None:
     assert [each.next_offset for each in told] == [piece[-1] + 1 for piece in offsets]
     for piece in offsets:
         assert sum(sizes[offset] for offset in piece[:-1]) < 16 * 1024
+
+
+@pytest.mark.parametrize(
+    ("query", "header", "meant"),
+    [
+        ("", "log-expected-ofset", "log-expected-offset"),
+        ("", "log-writer-epoche", "log-writer-epoch"),
+        ("", "producer-sequence", "producer-seq"),
+        ("?writer_epoch=3", "", ""),
+    ],
+)
+async def test_a_misspelt_condition_appends_nothing(
+    there: Site, query: str, header: str, meant: str
+) -> None:
+    headers = {header: "99"} if header else {}
+    answer = await there.ask("POST", RECORDS + query, b"x", **RAW, **headers)
+    assert (answer.status, answer.reason) == (400, "INVALID")
+    advice = answer.json["next_step"]
+    assert advice == (f"did you mean {meant}?" if meant else "leave it out")
+    assert log_of(there).tail == 0

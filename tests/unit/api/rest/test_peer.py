@@ -55,6 +55,11 @@ _OTHER_CONFIG: Final = {"retention_age_s": None, "quorum": {"ensemble": 3, "writ
 _RECORD: Final = {"data": "x", "key": "k", "headers": {"h": "v"}, "event_time_us": 5}
 _RECORDS: Final = json.dumps({"records": [_RECORD, {"data": "y"}]}).encode()
 _PRODUCER: Final = {"producer-id": "p", "producer-epoch": "1", "producer-seq": "2"}
+_TOLD: Final = {
+    "log-key": "k",
+    "log-event-time-us": "5",
+    "log-meta-*": "v",
+}  # The star is a name, too.
 _CONDITION: Final = {"log-expected-offset": "3", "log-writer-epoch": "4"}
 
 
@@ -71,11 +76,11 @@ FULL = (
     _said("update_log", "PATCH", OTHER, _CONFIG, **{"if-match": '"e"'}),
     _said("update_log", "PATCH", OTHER, _OTHER_CONFIG),
     Route("delete_log", "DELETE", f"{OTHER}?grace_ms=7", headers={"if-match": '"e"'}),
-    Route("append", "POST", f"{OTHER}/records", b"x", {**RAW, **_PRODUCER, **_CONDITION}),
+    Route("append", "POST", f"{OTHER}/records", b"x", {**RAW, **_TOLD, **_PRODUCER, **_CONDITION}),
     Route("append", "POST", f"{OTHER}/records", _RECORDS, {**JSON, "if-none-match": "*"}),
     Route("append", "POST", f"{OTHER}/records", b'{"data":"z"}\n', {**NDJSON, "if-match": '"3"'}),
     Route("append", "POST", f"{OTHER}/records", b"x", {**RAW, "idempotency-key": "once"}),
-    Route("seal", "POST", f"{OTHER}:seal", b"x", {**RAW, **_PRODUCER, **_CONDITION}),
+    Route("seal", "POST", f"{OTHER}:seal", b"x", {**RAW, **_TOLD, **_PRODUCER, **_CONDITION}),
     Route("seal", "POST", f"{OTHER}:seal", _RECORDS, {**JSON, "if-none-match": "*"}),
     Route("seal", "POST", f"{OTHER}:seal", b"x", {**RAW, "if-match": '"3"'}),
     Route("seal", "POST", f"{OTHER}:seal", b"x", {**RAW, "idempotency-key": "once"}),
