@@ -9,6 +9,7 @@ from rollbook.api.rest.record_json import BLOCK, JSON, NDJSON, RAW
 from rollbook.proto.errors import (
     BadChecksum,
     BeyondTail,
+    DuplicateDiffers,
     DuplicateTooOld,
     EntryTooLarge,
     InvalidBlock,
@@ -38,7 +39,7 @@ AT_OWNER: Final[Errors] = (*ANYWHERE, NotOwner, OwnerChanging, OwnerLost, LogSea
 OF_APPENDS: Final[Errors] = (
     *AT_OWNER,
     *(OffsetMismatch, StaleEpoch, WriterRequired),
-    *(ProducerGap, ProducerFenced, DuplicateTooOld),
+    *(ProducerGap, ProducerFenced, DuplicateTooOld, DuplicateDiffers),
     *(EntryTooLarge, InvalidBlock, BadChecksum, NotEnoughBookies),
 )
 OF_READS: Final[Errors] = (*ANYWHERE, Truncated, BeyondTail)

@@ -166,6 +166,7 @@ class BlockInfo:
     codec: Codec
     bytes: int
     unpacked_bytes: int
+    crc: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +403,7 @@ def check_block(block: bytes, limits: Limits) -> BlockInfo:
         _CODECS[header.codec],
         len(block),
         header.unpacked_bytes,
+        header.crc,
     )
 
 
@@ -685,6 +687,11 @@ class Block:
     @property
     def writer_epoch(self) -> WriterEpoch:
         return WriterEpoch(self._header.writer_epoch)
+
+    @property
+    def crc(self) -> int:
+        """Of all that is its client's."""
+        return self._header.crc
 
     @property
     def producer(self) -> ProducerRef | None:

@@ -87,7 +87,7 @@ class LogMemory:
             batch = Batch(
                 *(block.base_offset, block.next_offset, block.timestamp_us, ledger_id, entry_id)
             )
-            self.producers.on_batch(block.producer, batch)
+            self.producers.on_batch(block.producer, batch, block.crc)
 
     # --- Snapshots ----------------------------------------------------------------------------
 

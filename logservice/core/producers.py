@@ -10,6 +10,10 @@ last 64 of each producer:
     of an older epoch       comes from a session that another one has replaced: refused
     of a newer epoch        begins it, if it is number 0; the older epoch is forgotten
 
+What comes again as the newest batch, or with another number of records, and is not what was there, is no
+retry but a mistake: it is refused, since its sender would take the first one's offsets for its own. It
+is told by the block's CRC, which is not in a snapshot: of what an owner knows from there only records count.
+
 Somebody unknown has to begin with 0, too: his earlier batches may still be on their way. A producer is
 forgotten after 24 hours of the log's own time, or when others that were used later are too many.
 All of it follows from the blocks in the log and from nothing else, so whoever replays them knows the
@@ -30,7 +34,13 @@ from typing import Final, NamedTuple, Self
 
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
-from rollbook.proto.errors import BadMetadata, DuplicateTooOld, ProducerFenced, ProducerGap
+from rollbook.proto.errors import (
+    BadMetadata,
+    DuplicateDiffers,
+    DuplicateTooOld,
+    ProducerFenced,
+    ProducerGap,
+)
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 
@@ -59,6 +69,7 @@ class Batch(NamedTuple):
 class _Producer:
     epoch: int
     last_seq: int
+    last_crc: int | None = None  # Of that one's block; None: not known.
     batches: "array[int]" = field(default_factory=lambda: array("q"))  # Flat, the oldest first.
 
     @property
@@ -120,7 +131,19 @@ class Producers:
             Offset(base), Offset(end), timestamp_us, LedgerId(ledger_id), EntryId(entry_id)
         )
 
-    def on_batch(self, ref: ProducerRef, batch: Batch) -> None:
+    def check_same(self, ref: ProducerRef, found: Batch, count: int, crc: int) -> None:
+        """That what was sent again is what was found, as far as is known. Raises `DuplicateDiffers`."""
+        known = self._producers[ref.id]
+        is_known = ref.seq == known.last_seq and known.last_crc is not None
+        if count != found.next_offset - found.base_offset or (is_known and crc != known.last_crc):
+            raise DuplicateDiffers(
+                seq=ref.seq,
+                first_offset=found.base_offset,
+                next_offset=found.next_offset,
+                next_step="what is new takes a number, or a key, of its own",
+            )
+
+    def on_batch(self, ref: ProducerRef, batch: Batch, crc: int | None = None) -> None:
         """It was appended: `find` has said None, now or when its block was written."""
         producers = self._producers
         known = producers.get(ref.id)
@@ -135,6 +158,7 @@ class Producers:
                 self._batches -= surplus
                 del known.batches[: surplus * _NUMBERS]
             known.epoch, known.last_seq = ref.epoch, ref.seq
+        known.last_crc = crc
         known.batches.extend(batch)
         self._batches += 1
         if (
@@ -188,7 +212,9 @@ class Producers:
                 position += batches * _NUMBERS * 8
                 if not batches:
                     raise BadMetadata("a producer in a snapshot has no batch")
-                found._producers[producer_id] = _Producer(epoch, last_seq, array("q", numbers))
+                found._producers[producer_id] = _Producer(
+                    epoch, last_seq, None, array("q", numbers)
+                )
                 found._batches += batches
         except (struct.error, IndexError) as error:
             raise BadMetadata(f"a snapshot of producers is cut short: {error}") from None

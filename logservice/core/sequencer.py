@@ -3,7 +3,8 @@
 Of an append it is asked, in this order:
 
  1. Was it appended before? A retry is answered with the offsets of the first time, whatever else has
-    changed since: a log that was sealed, a writer that was fenced, an offset that was passed (LS6).
+    changed since: a log that was sealed, a writer that was fenced, an offset that was passed (LS6). What
+    has its number and is something else is refused.
  2. Is the log sealed?
  3. Does it bear the writer epoch that is in force (LS8)?
  4. Is the tail where it was expected?
@@ -73,14 +74,15 @@ class Sequencer:
     def decide(self, info: BlockInfo, condition: Condition | None, wall_us: int) -> Place | Batch:
         """Where it goes, or went when it was sent before. Changes nothing.
 
-        Raises `ProducerFenced`, `ProducerGap`, `DuplicateTooOld`, `LogSealed`, `StaleEpoch`,
-        `WriterRequired`, `OffsetMismatch`, `InvalidRequest`.
+        Raises `ProducerFenced`, `ProducerGap`, `DuplicateTooOld`, `DuplicateDiffers`, `LogSealed`,
+        `StaleEpoch`, `WriterRequired`, `OffsetMismatch`, `InvalidRequest`.
         """
         memory = self.memory
         tail, now_us = memory.tail, self.time(wall_us)
         if info.producer is not None:
             sent_before = memory.producers.find(info.producer, now_us)
             if sent_before is not None:
+                memory.producers.check_same(info.producer, sent_before, info.count, info.crc)
                 return sent_before
         if memory.is_sealed:
             raise LogSealed(tail=tail)
@@ -95,7 +97,8 @@ class Sequencer:
         memory.tail = place.next_offset
         memory.timestamp_us = memory.record_us = place.timestamp_us
         if info.producer is not None:
-            memory.producers.on_batch(info.producer, Batch(*place, ledger_id, entry_id))
+            batch = Batch(*place, ledger_id, entry_id)
+            memory.producers.on_batch(info.producer, batch, info.crc)
 
     def time(self, wall_us: int) -> int:
         """Of the next block."""

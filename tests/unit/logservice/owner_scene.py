@@ -43,7 +43,8 @@ SMALL: Final = LogConfig(roll_entries=16)
 
 def block_of(*values: bytes, producer: ProducerRef | None = None) -> tuple[bytes, BlockInfo]:
     block = pack_block(values, producer=producer)
-    return block, BlockInfo(len(values), producer, Codec.NONE, len(block), len(block))
+    crc = int.from_bytes(block[4:8], "little")
+    return block, BlockInfo(len(values), producer, Codec.NONE, len(block), len(block), crc)
 
 
 class Server:

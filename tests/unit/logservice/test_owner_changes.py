@@ -20,6 +20,7 @@ from rollbook.logservice.segment_writer import make_ledger
 from rollbook.logservice.words import AcquireMode, Condition
 from rollbook.proto.errors import (
     DataLost,
+    DuplicateDiffers,
     LogSealed,
     NotOwner,
     OwnerChanging,
@@ -67,6 +68,26 @@ def test_a_retry_after_failover_gets_the_offsets_of_the_first_time() -> None:
     play(story)
 
 
+def test_another_batch_under_the_same_number_is_refused() -> None:
+    """LS6: it is no retry, and by an answer with the first one's offsets its records would be gone."""
+
+    async def story(scene: Scene) -> None:
+        first = await (await scene.server("s1")).open()
+        await first.append(b"a", producer=ref(0))
+        pending = first.begin(b"b", producer=ref(1))
+        error = await refused(first.append(b"c", producer=ref(1)), DuplicateDiffers)
+        assert (pending.answer.done(), error.ids["first_offset"]) == (True, 1)
+        first.server.node.kill()
+        log = await (await scene.server("s2")).open()
+        await refused(log.append(b"c", producer=ref(1)), DuplicateDiffers)
+        await refused(log.append(b"a", b"a", producer=ref(0)), DuplicateDiffers)
+        assert (await log.append(b"b", producer=ref(1))).is_duplicate
+        await log.close()
+        assert await scene.values() == [b"a", b"b"]
+
+    play(story)
+
+
 def test_a_replay_of_the_end_is_enough() -> None:
     """LS5: producers from long before the part that is read are known from a snapshot."""
 
@@ -81,7 +102,7 @@ def test_a_replay_of_the_end_is_enough() -> None:
         log = await (await scene.server("s2")).open()
         early = await log.append(b"first", producer=ProducerRef(b"early", 0, 0))
         assert (early.first_offset, early.is_duplicate) == (0, True)
-        assert (await log.append(b"x", producer=ref(2999))).first_offset == 3000
+        assert (await log.append(b"2999", producer=ref(2999))).first_offset == 3000
         await log.close()
         snapshots = [
             index

@@ -10,7 +10,13 @@ from rollbook.logservice.core import producers as module
 from rollbook.logservice.core.producers import Batch, Producers
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
-from rollbook.proto.errors import BadMetadata, DuplicateTooOld, ProducerFenced, ProducerGap
+from rollbook.proto.errors import (
+    BadMetadata,
+    DuplicateDiffers,
+    DuplicateTooOld,
+    ProducerFenced,
+    ProducerGap,
+)
 from rollbook.proto.ids import EntryId, LedgerId
 
 DAY_US: Final = 86_400_000_000
@@ -41,6 +47,27 @@ def test_what_is_sent_again_is_answered_with_its_first_place() -> None:
         batch(10 * seq, seq, 10) for seq in range(5)
     ]
     assert known.find(ref(5), 9) is None
+
+
+def test_what_differs_is_no_retry() -> None:
+    """Its sender would take the first one's offsets for its own, and the records be gone."""
+    known = filled(5)
+    known.on_batch(ref(5), batch(50, 9, 3), 17)
+    newest, older = known.find(ref(5), 9), known.find(ref(4), 9)
+    assert newest is not None
+    assert older is not None
+    known.check_same(ref(5), newest, 3, 17)
+    with pytest.raises(DuplicateDiffers):
+        known.check_same(ref(5), newest, 3, 18)
+    known.check_same(
+        ref(4), older, 10, 18
+    )  # Of older ones, and behind a snapshot, only this is known:
+    with pytest.raises(DuplicateDiffers):
+        known.check_same(ref(4), older, 9, 18)
+    known = Producers.unpack(known.pack())
+    known.check_same(ref(5), newest, 3, 18)
+    with pytest.raises(DuplicateDiffers):
+        known.check_same(ref(5), newest, 4, 17)
 
 
 def test_a_gap_is_refused_and_says_what_is_expected() -> None:

@@ -52,7 +52,7 @@ class Log:
         condition: Condition | None = None,
         wall_us: int = 0,
     ) -> Place | Batch:
-        info = BlockInfo(count, producer, Codec.NONE, 100, 100)
+        info = BlockInfo(count, producer, Codec.NONE, 100, 100, count)
         return self.sequencer.decide(info, condition, wall_us)
 
     def append(
@@ -65,7 +65,7 @@ class Log:
     ) -> Place:
         place = self.decide(count, producer=producer, condition=condition, wall_us=wall_us)
         assert type(place) is Place
-        info = BlockInfo(count, producer, Codec.NONE, 100, 100)
+        info = BlockInfo(count, producer, Codec.NONE, 100, 100, count)
         self.sequencer.on_placed(place, info, L1, EntryId(len(self.blocks)))
         packed = pack_block([b"x"] * count, producer=producer)
         self._keep(packed, place.base_offset, place.timestamp_us)
