@@ -1,5 +1,6 @@
 """What `rollbook cursor` does."""
 
+import shlex
 from typing import Any, Final
 
 from rollbook.api.cli.confirming import ask_whether
@@ -59,9 +60,8 @@ def move_cursor(
     try:
         tell(access.run(move, log), output, "offset")
     except CursorAhead as error:
-        error.next_step = (
-            f"rollbook cursor set {log} {name} {position} --rewind --server {access.server}"
-        )
+        again = shlex.join(("rollbook", "cursor", "set", log, name, position))
+        error.next_step = f"{again} --rewind{access.flags}"
         raise
 
 

@@ -1,6 +1,7 @@
 """How commands come to log servers."""
 
 import asyncio
+import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from rollbook.api.client.client import Client, connect
 from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.unreached import Obstacle, obstacle_of
 from rollbook.proto.errors import (
     BadConfig,
     Guarded,
@@ -62,10 +64,36 @@ class LogAccess:
         except (OSError, UnicodeDecodeError) as error:
             raise BadConfig(f"cannot read the token: {error}") from error
 
+    @property
+    def flags(self) -> str:
+        """As they were given, or as the context has them."""
+        given = {
+            "server": self.server,
+            "token-file": self.token_file,
+            "tls-authorities": self.tls_authorities,
+            "tls-certificate": self.tls_certificate,
+            "tls-key": self.tls_key,
+        }
+        return "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value)
+
+    def _way_to_reach(self, obstacle: Obstacle) -> str:
+        where = self.server.rpartition("://")[2]
+        match obstacle:
+            case Obstacle.NOT_BELIEVED:
+                return "--tls-authorities FILE, with whoever signed its certificate"
+            case Obstacle.NO_TLS:
+                return f"--server log://{where}"
+            case Obstacle.HUNG_UP if self.server.startswith("log+tls://"):
+                return "--tls-certificate FILE, if it asks for one"
+            case Obstacle.HUNG_UP:
+                return f"--server log+tls://{where}, if it speaks TLS"
+            case Obstacle.SILENCE:
+                return "start one with `rollbook dev`, or say where one is: --server URL"
+
     @contextmanager
     def advising(self, log: str = "") -> Iterator[None]:
         """What to type next, with the flags that were given."""
-        flags = f" --server {self.server}"
+        flags = self.flags
         steps: dict[type[RollbookError], str] = {
             LogDeleted: "take another name; this one is free when its time of grace is over",
             NoSuchLog: f"rollbook log create {log}{flags}",
@@ -76,7 +104,7 @@ class LogAccess:
             yield
         except RollbookError as error:
             if isinstance(error, ServerUnreachable):
-                error.next_step = "start one with `rollbook dev`, or say where one is: --server URL"
+                error.next_step = self._way_to_reach(obstacle_of(error.message))
             if isinstance(error, WriterRequired):
                 error.next_step = "say --holder NAME; whoever wrote before cannot any more"
             if not error.next_step:

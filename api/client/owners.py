@@ -7,6 +7,7 @@ forgotten when it cannot be reached, not when some time has passed.
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from rollbook.api.client.unreached import Obstacle, obstacle_of
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import NotOwner, OutcomeUnknown, RollbookError, ServerUnreachable
 
@@ -19,6 +20,14 @@ _WHY_MAX: Final = 200
 class _Owner(NamedTuple):
     address: str
     epoch: int
+
+
+_NEXT_STEPS: Final = {
+    Obstacle.NOT_BELIEVED: "connect with authorities= whoever signed its certificate, a PEM file",
+    Obstacle.NO_TLS: "connect to log://…, without +tls",
+    Obstacle.HUNG_UP: "if it speaks TLS, connect to log+tls://…, with a certificate= if it wants one",
+    Obstacle.SILENCE: "start one (rollbook dev, rollbook server log), or connect to one that runs",
+}
 
 
 class Owners:
@@ -67,7 +76,7 @@ class Owners:
         why = last.message.rpartition("last error: ")[2][:_WHY_MAX]
         return ServerUnreachable(
             f"no log server answers at {some}{f' and {more} more' if more > 0 else ''}: {why}",
-            next_step="start one (rollbook dev, rollbook server log), or connect to one that runs",
+            next_step=_NEXT_STEPS[obstacle_of(why)],
         )
 
     def on_error(self, log: LogName | None, address: str, error: RollbookError) -> bool:

@@ -1,0 +1,24 @@
+"""Why a log server could not be reached, as far as gRPC's own words tell: they are all there is."""
+
+import re
+from enum import Enum
+from typing import Final
+
+
+class Obstacle(Enum):
+    NOT_BELIEVED = "its certificate is not signed by anybody who is believed"
+    NO_TLS = "it does not speak TLS"
+    HUNG_UP = "it hung up before it said anything"  # As TLS does on whoever does not speak it.
+    SILENCE = "nobody is there"
+
+
+_SIGNS: Final = (
+    (Obstacle.NOT_BELIEVED, "CERTIFICATE_VERIFY_FAILED|name verification|peer name"),
+    (Obstacle.NO_TLS, "WRONG_VERSION_NUMBER"),
+    (Obstacle.HUNG_UP, "socket closed|reset by peer|CERTIFICATE_REQUIRED|handshake_failure"),
+)
+
+
+def obstacle_of(why: str) -> Obstacle:
+    found = (each for each, sign in _SIGNS if re.search(sign, why, re.IGNORECASE))
+    return next(found, Obstacle.SILENCE)

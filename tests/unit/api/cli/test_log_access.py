@@ -1,0 +1,55 @@
+"""What is advised to whoever cannot reach a log server, or may type it another way."""
+
+from pathlib import Path
+
+import pytest
+
+from rollbook.api.cli.log_access import LogAccess
+from rollbook.api.grpc.config import GrpcConfig
+from rollbook.api.grpc.server import GrpcServer
+from rollbook.proto.errors import NoSuchLog, ServerUnreachable
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.tls import TlsFiles
+from tests.support.certificates import Authority
+from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
+
+LOOPBACK = Address("127.0.0.1", 0)
+
+
+def access_to(server: str, authorities: str | None = None) -> LogAccess:
+    return LogAccess(server, None, authorities, None, None, timeout_s=60.0)
+
+
+async def advice(access: LogAccess) -> str:
+    with pytest.raises(ServerUnreachable) as found, access.advising():
+        await access.use(lambda client: client.limits())
+    return found.value.next_step
+
+
+async def test_whoever_is_not_understood_is_told_how_to_speak(tmp_path: Path) -> None:
+    """Each was told to start a server, which is there."""
+    authority = Authority.make(tmp_path)
+    files = authority.issue("server", "IP:127.0.0.1")
+    tls = await GrpcServer.start(
+        FakeCore(FakeCluster()),
+        GrpcConfig(LOOPBACK, tls=TlsFiles(files.certificate, files.key)),
+    )
+    plain = await GrpcServer.start(FakeCore(FakeCluster()), GrpcConfig(LOOPBACK))
+    try:
+        assert "--tls-authorities" in await advice(access_to(f"log+tls://{tls.address}"))
+        assert f"--server log+tls://{tls.address}" in await advice(access_to(str(tls.address)))
+        spoken = access_to(f"log+tls://{plain.address}", authority.certificate)
+        assert await advice(spoken) == f"--server log://{plain.address}"
+    finally:
+        await tls.close(0)
+        await plain.close(0)
+    assert "rollbook dev" in await advice(access_to("127.0.0.1:1"))
+
+
+def test_advice_has_the_flags_that_were_given() -> None:
+    access = access_to("log+tls://x:1", "my ca.pem")
+    with pytest.raises(NoSuchLog) as found, access.advising("orders"):
+        raise NoSuchLog
+    assert found.value.next_step == (
+        "rollbook log create orders --server log+tls://x:1 --tls-authorities 'my ca.pem'"
+    )
