@@ -136,11 +136,14 @@ def main() -> None:
     if not __debug__:
         sys.exit("rollbook checks its own promises with assert: run Python without -O")
     try:
-        result = rollbook(standalone_mode=False)
+        result = rollbook(prog_name="rollbook", standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(INTERRUPTED)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        _explain_usage(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -157,6 +160,13 @@ def main() -> None:
         sys.exit(exit_code(error))
     if isinstance(result, int):  # What `ctx.exit(code)` came to.
         sys.exit(result)
+
+
+def _explain_usage(error: click.ClickException) -> None:
+    what = " ".join(error.format_message().split()).removesuffix(".")
+    click.echo(f"error: {what} [USAGE]", err=True)
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    click.echo(f"  try: {context.command_path if context else 'rollbook'} --help", err=True)
 
 
 def _explain(error: errors.RollbookError) -> None:

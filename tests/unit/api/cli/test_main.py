@@ -47,11 +47,36 @@ def test_no_help_imports_what_works() -> None:
     assert not loaded & {*heavy, "kazoo", "prometheus_client", "google_crc32c", "http.client"}
 
 
-def test_wrong_usage_is_two() -> None:
-    shown = run("nope")
-    assert shown.returncode == 2
-    assert "No such command" in shown.stderr
-    assert "Traceback" not in shown.stderr
+@pytest.mark.parametrize(
+    ("typed", "what", "command"),
+    [
+        (("nope",), "No such command 'nope'", "rollbook"),
+        (("log", "read"), "Missing argument 'LOG'", "rollbook log read"),
+        (
+            ("completion",),
+            "Missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish",
+            "rollbook completion",
+        ),
+        (
+            ("log", "read", "x", "--limit", "k"),
+            "Invalid value for '--limit': 'k' is not a valid integer range",
+            "rollbook log read",
+        ),
+    ],
+)
+def test_wrong_usage_is_two_and_is_told_as_all_that_is_wrong(
+    typed: tuple[str, ...],
+    what: str,
+    command: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rollbook", *typed])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", f"error: {what} [USAGE]\n  try: {command} --help\n")
 
 
 @pytest.mark.parametrize(
