@@ -260,7 +260,12 @@ class Service:
         self.stats.told_bytes += sum(map(len, records.blocks))
 
     def _reader_lags(self) -> Mapping[str, float]:
-        return largest((f"{each.name}#{no}", each.lag) for no, each in self._readers.items())
+        """By log: readers come and go, and one that comes back has to be found under the same name."""
+        lags: dict[str, int] = {}
+        for each in self._readers.values():
+            log = str(each.name)
+            lags[log] = max(each.lag, lags.get(log, 0))
+        return largest(lags.items())
 
     # --- Tail and positions -----------------------------------------------------------------
 

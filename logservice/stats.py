@@ -69,7 +69,7 @@ class LogStats:
     told_records: int = counter("told_records_total", "Records that readers were told.")
     told_bytes: int = counter("told_bytes_total", "Bytes of the blocks that they came in.")
     reader_lags: Gauges = gauges(
-        "reader_lag_records", "Records that a reader has before it: log#number.", "reader"
+        "reader_lag_records", "Records before that reader of a log who is furthest behind.", "log"
     )
     cursor_lags: Gauges = gauges(
         "cursor_lag_records", "Records behind a cursor of a log that is owned here.", "cursor"

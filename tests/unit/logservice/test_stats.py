@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rollbook.logservice import words
-from rollbook.logservice.ids import CursorName, Earliest, Offset, ProducerRef
+from rollbook.logservice.ids import AtOffset, CursorName, Earliest, Offset, ProducerRef
 from rollbook.logservice.stats import LAGS_MAX, STAGES, LogStats, largest
 from rollbook.proto.errors import OffsetMismatch
 from tests.unit.logservice.owner_scene import Scene, block_of, play
@@ -91,18 +91,25 @@ def test_who_lags_is_told() -> None:
         assert stats.cursor_lags() == {f"{log}:c": 20.0}
         async with a.events(words.ReadStream(log, Earliest())) as events:
             assert isinstance(await anext(events), words.Records)
-            assert stats.readers() == 1
-            assert list(stats.reader_lags().values()) == [0.0]
-            assert stats.told_records == 30
+            assert (stats.readers(), stats.told_records) == (1, 30)
+            assert stats.reader_lags() == {str(log): 0.0}
+            request = words.ReadStream(log, AtOffset(Offset(0)))
+            async with a.events(request) as others:
+                assert isinstance(await anext(others), words.Records)
+                await a.append(log, b"x", b"y")
+                assert stats.reader_lags() == {str(log): 2.0}
+        async with a.events(request) as events:
+            assert isinstance(await anext(events), words.Records)
+            assert list(stats.reader_lags()) == [str(log)]
         answer = await a.ask(a.service.get_server_stats(words.GetServerStats(), a.due(10.0)))
-        assert answer.stats["rollbook_log_appended_records_total"] == 30
+        assert answer.stats["rollbook_log_appended_records_total"] == 32
         assert answer.stats["rollbook_log_logs_owned"] == 1
 
     play(story)
 
 
 def test_labels_are_bounded() -> None:
-    lags = [(f"ns/log{number}#1", number) for number in range(10 * LAGS_MAX)]
+    lags = [(f"ns/log{number}", number) for number in range(10 * LAGS_MAX)]
     found = largest(lags)
     assert len(found) == LAGS_MAX
     assert min(found.values()) == 9 * LAGS_MAX
