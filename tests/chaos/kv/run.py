@@ -1,5 +1,7 @@
 """Leaders of the example's key-value store are killed and frozen, again and again, under load; then what clients
 were told is checked, and how long nobody led is told.
+
+A run of many leaders fails, too, if that was too long (`takeover.py`), where only the leader was struck.
 """
 
 import asyncio
@@ -21,6 +23,7 @@ from tests.chaos.kv.checker import violations
 from tests.chaos.kv.client import CHANGES, KEYS, READS, Client
 from tests.chaos.kv.flawed_node import FLAWS
 from tests.chaos.kv.history import Op
+from tests.chaos.kv.takeover import JUDGED_FROM, TAKEOVER_S, spread, too_slow
 from tests.chaos.logs.conductor import free_ports
 from tests.support import log_processes
 from tests.tally import Tally
@@ -29,7 +32,6 @@ NODES: Final = ("node-1", "node-2", "node-3")
 SERVERS: Final = ("log-1", "log-2")
 WRITERS: Final = 4
 READERS: Final = 2
-TAKEOVER_S: Final = 2.0  # What is meant.
 _SNAPSHOT_EVERY: Final = 60
 _PATIENCE_S: Final = 60.0
 _LED_S: Final = (0.3, 0.9)  # How long a leader lives.
@@ -197,6 +199,15 @@ class Run:
                 gaps.append((moments_ns[index] - struck.at_ns) / 1e9)
         return sorted(gaps)
 
+    def too_slow(self) -> list[str]:
+        """Of strikes that left the log's owner alone: else its take-over is in it."""
+        return [
+            f"leaders {name}: {complaint}"
+            for kind, name in _KINDS.items()
+            if not Struck(0, *kind).owner_died
+            if (complaint := too_slow(self.gaps_s(self._led_ns, kind)))
+        ]
+
     def describe(self) -> list[str]:
         history = self.history
         changed_ns = sorted(at_ns for client in self.clients for at_ns in client.changed_ns)
@@ -213,8 +224,8 @@ class Run:
             if led and changed:
                 within = sum(gap <= TAKEOVER_S for gap in led)
                 lines.append(
-                    f"{len(led)} leaders {name}: another leads after {_spread(led)}, {within} of them "
-                    f"within {TAKEOVER_S:g} s; the next change was made after {_spread(changed)}"
+                    f"{len(led)} leaders {name}: another leads after {spread(led)}, {within} of them "
+                    f"within {TAKEOVER_S:g} s; the next change was made after {spread(changed)}"
                 )
         return lines
 
@@ -227,15 +238,12 @@ _KINDS: Final = {
 }
 
 
-def _spread(gaps: list[float]) -> str:
-    """Of sorted ones."""
-    return f"{gaps[len(gaps) // 2]:.2f} s, {gaps[-1]:.2f} s at most"
-
-
 def chaos(
     strikes: int, seed: int, progress: Progress, say: Callable[[str], None], flaw: str = ""
 ) -> Tally:
     run, wrong = _run(strikes, seed, progress("leaders struck"), flaw)
+    if strikes >= JUDGED_FROM:
+        wrong += run.too_slow()
     for line in run.describe():
         say(line)
     for violation in wrong[:_SHOWN_MAX]:

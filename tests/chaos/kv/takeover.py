@@ -1,0 +1,24 @@
+"""How long nobody leads, judged: another one has to lead within `TAKEOVER_S`, in the median and mostly (`WITHIN`).
+
+Of fewer leaders than `JUDGED_FROM` that cannot be told from chance.
+"""
+
+from bisect import bisect_right
+from typing import Final
+
+TAKEOVER_S: Final = 2.0
+WITHIN: Final = 0.9
+JUDGED_FROM: Final = 50
+
+
+def too_slow(gaps: list[float]) -> str:
+    """What is wrong with these, which are sorted; nothing, if there are none."""
+    within = bisect_right(gaps, TAKEOVER_S)
+    if not gaps or (gaps[len(gaps) // 2] <= TAKEOVER_S and within >= WITHIN * len(gaps)):
+        return ""
+    return f"another leads after {spread(gaps)}, {within} of {len(gaps)} within {TAKEOVER_S:g} s"
+
+
+def spread(gaps: list[float]) -> str:
+    """Of sorted ones."""
+    return f"{gaps[len(gaps) // 2]:.2f} s, {gaps[-1]:.2f} s at most"
