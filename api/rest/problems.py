@@ -22,6 +22,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
 
 from rollbook.api.rest.known_words import KnownWords
 from rollbook.proto.errors import (
@@ -39,6 +41,8 @@ logger = structlog.get_logger()
 MEDIA_TYPE: Final = "application/problem+json"
 _TEXT_MAX: Final = 1000
 _LIST_MAX: Final = 20
+_NOT_ALLOWED: Final = 405
+_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 # What the framework says by a number only.
 _BY_STATUS: Final[dict[int, type[RollbookError]]] = {
@@ -191,9 +195,22 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     status = error.status_code
     kind = _BY_STATUS.get(status, InvalidRequest if status < 500 else RollbookError)
     where = {"method": request.method, "path": request.url.path}
-    return response_of(
-        kind(str(error.detail).lower(), **where), status=status, headers=error.headers
+    headers = {"allow": _allowed(request)} if status == _NOT_ALLOWED else error.headers
+    return response_of(kind(str(error.detail).lower(), **where), status=status, headers=headers)
+
+
+def _allowed(request: Request) -> str:
+    """By all routes of this path; the framework tells those of one."""
+    routes = request.app.routes
+    return ", ".join(
+        method
+        for method in _METHODS
+        if any(_takes(route, {**request.scope, "method": method}) for route in routes)
     )
+
+
+def _takes(route: BaseRoute, scope: Scope) -> bool:
+    return route.matches(scope)[0] is Match.FULL
 
 
 async def _on_bad_request(_: Request, error: Exception) -> JSONResponse:

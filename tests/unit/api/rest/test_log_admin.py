@@ -1,6 +1,7 @@
 """Logs as such over HTTP: configuration, verbs, writer epochs, cursors, the cluster, OpenAPI."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -230,6 +231,17 @@ async def test_paths_that_are_not_there(there: Site) -> None:
         assert answer.status == status, (method, path)
         assert answer.headers["content-type"] == "application/problem+json"
     assert not there.core.asked
+
+
+async def test_a_method_that_is_not_allowed_hears_all_that_are(there: Site) -> None:
+    """Routes of one path are several to the framework, which tells those of the first."""
+    for path, by_method in there.app.openapi()["paths"].items():
+        real = re.sub(r"\{\w+\}", "0", path)
+        answer = await there.ask("OPTIONS", real)
+        assert answer.status == 405
+        told = set(answer.headers["allow"].split(", "))
+        documented = {method.upper() for method in by_method}
+        assert told == documented or (":" in path and told > documented), path
 
 
 # --- Words and OpenAPI ------------------------------------------------------------------------
