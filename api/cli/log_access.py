@@ -42,9 +42,8 @@ class LogAccess:
 
     async def use(self, work: Callable[[Client], Awaitable[T]], **settings: Any) -> T:
         """`settings` are those of the client that this work needs."""
-        url = self.server if "://" in self.server else f"log://{self.server}"
         async with connect(
-            url,
+            self.server,
             LogClientConfig(
                 timeout_s=self.timeout_s, connect_s=min(_CONNECT_S, self.timeout_s), **settings
             ),

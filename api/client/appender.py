@@ -44,14 +44,26 @@ class Records:
     event_times: Sequence[int | None] | None = None
 
     def pack(self, producer: ProducerRef, codec: Codec) -> bytes:
-        return pack_block(
-            self.values,
-            keys=self.keys,
-            headers=self.headers,
-            event_times=self.event_times,
-            producer=producer,
-            codec=codec,
-        )
+        try:
+            return pack_block(
+                self.values,
+                keys=self.keys,
+                headers=self.headers,
+                event_times=self.event_times,
+                producer=producer,
+                codec=codec,
+            )
+        except TypeError:  # Not looked for beforehand: that would cost each of a million records.
+            _require_bytes("record", self.values)
+            _require_bytes("key", [each for each in self.keys or () if each is not None])
+            raise
+
+
+def _require_bytes(what: str, column: Sequence[object]) -> None:
+    for each in column:
+        if not isinstance(each, bytes | bytearray | memoryview):
+            hint = ": say .encode()" if isinstance(each, str) else ""
+            raise TypeError(f"a {what} is bytes, not {type(each).__name__}{hint}") from None
 
 
 class _Producer:

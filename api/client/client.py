@@ -35,8 +35,8 @@ def connect(
     certificate: str = "",
     key: str = "",
 ) -> "Client":
-    """`log://host:port,host:port`; with `log+tls://` certificates are checked against `authorities`, a
-    PEM file, or what the machine trusts. Nothing is sent until something is asked for.
+    """`log://host:port,host:port`, or without `log://`; with `log+tls://` certificates are checked against
+    `authorities`, a PEM file, or what the machine trusts. Nothing is sent until something is asked for.
 
     Raises `BadConfig`. Whoever connects calls `close`, or uses `async with`.
     """

@@ -1,6 +1,6 @@
 """Where the log servers are, as people write it: `log://host:port,host:port`.
 
-`log+tls://…` speaks TLS. The port is 7400 unless another one is named. One server is enough to find the
+`log+tls://…` speaks TLS; `host:port` alone does not. The port is 7400 unless another one is named. One server is enough to find the
 others.
 """
 
@@ -19,8 +19,9 @@ class LogUrl:
 
 def parse_log_url(text: str) -> LogUrl:
     """Raises `BadConfig`."""
-    scheme, separator, rest = text.strip().partition("://")
-    if not separator or scheme not in ("log", "log+tls"):
+    text = text.strip()
+    scheme, _, rest = text.partition("://") if "://" in text else ("log", "", text)
+    if scheme not in ("log", "log+tls"):
         raise BadConfig(
             f"{text!r} is no address of log servers",
             next_step="write for example log://127.0.0.1:7400",

@@ -1,14 +1,17 @@
 """What a program does with a log."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from rollbook.api.client.client import connect
 from rollbook.api.client.reader import RecordBatch
 from rollbook.logservice import words
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.errors import (
+    BadConfig,
     Guarded,
     LogExists,
     LogSealed,
@@ -39,6 +42,27 @@ async def test_records_are_appended_and_read(site: Site) -> None:
     assert [r.value async for r in log.read(-2, 3)] == [b"two", b"three"]
     assert [b.values() async for b in log.read_batches(2)] == [[b"three"]]
     assert [b.values() async for b in log.read_batches(1, 2)] == [[b"two"]]
+
+
+@pytest.mark.parametrize("values", [["text"], [b"x", "text"], "text"])
+async def test_text_is_no_record_and_it_is_said_what_to_do(site: Site, values: Any) -> None:
+    log = await site.client("a").open("orders", create=True)
+    with pytest.raises(TypeError, match=r"a record is bytes, not str: say \.encode\(\)"):
+        await log.append_many(values)
+    with pytest.raises(TypeError, match=r"a key is bytes, not str: say \.encode\(\)"):
+        await log.append_many([b"a", b"b"], keys=[None, "k"])  # type: ignore[list-item]  # As it is.
+    with pytest.raises(TypeError, match="a record is bytes, not NoneType"):
+        await log.append(None)  # type: ignore[arg-type]  # As it is.
+    assert (await log.append(b"x")).first_offset == 0
+
+
+async def test_an_address_needs_no_scheme(site: Site) -> None:
+    async with connect(site.cluster.addresses["a"]) as client:
+        assert client.owners.servers == (site.cluster.addresses["a"],)
+        assert (await client.limits()).record_bytes_max
+    for nonsense in ("", "http://a:1", "://a:1"):
+        with pytest.raises(BadConfig):
+            connect(nonsense)
 
 
 async def test_a_writer_needs_no_flush(site: Site) -> None:
