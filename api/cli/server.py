@@ -36,14 +36,14 @@ def group() -> None:
 
 
 @group.command(
-    epilog="\b\nExamples:\n"
-    "  rollbook server bookie --metadata sqlite:///var/lib/rollbook/metadata.db \\\n"
-    "      --journal-dir /var/lib/rollbook/journal --ledger-dir /var/lib/rollbook/ledgers\n"
-    "  rollbook server bookie --metadata zk://zk1,zk2,zk3/ledgers --bookie-id bk-1 \\\n"
-    "      --listen 10.0.0.5:3181 --insecure --journal-dir /ssd/journal \\\n"
-    "      --ledger-dir /disk1/ledgers --ledger-dir /disk2/ledgers --http 127.0.0.1:8001\n"
-    "  rollbook server bookie --config /etc/bookkeeper/bk_server.conf\n"
-    "\n\b\nEvery flag can be set as ROLLBOOK_<FLAG>, as in ROLLBOOK_BOOKIE_ID, and in the file."
+    epilog=examples(
+        "rollbook server bookie --metadata sqlite:///var/lib/rollbook/metadata.db \\",
+        "    --journal-dir /var/lib/rollbook/journal --ledger-dir /var/lib/rollbook/ledgers",
+        "rollbook server bookie --metadata zk://zk1,zk2,zk3/ledgers --bookie-id bk-1 \\",
+        "    --listen 10.0.0.5:3181 --insecure --journal-dir /ssd/journal \\",
+        "    --ledger-dir /disk1/ledgers --ledger-dir /disk2/ledgers --http 127.0.0.1:8001",
+        "rollbook server bookie --config /etc/bookkeeper/bk_server.conf",
+    )
 )
 @bookie_options
 @click.option("--http", metavar="HOST:PORT", help="For operators.  [default: nowhere]")
@@ -61,6 +61,8 @@ def bookie(log_level: str, **flags: Any) -> None:
 
     A new bookie's directories are made; those of one that was there before are checked, and have to
     be complete. `rollbook bookie doctor` explains what is wrong with them.
+
+    Every flag can be set as ROLLBOOK_<FLAG>, as in ROLLBOOK_BOOKIE_ID, and in the file.
     """
     from rollbook.api.cli.bookie_server import StorageFailed, run_bookie  # `--help` is quick.
 
@@ -110,7 +112,6 @@ def _log_server_options(command: F) -> F:
         "rollbook server log --metadata zk://zk1/ledgers --listen :7400 --advertise log-1 \\",
         "    --tls-certificate log-1.pem --token-file token",
     )
-    + "\n\n\b\nEvery flag can be set as ROLLBOOK_<FLAG>, as in ROLLBOOK_METADATA, and in the file."
 )
 @click.option("--metadata", metavar="URL", help="zk://host,host/ledgers or sqlite:///path.")
 @_log_server_options
@@ -121,6 +122,8 @@ def log(log_level: str, **flags: Any) -> None:
 
     Any number of them share the logs of a cluster. When one is stopped it hands its logs over to the
     others; when it dies they take them.
+
+    Every flag can be set as ROLLBOOK_<FLAG>, as in ROLLBOOK_METADATA, and in the file.
     """
     from rollbook.api.cli.log_server import run_log_server  # `--help` is quick.
 

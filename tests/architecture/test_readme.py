@@ -79,6 +79,11 @@ def _commands(
                 yield from _commands(command, (*words, name))
 
 
+def _help_of(command: click.Command) -> str:
+    context = click.Context(command, terminal_width=1000, help_option_names=["-h", "--help"])
+    return command.get_help(context)
+
+
 def _typed(text: str) -> list[str]:
     return [" ".join(each.replace("\\\n", " ").split()) for each in TYPED.findall(text)]
 
@@ -87,8 +92,11 @@ def test_every_help_ends_in_three_examples_that_can_be_typed() -> None:
     """They name commands that are there, with flags that these have and values that they take."""
     for words, command in _commands():
         where = f"rollbook {' '.join(words)} --help"
-        text = f"{command.help or ''}\n{command.epilog or ''}".partition("Examples:")[2]
-        lines = text.partition("\n\n")[0].replace("\\\n", "").splitlines()
+        options, found, text = _help_of(command).partition("\n  Examples:\n")
+        assert found, where
+        assert "--help" in options, f"{where} does not end in examples"
+        assert "\n\n" not in text.rstrip(), f"{where} goes on after its examples"
+        lines = text.replace("\\\n", "").splitlines()
         assert sum("rollbook" in line for line in lines) >= 3, where
         for line in _typed(text):
             _parse(line, where)
