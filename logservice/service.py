@@ -88,6 +88,7 @@ MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 # For what lies beyond the tail as it is known here: its ack may be on its way.
 _ARRIVAL_S: Final = 1.0
 _REVIVE_S: Final = 5.0  # A reader waits for the log to be opened; longer, it is opened without him.
+_DETAIL_S: Final = 1.0  # For what an answer does without if bookies do not tell it by then.
 _LOOK_S: Final = 1.0  # How often a tail is looked for where its owner is not.
 _NAMES_MAX: Final = 10_000
 _READS_MAX: Final = 64  # At a time.
@@ -328,10 +329,11 @@ class Service:
         """
         if _is_dated(tail):
             return tail
-        with suppress(RollbookError):
+        with suppress(RollbookError, TimeoutError):
             owner = self.server.find(log)
             confirmed = owner.confirmed if owner is not None else NOT_OWNED
-            found = await find_last_time(await self._list_of(log), self._ledgers, confirmed)
+            async with asyncio.timeout(_DETAIL_S):
+                found = await find_last_time(await self._list_of(log), self._ledgers, confirmed)
             if owner is not None:
                 owner.on_dated(found)
             return replace(tail, timestamp_us=found)
@@ -610,8 +612,9 @@ class Service:
         """Of what is not closed: counted by its owner, else as far as it can be found out."""
         if (owner := self.server.find(log)) is not None:
             return owner.written
-        with suppress(RollbookError):
-            return await find_sizes(listed, self._ledgers)
+        with suppress(RollbookError, TimeoutError):
+            async with asyncio.timeout(_DETAIL_S):
+                return await find_sizes(listed, self._ledgers)
         return NOT_COUNTED
 
     # --- Cursors and marks ------------------------------------------------------------------

@@ -585,6 +585,13 @@ def test_a_log_has_its_size_before_a_segment_is_closed() -> None:
 
         written = await sizes(a)
         assert await sizes(b) == written
+        scene.set_bookies(is_hung=True)
+        assert await sizes(a) == written
+        asked_at = scene.world.now
+        request = words.ListSegments(log)
+        found = await b.ask(b.service.list_segments(request, b.due()))
+        assert (found.segments[0].bytes, scene.world.now - asked_at < 2.0) == (0, True)
+        scene.set_bookies(is_hung=False)
         ((size, records),) = written
         assert (10_000 < size < 15_000, records) == (True, 10)
         request = words.Truncate(log, at(5), dry_run=True)
