@@ -50,6 +50,7 @@ _OPTIONS: Final = (
     click.option("--tls-authorities", metavar="FILE", help="Who must have signed its certificate."),
     click.option("--tls-certificate", metavar="FILE", help="Ours, if it wants one."),
     click.option("--tls-key", metavar="FILE", help="Our key."),
+    click.option("--insecure", is_flag=True, help="Show the token in the clear off loopback, too."),
     click.option("--timeout", "timeout_s", type=click.FloatRange(0.1), default=10.0,
                  show_default=True, help="Seconds to wait for the servers, with all retries."),
 )  # fmt: skip
@@ -101,12 +102,13 @@ def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
             tls_certificate: str | None,
             tls_key: str | None,
             timeout_s: float,
+            insecure: bool,
             **more: Any,
         ) -> Any:
             from rollbook.api.cli.log_access import LogAccess
 
             tls = (tls_authorities, tls_certificate, tls_key)
-            access = LogAccess(server or "", token_file, *tls, timeout_s)
+            access = LogAccess(server or "", token_file, *tls, timeout_s, insecure)
             is_named = _is_named("server")
             if context or (server is not None and not is_named):  # Else no context was meant.
                 from rollbook.api.cli.context_file import at_context

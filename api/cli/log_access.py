@@ -35,6 +35,7 @@ class LogAccess:
     tls_certificate: str | None
     tls_key: str | None
     timeout_s: float
+    insecure: bool = False
 
     def run(self, work: Callable[[Client], Awaitable[T]], log: str = "") -> T:
         with self.advising(log):
@@ -51,6 +52,7 @@ class LogAccess:
             authorities=self.tls_authorities or "",
             certificate=self.tls_certificate or "",
             key=self.tls_key or "",
+            insecure=self.insecure,
         ) as client:
             return await work(client)
 

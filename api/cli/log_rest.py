@@ -69,6 +69,7 @@ def _security(config: LogServerConfig) -> Security:
         certificate=config.tls_certificate if config.tls_authorities else "",
         key=config.tls_key if config.tls_authorities else "",
         token=read_token(config.token_file) if config.token_file else "",
+        insecure=config.insecure,
     )
 
 

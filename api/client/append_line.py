@@ -59,7 +59,7 @@ class AppendLine:
         self.address = address
         self.failure: RollbookError | None = None  # Why it is over.
         make = channels.to(address).stream_stream(APPEND_STREAM.path)
-        self._call = make(metadata=channels.metadata)
+        self._call = make(metadata=channels.shown_to(address))
         self._queue: deque[_Bind | _Append] = deque()
         self._waiting: dict[int, OnResult] = {}
         self._numbers = 0

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from rollbook.api.client.channels import Channels
+from rollbook.api.client.channels import Channels, Metadata
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owners import Owners
 from rollbook.api.client.retrying import Pauses, in_doubt, may_retry
@@ -57,7 +57,8 @@ class Calls:
             left = due - loop.time()
             try:
                 call = self._channels.call(address, method.path, waits=waits(word))
-                return await self._attempt(call, method, data, self._share_of(left))
+                shown = self._channels.shown_to(address)
+                return await self._attempt(call, shown, method, data, self._share_of(left))
             except RollbookError as error:
                 failure = error
             if method.changes:
@@ -77,9 +78,11 @@ class Calls:
         """Of the time that is left, so that there is some for another attempt."""
         return max(left_s / 2, min(left_s, self._config.attempt_s), 0.001)
 
-    async def _attempt(self, call: Any, method: Method, data: bytes, timeout_s: float) -> Any:
+    async def _attempt(
+        self, call: Any, shown: Metadata, method: Method, data: bytes, timeout_s: float
+    ) -> Any:
         try:
-            answer = await call(data, timeout=timeout_s, metadata=self._channels.metadata)
+            answer = await call(data, timeout=timeout_s, metadata=shown)
         except grpc.aio.AioRpcError as error:
             raise _error_of(error, method) from None
         except asyncio.CancelledError:

@@ -3,16 +3,22 @@
 A server takes so many calls of one connection at a time, and what is beyond waits here. Calls that wait
 for something have therefore a connection of their own: however many readers there are, appends and
 renewals go through.
+
+In the clear a token is shown to this machine alone, unless told otherwise: not to a server elsewhere that was named
+(`BadConfig`), nor to one that a server has named, which hears none and will say that it wants one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
 
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX
+from rollbook.proto.addresses import is_loopback, parse_address
 from rollbook.proto.errors import BadConfig
+
+Metadata = Sequence[tuple[str, str]]
 
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -39,6 +45,7 @@ class Security:
     certificate: str = ""  # A PEM file, for servers that ask for one.
     key: str = ""
     token: str = field(default="", repr=False)
+    insecure: bool = False  # In the clear, too, to wherever: for networks that are trusted.
 
     def credentials(self) -> grpc.ChannelCredentials | None:
         """Raises `BadConfig`."""
@@ -51,17 +58,39 @@ class Security:
             certificate_chain=_read(self.certificate),
         )
 
-    @property
-    def metadata(self) -> Sequence[tuple[str, str]]:
-        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+    def require_safe(self, servers: Iterable[str]) -> None:
+        """Raises `BadConfig`."""
+        for each in servers:
+            if not self.may_be_shown_to(each):
+                raise BadConfig(
+                    f"whoever listens on the way to {each} would read the token",
+                    next_step="say log+tls://, or insecure (--insecure) in a network that is trusted",
+                )
+
+    def may_be_shown_to(self, server: str) -> bool:
+        if not self.token or self.uses_tls or self.insecure:
+            return True
+        return is_loopback(parse_address(server, "the log server").host)
 
 
 class Channels:
     def __init__(self, security: Security) -> None:
-        self.metadata = security.metadata
+        self._security = security
         self._credentials = security.credentials()
         self._channels: dict[tuple[str, bool], grpc.aio.Channel] = {}
         self._calls: dict[tuple[str, str, bool], Any] = {}
+        self._shown: dict[str, Metadata] = {}
+
+    def shown_to(self, address: str) -> Metadata:
+        """With each call."""
+        if (found := self._shown.get(address)) is None:
+            found = self._shown[address] = self._what_to_show(address)
+        return found
+
+    def _what_to_show(self, address: str) -> Metadata:
+        if not self._security.token or not self._security.may_be_shown_to(address):
+            return ()
+        return (("authorization", f"Bearer {self._security.token}"),)
 
     def to(self, address: str, *, waits: bool = False) -> Any:
         """`waits`: for calls that do, however long."""

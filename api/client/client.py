@@ -34,14 +34,17 @@ def connect(
     authorities: str = "",
     certificate: str = "",
     key: str = "",
+    insecure: bool = False,
 ) -> "Client":
     """`log://host:port,host:port`, or without `log://`; with `log+tls://` certificates are checked against
     `authorities`, a PEM file, or what the machine trusts. Nothing is sent until something is asked for.
+    `insecure`: the token may go over the network in the clear.
 
     Raises `BadConfig`. Whoever connects calls `close`, or uses `async with`.
     """
     parsed = parse_log_url(url)
-    security = Security(parsed.uses_tls, authorities, certificate, key, token)
+    security = Security(parsed.uses_tls, authorities, certificate, key, token, insecure)
+    security.require_safe(parsed.servers)
     return Client(parsed.servers, config, security)
 
 

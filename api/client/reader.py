@@ -228,7 +228,8 @@ class EventReader:
         self._moving_to = ""
         self._due = self._loop.time() + self._patience_s
         ask = self._channels.to(self._address, waits=True).unary_stream(READ_STREAM.path)
-        self._call = ask(pack(request).SerializeToString(), metadata=self._channels.metadata)
+        shown = self._channels.shown_to(self._address)
+        self._call = ask(pack(request).SerializeToString(), metadata=shown)
 
     async def _read(self) -> words.ReadEvent | None:
         try:

@@ -41,6 +41,7 @@ def connect(
     authorities: str = "",
     certificate: str = "",
     key: str = "",
+    insecure: bool = False,
 ) -> "SyncClient":
     """As `rollbook.aio.connect`; the caller calls `close`, or uses `with`."""
     thread = _shared_thread()
@@ -52,6 +53,7 @@ def connect(
             authorities=authorities,
             certificate=certificate,
             key=key,
+            insecure=insecure,
         )
     )
     return SyncClient(thread, client)

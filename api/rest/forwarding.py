@@ -77,7 +77,7 @@ async def _ask(channels: Channels, word: Any, address: str, due: float) -> Any:
     call = channels.call(address, method.path, waits=waits(word))
     try:
         answer = await call(
-            pack(word).SerializeToString(), timeout=left_s, metadata=channels.metadata
+            pack(word).SerializeToString(), timeout=left_s, metadata=channels.shown_to(address)
         )
     except grpc.aio.AioRpcError as error:
         found = error_of_call(error.code(), error.details() or "", error.trailing_metadata())

@@ -30,13 +30,14 @@ class Stream:
 
 
 class OneChannel:
-    metadata = ()
-
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
     def to(self, address: str) -> Any:
         return self
+
+    def shown_to(self, _address: str) -> tuple[()]:
+        return ()
 
     def stream_stream(self, path: str) -> Any:
         return lambda metadata: self._stream

@@ -4,12 +4,35 @@ import asyncio
 
 import pytest
 
+from rollbook.api.client.channels import Channels, Security
+from rollbook.api.client.client import connect
 from rollbook.api.grpc import server
 from rollbook.logservice import words
 from rollbook.logservice.ids import Offset
+from rollbook.proto.errors import BadConfig
 from tests.unit.api.client.conftest import Site
 
 CALLS = 3
+FAR = "192.0.2.1:7400"
+
+
+@pytest.mark.parametrize(
+    "server", [FAR, "[2001:db8::1]:7400", "log-1.example.com", f"127.0.0.1,{FAR}"]
+)
+async def test_a_token_goes_nowhere_in_the_clear_unless_told_to(server: str) -> None:
+    with pytest.raises(BadConfig, match="would read the token"):
+        connect(f"log://{server}", token="secret")
+    connect(f"log+tls://{server}", token="secret")
+    connect(f"log://{server}", token="secret", insecure=True)
+    connect(f"log://{server}")
+
+
+def test_servers_that_a_server_names_hear_no_token_in_the_clear() -> None:
+    shown = [("authorization", "Bearer secret")]
+    assert not Channels(Security(token="secret")).shown_to(FAR)
+    assert list(Channels(Security(token="secret")).shown_to("[::1]:7400")) == shown
+    assert list(Channels(Security(True, token="secret")).shown_to(FAR)) == shown
+    assert list(Channels(Security(token="secret", insecure=True)).shown_to(FAR)) == shown
 
 
 async def test_appends_go_through_however_many_wait(
