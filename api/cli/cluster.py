@@ -134,7 +134,7 @@ def servers(access: "LogAccess", **how: Any) -> None:
         "rollbook cluster drain log-2 --resume",
     )
 )
-@click.argument("server_id", metavar="SERVER")
+@click.argument("server_id", metavar="SERVER", shell_complete=log.completed_by("names_of_servers"))
 @log.with_access
 @click.option("--wait", is_flag=True, help="Until it has none left, or --timeout is over.")
 @click.option("--resume", is_flag=True, help="It takes logs again.")

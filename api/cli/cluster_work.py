@@ -55,25 +55,37 @@ def look_at_cluster(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return facts, bookies
 
 
-def run_on_store(url: str, look: Callable[[MetadataStore, Cluster], Awaitable[T]]) -> T:
+def run_on_store(
+    url: str,
+    look: Callable[[MetadataStore, Cluster], Awaitable[T]],
+    timeout_s: float | None = None,
+) -> T:
+    """`timeout_s`: of all of it together."""
     place = _parse_url(url)
 
     async def run(store: MetadataStore) -> T:
-        return await look(
-            store, await open_cluster(store, place.ledgers_root, layout=_layout_of(place))
-        )
+        cluster = await open_cluster(store, place.ledgers_root, layout=_layout_of(place))
+        return await look(store, cluster)
 
-    return _run(place, run)
+    return _run(place, run, timeout_s=timeout_s)
 
 
 # --- The metadata store -----------------------------------------------------------------------
 
 
 def _run(
-    url: MetadataUrl, use: Callable[[MetadataStore], Awaitable[T]], *, create: bool = False
+    url: MetadataUrl,
+    use: Callable[[MetadataStore], Awaitable[T]],
+    *,
+    create: bool = False,
+    timeout_s: float | None = None,
 ) -> T:
+    async def run() -> T:
+        async with asyncio.timeout(timeout_s):
+            return await _with_store(url, use, create=create)
+
     configure_logs(level="error", as_json=False)
-    return asyncio.run(_with_store(url, use, create=create))
+    return asyncio.run(run())
 
 
 def _parse_url(text: str) -> MetadataUrl:

@@ -1,45 +1,101 @@
-"""Names for a shell that completes: from the server that is meant, if it answers at once."""
+"""Names for a shell that completes: from the server that is meant, if it answers at once.
+
+Whoever cannot tell says nothing: somebody is typing.
+"""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 import click
 
+from rollbook.api.cli.context_file import at_context
+from rollbook.api.cli.log import DEFAULT_SERVER
+from rollbook.api.cli.log_access import LogAccess
+from rollbook.api.client.client import Client
+from rollbook.logservice import words
+from rollbook.logservice.ids import LogName
+
 _PATIENCE_S: Final = 0.3
 _NAMES_MAX: Final = 1000
 _DEFAULT: Final = "default/"
+_POSITIONS: Final = ("earliest", "latest", "ts:", "ago:")
+_OF_CURSOR: Final = "cursor:"
 
 
 def names_of_logs(context: click.Context, incomplete: str) -> list[str]:
-    """Empty where nobody can tell: somebody is typing."""
+    namespace, slash, _ = incomplete.partition("/")
+
+    async def names(client: Client) -> Iterable[str]:
+        asked = words.ListLogs(namespace if slash else "", limit=_NAMES_MAX)
+        found: words.LogNames = await client.ask(asked)
+        told = [str(each) for each in found.logs]
+        return told if slash else [each.removeprefix(_DEFAULT) for each in told]
+
+    return _ask(context, names, incomplete)
+
+
+def names_of_servers(context: click.Context, incomplete: str) -> list[str]:
+    async def names(client: Client) -> Iterable[str]:
+        return [each.server_id for each in await client.servers()]
+
+    return _ask(context, names, incomplete)
+
+
+def names_of_cursors(context: click.Context, incomplete: str) -> list[str]:
+    """Of the log that stands before it."""
+
+    async def names(client: Client) -> Iterable[str]:
+        # An option without its value yet ends the parsing: names stay where they were found.
+        log = context.params.get("log") or context.args[0]
+        found: words.Cursors = await client.ask(words.ListCursors(LogName.parse(log)))
+        return [each.name for each in found.cursors]
+
+    return _ask(context, names, incomplete)
+
+
+def positions(context: click.Context, incomplete: str) -> list[str]:
+    cursor = incomplete.removeprefix(_OF_CURSOR)
+    cursors = names_of_cursors(context, cursor if incomplete.startswith(_OF_CURSOR) else "")
+    told = (*_POSITIONS, *(_OF_CURSOR + each for each in cursors))
+    return [each for each in told if each.startswith(incomplete)]
+
+
+def names_of_bookies(context: click.Context, incomplete: str) -> list[str]:
+    """Of the metadata that is named."""
+    from rollbook.api.cli.cluster_work import run_on_store
+    from rollbook.proto.cluster.cluster import Cluster
+    from rollbook.proto.cluster.cookies import CookieNodes
+    from rollbook.proto.ports import MetadataStore
+
+    async def names(store: MetadataStore, cluster: Cluster) -> list[str]:
+        return [str(each) for each in await CookieNodes(store, cluster.root).list()]
+
     try:
-        return asyncio.run(_ask(context.params, incomplete))
+        found = run_on_store(context.params["url"], names, timeout_s=_PATIENCE_S)
+    except Exception:  # noqa: BLE001  # Whatever it is, it is not said in the middle of a line.
+        return []
+    return sorted(each for each in found if each.startswith(incomplete))
+
+
+def _ask(
+    context: click.Context, names: Callable[[Client], Awaitable[Iterable[str]]], incomplete: str
+) -> list[str]:
+    async def ask() -> Iterable[str]:
+        async with asyncio.timeout(_PATIENCE_S):
+            return await _access(context.params).use(names)
+
+    try:
+        return [each for each in asyncio.run(ask()) if each.startswith(incomplete)]
     except Exception:  # noqa: BLE001  # Whatever it is, it is not said in the middle of a line.
         return []
 
 
-async def _ask(said: dict[str, Any], incomplete: str) -> list[str]:
-    from rollbook.api.cli.context_file import at_context
-    from rollbook.api.cli.log import DEFAULT_SERVER
-    from rollbook.api.cli.log_access import LogAccess
-    from rollbook.api.client.client import Client
-    from rollbook.logservice import words
-
+def _access(said: dict[str, Any]) -> LogAccess:
     server = said.get("server")
     tls = (said.get("tls_authorities"), said.get("tls_certificate"), said.get("tls_key"))
     access = LogAccess(server or DEFAULT_SERVER, said.get("token_file"), *tls, _PATIENCE_S)
     is_named = server not in (None, DEFAULT_SERVER)
     if said.get("context") or not is_named:
         access = at_context(access, said.get("context"), is_named=is_named)
-    namespace, slash, _ = incomplete.partition("/")
-
-    async def names(client: Client) -> list[str]:
-        asked = words.ListLogs(namespace if slash else "", limit=_NAMES_MAX)
-        found: words.LogNames = await client.ask(asked)
-        told = [str(each) for each in found.logs]
-        if not slash:
-            told = [each.removeprefix(_DEFAULT) for each in told]
-        return [each for each in told if each.startswith(incomplete)]
-
-    async with asyncio.timeout(_PATIENCE_S):
-        return await access.use(names)
+    return access

@@ -1,14 +1,16 @@
 """`rollbook cursor`: named positions of logs. What the commands do is in `cursor_work`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rollbook.api.cli.log import log_argument, output_option, with_access, yes_option
+from rollbook.api.cli.log import completed_by, log_argument, output_option, with_access, yes_option
 from rollbook.api.cli.output import examples
 
 if TYPE_CHECKING:
     from rollbook.api.cli.log_access import LogAccess
+
+_name_argument: Final = click.argument("name", shell_complete=completed_by("names_of_cursors"))
 
 
 @click.group(
@@ -50,7 +52,7 @@ def ls(access: "LogAccess", **how: Any) -> None:
     )
 )
 @log_argument
-@click.argument("name")
+@_name_argument
 @with_access
 @output_option
 def show(access: "LogAccess", **how: Any) -> None:
@@ -70,8 +72,8 @@ def show(access: "LogAccess", **how: Any) -> None:
     ),
 )
 @log_argument
-@click.argument("name")
-@click.argument("position")
+@_name_argument
+@click.argument("position", shell_complete=completed_by("positions"))
 @with_access
 @click.option("--protect/--no-protect", default=None, help="Hold truncation back, or no more.")
 @click.option("--rewind", is_flag=True, help="It may go back.")
@@ -94,7 +96,7 @@ def move(access: "LogAccess", **how: Any) -> None:
     )
 )
 @log_argument
-@click.argument("name")
+@_name_argument
 @with_access
 @yes_option
 @output_option

@@ -128,15 +128,19 @@ def _is_named(option: str) -> bool:
     return source is not click.core.ParameterSource.DEFAULT
 
 
-def _names_of_logs(
-    context: click.Context, _parameter: click.Parameter, incomplete: str
-) -> list[str]:
-    from rollbook.api.cli.completing import names_of_logs
+def completed_by(name: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """By the function of that name."""
 
-    return names_of_logs(context, incomplete)
+    def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+        from rollbook.api.cli import completing
+
+        found: list[str] = getattr(completing, name)(context, incomplete)
+        return found
+
+    return complete
 
 
-log_argument: Final = click.argument("log", shell_complete=_names_of_logs)
+log_argument: Final = click.argument("log", shell_complete=completed_by("names_of_logs"))
 with_access: Final = with_access_to(DEFAULT_SERVER, DEFAULT_SERVER)
 
 
@@ -302,6 +306,7 @@ def _require_one_dress(template: str | None) -> None:
     "--from",
     "start",
     metavar="POSITION",
+    shell_complete=completed_by("positions"),
     default="earliest",
     show_default=True,
     help=f"{_POSITIONS}.",
@@ -335,7 +340,13 @@ def read(access: "LogAccess", **how: Any) -> None:
 @log_argument
 @with_access
 @click.option(
-    "--from", "start", metavar="POSITION", default="-10", show_default=True, help=f"{_POSITIONS}."
+    "--from",
+    "start",
+    metavar="POSITION",
+    default="-10",
+    show_default=True,
+    shell_complete=completed_by("positions"),
+    help=f"{_POSITIONS}.",
 )
 @click.option("--skip-truncated", is_flag=True, help="Go on at the head if the rest is gone.")
 @_limit_option
@@ -365,6 +376,7 @@ def tail(access: "LogAccess", **how: Any) -> None:
 @click.option(
     "--before",
     metavar="POSITION",
+    shell_complete=completed_by("positions"),
     required=True,
     help=f"The first record that is kept: {_POSITIONS}.",
 )
@@ -447,7 +459,7 @@ def verify(access: "LogAccess", **how: Any) -> None:
     )
 )
 @log_argument
-@click.argument("to", metavar="SERVER")
+@click.argument("to", metavar="SERVER", shell_complete=completed_by("names_of_servers"))
 @with_access
 @output_option
 def transfer(access: "LogAccess", **how: Any) -> None:
@@ -464,7 +476,7 @@ def transfer(access: "LogAccess", **how: Any) -> None:
         "rollbook log rm orders --grace 0s --yes",
     )
 )
-@click.argument("logs", nargs=-1, required=True, shell_complete=_names_of_logs)
+@click.argument("logs", nargs=-1, required=True, shell_complete=completed_by("names_of_logs"))
 @with_access
 @click.option(
     "--grace", metavar="TIME", help="Its records are freed only then.  [default: as configured]"

@@ -120,7 +120,7 @@ def version() -> None:
 )
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete commands, flags and names of logs."""
+    """Print what makes a shell complete commands, flags and names."""
     from click.shell_completion import get_completion_class
 
     complete = get_completion_class(shell)

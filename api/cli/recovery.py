@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rollbook.api.cli.ledger import with_access
+from rollbook.api.cli.log import completed_by
 from rollbook.api.cli.output import examples, output_option
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def group() -> None:
         "rollbook recovery heal bk-2 --metadata zk://zk1/ledgers --accept-loss 42 --accept-loss 43:0-99",
     )
 )
-@click.argument("bookie")
+@click.argument("bookie", shell_complete=completed_by("names_of_bookies"))
 @with_access
 @click.option(
     "--accept-loss",

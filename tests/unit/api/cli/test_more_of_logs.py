@@ -198,7 +198,7 @@ def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
     shell.run("debug", "bundle", "--file", path, code=1)  # It is there.
 
 
-def test_names_of_logs_are_completed(shell: Shell, server: str, tmp_path: Path) -> None:
+def test_names_are_completed(shell: Shell, server: str, tmp_path: Path) -> None:
     shell.run("log", "create", "completed-1")
     shell.run("log", "create", "shop/completed-2")
     environment = {**os.environ, "ROLLBOOK_SERVER": server, "XDG_CONFIG_HOME": str(tmp_path)}
@@ -224,4 +224,19 @@ def test_names_of_logs_are_completed(shell: Shell, server: str, tmp_path: Path) 
     assert complete("rollbook log show compl") == ["completed-1"]
     assert "shop/completed-2" in complete("rollbook explain shop/c")
     assert complete("rollbook log tru") == ["truncate"]
+    shell.run("cursor", "set", "completed-1", "billing", 0)
+    assert complete("rollbook cursor show completed-1 b") == ["billing"]
+    assert complete("rollbook log read completed-1 --from c") == ["cursor:billing"]
+    assert complete("rollbook log truncate completed-1 --before ea") == ["earliest"]
+    name = shell.run("cluster", "servers", "-o", "raw").strip()
+    assert complete(f"rollbook cluster drain {name[:3]}") == [name]
+    assert complete(f"rollbook log transfer completed-1 {name[:3]}") == [name]
+    metadata = f"sqlite:///{tmp_path}/metadata.db"
+    shell.run("cluster", "init", "--metadata", metadata)
+    folders = ("--journal-dir", tmp_path / "journal", "--ledger-dir", tmp_path / "ledgers")
+    shell.run(
+        *("bookie", "init", "--metadata", metadata, "--bookie-id", "bk-completed"),
+        *map(str, folders),
+    )
+    assert complete(f"rollbook recovery heal --metadata {metadata} bk") == ["bk-completed"]
     assert "_ROLLBOOK_COMPLETE" in shell.run("completion", "bash")
