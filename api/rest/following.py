@@ -131,7 +131,7 @@ class Follow(Response):
         event, self._first = self._first, None
         stands = FIRST_OFFSET  # Whatever is told first says where.
         while event is not None:
-            is_last = isinstance(event, Sealed | Moving | Stopped)
+            is_last = isinstance(event, Sealed | Moving | Stopped) or is_end(event)
             pieces = told(event, self._encoding, stands)
             event = None
             for piece in pieces:
@@ -181,6 +181,11 @@ class Follow(Response):
             await events.aclose()
 
 
+def is_end(event: Any) -> bool:
+    """Of a log's tail: it moves no more."""
+    return isinstance(event, LogTail) and event.is_sealed
+
+
 def told(event: Any, encoding: Encoding, stands: Offset) -> Generator[Told, None, None]:
     """`stands`: behind what was told before."""
     if isinstance(event, Records):
@@ -204,8 +209,10 @@ def _alone(event: Any, stands: Offset) -> Generator[Told, None, None]:
             yield Told("moving", offset, offset, to_json(event))
         case Stopped(offset):
             yield Told("stopped", offset, offset, to_json(event))
-        case LogTail(tail=tail):
+        case LogTail(tail=tail, is_sealed=is_sealed):
             yield Told("tail", tail, tail, to_json(event))
+            if is_sealed:
+                yield Told("sealed", tail, tail, to_json(Sealed(tail)))
 
 
 def _pieces(

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from rollbook.api.access.doorkeeper import CALLER
 from rollbook.api.rest.door import Asking, Door
-from rollbook.api.rest.following import SSE, Follow
+from rollbook.api.rest.following import SSE, Follow, is_end
 from rollbook.api.rest.json_words import to_json
 from rollbook.api.rest.openapi import (
     AT_OWNER,
@@ -114,8 +114,10 @@ def record_routes(door: Door) -> APIRouter:
         }
         return json_response(ack, status=200 if ack.is_duplicate else 201, headers=headers)
 
+    @routes.head(f"{LOG}/records", include_in_schema=False)
     @routes.get(f"{LOG}/records", **_read_described())
     async def read(
+        request: Request,
         log: Log,
         how: How,
         accept: Accept,
@@ -158,6 +160,9 @@ def record_routes(door: Door) -> APIRouter:
             return response_of(InvalidRequest(f"what can be accepted: {wanted}"), status=406)
         is_resumed = kind == SSE and last_event_id is not None
         begin = position(last_event_id if is_resumed and last_event_id else start, "from")
+        if kind in (SSE, NDJSON) and request.method == "HEAD":  # It would never end.
+            tail = words.GetTail(log, words.Consistency.CACHED)
+            return Response(headers=tail_headers(await door.ask(tail, how)), media_type=kind)
         if kind in (SSE, NDJSON):
             reading = words.ReadStream(
                 *(log, begin, None if until is None else Offset(until), until_timestamp_us),
@@ -178,6 +183,7 @@ def record_routes(door: Door) -> APIRouter:
         answer: words.ReadAnswer = await door.ask(asked, how, more_ms=wait_ms)
         return _read_response(kind, answer, until, encoding, waited=wait_ms > 0)
 
+    @routes.head(f"{LOG}/records/{{offset}}", include_in_schema=False)
     @routes.get(
         f"{LOG}/records/{{offset}}",
         status_code=200,
@@ -210,12 +216,20 @@ def record_routes(door: Door) -> APIRouter:
         ] = words.Consistency.COMMITTED,
         interval_ms: Annotated[int, Query(ge=10, le=60_000)] = 100,
         heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
+        last_event_id: Annotated[
+            str | None, Header(description="A browser that comes back: 204 if the log is sealed.")
+        ] = None,
     ) -> Response:
-        """Where the log ends. As `text/event-stream` or `application/x-ndjson`: whenever that has changed."""
+        """Where the log ends. As `text/event-stream` or `application/x-ndjson`: whenever that has changed,
+        until the log is sealed.
+        """
         kind = _accepted(accept)
         if kind in (SSE, NDJSON):
             asked = words.WatchTail(log, interval_ms, heartbeat_ms)
-            return await _follow(door, kind, asked, Encoding.AUTO)
+            is_resumed = kind == SSE and last_event_id is not None
+            return await _follow(
+                door, kind, asked, Encoding.AUTO, resumed_by=how if is_resumed else None
+            )
         tail: words.LogTail = await door.ask(words.GetTail(log, consistency), how)
         return json_response(tail, headers=tail_headers(tail))
 
@@ -347,7 +361,7 @@ async def _is_all_of_it(door: Door, first: Any, asked: _Followed, how: Asking) -
             tail = words.GetTail(asked.log, words.Consistency.CACHED)
             known: words.LogTail = await door.ask(tail, how)
             return known.is_sealed and place >= known.tail
-    return isinstance(first, words.Sealed | words.Stopped)
+    return isinstance(first, words.Sealed | words.Stopped) or is_end(first)
 
 
 def _read_response(

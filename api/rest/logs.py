@@ -104,6 +104,7 @@ def _add_redirects(app: FastAPI, door: Door) -> None:
 
 
 def _add_probes(app: FastAPI, is_ready: Callable[[], bool]) -> None:
+    @app.head("/healthz", response_class=PlainTextResponse, include_in_schema=False)
     @app.get("/healthz", tags=["probes"], response_class=PlainTextResponse)
     async def health() -> str:
         """OK, as long as anybody answers at all."""
@@ -111,6 +112,7 @@ def _add_probes(app: FastAPI, is_ready: Callable[[], bool]) -> None:
 
     not_ready = describe_problems(OwnerChanging)
 
+    @app.head("/readyz", response_class=PlainTextResponse, include_in_schema=False)
     @app.get("/readyz", tags=["probes"], response_class=PlainTextResponse, responses={**not_ready})
     async def ready() -> Response:
         """OK, or 503 while the server starts, hands over its logs, or is being stopped."""

@@ -240,6 +240,8 @@ async def test_a_method_that_is_not_allowed_hears_all_that_are(there: Site) -> N
         answer = await there.ask("OPTIONS", real)
         assert answer.status == 405
         told = set(answer.headers["allow"].split(", "))
+        if "HEAD" in told and "GET" in told:  # The one goes with the other, unsaid.
+            told -= {"HEAD"} - {method.upper() for method in by_method}
         documented = {method.upper() for method in by_method}
         assert told == documented or (":" in path and told > documented), path
 

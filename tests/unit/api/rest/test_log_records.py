@@ -726,6 +726,36 @@ async def test_the_tail_can_be_watched(there: Site) -> None:
         assert (first["event"], first["tail"], first["is_sealed"]) == ("tail", 0, False)
         log_of(there).append(pack_block([b"a"]), None)
         assert json.loads(await anext(parts))["tail"] == 1
+        log_of(there).is_sealed = True
+        log_of(there).tell()
+        ends = [json.loads(line) async for part in parts for line in part.splitlines()]
+        assert [each["event"] for each in ends] == ["tail", "sealed"]
+    again = await there.get(f"{LOG}/tail", **SSE)
+    assert [kind for _, kind, _ in events_in(again.body)] == ["tail", "sealed"]
+    answer = await there.get(f"{LOG}/tail", **SSE, **{"last-event-id": "1"})
+    assert answer.status == 204  # A browser would else come back for ever.
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        (f"{RECORDS}/0", "application/octet-stream"),
+        (f"{RECORDS}?from=0&limit=1", "application/json"),
+        ("/healthz", "text/plain; charset=utf-8"),
+        ("/readyz", "text/plain; charset=utf-8"),
+    ],
+)
+async def test_what_can_be_got_has_a_head(there: Site, path: str, kind: str) -> None:
+    log_of(there).append(pack_block([b"a"]), None)
+    got, answer = await there.get(path), await there.ask("HEAD", path)
+    assert (answer.status, answer.headers["content-type"]) == (200, kind)
+    assert answer.headers == got.headers
+
+
+async def test_the_head_of_what_never_ends_is_told_at_once(there: Site) -> None:
+    answer = await there.ask("HEAD", RECORDS, b"", **SSE)
+    assert (answer.status, answer.body, answer.headers["log-tail"]) == (200, b"", "0")
+    assert answer.headers["content-type"].startswith("text/event-stream")
 
 
 def test_a_piece_is_small_or_one_record() -> None:

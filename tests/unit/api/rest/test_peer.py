@@ -106,7 +106,7 @@ FULL = (
     _said("transfer_log", "POST", f"{OTHER}:transfer", {"to": "b"}),
     _said(
         *("acquire_writer", "POST", f"{OTHER}/writer"),
-        {"holder": "you", "mode": "fail", "ttl_ms": 5},
+        {"holder": "you", "mode": "steal", "ttl_ms": 5},
     ),
     Route("renew_writer", "PUT", f"{OTHER}/writer", headers={"log-writer-epoch": "2"}),
     Route("release_writer", "DELETE", f"{OTHER}/writer", headers={"log-writer-epoch": "2"}),
@@ -139,6 +139,7 @@ ONLY_OVER_HTTP: Final = {
     "log-timeout-ms": "gRPC has deadlines of its own",
     "log-forward": "clients of gRPC find owners by themselves",
     "encoding": "how the answer is written: gRPC has bytes",
+    "get_tail.last-event-id": "browsers come back to what is over; clients of gRPC do not",
     "read_record.if-none-match": "a cache has it; gRPC has no caches",
 }
 
