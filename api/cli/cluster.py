@@ -119,7 +119,7 @@ def health(url: str, output: str) -> None:
     )
 )
 @log.with_access
-@log.output_option
+@log.list_output_option
 def servers(access: "LogAccess", **how: Any) -> None:
     """List the log servers that live. `raw` is their ids."""
     from rollbook.api.cli import log_owning

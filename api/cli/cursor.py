@@ -4,7 +4,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rollbook.api.cli.log import completed_by, log_argument, output_option, with_access, yes_option
+from rollbook.api.cli.log import (
+    completed_by,
+    list_output_option,
+    log_argument,
+    output_option,
+    with_access,
+    yes_option,
+)
 from rollbook.api.cli.output import examples
 
 if TYPE_CHECKING:
@@ -36,7 +43,7 @@ def group() -> None:
 )
 @log_argument
 @with_access
-@output_option
+@list_output_option
 def ls(access: "LogAccess", **how: Any) -> None:
     """List a log's cursors, with what lies behind each. `raw` is their names."""
     from rollbook.api.cli import cursor_work

@@ -23,7 +23,7 @@ def list_cursors(access: LogAccess, log: str, output: str) -> None:
         tail: words.LogTail = await client.ask(words.GetTail(name))
         return [_facts(each, tail.tail) for each in found.cursors]
 
-    tell_rows(_COLUMNS, access.run(ask, log), output, "name")
+    tell_rows(_COLUMNS, access.run(ask, log), output, "name", ("blob_bytes",))
 
 
 def show_cursor(access: LogAccess, log: str, name: str, output: str) -> None:

@@ -120,9 +120,16 @@ def tell(facts: Mapping[str, Any], output: str, bare: str) -> None:
 
 
 def tell_rows(
-    columns: Sequence[str], rows: Sequence[Mapping[str, Any]], output: str, bare: str
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    output: str,
+    bare: str,
+    wide: Sequence[str] = (),
 ) -> None:
-    if output == "raw":
+    """`wide`: the columns that are for those who ask for them."""
+    if output == "wide":
+        columns = (*columns, *wide)
+    if output in ("raw", "name"):
         for row in rows:
             click.echo(row[bare])
     else:

@@ -62,6 +62,14 @@ output_option: Final = click.option(
     show_default=True,
     help="For people, for programs, or as bare as can be.",
 )
+list_output_option: Final = click.option(
+    "-o",
+    "--output",
+    type=click.Choice((*_FORMATS, "wide", "name")),
+    default="table",
+    show_default=True,
+    help="As elsewhere; `wide` has more columns, `name` is a name a line.",
+)
 yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
 _frame_option: Final = click.option(
     "--frame",
@@ -186,7 +194,7 @@ def create(access: "LogAccess", **how: Any) -> None:
     epilog=examples(
         "rollbook log ls",
         "rollbook log ls ord --namespace shop --long",
-        "rollbook log ls -o raw | wc -l",
+        "rollbook log ls -o name | xargs -n 1 rollbook log verify",
     )
 )
 @click.argument("prefix", default="")
@@ -194,7 +202,7 @@ def create(access: "LogAccess", **how: Any) -> None:
 @click.option("--namespace", default="", help="Only this one.")
 @click.option("--long", "-l", is_flag=True, help="With what there is to know of each.")
 @_limit_option
-@output_option
+@list_output_option
 def ls(access: "LogAccess", **how: Any) -> None:
     """List logs, by name."""
     from rollbook.api.cli import log_work

@@ -85,7 +85,8 @@ def list_servers(access: LogAccess, output: str) -> None:
         }
         for each in found
     ]
-    tell_rows(("server", "address", "state", "logs", "version", "started"), rows, output, "server")
+    columns = ("server", "address", "state", "logs", "version", "started")
+    tell_rows(columns, rows, output, "server")
 
 
 def transfer_log(access: LogAccess, log: str, to: str, output: str) -> None:

@@ -109,15 +109,17 @@ def list_logs(
         rows: list[dict[str, Any]] = []
         async for name in client.logs(namespace, prefix):
             row: dict[str, Any] = {"log": str(name)}
-            if long:
+            if long or output == "wide":
                 row |= _facts(await client.ask(words.GetLog(name)))
             rows.append(row)
             if len(rows) == limit:
                 break
         return rows
 
-    more = ("head", "tail", "bytes", "segments", "sealed", "owner") if long else ()
-    tell_rows(("log", *more), access.run(look), output, "log")
+    more = ("head", "tail", "bytes", "segments", "sealed", "owner")
+    wide = ("records", "owner_epoch", "writer_epoch", "writer_holder")
+    columns = ("log", *more) if long else ("log",)
+    tell_rows(columns, access.run(look), output, "log", wide if long else (*more, *wide))
 
 
 def show_log(access: LogAccess, log: str, output: str) -> None:

@@ -56,6 +56,20 @@ def test_cursors_are_moved_and_hold_truncation_back(shell: Shell, server: str) -
     assert shell.run("cursor", "show", "read-by-name", "billing", "-o", "raw") == "30\n"
 
 
+def test_lists_are_as_bare_or_as_wide_as_is_wanted(shell: Shell, server: str) -> None:
+    append(server, "listed", 3)
+    shell.run("cursor", "set", "listed", "billing", 1)
+    assert shell.run("cursor", "ls", "listed", "-o", "name") == "billing\n"
+    assert "BLOB_BYTES" in shell.run("cursor", "ls", "listed", "-o", "wide").splitlines()[0]
+    assert shell.run("log", "ls", "listed", "-o", "name") == "default/listed\n"
+    assert shell.run("log", "ls", "listed").splitlines() == ["LOG", "default/listed"]
+    head, row = shell.run("log", "ls", "listed", "-o", "wide").splitlines()
+    assert {"TAIL", "OWNER", "RECORDS", "WRITER_HOLDER"} <= set(head.split())
+    assert row.split()[2] == "3"
+    names = shell.run("cluster", "servers", "-o", "name")
+    assert names == shell.run("cluster", "servers", "-o", "raw")
+
+
 def test_one_writes_and_others_are_fenced(shell: Shell) -> None:
     shell.run("log", "create", "one-writer", "--exclusive")
     assert shell.json("log", "writer", "show", "one-writer")["holder"] == ""
