@@ -278,7 +278,8 @@ class LogServer:
             if wait_ns:
                 raise OwnerChanging(
                     "its owner refuses connections, and it was taken from one that did lately",
-                    retry_after_ms=wait_ns // 1_000_000,
+                    # Not all of the wait: its lease ends sooner, or it is there again.
+                    retry_after_ms=min(wait_ns // 1_000_000, 10 * _RETRY_MS),
                 )
             grounds = _Grounds(
                 f"its owner {owner.server_id} refuses connections", seen, is_rude=True

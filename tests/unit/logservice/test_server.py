@@ -1,6 +1,7 @@
 """Which server owns a log, and how it comes to another one: killed, frozen, drained, misadvertised."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -14,6 +15,7 @@ from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.segment_writer import make_ledger
 from rollbook.proto.errors import (
     AppendUnsettled,
+    BeyondTail,
     InvalidRequest,
     LogDeleted,
     NoSuchLog,
@@ -25,8 +27,9 @@ from rollbook.proto.errors import (
     QuorumTimeout,
     RollbookError,
     Unavailable,
+    retry_after_ms,
 )
-from tests.unit.logservice.owner_scene import Scene, block_of, play, refused
+from tests.unit.logservice.owner_scene import PATIENCE_S, Scene, block_of, play, refused
 from tests.unit.logservice.service_scene import (
     Client,
     Serving,
@@ -281,13 +284,39 @@ def test_where_both_tell_wrong_addresses_a_log_rests_longer_and_longer() -> None
         await a.append(log, b"0")
         for name in ("a", "b"):
             scene.world.network.refuse(name)
+        pauses: list[int] = []
         for number in range(400):
             try:
                 await (a, b)[number % 2].append(log, b"%d" % number)
-            except (NotOwner, OwnerChanging, OwnerLost):
+            except OwnerChanging as error:
+                pauses.append(retry_after_ms(error))
+            except (NotOwner, OwnerLost):
                 pass
             await asyncio.sleep(0.2)
         assert await epoch_of(scene, log) <= 12
+        # Asked again soon: there may be an owner long before the pause is over.
+        assert max(pauses) == 1000
+
+    play(story)
+
+
+def test_nobody_stands_beyond_the_tail_while_there_is_no_owner_to_say_so() -> None:
+    """Whoever followed the log in its owner's memory has read what bookies do not tell of yet."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        await refused(b.read_all(log, AtOffset(Offset(9))), BeyondTail)
+        for refusing, taker in ((a, b), (b, a)):  # Both have taken it, and are patient now.
+            scene.world.network.refuse(refusing.name)
+            async with asyncio.timeout(PATIENCE_S):
+                while owners_of(log, a, b) != [taker.name]:
+                    for server in (refusing, taker):
+                        with suppress(NotOwner, OwnerChanging, OwnerLost):
+                            await server.append(log, b"1")
+                    await asyncio.sleep(0.2)
+        await refused(b.read_all(log, AtOffset(Offset(9))), OwnerChanging)
 
     play(story)
 
