@@ -194,7 +194,7 @@ def create(access: "LogAccess", **how: Any) -> None:
     epilog=examples(
         "rollbook log ls",
         "rollbook log ls ord --namespace shop --long",
-        "rollbook log ls -o name | xargs -n 1 rollbook log verify",
+        "rollbook log ls -o name | xargs -n 1 echo",
     )
 )
 @click.argument("prefix", default="")
