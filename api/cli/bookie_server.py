@@ -32,7 +32,7 @@ from rollbook.proto.runtime.collector import calm_collector
 from rollbook.proto.runtime.limits import allow_open_files
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.network import SocketTransport
-from rollbook.proto.runtime.tls import TlsFiles, server_context
+from rollbook.proto.runtime.tls import TLS_OF_BOOKIES, TlsFiles, server_context
 
 logger = structlog.get_logger()
 
@@ -55,7 +55,7 @@ async def serve_bookie(settings: Settings) -> None:
     """Until it is cancelled; raises what made it impossible to go on."""
     _require_safe(settings.bookie)
     tls = (
-        SocketTransport(server_tls=server_context(_tls_files(settings.bookie)))
+        SocketTransport(server_tls=server_context(_tls_files(settings.bookie), TLS_OF_BOOKIES))
         if settings.bookie.tls_listen
         else None
     )

@@ -1,4 +1,7 @@
-"""Certificates: who we are, and whose peers we believe. TLS 1.2 and later.
+"""Certificates: who we are, and whose peers we believe.
+
+A server speaks TLS 1.3 and later, unless its clients are those of BookKeeper as well: among them are older ones, which speak
+1.2 (`TLS_OF_BOOKIES`). A client of ours speaks what such a server has.
 
 A server asks its clients for a certificate iff it is told which authorities sign those. Files are
 looked at with each handshake, so a renewed certificate, or an authority that is trusted no more, counts
@@ -8,6 +11,7 @@ resumed: a resumed one would be let in by what was true when it began.
 
 import ssl
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -15,6 +19,8 @@ from rollbook.proto.errors import BadConfig
 from rollbook.proto.runtime.file_stamp import FileStamp, file_stamp
 
 logger = structlog.get_logger()
+
+TLS_OF_BOOKIES: Final = ssl.TLSVersion.TLSv1_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +36,19 @@ class TlsFiles:
         return tuple(dict.fromkeys(filter(None, (self.certificate, self.key, self.authorities))))
 
 
-def server_context(files: TlsFiles) -> ssl.SSLContext:
+def server_context(
+    files: TlsFiles, oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+) -> ssl.SSLContext:
     """For `SocketTransport(server_tls=…)`. Raises `BadConfig` if the files are no good."""
-    return _Reloading(files).context
+    return _Reloading(files, oldest).context
 
 
 def client_context(
     authorities: str, *, certificate: str = "", key: str = "", checks_name: bool = True
 ) -> ssl.SSLContext:
     """Raises `BadConfig`. Without `checks_name` whoever the authorities signed is believed."""
-    context = _new_context(ssl.PROTOCOL_TLS_CLIENT)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = TLS_OF_BOOKIES
     context.check_hostname = checks_name
     try:
         context.load_verify_locations(authorities)
@@ -53,10 +62,11 @@ def client_context(
 class _Reloading:
     """A context that stands for the newest one that could be read."""
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(self, files: TlsFiles, oldest: ssl.TLSVersion) -> None:
         self._files = files
+        self._oldest = oldest
         self._seen = self._look()
-        self.context = self._current = _load(files)
+        self.context = self._current = _load(files, oldest)
         self.context.sni_callback = self._on_handshake
 
     def _on_handshake(
@@ -65,7 +75,7 @@ class _Reloading:
         if (seen := self._look()) != self._seen:
             self._seen = seen
             try:
-                self._current = _load(self._files)
+                self._current = _load(self._files, self._oldest)
                 logger.info("certificates_reloaded", certificate=self._files.certificate)
             except BadConfig as error:
                 logger.warning("certificates_not_reloaded", reason=str(error))
@@ -75,8 +85,9 @@ class _Reloading:
         return tuple(map(file_stamp, self._files.all))
 
 
-def _load(files: TlsFiles) -> ssl.SSLContext:
-    context = _new_context(ssl.PROTOCOL_TLS_SERVER)
+def _load(files: TlsFiles, oldest: ssl.TLSVersion) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = oldest
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     try:
@@ -86,12 +97,6 @@ def _load(files: TlsFiles) -> ssl.SSLContext:
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError.
         raise _unusable(files.all, error) from error
-    return context
-
-
-def _new_context(protocol: int) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 

@@ -15,7 +15,7 @@ import pytest
 from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.network import SocketTransport
-from rollbook.proto.runtime.tls import TlsFiles, client_context, server_context
+from rollbook.proto.runtime.tls import TLS_OF_BOOKIES, TlsFiles, client_context, server_context
 
 GOLDEN: Final = Path(__file__).parents[3] / "golden" / "tls"
 PATIENCE_S: Final = 60.0
@@ -48,8 +48,8 @@ def golden(name: str) -> str:
 
 
 @asynccontextmanager
-async def served(files: TlsFiles) -> AsyncIterator[Address]:
-    network = SocketTransport(server_tls=server_context(files))
+async def served(files: TlsFiles, *oldest: ssl.TLSVersion) -> AsyncIterator[Address]:
+    network = SocketTransport(server_tls=server_context(files, *oldest))
     listener = await network.listen(Echo, Address("127.0.0.1", 0))
     yield listener.address
     await listener.close()
@@ -90,9 +90,15 @@ async def test_a_server_with_authorities_serves_nobody_else() -> None:
 
 
 async def test_older_versions_are_not_spoken() -> None:
-    async with served(TlsFiles(golden("server-a"))) as address:
-        assert await is_served(address, "authority-a", max_version=ssl.TLSVersion.TLSv1_2)
-    assert server_context(TlsFiles(golden("server-a"))).minimum_version is ssl.TLSVersion.TLSv1_2
+    """But by bookies, whose clients may be as old as Java 8."""
+    files, old = TlsFiles(golden("server-a")), ssl.TLSVersion.TLSv1_2
+    async with served(files) as address:
+        assert not await is_served(address, "authority-a", max_version=old)
+        assert await is_served(address, "authority-a")
+    async with served(files, TLS_OF_BOOKIES) as address:
+        assert await is_served(address, "authority-a", max_version=old)
+        assert await is_served(address, "authority-a")
+    assert server_context(files, TLS_OF_BOOKIES).minimum_version is old
 
 
 async def test_what_is_not_tls_is_hung_up_on() -> None:
