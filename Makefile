@@ -23,6 +23,16 @@ site: .venv/.run
 	UV_PROJECT_ENVIRONMENT=build/docs $(UV) sync --quiet --frozen --only-group docs
 	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --quiet --site-dir build/site
 
+# What an installation consists of, by name, version and hash, as CycloneDX.
+sbom: .venv/.run
+	@mkdir -p build
+	$(BIN)/python -m tests.sbom > build/sbom.json
+
+# The wheel, the same bytes each time, and its checksum; needs uv.
+wheel:
+	$(UV) build --quiet --wheel --out-dir dist
+	cd dist && sha256sum rollbook-*.whl > SHA256SUMS
+
 locks:
 	uv lock
 	uv export --quiet --frozen --no-emit-project --no-dev --output-file requirements.lock
@@ -47,4 +57,4 @@ else
 endif
 	@touch $@
 
-.PHONY: demo test check site locks
+.PHONY: demo test check site sbom wheel locks

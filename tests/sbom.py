@@ -1,0 +1,104 @@
+"""What an installation consists of, as CycloneDX 1.5: `python -m tests.sbom > sbom.json`.
+
+Made from uv.lock alone, so that the same lock gives the same bytes: no time, no random number. What is
+installed to run Rollbook is `required`, what its extras want `optional`, what only tests and pages want
+`excluded`. The hashes are of all the files that the lock allows, one of which is installed.
+"""
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+_OURS: Final = "rollbook"
+
+Json = dict[str, Any]
+
+
+def bill(lock: Json) -> Json:
+    ours, packages = _by_name(lock)
+    required = _closure(_names(ours["dependencies"]), packages)
+    extras = ours.get("optional-dependencies", {}).values()
+    optional = _closure([name for each in extras for name in _names(each)], packages)
+
+    def scope(name: str) -> str:
+        return "required" if name in required else "optional" if name in optional else "excluded"
+
+    def needs(package: Json) -> list[str]:
+        names = _names(package.get("dependencies", ()))
+        return sorted({_reference(each) for name in names for each in packages[name]})
+
+    every = [each for name in sorted(packages) for each in packages[name]]
+    us = {"type": "application", "bom-ref": _OURS, "name": _OURS, "version": ours["version"]}
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {"component": us},
+        "components": [{**_component(each), "scope": scope(each["name"])} for each in every],
+        "dependencies": [
+            {"ref": _OURS, "dependsOn": needs(ours)},
+            *({"ref": _reference(each), "dependsOn": needs(each)} for each in every),
+        ],
+    }
+
+
+def _by_name(lock: Json) -> tuple[Json, dict[str, list[Json]]]:
+    """Ourselves, and the others: of one name there may be several versions, for several systems."""
+    packages: dict[str, list[Json]] = {}
+    for each in lock["package"]:
+        packages.setdefault(each["name"], []).append(each)
+    (ours,) = packages.pop(_OURS)
+    return ours, packages
+
+
+def files_of(package: Json) -> list[Json]:
+    source = [package["sdist"]] if "sdist" in package else []
+    return [*source, *package.get("wheels", ())]
+
+
+def _component(package: Json) -> Json:
+    return {
+        "type": "library",
+        "bom-ref": _reference(package),
+        "name": package["name"],
+        "version": package["version"],
+        "purl": _reference(package),
+        "externalReferences": [
+            {
+                "type": "distribution",
+                "url": file["url"],
+                "hashes": [{"alg": "SHA-256", "content": file["hash"].removeprefix("sha256:")}],
+            }
+            for file in files_of(package)
+        ],
+    }
+
+
+def _reference(package: Json) -> str:
+    return f"pkg:pypi/{package['name']}@{package['version']}"
+
+
+def _names(dependencies: Iterable[Json]) -> list[str]:
+    return [each["name"] for each in dependencies]
+
+
+def _closure(names: list[str], packages: dict[str, list[Json]]) -> set[str]:
+    """With all that these need, on whichever system."""
+    found: set[str] = set()
+    left = list(names)
+    while left:
+        if (name := left.pop()) not in found:
+            found.add(name)
+            left += [
+                needed for each in packages[name] for needed in _names(each.get("dependencies", ()))
+            ]
+    return found
+
+
+if __name__ == "__main__":
+    json.dump(bill(tomllib.loads((ROOT / "uv.lock").read_text())), sys.stdout, indent=1)
+    print()
