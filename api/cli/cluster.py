@@ -1,6 +1,8 @@
 """`rollbook cluster`: make a cluster, and look at one."""
 
-from typing import TYPE_CHECKING, Any, Final
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -11,16 +13,37 @@ from rollbook.proto.formats.layout import Layout
 if TYPE_CHECKING:
     from rollbook.api.cli.log_access import LogAccess
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 _LAYOUTS: Final = [layout.value for layout in Layout if layout.takes_new_ledgers]
 
-metadata_option: Final = click.option(
-    "--metadata",
-    "url",
-    metavar="URL",
-    required=True,
-    envvar="ROLLBOOK_METADATA",
-    show_envvar=True,
-    help="Where the metadata lies: zk://host,host/ledgers or sqlite:///path.",
+_WHERE: Final = "Where the metadata lies: zk://host,host/ledgers or sqlite:///path."
+
+
+def _or_of_context(context: click.Context, option: click.Parameter, url: str | None) -> str | None:
+    if url or context.resilient_parsing:
+        return url
+    from rollbook.api.cli.context_file import find, load
+
+    name = os.environ.get("ROLLBOOK_CONTEXT") or load().current
+    if name and (url := find(name).metadata):
+        return url
+    raise click.MissingParameter(ctx=context, param=option)
+
+
+def _metadata_option(help_text: str, **how: Any) -> Callable[[F], F]:
+    return click.option(
+        *("--metadata", "url"),
+        metavar="URL",
+        envvar="ROLLBOOK_METADATA",
+        show_envvar=True,
+        help=help_text,
+        **how,
+    )
+
+
+metadata_option: Final = _metadata_option(
+    f"{_WHERE}  [default: as the context says]", callback=_or_of_context
 )
 
 
@@ -42,7 +65,7 @@ def group() -> None:
         "rollbook cluster init --metadata zk://zk1/prod/ledgers --layout longhierarchical",
     )
 )
-@metadata_option
+@_metadata_option(_WHERE, required=True)  # What is made is named.
 @click.option(
     "--layout",
     type=click.Choice(_LAYOUTS),

@@ -4,6 +4,7 @@
     [contexts.prod]
     server = "log+tls://log-1.example.com:7400"
     token_file = "/etc/rollbook/prod.token"        tls_authorities, tls_certificate, tls_key likewise
+    metadata = "zk://zk1,zk2,zk3/ledgers"          for what asks no log server
 
 The file is `$XDG_CONFIG_HOME/rollbook/contexts.toml`, readable by its owner alone. It names token files and
 holds no token. What a command line names comes first; where it names a server, nothing is shown to
@@ -30,6 +31,7 @@ class Context:
     tls_authorities: str = ""
     tls_certificate: str = ""
     tls_key: str = ""
+    metadata: str = ""
 
 
 @dataclass(frozen=True, slots=True)

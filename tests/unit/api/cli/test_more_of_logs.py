@@ -182,6 +182,16 @@ def test_contexts_name_clusters(
     shell.run("context", "use", "away")
     assert shell.json("cluster", "servers", "--server", server), "and no token is shown to it"
     shell.run("log", "ls", "--context", "here", "--server", server, code=2)
+    shell.run("cluster", "info", code=2)
+    assert "Missing option '--metadata'" in shell.errors
+    metadata = f"sqlite:///{tmp_path}/metadata.db"
+    made = shell.json("cluster", "init", "--metadata", metadata)
+    shell.run("context", "add", "there", "--server", f"log://{server}", "--metadata", metadata)
+    monkeypatch.setenv("ROLLBOOK_CONTEXT", "there")
+    assert shell.json("cluster", "info")["instance_id"] == made["instance_id"]
+    shell.run("cluster", "init", code=2)  # What is made is named.
+    monkeypatch.delenv("ROLLBOOK_CONTEXT")
+    shell.run("context", "rm", "there")
     shell.run("context", "rm", "away")
     assert not [each for each in shell.json("context", "ls") if each["current"]]
     shell.run("context", "add", "büro\U0001f9fe", "--server", "log://127.0.0.1:1")
