@@ -26,13 +26,21 @@ def group() -> None:
     epilog=examples(
         "rollbook debug bundle",
         "rollbook debug bundle --file bundle.tar.gz",
-        "rollbook debug bundle --log shop/orders --context prod",
+        "rollbook debug bundle --log shop/orders --metadata zk://zk1,zk2,zk3/ledgers",
     )
 )
 @with_access
 @click.option("--file", "path", metavar="FILE", help="[default: rollbook-TIME.tar.gz here]")
 @click.option(
     "--log", "logs", metavar="LOG", multiple=True, help="With all there is to know of it."
+)
+@click.option(
+    "--metadata",
+    "url",
+    metavar="URL",
+    envvar="ROLLBOOK_METADATA",
+    show_envvar=True,
+    help="With the cluster's bookies, and who of all can be reached.",
 )
 @click.option("--logs-max", type=click.IntRange(0), default=1000, show_default=True)
 def bundle(access: "LogAccess", **how: Any) -> None:

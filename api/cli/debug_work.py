@@ -16,6 +16,8 @@ from typing import Any, Final
 import click
 
 from rollbook import __version__
+from rollbook.api.cli.cluster_health import look_at_health
+from rollbook.api.cli.cluster_work import look_at_cluster
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
@@ -25,11 +27,15 @@ from rollbook.proto.errors import RollbookError
 _LIBRARIES: Final = ("grpcio", "protobuf", "kazoo", "structlog", "fastapi", "uvicorn")
 
 
-def bundle(access: LogAccess, path: str | None, logs: Sequence[str], logs_max: int) -> None:
+def bundle(
+    access: LogAccess, path: str | None, logs: Sequence[str], url: str | None, logs_max: int
+) -> None:
     path = path or time.strftime("rollbook-%Y%m%d-%H%M%S.tar.gz", time.gmtime())
     names = [LogName.parse(log) for log in logs]
     found = access.run(lambda client: _gather(client, names, logs_max))
     found["about"] = _about()
+    if url:
+        found["cluster"] = _cluster(url)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
         for subject, facts in sorted(found.items()):
@@ -38,6 +44,15 @@ def bundle(access: LogAccess, path: str | None, logs: Sequence[str], logs_max: i
             entry.size, entry.mtime = len(text), int(time.time())
             archive.addfile(entry, io.BytesIO(text))
     click.echo(path)
+
+
+def _cluster(url: str) -> dict[str, Any]:
+    try:
+        health, members = look_at_health(url)
+        facts, bookies = look_at_cluster(url)
+    except RollbookError as error:
+        return _why(error)
+    return {**facts, **health, "bookies": bookies, "members": members}
 
 
 async def _gather(client: Client, logs: Sequence[LogName], logs_max: int) -> dict[str, Any]:
@@ -74,8 +89,12 @@ async def _or_why(work: Awaitable[Any]) -> Any:
     try:
         answer = await work
     except RollbookError as error:
-        return {"error": error.code.reason, "detail": str(error)}
+        return _why(error)
     return answer if isinstance(answer, list) else asdict(answer)
+
+
+def _why(error: RollbookError) -> dict[str, Any]:
+    return {"error": error.code.reason, "detail": str(error)}
 
 
 def _about() -> dict[str, Any]:

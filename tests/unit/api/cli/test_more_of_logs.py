@@ -205,7 +205,10 @@ def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
 ) -> None:
     append(server, "told-of", 3)
     path = str(tmp_path / "bundle.tar.gz")
-    assert shell.run("debug", "bundle", "--file", path, "--log", "told-of") == f"{path}\n"
+    metadata = f"sqlite:///{tmp_path}/metadata.db"
+    made = shell.json("cluster", "init", "--metadata", metadata)
+    bundle = ("debug", "bundle", "--file", path, "--log", "told-of", "--metadata", metadata)
+    assert shell.run(*bundle) == f"{path}\n"
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     with tarfile.open(path) as archive:
         found = {}
@@ -216,6 +219,9 @@ def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
     assert found["rollbook/about.json"]["python"] == sys.version
     (stats,) = found["rollbook/stats.json"].values()
     assert stats["stats"]["rollbook_log_logs_owned"] >= 1
+    cluster = found["rollbook/cluster.json"]
+    assert (cluster["instance_id"], cluster["bookies"]) == (made["instance_id"], [])
+    assert cluster["health"] == "unavailable", "it has no bookies"
     log = found["rollbook/log-default-told-of.json"]
     assert log["tail"]["tail"] == 3
     assert log["journal"]["events"]
