@@ -81,7 +81,9 @@ async def _states(client: Client, logs_max: int) -> list[Any]:
     async for name in client.logs():
         if len(found) >= logs_max:
             break
-        found.append(await _or_why(client.ask(words.GetLog(name))))
+        state = await _or_why(client.ask(words.GetLog(name)))
+        cursors = await _or_why(client.ask(words.ListCursors(name)))
+        found.append({**state, "cursors": cursors.get("cursors", cursors)})
     return found
 
 

@@ -207,6 +207,7 @@ def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
     path = str(tmp_path / "bundle.tar.gz")
     metadata = f"sqlite:///{tmp_path}/metadata.db"
     made = shell.json("cluster", "init", "--metadata", metadata)
+    shell.run("cursor", "set", "told-of", "billing", 2)
     bundle = ("debug", "bundle", "--file", path, "--log", "told-of", "--metadata", metadata)
     assert shell.run(*bundle) == f"{path}\n"
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -222,6 +223,8 @@ def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
     cluster = found["rollbook/cluster.json"]
     assert (cluster["instance_id"], cluster["bookies"]) == (made["instance_id"], [])
     assert cluster["health"] == "unavailable", "it has no bookies"
+    (state,) = [each for each in found["rollbook/logs.json"] if each["log"]["name"] == "told-of"]
+    assert [(each["name"], each["offset"]) for each in state["cursors"]] == [("billing", 2)]
     log = found["rollbook/log-default-told-of.json"]
     assert log["tail"]["tail"] == 3
     assert log["journal"]["events"]
