@@ -186,6 +186,7 @@ def make_app(admin: BookieAdmin, operations: RunningOperations, audit: Audit) ->
         "Rollbook bookie",
         "What one storage server is doing, and what it can be told to do.",
         __version__,
+        OPEN_PATHS,
     )
     app.include_router(_probes(admin))
     app.include_router(_looking(admin, act), prefix="/api/v1")

@@ -72,7 +72,7 @@ class RestServer:
 
 
 def make_app(door: Door, is_ready: Callable[[], bool], shown: Shown | None = None) -> FastAPI:
-    app = new_app("Rollbook", "Durable, replicated, append-only logs.", __version__)
+    app = new_app("Rollbook", "Durable, replicated, append-only logs.", __version__, OPEN_PATHS)
     _add_redirects(app, door)
     _add_probes(app, is_ready)
     app.include_router(record_routes(door))

@@ -1,11 +1,13 @@
 """What OpenAPI says of a route: bodies and answers from the words, failures from the table of errors."""
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rollbook.api.rest.json_words import Json, example_of, schema_of
 from rollbook.api.rest.problems import describe_problems
 from rollbook.api.rest.record_json import BLOCK, JSON, NDJSON, RAW
+from rollbook.logservice.core.block import pack_block
 from rollbook.proto.errors import (
     BadChecksum,
     BeyondTail,
@@ -103,7 +105,14 @@ RECORD_BODIES: Final[Json] = {
         "schema": {"type": "string"},
         "example": '{"data":"paid 1"}\n{"data":"paid 2","key":"2"}\n',
     },
-    BLOCK: {"schema": {"type": "string", "format": "binary"}},
+    BLOCK: {
+        "schema": {
+            "type": "string",
+            "format": "binary",
+            "description": "A block as logservice/DESIGN.md has it. One record, `paid 1`, in base64: "
+            + b64encode(pack_block([b"paid 1"])).decode(),
+        }
+    },
 }
 
 

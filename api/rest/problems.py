@@ -13,7 +13,7 @@ ids        to which ledger, path, … it happened
 fields     what is wrong with which part of the request, if it could not be read
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -25,6 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
+from rollbook.api.rest.document import complete
 from rollbook.api.rest.known_words import KnownWords
 from rollbook.proto.errors import (
     EntryTooLarge,
@@ -125,17 +126,30 @@ def _plain(value: Any) -> Any:
 
 def describe_problems(*errors: type[RollbookError]) -> dict[int | str, dict[str, Any]]:
     """For OpenAPI: which of them an operation may answer with."""
-    reasons: dict[int, list[str]] = {}
+    by_status: dict[int, list[type[RollbookError]]] = {}
     for error in errors:
-        reasons.setdefault(error.code.http, []).append(error.code.reason)
-    schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
+        by_status.setdefault(error.code.http, []).append(error)
+    return {status: _described(status, *same) for status, same in by_status.items()}
+
+
+def _described(status: int, *errors: type[RollbookError]) -> dict[str, Any]:
     return {
-        status: {"description": ", ".join(named), "content": {MEDIA_TYPE: schema}}
-        for status, named in reasons.items()
+        "description": ", ".join(error.code.reason for error in errors),
+        "content": {
+            MEDIA_TYPE: {
+                "schema": {"$ref": "#/components/schemas/Problem"},
+                "examples": {
+                    error.code.reason: {"value": problem_of(error(), status=status)}
+                    for error in errors
+                },
+            }
+        },
     }
 
 
-def new_app(title: str, description: str, version: str) -> FastAPI:
+def new_app(
+    title: str, description: str, version: str, open_paths: Collection[str] = ()
+) -> FastAPI:
     """Without pages that fetch their scripts from elsewhere, and with problems."""
     app = FastAPI(
         title=title,
@@ -147,17 +161,21 @@ def new_app(title: str, description: str, version: str) -> FastAPI:
         dependencies=[Depends(KnownWords().check)],
         generate_unique_id_function=lambda route: route.name,
     )
-    _add_problems(app)
+    _add_problems(app, open_paths)
     return app
 
 
-def _add_problems(app: FastAPI) -> None:
+def _add_problems(app: FastAPI, open_paths: Collection[str]) -> None:
     """Every way in which a request can fail ends in a problem, and OpenAPI says so."""
     described = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             _tell_of_problems(described())
+            assert app.openapi_schema
+            complete(
+                app.openapi_schema, open_paths, lambda error, status: _described(status, error)
+            )
         assert app.openapi_schema
         return app.openapi_schema
 

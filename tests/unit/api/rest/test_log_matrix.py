@@ -1,12 +1,13 @@
 """Every route and every error of the table: what the service raises is what is answered."""
 
+import base64
 import json
 from typing import Any
 
 import pytest
 
 from rollbook.api.grpc.methods import METHODS, Kind
-from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.core.block import Block, pack_block
 from rollbook.logservice.ids import LogName
 from rollbook.proto import errors
 from rollbook.proto.errors import NotOwner, RollbookError, every_error
@@ -160,3 +161,47 @@ async def test_a_word_that_a_route_does_not_know_is_refused(there: Site, route: 
         answer = await there.ask(route.method, path, route.body, **sent)
         assert (answer.status, answer.reason) == (400, "INVALID"), path
     assert not there.core.asked
+
+
+@pytest.mark.parametrize(
+    "route",
+    [each for each in ROUTES if each.core_name != "watch_tail"],  # It never ends.
+    ids=lambda route: route.name,
+)
+async def test_openapi_names_the_headers_that_are_answered(there: Site, route: Route) -> None:
+    (operation,) = (each for each in operations_of(there.app) if each.serves(route))
+    there.core.failures.clear()
+    there.core.cluster.logs.clear()
+    there.core.cluster.make("ns/log").append(pack_block([b"x"], keys=[b"k"]), None)
+    good = await there.ask(route.method, route.path, route.body, **route.headers)
+    there.core.failures[route.core_name].append(errors.Overloaded(retry_after_ms=1500))
+    refused = await there.ask(route.method, route.path, route.body, **route.headers)
+    responses = operation.described["responses"]
+    for answer in (good, refused):
+        names = {"etag", "location", "retry-after"} & set(answer.headers)
+        names |= {name for name in answer.headers if name.startswith("log-")}
+        known = responses.get(str(answer.status), responses["default"]).get("headers", {})
+        assert names <= {name.lower() for name in known}, answer.status
+
+
+def test_openapi_says_who_may_ask_and_has_examples_of_all_of_it(there: Site) -> None:
+    document = there.app.openapi()
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    assert document["paths"]["/healthz"]["get"]["security"] == []
+    for operation in operations_of(there.app):
+        said = operation.described
+        assert {"token": []} in said["security"]
+        assert {"401", "403", "429"} <= set(said["responses"])
+        for parameter in said.get("parameters", ()):
+            assert "example" in parameter, (operation.id, parameter["name"])
+        for status, response in said["responses"].items():
+            for kind, content in response.get("content", {}).items():
+                if kind == "application/problem+json" and status != "default":
+                    assert content["examples"], (operation.id, status)
+                    for reason, example in content["examples"].items():
+                        assert example["value"]["reason"] == reason
+                        assert example["value"]["status"] == int(status)
+    append = document["paths"]["/v1/namespaces/{namespace}/logs/{log}/records"]["post"]
+    block = append["requestBody"]["content"]["application/vnd.rollbook.batch"]["schema"]
+    text = block["description"].rpartition(" ")[2]
+    assert Block(base64.b64decode(text)).value(0) == b"paid 1"

@@ -1,0 +1,143 @@
+"""What OpenAPI says of every operation alike: who may ask, what each refusal looks like, headers, examples.
+
+Made from the table of errors and from the two tables below; routes say only what is theirs.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Final
+
+from rollbook.proto.errors import RollbookError, Throttled, Unauthorized
+
+_TEXT: Final = {"type": "string"}
+_NUMBER: Final = {"type": "integer", "format": "int64"}
+_FLAG: Final = {"type": "string", "enum": ["true", "false"]}
+_HEADERS: Final[dict[str, tuple[dict[str, Any], str, Any]]] = {
+    "ETag": (_TEXT, "Of what is answered, for If-Match and If-None-Match.", '"3"'),
+    "Location": (_TEXT, "Where that is.", "/v1/namespaces/default/logs/orders/records/1700"),
+    "Retry-After": (_NUMBER, "Seconds; before that it makes no sense to ask again.", 1),
+    "WWW-Authenticate": (_TEXT, "What is wanted.", 'Bearer realm="rollbook"'),
+    "Log-Epoch": (_NUMBER, "The owner's epoch.", 4),
+    "Log-Event-Time-Us": (_NUMBER, "When it happened, as its writer said.", 1_795_219_200_000_000),
+    "Log-First-Offset": (_NUMBER, "Of the first record of the answer.", 1700),
+    "Log-Head": (_NUMBER, "The first offset that is kept.", 0),
+    "Log-Key": (_TEXT, "The record's key.", "1"),
+    "Log-Next-Offset": (_NUMBER, "Where to go on.", 1701),
+    "Log-Offset": (_NUMBER, "Of the record.", 1700),
+    "Log-Omitted": (_NUMBER, "So many of its key and headers are none of HTTP's.", 1),
+    "Log-Owner": (_TEXT, "The address of its owner's gRPC.", "log-1:7400"),
+    "Log-Sealed": (_FLAG, "Whether nothing is ever appended again.", "false"),
+    "Log-Tail": (_NUMBER, "The offset of the next record to be appended.", 1703),
+    "Log-Timestamp-Us": (_NUMBER, "When it was appended.", 1_795_219_200_000_000),
+    "Log-Up-To-Date": (_FLAG, "Whether that is all there is.", "false"),
+}
+_OF_TAILS: Final = ("Log-Head", "Log-Tail", "Log-Sealed", "Log-Epoch", "Log-Owner")
+_BY_OPERATION: Final[dict[str, tuple[str, ...]]] = {
+    "append": ("Location", "Log-Next-Offset", "Log-Epoch"),
+    "read": (
+        *("Log-Head", "Log-Tail", "Log-First-Offset", "Log-Next-Offset", "Log-Up-To-Date"),
+        "Log-Sealed",
+    ),
+    "read_record": (
+        *("ETag", "Log-Offset", "Log-Timestamp-Us", "Log-Key", "Log-Event-Time-Us", "Log-Omitted"),
+    ),
+    **dict.fromkeys(("get_tail", "barrier", "head_log"), _OF_TAILS),
+    "ensure_log": ("ETag", "Location"),
+    **dict.fromkeys(("get_log", "update_log", "get_cursor", "commit_cursor"), ("ETag",)),
+    **dict.fromkeys(("trigger_gc", "trigger_scrub", "verify_ledger"), ("Location",)),
+}
+_BY_STATUS: Final = {
+    "307": ("Location", "Log-Owner", "Log-Epoch"),
+    "401": ("WWW-Authenticate",),
+    "429": ("Retry-After",),
+    "503": ("Retry-After", "Log-Owner", "Log-Epoch"),
+}
+_PARAMETERS: Final[dict[str, Any]] = {
+    "namespace": "default",
+    "log": "orders",
+    "cursor": "billing",
+    "server": "log-1",
+    "offset": 1700,
+    "ledger_id": 7,
+    "operation_id": "gc-1",
+    "prefix": "ord",
+    "page_token": "",
+    "from": "-10",
+    "at": "ago:15m",
+    "until": 1703,
+    "timestamp_us": 1_795_219_200_000_000,
+    "until_timestamp_us": 1_795_219_200_000_000,
+    "grace_ms": 60_000,
+    "file_type": "journal",
+    "on_truncated": "skip",
+    "accept": "application/json",
+    "last-event-id": "1701",
+    "if-match": '"3"',
+    "if-none-match": "*",
+    "idempotency-key": "5c1c9a1e",
+    "log-expected-offset": 1703,
+    "log-writer-epoch": 4,
+    "log-forward": "auto",
+    "log-key": "1",
+    "log-event-time-us": "1795219200000000",
+    "log-meta-*": "till 4",
+    "producer-id": "till-4",
+    "producer-epoch": 0,
+    "producer-seq": 0,
+}
+
+
+Describe = Callable[[type[RollbookError], int], dict[str, Any]]
+
+
+def complete(document: dict[str, Any], open_paths: Collection[str], describe: Describe) -> None:
+    """`open_paths` ask nobody who he is. `describe`: an error as an answer with that status."""
+    document["components"]["securitySchemes"] = {
+        "token": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "Off loopback, unless a certificate's name tells who it is.",
+        }
+    }
+    for path, operation in _operations(document):
+        is_open = path in open_paths
+        operation["security"] = [] if is_open else [{"token": []}, {}]
+        if not is_open:
+            _add_refusals(operation["responses"], describe)
+        for status, response in operation["responses"].items():
+            names = _BY_STATUS.get(status, ())
+            if status[0] == "2" or status == "304":
+                names = _BY_OPERATION.get(operation["operationId"], ())
+            if names:
+                response["headers"] = {name: _header(name) for name in names}
+        for parameter in operation.get("parameters", ()):
+            _add_example(parameter)
+
+
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            yield path, operation
+
+
+def _add_refusals(responses: dict[str, Any], describe: Describe) -> None:
+    refusals: tuple[tuple[int, type[RollbookError]], ...] = (
+        *((401, Unauthorized), (403, Unauthorized)),
+        (Throttled.code.http, Throttled),
+    )
+    for status, error in refusals:
+        responses.setdefault(str(status), describe(error, status))
+
+
+def _header(name: str) -> dict[str, Any]:
+    schema, description, example = _HEADERS[name]
+    return {"schema": schema, "description": description, "example": example}
+
+
+def _add_example(parameter: dict[str, Any]) -> None:
+    schema = parameter["schema"]
+    example = _PARAMETERS.get(parameter["name"].lower(), schema.get("default"))
+    if example is None:
+        example = schema.get("minimum", 1)
+    if schema.get("type") == "array" and not isinstance(example, list):
+        example = [example]
+    parameter["example"] = example
