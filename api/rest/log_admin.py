@@ -27,6 +27,7 @@ from rollbook.logservice.ids import LogName, SegmentId
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (
     BadConfig,
+    CursorAhead,
     Guarded,
     InvalidRequest,
     LogExists,
@@ -287,7 +288,7 @@ def _cursors(door: Door, routes: APIRouter) -> None:
         tags=[*tags],
         **described(
             words.Cursor,
-            errors=(*ANYWHERE, MetadataConflict, Guarded),
+            errors=(*ANYWHERE, MetadataConflict, CursorAhead, Guarded),
             says=words.CommitCursor,
             without=("log", "name", "expected_version"),
         ),
