@@ -23,7 +23,7 @@ README = (ROOT / "README.md").read_text()
 SHELL_BLOCKS = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 LINKS = re.findall(r"\]\((?!http)([^)#]+)\)", README)
 # On a line, or with backslashes over several; in a block, or in the text.
-TYPED = re.compile(r"rollbook (?:'[^'\n]*'|[^\n`|&;\\]|\\\n)+")
+TYPED = re.compile(r"rollbook (?:'[^'\n]*'|[^\n`|&;)\\]|\\\n)+")
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
@@ -102,11 +102,12 @@ def test_every_help_ends_in_three_examples_that_can_be_typed() -> None:
             _parse(line, where)
 
 
-def test_every_command_of_the_readme_can_be_typed() -> None:
-    found = _typed(README)
+@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
+def test_every_command_of_a_page_can_be_typed(page: str) -> None:
+    found = _typed((ROOT / page).read_text())
     assert len(found) > 3
     for line in found:
-        _parse(line, "README.md")
+        _parse(line, page)
 
 
 @pytest.mark.parametrize("line", re.findall(r"^\| `([a-z][^`]+)` \|", README, re.MULTILINE))
