@@ -24,9 +24,7 @@ from rollbook.proto.wire.stored_adds import StoredAdds
 
 _LENGTH: Final = struct.Struct("<I")
 _ENTRY_IDS: Final = struct.Struct(">qqq")
-_GATHERED_MAX: Final = (
-    128 * 1024
-)  # Adds. Until their places are sorted out they take 70 bytes each.
+_GATHERED_MAX: Final = 128 * 1024  # Adds: they take 70 bytes each until they are sorted out.
 
 
 @dataclass(slots=True)
@@ -54,6 +52,8 @@ class Replayed:
 
     def settle(self) -> None:
         """What was gathered is in the memtable when it returns."""
+        if not self._gathered:
+            return
         for entries in self._gathered.take():
             self.memtable.add_group(*entries)
 
@@ -79,13 +79,14 @@ def replay_record(result: Replayed, record: Record, body: bytes) -> None:
         result.records.append(record.position)
         result.shape.on_record(len(body), record.ledgers)
         return
-    result.settle()
     if record.kind is Kind.ENTRIES:
+        result.settle()
         _replay_entries(result, record, body)
     elif record.kind is Kind.CONTROL:
         for control in unpack_controls(body):
             result.controls.append(control)
             if control.operation is Operation.DELETE:
+                result.settle()
                 result.memtable.drop(control.ledger_id)
 
 

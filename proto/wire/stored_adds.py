@@ -78,7 +78,7 @@ class _Shape(NamedTuple):
 class StoredAdds:
     def __init__(self) -> None:
         self.ledger_keys: dict[int, bytes] = {}  # The first that each ledger was shown.
-        self._rows: defaultdict[int, list[int]] = defaultdict(list)  # By ledger: which of these.
+        self._rows: defaultdict[int, list[int]] = defaultdict(list)  # By ledger: its, of these.
         self._entry_ids: IntArray = array("q")
         self._lacs: IntArray = array("q")
         self._starts: IntArray = array("I")
@@ -104,20 +104,19 @@ class StoredAdds:
         return at
 
     def take(self) -> Iterator[StoredEntries]:
-        """What was gathered, ledger by ledger."""
-        order = [*chain.from_iterable(self._rows.values())]
+        """What was gathered, ledger by ledger. What it costs does not grow with the ledgers known."""
+        by_ledger, self._rows = self._rows, defaultdict(list)
+        order = [*chain.from_iterable(by_ledger.values())]
         entry_ids, lacs = _in_order(self._entry_ids, order), _in_order(self._lacs, order)
         starts, lengths = _in_order(self._starts, order), _in_order(self._lengths, order)
         for column in (self._entry_ids, self._lacs, self._starts, self._lengths):
             del column[:]
         first = 0
-        for ledger_id, rows in self._rows.items():
-            if rows:
-                own = slice(first, first + len(rows))
-                lac = max(lacs[own])
-                yield StoredEntries(ledger_id, lac, entry_ids[own], starts[own], lengths[own])
-                first = own.stop
-                rows.clear()
+        for ledger_id, rows in by_ledger.items():
+            own = slice(first, first + len(rows))
+            lac = max(lacs[own])
+            yield StoredEntries(ledger_id, lac, entry_ids[own], starts[own], lengths[own])
+            first = own.stop
 
     def _gather_v2(self, buffer: bytes, at: int, position: int) -> int:
         known_word, alike_from, last = -1, at, len(buffer) - _V2_BYTES_MIN
@@ -176,6 +175,7 @@ class StoredAdds:
         if found < _ALIKE_MIN:
             return 0
         size, ids_at, first = shape.size, at + shape.entry_at, len(self._entry_ids)
+        ledgers_before = len(self._rows)
         ledger_ids, entry_ids, lacs = (
             unpack_int64s(buffer, ids_at + place, size, found) for place in _IDS_AT
         )
@@ -189,8 +189,8 @@ class StoredAdds:
         else:
             rows_of_each = map(self._rows.__getitem__, ledger_ids)
             deque(map(list.append, rows_of_each, count(first)), maxlen=0)  # All, and keeps nothing.
-        if len(self._rows) > len(self.ledger_keys):
-            for ledger_id in islice(self._rows, len(self.ledger_keys), None):
+        for ledger_id in islice(reversed(self._rows), len(self._rows) - ledgers_before):
+            if ledger_id not in self.ledger_keys:
                 key_at = at + shape.key_at + (self._rows[ledger_id][0] - first) * size
                 self.ledger_keys[ledger_id] = buffer[key_at : key_at + LEDGER_KEY_BYTES]
         return found

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -9,13 +10,14 @@ from rollbook.bookie.core import replay as replaying
 from rollbook.bookie.core.control import Control, Operation
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, Write, index_of
 from rollbook.bookie.core.memtable import Memtable
-from rollbook.bookie.core.records import FILE_HEADER_BYTES, RecordReader, scan
+from rollbook.bookie.core.records import FILE_HEADER_BYTES, Kind, RecordReader, scan
 from rollbook.bookie.core.replay import replay
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v2_adds, v3_adds
 from rollbook.proto.wire.adds import AddPacker, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.stored_adds import StoredAdds, StoredEntries
 
 FILE_ID = bytes(range(16))
 LEDGERS = (1, 2, 300)
@@ -65,11 +67,10 @@ def test_what_was_written_is_what_is_read_back(seed: int, monkeypatch: pytest.Mo
     contents = bytearray(FILE_HEADER_BYTES)
     for _ in range(12):
         items: list[Frames | Control] = list(some_frames(chance, writers))
-        if chance.random() < 0.3:
-            items.insert(
-                chance.randrange(len(items) + 1),
-                Control(Operation.DELETE, chance.choice(LEDGERS), None),
-            )
+        for operation in (Operation.DELETE, Operation.LAC):
+            if chance.random() < 0.3:
+                control = Control(operation, chance.choice(LEDGERS), None)
+                items.insert(chance.randrange(len(items) + 1), control)
         write = packer.pack(items)
         packer.on_synced(write)
         contents += b"".join(write.buffers)
@@ -80,3 +81,41 @@ def test_what_was_written_is_what_is_read_back(seed: int, monkeypatch: pytest.Mo
         ledger_id: rows.sorted_columns() for ledger_id, rows in written.by_ledger()
     }
     assert (found.entries, found.entry_bytes) == (written.entries, written.entry_bytes)
+
+
+def test_only_what_must_come_after_it_has_the_gathered_sorted_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is worth its cost for many adds at once: not for each record that says nothing of entries."""
+    taken: list[int] = []
+
+    def take(gathered: StoredAdds) -> Iterator[StoredEntries]:
+        taken.append(len(gathered))
+        return as_ever(gathered)
+
+    as_ever = StoredAdds.take
+    monkeypatch.setattr(StoredAdds, "take", take)
+    add, delete = (
+        packers()[0].pack(EntryId(0), EntryId(-1), 0, b"x"),
+        Control(Operation.DELETE, LEDGERS[1], None),
+    )
+    (adds,) = RequestDecoder().feed(add)
+    assert isinstance(adds, Adds)
+    frames = Frames(bytes(adds.frames), -adds.start, tuple(adds.groups))
+    packer, contents = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 1, 0), bytearray(FILE_HEADER_BYTES)
+    for item in (
+        delete,
+        frames,
+        Control(Operation.FENCE, LEDGERS[0], None),
+        frames,
+        delete,
+        delete,
+    ):
+        write = packer.pack([item])
+        packer.on_synced(write)
+        idle = packer.pack_empty(Kind.IDLE)
+        contents += b"".join([*write.buffers, *idle.buffers])
+        packer.on_synced(idle)
+    reader = RecordReader(bytes(contents), FILE_ID)
+    assert replay(reader, scan(reader)).memtable.entries == 2
+    assert taken == [2]

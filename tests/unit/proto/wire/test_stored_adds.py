@@ -2,7 +2,8 @@
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -175,6 +176,53 @@ def test_gathering_goes_on_where_it_stopped() -> None:
         position += piecemeal.gather(part, position)
     at_once.gather(b"".join(parts), 7)
     assert gathered(piecemeal) == gathered(at_once)
+
+
+class Steps(defaultdict[int, list[int]]):
+    """Rows by ledger that count over how many ledgers somebody goes."""
+
+    def __init__(self) -> None:
+        super().__init__(list)
+        self.taken = 0
+
+    def _counted(self, items: Iterable[int]) -> Iterator[int]:
+        for item in items:
+            self.taken += 1
+            yield item
+
+    def __iter__(self) -> Iterator[int]:
+        return self._counted(super().__iter__())
+
+    def __reversed__(self) -> Iterator[int]:
+        return self._counted(super().__reversed__())
+
+
+def test_a_run_does_not_go_over_the_ledgers_before_it() -> None:
+    """Else a file that shows many ledgers takes the square of them."""
+    stored, chunks = StoredAdds(), 50
+    stored._rows = steps = Steps()
+    for chunk in range(chunks):
+        packers = [
+            v2_adds.V2AddPacker(
+                ledger_id.to_bytes(20, "big"),
+                LedgerDigest(DigestType.CRC32C, b"password", LedgerId(ledger_id)),
+            )
+            for ledger_id in range(20 * chunk, 20 * chunk + 20)
+        ]
+        stored.gather(b"".join(each.pack(EntryId(0), EntryId(-1), 0, b"x") for each in packers), 0)
+    assert stored.ledger_keys == {each: each.to_bytes(20, "big") for each in range(20 * chunks)}
+    assert steps.taken <= 20 * chunks
+
+
+def test_what_was_taken_is_not_gone_over_again() -> None:
+    stored = StoredAdds()
+    for ledger_id in range(50):
+        stored.gather(v3_frames(ledger_id, KEYS[0], (0, b"x")), 0)
+    assert len([*stored.take()]) == 50
+    assert not stored._rows
+    stored.gather(v3_frames(7, KEYS[1], (1, b"x")), 0)
+    assert [each.ledger_id for each in stored.take()] == [7]
+    assert stored.ledger_keys[7] == KEYS[0]
 
 
 @pytest.mark.parametrize("seed", range(20))
