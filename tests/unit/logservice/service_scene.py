@@ -22,7 +22,14 @@ from rollbook.logservice.log_nodes import LogNodes
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
 from rollbook.proto.cluster.cluster import open_cluster
-from rollbook.proto.errors import NotOwner, RollbookError
+from rollbook.proto.errors import (
+    ConnectionLost,
+    NotOwner,
+    OutcomeUnknown,
+    OwnerFenced,
+    RollbookError,
+    Unavailable,
+)
 from rollbook.proto.ports import Address, Listener
 from tests.simulation.kernel import Node
 from tests.unit.logservice.owner_scene import (
@@ -190,7 +197,10 @@ async def start_all(scene: Scene, *names: str, **changes: Any) -> list[Serving]:
 
 
 class Client:
-    """Appends until it is acked, wherever it is sent; each batch has a number, so it is there once."""
+    """Appends until it is acked, wherever it is sent; each batch has a number, so it is there once.
+
+    Two of them would be the same producer: a story has one.
+    """
 
     def __init__(self, scene: Scene, *servers: Serving) -> None:
         self.refusals: list[str] = []  # By their reasons.
@@ -198,6 +208,9 @@ class Client:
         self._servers = {each.address: each for each in servers}
         self._first = servers[0].address
         self._seqs: dict[LogName, int] = {}
+
+    def hear_of(self, server: Serving) -> None:
+        self._servers[server.address] = server
 
     async def append(self, log: LogName, *values: bytes) -> words.AppendAck:
         seq = self._seqs.get(log, 0)
@@ -213,7 +226,7 @@ class Client:
                     continue
                 try:
                     return await self._ask(server, log, values, producer)
-                except RollbookError as error:
+                except (Unavailable, OutcomeUnknown, OwnerFenced) as error:  # What may pass.
                     self.refusals.append(error.code.reason)
                     to = str(error.ids.get("owner", "")) if isinstance(error, NotOwner) else ""
                     address = to or self._another(address)
@@ -228,17 +241,13 @@ class Client:
         while not asking.done():
             await asyncio.sleep(0.002)
             if not server.node.is_running:
-                raise _Gone
+                raise ConnectionLost
         return asking.result()
 
     def _another(self, address: str) -> str:
         """The next one, in their order."""
         addresses = list(self._servers)
         return addresses[(addresses.index(address) + 1) % len(addresses)]
-
-
-class _Gone(RollbookError):
-    """The connection broke."""
 
 
 def log_suggested_to(server: Serving, number: int = 0) -> LogName:
