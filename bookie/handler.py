@@ -292,6 +292,13 @@ class Connection(asyncio.BufferedProtocol):
         asked = self._parked.pop(parked, None)
         if asked is None:
             return
+        try:
+            self._end_poll(asked, news_ms, at_once)
+        except Exception:  # A bug, in the midst of what others' polls are told, or others' adds.
+            self.hang_up("crashed")
+            logger.exception("request_crashed")
+
+    def _end_poll(self, asked: Asked, news_ms: int | None, at_once: bool) -> None:
         turn, reply = self._shared.turn, None
         if not self._is_behind and (turn.has_time or (at_once and not turn.is_over)):
             reply = self._shared.answers.at_once(asked.call.request, news_ms)
@@ -325,22 +332,27 @@ class Connection(asyncio.BufferedProtocol):
         return is_first or not self._shared.pool.is_exhausted
 
     async def _serve(self, asked: Asked) -> None:
-        answers, call = self._shared.answers, asked.call
         self._account.give(_CALL_BYTES)
-        reply = answers.at_once(call.request, asked.news_ms)
+        try:
+            reply = await self._reply_to(asked)
+            self._count(asked, reply)
+            size = self._answer(asked.call, reply)
+            self._shared.turn.spend(min(size, self._shared.turn.step_bytes))
+            self._flush()
+        except Exception:  # A bug. Rather no connection than a request without an answer.
+            self.hang_up("crashed")
+            raise
+
+    async def _reply_to(self, asked: Asked) -> Reply:
+        answers, request = self._shared.answers, asked.call.request
+        reply = answers.at_once(request, asked.news_ms)
         if reply is None:
             making = Making(self._shared.pool, _READ_BYTES)
             try:
-                reply = await answers.in_time(call.request, making, asked.news_ms)
-            except Exception:  # A bug. Rather no connection than a request without an answer.
-                self.hang_up("crashed")
-                raise
+                reply = await answers.in_time(request, making, asked.news_ms)
             finally:
                 making.end()
-        self._count(asked, reply)
-        size = self._answer(call, reply)
-        self._shared.turn.spend(min(size, self._shared.turn.step_bytes))
-        self._flush()
+        return reply
 
     def _count(self, asked: Asked, reply: Reply) -> None:
         stats = self._shared.stats

@@ -16,7 +16,9 @@ from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import Read
 
 Resume = Callable[["Parked", int | None, bool], None]
-"""Called once, with the wall time in milliseconds if there is news; and whether it cannot wait."""
+"""Called once, with the wall time in milliseconds if there is news; and whether it cannot wait.
+
+It never raises: others stand behind it, and adds do."""
 
 _TOLD_FIRST: Final = 4  # Before the add that brings the news is written.
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from rollbook.bookie.answers import Answers
 from rollbook.bookie.config import ServerConfig
 from rollbook.bookie.handler import Connection
 from rollbook.proto.errors import (
@@ -20,6 +21,7 @@ from rollbook.proto.errors import (
     Unauthorized,
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.ports import Buffer
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.digest import ledger_key
@@ -27,6 +29,7 @@ from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
+    Call,
     ForceLedger,
     ForceLedgerReply,
     GetBookieInfo,
@@ -34,10 +37,13 @@ from rollbook.proto.wire.messages import (
     ListEntriesReply,
     Read,
     ReadReply,
+    Reply,
+    Request,
     WriteLac,
     WriteLacReply,
 )
 from tests.golden.bookkeeper import V2_FRAMES, V3_FRAMES
+from tests.simulation.kernel.disk import SimulatedFile
 from tests.support.bookie_client import KEY, BookieClient
 from tests.unit.bookie.serving import STORAGE, Scene, add_entries, digest_of, entry, tell
 
@@ -650,6 +656,82 @@ def test_a_thousand_readers_of_one_ledger_are_woken_by_one_add() -> None:
             assert isinstance(reply, ReadReply)
             assert reply.body == entry(7, 0)
 
+    tell(story)
+
+
+@pytest.mark.parametrize("is_added_through_the_server", [False, True])
+def test_a_long_poll_that_crashes_takes_its_connection_with_it_and_nobody_elses(
+    is_added_through_the_server: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash_once(answers: Answers, request: Request, news_ms: int | None = None) -> Reply | None:
+        if news_ms is not None and not crashed:
+            crashed.append(request)
+            raise ZeroDivisionError
+        return as_ever(answers, request, news_ms)
+
+    async def story(scene: Scene) -> None:
+        adder, *readers = [await scene.connect() for _ in range(7)]
+        tally = Tally(adder)
+        await add_entries(scene.storage, 7, [0])
+        for entry_id in (1, 2):
+            polls = [reader.ask(poll(entry_id - 2, 50_000)) for reader in readers]
+            await asyncio.sleep(1)
+            if is_added_through_the_server:
+                adder.send(pack(adder, 7, [entry_id]))
+                await until(lambda: tally.acked)
+            else:
+                await add_entries(scene.storage, 7, [entry_id])
+            replies = await asyncio.gather(*polls, return_exceptions=True)
+            lost = [each for each in replies if isinstance(each, ConnectionLost)]
+            assert len(lost) == (entry_id == 1)
+            for reader, reply in zip(tuple(readers), replies, strict=True):
+                if reply in lost:
+                    readers.remove(reader)
+                else:
+                    assert isinstance(reply, ReadReply)
+                    assert reply.entry_id == entry_id - 1
+        assert len(crashed) == 1
+        assert scene.storage.stats.connections_closed["crashed"] == 1
+
+    crashed: list[Request] = []
+    as_ever = Answers.at_once
+    monkeypatch.setattr(Answers, "at_once", crash_once)
+    tell(story)
+
+
+def test_a_few_long_polls_are_answered_before_the_add_with_their_news_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The write may hold the loop for as long as a sync takes: those few do not wait for that."""
+    steps: list[str] = []
+
+    def answer(connection: Connection, call: Call, reply: Reply) -> int:
+        steps.append("told")
+        return told_as_ever(connection, call, reply)
+
+    def write(file: SimulatedFile, position: int, buffers: Sequence[Buffer]) -> None:
+        steps.append("written")
+        written_as_ever(file, position, buffers)
+
+    async def story(scene: Scene) -> None:
+        adder, reader = await scene.connect(), await scene.connect()
+        tally = Tally(adder)
+        scene.node.disk.quick_odds = 1.0
+        for entry_id in range(10):  # Until it is one who adds alone, and is written for at once.
+            adder.send(pack(adder, 7, [entry_id]))
+            await until(lambda done=entry_id: tally.acked == done + 1)
+        polls = [reader.ask(poll(8, 50_000)) for _ in range(5)]
+        await asyncio.sleep(1)
+        steps.clear()
+        adder.send(pack(adder, 7, [10]))
+        for reply in await asyncio.gather(*polls):
+            assert isinstance(reply, ReadReply)
+            assert reply.entry_id == 9
+        assert steps == ["told"] * 4 + ["written", "told"]
+
+    told_as_ever, written_as_ever = Connection._answer, SimulatedFile.write_and_sync_now
+    monkeypatch.setattr(Connection, "_answer", answer)
+    monkeypatch.setattr(SimulatedFile, "write_and_sync_now", write)
     tell(story)
 
 
