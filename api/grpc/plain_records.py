@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollbook.api.grpc.translation import pack, pack_event, unpack
-from rollbook.logservice.core.block import Block, pack_block
+from rollbook.logservice.core.block import Block, by_name, pack_block
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.words import Append, ReadAnswer, Records
 from rollbook.proto.errors import InvalidRequest
@@ -49,7 +49,7 @@ def _framed(message: log_pb2.AppendRequest) -> log_pb2.AppendRequest:
     block = pack_block(
         [each.value for each in records],
         keys=[each.key if each.HasField("key") else None for each in records],
-        headers=[each.headers for each in records],
+        headers=[by_name(each.headers) for each in records],
         event_times=[
             each.event_time_us if each.HasField("event_time_us") else None for each in records
         ],

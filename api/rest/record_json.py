@@ -31,7 +31,7 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 
 from rollbook.api.rest.json_words import b64, from_b64
-from rollbook.logservice.core.block import Block, Record, pack_block
+from rollbook.logservice.core.block import Block, Record, by_name, pack_block
 from rollbook.logservice.ids import INT64_MAX, Offset, ProducerRef
 from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
 from rollbook.proto.errors import EntryTooLarge, InvalidRequest
@@ -106,7 +106,7 @@ def _framed_raw(body: bytes, headers: Headers, producer: ProducerRef | None) -> 
     return pack_block(
         [body],
         keys=None if key is None else [key.encode("latin-1")],
-        headers=[meta] if meta else None,
+        headers=[by_name(meta)] if meta else None,
         event_times=[event_time],
         producer=producer,
     )
@@ -215,7 +215,7 @@ def _headers(record: dict[str, Any]) -> dict[str, bytes] | None:
             if name in found:
                 raise InvalidRequest(f"header {name[:80]!r} is there twice")
             found[name] = from_b64(value) if field == "headers_b64" else value.encode()
-    return found or None
+    return by_name(found) or None
 
 
 def _event_time(record: dict[str, Any]) -> int | None:

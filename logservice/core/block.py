@@ -225,6 +225,13 @@ def pack_block(
     return _pack(sections, count, 0, producer, codec)
 
 
+def by_name(headers: Headers) -> Headers:
+    """For whoever frames what others name in a map, which has no order: sent again it has to be the same
+    bytes, since a retry is told from another batch by its CRC (LS6).
+    """
+    return dict(sorted(headers.items()))
+
+
 def pack_control_block(payload: bytes) -> bytes:
     return _pack([_buffer(Section.CONTROL, payload)], 0, CONTROL_FLAG, None, Codec.NONE)
 

@@ -11,8 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rollbook.api.grpc.config import GrpcConfig
+from rollbook.api.grpc.plain_records import request_word
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.logservice.core.block import Block, pack_block
+from rollbook.logservice.words import Append
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
 from rollbook.proto.v1 import error_pb2, log_pb2
@@ -68,6 +70,15 @@ async def test_records_without_blocks_are_appended_and_read(door: Door) -> None:
         5,
     )
     assert (answer.first_offset, answer.next_offset, answer.head, answer.tail) == (1, 2, 0, 2)
+
+
+def test_the_names_of_a_map_are_framed_in_order() -> None:
+    """LS6: a map has another order in another process, and a retry was refused as another batch."""
+    names = [f"{number:02}" for number in range(12)]
+    record = log_pb2.Record(value=b"x", headers=dict.fromkeys(reversed(names), b"v"))
+    word = request_word(log_pb2.AppendRequest(log="ns/orders", records=[record]), Append)
+    (framed,) = Block(word.block).records()
+    assert list(framed.headers) == names
 
 
 async def test_blocks_are_told_as_they_were_framed(door: Door) -> None:

@@ -12,11 +12,15 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import Headers
 
 from rollbook.api.access.doorkeeper import Doorkeeper, anybody
 from rollbook.api.rest import following
 from rollbook.api.rest.record_json import (
     NDJSON as NDJSON_TYPE,
+)
+from rollbook.api.rest.record_json import (
+    RAW as RAW_TYPE,
 )
 from rollbook.api.rest.record_json import (
     Encoding,
@@ -210,6 +214,23 @@ def test_text_and_bytes_come_back_as_they_were(values: list[str | bytes]) -> Non
     lines = b"\n".join(map(dumped, batch))
     block = block_of(NDJSON_TYPE, lines, None, None)  # type: ignore[arg-type]  # Not looked at.
     assert Block(block).values() == [e.encode() if isinstance(e, str) else e for e in values]
+
+
+def test_headers_in_another_order_are_the_same_batch() -> None:
+    """LS6: a retry was refused as another batch, by its CRC."""
+    producer = ProducerRef(b"p", 0, 0)
+    texts, raw = {"b": "2", "a": "1"}, {"d": "NA==", "c": "Mw=="}
+    record = {"data": "x", "headers": texts, "headers_b64": raw}
+    again = {"headers_b64": _turned(raw), "headers": _turned(texts), "data": "x"}
+    assert framed([record], producer) == framed([again], producer)
+    meta = {"log-meta-b": "2", "log-meta-a": "1"}
+    assert block_of(RAW_TYPE, b"x", Headers(meta), producer) == block_of(
+        RAW_TYPE, b"x", Headers(_turned(meta)), producer
+    )
+
+
+def _turned(pairs: dict[str, str]) -> dict[str, str]:
+    return dict(reversed(pairs.items()))
 
 
 @given(_JSON_VALUES)
