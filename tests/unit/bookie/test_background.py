@@ -4,9 +4,22 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from rollbook.bookie.background import Background
 
 MS = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def sleeps_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is the test's: a timer of the machine's would give others all the turns they want."""
+
+    async def sleep(_: float) -> None:
+        await as_ever(0)
+
+    as_ever = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", sleep)
 
 
 class ToldClock:

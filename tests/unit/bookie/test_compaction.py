@@ -279,17 +279,45 @@ def test_others_have_a_turn_for_each_log_that_is_thought_of(
     tell(story)
 
 
-def test_checkpoints_go_first_while_a_filled_file_waits() -> None:
+@pytest.mark.parametrize(
+    ("checkpoint_ends_ms", "is_short", "rests_ms"),
+    [
+        (0, False, (20, 25)),  # None waits: four times as long as the step took.
+        (60, False, (60, 135)),  # Until it has ended, which takes some time more,
+        (1000, False, (140, 145)),  # or the patience, six times that long again,
+        (1000, True, (10, 11)),  # of which there is none while everybody waits for space.
+    ],
+)
+def test_checkpoints_go_first_while_a_filled_file_waits(
+    checkpoint_ends_ms: int,
+    is_short: bool,
+    rests_ms: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def checkpoint(storage: Storage) -> bool:
+        await may_end.wait()
+        return await as_ever(storage)
+
     async def story(storage: Storage, node: Node) -> None:
         number = storage.end_of_journal[0]
         for entry_id in count():
             await add(storage, (7, entry_id), payload=bytes(6000))
             if storage.end_of_journal[0] != number:
                 break
-        assert storage.is_checkpointing
-        await settle(storage)
-        assert not storage.is_checkpointing
+        compactor = compactor_of(storage, node)
+        if not checkpoint_ends_ms:
+            may_end.set()
+            await settle(storage)
+        asyncio.get_running_loop().call_later((5 + checkpoint_ends_ms) / 1000, may_end.set)
+        await asyncio.sleep(0.005)  # A step.
+        paused_ns = node.clock.monotonic_ns()
+        await compactor._give_way()
+        assert rests_ms[0] <= (node.clock.monotonic_ns() - paused_ns) / 1e6 <= rests_ms[1]
+        await may_end.wait()
 
+    may_end, as_ever = asyncio.Event(), Storage.checkpoint
+    monkeypatch.setattr(Storage, "checkpoint", checkpoint)
+    monkeypatch.setattr(DiskUsage, "is_short", is_short)
     tell(story)
 
 
