@@ -1,6 +1,7 @@
 """A whole bookie, put together on ports: whoever has the ports can run it, the simulator too.
 
     open       identity · storage, replayed · server: its port answers · space: work in the background
+               · on a full disk: the start, counted when there is room
     register   others can see it: never before its port answers (B9)
     failed     what makes it impossible to go on: a journal that cannot be trusted, a lost id
     close      out of sight first · its clients get their last answers · the storage
@@ -10,6 +11,7 @@ A poisoned journal acknowledges nothing (B6), so a bookie that cannot go on need
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol
@@ -27,7 +29,7 @@ from rollbook.proto.addresses import is_wildcard, parse_address
 from rollbook.proto.cluster.cluster import Cluster, ensure_layout, open_cluster
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
-from rollbook.proto.errors import BadConfig, RollbookError
+from rollbook.proto.errors import BadConfig, OutcomeUnknown, RollbookError, Unavailable
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.service_info import BATCH_READ, IDENTITY, describe_bookie
 from rollbook.proto.ids import BookieId, parse_bookie_id
@@ -41,13 +43,14 @@ from rollbook.proto.ports import (
     Randomness,
     Transport,
 )
-from rollbook.proto.tasks import first_of
+from rollbook.proto.tasks import first_failure, first_of
 
 logger = structlog.get_logger()
 
 DEFAULT_PORT: Final = 3181
 _END_SESSION_S: Final = 3.0
 _LOOK_S: Final = 0.5
+_COUNT_AGAIN_S: Final = 1.0
 _CALM_S: Final = 5.0
 
 
@@ -135,6 +138,7 @@ class Bookie:
         self._tls_listener: Listener | None = None
         self._holder = ""
         self._following: asyncio.Task[None] | None = None
+        self._counting: list[asyncio.Task[None]] = []
         self._leavers: list[Callable[[], None]] = []  # Of who asks the metadata store.
         self._closers: list[Callable[[], Awaitable[None]]] = []  # Of what was opened, first first.
 
@@ -188,7 +192,8 @@ class Bookie:
         self.space.set_read_only(settings.bookie.read_only)
         await self.space.open()
         await self._registration().await_others()  # Who lives must not be overtaken by a copy.
-        await self.identity.begin()
+        # A full disk keeps no bookie from answering, but from promising: a copy might pass for it (B8).
+        self.storage.may_promise = await self.identity.begin()
         self.server = BookieServer(
             *(self.storage, settings.server, machine.transport, machine.clock, self.stats),
             identity=self.bookie_id.encode(),
@@ -197,8 +202,17 @@ class Bookie:
         self._listener = await self.server.listen(self._listen)
         self._closers.append(self.space.close)
         self.space.start()
+        if not self.storage.may_promise:
+            self._counting = [asyncio.get_running_loop().create_task(self._count_start())]
         if tls and self._tls_listen:
             self._tls_listener = await self.server.listen(self._tls_listen, tls)
+
+    async def _count_start(self) -> None:
+        while not self.storage.may_promise:
+            await asyncio.sleep(_COUNT_AGAIN_S)
+            with suppress(Unavailable, OutcomeUnknown):  # Of the metadata store: another try.
+                self.storage.may_promise = await self.identity.begin()
+        logger.info("start_counted", bookie=self.bookie_id)
 
     @property
     def address(self) -> Address:
@@ -289,7 +303,7 @@ class Bookie:
     async def failed(self) -> BaseException:
         """Returns what makes it impossible to go on: then the process has to end."""
         parts = (self.storage, self.space, *([self.membership] if self.membership else ()))
-        return await first_of(*(part.failed() for part in parts))
+        return await first_of(*(part.failed() for part in parts), first_failure(self._counting))
 
     async def leave(self) -> None:
         """Out of sight at once (B9), and still serving."""
@@ -298,9 +312,9 @@ class Bookie:
         self.state = State.CLOSING
         for leave in self._leavers:
             leave()
-        if self._following:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        for task in (*self._counting, *([self._following] if self._following else ())):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         if self.membership:
             await self.membership.close()
         try:

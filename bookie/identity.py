@@ -197,9 +197,10 @@ class Identity:
             await self._stamp_all(member.record, State.MEMBER)
         self.incarnation = incarnation
 
-    async def begin(self) -> None:
+    async def begin(self) -> bool:
         """No earlier copy of the directories passes for them any more: now they may change (B8).
 
+        False: the disk has no room to count the start. Until it is counted nothing may be promised.
         Raises `WrongBookie` if another copy of them was first.
         """
         found, member = await self._look()
@@ -212,9 +213,8 @@ class Identity:
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            # It must not keep a bookie from answering; copies are told apart again by the next start.
             logger.warning("start_not_counted", bookie=self.bookie_id, reason=str(error))
-            return
+            return False
         try:
             await self._nodes.write_record(member, self.bookie_id, record)
         except (MetadataConflict, NoSuchNode):
@@ -223,6 +223,7 @@ class Identity:
                 bookie=self.bookie_id,
                 next_step="start one of them",
             ) from None
+        return True
 
     async def format(
         self, patience_s: float, on_progress: OnProgress = lambda _: None

@@ -120,6 +120,8 @@ class Space:
             reason = "an operator wants it so"
         elif self._usage.is_short:
             reason = "disk full: " + ", ".join(self._usage.full_directories)
+        elif not self._storage.may_promise:
+            reason = "the disk has no room to count this start: nothing is promised before that"
         elif self._storage.catalog.doubts.everything:
             reason = (
                 "anything may have been lost, fences, too: format it, or heal it from other copies"

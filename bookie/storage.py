@@ -78,6 +78,9 @@ class Storage:
         # the ledger was deleted. What is read right behind a call may be older; in the next turn of the loop it is not.
         self.lac_watchers: dict[int, Callable[[int], None]] = {}
         self.refuses_adds = False  # But for those that are urgent.
+        self.may_promise = (
+            True  # Else nothing is taken that would have to be kept, no fence either (B8).
+        )
         self._disk = disk
         self._config = config
         self._clock = clock
@@ -253,7 +256,9 @@ class Storage:
         is_urgent = group.is_recovery or group.is_high_priority
         size = adds.end - adds.start
         # Not for what recovers, if it is not urgent: copies can be made elsewhere.
-        if self.is_read_only and not (group.is_high_priority and self._journal.has_room_for(size)):
+        if self.is_read_only and not (
+            group.is_high_priority and self.may_promise and self._journal.has_room_for(size)
+        ):
             return BookieReadOnly
         if self.catalog.doubts.everything and not group.is_recovery:
             return BookieReadOnly  # However urgent: the ledger may have been fenced.
@@ -335,7 +340,8 @@ class Storage:
     async def fence(self, ledger_id: int, ledger_key: bytes) -> None:
         """From the call on ordinary adds are refused; durable when it returns.
 
-        Raises `Unauthorized`, `NoSuchLedger` if it was deleted, `BookieFailed`.
+        Raises `Unauthorized`, `NoSuchLedger` if it was deleted, `BookieFailed`, `BookieReadOnly` if it
+        may not promise anything.
         """
         ledger = self._ledger(ledger_id)
         if refusal := ledger.refusal_of_control(ledger_key):
@@ -343,6 +349,8 @@ class Storage:
         ledger.show_key(ledger_key)
         if ledger.facts.is_fenced:
             return
+        if not self.may_promise:
+            raise BookieReadOnly(ledger_id=ledger_id)
         ledger.fence_is_wanted = True
         fence = self._fences.get(ledger_id)
         if fence is None:
@@ -354,7 +362,7 @@ class Storage:
     async def write_lac(
         self, ledger_id: int, ledger_key: bytes, last_add_confirmed: int, packet: bytes
     ) -> None:
-        """The explicit LAC; durable when it returns. Raises like `fence`, and `BookieReadOnly`."""
+        """The explicit LAC; durable when it returns. Raises like `fence`, `BookieReadOnly` more often."""
         ledger = self._ledger(ledger_id)
         if refusal := ledger.refusal_of_control(ledger_key):
             raise refusal(ledger_id=ledger_id)
@@ -653,14 +661,19 @@ class Storage:
 
     @property
     def is_read_only(self) -> bool:
-        """Space is short, or checkpoints fail, or fences may have been lost, or somebody wants it so.
+        """Space is short, or checkpoints fail, or fences may have been lost, or somebody wants it so, or it
+        may not promise anything.
 
         Once everything is in doubt nobody knows which ledgers were fenced (B4): whoever writes goes
         elsewhere, and recovery has its answers as before.
         """
         is_stuck = self._checkpoints_fail and not self._may_fill
         return (
-            self.refuses_adds or self._journal.is_full or is_stuck or self.catalog.doubts.everything
+            self.refuses_adds
+            or not self.may_promise
+            or self._journal.is_full
+            or is_stuck
+            or self.catalog.doubts.everything
         )
 
     @property

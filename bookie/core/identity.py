@@ -18,7 +18,8 @@ above all that stamps and node say, and a token, and writes both to the stamps f
 anything is acknowledged. A stamp that is *behind* the node was copied, or restored, from before a later start:
 what that acknowledged may not be there. So it is if the number is the same and the token is not: two copies
 started at once, or one after the other was cut short, and this one lost. A stamp ahead of the node is of a
-start that was cut short, and its own.
+start that was cut short, and its own. Where the disk has no room for that, the bookie answers questions and
+promises nothing, no fence either, until it has.
 
     5                                  a cookie, as in its node
     bookieHost: "bk-1"

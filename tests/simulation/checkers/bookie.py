@@ -285,21 +285,26 @@ class BookieChecker:
     def on_damaged(self, bookie: str) -> None:
         self.damaged[bookie] = None
 
-    def on_rolled_back(self, bookie: str) -> None:
-        """It is as it was before, and knows it: what came since is in doubt, and each ledger fenced.
+    def on_put_back(self, bookie: str) -> None:
+        """Its disk is as it was before; whatever it promised since must hold all the same.
 
         But nobody names those that were deleted in the metadata, so they are as they were.
         """
-        self.on_damaged(bookie)
         for (name, ledger_id), ledger in self._ledgers.items():
+            if name == bookie and ledger_id in self._doomed:
+                ledger.gone_at = ledger.fenced_at = _NEVER
+                ledger.acked.clear()
+                ledger.denied.clear()
+                ledger.ordinary_acked.clear()
+
+    def on_rolled_back(self, bookie: str) -> None:
+        """It knows that it was put back: what came since is in doubt, and each ledger fenced."""
+        self.on_damaged(bookie)
+        self.on_put_back(bookie)  # Some were deleted meanwhile.
+        for (name, _), ledger in self._ledgers.items():
             if name == bookie:
                 ledger.lac_told = ledger.packet_acked = NO_ENTRY
                 ledger.fence_asked_at = min(ledger.fence_asked_at, self._event())
-                if ledger_id in self._doomed:
-                    ledger.gone_at = ledger.fenced_at = _NEVER
-                    ledger.acked.clear()
-                    ledger.denied.clear()
-                    ledger.ordinary_acked.clear()
 
     # --- Inside -------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from rollbook.bookie.bookie import Bookie, Settings, State, addresses_of, tls_address_of
-from rollbook.bookie.config import BookieConfig, StorageConfig
+from rollbook.bookie.config import BookieConfig, SpaceConfig, StorageConfig
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import (
     BadConfig,
@@ -18,6 +18,7 @@ from rollbook.proto.errors import (
     NoSuchCluster,
     RollbookError,
     Unavailable,
+    WrongBookie,
 )
 from rollbook.proto.formats.service_info import IDENTITY, unpack_service_info
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
@@ -25,8 +26,9 @@ from rollbook.proto.metastore.core.ops import ROOT as TOP
 from rollbook.proto.ports import Address, CreateMode, MetadataStore, Transport
 from rollbook.proto.wire.messages import IDENTITY_PLUGIN, Auth, AuthReply, Read
 from tests.simulation.kernel import Node, World
-from tests.support.bookie_client import BookieClient
+from tests.support.bookie_client import KEY, BookieClient
 from tests.unit.bookie.serving import add_entries
+from tests.unit.bookie.test_storage import add, adds
 
 ROOT = "/ledgers"
 ID = BookieId("bk-1")
@@ -401,6 +403,90 @@ def test_one_that_is_started_read_only_is_never_seen_writable() -> None:
         assert not await town.is_there(WRITABLE)
         with pytest.raises(AssertionError, match=BookieReadOnly.__name__):
             await add_entries(town.serving["b1"].storage, 1, [0])
+
+    Town().tell(story)
+
+
+def test_on_a_full_disk_it_promises_nothing_until_its_start_is_counted() -> None:
+    """B8: else a snapshot of its directories would pass for what promised it, and say ABSENT."""
+
+    async def story(town: Town) -> None:
+        town.settings = replace(SETTINGS, space=SpaceConfig(reserve_bytes=0))
+        disk = town.node.disk
+        town.node.start(town.serve)
+        await town.until_seen()
+        await add_entries(town.serving["b1"].storage, 1, [0])
+        snapshot = disk.image()
+        town.node.kill()
+        disk.capacity_bytes = 0
+        town.node.start(town.serve)
+        await town.until_seen(READ_ONLY)
+        bookie = town.serving["b1"]
+        storage = bookie.storage
+        assert await storage.read(1, 0)
+        assert "no room to count" in bookie.space.standing.reason
+        disk.capacity_bytes = None
+        for is_urgent in (False, True):
+            more = adds((1, 1), is_recovery=is_urgent, is_high_priority=is_urgent)
+            assert storage.add(more).refusals == (BookieReadOnly,)
+        for promise in (storage.fence(1, KEY), storage.write_lac(1, KEY, 0, b"")):
+            with pytest.raises(BookieReadOnly):
+                await promise
+        await town.until_seen()
+        await add(storage, (1, 1))
+        await storage.fence(1, KEY)
+        town.node.kill()
+        disk.put_back(snapshot)
+        with pytest.raises(WrongBookie, match="came later"):
+            await town.node.start(town.serve).result
+
+    Town().tell(story)
+
+
+def test_its_start_is_counted_though_the_metadata_store_was_away() -> None:
+    async def story(town: Town) -> None:
+        town.settings = replace(SETTINGS, space=SpaceConfig(reserve_bytes=0))
+        disk = town.node.disk
+        town.node.start(town.serve)
+        await town.until_seen()
+        town.node.kill()
+        disk.capacity_bytes = 0
+        town.node.start(town.serve)
+        await town.until_seen(READ_ONLY)
+        town.world.metadata.down()
+        disk.capacity_bytes = None
+        await asyncio.sleep(2 * SESSION_S)
+        town.world.metadata.up()
+        await town.until_seen()
+
+    Town().tell(story)
+
+
+def test_who_cannot_count_its_start_since_a_copy_was_first_ends() -> None:
+    """B8."""
+
+    async def story(town: Town) -> None:
+        town.settings = replace(SETTINGS, space=SpaceConfig(reserve_bytes=0))
+        disk = town.node.disk
+        town.node.start(town.serve)
+        await town.until_seen()
+        town.node.kill()
+        copy = disk.image()
+        disk.capacity_bytes = 0
+        process = town.node.start(town.serve)
+        await town.until_seen(READ_ONLY)
+        town.world.network.isolate("b1")
+        await town.until_gone(READ_ONLY)
+        other = town.world.node("b2")
+        other.disk.put_back(copy)
+        town.settings = replace(town.settings, bookie=replace(SETTINGS.bookie, listen="b2:3181"))
+        other.start(town.serve)
+        await town.until_seen()
+        disk.capacity_bytes = None
+        town.world.network.rejoin("b1")
+        async with asyncio.timeout(PATIENCE_S):
+            await process.result
+        assert isinstance(town.ends["b1"], WrongBookie)
 
     Town().tell(story)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from rollbook.bookie import bookie as bookie_module
 from rollbook.bookie import catalog as catalog_module
 from rollbook.bookie import space as space_module
 from rollbook.bookie.bookie import Bookie, Settings
@@ -126,6 +127,7 @@ _INNER_STEPS: Final[tuple[InnerStep, ...]] = (
 )
 # What takes minutes takes moments, and what is done in one go takes turns.
 _RESTLESS: Final[tuple[Patch, ...]] = (
+    (bookie_module, "_COUNT_AGAIN_S", 0.1),
     (space_module, "_TICK_S", 0.2),
     (space_module, "_SHORT_S", 1.0),
     (space_module, "_RETRY_S", 1.0),
@@ -234,6 +236,7 @@ class _Run(Stage):
 
         def replace_and_note() -> None:
             self._rolled_back[name] = None
+            self.checker.on_put_back(name)
             undo()
 
         return replace_and_note
