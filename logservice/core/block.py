@@ -225,7 +225,7 @@ def pack_block(
     return _pack(sections, count, 0, producer, codec)
 
 
-def by_name(headers: Headers) -> Headers:
+def by_name(headers: Headers) -> dict[str, bytes]:
     """For whoever frames what others name in a map, which has no order: sent again it has to be the same
     bytes, since a retry is told from another batch by its CRC (LS6).
     """
