@@ -370,29 +370,21 @@ class Service:
     async def _start_of(
         self, log: LogName, position: Position, on_truncated: OnTruncated, due: float
     ) -> Offset:
-        """Raises `Truncated`, `BeyondTail`, and what `owner_of` does while nobody can tell."""
+        """Raises `Truncated`, `BeyondTail`, and beyond what bookies tell whatever `owner_of` does: they may
+        lack the last that was acked, which whoever followed the log in its owner's memory has read. That
+        he is wrong only an owner can say.
+        """
         tail = await self._tail_of(log)
         start = await self._resolve(log, position, tail, due)
         if start > tail.tail:
             tail = await self._arrival(log, start, due)
         if start > tail.tail and not tail.is_sealed:
-            tail = await self._with_owner(log, tail, due)
+            tail = self._tail_at(await self.server.owner_of(log, due))
         if start > tail.tail:
             raise BeyondTail(offset=start, tail=tail.tail)
         if start < tail.head and on_truncated is OnTruncated.FAIL:
             raise Truncated(offset=start, head=tail.head)
         return start
-
-    async def _with_owner(self, log: LogName, told: LogTail, due: float) -> LogTail:
-        """What bookies have told, if there is an owner who tells them; else what he would tell.
-
-        Without one the last that was acked may be missing: whoever followed the log from its owner's
-        memory stands beyond it, and is not told that he is wrong.
-        """
-        try:
-            return self._tail_at(await self.server.owner_of(log, due))
-        except NotOwner:
-            return told
 
     async def _arrival(self, log: LogName, offset: Offset, due: float) -> LogTail:
         """What was acked elsewhere just now may not have been told to whom this server asks."""

@@ -44,7 +44,7 @@ OF_APPENDS: Final[Errors] = (
     *(ProducerGap, ProducerFenced, DuplicateTooOld, DuplicateDiffers),
     *(EntryTooLarge, InvalidBlock, BadChecksum, NotEnoughBookies),
 )
-OF_READS: Final[Errors] = (*ANYWHERE, Truncated, BeyondTail)
+OF_READS: Final[Errors] = (*ANYWHERE, NotOwner, OwnerChanging, Truncated, BeyondTail)
 
 RECORD: Final[Json] = {
     "type": "object",

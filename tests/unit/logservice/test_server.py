@@ -307,7 +307,7 @@ def test_nobody_stands_beyond_the_tail_while_there_is_no_owner_to_say_so() -> No
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, b"0")
-        await refused(b.read_all(log, AtOffset(Offset(9))), BeyondTail)
+        await refused(a.read_all(log, AtOffset(Offset(9))), BeyondTail)
         for refusing, taker in ((a, b), (b, a)):  # Both have taken it, and are patient now.
             scene.world.network.refuse(refusing.name)
             async with asyncio.timeout(PATIENCE_S):
@@ -317,6 +317,27 @@ def test_nobody_stands_beyond_the_tail_while_there_is_no_owner_to_say_so() -> No
                             await server.append(log, b"1")
                     await asyncio.sleep(0.2)
         await refused(b.read_all(log, AtOffset(Offset(9))), OwnerChanging)
+
+    play(story)
+
+
+@pytest.mark.parametrize("what", ["kill", "pause"])
+def test_who_does_not_own_a_log_tells_nobody_that_he_is_beyond_its_tail(what: str) -> None:
+    """SV6: he stands where the acked records end, of which bookies lack the last; and was told `BeyondTail`."""
+
+    async def story(scene: Scene) -> None:
+        a, b, c = await start_all(scene, "a", "b", "c")
+        suggestions = a.log_server.membership.suggestions
+        logs = (log_suggested_to(a, number) for number in range(100))
+        log = next(log for log in logs if suggestions.server_for(log, ("a",)) == "b")
+        await make_log(scene, log)
+        for number in range(3):
+            await a.append(log, b"%d" % number)
+        getattr(a.node, what)()
+        error = await refused(c.read_all(log, AtOffset(Offset(3))), NotOwner)
+        assert error.ids["owner"] == (a if what == "pause" else b).address
+        if what == "pause":
+            a.node.resume()  # So that it can be stopped.
 
     play(story)
 
