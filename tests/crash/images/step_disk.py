@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from rollbook.proto.ports import Buffer, DiskSpace, FileStat, OpenMode
-from tests.simulation.kernel.filesystem import FileSystem, Operation
+from tests.simulation.kernel.filesystem import FileSystem, Operation, lend
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class StepFile:
         return self._disk.system.read(self._number, position, length)
 
     async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
-        return use(await self.read_at(position, length))
+        return lend(await self.read_at(position, length), use)
 
     def will_read(self, position: int, length: int) -> None:
         pass

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import Buffer, DiskSpace, FileStat, OpenMode
-from tests.simulation.kernel.filesystem import POWER_CUT, SECTOR, FileSystem, Operation, Write
+from tests.simulation.kernel.filesystem import POWER_CUT, SECTOR, FileSystem, Operation, Write, lend
 from tests.simulation.kernel.loop import Lane, VirtualLoop
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class SimulatedFile:
         return self._system.read(self.number, position, length)
 
     async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
-        return use(await self.read_at(position, length))
+        return lend(await self.read_at(position, length), use)
 
     def will_read(self, position: int, length: int) -> None:
         self._check(write=False)

@@ -20,7 +20,11 @@ import errno
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
+
+from rollbook.proto.ports import Buffer
+
+T = TypeVar("T")
 
 SECTOR: Final = 512
 ROOT: Final = 0
@@ -30,6 +34,15 @@ Operation: TypeAlias = tuple[Any, ...]
 """The name of a method of FileSystem and its arguments; or POWER_CUT and what was chosen."""
 
 Choose: TypeAlias = Callable[[int], int]
+
+
+def lend(contents: bytes, use: Callable[[Buffer], T]) -> T:
+    """What `use` makes of it, in memory that is somebody else's right behind that."""
+    lent = bytearray(contents)
+    try:
+        return use(memoryview(lent))
+    finally:
+        lent[:] = bytes(len(lent))
 
 
 @dataclass(frozen=True, slots=True)

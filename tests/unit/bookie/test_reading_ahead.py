@@ -19,6 +19,7 @@ from rollbook.bookie.core.records import (
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import Buffer, File
+from tests.simulation.kernel.filesystem import lend
 
 T = TypeVar("T")
 
@@ -35,11 +36,7 @@ class SlowFile:
         self.gate = asyncio.Event()
 
     async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
-        """The memory is another reader's at once."""
-        lent = bytearray(await self.read_at(position, length))
-        found = use(memoryview(lent))
-        lent[:] = bytes(len(lent))
-        return found
+        return lend(await self.read_at(position, length), use)
 
     def will_read(self, position: int, length: int) -> None:
         """Whoever waits at the gate gains nothing by that."""

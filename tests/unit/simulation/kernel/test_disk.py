@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from rollbook.proto.errors import DirectoryInUse
-from rollbook.proto.ports import Disk, OpenMode
+from rollbook.proto.ports import Buffer, Disk, OpenMode
 from rollbook.proto.runtime.disk import SystemDisk
+from tests.crash.images.step_disk import StepDisk, step
 from tests.simulation.kernel import Node, World
 from tests.simulation.kernel.disk import SimulatedDisk
 from tests.simulation.kernel.filesystem import SECTOR, FileSystem, Operation
@@ -41,6 +42,32 @@ def run_simulated(story: Story, folder: Path) -> None:
 
         world = World(seed)
         world.run(scenario(world))
+
+
+def run_stepped(story: Story, _: Path) -> None:
+    disk = StepDisk(FileSystem())
+    step(disk.make_directory("/data"))
+    step(_call(story, disk, "/data"))
+
+
+@pytest.mark.parametrize("run", [run_real, run_simulated, run_stepped])
+def test_what_is_read_is_lent_for_as_long_as_it_is_used(run: Any, tmp_path: Path) -> None:
+    async def story(disk: Disk, folder: str) -> None:
+        file = await disk.open(f"{folder}/f", OpenMode.CREATE)
+        await file.write_at(0, [b"0123456789"])
+        assert await file.read_with(2, 3, bytes) == b"234"
+        assert await file.read_with(8, 9, lambda lent: bytes(lent[:-1])) == b"8"
+        assert await file.read_with(10, 1, len) == 0
+        with pytest.raises(ZeroDivisionError):
+            await file.read_with(0, 10, lambda _: 1 // 0)
+        kept: list[Buffer] = []
+        await file.read_with(0, 10, kept.append)
+        if run is not run_real:  # Where it may be lent or not; what takes its place is by chance.
+            assert bytes(kept[0]) == bytes(10)
+        assert await file.read_at(0, 10) == b"0123456789"
+        await file.close()
+
+    run(story, tmp_path)
 
 
 @pytest.mark.parametrize("run", [run_real, run_simulated])
