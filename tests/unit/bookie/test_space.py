@@ -195,6 +195,19 @@ def test_an_operator_may_want_it_read_only() -> None:
     tell(story)
 
 
+def test_it_says_that_its_start_is_not_counted() -> None:
+    """B8: other than for want of bytes, too: the disk may have no more names, or a quota."""
+
+    async def story(space: Space, storage: Storage, _node: Node, _: LedgerNodes) -> None:
+        storage.may_promise = False
+        assert space.standing.is_read_only
+        assert "no room to count this start" in space.standing.reason
+        storage.may_promise = True
+        assert not space.standing.is_read_only
+
+    tell(story)
+
+
 # --- In the background ------------------------------------------------------------------------
 
 
