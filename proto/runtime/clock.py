@@ -1,7 +1,8 @@
 """The clock of the machine.
 
 Who gives the processor away for a moment gets it back when the others let go of it. On a machine where
-all processors are busy that takes up to milliseconds, so it is not tried again for a while.
+all processors are busy that takes up to milliseconds, so it is not tried again for a while, and each
+time that it is as slow again for twice as long.
 """
 
 import os
@@ -9,12 +10,14 @@ import time
 from typing import Final
 
 _MOMENT_NS: Final = 200_000
-_TIMES_KEPT: Final = 100  # So many times it is not given away after that took longer.
+_TIMES_KEPT: Final = 100  # So many times it is not given away after that took longer,
+_TIMES_KEPT_MAX: Final = 12_800  # or more, as it goes on to.
 
 
 class SystemClock:
     def __init__(self) -> None:
-        self._times_kept = 0
+        self._times_kept = 0  # So many times from now on,
+        self._times_next = _TIMES_KEPT  # and so many if that is slow again.
 
     def monotonic_ns(self) -> int:
         return time.monotonic_ns()
@@ -29,4 +32,7 @@ class SystemClock:
         began_ns = time.monotonic_ns()
         os.sched_yield()
         if time.monotonic_ns() - began_ns > _MOMENT_NS:
-            self._times_kept = _TIMES_KEPT
+            self._times_kept = self._times_next
+            self._times_next = min(2 * self._times_next, _TIMES_KEPT_MAX)
+        else:
+            self._times_next = _TIMES_KEPT

@@ -2,6 +2,7 @@
 
 import os
 import time
+from itertools import count
 
 import pytest
 
@@ -17,17 +18,26 @@ def test_others_run_whenever_they_are_quick(took_ns: int, monkeypatch: pytest.Mo
         assert len(turns) == done + 1
 
 
-def test_others_who_keep_the_processor_get_it_once_in_a_hundred_times(
+def test_others_who_keep_the_processor_get_it_ever_more_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    turns = turns_of(monkeypatch, [200_001, 0])
+    turns = turns_of(monkeypatch, [*[200_001] * 10, 0, 200_001, 0])
     clock = SystemClock()
-    for _ in range(101):
-        clock.let_others_run()
-    assert len(turns) == 1
-    for _ in range(100):  # The second turn was short again.
-        clock.let_others_run()
-    assert len(turns) == 101
+
+    def times_to_the_next() -> int:
+        before = len(turns)
+        for times in count(1):
+            clock.let_others_run()
+            if len(turns) > before:
+                return times
+        raise AssertionError
+
+    assert times_to_the_next() == 1
+    kept = [times_to_the_next() - 1 for _ in range(10)]
+    assert kept == [100, 200, 400, 800, 1600, 3200, 6400, 12_800, 12_800, 12_800]
+    assert times_to_the_next() == 1  # The last one was short; this one was not,
+    assert times_to_the_next() == 101  # and counts as the first of them.
+    assert times_to_the_next() == 1
 
 
 def turns_of(monkeypatch: pytest.MonkeyPatch, took_ns: list[int]) -> list[int]:
