@@ -120,32 +120,36 @@ class LedgerIds:
         # What others add meanwhile is theirs to remove.
         for _ in range(0, len(self._used), _AT_ONCE_MAX):
             taken, self._used = self._used[:_AT_ONCE_MAX], self._used[_AT_ONCE_MAX:]
+            left = taken
             try:
-                await self._remove_nodes(taken)
+                left = await self._remove_nodes(taken)
             except RollbookError:
-                return  # These go with our session; the next one to draw goes on with the others.
-            except asyncio.CancelledError:
-                self._used += taken
-                raise
+                return  # The next one to draw goes on with all there are.
+            finally:
+                self._used += left
 
-    async def _remove_nodes(self, paths: list[str]) -> None:
-        """Some may be gone, with their session, or since nobody heard that they were removed; each of them
-        would keep the others from going. So then it is looked which are left."""
+    async def _remove_nodes(self, paths: list[str]) -> list[str]:
+        """Returns what is left. Some may be gone, with their session, or since nobody heard that they were
+        removed; each of them would keep the others from going. So then it is looked which there are."""
         for _ in range(ATTEMPTS):
             try:
                 await self._store.transaction([Delete(path) for path in paths])
             except NoSuchNode:
-                paths = await self._left_of(paths)
+                paths = await self._those_there(paths)
             else:
                 paths = []
             if not paths:
-                return
+                break
+        return paths
 
-    async def _left_of(self, paths: list[str]) -> list[str]:
-        parents = dict.fromkeys(path.rpartition("/")[0] for path in paths)
-        there = {
-            f"{parent}/{name}" for parent in parents for name in await self._store.children(parent)
-        }
+    async def _those_there(self, paths: list[str]) -> list[str]:
+        there: set[str] = set()
+        for parent in dict.fromkeys(path.rpartition("/")[0] for path in paths):
+            try:
+                names = await self._store.children(parent)
+            except NoSuchNode:
+                continue  # As one of the oldest counters, with all that was below it.
+            there.update(f"{parent}/{name}" for name in names)
         return [path for path in paths if path in there]
 
     async def _draw(self, count: int) -> list[LedgerId]:

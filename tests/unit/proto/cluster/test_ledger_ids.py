@@ -145,17 +145,36 @@ async def test_a_node_that_is_gone_keeps_no_other_from_being_removed(
     assert await counters.children(f"{ROOT}/idgen") == []
 
 
-async def test_a_removal_that_fails_is_no_reason_to_forget_the_other_nodes(
+async def test_nodes_whose_removal_fails_are_removed_by_the_next_one_to_draw(
     counters: Counters,
 ) -> None:
+    """Else they stay for as long as the session: for weeks."""
     ids = LedgerIds(counters, ROOT)
     await ids.draw()
     # One is drawn and removed, the others are drawn; then the first 256 are not removed.
     counters.fates.extend([*[Fate.OK] * 5, Fate.REQUEST_LOST])
     await asyncio.gather(*(ids.draw() for _ in range(600)))
     assert not counters.fates
+    assert len(await counters.children(f"{ROOT}/idgen")) == 600 - 1
     await ids.draw()
-    assert len(await counters.children(f"{ROOT}/idgen")) == 256
+    assert await counters.children(f"{ROOT}/idgen") == []
+
+
+async def test_nodes_of_a_counter_that_is_gone_keep_no_others_from_being_removed(
+    counters: Counters, rival: MetadataStore
+) -> None:
+    long = f"{ROOT}/idgen-long"
+    for path in (long, f"{long}/HOB-0000000001"):
+        await counters.create(path)
+    ids = LedgerIds(counters, ROOT)
+    counters.fates.extend((Fate.OK, Fate.REQUEST_LOST))
+    await ids.draw()
+    (left,) = await rival.children(f"{long}/HOB-0000000001")
+    await rival.delete(f"{long}/HOB-0000000001/{left}")
+    await rival.delete(f"{long}/HOB-0000000001")
+    await rival.create(f"{long}/HOB-0000000005")
+    assert await ids.draw() == 5 << 32
+    assert await counters.children(f"{long}/HOB-0000000005") == []
 
 
 async def test_who_is_cancelled_while_he_removes_nodes_leaves_them_to_the_next_one(
