@@ -223,19 +223,20 @@ async def _stamp_nothing_before_a_format(
         await _stamp_all(self, record, state)
 
 
-async def _begin_untold(self: Identity) -> None:
+async def _begin_untold(self: Identity) -> bool:
     with mock.patch.object(self._nodes, "write_record", _do_nothing):
-        await _begin(self)
+        return await _begin(self)
 
 
 _begin = Identity.begin
 
 
-async def _tell_before_it_is_stamped(self: Identity) -> None:
+async def _tell_before_it_is_stamped(self: Identity) -> bool:
     found, member = await self._look()
     record = self._draw_record(self.incarnation, found.next_start)
     await self._nodes.write_record(member, self.bookie_id, record)
     await self._stamp_all(record, State.MEMBER)
+    return True
 
 
 async def _doubt_nothing(*_: Any) -> tuple[int, list[int]]:

@@ -148,6 +148,10 @@ async def _do_nothing(*_: Any) -> None:
     pass
 
 
+async def _count_nothing(_: Identity) -> bool:
+    return True
+
+
 _establish_identity = Identity._establish
 
 
@@ -267,7 +271,7 @@ BOOKIE_MUTANTS: Final = (
         (
             (Identity, "_establish", _let_in),
             (Identity, "_require_fit", _do_nothing),
-            (Identity, "begin", _do_nothing),
+            (Identity, "begin", _count_nothing),
             (BookieRegistration, "await_others", _do_nothing),
         ),
     ),
@@ -275,7 +279,7 @@ BOOKIE_MUTANTS: Final = (
         "uncounted-starts",
         "Directories that were restored from a snapshot pass for the latest.",
         600,
-        ((Identity, "begin", _do_nothing),),
+        ((Identity, "begin", _count_nothing),),
         Focus((Kind.ROLLBACK,), verbs=("lac",)),
     ),
     BookieMutant(
