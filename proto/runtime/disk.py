@@ -166,8 +166,9 @@ class SystemFile:
     def _write_and_sync_here(self, position: int, buffers: Sequence[Buffer]) -> None:
         began_s = time.monotonic()
         self._write_and_sync(position, buffers)
+        ended_s = time.monotonic()
         self._on_changed()
-        self._device.on_small_sync(self._written_s - began_s)
+        self._device.on_small_sync(ended_s - began_s)
 
     def _write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
         _write_fully(self._open_descriptor(), position, buffers)
