@@ -32,7 +32,7 @@ class _Refusals:
     def __call__(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         error = context.get("exception")
         is_short = isinstance(error, OSError) and error.errno in _SHORT_OF
-        if not is_short or "accept" not in context["message"]:
+        if not is_short or "accept" not in context.get("message", ""):
             loop.default_exception_handler(dict(context))
             return
         assert error is not None
