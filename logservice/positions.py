@@ -106,8 +106,10 @@ async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
     """Where the log ends, as far as is confirmed, and the time of its last record; 0 if that takes a search.
 
     What was acked before the call is below it, but for the last block of a segment whose writer has
-    not told of it yet. Raises what opening and reading ledgers raises.
+    not told of it yet. If all are closed the list tells. Raises what opening and reading ledgers raises.
     """
+    if listed.tail is not None:
+        return max(listed.tail, listed.head), 0
     segments = from_last_settled(listed.segments)
     tail, timestamp_us = listed.head, 0
     if segments and segments[0].base_offset is not None:

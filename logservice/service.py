@@ -370,21 +370,29 @@ class Service:
     async def _start_of(
         self, log: LogName, position: Position, on_truncated: OnTruncated, due: float
     ) -> Offset:
-        """Raises `Truncated`, `BeyondTail`, and beyond what bookies tell whatever `owner_of` does: they may
-        lack the last that was acked, which whoever followed the log in its owner's memory has read. That
-        he is wrong only an owner can say.
-        """
+        """Raises `Truncated`, `BeyondTail`, and beyond what bookies tell whatever `owner_of` does."""
         tail = await self._tail_of(log)
         start = await self._resolve(log, position, tail, due)
         if start > tail.tail:
             tail = await self._arrival(log, start, due)
         if start > tail.tail and not tail.is_sealed:
-            tail = self._tail_at(await self.server.owner_of(log, due))
+            tail = await self._last_word(log, tail, due)
         if start > tail.tail:
             raise BeyondTail(offset=start, tail=tail.tail)
         if start < tail.head and on_truncated is OnTruncated.FAIL:
             raise Truncated(offset=start, head=tail.head)
         return start
+
+    async def _last_word(self, log: LogName, told: LogTail, due: float) -> LogTail:
+        """The list's if the log is closed, which opens it for nobody; else its owner's.
+
+        Bookies may lack the last that was acked: whoever followed the log from its owner's memory stands
+        beyond what they tell, and is not wrong.
+        """
+        listed = await self._list_of(log)
+        if listed.owner is None and listed.tail is not None:
+            return replace(told, head=listed.head, tail=listed.tail)
+        return self._tail_at(await self.server.owner_of(log, due))
 
     async def _arrival(self, log: LogName, offset: Offset, due: float) -> LogTail:
         """What was acked elsewhere just now may not have been told to whom this server asks."""

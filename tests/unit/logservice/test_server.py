@@ -342,6 +342,24 @@ def test_who_does_not_own_a_log_tells_nobody_that_he_is_beyond_its_tail(what: st
     play(story)
 
 
+def test_a_closed_log_is_opened_for_nobody_who_stands_beyond_its_tail() -> None:
+    """SV6: it got an owner and a segment; with hung bookies he was told that it cannot be read."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a", idle_s_max=5.0)
+        log = await make_log(scene, LogName("test", "log"))
+        await a.append(log, b"0")
+        async with asyncio.timeout(PATIENCE_S):
+            while (closed := await scene.stored(log)).list.owner or closed.list.tail is None:
+                await asyncio.sleep(0.1)
+        scene.set_bookies(is_hung=True)
+        error = await refused(a.read_all(log, AtOffset(Offset(2))), BeyondTail)
+        assert error.ids["tail"] == 1
+        assert await scene.stored(log) == closed
+
+    play(story)
+
+
 def test_a_log_rests_though_it_was_lost_before_anybody_was_served() -> None:
     """SV2: it was taken all the same."""
 
