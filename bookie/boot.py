@@ -179,10 +179,9 @@ class _Boot:
         self._cache = cache
         self._catalog = catalog
         self._accepts_loss = accepts_loss
-        self._first_synced: dict[
-            int, int | None
-        ] = {}  # By journal file: what its first record says,
-        self._blank: set[int] = set()  # if it has any. To find that out takes reading all of it.
+        # By journal file: what its first record says, if it has any.
+        self._first_synced: dict[int, int | None] = {}
+        self._blank: set[int] = set()  # Those that have none: to find that out takes all of a file.
 
     # --- Entry logs ---------------------------------------------------------------------------
 

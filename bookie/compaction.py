@@ -51,9 +51,7 @@ logger = structlog.get_logger()
 
 _CACHE_BYTES: Final = 16 * 1024 * 1024
 _ROOM_BYTES: Final = 64 * 1024  # Left free beside a new log.
-_ENTRY_COST_BYTES: Final = (
-    256  # What handling an entry costs, in bytes that could be copied instead.
-)
+_ENTRY_COST_BYTES: Final = 256  # To handle one costs as much as to copy so many.
 _LEDGERS_PER_STEP: Final = 16
 _RESTS: Final = 4.0  # Times as long as its steps took: checkpoints want their share, too.
 _PATIENCE: Final = 6.0  # A thirtieth of a loop that is never idle, then: some 3 MB a second.
@@ -203,9 +201,8 @@ class Compactor:
         logger.info("empty_logs_removed", logs=len(empty), bytes=freed)
 
     async def _rewrite_all(self, kind: Kind) -> None:
-        unreadable: dict[
-            int, None
-        ] = {}  # For now: what lies in them is neither given up nor moved.
+        # For now: what lies in them is neither given up nor moved.
+        unreadable: dict[int, None] = {}
         while batch := await self._pick(kind, unreadable):
             self._check()
             try:

@@ -22,9 +22,8 @@ from rollbook.bookie.core.records import (
 from rollbook.bookie.core.replay import Replayed, replay_record, replay_scan
 from rollbook.proto.ports import File
 
-_WINDOW_BYTES: Final = (
-    1024 * 1024
-)  # At most what is read past the page cache if that does not have it.
+# At most what is read past the page cache if that does not have it.
+_WINDOW_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
