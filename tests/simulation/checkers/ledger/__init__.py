@@ -19,7 +19,7 @@ from tests.simulation.checkers.ledger.facts import (
     Facts,
     LedgerFacts,
     OnBroken,
-    fence_record,
+    fences_on_disk,
     payload_of,
 )
 
@@ -102,7 +102,7 @@ class LedgerChecker:
             assert now.password is not None
             kind = now.digest_type or DigestType.DUMMY
             ledger.digest = LedgerDigest(kind, now.password, LedgerId(ledger_id))
-            ledger.fence = fence_record(ledger_id, now.password)
+            ledger.fences = fences_on_disk(ledger_id, now.password)
         self.heard["changes"] += 1
         self._metadata.on_changed(ledger, before, version_before, authors)
         self._copies.on_changed(ledger)

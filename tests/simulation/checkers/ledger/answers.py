@@ -90,7 +90,7 @@ class AnswerRules:
         kept = self._facts.kept(bookie, ledger.ledger_id)
         if ledger.metadata is None or ledger.is_doomed:
             return
-        if not kept.has_fence and bookie not in self._facts.destroyed:
+        if not kept.has_fence:
             self._break(FENCE, f"{bookie} answers before ledger {ledger.ledger_id} is fenced there")
         kept.fence_was_answered = True
 

@@ -56,8 +56,8 @@ class CopyRules:
         found = [self._on_stored(bookie, stored) for stored in entries_in(data, self._digest_of)]
         for ledger in facts.ledgers.values():
             kept = facts.kept(bookie, ledger.ledger_id)
-            if ledger.fence and not kept.has_fence:
-                kept.has_fence = ledger.fence in data
+            if not kept.has_fence:
+                kept.has_fence = any(fence in data for fence in ledger.fences)
         return found
 
     def _digest_of(self, ledger_id: int) -> DigestType | None:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from rollbook.bookie.core.catalog import pack_ledger
 from rollbook.bookie.core.control import Control, Operation
+from rollbook.bookie.core.fencing import LedgerFacts as FactsOnDisk
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
 from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.quorum import Slots
@@ -49,7 +51,7 @@ class LedgerFacts:
     is_gone: bool = False  # And was told that this is done.
     clean: int = NO_ENTRY  # Up to here every entry had its copies when one last looked.
     digest: LedgerDigest | None = None
-    fence: bytes = b""  # As it looks in a journal.
+    fences: tuple[bytes, ...] = ()  # As one looks on a disk.
 
     def payload(self, number: int) -> bytes | None:
         if not 0 <= number < len(self.sizes):
@@ -145,6 +147,9 @@ def entries_in(data: bytes, digest_of: Callable[[int], DigestType | None]) -> It
         at = data.find(MARK, start)
 
 
-def fence_record(ledger_id: int, password: bytes) -> bytes:
-    """How a fence looks in a journal."""
-    return Control(Operation.FENCE, ledger_id, ledger_key(password)).pack()
+def fences_on_disk(ledger_id: int, password: bytes) -> tuple[bytes, ...]:
+    """How a fence looks in a journal, and in the catalog that a bookie in doubt of a ledger begins with."""
+    return (
+        Control(Operation.FENCE, ledger_id, ledger_key(password)).pack(),
+        pack_ledger(ledger_id, FactsOnDisk(is_fenced=True)),
+    )

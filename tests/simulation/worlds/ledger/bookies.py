@@ -108,7 +108,7 @@ class Cluster:
             node.start(partial(self._live, self._keep))
 
     def _on_synced(self, name: str, durable: bytearray, start: int, end: int) -> None:
-        for body in _sound_records(durable, start, end):
+        for body in sound_records(durable, start, end):
             self._checker.on_durable(name, body)
 
     def start_all_again(self) -> None:
@@ -331,11 +331,11 @@ def watched(world: World, checker: LedgerChecker) -> list[Patch]:
     ]
 
 
-def _sound_records(durable: bytearray, start: int, end: int) -> Iterator[bytes]:
+def sound_records(durable: bytearray, start: int, end: int) -> Iterator[bytes]:
     """The bodies of those between the two positions that a bookie would believe after a crash."""
     header = unpack_file_header(bytes(durable[:FILE_HEADER_BYTES]))
-    if header is None or header.purpose is not Purpose.JOURNAL:
-        return  # What is elsewhere was in a journal first.
+    if header is None or header.purpose is Purpose.LOG:
+        return  # What is there was in a journal first; but a format writes fences into the catalog.
     reader = RecordReader(bytes(durable[start:end]), header.file_id, start)
     position = start
     while (record := reader.next_after(position, 0)) is not None:

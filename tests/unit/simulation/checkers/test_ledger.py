@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from rollbook.bookie.core.catalog import pack_ledger
 from rollbook.bookie.core.control import Control, Operation
+from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.proto.errors import EntryStateUnknown, NoSuchEntry
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
@@ -21,6 +23,7 @@ B1, B2, B3, B4 = map(BookieId, ("b1", "b2", "b3", "b4"))
 SIZE = 30
 DIGEST = LedgerDigest(DigestType.CRC32C, PASSWORD, ID)
 FENCE = Control(Operation.FENCE, ID, ledger_key(PASSWORD)).pack()
+FENCE_OF_A_FORMAT = pack_ledger(ID, LedgerFacts(is_fenced=True))
 
 OPEN = LedgerMetadata(
     ID,
@@ -60,12 +63,17 @@ class Story:
     ) -> None:
         self.checker.on_durable(bookie, b"before" + body(number, lac, entry_id) + b"behind")
 
-    def fence(self, bookie: str) -> None:
-        self.checker.on_durable(bookie, b"before" + FENCE + b"behind")
+    def fence(self, bookie: str, fence: bytes = FENCE) -> None:
+        self.checker.on_durable(bookie, b"before" + fence + b"behind")
 
     def deny(self, bookie: str, entry_id: int, *, fences: bool = True) -> None:
         read = Read(ID, EntryId(entry_id), ledger_key(PASSWORD) if fences else None, fence=fences)
         reply = ReadReply(NoSuchEntry, ID, EntryId(entry_id))
+        self.checker.on_answer(bookie, RECOVERER, read, reply)
+
+    def doubt(self, bookie: str, entry_id: int) -> None:
+        read = Read(ID, EntryId(entry_id), ledger_key(PASSWORD), fence=True)
+        reply = ReadReply(EntryStateUnknown, ID, EntryId(entry_id))
         self.checker.on_answer(bookie, RECOVERER, read, reply)
 
     def mark(self) -> None:
@@ -154,6 +162,13 @@ def fenced_in_memory(story: Story) -> None:
     story.deny(B1, 3)
 
 
+def fenced_on_a_disk_that_went(story: Story) -> None:
+    story.fence(B1)
+    story.checker.on_wiped(B1)
+    story.checker.on_formatted(B1)
+    story.doubt(B1, 3)
+
+
 def accepted_behind_a_fence(story: Story) -> None:
     story.fence(B1)
     story.deny(B1, 3)
@@ -196,9 +211,7 @@ def cut_off_by_a_stranger(story: Story) -> None:
 def cut_off_by_doubts(story: Story) -> None:
     story.mark()
     for bookie in (B1, B2, B3):
-        read = Read(ID, EntryId(3), ledger_key(PASSWORD), fence=True)
-        reply = ReadReply(EntryStateUnknown, ID, EntryId(3))
-        story.checker.on_answer(bookie, RECOVERER, read, reply)
+        story.doubt(bookie, 3)
     story.close(2, denied_by=())
 
 
@@ -313,6 +326,7 @@ PLANTED: tuple[tuple[Callable[[Story], None], str], ...] = (
     (confirmed_as_another_entry, RULES["S4"]),
     (read_as_another, RULES["S4"]),
     (fenced_in_memory, RULES["S5"]),
+    (fenced_on_a_disk_that_went, RULES["S5"]),
     (accepted_behind_a_fence, RULES["S5"]),
     (stored_after_it_was_denied, RULES["S5"]),
     (denied_though_it_is_there, RULES["S6"]),
@@ -361,6 +375,23 @@ def test_copies_on_a_disk_that_we_destroyed_are_excused() -> None:
     for entry_id in range(3):
         story.checker.on_copy(ID, entry_id, B2)
     story.checker.check_copies()
+    assert story.broken == []
+
+
+def test_a_format_fences_what_it_doubts() -> None:
+    """With its first catalog: a fencing question, however late it comes, writes nothing more."""
+    story = Story()
+    story.fence(B1)
+    story.checker.on_wiped(B1)
+    story.fence(B1, FENCE_OF_A_FORMAT)
+    story.checker.on_formatted(B1)
+    story.doubt(B1, 3)
+    story.mark()
+    story.close(2, denied_by=(B2, B3))
+    for entry_id in range(3):
+        story.store(B1, entry_id)
+    story.checker.on_healed(B1)
+    story.deny(B1, 3)
     assert story.broken == []
 
 

@@ -2,10 +2,14 @@
 
 import pytest
 
+from rollbook.bookie.boot import make_store
+from tests.simulation.checkers.ledger.facts import fences_on_disk
+from tests.simulation.kernel.world import Node, World
 from tests.simulation.mutants import search
 from tests.simulation.run import simulate
 from tests.simulation.schedule import Case, Kind, Step
 from tests.simulation.worlds.ledger import words
+from tests.simulation.worlds.ledger.bookies import STORAGE, sound_records
 from tests.simulation.worlds.ledger.drills import DRILLS, QUORUMS
 from tests.simulation.worlds.ledger.flaws import LEDGER_MUTANTS
 from tests.simulation.worlds.ledger.plan import PEACE_US, draw_case
@@ -46,6 +50,21 @@ def test_seeds_pass_and_prove_something() -> None:
     assert tally.failed == 0
     assert tally.passed >= 4
     assert any("while a fault was in force" in line for line in said)
+
+
+def test_fences_that_a_format_makes_are_seen_on_its_disk() -> None:
+    world, bodies = World(1), list[bytes]()
+
+    async def format_it(node: Node) -> None:
+        node.disk.on_synced = lambda *synced: bodies.extend(sound_records(*synced))
+        await make_store(node.disk, STORAGE, node.randomness, doubted=[7])
+
+    async def scenario(world: World) -> None:
+        await world.node("b1").start(format_it).result
+
+    world.run(scenario(world))
+    fenced = [any(f in body for body in bodies for f in fences_on_disk(i, b"")) for i in (7, 8)]
+    assert fenced == [True, False]
 
 
 def test_every_step_and_fault_is_drawn() -> None:
