@@ -5,6 +5,7 @@ Appends, seals, truncations and writer epochs are decided by a log's owner; a se
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -272,31 +273,39 @@ class Service:
 
     async def get_tail(self, request: words.GetTail, due: float) -> LogTail:
         if request.consistency is Consistency.CACHED:
-            return await self._dated_tail_of(request.log)
+            return await self._dated(request.log, await self._tail_of(request.log), due)
         owner = await self.server.owner_of(request.log, due)
         if request.consistency is Consistency.BARRIER:
             await _by(due, owner.barrier())
-        return await _by(due, self._dated(request.log, self._tail_at(owner)))
+        return await self._dated(request.log, self._tail_at(owner), due)
 
     async def watch_tail(self, request: words.WatchTail) -> AsyncIterator[LogTail]:
-        """While it takes long to find out, the last one is told again with each heartbeat."""
+        """What is known is told at once, and its time when that was found. While it takes long to find out
+        anything, the last one is told again with each heartbeat.
+        """
         interval_s = max(request.interval_ms, 10) / 1000
         heartbeat_s = max(request.heartbeat_ms / 1000, interval_s)
         told: LogTail | None = None
         silent_until: float | None = None  # The first one takes as long as it takes.
+        times = _Times(max(heartbeat_s, _LOOK_S))
         looking: asyncio.Task[LogTail] | None = None
+        dating: asyncio.Task[None] | None = None
         try:
             while True:
                 owner = self.server.find(request.log)
-                known = self._tail_at(owner) if owner is not None and owner.is_proven else None
-                if looking is None and known is not None and _is_dated(known):
-                    tail = known
+                if looking is None and owner is not None and owner.is_proven:
+                    tail = self._tail_at(owner)
                 else:
-                    looking = looking or self._loop.create_task(self._dated_tail_of(request.log))
+                    looking = looking or self._loop.create_task(self._tail_of(request.log))
                     with suppress(TimeoutError):
                         async with asyncio.timeout_at(silent_until):
                             tail = await asyncio.shield(looking)
                             looking = None
+                tail = times.put_on(tail)
+                if dating is not None and dating.done():
+                    dating = None
+                if dating is None and times.are_wanted(tail, self._loop.time()):
+                    dating = self._loop.create_task(self._date(request.log, tail, times))
                 if tail != told or silent_until is None or self._loop.time() >= silent_until:
                     yield tail
                     told, silent_until = tail, self._loop.time() + heartbeat_s
@@ -305,9 +314,13 @@ class Service:
                         interval_s if owner is not None else max(interval_s, _LOOK_S)
                     )
         finally:
-            if looking is not None:
-                looking.cancel()
-                await asyncio.gather(looking, return_exceptions=True)
+            under_way = [each for each in (looking, dating) if each is not None]
+            for each in under_way:
+                each.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def _date(self, log: LogName, tail: LogTail, times: "_Times") -> None:
+        times.on_looked(await self._dated(log, tail), self._loop.time())
 
     async def find_offset(self, request: words.FindOffset, due: float) -> words.FoundOffset:
         tail = await self._tail_of(request.log)
@@ -320,19 +333,16 @@ class Service:
             *(self.server.address, owner.owner_epoch),
         )
 
-    async def _dated_tail_of(self, log: LogName) -> LogTail:
-        return await self._dated(log, await self._tail_of(log))
-
-    async def _dated(self, log: LogName, tail: LogTail) -> LogTail:
-        """With the time of its last record, if it can be had: it may lie before all that an owner remembers,
-        or behind entries without a record.
+    async def _dated(self, log: LogName, tail: LogTail, due: float = math.inf) -> LogTail:
+        """With the time of its last record, if it can be had soon, else as it is: it may lie before all that an
+        owner remembers, or behind entries without a record. Time is left to answer.
         """
         if _is_dated(tail):
             return tail
         with suppress(RollbookError, TimeoutError):
             owner = self.server.find(log)
             confirmed = owner.confirmed if owner is not None else NOT_OWNED
-            async with asyncio.timeout(_DETAIL_S):
+            async with asyncio.timeout(min(_DETAIL_S, (due - self._loop.time()) / 2)):
                 found = await find_last_time(await self._list_of(log), self._ledgers, confirmed)
             if owner is not None:
                 owner.on_dated(found)
@@ -707,6 +717,33 @@ class Service:
                 if isinstance(value, int | float)
             },
         )
+
+
+class _Times:
+    """Of the last record of a log that is watched: looked for once, and after a pause if it was not found."""
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._looked: LogTail | None = None  # For this one,
+        self._again_s = 0.0  # and for the same not before.
+
+    def put_on(self, tail: LogTail) -> LogTail:
+        looked = self._looked
+        if looked is None or _is_dated(tail) or not _ends_alike(looked, tail):
+            return tail
+        return replace(tail, timestamp_us=looked.timestamp_us)
+
+    def are_wanted(self, tail: LogTail, now_s: float) -> bool:
+        if _is_dated(tail):
+            return False
+        return self._looked is None or not _ends_alike(self._looked, tail) or now_s >= self._again_s
+
+    def on_looked(self, tail: LogTail, now_s: float) -> None:
+        self._looked, self._again_s = tail, now_s + self._pause_s
+
+
+def _ends_alike(one: LogTail, other: LogTail) -> bool:
+    return (one.tail, one.owner_epoch) == (other.tail, other.owner_epoch)
 
 
 def _is_dated(tail: LogTail) -> bool:

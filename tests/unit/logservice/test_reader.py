@@ -1,12 +1,13 @@
 """Readers go through a log from any server, whatever becomes of it, and never in silence."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
 
-from rollbook.logservice import words
+from rollbook.logservice import service, words
 from rollbook.logservice.core.suggestion import shard_of
 from rollbook.logservice.ids import (
     Ago,
@@ -40,6 +41,7 @@ from rollbook.logservice.words import (
 )
 from rollbook.proto.errors import (
     BeyondTail,
+    EntryUnavailable,
     InvalidRequest,
     LogDeleted,
     NoSuchLog,
@@ -561,6 +563,53 @@ def test_the_time_of_the_last_record_is_no_barriers() -> None:
             raise AssertionError("it never ends")
 
         assert await b.ask(watched()) == appended_us
+
+    play(story)
+
+
+def test_a_tail_that_is_known_does_not_wait_for_a_time_that_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GetTail took all the time that it had; one watcher searched bookies a hundred times a second."""
+    searched_s: list[float] = []
+
+    async def story(scene: Scene) -> None:
+        hangs = True
+
+        async def search(*_: object) -> int:
+            searched_s.append(scene.world.now)
+            if hangs:
+                await asyncio.sleep(3600.0)
+            raise EntryUnavailable
+
+        monkeypatch.setattr(service, "find_last_time", search)
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        await a.ask(a.service.transfer_log(words.TransferLog(log, "b"), a.due()))
+        await asyncio.sleep(2.0)  # Till bookies have heard of all.
+        for consistency in (Consistency.COMMITTED, Consistency.BARRIER):
+            asked = words.GetTail(log, consistency)
+            tail = await b.ask(b.service.get_tail(asked, b.due(0.6)))
+            assert (tail.tail, tail.timestamp_us) == (1, 0)
+        for hangs in (False, True):  # noqa: B007  # `search` looks at it.
+            for server in (b, a):
+                searched_s.clear()
+                began_s, first_s = scene.world.now, math.inf
+
+                async def watch(server: Serving = server) -> None:
+                    nonlocal first_s
+                    asked = words.WatchTail(log, interval_ms=10, heartbeat_ms=2000)
+                    async for tail in server.service.watch_tail(asked):
+                        first_s = min(first_s, scene.world.now)
+                        assert tail.tail == 1
+
+                watching = server.begin(watch())
+                await asyncio.sleep(10.0)
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                assert 3 <= len(searched_s) <= 6
+                assert first_s - began_s < 0.1
 
     play(story)
 
