@@ -21,7 +21,7 @@ from rollbook.api.access.refusals import refusal_of, size_of
 from rollbook.api.access.waiting import MISSES_MAX, Waiting, may_pass
 from rollbook.api.grpc.methods import Method, late
 from rollbook.logservice import words
-from rollbook.logservice.ids import LogName, Offset
+from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.proto.errors import NotOwner, RollbookError, Throttled, Unauthorized
 
 _TAIL_S: Final = 5.0
@@ -224,13 +224,9 @@ class Guarded:
 
     async def _progress(self, asked: words.ReadStream, stands: Offset | None) -> words.Progress:
         due = asyncio.get_running_loop().time() + _TAIL_S
-        if stands is None:
-            start = words.FindOffset(asked.log, asked.start)
-            found = await self._core.find_offset(start, due)
-            return words.Progress.held_back(found.offset, found.head, found.tail)
-        cached = words.GetTail(asked.log, words.Consistency.CACHED)
-        tail = await self._core.get_tail(cached, due)
-        return words.Progress.held_back(stands, tail.head, tail.tail)
+        start = asked.start if stands is None else AtOffset(stands)
+        found = await self._core.find_offset(words.FindOffset(asked.log, start), due)
+        return words.Progress.held_back(found.offset, found.head, found.tail)
 
     def open_append_stream(self) -> words.AppendStream:
         """Raises `Throttled`."""

@@ -34,13 +34,11 @@ class BusyCore:
         self.readers = 0
         self.failures: list[RollbookError] = []  # Of whoever asks where it stands.
 
-    async def find_offset(self, *_: object) -> words.FoundOffset:
+    async def find_offset(self, asked: words.FindOffset, _: float) -> words.FoundOffset:
+        """All that is asked of it: a tail has a time, which may take a search."""
         self._fail()
-        return words.FoundOffset(Offset(0), Offset(0), Offset(1_000_000))
-
-    async def get_tail(self, *_: object) -> SimpleNamespace:
-        self._fail()
-        return SimpleNamespace(head=0, tail=1_000_000)
+        stands = asked.position.offset if isinstance(asked.position, AtOffset) else Offset(0)
+        return words.FoundOffset(stands, Offset(0), Offset(1_000_000))
 
     def _fail(self) -> None:
         if self.failures:
