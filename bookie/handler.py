@@ -296,7 +296,7 @@ class Connection(asyncio.BufferedProtocol):
             self._end_poll(asked, news_ms, at_once)
         except Exception:  # A bug, in the midst of what others' polls are told, or others' adds.
             self.hang_up("crashed")
-            logger.exception("request_crashed")
+            logger.error("request_crashed", exc_info=True)
 
     def _end_poll(self, asked: Asked, news_ms: int | None, at_once: bool) -> None:
         turn, reply = self._shared.turn, None
