@@ -73,6 +73,7 @@ from rollbook.proto.errors import (
     NoSuchLog,
     NoSuchServer,
     NotOwner,
+    OutcomeUnknown,
     Overloaded,
     QuorumTimeout,
     RollbookError,
@@ -482,7 +483,7 @@ class Service:
         stored, was_created = await _by(
             due, self._nodes.ensure(request.log, request.config, self._default)
         )
-        return await self._state_of(stored, was_created=was_created)
+        return await _by(due, self._state_of(stored, was_created=was_created))
 
     async def get_log(self, request: words.GetLog, due: float) -> words.LogState:
         return await _by(due, self._state_of(await self._read(request.log)))
@@ -497,11 +498,17 @@ class Service:
             return listed.with_config(replace(listed.config, **changes))
 
         stored = await _by(due, self._nodes.change(request.log, with_config))
-        # One that is being opened may have read the list before; whoever opens it after this reads it then.
-        owner = await _by(due, self.server.find_opened(request.log))
-        if owner is not None:
-            await _by(due, owner.refresh())
-        return await self._state_of(stored)
+        try:
+            # One that is being opened may have read the list before; whoever opens it later reads it then.
+            owner = await _by(due, self.server.find_opened(request.log))
+            if owner is not None:
+                await _by(due, owner.refresh())
+            return await _by(due, self._state_of(stored))
+        except Unavailable as error:  # Which would say that nothing was done.
+            raise OutcomeUnknown(
+                "the configuration is stored, but not all is known of the log",
+                reason=error.code.reason,
+            ) from error
 
     async def list_logs(self, request: words.ListLogs, due: float) -> words.LogNames:
         """Those that are deleted are not told."""

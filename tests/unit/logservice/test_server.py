@@ -10,7 +10,7 @@ from rollbook.logservice import opening, words
 from rollbook.logservice.core.ledger_list import LogState
 from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import INT64_MAX, AtOffset, LogName, Offset
-from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX
+from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, LogConfig
 from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.segment_writer import make_ledger
 from rollbook.proto.errors import (
@@ -22,6 +22,7 @@ from rollbook.proto.errors import (
     NoSuchServer,
     NotOwner,
     Outcome,
+    OutcomeUnknown,
     OwnerChanging,
     OwnerLost,
     QuorumTimeout,
@@ -149,6 +150,27 @@ def test_a_log_is_truncated_while_all_bookies_are_full() -> None:
         scene.set_bookies(is_full=False)
         assert (await a.append(log, b"4")).first_offset >= 3
         assert (await a.read_all(log))[0] == b"2"
+
+    play(story)
+
+
+def test_a_configuration_that_is_stored_is_not_answered_as_refused() -> None:
+    """While no bookie told where the log ends the answer was that nothing had been done."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        a.node.kill()
+        await scene.until(lambda: b.log_server.membership.find("a") is None)
+        scene.set_bookies(is_hung=True)
+        update = words.UpdateLog(log, LogConfig(record_bytes_max=10), ("record_bytes_max",))
+        error = await refused(b.ask(b.service.update_log(update, b.due(50.0))), OutcomeUnknown)
+        assert error.outcome is Outcome.UNKNOWN
+        assert (await scene.stored(log)).list.config.record_bytes_max == 10
+        asked_at = scene.world.now
+        await refused(b.ask(b.service.update_log(update, b.due(0.5))), QuorumTimeout)
+        assert scene.world.now - asked_at < 1.0
 
     play(story)
 
