@@ -8,6 +8,7 @@ import pytest
 from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
+    HEAD_BYTES,
     SECTOR,
     FileHeader,
     Kind,
@@ -15,6 +16,7 @@ from rollbook.bookie.core.records import (
     RecordReader,
     Row,
     Scan,
+    bodies_in,
     pack_rows,
     scan,
     unpack_file_header,
@@ -233,3 +235,28 @@ def test_hostile_bytes_are_no_records(seed: int) -> None:
         at = chance.randrange(3900)
         noise[at : at + 5] = chance.choice((b"\xb5rec\x01", b"\xb5cer\x01"))
     assert read(HEADER.pack() + bytes(noise))[0] == []
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_bodies_taken_together_are_those_taken_one_by_one(seed: int) -> None:
+    """Whatever part of a record is damaged, and wherever what was read begins."""
+    chance = random.Random(seed)
+    file = write([chance.randbytes(chance.choice((0, 1, 40, 700))) for _ in range(20)])
+    positions = [
+        record.position for record in scan(RecordReader(bytes(file.contents), FILE_ID)).records
+    ]
+    contents = file.contents
+    for position in positions:
+        if chance.random() < 0.5:
+            contents[position + chance.randrange(HEAD_BYTES + 40)] ^= 1 << chance.randrange(8)
+    positions.append(positions[3] + 1)  # Where there is none.
+    origin = positions[first := chance.randrange(3)]
+    reader = RecordReader(bytes(contents[origin:]), FILE_ID, origin)
+
+    def body_at(position: int) -> bytes | None:
+        record = reader.at(position)
+        return reader.body(record) if record and reader.is_sound(record) else None
+
+    found = bodies_in(memoryview(contents)[origin:], FILE_ID, origin, positions[first:])
+    assert found == [body_at(position) for position in positions[first:]]
+    assert 0 < found.count(None) < len(found)
