@@ -108,7 +108,7 @@ class Compactor:
         self._usage = usage
         self._bytes_per_s = config.compaction_bytes_per_s
         self._pace = Pace(config.compaction_bytes_per_s)
-        self._background = Background(clock, lambda: storage.is_checkpointing)
+        self._background = Background(clock, lambda: storage.has_filled_files)
         self.schedule = Schedule(
             Kind("minor", config.minor_compaction_threshold, config.minor_compaction_interval_s),
             Kind("major", config.major_compaction_threshold, config.major_compaction_interval_s),

@@ -677,7 +677,8 @@ class Storage:
         )
 
     @property
-    def is_checkpointing(self) -> bool:
+    def has_filled_files(self) -> bool:
+        """Of which a checkpoint is made, or about to be."""
         return bool(self._filled) and not self._checkpoints_fail
 
     @property
