@@ -143,7 +143,7 @@ class Producers:
                 next_step="what is new takes a number, or a key, of its own",
             )
 
-    def on_batch(self, ref: ProducerRef, batch: Batch, crc: int | None = None) -> None:
+    def on_batch(self, ref: ProducerRef, batch: Batch, crc: int) -> None:
         """It was appended: `find` has said None, now or when its block was written."""
         producers = self._producers
         known = producers.get(ref.id)

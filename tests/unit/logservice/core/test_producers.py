@@ -21,6 +21,7 @@ from rollbook.proto.ids import EntryId, LedgerId
 
 DAY_US: Final = 86_400_000_000
 A: Final = b"a"
+CRC: Final = 16
 
 
 def batch(offset: int, timestamp_us: int = 0, records: int = 1) -> Batch:
@@ -37,7 +38,7 @@ def filled(count: int, config: LogConfig = module.DEFAULT) -> Producers:
     found = Producers(config)
     for seq in range(count):
         assert found.find(ref(seq), seq) is None
-        found.on_batch(ref(seq), batch(10 * seq, seq, 10))
+        found.on_batch(ref(seq), batch(10 * seq, seq, 10), CRC)
     return found
 
 
@@ -59,9 +60,8 @@ def test_what_differs_is_no_retry() -> None:
     known.check_same(ref(5), newest, 3, 17)
     with pytest.raises(DuplicateDiffers):
         known.check_same(ref(5), newest, 3, 18)
-    known.check_same(
-        ref(4), older, 10, 18
-    )  # Of older ones, and behind a snapshot, only this is known:
+    # Of older ones, and behind a snapshot, only the number of records is known.
+    known.check_same(ref(4), older, 10, 18)
     with pytest.raises(DuplicateDiffers):
         known.check_same(ref(4), older, 9, 18)
     known = Producers.unpack(known.pack())
@@ -89,7 +89,7 @@ def test_a_newer_epoch_begins_with_zero_and_fences_the_older() -> None:
     with pytest.raises(ProducerGap):
         known.find(ref(5, epoch=2), 9)
     assert known.find(ref(0, epoch=2), 9) is None
-    known.on_batch(ref(0, epoch=2), batch(50, 9))
+    known.on_batch(ref(0, epoch=2), batch(50, 9), CRC)
     with pytest.raises(ProducerFenced):
         known.find(ref(5), 9)
     with pytest.raises(ProducerFenced):  # Though it was appended: nobody asks for it any more.
@@ -109,12 +109,12 @@ def test_beyond_the_window_it_is_only_known_to_have_been_appended() -> None:
 def test_a_window_that_was_made_narrower_or_wider() -> None:
     known = filled(64)
     known.configure(LogConfig(dedupe_batches=2))
-    known.on_batch(ref(64), batch(640))
+    known.on_batch(ref(64), batch(640), CRC)
     with pytest.raises(DuplicateTooOld):
         known.find(ref(62), 0)
     assert known.find(ref(63), 0) == batch(630, 63, 10)
     known.configure(LogConfig(dedupe_batches=100))
-    known.on_batch(ref(65), batch(650))
+    known.on_batch(ref(65), batch(650), CRC)
     assert known.find(ref(63), 0) == batch(630, 63, 10)
 
 
@@ -124,7 +124,7 @@ def test_who_was_silent_for_a_day_of_the_logs_time_is_forgotten() -> None:
     with pytest.raises(ProducerGap):
         known.find(ref(5), DAY_US + 5)
     assert known.find(ref(0), DAY_US + 5) is None
-    known.on_batch(ref(0), batch(50, DAY_US + 5))
+    known.on_batch(ref(0), batch(50, DAY_US + 5), CRC)
     with pytest.raises(ProducerGap):
         known.find(ref(5), DAY_US + 5)
 
@@ -135,7 +135,7 @@ def test_the_longest_unused_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in b"abcad":
         who = bytes([name])
         seq = 1 if known.find(ref(0, who=who), 0) else 0
-        known.on_batch(ref(seq, who=who), batch(0))
+        known.on_batch(ref(seq, who=who), batch(0), CRC)
     assert len(known) == 3
     assert known.find(ref(0, who=b"b"), 0) is None
     assert all(known.find(ref(0, who=who), 0) for who in (b"a", b"c", b"d"))
@@ -145,10 +145,10 @@ def test_what_is_remembered_fits_into_one_snapshot() -> None:
     """So many producers, each with so long a name; then one with the largest window."""
     known = Producers(LogConfig(dedupe_batches=1024))
     for number in range(module.PRODUCERS_MAX + 100):
-        known.on_batch(ref(0, who=b"%064d" % number), batch(number))
+        known.on_batch(ref(0, who=b"%064d" % number), batch(number), CRC)
     for seq in range(1, 20):
         for number in range(module.PRODUCERS_MAX // 2, module.PRODUCERS_MAX, 2):
-            known.on_batch(ref(seq, who=b"%064d" % number), batch(seq))
+            known.on_batch(ref(seq, who=b"%064d" % number), batch(seq), CRC)
     assert len(known) <= module.PRODUCERS_MAX
     assert len(known.pack()) <= 4 * 1024 * 1024
 
@@ -175,12 +175,12 @@ def test_a_replay_knows_what_was_known(seed: int, monkeypatch: pytest.MonkeyPatc
         except ProducerGap:
             epoch, seq = epoch + 1, 0
         written.append((ref(seq, epoch, who), batch(offset, now_us)))
-        known.on_batch(*written[-1])
+        known.on_batch(*written[-1], CRC)
         seqs[who] = (epoch, seq + 1)
     for start in chance.sample(range(200), 10):
         replayed = Producers.unpack(packed[start], config)
         for each in written[start:]:
-            replayed.on_batch(*each)
+            replayed.on_batch(*each, CRC)
         assert replayed.pack() == known.pack()
 
 
