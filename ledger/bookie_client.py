@@ -4,8 +4,8 @@
     channels   the adds of a ledger, as bytes; their replies are handed on a batch at a time
 
 Whatever one turn of the loop asks for leaves in one write, or in one for each 32 requests: so a bookie
-works on some while others are packed, and the two do not take turns with a thousand as a whole. Once the socket is stuck, two chunks at most
-lie in front of it, and all else waits in the outbox.
+works on some while others are packed, and the two do not take turns with a thousand as a whole. Once the
+socket is stuck, two chunks at most lie in front of it, and all else waits in the outbox.
 
 An answer is handed to nobody but the one who asked (CN1), and a reply to an add to nobody but the
 channel that wrote it (CN2). What comes unasked, in a wrong shape or with the ids of something else ends
@@ -289,7 +289,7 @@ class BookieClient(asyncio.BufferedProtocol):
 
     def write_adds(self, channel: AddChannel, frames: bytes | list[bytes], count: int) -> None:
         """The first of a turn of the loop leave at once, and so do many; what other ledgers have in it
-        leaves together.
+        leaves together, or with each 32nd request.
         """
         data = frames if isinstance(frames, bytes) else b"".join(frames)
         is_first = not self._will_flush

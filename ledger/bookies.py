@@ -50,9 +50,8 @@ logger = structlog.get_logger()
 _GOODBYE_S: Final = 5.0
 
 _FORGET_BATCHES_S: Final = 600.0
-_SHARES_OF_RESTS: Final = (
-    32  # Of a second, in a log server: what rests meanwhile is told in one turn.
-)
+# Of a second, in a log server: what rests meanwhile is told in one turn.
+_SHARES_OF_RESTS: Final = 32
 _BATCHES: Final = -1  # In place of a number: a connection that is lost costs nobody anything else.
 
 _LinkId = tuple[BookieId, int, int]  # The version of its protocol; which of several.

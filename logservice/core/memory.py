@@ -40,9 +40,8 @@ class LogMemory:
     def __init__(self, config: LogConfig = DEFAULT) -> None:
         self.tail = FIRST_OFFSET
         self.timestamp_us = 0  # Of the newest block; none is ever older than one before it.
-        self.record_us = (
-            0  # Of the newest one with records; 0: none since the snapshot it began with.
-        )
+        # Of the newest one with records; 0: none since the snapshot it began with.
+        self.record_us = 0
         self.writer_epoch = NO_WRITER_YET
         self.holder = ""  # Of that epoch; empty: it was released, or there never was one.
         self.ttl_ms = 0  # It holds until released or stolen; else unless renewed for so long.
