@@ -3,10 +3,11 @@
 query      every field
 headers    `Log-*` and `Producer-*`. All others are those of HTTP, and of whoever stands between
 
-What a route knows are the parameters that it declares; `Log-Meta-*` stands for all names that begin so.
+What a route knows are the parameters that it declares; `Log-Meta-*` stands for all names that begin so. Probes
+have no conditions, and may be asked with whatever whoever probes says to everybody.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -20,13 +21,16 @@ _SHOWN: Final = 80
 
 
 class KnownWords:
-    """Of the routes of one application."""
+    """Of the routes of one application, but for its probes."""
 
-    def __init__(self) -> None:
+    def __init__(self, probes: Collection[str]) -> None:
+        self._probes = probes
         self._known: dict[Callable[..., Any], tuple[frozenset[str], frozenset[str]]] = {}
 
     async def check(self, request: Request) -> None:
         """Raises `InvalidRequest`."""
+        if request.scope["route"].path in self._probes:
+            return
         endpoint = request.scope["endpoint"]
         if (known := self._known.get(endpoint)) is None:
             known = self._known[endpoint] = _declared_by(request.scope["route"].dependant)

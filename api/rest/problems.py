@@ -158,7 +158,7 @@ def new_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        dependencies=[Depends(KnownWords().check)],
+        dependencies=[Depends(KnownWords(open_paths).check)],
         generate_unique_id_function=lambda route: route.name,
     )
     _add_problems(app, open_paths)

@@ -809,3 +809,10 @@ async def test_a_misspelt_condition_appends_nothing(
     advice = answer.json["next_step"]
     assert advice == (f"did you mean {meant}?" if meant else "leave it out")
     assert log_of(there).tail == 0
+
+
+async def test_probes_may_say_what_they_like(there: Site) -> None:
+    """A balancer adds a word against caches, and a client what it says to all."""
+    headers = {"log-timeout-ms": "100", "log-nobody-knows": "1"}
+    for path in ("/healthz?probe=1", "/readyz"):
+        assert (await there.ask("GET", path, b"", **headers)).status == 200
