@@ -272,7 +272,9 @@ async def test_who_is_still_sending_hears_why_he_is_refused(
                 await loop.sock_sendall(connection, said)  # Before he listens at all.
                 heard = b""
                 while b"}" not in heard:
-                    heard += await loop.sock_recv(connection, 65536)
+                    found = await loop.sock_recv(connection, 65536)
+                    assert found, heard
+                    heard += found
             assert parse(heard).status == status
     await server.close()
 
