@@ -23,7 +23,7 @@ from tests.chaos.kv.checker import violations
 from tests.chaos.kv.client import CHANGES, KEYS, READS, Client
 from tests.chaos.kv.flawed_node import FLAWS
 from tests.chaos.kv.history import Op
-from tests.chaos.kv.takeover import JUDGED_FROM, TAKEOVER_S, spread, too_slow
+from tests.chaos.kv.takeover import TAKEOVER_S, spread, too_slow
 from tests.chaos.logs.conductor import free_ports
 from tests.support import log_processes
 from tests.tally import Tally
@@ -242,8 +242,7 @@ def chaos(
     strikes: int, seed: int, progress: Progress, say: Callable[[str], None], flaw: str = ""
 ) -> Tally:
     run, wrong = _run(strikes, seed, progress("leaders struck"), flaw)
-    if strikes >= JUDGED_FROM:
-        wrong += run.too_slow()
+    wrong += run.too_slow()
     for line in run.describe():
         say(line)
     for violation in wrong[:_SHOWN_MAX]:
