@@ -107,8 +107,8 @@ def _advising(url: str) -> Iterator[None]:
     try:
         yield
     except RollbookError as error:
-        if not error.next_step:
-            error.next_step = next((s for e, s in steps.items() if isinstance(error, e)), "")
+        typed = (step for kind, step in steps.items() if isinstance(error, kind))
+        error.next_step = next(typed, error.next_step)
         raise
 
 

@@ -35,6 +35,7 @@ logger = logging.getLogger("rollbook.wal")  # What every program has; structlog 
 
 LEASE_S: Final = 1.0
 _RENEWALS: Final = 3  # In the time of a lease.
+_FAILURES_TOLD: Final = 3  # Fewer are any change of the log's owner.
 
 
 def is_passing(error: RollbookError) -> bool:
@@ -105,17 +106,19 @@ class ExclusiveWriter:
         self._writer.end()
 
     async def _acquire(self) -> WriterGrant:
-        pauses, told = Pauses(LogClientConfig()), set[str]()
+        pauses, told, failures = Pauses(LogClientConfig()), set[str](), 0
         while True:
             try:
                 return await self._log.acquire_writer(self.holder, self._mode, ttl_s=self._lease_s)
             except RollbookError as error:
-                waits = self._mode is AcquireMode.WAIT
-                if not waits or not (is_passing(error) or isinstance(error, WriterHeld)):
+                is_held = isinstance(error, WriterHeld)
+                if self._mode is not AcquireMode.WAIT or not (is_held or is_passing(error)):
                     raise
-                if is_passing(error) and error.code.reason not in told:
+                failures = 0 if is_held else failures + 1  # In a row.
+                lasts = isinstance(error, NotEnoughBookies) or failures >= _FAILURES_TOLD
+                if lasts and error.code.reason not in told:
                     told.add(error.code.reason)
-                    logger.warning("%s waits for %s: %s", self.holder, self._log.name, _why(error))
+                    logger.warning("%s waits for %s: %s", self.holder, self._log.name, error)
                 await asyncio.sleep(pauses.next_s(error, is_known=False))
 
     async def _renew(self) -> None:
@@ -131,10 +134,3 @@ class ExclusiveWriter:
     def _check(self) -> None:
         if self.failure is not None:
             raise again(self.failure, Outcome.NOT_APPLIED)
-
-
-def _why(error: RollbookError) -> str:
-    """And what it takes."""
-    if isinstance(error, NotEnoughBookies) and not error.next_step:
-        return f"{error} · start bookies, or make the log anew with fewer copies"
-    return str(error)

@@ -38,7 +38,8 @@ class Placement:
         if len(healthy) + len(resting) < quorum.ensemble:
             raise NotEnoughBookies(
                 f"{len(healthy) + len(resting)} bookies take new entries, "
-                f"and an ensemble of {quorum.ensemble} is wanted"
+                f"and an ensemble of {quorum.ensemble} is wanted",
+                next_step="start bookies, or make it anew with fewer copies",
             )
         # Quarantine weighs more than racks: an ensemble with a dead member has a copy less.
         healthy += resting[: max(0, quorum.ensemble - len(healthy))]
