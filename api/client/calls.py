@@ -2,7 +2,8 @@
 
 Every change that can be asked for may be repeated: made twice it is as if it had been made once. An answer
 that refuses it after an attempt whose end nobody heard of says therefore nothing for certain, and is
-raised as in doubt.
+raised as in doubt. Only who acquires a log and lets nobody be fenced may stand in his own way: to be
+refused for his own sake is to have lost the answer.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from rollbook.api.client.retrying import Pauses, in_doubt, may_retry
 from rollbook.api.grpc.methods import BY_REQUEST, Method, waits
 from rollbook.api.grpc.status import error_of_call, hung_up
 from rollbook.api.grpc.translation import message_of, pack, unpack
+from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import (
     BadFrame,
@@ -28,6 +30,7 @@ from rollbook.proto.errors import (
     QuorumTimeout,
     RollbookError,
     ServerUnreachable,
+    WriterHeld,
 )
 
 
@@ -49,7 +52,7 @@ class Calls:
         data = pack(word).SerializeToString()
         due = loop.time() + (timeout_s or self._config.timeout_s)
         connect_due = min(due, loop.time() + self._config.connect_s)
-        pauses, is_doubtful = Pauses(self._config), False
+        pauses, doubt = Pauses(self._config), None
         while True:
             if self.is_closed:
                 raise ClientClosed
@@ -61,8 +64,8 @@ class Calls:
                 return await self._attempt(call, shown, method, data, self._share_of(left))
             except RollbookError as error:
                 failure = error
-            if method.changes:
-                is_doubtful |= failure.outcome is Outcome.UNKNOWN
+            if method.changes and failure.outcome is Outcome.UNKNOWN:
+                doubt = failure
             is_known = self._owners.on_error(log, address, failure)
             pause_s = pauses.next_s(failure, is_known=is_known)
             is_unreachable = isinstance(failure, ServerUnreachable)
@@ -71,7 +74,7 @@ class Calls:
             if not may_retry(failure) or loop.time() + pause_s >= until:
                 if is_unreachable and server is None:
                     failure = self._owners.nobody_answers(failure)
-                raise in_doubt(failure) if is_doubtful else failure
+                raise failure if doubt is None else _after(doubt, failure, word)
             await asyncio.sleep(pause_s)
 
     def _share_of(self, left_s: float) -> float:
@@ -90,6 +93,16 @@ class Calls:
             raise ClientClosed if self.is_closed else lost from None
         self._was_answered = True
         return answer_of(method.answer, answer)
+
+
+def _after(doubt: RollbookError, failure: RollbookError, word: Any) -> RollbookError:
+    """What is raised where an earlier attempt may have taken effect."""
+    if not isinstance(word, words.AcquireWriter) or not isinstance(failure, WriterHeld):
+        return in_doubt(failure)
+    if failure.ids.get("holder") != word.holder:
+        return in_doubt(failure)
+    doubt.next_step = f'mode "steal", if no other process calls itself {word.holder}'
+    return doubt
 
 
 def answer_of(word: Any, data: bytes) -> Any:

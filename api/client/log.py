@@ -220,7 +220,8 @@ class Log:
         """The next writer epoch: give it to appends as `epoch`. Older ones are fenced.
 
         `mode`, if somebody holds it: `"fail"` with `WriterHeld`, `"wait"` until he lets go of it or his
-        time is over, `"steal"` it.
+        time is over, `"steal"` it. An error whose `outcome` is unknown may have left it to `holder`
+        under an epoch that nobody heard of: `"steal"`, if no other process calls itself so.
         """
         request = words.AcquireWriter(
             self.name, holder, words.AcquireMode(mode), round(ttl_s * 1000)

@@ -296,6 +296,7 @@ class SyncLog:
         ttl_s: float = 0,
         timeout_s: float | None = None,
     ) -> words.WriterGrant:
+        """As `Log.acquire_writer`; `"steal"` also what a lost answer may have left to `holder`."""
         work = self._log.acquire_writer(holder, mode, ttl_s=ttl_s, timeout_s=timeout_s)
         return self._thread.run(work)
 

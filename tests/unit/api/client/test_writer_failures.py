@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from rollbook.api.client.batches import Submission
+from rollbook.logservice import words
 from rollbook.logservice.core.block import Block
 from rollbook.logservice.ids import OwnerEpoch
 from rollbook.logservice.words import AppendResult
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import (
     ClientClosed,
+    ConnectionLost,
     EntryTooLarge,
     InvalidRequest,
     LogSealed,
@@ -25,9 +27,10 @@ from rollbook.proto.errors import (
     RollbookError,
     StaleEpoch,
     Throttled,
+    WriterHeld,
 )
 from tests.unit.api.client.conftest import PATIENCE_S, Site, hurried
-from tests.unit.api.grpc.fake_core import FakeStream
+from tests.unit.api.grpc.fake_core import FakeCore, FakeStream
 
 
 async def outcomes(submissions: list[Submission]) -> list[Outcome]:
@@ -193,6 +196,29 @@ async def test_a_refusal_after_a_doubt_is_no_certainty(site: Site) -> None:
         await log.append(b"x", expect=3)
     assert mismatch.value.outcome is Outcome.UNKNOWN
     assert mismatch.value.ids["tail"] == 7
+
+
+async def test_who_holds_the_log_by_a_lost_answer_is_not_somebody_else(site: Site) -> None:
+    log = await site.client("a").open("wal", create=True)
+    core = site.cores["a"]
+    grants: list[words.WriterGrant] = []
+
+    async def grant_unheard(request: words.AcquireWriter, due: float) -> words.WriterGrant:
+        grants.append(await FakeCore.acquire_writer(core, request, due))
+        raise ConnectionLost
+
+    core.acquire_writer = grant_unheard  # type: ignore[method-assign]  # The line breaks behind it.
+    with pytest.raises(ConnectionLost) as lost:
+        await log.acquire_writer("me")
+    assert len(grants) == 1, "and asked again, it was refused"
+    assert lost.value.outcome is Outcome.UNKNOWN
+    assert "steal" in lost.value.next_step
+    del core.acquire_writer
+    assert (await log.acquire_writer("me", "steal")).writer_epoch == grants[0].writer_epoch + 1
+    core.failures["acquire_writer"].append(ConnectionLost())
+    with pytest.raises(WriterHeld) as held:  # Whoever it is, it is not this one.
+        await log.acquire_writer("another")
+    assert held.value.ids["holder"] == "me"
 
 
 async def test_deadlines_fire_and_say_what_is_known(site: Site) -> None:
