@@ -196,7 +196,8 @@ def _tell_of_problems(document: dict[str, Any]) -> None:
     for operations in document["paths"].values():
         for operation in operations.values():
             responses = operation["responses"]
-            responses.pop("422", None)
+            if MEDIA_TYPE not in responses.get("422", {}).get("content", {}):
+                responses.pop("422", None)  # The framework's, not one of ours.
             responses["default"] = {
                 "description": "A problem (RFC 9457).",
                 "content": {MEDIA_TYPE: problem},

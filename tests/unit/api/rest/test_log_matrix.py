@@ -202,6 +202,7 @@ def test_openapi_says_who_may_ask_and_has_examples_of_all_of_it(there: Site) -> 
                         assert example["value"]["reason"] == reason
                         assert example["value"]["status"] == int(status)
     append = document["paths"]["/v1/namespaces/{namespace}/logs/{log}/records"]["post"]
+    assert set(append["responses"]["422"]["content"]) == {"application/problem+json"}
     block = append["requestBody"]["content"]["application/vnd.rollbook.batch"]["schema"]
     text = block["description"].rpartition(" ")[2]
     assert Block(base64.b64decode(text)).value(0) == b"paid 1"
