@@ -25,7 +25,9 @@ def _or_of_context(context: click.Context, option: click.Parameter, url: str | N
         return url
     from rollbook.api.cli.context_file import find, load
 
-    name = os.environ.get("ROLLBOOK_CONTEXT") or load().current
+    name = os.environ.get("ROLLBOOK_CONTEXT")
+    if not name and not os.environ.get("ROLLBOOK_SERVER"):  # It may be of another cluster.
+        name = load().current
     if name and (url := find(name).metadata):
         return url
     raise click.MissingParameter(ctx=context, param=option)

@@ -158,8 +158,8 @@ def remove_ledgers(
     force: bool,
     output: str,
 ) -> None:
-    what = f"delete ledger {', '.join(map(str, ledger_ids))}, with all it holds"
-    ask_whether(what, yes)
+    which = ", ".join(map(str, ledger_ids))
+    ask_whether(f"delete ledger {which} of {access.url}, with all it holds", yes)
 
     async def remove(ledgers: Ledgers) -> list[dict[str, Any]]:
         for ledger_id in ledger_ids:

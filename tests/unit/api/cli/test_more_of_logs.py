@@ -191,6 +191,14 @@ def test_contexts_name_clusters(
     assert shell.json("cluster", "info")["instance_id"] == made["instance_id"]
     shell.run("cluster", "init", code=2)  # What is made is named.
     monkeypatch.delenv("ROLLBOOK_CONTEXT")
+    shell.run("context", "use", "there")
+    assert shell.json("cluster", "info")["instance_id"] == made["instance_id"]
+    shell.run("ledger", "rm", 7, code=2)
+    assert f"delete ledger 7 of {metadata}," in shell.errors
+    monkeypatch.setenv("ROLLBOOK_SERVER", server)
+    shell.run("cluster", "info", code=2)
+    assert "Missing option '--metadata'" in shell.errors, "the server may be of another cluster"
+    monkeypatch.delenv("ROLLBOOK_SERVER")
     shell.run("context", "rm", "there")
     shell.run("context", "rm", "away")
     assert not [each for each in shell.json("context", "ls") if each["current"]]
