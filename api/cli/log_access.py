@@ -75,7 +75,8 @@ class LogAccess:
             "tls-certificate": self.tls_certificate,
             "tls-key": self.tls_key,
         }
-        return "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value)
+        flags = "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value)
+        return f"{flags} --insecure" if self.insecure else flags
 
     def _way_to_reach(self, obstacle: Obstacle) -> str:
         where = self.server.rpartition("://")[2]

@@ -1,5 +1,6 @@
 """What is advised to whoever cannot reach a log server, or may type it another way."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,4 @@ def test_advice_has_the_flags_that_were_given() -> None:
     assert found.value.next_step == (
         "rollbook log create orders --server log+tls://x:1 --tls-authorities 'my ca.pem'"
     )
+    assert replace(access, insecure=True).flags.endswith("'my ca.pem' --insecure")
