@@ -41,6 +41,7 @@ class Contexts:
 
 
 KEYS: Final = tuple(each.name for each in fields(Context))
+_FOR_ACCESS: Final = tuple(key for key in KEYS if key not in ("server", "metadata"))
 
 
 def path() -> str:
@@ -97,11 +98,8 @@ def at_context(access: "LogAccess", name: str | None, *, is_named: bool) -> "Log
     if not name:
         return access
     context = find(name)
-    return replace(
-        access,
-        server=context.server,
-        token_file=access.token_file or context.token_file or None,
-        tls_authorities=access.tls_authorities or context.tls_authorities or None,
-        tls_certificate=access.tls_certificate or context.tls_certificate or None,
-        tls_key=access.tls_key or context.tls_key or None,
-    )
+    taken: dict[str, Any] = {"server": context.server}
+    for each in _FOR_ACCESS:
+        if not getattr(access, each) and (value := getattr(context, each)):
+            taken[each] = value
+    return replace(access, context=name, of_context=frozenset(taken), **taken)

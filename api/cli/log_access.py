@@ -24,6 +24,10 @@ from rollbook.proto.errors import (
 T = TypeVar("T")
 
 _TOKEN_BYTES_MAX: Final = 4096
+_NAMED: Final = (
+    *("context", "server", "token_file"),
+    *("tls_authorities", "tls_certificate", "tls_key"),
+)
 _CONNECT_S: Final = 1.5  # Nobody who types waits longer to hear that there is no server.
 
 
@@ -36,6 +40,8 @@ class LogAccess:
     tls_key: str | None
     timeout_s: float
     insecure: bool = False
+    context: str = ""
+    of_context: frozenset[str] = frozenset()  # The fields that it gave.
 
     def run(self, work: Callable[[Client], Awaitable[T]], log: str = "") -> T:
         with self.advising(log):
@@ -67,15 +73,12 @@ class LogAccess:
 
     @property
     def flags(self) -> str:
-        """As they were given, or as the context has them."""
-        given = {
-            "server": self.server,
-            "token-file": self.token_file,
-            "tls-authorities": self.tls_authorities,
-            "tls-certificate": self.tls_certificate,
-            "tls-key": self.tls_key,
-        }
-        flags = "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value)
+        """As they were given; the context by its name, beside which no server may be named."""
+        flags = ""
+        for name in _NAMED:
+            value = getattr(self, name)
+            if value and name not in self.of_context:
+                flags += f" --{name.replace('_', '-')} {shlex.quote(value)}"
         return f"{flags} --insecure" if self.insecure else flags
 
     def _way_to_reach(self, obstacle: Obstacle) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rollbook.api.cli.context_file import Context, Contexts, at_context, save
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
@@ -55,3 +56,16 @@ def test_advice_has_the_flags_that_were_given() -> None:
         "rollbook log create orders --server log+tls://x:1 --tls-authorities 'my ca.pem'"
     )
     assert replace(access, insecure=True).flags.endswith("'my ca.pem' --insecure")
+
+
+def test_advice_names_the_context_in_place_of_what_it_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server beside an exported ROLLBOOK_CONTEXT was refused."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    context = Context("log+tls://y:1", token_file="prod.token", tls_authorities="theirs.pem")
+    save(Contexts("prod", {"prod": context}))
+    for name in ("prod", None):
+        access = at_context(access_to("log://x:1", "my ca.pem"), name, is_named=False)
+        assert (access.server, access.token_file) == ("log+tls://y:1", "prod.token")
+        assert access.flags == " --context prod --tls-authorities 'my ca.pem'"
