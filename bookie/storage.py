@@ -78,9 +78,8 @@ class Storage:
         # the ledger was deleted. What is read right behind a call may be older; in the next turn of the loop it is not.
         self.lac_watchers: dict[int, Callable[[int], None]] = {}
         self.refuses_adds = False  # But for those that are urgent.
-        self.may_promise = (
-            True  # Else nothing is taken that would have to be kept, no fence either (B8).
-        )
+        # Else nothing is taken that would have to be kept, no fence either (B8).
+        self.may_promise = True
         self._disk = disk
         self._config = config
         self._clock = clock
