@@ -60,8 +60,12 @@ def move_cursor(
     try:
         tell(access.run(move, log), output, "offset")
     except CursorAhead as error:
-        again = shlex.join(("rollbook", "cursor", "set", log, name, position))
-        error.next_step = f"{again} --rewind{access.flags}"
+        again = shlex.join(("rollbook", "cursor", "set", log, name, position)) + " --rewind"
+        if protect is not None:
+            again += " --protect" if protect else " --no-protect"
+        if version is not None:
+            again += f" --version {version}"
+        error.next_step = again + access.flags
         raise
 
 

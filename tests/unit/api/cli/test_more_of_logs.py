@@ -37,10 +37,12 @@ def test_cursors_are_moved_and_hold_truncation_back(shell: Shell, server: str) -
     ]
     version = rows[1]["version"]
     shell.run("cursor", "set", "read-by-name", "billing", 50, "--version", version + 7, code=4)
-    shell.run("cursor", "set", "read-by-name", "billing", 30, code=4)
+    back = ("cursor", "set", "read-by-name", "billing", 30, "--no-protect", "--version", version)
+    shell.run(*back, code=4)
     assert "[CURSOR_AHEAD]" in shell.errors
     (typed,) = re.findall(r"try: rollbook (.*)", shell.errors)
-    assert typed.startswith("cursor set read-by-name billing 30 --rewind ")
+    again = f"cursor set read-by-name billing 30 --rewind --no-protect --version {version} "
+    assert typed.startswith(again), "on the same conditions"
     shell.run(*typed.split())
     version = shell.json("cursor", "show", "read-by-name", "billing")["version"]
     shell.run("cursor", "set", "read-by-name", "billing", 30, "--version", version)
