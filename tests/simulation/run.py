@@ -20,6 +20,7 @@ from tests.tally import Tally
 
 SEEDS_PER_TASK: Final = 20
 FAILURES_MAX: Final = 10  # More of them teach nothing new.
+WEAK_MAX: Final = 5  # Or half of them: of more, it is the world that proves nothing.
 SHRINK_RUNS_MAX: Final = 1500
 SHRINK_S_MAX: Final = 90.0
 
@@ -48,7 +49,7 @@ class SeedResult:
 
 
 def simulate(seeds: Sequence[int], world: str, progress: Progress, say: Say | None = None) -> Tally:
-    """A seed passes if every rule held and the run was worth something; a weak one is skipped."""
+    """A seed passes if every rule held and the run was worth something; a weak one is skipped, if not most are."""
     say = say or _say
     tally = Tally("seeds")
     try:
@@ -95,6 +96,9 @@ def simulate(seeds: Sequence[int], world: str, progress: Progress, say: Say | No
         say(line)
     for reason, count in sorted(weak.items()):
         say(f"{count:,} seeds prove too little and are not counted: {reason}")
+    if weak.total() > max(WEAK_MAX, tally.passed):
+        say("most prove too little: something in this world keeps others from their work")
+        tally.failed += 1
     return tally
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,16 @@ def test_seeds_pass_and_weak_ones_are_not_counted() -> None:
     weak = sum(int(line.split()[0]) for line in said if "prove too little" in line)
     assert tally.passed + weak == 60
     assert progress == list(range(61))
+
+
+def test_a_world_in_which_nothing_is_proven_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = [replace(each, weakness="no fault") for each in run._results(range(12), "toy")]
+    monkeypatch.setattr(run, "_results", lambda _seeds, _world: iter(results))
+    tally = simulate(range(12), "toy", lambda _done, _total: None, lambda _line: None)
+    assert (tally.passed, tally.failed) == (0, 1)
+    monkeypatch.setattr(run, "_results", lambda _seeds, _world: iter(results[:1]))
+    tally = simulate(range(1), "toy", lambda _done, _total: None, lambda _line: None)
+    assert (tally.passed, tally.failed) == (0, 0)
 
 
 def test_digests_come_in_order_and_match_a_run_in_this_process() -> None:
