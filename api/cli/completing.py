@@ -94,7 +94,10 @@ def _ask(
 def _access(said: dict[str, Any]) -> LogAccess:
     server = said.get("server")
     tls = (said.get("tls_authorities"), said.get("tls_certificate"), said.get("tls_key"))
-    access = LogAccess(server or DEFAULT_SERVER, said.get("token_file"), *tls, _PATIENCE_S)
+    access = LogAccess(
+        *(server or DEFAULT_SERVER, said.get("token_file"), *tls, _PATIENCE_S),
+        insecure=said.get("insecure", False),
+    )
     is_named = server not in (None, DEFAULT_SERVER)
     if said.get("context") or not is_named:
         access = at_context(access, said.get("context"), is_named=is_named)

@@ -41,15 +41,20 @@ def group() -> None:
 @click.option("--tls-authorities", metavar="FILE")
 @click.option("--tls-certificate", metavar="FILE")
 @click.option("--tls-key", metavar="FILE")
+@click.option("--insecure", is_flag=True, help="Show the token in the clear off loopback, too.")
 @click.option("--metadata", metavar="URL", help="For `cluster`, `ledger` and `recovery`.")
 @click.option("--use", is_flag=True, help="From now on.")
-def add(name: str, server: str, metadata: str | None, use: bool, **files: Any) -> None:
+def add(
+    name: str, server: str, insecure: bool, metadata: str | None, use: bool, **files: Any
+) -> None:
     """Name a cluster, or name it anew. The first one is used from now on."""
     from rollbook.api.cli import context_file
 
     known = context_file.load()
     paths = {key: os.path.abspath(value) for key, value in files.items() if value}
-    known.contexts[name] = context_file.Context(server, **paths, metadata=metadata or "")
+    known.contexts[name] = context_file.Context(
+        server, **paths, insecure=insecure, metadata=metadata or ""
+    )
     current = name if use or not known.current else known.current
     context_file.save(context_file.Contexts(current, known.contexts))
 

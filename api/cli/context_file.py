@@ -4,6 +4,7 @@
     [contexts.prod]
     server = "log+tls://log-1.example.com:7400"
     token_file = "/etc/rollbook/prod.token"        tls_authorities, tls_certificate, tls_key likewise
+    insecure = true                                the token is shown in the clear
     metadata = "zk://zk1,zk2,zk3/ledgers"          for what asks no log server
 
 The file is `$XDG_CONFIG_HOME/rollbook/contexts.toml`, readable by its owner alone. It names token files and
@@ -31,7 +32,12 @@ class Context:
     tls_authorities: str = ""
     tls_certificate: str = ""
     tls_key: str = ""
+    insecure: bool = False
     metadata: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.insecure, bool):  # As some text it would count as true.
+            raise TypeError("insecure is either true or false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ def save(contexts: Contexts) -> None:
     os.replace(temporary, path())
 
 
-def _text(value: str) -> str:
+def _text(value: str | bool) -> str:
     """As TOML has it, which knows nothing of JSON's pairs of surrogates."""
     return json.dumps(value, ensure_ascii=False)
 

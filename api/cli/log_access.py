@@ -79,7 +79,8 @@ class LogAccess:
             value = getattr(self, name)
             if value and name not in self.of_context:
                 flags += f" --{name.replace('_', '-')} {shlex.quote(value)}"
-        return f"{flags} --insecure" if self.insecure else flags
+        is_said = self.insecure and "insecure" not in self.of_context
+        return f"{flags} --insecure" if is_said else flags
 
     def _way_to_reach(self, obstacle: Obstacle) -> str:
         where = self.server.rpartition("://")[2]

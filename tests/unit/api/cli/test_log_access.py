@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.api.cli.context_file import Context, Contexts, at_context, save
+from rollbook.api.cli import completing
+from rollbook.api.cli.context_file import Context, Contexts, at_context, load, path, save
 from rollbook.api.cli.log_access import LogAccess
+from rollbook.api.cli.main import rollbook
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
-from rollbook.proto.errors import NoSuchLog, ServerUnreachable
+from rollbook.proto.errors import BadConfig, NoSuchLog, ServerUnreachable
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.tls import TlsFiles
 from tests.support.certificates import Authority
@@ -69,3 +71,21 @@ def test_advice_names_the_context_in_place_of_what_it_gave(
         access = at_context(access_to("log://x:1", "my ca.pem"), name, is_named=False)
         assert (access.server, access.token_file) == ("log+tls://y:1", "prod.token")
         assert access.flags == " --context prod --tls-authorities 'my ca.pem'"
+        assert not access.insecure
+
+
+def test_a_context_may_show_its_token_in_the_clear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    add = ["context", "add", "lab", "--server", "log://10.0.0.5:7400", "--insecure"]
+    rollbook.main(add, standalone_mode=False)
+    access = at_context(access_to("log://x:1"), None, is_named=False)
+    assert access.insecure
+    assert access.flags == " --context lab"
+    typed = {"context": None, "server": None, "insecure": False}
+    assert completing._access(typed).insecure
+    file = Path(path())
+    file.write_text(file.read_text().replace("insecure = true", 'insecure = "false"'))
+    with pytest.raises(BadConfig, match="either true or false"):
+        load()
