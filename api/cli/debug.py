@@ -40,7 +40,7 @@ def group() -> None:
     metavar="URL",
     envvar="ROLLBOOK_METADATA",
     show_envvar=True,
-    help="With the cluster's bookies, and who of all can be reached.",
+    help="With the cluster's bookies, and who of all can be reached.  [default: the context's]",
 )
 @click.option("--logs-max", type=click.IntRange(0), default=1000, show_default=True)
 def bundle(access: "LogAccess", **how: Any) -> None:

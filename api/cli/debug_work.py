@@ -18,6 +18,7 @@ import click
 from rollbook import __version__
 from rollbook.api.cli.cluster_health import look_at_health
 from rollbook.api.cli.cluster_work import look_at_cluster
+from rollbook.api.cli.context_file import find
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
@@ -34,6 +35,8 @@ def bundle(
     names = [LogName.parse(log) for log in logs]
     found = access.run(lambda client: _gather(client, names, logs_max))
     found["about"] = _about()
+    if not url and access.context:
+        url = find(access.context).metadata
     if url:
         found["cluster"] = _cluster(url)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -52,7 +55,7 @@ def _cluster(url: str) -> dict[str, Any]:
         facts, bookies = look_at_cluster(url)
     except RollbookError as error:
         return _why(error)
-    return {**facts, **health, "bookies": bookies, "members": members}
+    return {**facts, "health": health, "bookies": bookies, "members": members}
 
 
 async def _gather(client: Client, logs: Sequence[LogName], logs_max: int) -> dict[str, Any]:

@@ -211,14 +211,17 @@ def test_contexts_name_clusters(
 
 
 def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
-    shell: Shell, server: str, tmp_path: Path
+    shell: Shell, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(server, "told-of", 3)
     path = str(tmp_path / "bundle.tar.gz")
     metadata = f"sqlite:///{tmp_path}/metadata.db"
     made = shell.json("cluster", "init", "--metadata", metadata)
     shell.run("cursor", "set", "told-of", "billing", 2)
-    bundle = ("debug", "bundle", "--file", path, "--log", "told-of", "--metadata", metadata)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("ROLLBOOK_SERVER")
+    shell.run("context", "add", "here", "--server", f"log://{server}", "--metadata", metadata)
+    bundle = ("debug", "bundle", "--file", path, "--log", "told-of")
     assert shell.run(*bundle) == f"{path}\n"
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     with tarfile.open(path) as archive:
@@ -232,7 +235,8 @@ def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
     assert stats["stats"]["rollbook_log_logs_owned"] >= 1
     cluster = found["rollbook/cluster.json"]
     assert (cluster["instance_id"], cluster["bookies"]) == (made["instance_id"], [])
-    assert cluster["health"] == "unavailable", "it has no bookies"
+    assert cluster["health"]["health"] == "unavailable", "it has no bookies"
+    assert cluster["health"]["bookies"] == "0 of 0 writable"
     (state,) = [each for each in found["rollbook/logs.json"] if each["log"]["name"] == "told-of"]
     assert [(each["name"], each["offset"]) for each in state["cursors"]] == [("billing", 2)]
     log = found["rollbook/log-default-told-of.json"]
