@@ -142,8 +142,11 @@ def main() -> None:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.ClickException as error:
+    except click.UsageError as error:
         _explain_usage(error)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:  # Such as a file that cannot be read: no help is of help.
+        click.echo(f"error: {error.format_message()}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -162,11 +165,11 @@ def main() -> None:
         sys.exit(result)
 
 
-def _explain_usage(error: click.ClickException) -> None:
+def _explain_usage(error: click.UsageError) -> None:
     what = " ".join(error.format_message().split()).removesuffix(".")
     click.echo(f"error: {what} [USAGE]", err=True)
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    click.echo(f"  try: {context.command_path if context else 'rollbook'} --help", err=True)
+    command = error.ctx.command_path if error.ctx else "rollbook"
+    click.echo(f"  try: {command} --help", err=True)
 
 
 def _explain(error: errors.RollbookError) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import click
 import pytest
 
 from rollbook.api.cli import main as cli
@@ -95,6 +96,20 @@ def test_wrong_usage_is_two_and_is_told_as_all_that_is_wrong(
 )
 def test_families_have_exit_codes(error: errors.RollbookError, code: int) -> None:
     assert cli.exit_code(error) == code
+
+
+def test_what_is_no_matter_of_usage_advises_no_help(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise click.FileError("orders.txt", "it is a directory")
+
+    monkeypatch.setattr(cli, "rollbook", fail)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    told = "error: Could not open file 'orders.txt': it is a directory\n"
+    assert capsys.readouterr().err == told
 
 
 def test_an_error_is_explained_without_a_traceback(
