@@ -174,8 +174,10 @@ def _unverified_body(self: RecordReader, record: Record) -> bytes:
 _read_back = journal_reading.read_back
 
 
-async def _read_back_as_rot(file: Any, header: Any, first_sequence: int, _durable: int) -> Any:
-    return await _read_back(file, header, first_sequence, 2**62)
+async def _read_back_as_rot(
+    file: Any, header: Any, first_sequence: int, _durable: int, **how: bool
+) -> Any:
+    return await _read_back(file, header, first_sequence, 2**62, **how)
 
 
 def _seed_of_nothing(_file_id: bytes, _position: int) -> int:
