@@ -20,9 +20,10 @@ from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import BadConfig, RollbookError
 from tests.crash.images.judge import Due, LedgerDue, Promise, judge
 from tests.crash.images.life import Trace, record
-from tests.crash.images.step_disk import StepDisk, StoppedClock, step
+from tests.crash.images.step_disk import StepDisk, step
 from tests.simulation.kernel import SimulationFailed
 from tests.simulation.kernel.filesystem import POWER_CUT, FileSystem, Operation
+from tests.support.clocks import StandingClock
 
 SAMPLE: Final = 24  # Combinations of one moment, at most.
 SECOND_ODDS: Final = 0.05
@@ -136,7 +137,7 @@ class _Crasher:
 
     def _open(self, disk: StepDisk, *, is_made: bool) -> Storage:
         randomness = random.Random(len(disk.operations))
-        arguments = (disk, self._trace.config, StoppedClock(), randomness)
+        arguments = (disk, self._trace.config, StandingClock(), randomness)
         try:
             return step(Storage.open(*arguments))
         except BadConfig:

@@ -32,9 +32,10 @@ from rollbook.proto.wire import v2_adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from tests.crash.images.judge import Promise, answer
 from tests.crash.images.life import FRAME_BYTES_MAX, KEY
-from tests.crash.images.step_disk import StepDisk, StoppedClock, step
+from tests.crash.images.step_disk import StepDisk, step
 from tests.simulation.kernel import Node, World
 from tests.simulation.kernel.filesystem import FileSystem
+from tests.support.clocks import StandingClock
 
 KINDS: Final = tuple(DigestType)
 CONFIG: Final = StorageConfig(
@@ -204,7 +205,7 @@ class StoreAtRest:
 
 
 def open_at_rest(system: FileSystem) -> Storage:
-    return step(Storage.open(StepDisk(system), CONFIG, StoppedClock(), random.Random(1)))
+    return step(Storage.open(StepDisk(system), CONFIG, StandingClock(), random.Random(1)))
 
 
 def flip(store: StoreAtRest, path: str, position: int, chance: random.Random) -> str | None:

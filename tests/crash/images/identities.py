@@ -32,9 +32,10 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.quorum import Quorum
 from tests.crash.images.cuts import SAMPLE, Crashes, after, images
 from tests.crash.images.judge import Promise, answer
-from tests.crash.images.step_disk import StepDisk, StoppedClock, step
+from tests.crash.images.step_disk import StepDisk, step
 from tests.crash.images.step_metadata import Rows, StepMetadata
 from tests.simulation.kernel.filesystem import FileSystem, Operation
+from tests.support.clocks import StandingClock
 
 ROOT: Final = "/ledgers"
 BOOKIE: Final = BookieId("bk-1")
@@ -93,7 +94,7 @@ class _Machine:
         """As a bookie does it, up to where its port would open."""
         locks = await self.identity.establish()
         storage = await Storage.open(
-            *(self.disk, self._config, StoppedClock(), self._chance), locks=locks
+            *(self.disk, self._config, StandingClock(), self._chance), locks=locks
         )
         await self.identity.begin()
         doubts = answer(storage, LEDGER, 0) is EntryStateUnknown

@@ -126,17 +126,6 @@ class StepDisk:
         return StepLock()
 
 
-class StoppedClock:
-    def monotonic_ns(self) -> int:
-        return 0
-
-    def wall_us(self) -> int:
-        return 0
-
-    def let_others_run(self) -> None:
-        pass
-
-
 def step(coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs it to its end; it may give way, but there is nobody it could wait for."""
     try:

@@ -14,21 +14,9 @@ from rollbook.bookie.stats import Stats
 from rollbook.bookie.views import LedgerViews
 from rollbook.proto.errors import BookieReadOnly
 from rollbook.proto.ports import Clock, Disk
+from tests.support.clocks import StandingClock
 
 SECRET = "digest:me:canary"
-
-
-class StandingClock:
-    now_ns = 1_000
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns
-
-    def wall_us(self) -> int:
-        return 0
-
-    def let_others_run(self) -> None:
-        pass
 
 
 class StandingBookie:
@@ -62,7 +50,7 @@ def bookie() -> StandingBookie:
 
 @pytest.fixture
 def clock() -> StandingClock:
-    return StandingClock()
+    return StandingClock(1_000)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from rollbook.bookie.background import Background
+from tests.support.clocks import StandingClock
 
 MS = 1_000_000
 
@@ -22,24 +23,10 @@ def sleeps_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "sleep", sleep)
 
 
-class ToldClock:
-    def __init__(self) -> None:
-        self.now_ns = 0
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns
-
-    def wall_us(self) -> int:
-        return 0
-
-    def let_others_run(self) -> None:
-        pass
-
-
 class Others:
     """They take as much of each turn of the loop, until they have had so many."""
 
-    def __init__(self, clock: ToldClock, turn_ns: int, turns: int) -> None:
+    def __init__(self, clock: StandingClock, turn_ns: int, turns: int) -> None:
         self.turns_left = turns
         self._clock = clock
         self._turn_ns = turn_ns
@@ -61,7 +48,7 @@ class Others:
 
 
 async def test_it_goes_on_when_others_have_done_what_they_had_to() -> None:
-    clock = ToldClock()
+    clock = StandingClock()
     background, others = Background(clock), Others(clock, MS, turns=300)
     with others.at_work():
         clock.now_ns += MS  # A step.
@@ -70,7 +57,7 @@ async def test_it_goes_on_when_others_have_done_what_they_had_to() -> None:
 
 
 async def test_it_goes_on_beside_others_who_never_have_done() -> None:
-    clock = ToldClock()
+    clock = StandingClock()
     background, others = Background(clock), Others(clock, MS, turns=10**9)
     with others.at_work():
         clock.now_ns += MS
@@ -81,14 +68,14 @@ async def test_it_goes_on_beside_others_who_never_have_done() -> None:
 
 
 async def test_nobody_else_means_no_patience() -> None:
-    clock = ToldClock()
+    clock = StandingClock()
     clock.now_ns = MS
     await Background(clock).give_way(4.0, patience=1_000_000.0)
     assert clock.now_ns == MS
 
 
 async def test_what_is_more_pressing_goes_first() -> None:
-    clock = ToldClock()
+    clock = StandingClock()
     background = Background(clock, is_preceded=lambda: clock.now_ns < 50 * MS)
     with Others(clock, MS // 100, turns=10**9).at_work():  # Lulls, one after the other.
         clock.now_ns += MS
@@ -97,7 +84,7 @@ async def test_what_is_more_pressing_goes_first() -> None:
 
 
 async def test_what_is_more_pressing_does_not_keep_it_for_ever() -> None:
-    clock = ToldClock()
+    clock = StandingClock()
     background = Background(clock, is_preceded=lambda: True)
     with Others(clock, MS // 100, turns=10**9).at_work():
         clock.now_ns += MS

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from itertools import count
 
 import pytest
 
@@ -16,10 +15,11 @@ from rollbook.bookie.core.records import (
 )
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import EntryStateUnknown
-from tests.crash.images.step_disk import StepDisk, StepFile, StoppedClock, step
+from tests.crash.images.step_disk import StepDisk, StepFile, step
 from tests.simulation.kernel import Node
 from tests.simulation.kernel.filesystem import FileSystem
-from tests.unit.bookie.test_storage import add, entry, tell
+from tests.support.clocks import StandingClock
+from tests.unit.bookie.test_storage import add, entry, fill_file, tell
 
 CONFIG = StorageConfig(
     "/store/journal", ("/store/ledgers",), journal_file_bytes=256 * 1024, idle_after_ms=20
@@ -38,12 +38,8 @@ def died(monkeypatch: pytest.MonkeyPatch) -> FileSystem:
         return await as_ever(storage)
 
     async def story(storage: Storage, node: Node) -> None:
-        number = storage.end_of_journal[0]
-        for entry_id in count():
-            await add(storage, (7, entry_id), payload=PAYLOAD)
-            if storage.end_of_journal[0] != number:
-                break
-        await add(storage, (7, entry_id + 1))
+        last = await fill_file(storage, 7, len(PAYLOAD))
+        await add(storage, (7, last + 1))
         await asyncio.sleep(1)  # Until the next file is ready.
         images.append(node.disk.system.copy())
         may_end.set()
@@ -56,7 +52,7 @@ def died(monkeypatch: pytest.MonkeyPatch) -> FileSystem:
 
 
 def boot(image: FileSystem) -> Storage:
-    opening = Storage.open(StepDisk(image), CONFIG, StoppedClock(), random.Random(1))
+    opening = Storage.open(StepDisk(image), CONFIG, StandingClock(), random.Random(1))
     return step(opening)
 
 

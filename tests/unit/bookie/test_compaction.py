@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import count
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from tests.unit.bookie.test_storage import (
     digest_of,
     entry,
     fill,
+    fill_file,
     open_storage,
     settle,
     tell,
@@ -299,11 +299,7 @@ def test_checkpoints_go_first_while_a_filled_file_waits(
         return await as_ever(storage)
 
     async def story(storage: Storage, node: Node) -> None:
-        number = storage.end_of_journal[0]
-        for entry_id in count():
-            await add(storage, (7, entry_id), payload=bytes(6000))
-            if storage.end_of_journal[0] != number:
-                break
+        await fill_file(storage, 7)
         compactor = compactor_of(storage, node)
         if not checkpoint_ends_ms:
             may_end.set()
@@ -330,11 +326,7 @@ def test_a_repeat_is_not_hidden_by_a_log_that_comes_to_look_younger(emptiest: in
             await add(storage, (own[0], 0), payload=own[1])
             if ledger_id != emptiest:  # Whose turn comes first, as that of the emptiest.
                 await add(storage, (9, ledger_id), payload=bytes(5000))
-            number = storage.end_of_journal[0]
-            for entry_id in count():
-                await add(storage, (ledger_id, entry_id), payload=bytes(6000))
-                if storage.end_of_journal[0] != number:
-                    break
+            await fill_file(storage, ledger_id)
             await settle(storage)
         assert await storage.read(7, 0) == entry(7, 0, b"new")
         await delete(storage, 100, 102)

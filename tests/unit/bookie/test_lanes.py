@@ -10,23 +10,11 @@ import pytest
 from rollbook.bookie.lanes import Asked, Lane, Line, Queue, Turn
 from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import Call
-
-
-class StandingClock:
-    now_ns = 10**9
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns
-
-    def wall_us(self) -> int:
-        return 0
-
-    def let_others_run(self) -> None:
-        pass
+from tests.support.clocks import StandingClock
 
 
 def turn_of(adds_wait: Callable[[], bool] = lambda: False, clock: Clock | None = None) -> Turn:
-    return Turn(clock or StandingClock(), adds_wait)
+    return Turn(clock or StandingClock(10**9), adds_wait)
 
 
 async def test_who_comes_while_the_last_task_ends_is_served() -> None:
@@ -229,7 +217,7 @@ async def test_who_gives_up_waiting_for_a_step_keeps_nobody_from_it() -> None:
 
 
 async def test_beside_adds_steps_are_small_and_what_came_is_heard_between_two() -> None:
-    clock = StandingClock()
+    clock = StandingClock(10**9)
     turn = turn_of(clock=clock)
     turns = 0
 
@@ -346,7 +334,7 @@ async def test_a_lane_that_never_lets_go_leaves_every_other_turn_to_the_other(
     is_beside_adds: bool,
 ) -> None:
     """What memory answers does not wait for a disk in between."""
-    clock = StandingClock()
+    clock = StandingClock(10**9)
     turn = turn_of(clock=clock)
     if is_beside_adds:
         turn.on_adds(clock.now_ns)

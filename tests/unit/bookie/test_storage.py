@@ -5,6 +5,7 @@ import errno
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,16 @@ async def add(storage: Storage, *ids: tuple[int, int], **how: Any) -> None:
     assert not any(admission.refusals), admission.refusals
     assert admission.done
     await admission.done
+
+
+async def fill_file(storage: Storage, ledger_id: int, size: int = 6000) -> int:
+    """Entries from 0 on, until they go into another journal file; returns the last one's id."""
+    number = storage.end_of_journal[0]
+    for entry_id in count():
+        await add(storage, (ledger_id, entry_id), payload=b"x" * size)
+        if storage.end_of_journal[0] != number:
+            return entry_id
+    raise AssertionError
 
 
 Story = Callable[[Storage, Node], Awaitable[None]]

@@ -15,9 +15,10 @@ from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import NoSuchLedger, RollbookError
 from tests.crash.images.cuts import after, images
 from tests.crash.images.life import small_and_quiet
-from tests.crash.images.step_disk import StepDisk, StoppedClock, step
+from tests.crash.images.step_disk import StepDisk, step
 from tests.simulation.kernel import Node, World
 from tests.simulation.kernel.filesystem import FileSystem, Operation
+from tests.support.clocks import StandingClock
 from tests.unit.bookie.test_compaction import compactor_of, delete
 from tests.unit.bookie.test_storage import add, entry, open_storage, settle
 
@@ -86,7 +87,7 @@ def crash_everywhere() -> list[str]:
 
 
 def judge(image: FileSystem) -> None:
-    storage = step(Storage.open(StepDisk(image), CONFIG, StoppedClock(), random.Random(1)))
+    storage = step(Storage.open(StepDisk(image), CONFIG, StandingClock(), random.Random(1)))
     for ledger_id in LEDGERS:
         for entry_id in ENTRIES:
             if ledger_id in KEPT:
