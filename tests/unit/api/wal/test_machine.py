@@ -356,12 +356,8 @@ async def test_a_machine_leads_once_at_a_time(site: Site) -> None:
             assert await term.propose(b"1") == 2
 
 
-async def test_who_waits_for_bookies_says_so_once(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A program hung in `lead()`, and nobody was told what it took."""
-    failures: list[RollbookError] = [ConnectionLost(), OwnerChanging()]  # As when any owner goes.
-    failures[:0] = [NotEnoughBookies("2 bookies, and 3 are wanted") for _ in range(3)]
+def fail_to_acquire(monkeypatch: pytest.MonkeyPatch, failures: list[RollbookError]) -> None:
+    """The last of them first, until none is left."""
     acquire = Log.acquire_writer
 
     async def acquire_at_last(*arguments: Any, **more: Any) -> WriterGrant:
@@ -370,6 +366,15 @@ async def test_who_waits_for_bookies_says_so_once(
         return await acquire(*arguments, **more)
 
     monkeypatch.setattr(Log, "acquire_writer", acquire_at_last)
+
+
+async def test_who_waits_for_bookies_says_so_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program hung in `lead()`, and nobody was told what it took."""
+    failures: list[RollbookError] = [ConnectionLost(), OwnerChanging()]  # As when any owner goes.
+    failures[:0] = [NotEnoughBookies("2 bookies, and 3 are wanted") for _ in range(3)]
+    fail_to_acquire(monkeypatch, failures)
     async with replica(site, Counter(), "a") as machine, machine.lead() as term:
         assert await term.propose(b"1") == 1
     assert not failures
@@ -380,15 +385,8 @@ async def test_who_waits_for_bookies_says_so_once(
 async def test_who_waits_through_many_failures_says_so_once(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failures = [OwnerChanging("it is opened") for _ in range(4)]
-    acquire = Log.acquire_writer
-
-    async def acquire_at_last(*arguments: Any, **more: Any) -> WriterGrant:
-        if failures:
-            raise failures.pop()
-        return await acquire(*arguments, **more)
-
-    monkeypatch.setattr(Log, "acquire_writer", acquire_at_last)
+    failures: list[RollbookError] = [OwnerChanging("it is opened") for _ in range(4)]
+    fail_to_acquire(monkeypatch, failures)
     async with replica(site, Counter(), "a") as machine, machine.lead() as term:
         assert await term.propose(b"1") == 1
     told = [each.getMessage() for each in caplog.records if each.name == "rollbook.wal"]
