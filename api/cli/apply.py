@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollbook.api.cli.log import output_option, with_access
-from rollbook.api.cli.output import examples
+from rollbook.api.cli.log import with_access
+from rollbook.api.cli.output import bare_output_option, examples
 
 if TYPE_CHECKING:
     from rollbook.api.cli.log_access import LogAccess
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @with_access
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option("--yes", is_flag=True, help="Do not ask before retention is shortened.")
-@output_option
+@bare_output_option
 def group(access: "LogAccess", **how: Any) -> None:
     """Make each log of a file, or change it, until it is as the file says: + made, ~ changed, = as it was.
 

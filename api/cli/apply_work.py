@@ -5,9 +5,9 @@ from typing import Any, Final
 import click
 
 from rollbook.api.cli.confirming import ask_whether
-from rollbook.api.cli.ledger_access import tell_rows
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.log_work import settings_of, shown_setting
+from rollbook.api.cli.output import tell_rows
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rollbook.api.cli.log import output_option, with_access_to
-from rollbook.api.cli.output import examples
+from rollbook.api.cli.log import with_access_to
+from rollbook.api.cli.output import bare_output_option, examples
 
 if TYPE_CHECKING:
     from rollbook.api.cli.log_access import LogAccess
@@ -89,7 +89,7 @@ _keep_option: Final = click.option("--keep", is_flag=True, help="Do not delete t
     help="Records of each writer; 1 is one after the other.  [default: as many as it has room for]",
 )
 @_keep_option
-@output_option
+@bare_output_option
 def append(access: "LogAccess", **how: Any) -> None:
     """Append, each record exactly once and durably. `raw` is records a second.
 
@@ -122,7 +122,7 @@ def append(access: "LogAccess", **how: Any) -> None:
     help="Batches of values, or an object for each record.",
 )
 @_keep_option
-@output_option
+@bare_output_option
 def read(access: "LogAccess", **how: Any) -> None:
     """Append records, then read them from the start. `raw` is records a second.
 
@@ -144,7 +144,7 @@ def read(access: "LogAccess", **how: Any) -> None:
 @_sizes(None, size_min=8)
 @_pace(100.0)
 @_keep_option
-@output_option
+@bare_output_option
 def tail(access: "LogAccess", **how: Any) -> None:
     """Append at a pace and follow: how long until a record is where it is waited for. `raw` is p99 in ms.
 

@@ -24,8 +24,9 @@ from rollbook.api.cli.bench_load import (
     new_latencies,
 )
 from rollbook.api.cli.demo_cluster import LOG_SERVERS, demo_cluster
-from rollbook.api.cli.ledger_access import bar, tell
+from rollbook.api.cli.ledger_access import bar
 from rollbook.api.cli.log_access import LogAccess
+from rollbook.api.cli.output import tell
 from rollbook.api.client.client import DEFAULTS, Client
 from rollbook.api.client.log import Log
 from rollbook.api.client.reader import RecordBatch

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from rollbook.api.cli import log
-from rollbook.api.cli.output import examples, output_option, show_facts, show_rows
+from rollbook.api.cli.output import (
+    bare_output_option,
+    examples,
+    list_output_option,
+    output_option,
+    show_facts,
+    show_rows,
+)
 from rollbook.proto.formats.layout import Layout
 
 if TYPE_CHECKING:
@@ -144,7 +151,7 @@ def health(url: str, output: str) -> None:
     )
 )
 @log.with_access
-@log.list_output_option
+@list_output_option
 def servers(access: "LogAccess", **how: Any) -> None:
     """List the log servers that live. `raw` is their ids."""
     from rollbook.api.cli import log_owning
@@ -163,7 +170,7 @@ def servers(access: "LogAccess", **how: Any) -> None:
 @log.with_access
 @click.option("--wait", is_flag=True, help="Until it has none left, or --timeout is over.")
 @click.option("--resume", is_flag=True, help="It takes logs again.")
-@log.output_option
+@bare_output_option
 def drain(access: "LogAccess", **how: Any) -> None:
     """Have a log server hand over what it owns, and open nothing more. `raw` is how many are left."""
     from rollbook.api.cli import log_owning

@@ -6,13 +6,11 @@ import click
 
 from rollbook.api.cli.log import (
     completed_by,
-    list_output_option,
     log_argument,
-    output_option,
     with_access,
     yes_option,
 )
-from rollbook.api.cli.output import examples
+from rollbook.api.cli.output import bare_output_option, examples, list_output_option
 
 if TYPE_CHECKING:
     from rollbook.api.cli.log_access import LogAccess
@@ -61,7 +59,7 @@ def ls(access: "LogAccess", **how: Any) -> None:
 @log_argument
 @_name_argument
 @with_access
-@output_option
+@bare_output_option
 def show(access: "LogAccess", **how: Any) -> None:
     """Show one cursor. `raw` is its offset."""
     from rollbook.api.cli import cursor_work
@@ -87,7 +85,7 @@ def show(access: "LogAccess", **how: Any) -> None:
 @click.option(
     "--version", type=click.IntRange(-1), metavar="N", help="Only from this one; -1: make it."
 )
-@output_option
+@bare_output_option
 def move(access: "LogAccess", **how: Any) -> None:
     """Make a cursor, or move it. `raw` is its offset."""
     from rollbook.api.cli import cursor_work
@@ -106,7 +104,7 @@ def move(access: "LogAccess", **how: Any) -> None:
 @_name_argument
 @with_access
 @yes_option
-@output_option
+@bare_output_option
 def rm(access: "LogAccess", **how: Any) -> None:
     """Remove a cursor: it holds nothing back any more."""
     from rollbook.api.cli import cursor_work

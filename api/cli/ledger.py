@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rollbook.api.cli.cluster import metadata_option
-from rollbook.api.cli.output import examples
+from rollbook.api.cli.output import bare_output_option, examples
 
 if TYPE_CHECKING:
     from rollbook.api.cli.ledger_access import Access
 
-FORMATS: Final = ("table", "json", "ndjson", "raw")
 FRAMES: Final = ("lf", "nul", "len32", "whole")
 _DIGESTS: Final = ("crc32c", "crc32", "hmac", "dummy")
 _ID: Final = click.IntRange(min=0, max=2**63 - 1)
@@ -55,14 +54,6 @@ _password_option: Final = click.option(
     envvar="ROLLBOOK_PASSWORD",
     show_envvar=True,
     help="Of the ledger.  [default: the one in its metadata]",
-)
-_output_option: Final = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(FORMATS),
-    default="table",
-    show_default=True,
-    help="For people, for programs, or as bare as can be.",
 )
 _yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
 _quorum_options: Final = (
@@ -129,7 +120,7 @@ def _with_quorum(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--long", "-l", is_flag=True, help="With what the metadata says of each.")
 @click.option("--start", type=_ID, default=0, help="From this id on.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many.")
-@_output_option
+@bare_output_option
 def ls(access: "Access", **how: Any) -> None:
     """List the cluster's ledgers, by their ids."""
     from rollbook.api.cli import ledger_work
@@ -146,7 +137,7 @@ def ls(access: "Access", **how: Any) -> None:
 )
 @click.argument("ledger_id", type=_ID)
 @with_access
-@_output_option
+@bare_output_option
 def show(access: "Access", **how: Any) -> None:
     """Show what the metadata says of a ledger; no bookie is asked. `raw` is as it is stored."""
     from rollbook.api.cli import ledger_work
@@ -165,7 +156,7 @@ def show(access: "Access", **how: Any) -> None:
 @with_access
 @click.option("--all", "every", is_flag=True, help="Every ledger of the cluster.")
 @_password_option
-@_output_option
+@bare_output_option
 def verify(access: "Access", **how: Any) -> None:
     """Read every copy from every bookie that should have one, and say which are not as they should be.
 
@@ -195,7 +186,7 @@ def verify(access: "Access", **how: Any) -> None:
     "--password", envvar="ROLLBOOK_PASSWORD", show_envvar=True, default="", help="Guards it."
 )
 @click.option("--ledger-id", type=_ID, help="Instead of the next free one.")
-@_output_option
+@bare_output_option
 def create(access: "Access", **how: Any) -> None:
     """Make a ledger for a writer to come: `rollbook ledger append ID`.
 
@@ -218,7 +209,7 @@ def create(access: "Access", **how: Any) -> None:
 @_with_quorum
 @_password_option
 @_frame_option
-@_output_option
+@bare_output_option
 def append(access: "Access", **how: Any) -> None:
     """Write standard input to a ledger, new or made by `create`, and close it.
 
@@ -241,7 +232,7 @@ def append(access: "Access", **how: Any) -> None:
 @_password_option
 @_yes_option
 @click.option("--force", is_flag=True, help="Though its writer cannot be stopped.")
-@_output_option
+@bare_output_option
 def rm(access: "Access", **how: Any) -> None:
     """Delete ledgers, with all they hold. A writer is stopped first."""
     from rollbook.api.cli import ledger_work
@@ -259,7 +250,7 @@ def rm(access: "Access", **how: Any) -> None:
 @click.argument("ledger_ids", type=_ID, nargs=-1, required=True)
 @with_access
 @_password_option
-@_output_option
+@bare_output_option
 def recover(access: "Access", **how: Any) -> None:
     """Stop the writer of a ledger for good, find its end, close it there.
 
@@ -291,7 +282,7 @@ def recover(access: "Access", **how: Any) -> None:
 @click.option("--unconfirmed", is_flag=True, help="Whatever is there; it may be gone later.")
 @_password_option
 @_frame_option
-@_output_option
+@bare_output_option
 def read(access: "Access", **how: Any) -> None:
     """Print entries. `raw` is their bytes, framed; JSON has text, or `payload_base64`."""
     from rollbook.api.cli import ledger_entries
@@ -322,7 +313,7 @@ def read(access: "Access", **how: Any) -> None:
     "--seconds", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Of appending."
 )
 @click.option("--keep", is_flag=True, help="Do not delete the ledger afterwards.")
-@_output_option
+@bare_output_option
 def bench(access: "Access", **how: Any) -> None:
     """Append to a ledger of its own as fast as goes, read it back, delete it. `raw`: adds a second."""
     from rollbook.api.cli import ledger_bench

@@ -3,14 +3,13 @@
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import click
 
-from rollbook.api.cli.output import show_facts, show_rows
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.connecting import connect
 from rollbook.ledger.ledgers import Ledgers
@@ -110,30 +109,6 @@ def _advising(url: str) -> Iterator[None]:
         typed = (step for kind, step in steps.items() if isinstance(error, kind))
         error.next_step = next(typed, error.next_step)
         raise
-
-
-def tell(facts: Mapping[str, Any], output: str, bare: str) -> None:
-    if output == "raw":
-        click.echo(facts[bare])
-    else:
-        show_facts(facts, output)
-
-
-def tell_rows(
-    columns: Sequence[str],
-    rows: Sequence[Mapping[str, Any]],
-    output: str,
-    bare: str,
-    wide: Sequence[str] = (),
-) -> None:
-    """`wide`: the columns that are for those who ask for them."""
-    if output == "wide":
-        columns = (*columns, *wide)
-    if output in ("raw", "name"):
-        for row in rows:
-            click.echo(row[bare])
-    else:
-        show_rows(columns, rows, output)
 
 
 def print_bytes(data: bytes) -> None:

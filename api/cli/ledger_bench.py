@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from rollbook.api.cli.ledger_access import Access, bar, custom_of, tell
+from rollbook.api.cli.ledger_access import Access, bar, custom_of
+from rollbook.api.cli.output import tell
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.writer import LedgerWriter

@@ -8,15 +8,8 @@ from typing import Any, Final
 
 import click
 
-from rollbook.api.cli.ledger_access import (
-    Access,
-    as_text,
-    bar,
-    custom_of,
-    password_of,
-    print_bytes,
-    tell,
-)
+from rollbook.api.cli.ledger_access import Access, as_text, bar, custom_of, password_of, print_bytes
+from rollbook.api.cli.output import tell
 from rollbook.api.cli.record_input import Cutter, as_json, framed, input_bytes, standard_input
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader

@@ -8,16 +8,8 @@ from typing import Any, Final
 import click
 
 from rollbook.api.cli.confirming import ask_whether
-from rollbook.api.cli.ledger_access import (
-    Access,
-    as_text,
-    custom_of,
-    password_of,
-    print_bytes,
-    tell,
-    tell_rows,
-)
-from rollbook.api.cli.output import show_facts, show_rows
+from rollbook.api.cli.ledger_access import Access, as_text, custom_of, password_of, print_bytes
+from rollbook.api.cli.output import show_facts, show_rows, tell, tell_rows
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
 from rollbook.proto.errors import NoSuchLedger, RecoveryIncomplete

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rollbook.api.cli.lazy import LazyGroup, Place
-from rollbook.api.cli.output import examples
+from rollbook.api.cli.output import bare_output_option, examples, list_output_option
 
 if TYPE_CHECKING:
     from rollbook.api.cli.log_access import LogAccess
 
 DEFAULT_SERVER: Final = "log://127.0.0.1:7400"
-_FORMATS: Final = ("table", "json", "ndjson", "raw")
 _FRAMES: Final = ("lf", "nul", "len32", "whole")
 _POSITIONS: Final = "123, -10, earliest, latest, ts:TIME, ago:15m or cursor:NAME"
 
@@ -54,22 +53,6 @@ _OPTIONS: Final = (
     click.option("--timeout", "timeout_s", type=click.FloatRange(0.1), default=10.0,
                  show_default=True, help="Seconds to wait for the servers, with all retries."),
 )  # fmt: skip
-output_option: Final = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(_FORMATS),
-    default="table",
-    show_default=True,
-    help="For people, for programs, or as bare as can be.",
-)
-list_output_option: Final = click.option(
-    "-o",
-    "--output",
-    type=click.Choice((*_FORMATS, "wide", "name")),
-    default="table",
-    show_default=True,
-    help="As elsewhere; `wide` has more columns, `name` is a name a line.",
-)
 yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
 _frame_option: Final = click.option(
     "--frame",
@@ -182,7 +165,7 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
 @log_argument
 @with_access
 @_settings
-@output_option
+@bare_output_option
 def create(access: "LogAccess", **how: Any) -> None:
     """Make a log, unless it is there; then it has to have the settings that are named."""
     from rollbook.api.cli import log_work
@@ -219,7 +202,7 @@ def ls(access: "LogAccess", **how: Any) -> None:
 )
 @log_argument
 @with_access
-@output_option
+@bare_output_option
 def show(access: "LogAccess", **how: Any) -> None:
     """Show where a log begins and ends, who owns it, how it is configured. `raw` is its tail."""
     from rollbook.api.cli import log_work
@@ -236,7 +219,7 @@ def show(access: "LogAccess", **how: Any) -> None:
 )
 @log_argument
 @with_access
-@output_option
+@bare_output_option
 def segments(access: "LogAccess", **how: Any) -> None:
     """List the ledgers that a log is made of. `raw` is their ids."""
     from rollbook.api.cli import log_work
@@ -254,7 +237,7 @@ def segments(access: "LogAccess", **how: Any) -> None:
 @log_argument
 @with_access
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
-@output_option
+@bare_output_option
 def journal(access: "LogAccess", **how: Any) -> None:
     """Show what befell a log, newest first: owners, rolls, truncations, and why."""
     from rollbook.api.cli import log_work
@@ -279,7 +262,7 @@ def journal(access: "LogAccess", **how: Any) -> None:
 @click.option("--create", is_flag=True, help="Make the log unless it is there.")
 @click.option("--holder", metavar="NAME", help="Who is the writer of an exclusive log from now on.")
 @_frame_option
-@output_option
+@bare_output_option
 def append(access: "LogAccess", **how: Any) -> None:
     """Append records: those named, or standard input, each line one. In order, each exactly once.
 
@@ -328,7 +311,7 @@ def _require_one_dress(template: str | None) -> None:
 @_limit_option
 @_frame_option
 @_format_option
-@output_option
+@bare_output_option
 def read(access: "LogAccess", **how: Any) -> None:
     """Print records up to the tail as it is now. `raw` is their bytes, framed."""
     _require_one_dress(how["template"])
@@ -360,7 +343,7 @@ def read(access: "LogAccess", **how: Any) -> None:
 @_limit_option
 @_frame_option
 @_format_option
-@output_option
+@bare_output_option
 def tail(access: "LogAccess", **how: Any) -> None:
     """Print the last records, and those to come, until the log is sealed."""
     _require_one_dress(how["template"])
@@ -393,7 +376,7 @@ def tail(access: "LogAccess", **how: Any) -> None:
     "--force-roll", is_flag=True, help="Free what is in the segment that is written, too."
 )
 @yes_option
-@output_option
+@bare_output_option
 def truncate(access: "LogAccess", **how: Any) -> None:
     """Make what lies before a position unreadable, and free whole segments of it.
 
@@ -414,7 +397,7 @@ def truncate(access: "LogAccess", **how: Any) -> None:
 @log_argument
 @with_access
 @yes_option
-@output_option
+@bare_output_option
 def seal(access: "LogAccess", **how: Any) -> None:
     """End a log: nothing can be appended any more, its readers come to an end. `raw` is its tail."""
     from rollbook.api.cli import log_work
@@ -431,7 +414,7 @@ def seal(access: "LogAccess", **how: Any) -> None:
 )
 @log_argument
 @with_access
-@output_option
+@bare_output_option
 def roll(access: "LogAccess", **how: Any) -> None:
     """Begin a new segment, unless the one that is written is empty. `raw` is its number."""
     from rollbook.api.cli import log_work
@@ -448,7 +431,7 @@ def roll(access: "LogAccess", **how: Any) -> None:
 )
 @log_argument
 @with_access
-@output_option
+@bare_output_option
 def verify(access: "LogAccess", **how: Any) -> None:
     """Read all of a log, and check each block and that no offset is missing. `raw` is how many there are.
 
@@ -469,7 +452,7 @@ def verify(access: "LogAccess", **how: Any) -> None:
 @log_argument
 @click.argument("to", metavar="SERVER", shell_complete=completed_by("names_of_servers"))
 @with_access
-@output_option
+@bare_output_option
 def transfer(access: "LogAccess", **how: Any) -> None:
     """Hand a log over to another log server; no append fails by it. `raw` is its address."""
     from rollbook.api.cli import log_owning
@@ -490,7 +473,7 @@ def transfer(access: "LogAccess", **how: Any) -> None:
     "--grace", metavar="TIME", help="Its records are freed only then.  [default: as configured]"
 )
 @yes_option
-@output_option
+@bare_output_option
 def rm(access: "LogAccess", **how: Any) -> None:
     """Delete logs: gone at once for everybody, their records after a time of grace."""
     from rollbook.api.cli import log_work

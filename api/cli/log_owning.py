@@ -4,9 +4,8 @@ import time
 from typing import Any
 
 from rollbook.api.cli.confirming import ask_whether
-from rollbook.api.cli.ledger_access import tell, tell_rows
 from rollbook.api.cli.log_access import LogAccess
-from rollbook.api.cli.output import time_of
+from rollbook.api.cli.output import tell, tell_rows, time_of
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName, WriterEpoch, parse_age_us

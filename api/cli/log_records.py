@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import click
 
-from rollbook.api.cli.ledger_access import as_text, bar, print_bytes, tell
+from rollbook.api.cli.ledger_access import as_text, bar, print_bytes
 from rollbook.api.cli.log_access import LogAccess
-from rollbook.api.cli.output import time_of
+from rollbook.api.cli.output import tell, time_of
 from rollbook.api.cli.record_format import Write, compile_format
 from rollbook.api.cli.record_input import Cutter, as_json, framed, input_bytes, standard_input
 from rollbook.api.client.client import Client

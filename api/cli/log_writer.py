@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollbook.api.cli.log import log_argument, output_option, with_access, yes_option
-from rollbook.api.cli.output import examples
+from rollbook.api.cli.log import log_argument, with_access, yes_option
+from rollbook.api.cli.output import bare_output_option, examples
 
 if TYPE_CHECKING:
     from rollbook.api.cli.log_access import LogAccess
@@ -35,7 +35,7 @@ def group() -> None:
 )
 @log_argument
 @with_access
-@output_option
+@bare_output_option
 def show(access: "LogAccess", **how: Any) -> None:
     """Show who writes. `raw` is the epoch."""
     from rollbook.api.cli import log_owning
@@ -57,7 +57,7 @@ def show(access: "LogAccess", **how: Any) -> None:
 @click.option("--steal", is_flag=True, help="Fence whoever holds it.")
 @click.option("--ttl", metavar="TIME", help="It runs out unless it is renewed.  [default: never]")
 @yes_option
-@output_option
+@bare_output_option
 def acquire(access: "LogAccess", **how: Any) -> None:
     """Become the writer, if nobody is. `raw` is the epoch."""
     from rollbook.api.cli import log_owning
@@ -75,7 +75,7 @@ def acquire(access: "LogAccess", **how: Any) -> None:
 @log_argument
 @click.argument("epoch", type=click.IntRange(0))
 @with_access
-@output_option
+@bare_output_option
 def release(access: "LogAccess", **how: Any) -> None:
     """Let somebody else have it."""
     from rollbook.api.cli import log_owning

@@ -2,23 +2,35 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
-FORMATS: Final = ("table", "json", "ndjson")
+_FORMATS: Final = ("table", "json", "ndjson")
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _THEN_MS: Final = 10**12  # In 2001: what is less is no time of ours but a duration.
 
-output_option: Final = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(FORMATS),
-    default="table",
-    show_default=True,
-    help="For people, or for programs.",
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _output_option(help_text: str, *more: str) -> Callable[[F], F]:
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice((*_FORMATS, *more)),
+        default="table",
+        show_default=True,
+        help=help_text,
+    )
+
+
+output_option: Final = _output_option("For people, or for programs.")
+bare_output_option: Final = _output_option("For people, for programs, or as bare as can be.", "raw")
+list_output_option: Final = _output_option(  # Of whatever lists things that have names.
+    "For people or programs; `wide` has more columns, `name` (and `raw`) is a name a line.",
+    *("raw", "wide", "name"),
 )
 
 
@@ -43,6 +55,29 @@ def show_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], output:
         click.echo(json.dumps(list(rows), indent=2))
     else:
         click.echo(as_table(columns, list(rows)))
+
+
+def tell(facts: Mapping[str, Any], output: str, bare: str) -> None:
+    """`bare`: the fact that is all of it as `raw`."""
+    if output == "raw":
+        click.echo(facts[bare])
+    else:
+        show_facts(facts, output)
+
+
+def tell_rows(
+    columns: Sequence[str],
+    rows: Iterable[Mapping[str, Any]],
+    output: str,
+    bare: str,
+    wide: Sequence[str] = (),
+) -> None:
+    """`bare`: the names of the rows. `wide`: the columns that are for those who ask for them."""
+    if output in ("raw", "name"):
+        for row in rows:
+            click.echo(row[bare])
+    else:
+        show_rows((*columns, *wide) if output == "wide" else columns, rows, output)
 
 
 def as_lines(facts: Mapping[str, Any]) -> str:
