@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import click
 
-from rollbook.api.cli.output import examples, output_option
+from rollbook.api.cli.output import examples, list_output_option
 
 _FILE: Final = click.option(
     "--file", "path", metavar="FILE", required=True, help="The server's --access-file."
@@ -65,12 +65,12 @@ def add(**what: Any) -> None:
     "ls",
     epilog=examples(
         "rollbook access ls --file access.toml",
-        "rollbook access ls --file access.toml -o json",
+        "rollbook access ls --file access.toml -o wide",
         "rollbook access ls --file /etc/rollbook/access.toml -o ndjson",
     ),
 )
 @_FILE
-@output_option
+@list_output_option
 def show(path: str, output: str) -> None:
     """List who there is; what is wrong with the file is said as a server would say it."""
     from rollbook.api.cli import access_work  # `--help` is quick.

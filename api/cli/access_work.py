@@ -13,13 +13,14 @@ import click
 
 from rollbook.api.access.core.principals import SECTION, Principals, digest_of, parse_principals
 from rollbook.api.access.token_file import require_own
-from rollbook.api.cli.output import show_rows, time_of
+from rollbook.api.cli.output import tell_rows, time_of
 from rollbook.proto.errors import BadConfig, InvalidRequest
 from rollbook.proto.runtime.config import read_config_file
 
 _TOKEN_BYTES: Final = 32
 _LISTS: Final = ("read", "append", "admin", "deny")
-_COLUMNS: Final = ("name", *_LISTS, "monitor")
+_COLUMNS: Final = ("name", *_LISTS, "monitor", "expires")
+_WIDE: Final = ("quotas", "tokens", "certificates")
 
 
 def add(path: str, name: str, days: int | None, **what: Any) -> None:
@@ -66,8 +67,7 @@ def show(path: str, output: str) -> None:
         }
         for each in read(path)
     ]
-    columns = (*_COLUMNS, "quotas", "tokens", "expires", "certificates")
-    show_rows(columns, rows, output)
+    tell_rows(_COLUMNS, rows, output, "name", _WIDE)
 
 
 def token() -> None:

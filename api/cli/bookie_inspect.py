@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from rollbook.api.cli.output import examples, output_option, show_facts, show_rows
+from rollbook.api.cli.output import (
+    examples,
+    list_output_option,
+    output_option,
+    show_facts,
+    show_rows,
+    tell_rows,
+)
 from rollbook.proto.errors import BadConfig, DataLost, NoSuchLedger
 
 if TYPE_CHECKING:  # Loaded when a command needs them: `--help` is quick.
@@ -253,7 +260,7 @@ def info(where: Where, output: str) -> None:
 )
 @click.option("--after", type=click.IntRange(-1), default=-1, help="Only ids above this one.")
 @click.option("--limit", type=click.IntRange(1), help="No more than so many.")
-@output_option
+@list_output_option
 @_either
 def ledgers(where: Where, after: int, limit: int | None, output: str) -> None:
     """List the ledgers of which this bookie has something."""
@@ -261,7 +268,7 @@ def ledgers(where: Where, after: int, limit: int | None, output: str) -> None:
         rows = iter(where.read(lambda store: _ledgers_in(store, after, limit)))
     else:
         rows = _ledgers_of(where.client(), after, limit)
-    show_rows(_LEDGER_COLUMNS, rows, output)
+    tell_rows(_LEDGER_COLUMNS, rows, output, "ledger_id")
 
 
 def _ledgers_of(client: "AdminClient", after: int, limit: int | None) -> Iterator[dict[str, Any]]:
@@ -330,13 +337,13 @@ async def _ledger_in(store: "StoreFiles", ledger_id: int) -> dict[str, Any]:
     "journal 12 --journal-dir /data/journal --ledger-dir /data/ledgers -o ndjson | tail -1",
 )
 @click.argument("number", type=click.IntRange(1), required=False)
-@output_option
+@list_output_option
 @_files
 def journal(where: Where, number: int | None, output: str) -> None:
     """List the journal's files, or the records of one of them."""
     if number is None:
         files = where.read(lambda store: store.journal_files())
-        show_rows(("journal", "bytes", "use", "path"), files, output)
+        tell_rows(("journal", "bytes", "use"), files, output, "journal", ("path",))
         return
     _show_records(where.read(lambda store: _all(store.journal_records(number))), output)
 
@@ -348,7 +355,7 @@ def journal(where: Where, number: int | None, output: str) -> None:
 )
 @click.argument("number", type=click.IntRange(1), required=False)
 @click.option("--records", is_flag=True, help="Its records, instead of its ledgers.")
-@output_option
+@list_output_option
 @_files
 def entrylog(where: Where, number: int | None, records: bool, output: str) -> None:
     """List the entry logs, or the ledgers in one of them; `live` is the share still wanted."""
@@ -357,8 +364,8 @@ def entrylog(where: Where, number: int | None, records: bool, output: str) -> No
         async def logs(store: "StoreFiles") -> list[dict[str, Any]]:
             return store.logs()
 
-        columns = ("log", "bytes", "ledgers", "entries", "entry_bytes", "live", "path")
-        show_rows(columns, where.read(logs), output)
+        columns = ("log", "bytes", "ledgers", "entries", "entry_bytes", "live")
+        tell_rows(columns, where.read(logs), output, "log", ("path",))
         return
     if records:
         _show_records(where.read(lambda store: _all(store.log_records(number))), output)
@@ -367,17 +374,18 @@ def entrylog(where: Where, number: int | None, records: bool, output: str) -> No
     async def extents(store: "StoreFiles") -> list[dict[str, Any]]:
         return store.extents(number)
 
-    show_rows(_LEDGER_COLUMNS[:6], where.read(extents), output)
+    tell_rows(_LEDGER_COLUMNS[:6], where.read(extents), output, "ledger_id")
 
 
 def _show_records(records: list[dict[str, Any]], output: str) -> None:
-    if output == "table":
+    if output in ("table", "wide"):
         for each in records:
             ledgers = each["ledgers"] or []
-            each["ledgers"] = [f"{ledger}:{first}-{last}" for ledger, first, last in ledgers[:4]]
-            each["ledgers"] += ["…"] * (len(ledgers) > 4)
+            shown = ledgers if output == "wide" else ledgers[:4]
+            each["ledgers"] = [f"{ledger}:{first}-{last}" for ledger, first, last in shown]
+            each["ledgers"] += ["…"] * (len(ledgers) > len(shown))
     columns = ("position", "sequence", "kind", "last_synced", "body_bytes", "is_sound", "ledgers")
-    show_rows(columns, records, output)
+    tell_rows(columns, records, output, "position")
 
 
 async def _all(found: AsyncIterator[T]) -> list[T]:

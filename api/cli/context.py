@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from rollbook.api.cli.output import examples, output_option
+from rollbook.api.cli.output import examples, list_output_option
 
 
 def _names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -74,15 +74,15 @@ def use(name: str) -> None:
 @group.command(
     epilog=examples(
         "rollbook context ls",
-        "rollbook context ls -o json",
-        "rollbook context ls -o ndjson | jq -r .name",
+        "rollbook context ls -o wide",
+        "rollbook context ls -o name",
     )
 )
-@output_option
+@list_output_option
 def ls(output: str) -> None:
     """List them."""
     from rollbook.api.cli import context_file
-    from rollbook.api.cli.output import show_rows
+    from rollbook.api.cli.output import tell_rows
 
     known = context_file.load()
     rows = [
@@ -90,7 +90,9 @@ def ls(output: str) -> None:
         | {key: getattr(context, key) for key in context_file.KEYS}
         for name, context in known.contexts.items()
     ]
-    show_rows(("name", "current", "server", "token_file"), rows, output)
+    columns = ("name", "current", "server", "token_file")
+    wide = [key for key in context_file.KEYS if key not in columns]
+    tell_rows(columns, rows, output, "name", wide)
 
 
 @group.command(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rollbook.api.cli.cluster import metadata_option
-from rollbook.api.cli.output import bare_output_option, examples
+from rollbook.api.cli.output import bare_output_option, examples, list_output_option
 
 if TYPE_CHECKING:
     from rollbook.api.cli.ledger_access import Access
@@ -120,7 +120,7 @@ def _with_quorum(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--long", "-l", is_flag=True, help="With what the metadata says of each.")
 @click.option("--start", type=_ID, default=0, help="From this id on.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many.")
-@bare_output_option
+@list_output_option
 def ls(access: "Access", **how: Any) -> None:
     """List the cluster's ledgers, by their ids."""
     from rollbook.api.cli import ledger_work

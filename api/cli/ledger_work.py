@@ -24,22 +24,22 @@ _ROW_COLUMNS: Final = (
 
 
 def list_ledgers(access: Access, long: bool, start: int, limit: int | None, output: str) -> None:
+    has_more = long or output == "wide"
+
     async def collect(ledgers: Ledgers) -> None:
         rows: list[dict[str, Any]] = []
         async for piece in _in_pieces(ledgers.list(start), _METADATA_READS, limit):
             more = [{"ledger_id": each} for each in piece]
-            if long:
+            if has_more:
                 found = await asyncio.gather(*(_read_or_none(ledgers, each) for each in piece))
-                more = [_row(each) for each in found if each is not None]
-            if output == "raw":
-                print_bytes("".join(f"{row['ledger_id']}\n" for row in more).encode())
-            elif output == "ndjson":
-                show_rows((), more, output)
+                more = [_row(each) | _rest(each) for each in found if each is not None]
+            if output in ("ndjson", "name", "raw"):  # As they come: there may be millions.
+                tell_rows((), more, output, "ledger_id")
             else:
                 rows += more
-        if output in ("table", "json"):
-            columns = _ROW_COLUMNS if long else _ROW_COLUMNS[:1]
-            show_rows(columns, rows, output)
+        if output in ("table", "wide", "json"):
+            columns = _ROW_COLUMNS if has_more else _ROW_COLUMNS[:1]
+            tell_rows(columns, rows, output, "ledger_id", ("version", "has_password", "custom"))
 
     access.run(collect, needs_bookies=False)
 
@@ -83,6 +83,14 @@ def _row(stored: StoredLedger) -> dict[str, Any]:
     }
 
 
+def _rest(stored: StoredLedger) -> dict[str, Any]:
+    return {
+        "version": stored.version,
+        "has_password": bool(stored.metadata.password),
+        "custom": {name: as_text(value) for name, value in stored.metadata.custom},
+    }
+
+
 def _when(ms: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ms / 1000))
 
@@ -104,11 +112,7 @@ def show_ledger(access: Access, ledger_id: int, output: str) -> None:
         }
         for index, fragment in enumerate(metadata.fragments)
     ]
-    facts = _row(stored) | {
-        "version": stored.version,
-        "has_password": bool(metadata.password),
-        "custom": {name: as_text(value) for name, value in metadata.custom},
-    }
+    facts = _row(stored) | _rest(stored)
     if output != "table":
         show_facts({**facts, "fragments": fragments}, output)
         return

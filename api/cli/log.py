@@ -219,7 +219,7 @@ def show(access: "LogAccess", **how: Any) -> None:
 )
 @log_argument
 @with_access
-@bare_output_option
+@list_output_option
 def segments(access: "LogAccess", **how: Any) -> None:
     """List the ledgers that a log is made of. `raw` is their ids."""
     from rollbook.api.cli import log_work

@@ -172,7 +172,12 @@ def list_segments(access: LogAccess, log: str, output: str) -> None:
         return await (await client.open(log)).segments()
 
     rows = [segment_facts(each) for each in access.run(look, log)]
-    tell_rows(_SEGMENT_COLUMNS, rows, output, "ledger_id")
+    if output == "wide":
+        for row in rows:
+            row["first_record"] = time_of(row["first_timestamp_us"])
+            row["last_record"] = time_of(row["last_timestamp_us"])
+    wide = ("first_record", "last_record")
+    tell_rows(_SEGMENT_COLUMNS, rows, output, "ledger_id", wide)
 
 
 def segment_facts(segment: words.SegmentView) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -29,7 +30,7 @@ def _output_option(help_text: str, *more: str) -> Callable[[F], F]:
 output_option: Final = _output_option("For people, or for programs.")
 bare_output_option: Final = _output_option("For people, for programs, or as bare as can be.", "raw")
 list_output_option: Final = _output_option(  # Of whatever lists things that have names.
-    "For people or programs; `wide` has more columns, `name` (and `raw`) is a name a line.",
+    "For people or programs; `wide` has all columns, `name` (and `raw`) is a name a line.",
     *("raw", "wide", "name"),
 )
 
@@ -74,8 +75,9 @@ def tell_rows(
 ) -> None:
     """`bare`: the names of the rows. `wide`: the columns that are for those who ask for them."""
     if output in ("raw", "name"):
-        for row in rows:
-            click.echo(row[bare])
+        for row in rows:  # There may be millions, and click would flush after each.
+            sys.stdout.write(f"{row[bare]}\n")
+        sys.stdout.flush()
     else:
         show_rows((*columns, *wide) if output == "wide" else columns, rows, output)
 

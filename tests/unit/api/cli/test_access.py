@@ -51,6 +51,10 @@ def test_what_is_added_may_come_in(tmp_path: Path) -> None:
     assert rows[0]["tokens"] == 1
     assert (rows[0]["quotas"], rows[0]["monitor"]) == ({"streams": 7}, False)
     assert len(rows[0]["expires"]) == 1
+    assert run("access", "ls", "--file", path, "-o", "name").stdout == "ingest\nlog-2@eu\n"
+    wide = run("access", "ls", "--file", path, "-o", "wide").stdout.splitlines()
+    assert "CERTIFICATES" in wide[0]
+    assert "streams=7" in wide[1]
 
 
 def test_names_of_certificates_are_of_any_alphabet(tmp_path: Path) -> None:

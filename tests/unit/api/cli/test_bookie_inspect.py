@@ -199,6 +199,17 @@ def test_records_and_extents_are_listed(folder: Path) -> None:
     assert held >= sum(each["entries"] for each in extents)
 
 
+@pytest.mark.parametrize(
+    ("command", "name"), [("ledgers", "ledger_id"), ("journal", "journal"), ("entrylog", "log")]
+)
+def test_lists_are_bare_or_wide(folder: Path, command: str, name: str) -> None:
+    rows = shown(command, *files(folder))
+    names = run(command, "-o", "name", *files(folder)).stdout.splitlines()
+    assert names == [str(each[name]) for each in rows]
+    wide = run(command, "-o", "wide", *files(folder)).stdout
+    assert set(rows[0]) <= set(wide.splitlines()[0].lower().split())
+
+
 def test_every_output_holds_the_same(folder: Path) -> None:
     for command in (["ledgers"], ["journal"], ["entrylog"], ["ledger", "1"], ["mark"], ["info"]):
         table = run(*command, *files(folder)).stdout

@@ -104,6 +104,9 @@ def test_ledgers_are_listed_and_removed(shell: Shell) -> None:
     assert isinstance(rows, list)
     assert [(row["ledger_id"], row["last_entry"]) for row in rows] == [(first, 0)]
     assert b"STATE" in shell.run("ls", "-l")
+    head, *_ = shell.run("ls", "-o", "wide").decode().splitlines()
+    assert {"STATE", "CREATED", "HAS_PASSWORD", "CUSTOM"} <= set(head.split())
+    assert shell.run("ls", "-o", "name") == shell.run("ls", "-o", "raw")
 
     shell.run("rm", first, code=2)
     assert "--yes" in shell.errors

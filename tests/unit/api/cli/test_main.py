@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -46,6 +47,24 @@ def test_no_help_imports_what_works() -> None:
     loaded = set(json.loads(done.stdout))
     heavy = {"asyncio", "grpc", "google.protobuf", "fastapi", "pydantic", "structlog", "sqlite3"}
     assert not loaded & {*heavy, "kazoo", "prometheus_client", "google_crc32c", "http.client"}
+
+
+def _commands(group: click.Command) -> Iterator[click.Command]:
+    yield group
+    if isinstance(group, click.Group):
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            if command := group.get_command(context, name):
+                yield from _commands(command)
+
+
+def test_every_list_can_be_bare_or_wide() -> None:
+    lists = [each for each in _commands(cli.rollbook) if (each.help or "").startswith("List ")]
+    assert len(lists) >= 9
+    for each in lists:
+        (output,) = (option for option in each.params if option.name == "output")
+        assert isinstance(output.type, click.Choice)
+        assert {"raw", "wide", "name"} <= set(output.type.choices), each.help
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,11 @@ def test_lists_are_as_bare_or_as_wide_as_is_wanted(shell: Shell, server: str) ->
     head, row = shell.run("log", "ls", "listed", "-o", "wide").splitlines()
     assert {"TAIL", "OWNER", "RECORDS", "WRITER_HOLDER"} <= set(head.split())
     assert row.split()[2] == "3"
+    ledgers = shell.run("log", "segments", "listed", "-o", "name")
+    assert ledgers == shell.run("log", "segments", "listed", "-o", "raw")
+    head, row = shell.run("log", "segments", "listed", "-o", "wide").splitlines()
+    assert head.endswith("LAST_RECORD")
+    assert re.search(r"  \d{4}-\d\d-\d\d [\d:.]+$", row)
     names = shell.run("cluster", "servers", "-o", "name")
     assert names == shell.run("cluster", "servers", "-o", "raw")
 
@@ -174,6 +179,8 @@ def test_contexts_name_clusters(
     path = tmp_path / "rollbook" / "contexts.toml"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     rows = shell.json("context", "ls")
+    assert shell.run("context", "ls", "-o", "name") == "here\naway\n"
+    assert "TLS_AUTHORITIES" in shell.run("context", "ls", "-o", "wide").splitlines()[0]
     assert [(each["name"], each["current"]) for each in rows] == [("here", True), ("away", False)]
     assert rows[1]["token_file"] == os.path.abspath("secret"), "wherever one is"
     assert shell.json("cluster", "servers")
