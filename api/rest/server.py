@@ -415,7 +415,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
         headers = Headers(scope=scope)
-        held = [0]
+        held = _Held()
         try:
             try:
                 self._check_host(headers)
@@ -426,7 +426,8 @@ class Guard:
                 _check_origin(scope, headers)
                 body = await self._read_body(headers, receive, held)
             except _Refused as refused:
-                await _refuse(refused, scope, receive, send, self._bounds.body_bytes)
+                waits = "100-continue" in headers.get("expect", "").lower() and not held.is_read
+                await _refuse(refused, scope, receive, send, self._bounds.body_bytes, waits=waits)
             except _Gone:
                 pass  # What came of the body is not what was meant.
             else:
@@ -436,11 +437,11 @@ class Guard:
                 else:  # What others did is told, whatever else is.
                     await self._app(scope, told, send)
         finally:
-            self._bodies_bytes -= held[0]
+            self._bodies_bytes -= held.bytes
 
-    async def _read_body(self, headers: Headers, receive: Receive, held: list[int]) -> bytes:
-        """`held`: what the request has of what all bodies may have."""
+    async def _read_body(self, headers: Headers, receive: Receive, held: "_Held") -> bytes:
         self._hold(held, int(headers.get("content-length", "0")))  # h11 saw that it is a number.
+        held.is_read = True
         body = bytearray()
         try:
             async with asyncio.timeout(_BODY_S):
@@ -456,16 +457,16 @@ class Guard:
             late = InvalidRequest(f"the body did not arrive within {_BODY_S:g} s")
             raise _Refused(408, late) from None
 
-    def _hold(self, held: list[int], wanted: int) -> None:
+    def _hold(self, held: "_Held", wanted: int) -> None:
         if wanted > self._bounds.body_bytes:
             limit = self._bounds.body_bytes
             raise _Refused(413, EntryTooLarge(f"a body may have {limit} bytes", limit=limit))
-        more = max(wanted - held[0], 0)
+        more = max(wanted - held.bytes, 0)
         if self._bodies_bytes + more > self._bounds.bodies_bytes:
             busy = Overloaded("too many bodies are being read", retry_after_ms=_RETRY_MS)
             raise _Refused(busy.code.http, busy)
         self._bodies_bytes += more
-        held[0] += more
+        held.bytes += more
 
     def _check_host(self, headers: Headers) -> None:
         if self._hosts is None:
@@ -490,6 +491,14 @@ class Guard:
             raise _Refused(401, error) from None
 
 
+@dataclass(slots=True)
+class _Held:
+    """What a request has of what all bodies may have."""
+
+    bytes: int = 0
+    is_read: bool = False  # Whoever asked whether to send it has been told to.
+
+
 class _Gone(Exception):
     """The client, before it had said all."""
 
@@ -504,9 +513,12 @@ class _Refused(Exception):
 
 
 async def _refuse(
-    refused: _Refused, scope: Scope, receive: Receive, send: Send, unheard: int
+    refused: _Refused, scope: Scope, receive: Receive, send: Send, unheard: int, *, waits: bool
 ) -> None:
-    """What is left of the request, up to `unheard`, is read for a moment: see `_Connection._linger`."""
+    """What is left of the request, up to `unheard`, is read for a moment: see `_Connection._linger`.
+
+    `waits`: he asked whether to send it at all, so nothing comes any more unless some of it is there.
+    """
     headers = {"connection": "close"}
     if refused.status == 401:
         headers["www-authenticate"] = 'Bearer realm="rollbook"'
@@ -517,11 +529,14 @@ async def _refuse(
 
     await response(scope, receive, send_but_the_end)
     with suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
+        async with asyncio.timeout(0 if waits else _LINGER_S) as lingering:
             while unheard >= 0:
                 message = await receive()
                 if not message.get("more_body", False):
                     break
+                if waits:
+                    lingering.reschedule(asyncio.get_running_loop().time() + _LINGER_S)
+                    waits = False
                 unheard -= len(message["body"])
     await send({"type": "http.response.body", "body": b""})
 

@@ -279,6 +279,36 @@ async def test_who_is_still_sending_hears_why_he_is_refused(
     await server.close()
 
 
+@pytest.mark.parametrize("is_sent", [False, True])
+async def test_who_asks_whether_to_send_a_body_is_let_go_when_he_is_refused(
+    there: There, monkeypatch: pytest.MonkeyPatch, *, is_sent: bool
+) -> None:
+    """He was kept for as long as a body might have come. Who sends it all the same hears why, too."""
+    monkeypatch.setattr(module, "_LINGER_S", 0.2 if is_sent else 2 * DEADLINE_S)
+    path = f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\nexpect: 100-continue\r\n"
+    body = bytes(5_000) if is_sent else b""
+    for more, status in (
+        ("content-length: 10001", 413),
+        ("origin: http://evil.example\r\ncontent-length: 9", 403),
+    ):
+        answer = parse(await there.client.say(f"{path}{more}\r\n\r\n".encode() + body))
+        assert answer.status == status
+    assert not there.core.asked
+
+
+async def test_who_asks_whether_to_send_a_body_is_told_to(there: There) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_connection(*_place(there))
+        writer.write(
+            f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\nexpect: 100-continue\r\n"
+            f"content-type: {RAW['content-type']}\r\ncontent-length: 1\r\n\r\n".encode()
+        )
+        assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"x")
+        assert b" 201 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+
 _HEAD = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 _CHUNKED = (
     f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
