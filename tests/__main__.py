@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         "--kills", type=_count, help="of servers, under a script that appends: that many instead"
     )
     rest.add_argument(
-        "--browser", action="store_true", help="and Chromium follows meanwhile (10 kills)"
+        "--browser", action="store_true", help="Chromium is one of those that follow (10 kills)"
     )
     rest.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     rest.set_defaults(run=kinds.rest)

@@ -77,12 +77,15 @@ def everything(arguments: argparse.Namespace) -> Tally:
         "hostile": [],
         "fuzz": ["--runs=200000" if arguments.thorough else "--runs=50000", first],
         "rest": ["--cases=3000" if arguments.thorough else "--cases=300", first],
+        "newcomer": [],
     }
     if arguments.thorough:
         sizes |= {"interop": [], "chaos": ["--seconds=40", first]}
     kinds = {name: ["tests", name, *size] for name, size in sizes.items()}
     images = "--images=100000" if arguments.thorough else "--images=20000"
     kinds["images"] = ["tests", "crash", images, first]
+    kills = ["--kills=10", "--browser"] if arguments.thorough else ["--kills=3"]
+    kinds["kills"] = ["tests", "rest", *kills, first]
     if arguments.thorough:
         kinds["owners"] = ["tests", "chaos", "--of=logs", "--seconds=15", first]
         kinds["leaders"] = ["tests", "chaos", "--of=kv", "--leaders=8", first]

@@ -36,7 +36,12 @@ _CLOSED: Final = 2  # `readyState` of an EventSource that has given up.
 
 
 def path() -> str | None:
-    return next(filter(None, map(shutil.which, _NAMES)), None)
+    """Of one that runs: what some systems call so only says where another is to be had."""
+    return next(filter(_runs, filter(None, map(shutil.which, _NAMES))), None)
+
+
+def _runs(program: str) -> bool:
+    return subprocess.run([program, "--version"], check=False, capture_output=True).returncode == 0
 
 
 def missing() -> str:
