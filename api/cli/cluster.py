@@ -1,12 +1,11 @@
 """`rollbook cluster`: make a cluster, and look at one."""
 
-import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from rollbook.api.cli import log
+from rollbook.api.cli.metadata_option import WHERE, Metadata, metadata_option, with_metadata
 from rollbook.api.cli.output import (
     bare_output_option,
     examples,
@@ -20,40 +19,7 @@ from rollbook.proto.formats.layout import Layout
 if TYPE_CHECKING:
     from rollbook.api.cli.log_access import LogAccess
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _LAYOUTS: Final = [layout.value for layout in Layout if layout.takes_new_ledgers]
-
-_WHERE: Final = "Where the metadata lies: zk://host,host/ledgers or sqlite:///path."
-
-
-def _or_of_context(context: click.Context, option: click.Parameter, url: str | None) -> str | None:
-    if url or context.resilient_parsing:
-        return url
-    from rollbook.api.cli.context_file import find, load
-
-    name = os.environ.get("ROLLBOOK_CONTEXT")
-    if not name and not os.environ.get("ROLLBOOK_SERVER"):  # It may be of another cluster.
-        name = load().current
-    if name and (url := find(name).metadata):
-        return url
-    raise click.MissingParameter(ctx=context, param=option)
-
-
-def _metadata_option(help_text: str, **how: Any) -> Callable[[F], F]:
-    return click.option(
-        *("--metadata", "url"),
-        metavar="URL",
-        envvar="ROLLBOOK_METADATA",
-        show_envvar=True,
-        help=help_text,
-        **how,
-    )
-
-
-metadata_option: Final = _metadata_option(
-    f"{_WHERE}  [default: as the context says]", callback=_or_of_context
-)
 
 
 @click.group(
@@ -74,7 +40,7 @@ def group() -> None:
         "rollbook cluster init --metadata zk://zk1/prod/ledgers --layout longhierarchical",
     )
 )
-@_metadata_option(_WHERE, required=True)  # What is made is named.
+@metadata_option(WHERE, required=True)  # What is made is named.
 @click.option(
     "--layout",
     type=click.Choice(_LAYOUTS),
@@ -91,20 +57,20 @@ def init(url: str, layout: str | None, output: str) -> None:
 @group.command(
     epilog=examples(
         "rollbook cluster info --metadata zk://zk1,zk2,zk3/ledgers",
-        "rollbook cluster info --metadata sqlite:///var/lib/rollbook/metadata.db",
+        "rollbook cluster info --context prod",
         "rollbook cluster info --metadata zk://zk1/ledgers -o json | jq '.bookies[].id'",
     )
 )
-@metadata_option
+@with_metadata
 @output_option
-def info(url: str, output: str) -> None:
+def info(metadata: Metadata, output: str) -> None:
     """Show which cluster it is, and its bookies.
 
     A bookie is writable, read-only, or down: it belongs to the cluster and is not registered.
     """
     from rollbook.api.cli.cluster_work import look_at_cluster
 
-    facts, bookies = look_at_cluster(url)
+    facts, bookies = look_at_cluster(metadata.url)
     if output != "table":
         show_facts({**facts, "bookies": bookies}, output)
         return
@@ -116,13 +82,13 @@ def info(url: str, output: str) -> None:
 @group.command(
     epilog=examples(
         "rollbook cluster health --metadata zk://zk1,zk2,zk3/ledgers",
-        "rollbook cluster health --metadata sqlite:///var/lib/rollbook/metadata.db || alert",
+        "rollbook cluster health --context prod || alert",
         "rollbook cluster health --metadata zk://zk1/ledgers -o json | jq -r .health",
     )
 )
-@metadata_option
+@with_metadata
 @output_option
-def health(url: str, output: str) -> None:
+def health(metadata: Metadata, output: str) -> None:
     """Show whether bookies and log servers are there and can be reached from here.
 
     Ends with 0 if all is well, 8 if it works but one is down, read-only, draining or out of reach, 5 if
@@ -130,7 +96,7 @@ def health(url: str, output: str) -> None:
     """
     from rollbook.api.cli.cluster_health import CODES, look_at_health
 
-    verdict, members = look_at_health(url)
+    verdict, members = look_at_health(metadata.url)
     if output != "table":
         show_facts({**verdict, "members": members}, output)
     else:

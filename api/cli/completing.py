@@ -12,6 +12,7 @@ import click
 from rollbook.api.cli.context_file import at_context
 from rollbook.api.cli.log import DEFAULT_SERVER
 from rollbook.api.cli.log_access import LogAccess
+from rollbook.api.cli.metadata_option import metadata_that_is_meant
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
@@ -62,7 +63,7 @@ def positions(context: click.Context, incomplete: str) -> list[str]:
 
 
 def names_of_bookies(context: click.Context, incomplete: str) -> list[str]:
-    """Of the metadata that is named."""
+    """Of the metadata that is meant."""
     from rollbook.api.cli.cluster_work import run_on_store
     from rollbook.proto.cluster.cluster import Cluster
     from rollbook.proto.cluster.cookies import CookieNodes
@@ -71,8 +72,10 @@ def names_of_bookies(context: click.Context, incomplete: str) -> list[str]:
     async def names(store: MetadataStore, cluster: Cluster) -> list[str]:
         return [str(each) for each in await CookieNodes(store, cluster.root).list()]
 
+    said = context.params
     try:
-        found = run_on_store(context.params["url"], names, timeout_s=_PATIENCE_S)
+        meant = metadata_that_is_meant(said.get("url"), said.get("context"))
+        found = run_on_store(meant.url, names, timeout_s=_PATIENCE_S) if meant else []
     except Exception:  # noqa: BLE001  # Whatever it is, it is not said in the middle of a line.
         return []
     return sorted(each for each in found if each.startswith(incomplete))

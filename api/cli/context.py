@@ -5,16 +5,10 @@ from typing import Any
 
 import click
 
+from rollbook.api.cli.context_option import names_of_contexts
 from rollbook.api.cli.output import examples, list_output_option
 
-
-def _names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    from rollbook.api.cli import context_file
-
-    return [name for name in context_file.load().contexts if name.startswith(incomplete)]
-
-
-_name = click.argument("name", shell_complete=_names)
+_name = click.argument("name", shell_complete=names_of_contexts)
 
 
 @click.group(
@@ -42,7 +36,7 @@ def group() -> None:
 @click.option("--tls-certificate", metavar="FILE")
 @click.option("--tls-key", metavar="FILE")
 @click.option("--insecure", is_flag=True, help="Show the token in the clear off loopback, too.")
-@click.option("--metadata", metavar="URL", help="For `cluster`, `ledger` and `recovery`.")
+@click.option("--metadata", metavar="URL", help="For `cluster`, `ledger`, `recovery`, `debug`.")
 @click.option("--use", is_flag=True, help="From now on.")
 def add(
     name: str, server: str, insecure: bool, metadata: str | None, use: bool, **files: Any

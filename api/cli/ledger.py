@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rollbook.api.cli.cluster import metadata_option
+from rollbook.api.cli.metadata_option import Metadata, with_metadata
 from rollbook.api.cli.output import bare_output_option, examples, list_output_option
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def group() -> None:
 # --- What most of them take ---------------------------------------------------------------------
 
 _OPTIONS: Final = (
-    metadata_option,
+    with_metadata,
     click.option("--config", metavar="FILE", help="TOML; its section [ledger] is for clients."),
     click.option(
         "--protocol",
@@ -82,7 +82,7 @@ def with_access(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def wrapped(
-        url: str,
+        metadata: Metadata,
         config: str | None,
         protocol: str | None,
         tls_authorities: str | None,
@@ -92,7 +92,7 @@ def with_access(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         from rollbook.api.cli.ledger_access import Access
 
-        access = Access(url, config, protocol, tls_authorities, tls_certificate, tls_key)
+        access = Access(metadata, config, protocol, tls_authorities, tls_certificate, tls_key)
         return command(access, **more)
 
     for option in reversed(_OPTIONS):

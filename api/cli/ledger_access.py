@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from rollbook.api.cli.metadata_option import Metadata
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.connecting import connect
 from rollbook.ledger.ledgers import Ledgers
@@ -36,7 +37,7 @@ _SECTIONS: Final = ("bookie", "ledger", "server", "space", "storage")  # That a 
 class Access:
     """How to come to the cluster."""
 
-    url: str
+    metadata: Metadata
     config_file: str | None
     protocol: str | None
     tls_authorities: str | None
@@ -52,7 +53,7 @@ class Access:
     ) -> T:
         """`settings` are those of the client that this work needs."""
         configure_logs(level="error", as_json=False)
-        with _advising(self.url):
+        with _advising(self.metadata):
             return asyncio.run(self._run(work, needs_bookies, settings))
 
     async def _run(
@@ -61,7 +62,7 @@ class Access:
         needs_bookies: bool,
         settings: dict[str, Any],
     ) -> T:
-        if MetadataUrl.parse(self.url).backend is Backend.MEMORY:
+        if MetadataUrl.parse(self.metadata.url).backend is Backend.MEMORY:
             raise BadConfig(
                 "what is in memory is gone when this command ends",
                 next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
@@ -77,7 +78,7 @@ class Access:
             raise BadConfig("TLS needs --tls-authorities: who signs the bookies' certificates")
         config = replace(self._config(), **settings)
         async with connect(
-            *(self.url, config),
+            *(self.metadata.url, config),
             tls=tls,
             visits=not needs_bookies,
             open_timeout_s=COMMAND_TIMEOUT_S,
@@ -96,12 +97,12 @@ class Access:
 
 
 @contextmanager
-def _advising(url: str) -> Iterator[None]:
+def _advising(metadata: Metadata) -> Iterator[None]:
     """What to type next."""
     steps: dict[type[RollbookError], str] = {
-        NoSuchLedger: f"rollbook ledger ls --metadata {url}",
-        NotEnoughBookies: f"rollbook cluster info --metadata {url}",
-        RecoveryIncomplete: f"rollbook cluster info --metadata {url}",
+        NoSuchLedger: f"rollbook ledger ls{metadata.flag}",
+        NotEnoughBookies: f"rollbook cluster info{metadata.flag}",
+        RecoveryIncomplete: f"rollbook cluster info{metadata.flag}",
     }
     try:
         yield

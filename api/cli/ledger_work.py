@@ -155,7 +155,7 @@ def remove_ledgers(
     output: str,
 ) -> None:
     which = ", ".join(map(str, ledger_ids))
-    ask_whether(f"delete ledger {which} of {access.url}, with all it holds", yes)
+    ask_whether(f"delete ledger {which} of {access.metadata.shown}, with all it holds", yes)
 
     async def remove(ledgers: Ledgers) -> list[dict[str, Any]]:
         for ledger_id in ledger_ids:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from rollbook.api.cli.context_option import context_option
 from rollbook.api.cli.lazy import LazyGroup, Place
 from rollbook.api.cli.output import bare_output_option, examples, list_output_option
 
@@ -42,8 +43,7 @@ def group() -> None:
 # --- What most of them take ---------------------------------------------------------------------
 
 _OPTIONS: Final = (
-    click.option("--context", metavar="NAME", envvar="ROLLBOOK_CONTEXT", show_envvar=True,
-                 help="One of `rollbook context ls`, where no server is named."),
+    context_option("server"),
     click.option("--token-file", metavar="FILE", envvar="ROLLBOOK_TOKEN_FILE", show_envvar=True,
                  help="What it holds is shown to the server."),
     click.option("--tls-authorities", metavar="FILE", help="Who must have signed its certificate."),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rollbook.api.cli.metadata_option import Metadata
 from rollbook.api.cli.record_input import Cutter
 from rollbook.proto.errors import EntryTooLarge, InvalidRequest
 from tests.support import commands, processes
@@ -258,3 +259,13 @@ def test_input_that_never_ends_an_entry_is_refused() -> None:
     cutter.feed(b"\0\0\0\5abc")
     with pytest.raises(InvalidRequest):
         cutter.end()
+
+
+def test_no_password_of_the_metadata_is_shown() -> None:
+    """It was in the advice, and in the question before a ledger is deleted."""
+    url = "zk://127.0.0.1:1/my ledgers?auth=digest:me:secret"
+    shown = Metadata(url)
+    assert shown.flag == " --metadata 'zk://127.0.0.1:1/my ledgers?…'"
+    shell = Shell(url.replace(" ", "-"))
+    shell.run("rm", 7, code=2)
+    assert "delete ledger 7 of zk://127.0.0.1:1/my-ledgers?…, with" in shell.errors

@@ -192,12 +192,21 @@ def test_contexts_name_clusters(
     assert shell.json("cluster", "servers", "--server", server), "and no token is shown to it"
     shell.run("log", "ls", "--context", "here", "--server", server, code=2)
     shell.run("cluster", "info", code=2)
-    assert "Missing option '--metadata'" in shell.errors
+    assert "the context away names no metadata [BAD_CONFIG]" in shell.errors
     metadata = f"sqlite:///{tmp_path}/metadata.db"
     made = shell.json("cluster", "init", "--metadata", metadata)
     shell.run("context", "add", "there", "--server", f"log://{server}", "--metadata", metadata)
+    by_name = ("--context", "there")
+    assert shell.json("cluster", "info", *by_name)["instance_id"] == made["instance_id"]
+    assert "unavailable" in shell.run("cluster", "health", *by_name, code=5), "it has no bookies"
+    assert shell.run("ledger", "ls", *by_name, "-o", "raw") == ""
+    shell.run("ledger", "show", 7, *by_name, code=3)
+    assert "try: rollbook ledger ls --context there\n" in shell.errors
+    shell.run("cluster", "info", *by_name, "--metadata", metadata, code=2)
+    assert "either --context or --metadata" in shell.errors
     monkeypatch.setenv("ROLLBOOK_CONTEXT", "there")
     assert shell.json("cluster", "info")["instance_id"] == made["instance_id"]
+    assert shell.json("cluster", "info", "--metadata", metadata), "the command line comes first"
     shell.run("cluster", "init", code=2)  # What is made is named.
     monkeypatch.delenv("ROLLBOOK_CONTEXT")
     shell.run("context", "use", "there")
@@ -252,7 +261,10 @@ def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
     shell.run("debug", "bundle", "--file", path, code=1)  # It is there.
 
 
-def test_names_are_completed(shell: Shell, server: str, tmp_path: Path) -> None:
+def test_names_are_completed(
+    shell: Shell, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     shell.run("log", "create", "completed-1")
     shell.run("log", "create", "shop/completed-2")
     environment = {**os.environ, "ROLLBOOK_SERVER": server, "XDG_CONFIG_HOME": str(tmp_path)}
@@ -293,4 +305,8 @@ def test_names_are_completed(shell: Shell, server: str, tmp_path: Path) -> None:
         *map(str, folders),
     )
     assert complete(f"rollbook recovery heal --metadata {metadata} bk") == ["bk-completed"]
+    shell.run("context", "add", "there", "--server", f"log://{server}", "--metadata", metadata)
+    assert complete("rollbook recovery heal --context there bk") == ["bk-completed"]
+    assert complete("rollbook recovery heal --context th") == ["there"]
+    assert complete("rollbook log ls --context th") == ["there"]
     assert "_ROLLBOOK_COMPLETE" in shell.run("completion", "bash")

@@ -1,0 +1,90 @@
+"""Where the metadata of the cluster that is meant lies: as `--metadata` says, else as a context does."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from shlex import quote
+from typing import Any, Final, TypeVar
+
+import click
+
+from rollbook.api.cli.context_option import context_option
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+WHERE: Final = "Where the metadata lies: zk://host,host/ledgers or sqlite:///path."
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    url: str
+    context: str = ""  # Which gave it.
+
+    @property
+    def shown(self) -> str:
+        """Without options: they may hold passwords."""
+        address, question, _ = self.url.partition("?")
+        return f"{address}?…" if question else address
+
+    @property
+    def flag(self) -> str:
+        """For another command that means the same."""
+        name, value = ("context", self.context) if self.context else ("metadata", self.shown)
+        return f" --{name} {quote(value)}"
+
+
+def metadata_option(help_text: str, **how: Any) -> Callable[[F], F]:
+    return click.option(
+        *("--metadata", "url"),
+        metavar="URL",
+        envvar="ROLLBOOK_METADATA",
+        show_envvar=True,
+        help=help_text,
+        **how,
+    )
+
+
+_OPTIONS: Final = (
+    metadata_option(f"{WHERE}  [default: as the context says]"),
+    context_option("metadata"),
+)
+
+
+def with_metadata(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Both options, as one value."""
+
+    @wraps(command)
+    def wrapped(url: str | None, context: str | None, **more: Any) -> Any:
+        called = click.get_current_context()
+        source = called.get_parameter_source("context")
+        if url and source is click.core.ParameterSource.COMMANDLINE:
+            from rollbook.proto.errors import InvalidRequest
+
+            raise InvalidRequest("either --context or --metadata (ROLLBOOK_METADATA)")
+        meant = metadata_that_is_meant(url, context)
+        if meant is None:
+            option = next(each for each in called.command.params if each.name == "url")
+            raise click.MissingParameter(ctx=called, param=option)
+        return command(meant, **more)
+
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def metadata_that_is_meant(url: str | None, context: str | None) -> Metadata | None:
+    """None: nobody says. Raises `BadConfig`."""
+    if url:
+        return Metadata(url)
+    from rollbook.api.cli.context_file import find, load
+    from rollbook.proto.errors import BadConfig
+
+    if not context and not os.environ.get("ROLLBOOK_SERVER"):  # It may be of another cluster.
+        context = load().current
+    if not context:
+        return None
+    found = find(context)
+    if not found.metadata:
+        raise BadConfig(f"the context {context} names no metadata", next_step="say --metadata URL")
+    return Metadata(found.metadata, context)
