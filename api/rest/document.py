@@ -1,6 +1,8 @@
 """What OpenAPI says of every operation alike: who may ask, what each refusal looks like, headers, examples.
 
-Made from the table of errors and from the two tables below; routes say only what is theirs.
+Made from the table of errors and from the two tables below; routes say only what is theirs. A header whose
+name ends in `?` there may be missing; every other one comes with each such answer. What is left out of a request
+is left out: no header and no field of a query can be null.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -21,6 +23,7 @@ _HEADERS: Final[dict[str, tuple[dict[str, Any], str, Any]]] = {
     "Log-First-Offset": (_NUMBER, "Of the first record of the answer.", 1700),
     "Log-Head": (_NUMBER, "The first offset that is kept.", 0),
     "Log-Key": (_TEXT, "The record's key.", "1"),
+    "Log-Meta-*": (_TEXT, "The record's headers, one for each name.", "till 4"),
     "Log-Next-Offset": (_NUMBER, "Where to go on.", 1701),
     "Log-Offset": (_NUMBER, "Of the record.", 1700),
     "Log-Omitted": (_NUMBER, "So many of its key and headers are none of HTTP's.", 1),
@@ -34,22 +37,24 @@ _OF_TAILS: Final = ("Log-Head", "Log-Tail", "Log-Sealed", "Log-Epoch", "Log-Owne
 _BY_OPERATION: Final[dict[str, tuple[str, ...]]] = {
     "append": ("Location", "Log-Next-Offset", "Log-Epoch"),
     "read": (
-        *("Log-Head", "Log-Tail", "Log-First-Offset", "Log-Next-Offset", "Log-Up-To-Date"),
-        "Log-Sealed",
+        *("Log-Head?", "Log-Tail?", "Log-First-Offset?", "Log-Next-Offset?", "Log-Up-To-Date?"),
+        "Log-Sealed?",  # What goes on has none of them.
     ),
     "read_record": (
-        *("ETag", "Log-Offset", "Log-Timestamp-Us", "Log-Key", "Log-Event-Time-Us", "Log-Omitted"),
+        *("ETag", "Log-Offset", "Log-Timestamp-Us"),
+        *("Log-Key?", "Log-Meta-*?", "Log-Event-Time-Us?", "Log-Omitted?"),
     ),
-    **dict.fromkeys(("get_tail", "barrier", "head_log"), _OF_TAILS),
-    "ensure_log": ("ETag", "Location"),
+    **dict.fromkeys(("barrier", "head_log"), _OF_TAILS),
+    "get_tail": tuple(f"{name}?" for name in _OF_TAILS),  # Nor has what is watched.
+    "ensure_log": ("ETag", "Location?"),
     **dict.fromkeys(("get_log", "update_log", "get_cursor", "commit_cursor"), ("ETag",)),
     **dict.fromkeys(("trigger_gc", "trigger_scrub", "verify_ledger"), ("Location",)),
 }
 _BY_STATUS: Final = {
     "307": ("Location", "Log-Owner", "Log-Epoch"),
     "401": ("WWW-Authenticate",),
-    "429": ("Retry-After",),
-    "503": ("Retry-After", "Log-Owner", "Log-Epoch"),
+    "429": ("Retry-After?",),
+    "503": ("Retry-After?", "Log-Owner?", "Log-Epoch?"),
 }
 _PARAMETERS: Final[dict[str, Any]] = {
     "namespace": "default",
@@ -108,8 +113,9 @@ def complete(document: dict[str, Any], open_paths: Collection[str], describe: De
             if status[0] == "2" or status == "304":
                 names = _BY_OPERATION.get(operation["operationId"], ())
             if names:
-                response["headers"] = {name: _header(name) for name in names}
+                response["headers"] = {name.rstrip("?"): _header(name) for name in names}
         for parameter in operation.get("parameters", ()):
+            parameter["schema"] = _never_null(parameter["schema"])
             _add_example(parameter)
 
 
@@ -129,8 +135,15 @@ def _add_refusals(responses: dict[str, Any], describe: Describe) -> None:
 
 
 def _header(name: str) -> dict[str, Any]:
-    schema, description, example = _HEADERS[name]
-    return {"schema": schema, "description": description, "example": example}
+    schema, description, example = _HEADERS[name.rstrip("?")]
+    found = {"schema": schema, "description": description, "example": example}
+    return found if name.endswith("?") else {"required": True, **found}
+
+
+def _never_null(schema: dict[str, Any]) -> dict[str, Any]:
+    kinds = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    rest = {name: value for name, value in schema.items() if name != "anyOf"}
+    return {**rest, **kinds[0]} if len(kinds) == 1 else schema
 
 
 def _add_example(parameter: dict[str, Any]) -> None:

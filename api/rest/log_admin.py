@@ -24,7 +24,7 @@ from rollbook.api.rest.parameters import (
 from rollbook.api.rest.record_json import JSON, dumped, parse_body
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName, SegmentId
-from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, LogConfig
 from rollbook.proto.errors import (
     BadConfig,
     CursorAhead,
@@ -43,6 +43,14 @@ _NAMES_MAX: Final = 1000
 _SERVER: Final = "/v1/servers/{server}"
 
 Page = Annotated[int, Query(ge=1, le=_PAGE_MAX)]
+Grace = Annotated[
+    int | None,
+    Query(
+        ge=0,
+        le=DELETE_GRACE_MS_MAX,
+        description="How long its records are kept yet; left out: as the log is configured.",
+    ),
+]
 Server = Annotated[str, Path(description="A server's name or id.", max_length=300)]
 
 
@@ -144,9 +152,7 @@ def _logs(door: Door, routes: APIRouter) -> None:
             words.DeleteLogAnswer, status=202, errors=(*AT_OWNER, MetadataConflict, Guarded)
         ),
     )
-    async def delete_log(
-        log: Log, how: How, etag: ETag, grace_ms: Number | None = None
-    ) -> Response:
+    async def delete_log(log: Log, how: How, etag: ETag, grace_ms: Grace = None) -> Response:
         """Nobody can use it any more. Its records are freed when the grace is over."""
         answer = await door.ask(words.DeleteLog(log, etag, grace_ms), how)
         return json_response(answer, status=202)

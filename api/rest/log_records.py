@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final
 
 import google_crc32c
 from fastapi import APIRouter, Header, Path, Query, Request, Response
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from rollbook.api.access.doorkeeper import CALLER
 from rollbook.api.rest.door import Asking, Door
@@ -55,7 +56,7 @@ from rollbook.logservice.ids import (
 from rollbook.logservice.log_config import BATCH_BYTES_CEILING
 from rollbook.proto.errors import BeyondTail, InvalidRequest
 
-LOG: Final = "/v1/namespaces/{namespace}/logs/{log}"
+LOG: Final = "/v1/namespaces/{namespace}/logs/{log:before_verb}"
 
 _WAIT_MS_MAX: Final = 60_000
 _RECORDS_MAX: Final = 100_000
@@ -72,6 +73,15 @@ _KINDS_IN: Final = {
     "application/*": (JSON, BLOCK, NDJSON),
     "text/*": (SSE,),
 }
+
+
+class _BeforeVerb(StringConvertor):
+    """A name has no colon: what follows one is a verb, and not of a log with that name."""
+
+    regex = "[^/:]+"
+
+
+register_url_convertor("before_verb", _BeforeVerb())
 
 _Followed = words.ReadStream | words.WatchTail
 

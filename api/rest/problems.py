@@ -215,7 +215,11 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     kind = _BY_STATUS.get(status, InvalidRequest if status < 500 else RollbookError)
     where = {"method": request.method, "path": request.url.path}
     headers = {"allow": _allowed(request)} if status == _NOT_ALLOWED else error.headers
-    return response_of(kind(str(error.detail).lower(), **where), status=status, headers=headers)
+    advice = ""
+    if kind is Missing and ":" in request.url.path:
+        advice = "no name has a colon, and behind one is a verb: /openapi.json has those there are"
+    problem = kind(str(error.detail).lower(), next_step=advice, **where)
+    return response_of(problem, status=status, headers=headers)
 
 
 def _allowed(request: Request) -> str:

@@ -182,6 +182,8 @@ async def test_openapi_names_the_headers_that_are_answered(there: Site, route: R
         names |= {name for name in answer.headers if name.startswith("log-")}
         known = responses.get(str(answer.status), responses["default"]).get("headers", {})
         assert names <= {name.lower() for name in known}, answer.status
+        always = {name.lower() for name, said in known.items() if said.get("required")}
+        assert always <= set(answer.headers), answer.status
 
 
 def test_openapi_says_who_may_ask_and_has_examples_of_all_of_it(there: Site) -> None:
@@ -194,6 +196,7 @@ def test_openapi_says_who_may_ask_and_has_examples_of_all_of_it(there: Site) -> 
         assert {"401", "403", "429"} <= set(said["responses"])
         for parameter in said.get("parameters", ()):
             assert "example" in parameter, (operation.id, parameter["name"])
+            assert "null" not in json.dumps(parameter["schema"]), (operation.id, parameter["name"])
         for status, response in said["responses"].items():
             for kind, content in response.get("content", {}).items():
                 if kind == "application/problem+json" and status != "default":
