@@ -5,7 +5,7 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -160,20 +160,18 @@ async def test_all_bodies_together_are_bounded(there: There) -> None:
     head = (
         f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9000\r\n\r\n".encode()
     )
-    held = []
-    for _ in range(2):
-        reader, writer = await asyncio.open_connection(*_place(there))
-        writer.write(head)
-        held.append((reader, writer))
-    async with asyncio.timeout(DEADLINE_S):
-        answer = await there.client.ask("POST", f"{LOG}/records", b"x" * 9000, **RAW)
-        while answer.status == 201:  # The others' heads have not been read yet.
+    with ExitStack() as held:
+        for _ in range(2):
+            _, writer = await asyncio.open_connection(*_place(there))
+            held.callback(writer.close)
+            writer.write(head)
+        async with asyncio.timeout(DEADLINE_S):
             answer = await there.client.ask("POST", f"{LOG}/records", b"x" * 9000, **RAW)
-    assert (answer.status, answer.reason) == (503, "OVERLOADED")
-    assert answer.headers["retry-after"] == "1"
-    assert (await there.client.ask("POST", f"{LOG}/records", b"small", **RAW)).status == 201
-    for _, writer in held:
-        writer.close()
+            while answer.status == 201:  # The others' heads have not been read yet.
+                answer = await there.client.ask("POST", f"{LOG}/records", b"x" * 9000, **RAW)
+        assert (answer.status, answer.reason) == (503, "OVERLOADED")
+        assert answer.headers["retry-after"] == "1"
+        assert (await there.client.ask("POST", f"{LOG}/records", b"small", **RAW)).status == 201
     async with asyncio.timeout(DEADLINE_S):
         while (await there.client.ask("POST", f"{LOG}/records", b"x" * 9000, **RAW)).status != 201:
             pass
