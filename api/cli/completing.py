@@ -5,11 +5,12 @@ Whoever cannot tell says nothing: somebody is typing.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from rollbook.api.cli.context_file import at_context
+from rollbook.api.cli.context_option import named_of
 from rollbook.api.cli.log import DEFAULT_SERVER
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.metadata_option import metadata_that_is_meant
@@ -74,7 +75,7 @@ def names_of_bookies(context: click.Context, incomplete: str) -> list[str]:
 
     said = context.params
     try:
-        meant = metadata_that_is_meant(said.get("url"), said.get("context"))
+        meant = metadata_that_is_meant(context, said.get("url"), said.get("context"))
         found = run_on_store(meant.url, names, timeout_s=_PATIENCE_S) if meant else []
     except Exception:  # noqa: BLE001  # Whatever it is, it is not said in the middle of a line.
         return []
@@ -86,7 +87,7 @@ def _ask(
 ) -> list[str]:
     async def ask() -> Iterable[str]:
         async with asyncio.timeout(_PATIENCE_S):
-            return await _access(context.params).use(names)
+            return await _access(context).use(names)
 
     try:
         return [each for each in asyncio.run(ask()) if each.startswith(incomplete)]
@@ -94,14 +95,16 @@ def _ask(
         return []
 
 
-def _access(said: dict[str, Any]) -> LogAccess:
+def _access(context: click.Context) -> LogAccess:
+    said = context.params
     server = said.get("server")
     tls = (said.get("tls_authorities"), said.get("tls_certificate"), said.get("tls_key"))
     access = LogAccess(
         *(server or DEFAULT_SERVER, said.get("token_file"), *tls, _PATIENCE_S),
         insecure=said.get("insecure", False),
     )
-    is_named = server not in (None, DEFAULT_SERVER)
-    if said.get("context") or not is_named:
-        access = at_context(access, said.get("context"), is_named=is_named)
+    is_named, names_context = named_of(context, "server")
+    name = said.get("context") if names_context else None
+    if name or not is_named:
+        access = at_context(access, name, is_named=is_named)
     return access

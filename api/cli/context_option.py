@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -16,6 +17,17 @@ def names_of_contexts(_: click.Context, __: click.Parameter, incomplete: str) ->
         return [name for name in load().contexts if name.startswith(incomplete)]
     except BadConfig:  # Nothing is said of it in the middle of a line.
         return []
+
+
+def named_of(called: click.Context, place: str) -> tuple[bool, bool]:
+    """Whether `place` is named (`server`, `url`), and whether a context is; what was typed comes before what is
+    exported, so that either can be typed whatever is exported."""
+    place_source, context_source = map(called.get_parameter_source, (place, "context"))
+    typed = ParameterSource.COMMANDLINE
+    if (place_source is typed) != (context_source is typed):
+        return place_source is typed, context_source is typed
+    unsaid = (None, ParameterSource.DEFAULT)
+    return place_source not in unsaid, context_source not in unsaid
 
 
 def context_option(unless: str) -> Callable[[F], F]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rollbook.api.cli.context_option import context_option
+from rollbook.api.cli.context_option import context_option, named_of
 from rollbook.api.cli.lazy import LazyGroup, Place
 from rollbook.api.cli.output import bare_output_option, examples, list_output_option
 
@@ -100,11 +100,12 @@ def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
 
             tls = (tls_authorities, tls_certificate, tls_key)
             access = LogAccess(server or "", token_file, *tls, timeout_s, insecure)
-            is_named = _is_named("server")
-            if context or (server is not None and not is_named):  # Else no context was meant.
+            is_named, names_context = named_of(click.get_current_context(), "server")
+            name = context if names_context else None
+            if name or (server is not None and not is_named):  # Else no context was meant.
                 from rollbook.api.cli.context_file import at_context
 
-                access = at_context(access, context, is_named=is_named)
+                access = at_context(access, name, is_named=is_named)
             return command(access, **more)
 
         for option in reversed((server_option, *_OPTIONS)):

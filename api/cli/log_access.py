@@ -88,13 +88,26 @@ class LogAccess:
             case Obstacle.NOT_BELIEVED:
                 return "--tls-authorities FILE, with whoever signed its certificate"
             case Obstacle.NO_TLS:
-                return f"--server log://{where}"
+                return self._other_server(f"log://{where}")
             case Obstacle.HUNG_UP if self.server.startswith("log+tls://"):
                 return "--tls-certificate FILE, if it asks for one"
             case Obstacle.HUNG_UP:
-                return f"--server log+tls://{where}, if it speaks TLS"
+                return f"{self._other_server(f'log+tls://{where}')}, if it speaks TLS"
+            case Obstacle.SILENCE if self.context:
+                there = f"start one at {self.server}, where the context {self.context} says it is"
+                return f"{there}, or say where one is: {self._other_server('URL')}"
             case Obstacle.SILENCE:
                 return "start one with `rollbook dev`, or say where one is: --server URL"
+
+    def _other_server(self, url: str) -> str:
+        """A server that is typed comes before every context but one that is typed, too; then it gives nothing."""
+        flags = f"--server {url}"
+        for name in _NAMED:
+            if name in self.of_context and name != "server":
+                flags += f" --{name.replace('_', '-')} {shlex.quote(getattr(self, name))}"
+        if "insecure" in self.of_context:
+            flags += " --insecure"
+        return f"{flags}, in place of the context {self.context}" if self.context else flags
 
     @contextmanager
     def advising(self, log: str = "") -> Iterator[None]:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from rollbook.api.cli.context_option import context_option
+from rollbook.api.cli.context_option import context_option, named_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,12 +57,7 @@ def with_metadata(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def wrapped(url: str | None, context: str | None, **more: Any) -> Any:
         called = click.get_current_context()
-        source = called.get_parameter_source("context")
-        if url and source is click.core.ParameterSource.COMMANDLINE:
-            from rollbook.proto.errors import InvalidRequest
-
-            raise InvalidRequest("either --context or --metadata (ROLLBOOK_METADATA)")
-        meant = metadata_that_is_meant(url, context)
+        meant = metadata_that_is_meant(called, url, context)
         if meant is None:
             option = next(each for each in called.command.params if each.name == "url")
             raise click.MissingParameter(ctx=called, param=option)
@@ -73,9 +68,18 @@ def with_metadata(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def metadata_that_is_meant(url: str | None, context: str | None) -> Metadata | None:
+def metadata_that_is_meant(
+    called: click.Context, url: str | None, context: str | None
+) -> Metadata | None:
     """None: nobody says. Raises `BadConfig`."""
-    if url:
+    is_named, names_context = named_of(called, "url")
+    if url and is_named:
+        if names_context:
+            from rollbook.proto.errors import InvalidRequest
+
+            raise InvalidRequest(
+                "either --context or --metadata (ROLLBOOK_CONTEXT, ROLLBOOK_METADATA)"
+            )
         return Metadata(url)
     from rollbook.api.cli.context_file import find, load
     from rollbook.proto.errors import BadConfig

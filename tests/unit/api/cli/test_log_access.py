@@ -3,15 +3,17 @@
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 
 from rollbook.api.cli import completing
 from rollbook.api.cli.context_file import Context, Contexts, at_context, load, path, save
+from rollbook.api.cli.log import with_access
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.main import rollbook
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
-from rollbook.proto.errors import BadConfig, NoSuchLog, ServerUnreachable
+from rollbook.proto.errors import BadConfig, InvalidRequest, NoSuchLog, ServerUnreachable
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.tls import TlsFiles
 from tests.support.certificates import Authority
@@ -74,6 +76,52 @@ def test_advice_names_the_context_in_place_of_what_it_gave(
         assert not access.insecure
 
 
+async def test_advice_is_of_what_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--server was advised beside a context, without the token that the context gives."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    token = tmp_path / "my token"
+    token.write_text("secret")
+    save(Contexts("", {"prod": Context("log://127.0.0.1:1", token_file=str(token))}))
+    access = at_context(access_to("log://x:1"), "prod", is_named=False)
+    assert await advice(access) == (
+        "start one at log://127.0.0.1:1, where the context prod says it is, or say where one is: "
+        f"--server URL --token-file '{token}', in place of the context prod"
+    )
+
+
+def test_what_is_typed_comes_before_what_is_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server could not be typed beside an exported context, which may be of another cluster."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    contexts = {"prod": Context("log://y:1", "prod.token"), "lab": Context("log://z:1")}
+    save(Contexts("prod", contexts))
+    found: list[LogAccess] = []
+    command = click.command(with_access(found.append))
+
+    def meant(*words: str, **exported: str) -> LogAccess:
+        with monkeypatch.context() as patch:
+            for name in ("server", "context"):
+                patch.delenv(f"ROLLBOOK_{name.upper()}", raising=False)
+            for name, value in exported.items():
+                patch.setenv(f"ROLLBOOK_{name.upper()}", value)
+            command.main(words, standalone_mode=False)
+        return found.pop()
+
+    typed = meant("--server", "log://x:1", context="prod")
+    assert (typed.server, typed.context, typed.token_file) == ("log://x:1", "", None)
+    assert meant("--context", "lab", server="log://x:1").server == "log://z:1"
+    assert meant("--context", "lab", context="prod").server == "log://z:1"
+    assert meant(server="log://x:1").context == "", "nor does the current one count"
+    assert meant().token_file == "prod.token"
+    for words, exported in (
+        (("--server", "log://x:1", "--context", "prod"), {}),
+        ((), {"server": "log://x:1", "context": "prod"}),
+    ):
+        with pytest.raises(InvalidRequest):
+            meant(*words, **exported)
+
+
 def test_a_context_may_show_its_token_in_the_clear(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +131,8 @@ def test_a_context_may_show_its_token_in_the_clear(
     access = at_context(access_to("log://x:1"), None, is_named=False)
     assert access.insecure
     assert access.flags == " --context lab"
-    typed = {"context": None, "server": None, "insecure": False}
+    typed = click.Context(rollbook)
+    typed.params = {"context": None, "server": None, "insecure": False}
     assert completing._access(typed).insecure
     file = Path(path())
     file.write_text(file.read_text().replace("insecure = true", 'insecure = "false"'))

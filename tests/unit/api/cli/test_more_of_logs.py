@@ -204,6 +204,9 @@ def test_contexts_name_clusters(
     assert "try: rollbook ledger ls --context there\n" in shell.errors
     shell.run("cluster", "info", *by_name, "--metadata", metadata, code=2)
     assert "either --context or --metadata" in shell.errors
+    monkeypatch.setenv("ROLLBOOK_METADATA", "sqlite:///nowhere.db")
+    assert shell.json("cluster", "info", *by_name), "the command line comes first"
+    monkeypatch.delenv("ROLLBOOK_METADATA")
     monkeypatch.setenv("ROLLBOOK_CONTEXT", "there")
     assert shell.json("cluster", "info")["instance_id"] == made["instance_id"]
     assert shell.json("cluster", "info", "--metadata", metadata), "the command line comes first"
