@@ -1,5 +1,6 @@
 """What commands do about who has a log: its writer, its server, and what every reader of it gets."""
 
+import shlex
 import time
 from typing import Any
 
@@ -9,7 +10,14 @@ from rollbook.api.cli.output import tell, tell_rows, time_of
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName, WriterEpoch, parse_age_us
-from rollbook.proto.errors import DataLost, InvalidRequest, QuorumTimeout
+from rollbook.proto.errors import (
+    DataLost,
+    InvalidRequest,
+    Outcome,
+    QuorumTimeout,
+    RollbookError,
+    WriterHeld,
+)
 
 # --- The writer -------------------------------------------------------------------------------
 
@@ -51,7 +59,17 @@ def acquire_writer(
         mode = words.AcquireMode.WAIT if wait else words.AcquireMode.STEAL
     ttl_ms = parse_age_us(ttl) // 1000 if ttl else 0
     request = words.AcquireWriter(LogName.parse(log), holder, mode, ttl_ms)
-    grant: words.WriterGrant = access.run(lambda client: client.ask(request), log)
+    try:
+        grant: words.WriterGrant = access.run(lambda client: client.ask(request), log)
+    except RollbookError as error:
+        again = shlex.join(("rollbook", "log", "writer", "acquire", log, "--holder", holder))
+        again += f" --ttl {shlex.quote(ttl)}" if ttl else ""
+        if isinstance(error, WriterHeld):
+            error.next_step = f"{again} --wait{access.flags}, or with --steal, which fences"
+        elif error.outcome is Outcome.UNKNOWN:  # It may be held by that name now.
+            sure = f"if no other process calls itself {holder}"
+            error.next_step = f"{again} --steal{access.flags}, {sure}"
+        raise
     facts = {
         "log": str(request.log),
         "writer_epoch": grant.writer_epoch,
@@ -107,7 +125,8 @@ def drain_server(access: LogAccess, server_id: str, resume: bool, wait: bool, ou
     if wait and left and not resume:
         raise QuorumTimeout(
             f"{server_id} has {left} logs left",
-            next_step=f"rollbook cluster drain {server_id} --wait --timeout SECONDS, with more of them",
+            next_step=f"rollbook cluster drain {shlex.quote(server_id)}{access.flags} --wait --timeout SECONDS, "
+            "with more of them",
         )
 
 

@@ -96,6 +96,7 @@ def test_waiting_for_a_server_to_be_empty_can_fail(capsys: pytest.CaptureFixture
     with pytest.raises(QuorumTimeout, match="3 logs left") as caught:
         drain_server(access, "log-2", resume=False, wait=True, output="raw")
     assert exit_code(caught.value) == 5
+    assert "drain log-2 --server a:1 --wait" in caught.value.next_step
     assert capsys.readouterr().out == "3\n3\n"
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -10,10 +11,17 @@ from rollbook.api.cli import completing
 from rollbook.api.cli.context_file import Context, Contexts, at_context, load, path, save
 from rollbook.api.cli.log import with_access
 from rollbook.api.cli.log_access import LogAccess
+from rollbook.api.cli.log_owning import acquire_writer
 from rollbook.api.cli.main import rollbook
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
-from rollbook.proto.errors import BadConfig, InvalidRequest, NoSuchLog, ServerUnreachable
+from rollbook.proto.errors import (
+    BadConfig,
+    ConnectionLost,
+    InvalidRequest,
+    NoSuchLog,
+    ServerUnreachable,
+)
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.tls import TlsFiles
 from tests.support.certificates import Authority
@@ -86,6 +94,22 @@ async def test_advice_is_of_what_decides(tmp_path: Path, monkeypatch: pytest.Mon
     assert await advice(access) == (
         "start one at log://127.0.0.1:1, where the context prod says it is, or say where one is: "
         f"--server URL --token-file '{token}', in place of the context prod"
+    )
+
+
+def test_a_lost_answer_to_a_writer_is_advised_in_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told to say mode "steal", as programs do."""
+
+    def lose(self: LogAccess, work: object, log: str = "") -> None:
+        raise ConnectionLost(next_step='mode "steal"')
+
+    monkeypatch.setattr(LogAccess, "run", lose)
+    asked: dict[str, Any] = {"wait": False, "steal": False, "ttl": "1h", "yes": False, "output": "raw"}
+    with pytest.raises(ConnectionLost) as found:
+        acquire_writer(access_to("x:1"), "wal", "my host", **asked)
+    assert found.value.next_step == (
+        "rollbook log writer acquire wal --holder 'my host' --ttl 1h --steal --server x:1, "
+        "if no other process calls itself my host"
     )
 
 
