@@ -63,6 +63,7 @@ from rollbook.logservice.words import (
     Records,
     Sealed,
     Stopped,
+    WaitsFor,
 )
 from rollbook.proto.errors import (
     BeyondTail,
@@ -191,13 +192,15 @@ class Service:
         due = self._loop.time() + request.heartbeat_ms / 1000
         start = await self._start_of(request.log, request.start, request.on_truncated, due)
         until = Until(request.until_offset, request.until_timestamp_us)
-        if until.offset is not None and until.offset < start:
+        is_before = until.offset is not None and until.offset < start
+        if is_before and not isinstance(request.start, Earliest):  # Of whose range nothing is left.
             raise InvalidRequest(
                 f"it would begin at {start} and end before that, at {until.offset}"
             )
         position = start
         if request.at_tail is not AtTail.FOLLOW:
-            tail = await self._stop_at(request, due)
+            head, tail = await self._stop_at(request, due)
+            yield Progress(position, head, tail, max(tail - start, 0), 0, 0, WaitsFor.FETCHING)
             offset = tail if until.offset is None else min(until.offset, tail)
             until = replace(until, offset=offset)
         heartbeat_s = min(max(request.heartbeat_ms, 100) / 1000, self.server.config.heartbeat_s)
@@ -220,11 +223,14 @@ class Service:
                 del event  # The next one may be some time.
             yield Stopped(position)
 
-    async def _stop_at(self, request: words.ReadStream, due: float) -> Offset:
+    async def _stop_at(self, request: words.ReadStream, due: float) -> tuple[Offset, Offset]:
+        """The head, and the tail that is its end."""
         if request.at_tail is AtTail.STOP_AT_BARRIER:
             owner = await self.server.owner_of(request.log, due)
-            return await _by(due, owner.barrier())
-        return (await self._tail_of(request.log)).tail
+            tail = await _by(due, owner.barrier())
+            return owner.head, tail
+        known = await self._tail_of(request.log)
+        return known.head, known.tail
 
     @asynccontextmanager
     async def _reader(

@@ -127,7 +127,9 @@ class AtTail(Enum):
     """What a reader does when it has come to the tail."""
 
     FOLLOW = "follow"
-    STOP = "stop"  # At the tail as it is known when the read begins.
+    # At the tail as it is known when the read begins. The first event is a `Progress` that has this tail, so that
+    # whoever resumes can name it (`ReadStream.resumed_at`).
+    STOP = "stop"
     STOP_AT_BARRIER = "stop_at_barrier"  # Likewise, and whatever was acked before is below it.
 
 
@@ -172,12 +174,17 @@ class ReadStream:
     on_truncated: OnTruncated = OnTruncated.FAIL
     heartbeat_ms: int = 5000  # No longer silence than this.
 
-    def resumed_at(self, offset: Offset) -> Self:
-        """From there on. What was told last may have been a gap that ended beyond the range."""
-        until = self.until_offset
+    def resumed_at(self, offset: Offset, tail: Offset | None = None) -> Self:
+        """From there on. What was told last may have been a gap that ended beyond the range.
+
+        `tail`: where it was when the read began, if that is where it stops.
+        """
+        until, at_tail = self.until_offset, self.at_tail
+        if tail is not None and at_tail is not AtTail.FOLLOW:
+            until, at_tail = tail if until is None else min(until, tail), AtTail.FOLLOW
         if until is not None:
             until = max(until, offset)
-        return replace(self, start=AtOffset(offset), until_offset=until)
+        return replace(self, start=AtOffset(offset), until_offset=until, at_tail=at_tail)
 
 
 @dataclass(frozen=True, slots=True)

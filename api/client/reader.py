@@ -1,6 +1,7 @@
 """Reading: the events of a log from a position on, across servers that come and go.
 
-- It resumes at the very next offset, wherever and whenever a stream broke.
+- It resumes at the very next offset, wherever and whenever a stream broke, and up to the end that it was
+  given when it began.
 - Offsets are dense: what comes has to begin where the last ended, unless a gap was told of.
 - It never waits quietly. Servers say at least every heartbeat where they stand. One that misses two is
   left for another; after `silences_max` heartbeats without a word from anybody, or with a lag that
@@ -106,6 +107,7 @@ class EventReader:
         self._loop = asyncio.get_running_loop()
         self._call: Any = None
         self._address = ""
+        self._tail: Offset | None = None  # When it began, as the first event told who stops there.
         self._moving_to = ""  # Where the server before has sent us.
         self._heard_at = self._loop.time()  # From anybody.
         self._due = 0.0  # When this server has been silent for too long.
@@ -180,6 +182,8 @@ class EventReader:
 
     def _on_progress(self, event: words.Progress) -> None:
         self._expect(event.position)
+        if self._tail is None and event.waits_for is not words.WaitsFor.THROTTLE:
+            self._tail = event.tail  # Who waits for his quota has not begun.
         before, self._last_progress = self._last_progress, event
         if before and event.lag_records and before.position == event.position:
             self._stuck += 1
@@ -223,7 +227,7 @@ class EventReader:
     def _open(self) -> None:
         request = self._request
         if self.position is not None:
-            request = request.resumed_at(self.position)
+            request = request.resumed_at(self.position, self._tail)
         self._address = self._moving_to or self._owners.address_of(request.log)
         self._moving_to = ""
         self._due = self._loop.time() + self._patience_s

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.methods import BY_REQUEST, late
 from rollbook.api.rest.shared_room import Rests, Turns
-from rollbook.logservice.ids import AtOffset, Offset, Position
+from rollbook.logservice.ids import AtOffset, Earliest, Offset, Position
 from rollbook.logservice.words import (
     AtTail,
     Consistency,
@@ -81,6 +81,9 @@ class Door:
     async def ended(self, asked: ReadStream, asking: Asking) -> ReadStream:
         """With an end that is taken once, where the log ends now: he is read for in turns, and anew when he
         takes something again, and of a log that grows as fast would never hear the last one.
+
+        Whoever begins at the tail, or so far before it, begins where it was then. The head is found by reading:
+        by then there may be another, which is nobody's failure.
         """
         if asked.at_tail is AtTail.FOLLOW:
             return asked
@@ -92,7 +95,7 @@ class Door:
             end = max(end, tail.tail)
         return replace(
             asked,
-            start=AtOffset(found.offset),
+            start=asked.start if isinstance(asked.start, Earliest) else AtOffset(found.offset),
             until_offset=end if asked.until_offset is None else min(asked.until_offset, end),
             at_tail=AtTail.FOLLOW,
         )

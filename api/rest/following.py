@@ -1,6 +1,8 @@
 """Answers that go on: a reader's events as server-sent events, or as lines of JSON.
 
-    text/event-stream      id: NEXT · event: KIND · data: {…}     and NEXT is where `Last-Event-ID` resumes
+    text/event-stream      id: NEXT · event: KIND · data: {…}     and NEXT is where `Last-Event-ID` resumes;
+                           id: NEXT..END                          where it was asked to stop at the tail: whoever
+                                                                  comes back is told no more than he was promised
     application/x-ndjson   {"event": KIND, "next_offset": NEXT, …}
 
 What those who do not take it cost is bounded, however many they are:
@@ -29,7 +31,7 @@ from starlette.types import Receive, Scope, Send
 from rollbook.api.rest.door import Door
 from rollbook.api.rest.json_words import to_json
 from rollbook.api.rest.problems import problem_of
-from rollbook.api.rest.record_json import NDJSON, Encoding, dumped, record_json
+from rollbook.api.rest.record_json import Encoding, dumped, record_json
 from rollbook.api.rest.untaken import is_taken
 from rollbook.logservice.core.block import Block
 from rollbook.logservice.ids import FIRST_OFFSET, Offset
@@ -85,8 +87,9 @@ class Follow(Response):
         events: AsyncGenerator[Any, None],
         again: Callable[[Offset], AsyncGenerator[Any, None]],
         encoding: Encoding = Encoding.AUTO,
+        end: Offset | None = None,
     ) -> None:
-        """`again`: the events from an offset on."""
+        """`again`: the events from an offset on. `end`: where the tail was, if that is where it stops."""
         super().__init__(media_type=kind, headers=_HEADERS)
         del self.headers["content-length"]
         self._door = door
@@ -94,7 +97,8 @@ class Follow(Response):
         self._events: AsyncGenerator[Any, None] | None = events
         self._again = again
         self._encoding = encoding
-        self._write = _line if kind == NDJSON else _sse
+        self._is_sse = kind == SSE
+        self._end = b"" if end is None else b"..%d" % end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         telling = asyncio.ensure_future(self._tell(send))
@@ -113,7 +117,7 @@ class Follow(Response):
 
     async def _tell(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        if self._write is _sse:
+        if self._is_sse:
             await send(_body(b"retry: %d\n\n" % _RESUME_MS))
         try:
             await self._tell_all(send)
@@ -126,6 +130,11 @@ class Follow(Response):
             surprise = RollbookError("something unexpected happened; the log says what")
             await send(_body(self._write("error", None, problem_of(surprise))))
         await send(_body(b"", more=False))
+
+    def _write(self, kind: str, next_offset: Offset | None, facts: dict[str, Any]) -> bytes:
+        if self._is_sse:
+            return _sse(kind, next_offset, self._end, facts)
+        return _line(kind, next_offset, facts)
 
     async def _tell_all(self, send: Send) -> None:
         event, self._first = self._first, None
@@ -240,8 +249,8 @@ def _pieces(
         yield Told("records", told_below, next_offset, {"records": held})
 
 
-def _sse(kind: str, next_offset: Offset | None, facts: dict[str, Any]) -> bytes:
-    number = b"" if next_offset is None else b"id: %d\n" % next_offset
+def _sse(kind: str, next_offset: Offset | None, end: bytes, facts: dict[str, Any]) -> bytes:
+    number = b"" if next_offset is None else b"id: %d%s\n" % (next_offset, end)
     return b"%sevent: %s\ndata: %s\n\n" % (number, kind.encode(), dumped(facts))
 
 

@@ -1,6 +1,7 @@
 """Routes of one log's records: append, read, follow, one by its offset, the tail."""
 
 import re
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import google_crc32c
@@ -169,7 +170,8 @@ def record_routes(door: Door) -> APIRouter:
             wanted = ", ".join(_READ_KINDS)
             return response_of(InvalidRequest(f"what can be accepted: {wanted}"), status=406)
         is_resumed = kind == SSE and last_event_id is not None
-        begin = position(last_event_id if is_resumed and last_event_id else start, "from")
+        last_next, _, last_end = (last_event_id or "").partition("..")
+        begin = position(last_next if is_resumed and last_next else start, "from")
         if kind in (SSE, NDJSON) and request.method == "HEAD":  # It would never end.
             tail = words.GetTail(log, words.Consistency.CACHED)
             return Response(headers=tail_headers(await door.ask(tail, how)), media_type=kind)
@@ -180,11 +182,17 @@ def record_routes(door: Door) -> APIRouter:
                 on_truncated=on_truncated or words.OnTruncated.SKIP,
                 heartbeat_ms=heartbeat_ms,
             )
+            if is_resumed and last_end:  # Where the tail was when he came first.
+                known = _offset_of(last_end, "Last-Event-ID")
+                reading = replace(reading, until_offset=known, at_tail=words.AtTail.FOLLOW)
             if is_resumed and isinstance(begin, AtOffset):
                 reading = reading.resumed_at(begin.offset)
+            stops = at_tail is not words.AtTail.FOLLOW
             reading = await door.ended(reading, how)
             return await _follow(
-                door, kind, reading, encoding, resumed_by=how if is_resumed else None
+                *(door, kind, reading, encoding),
+                end=reading.until_offset if stops else None,
+                resumed_by=how if is_resumed else None,
             )
         if until_timestamp_us is not None:
             raise InvalidRequest("until_timestamp_us is for events and lines: accept one of them")
@@ -340,9 +348,10 @@ async def _follow(
     asked: _Followed,
     encoding: Encoding,
     *,
+    end: Offset | None = None,
     resumed_by: Asking | None = None,
 ) -> Response:
-    """The first event decides whether it is an answer at all."""
+    """The first event decides whether it is an answer at all. `end`: as `Follow` has it."""
     events = door.follow(asked)
     try:
         first = await anext(events)
@@ -358,7 +367,7 @@ async def _follow(
             return door.follow(asked.resumed_at(offset), offset)
         return door.follow(asked)
 
-    return Follow(door, kind, first, events, again, encoding)
+    return Follow(door, kind, first, events, again, encoding, end)
 
 
 async def _is_all_of_it(door: Door, first: Any, asked: _Followed, how: Asking) -> bool:
@@ -372,6 +381,13 @@ async def _is_all_of_it(door: Door, first: Any, asked: _Followed, how: Asking) -
             known: words.LogTail = await door.ask(tail, how)
             return known.is_sealed and place >= known.tail
     return isinstance(first, words.Sealed | words.Stopped) or is_end(first)
+
+
+def _offset_of(text: str, name: str) -> Offset:
+    found = position(text, name)
+    if not isinstance(found, AtOffset):
+        raise InvalidRequest(f"{name} ends with an offset, not with {text[:80]!r}")
+    return found.offset
 
 
 def _read_response(

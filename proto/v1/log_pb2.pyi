@@ -41,7 +41,9 @@ class _AtTailEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AtTail.ValueTy
     AT_TAIL_FOLLOW: _AtTail.ValueType  # 1
     """It waits for more. The default."""
     AT_TAIL_STOP: _AtTail.ValueType  # 2
-    """It ends at the tail as it was known when it began."""
+    """It ends at the tail as it was known when it began. The first event is a Progress that has this tail: whoever
+    comes back names it as `until_offset`.
+    """
     AT_TAIL_STOP_AT_BARRIER: _AtTail.ValueType  # 3
     """Likewise, and whatever had been acked before it began is below that tail, whoever acked it."""
 
@@ -55,7 +57,9 @@ AT_TAIL_UNSPECIFIED: AtTail.ValueType  # 0
 AT_TAIL_FOLLOW: AtTail.ValueType  # 1
 """It waits for more. The default."""
 AT_TAIL_STOP: AtTail.ValueType  # 2
-"""It ends at the tail as it was known when it began."""
+"""It ends at the tail as it was known when it began. The first event is a Progress that has this tail: whoever
+comes back names it as `until_offset`.
+"""
 AT_TAIL_STOP_AT_BARRIER: AtTail.ValueType  # 3
 """Likewise, and whatever had been acked before it began is below that tail, whoever acked it."""
 Global___AtTail: _TypeAlias = AtTail  # noqa: Y015

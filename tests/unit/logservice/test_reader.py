@@ -668,6 +668,17 @@ def test_bounded_reads_end_where_they_were_told_to() -> None:
             request = ReadStream(log, at(20), at_tail=AtTail.STOP)
             async with server.events(request) as events:
                 assert await until(events, Stopped) == Stopped(offset(20))
+            for at_tail in (AtTail.STOP, AtTail.STOP_AT_BARRIER):
+                if at_tail is AtTail.STOP_AT_BARRIER and server is b:
+                    continue  # Which is for its owner to say.
+                request = ReadStream(log, at(15), until_offset=offset(18), at_tail=at_tail)
+                async with server.events(request) as events:
+                    begins = await anext(events)
+                    assert isinstance(begins, Progress)
+                    assert (begins.position, begins.head, begins.tail) == (15, 0, 20)
+                    assert begins.lag_records == 5
+                    assert await take(events, 3) == numbers(3, 15)
+                    assert await until(events, Stopped) == Stopped(offset(18))
             request = ReadStream(log, at(5), until_offset=offset(3))
             async with server.events(request) as events:
                 await refused(take(events, 1), InvalidRequest)
@@ -677,6 +688,11 @@ def test_bounded_reads_end_where_they_were_told_to() -> None:
             assert (answer.first_offset, answer.next_offset, answer.tail) == (3, 7, 20)
             answer = await server.ask(server.service.read(words.Read(log, at(20)), server.due()))
             assert (answer.blocks, answer.next_offset) == ((), 20)
+        await a.ask(a.service.truncate(words.Truncate(log, at(10)), a.due()))
+        for server in (a, b):
+            request = ReadStream(log, Earliest(), until_offset=offset(5))
+            async with server.events(request) as events:
+                assert await anext(events) == Stopped(offset(10))  # Nothing is left of it.
 
     play(story)
 

@@ -156,7 +156,9 @@ async def test_cursors_and_truncation(site: Site) -> None:
         [record async for record in log.read(0)]
     assert caught.value.ids["head"] == 5
     events = log.events(0, at_tail=words.AtTail.STOP, skip_truncated=True)
-    gap = await events.next()
+    progress, gap = await events.next(), await events.next()
+    assert isinstance(progress, words.Progress)
+    assert (progress.position, progress.tail) == (0, 10)
     assert gap == words.Gap(words.GapKind.TRUNCATED, Offset(0), Offset(5))
     await cursor.delete()
     assert await log.cursors() == ()

@@ -8,7 +8,7 @@ import pytest
 from rollbook.api.client.reader import EventReader, RecordBatch
 from rollbook.logservice import words
 from rollbook.logservice.core.block import pack_block, stamped
-from rollbook.logservice.ids import Offset
+from rollbook.logservice.ids import AtOffset, Offset
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import (
     BadFrame,
@@ -50,10 +50,15 @@ def scripted(*runs: list[words.ReadEvent | RollbookError]) -> Script:
     return tell
 
 
-async def reader_of(site: Site, script: Script | None, **settings: float) -> EventReader:
+async def reader_of(
+    site: Site,
+    script: Script | None,
+    at_tail: words.AtTail = words.AtTail.FOLLOW,
+    **settings: float,
+) -> EventReader:
     site.cores["a"].events = script
     log = await site.client("a", **settings).open("orders", create=True)
-    return log.events(0)
+    return log.events(0, at_tail=at_tail)
 
 
 async def test_it_resumes_where_it_was(site: Site) -> None:
@@ -68,6 +73,29 @@ async def test_it_resumes_where_it_was(site: Site) -> None:
     assert seen[-1] == words.Stopped(Offset(3))
     asked = [each for each in site.cores["a"].asked if isinstance(each, words.ReadStream)]
     assert [str(each.start) for each in asked] == ["0", "2", "3"]
+
+
+@pytest.mark.parametrize("at_tail", [words.AtTail.STOP, words.AtTail.STOP_AT_BARRIER])
+async def test_it_ends_where_the_log_ended_when_it_began(site: Site, at_tail: words.AtTail) -> None:
+    """Each stream that broke gave it a new end: of a log that grows it was told on and on."""
+    waits_for_quota = words.Progress.held_back(Offset(0), Offset(0), Offset(1))
+    begins = words.Progress(Offset(0), Offset(0), Offset(2), 2, 0, 0, words.WaitsFor.FETCHING)
+    heartbeat = words.Progress(Offset(1), Offset(0), Offset(9), 8, 0, 0, words.WaitsFor.REPLICA)
+    reader = await reader_of(
+        site,
+        scripted(
+            [waits_for_quota, begins, records(0, b"a"), heartbeat, EntryUnavailable()],
+            [records(1, b"b"), words.Stopped(Offset(2))],
+        ),
+        at_tail=at_tail,
+    )
+    seen = [event async for event in reader]
+    values = [value for each in seen if isinstance(each, RecordBatch) for value in each.values()]
+    assert values == [b"a", b"b"]
+    asked = [each for each in site.cores["a"].asked if isinstance(each, words.ReadStream)]
+    wanted = [(each.start, each.until_offset, each.at_tail) for each in asked]
+    resumed = (AtOffset(Offset(1)), Offset(2), words.AtTail.FOLLOW)
+    assert wanted == [(AtOffset(Offset(0)), None, at_tail), resumed]
 
 
 async def test_it_outlives_the_server(site: Site) -> None:

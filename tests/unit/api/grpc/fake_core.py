@@ -310,14 +310,19 @@ class FakeCore:
     async def _follow(self, request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
         log = self.cluster.log(request.log)
         position = log.offset_of(request.start)
-        if request.until_offset is not None and request.until_offset < position:
+        if position > log.tail:
+            raise BeyondTail(offset=position, tail=log.tail)
+        is_before = request.until_offset is not None and request.until_offset < position
+        if is_before and not isinstance(request.start, Earliest):
             raise InvalidRequest("it would end before it begins")
+        stop = request.until_offset
+        if request.at_tail is not words.AtTail.FOLLOW:
+            stop = log.tail if stop is None else min(stop, log.tail)
+            lag = log.tail - position
+            yield words.Progress(position, log.head, log.tail, lag, 0, 0, words.WaitsFor.FETCHING)
         if position < log.head and request.on_truncated is words.OnTruncated.SKIP:
             yield words.Gap(words.GapKind.TRUNCATED, position, log.head)
             position = log.head
-        stop = request.until_offset
-        if request.at_tail is not words.AtTail.FOLLOW:
-            stop = log.tail
         was_caught_up = False
         while True:
             changed = log.changed
@@ -365,7 +370,8 @@ class FakeCore:
     async def find_offset(self, request: words.FindOffset, due: float) -> words.FoundOffset:
         await self._asked("find_offset", request)
         log = self.cluster.log(request.log)
-        return words.FoundOffset(log.offset_of(request.position), log.head, log.tail)
+        offset = log.offset_of(request.position)
+        return words.FoundOffset(offset, log.head, max(log.tail, offset))
 
     async def truncate(self, request: words.Truncate, due: float) -> words.TruncateAnswer:
         await self._asked("truncate", request)

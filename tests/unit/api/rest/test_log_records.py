@@ -676,8 +676,53 @@ async def test_where_a_log_ends_is_asked_once(
         told = [each async for part in stream.parts() for each in events_in(part)]
     heard = [each["offset"] for *_, data in told for each in data.get("records", ())]
     assert heard == list(range(200))
-    assert told[-1] == ("200", "stopped", {"offset": 200})
+    assert told[-1] == ("200..200", "stopped", {"offset": 200})
     assert readings == 2
+
+
+@pytest.mark.parametrize("at_tail", ["stop", "stop_at_barrier"])
+async def test_a_browser_that_comes_back_is_told_no_more_than_it_asked_for(
+    there: Site, at_tail: str
+) -> None:
+    """It took the log's new end for the old one: of a log that grows it was told for ever."""
+    log, block = log_of(there), pack_block([b"a", b"b", b"c"])
+    log.append(block, None)
+    asked = f"{RECORDS}?from=-3&at_tail={at_tail}"
+    first = events_in((await there.get(asked, **SSE)).body)
+    assert [number for number, *_ in first] == ["3..3", "3..3"]
+    log.append(block, None)
+    answer = await there.get(asked, **SSE, **{"last-event-id": "3..3"})
+    assert (answer.status, answer.body) == (204, b"")
+    rest = events_in((await there.get(asked, **SSE, **{"last-event-id": "1..3"})).body)
+    assert [each["offset"] for each in rest[0][2]["records"]] == [1, 2]
+    assert rest[1:] == [("3..3", "stopped", {"offset": 3})]
+    beyond = await there.get(asked, **SSE, **{"last-event-id": "5..3"})
+    assert beyond.status == 204  # A gap that he was told of went beyond his end.
+    for odd in ("1..", "1..-3", "1..latest", "x..3", "1..2..3"):
+        answer = await there.get(asked, **SSE, **{"last-event-id": odd})
+        assert answer.status == (200 if odd == "1.." else 400), odd
+
+
+@pytest.mark.parametrize(("head", "offsets"), [(2, [2]), (5, [])])
+async def test_the_head_is_where_it_is_when_reading_begins(
+    there: Site, monkeypatch: pytest.MonkeyPatch, head: int, offsets: list[int]
+) -> None:
+    """Truncated between finding the end and reading, a log failed whoever wanted the earliest there is."""
+    log, found_before = log_of(there), there.core.find_offset
+    log.append(pack_block([b"a", b"b", b"c"]), None)
+
+    async def truncated_behind(request: words.FindOffset, due: float) -> words.FoundOffset:
+        found = await found_before(request, due)
+        log.append(pack_block([b"d", b"e"]), None)
+        log.head = Offset(head)
+        return found
+
+    monkeypatch.setattr(there.core, "find_offset", truncated_behind)
+    answer = await there.get(f"{RECORDS}?from=earliest&at_tail=stop&on_truncated=fail", **SSE)
+    assert answer.status == 200
+    told = events_in(answer.body)
+    assert [each["offset"] for *_, data in told for each in data.get("records", ())] == offsets
+    assert told[-1][1] == "stopped"
 
 
 async def test_browsers_come_no_more_when_they_have_heard_their_range(
