@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rollbook.api.cli.cluster_work import list_bookies, run_on_store
-from rollbook.logservice.core.server_record import unpack_server_record
+from rollbook.logservice.core.server_record import ServerRecord, unpack_server_record
 from rollbook.logservice.membership import FOLDER
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.cluster.cluster import Cluster
@@ -56,13 +56,16 @@ def judge(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-async def _log_servers(store: MetadataStore, own_root: str) -> list[dict[str, Any]]:
+async def server_records(store: MetadataStore, own_root: str) -> list[ServerRecord]:
     try:
         names = await store.children(f"{own_root}/{FOLDER}")
     except NoSuchNode:
         return []
     nodes = [await store.get(f"{own_root}/{FOLDER}/{name}") for name in sorted(names)]
-    records = [unpack_server_record(node.value) for node in nodes if node is not None]
+    return [unpack_server_record(node.value) for node in nodes if node is not None]
+
+
+async def _log_servers(store: MetadataStore, own_root: str) -> list[dict[str, Any]]:
     return [
         {
             "kind": "log server",
@@ -70,7 +73,7 @@ async def _log_servers(store: MetadataStore, own_root: str) -> list[dict[str, An
             "state": "draining" if record.is_draining else "serving",
             "address": record.info.address,
         }
-        for record in records
+        for record in await server_records(store, own_root)
     ]
 
 

@@ -40,13 +40,14 @@ def group() -> None:
     metavar="URL",
     envvar="ROLLBOOK_METADATA",
     show_envvar=True,
-    help="With the cluster's bookies, and who of all can be reached.  [default: the context's]",
+    help="With the cluster's bookies, who of all can be reached, and their metrics.  [default: the context's]",
 )
 @click.option("--logs-max", type=click.IntRange(0), default=1000, show_default=True)
 def bundle(access: "LogAccess", **how: Any) -> None:
     """Write what servers and logs say of themselves into one file. No records, no tokens.
 
-    What cannot be had is said in it, and is no failure.
+    With the metadata there are the metrics of bookies and log servers, too. What cannot be had is listed in
+    it, with the reason, and is no failure.
     """
     from rollbook.api.cli import debug_work
 

@@ -1,5 +1,6 @@
-"""What `rollbook debug bundle` gathers: JSON by subject, in one archive that its owner alone may read."""
+"""What `rollbook debug bundle` gathers: JSON by subject, and metrics, in one archive that its owner alone may read."""
 
+import asyncio
 import io
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any, Final
 import click
 
 from rollbook import __version__
+from rollbook.api.cli import debug_metrics
 from rollbook.api.cli.cluster_health import look_at_health
 from rollbook.api.cli.cluster_work import look_at_cluster
 from rollbook.api.cli.context_file import find
@@ -23,9 +25,85 @@ from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
-from rollbook.proto.errors import RollbookError
+from rollbook.proto.errors import BadConfig, OutcomeUnknown, Overloaded, RollbookError, Unavailable
 
 _LIBRARIES: Final = ("grpcio", "protobuf", "kazoo", "structlog", "fastapi", "uvicorn")
+
+
+class _Gathering:
+    """By subject; `missing` is what could not be had, and why."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+        self.metrics: dict[str, bytes] = {}
+        self.missing: list[dict[str, Any]] = []
+
+    def miss(self, what: str, error: RollbookError) -> dict[str, Any]:
+        why = {"error": error.code.reason, "detail": str(error)}
+        self.missing.append({"what": what, **why})
+        return why
+
+    async def or_why(self, what: str, work: Awaitable[Any]) -> Any:
+        try:
+            answer = await work
+        except RollbookError as error:
+            return self.miss(what, error)
+        return answer if isinstance(answer, list) else asdict(answer)
+
+    # --- What log servers say -----------------------------------------------------------------
+
+    async def servers(self, client: Client, logs: Sequence[LogName], logs_max: int) -> None:
+        servers: words.Servers = await client.ask(words.ListServers())
+        self.found |= {
+            "servers": asdict(servers),
+            "limits": await self.or_why("limits", client.ask(words.GetLimits())),
+            "stats": {
+                each.server_id: await self.or_why(
+                    f"stats of {each.server_id}", client.stats(each.address)
+                )
+                for each in servers.servers
+            },
+            "logs": await self.or_why("logs", self._states(client, logs_max)),
+        }
+        for log in logs:
+            asked = {
+                "state": words.GetLog(log),
+                "tail": words.GetTail(log, words.Consistency.CACHED),
+                "segments": words.ListSegments(log),
+                "journal": words.GetJournal(log, 1000),
+                "cursors": words.ListCursors(log),
+            }
+            self.found[f"log-{log.namespace}-{log.name}"] = {
+                what: await self.or_why(f"{what} of {log}", client.ask(word))
+                for what, word in asked.items()
+            }
+
+    async def _states(self, client: Client, logs_max: int) -> list[Any]:
+        found: list[Any] = []
+        async for name in client.logs():
+            if len(found) >= logs_max:
+                self.miss("logs", Overloaded(f"there are more than --logs-max {logs_max}"))
+                break
+            state = await self.or_why(f"state of {name}", client.ask(words.GetLog(name)))
+            cursors = await self.or_why(f"cursors of {name}", client.ask(words.ListCursors(name)))
+            found.append({**state, "cursors": cursors.get("cursors", cursors)})
+        return found
+
+    # --- What the metadata says ---------------------------------------------------------------
+
+    def cluster(self, url: str, access: LogAccess) -> None:
+        try:
+            health, members = look_at_health(url)
+            facts, bookies = look_at_cluster(url)
+            places = debug_metrics.places_of(url)
+        except RollbookError as error:
+            self.found["cluster"] = self.miss("cluster", error)
+            self.miss("metrics", error)
+            return
+        self.found["cluster"] = {**facts, "health": health, "bookies": bookies, "members": members}
+        self.metrics, missing = asyncio.run(debug_metrics.gather(places, access))
+        for name, why in sorted(missing.items()):
+            self.miss(f"metrics of {name}", why)
 
 
 def bundle(
@@ -33,73 +111,41 @@ def bundle(
 ) -> None:
     path = path or time.strftime("rollbook-%Y%m%d-%H%M%S.tar.gz", time.gmtime())
     names = [LogName.parse(log) for log in logs]
-    found = access.run(lambda client: _gather(client, names, logs_max))
-    found["about"] = _about()
     if not url and access.context:
         url = find(access.context).metadata
+    gathering = _Gathering()
+    try:
+        access.run(lambda client: gathering.servers(client, names, logs_max))
+    except (Unavailable, OutcomeUnknown) as error:
+        if not url:
+            raise  # There is nobody else to ask.
+        gathering.miss("servers", error)
     if url:
-        found["cluster"] = _cluster(url)
+        gathering.cluster(url, access)
+    else:
+        no_url = BadConfig("no metadata is named: --metadata URL, or that of a context")
+        for what in ("cluster", "metrics"):
+            gathering.miss(what, no_url)
+    _write(path, gathering)
+    click.echo(path)
+    if missing := len(gathering.missing):
+        what = "1 thing" if missing == 1 else f"{missing} things"
+        click.echo(f"{what} could not be had: rollbook/missing.json in it says what", err=True)
+
+
+def _write(path: str, gathering: _Gathering) -> None:
+    found = {**gathering.found, "about": _about(), "missing": gathering.missing}
+    files = {
+        f"{subject}.json": json.dumps(facts, indent=2, default=_plain).encode()
+        for subject, facts in found.items()
+    }
+    files |= {f"metrics/{name}.txt": text for name, text in gathering.metrics.items()}
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
-        for subject, facts in sorted(found.items()):
-            text = json.dumps(facts, indent=2, default=_plain).encode()
-            entry = tarfile.TarInfo(f"rollbook/{subject}.json")
+        for name, text in sorted(files.items()):
+            entry = tarfile.TarInfo(f"rollbook/{name}")
             entry.size, entry.mtime = len(text), int(time.time())
             archive.addfile(entry, io.BytesIO(text))
-    click.echo(path)
-
-
-def _cluster(url: str) -> dict[str, Any]:
-    try:
-        health, members = look_at_health(url)
-        facts, bookies = look_at_cluster(url)
-    except RollbookError as error:
-        return _why(error)
-    return {**facts, "health": health, "bookies": bookies, "members": members}
-
-
-async def _gather(client: Client, logs: Sequence[LogName], logs_max: int) -> dict[str, Any]:
-    servers: words.Servers = await client.ask(words.ListServers())  # Who is not there cannot help.
-    found: dict[str, Any] = {
-        "servers": asdict(servers),
-        "limits": await _or_why(client.ask(words.GetLimits())),
-        "stats": {
-            each.server_id: await _or_why(client.stats(each.address)) for each in servers.servers
-        },
-        "logs": await _or_why(_states(client, logs_max)),
-    }
-    for log in logs:
-        found[f"log-{log.namespace}-{log.name}"] = {
-            "state": await _or_why(client.ask(words.GetLog(log))),
-            "tail": await _or_why(client.ask(words.GetTail(log, words.Consistency.CACHED))),
-            "segments": await _or_why(client.ask(words.ListSegments(log))),
-            "journal": await _or_why(client.ask(words.GetJournal(log, 1000))),
-            "cursors": await _or_why(client.ask(words.ListCursors(log))),
-        }
-    return found
-
-
-async def _states(client: Client, logs_max: int) -> list[Any]:
-    found: list[Any] = []
-    async for name in client.logs():
-        if len(found) >= logs_max:
-            break
-        state = await _or_why(client.ask(words.GetLog(name)))
-        cursors = await _or_why(client.ask(words.ListCursors(name)))
-        found.append({**state, "cursors": cursors.get("cursors", cursors)})
-    return found
-
-
-async def _or_why(work: Awaitable[Any]) -> Any:
-    try:
-        answer = await work
-    except RollbookError as error:
-        return _why(error)
-    return answer if isinstance(answer, list) else asdict(answer)
-
-
-def _why(error: RollbookError) -> dict[str, Any]:
-    return {"error": error.code.reason, "detail": str(error)}
 
 
 def _about() -> dict[str, Any]:

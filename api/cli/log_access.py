@@ -54,7 +54,7 @@ class LogAccess:
             LogClientConfig(
                 timeout_s=self.timeout_s, connect_s=min(_CONNECT_S, self.timeout_s), **settings
             ),
-            token=self._token(),
+            token=self.token(),
             authorities=self.tls_authorities or "",
             certificate=self.tls_certificate or "",
             key=self.tls_key or "",
@@ -62,7 +62,7 @@ class LogAccess:
         ) as client:
             return await work(client)
 
-    def _token(self) -> str:
+    def token(self) -> str:
         if not self.token_file:
             return ""
         try:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.dev import running_dev
+from tests.support.dev import RunningDev, running_dev
 from tests.support.zookeeper import zookeeper, zookeeper_server
 from tests.unit.api.cli.shell import Shell
 
@@ -12,9 +12,14 @@ __all__ = ["zookeeper", "zookeeper_server"]
 
 
 @pytest.fixture(scope="package")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDev]:
     with running_dev(tmp_path_factory.mktemp("dev") / "data", bookies=1) as running:
-        yield running.address
+        yield running
+
+
+@pytest.fixture(scope="package")
+def server(dev: RunningDev) -> str:
+    return dev.address
 
 
 @pytest.fixture

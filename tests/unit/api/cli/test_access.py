@@ -79,7 +79,7 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
 def test_the_token_is_the_first_line_of_its_file(tmp_path: Path) -> None:
     path = tmp_path / "a.token"
     path.write_text("the-token-of-the-server\nand what it is for\n")
-    assert LogAccess("a:1", str(path), None, None, None, 1)._token() == "the-token-of-the-server"
+    assert LogAccess("a:1", str(path), None, None, None, 1).token() == "the-token-of-the-server"
 
 
 def test_waiting_for_a_server_to_be_empty_can_fail(capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,13 @@ def test_a_lost_answer_to_a_writer_is_advised_in_flags(monkeypatch: pytest.Monke
         raise ConnectionLost(next_step='mode "steal"')
 
     monkeypatch.setattr(LogAccess, "run", lose)
-    asked: dict[str, Any] = {"wait": False, "steal": False, "ttl": "1h", "yes": False, "output": "raw"}
+    asked: dict[str, Any] = {
+        "wait": False,
+        "steal": False,
+        "ttl": "1h",
+        "yes": False,
+        "output": "raw",
+    }
     with pytest.raises(ConnectionLost) as found:
         acquire_writer(access_to("x:1"), "wal", "my host", **asked)
     assert found.value.next_step == (

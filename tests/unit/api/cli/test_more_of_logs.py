@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.dev import PATIENCE_S
+from tests.support.dev import PATIENCE_S, RunningDev
 from tests.unit.api.cli.shell import Shell
 
 
@@ -244,13 +244,10 @@ def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
     shell.run("context", "add", "here", "--server", f"log://{server}", "--metadata", metadata)
     bundle = ("debug", "bundle", "--file", path, "--log", "told-of")
     assert shell.run(*bundle) == f"{path}\n"
+    assert not shell.errors, "all of it could be had"
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    with tarfile.open(path) as archive:
-        found = {}
-        for member in archive:
-            file = archive.extractfile(member)
-            assert file
-            found[member.name] = json.load(file)
+    found = {name: json.loads(text) for name, text in unpacked(path).items()}
+    assert found["rollbook/missing.json"] == []
     assert found["rollbook/about.json"]["python"] == sys.version
     (stats,) = found["rollbook/stats.json"].values()
     assert stats["stats"]["rollbook_log_logs_owned"] >= 1
@@ -264,6 +261,45 @@ def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
     assert log["tail"]["tail"] == 3
     assert log["journal"]["events"]
     shell.run("debug", "bundle", "--file", path, code=1)  # It is there.
+
+
+def unpacked(path: str) -> dict[str, bytes]:
+    found = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            file = archive.extractfile(member)
+            assert file
+            found[member.name] = file.read()
+    return found
+
+
+def test_a_bundle_has_metrics_and_says_what_it_has_not(
+    shell: Shell, dev: RunningDev, tmp_path: Path
+) -> None:
+    (metadata,) = re.findall(r"^metadata +(\S+)$", dev.said, re.MULTILINE)
+    path = str(tmp_path / "bundle.tar.gz")
+    shell.run("debug", "bundle", "--file", path, "--logs-max", 0, "--metadata", metadata)
+    found = unpacked(path)
+    (metrics,) = (text for name, text in found.items() if "/metrics/log-server-" in name)
+    assert b"rollbook_log_append_stage_seconds_bucket" in metrics
+    missing = json.loads(found["rollbook/missing.json"])
+    assert [each["what"] for each in missing] == ["logs", "metrics of bookie-bk-1"]
+    assert "it has no pages: --http" in missing[1]["detail"]
+    assert shell.errors.startswith("2 things could not be had")
+
+
+def test_a_bundle_is_made_though_no_log_server_answers(
+    shell: Shell, dev: RunningDev, tmp_path: Path
+) -> None:
+    """Nothing at all was written then."""
+    (metadata,) = re.findall(r"^metadata +(\S+)$", dev.said, re.MULTILINE)
+    path = str(tmp_path / "bundle.tar.gz")
+    bundle = ("debug", "bundle", "--file", path, "--server", "127.0.0.1:1", "--timeout", "0.5")
+    shell.run(*bundle, code=5)  # Nor is there anybody else to ask.
+    shell.run(*bundle, "--metadata", metadata)
+    found = unpacked(path)
+    assert json.loads(found["rollbook/cluster.json"])["bookies"][0]["id"] == "bk-1"
+    assert json.loads(found["rollbook/missing.json"])[0]["error"] == "SERVER_UNREACHABLE"
 
 
 def test_names_are_completed(

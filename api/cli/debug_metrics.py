@@ -1,0 +1,128 @@
+"""The `/metrics` of everybody in the metadata, for a bundle.
+
+To a log server is shown what any command would show it, where that is not read on the way; to a bookie nothing, for
+its pages for probes want nothing. Redirections are not followed.
+"""
+
+import asyncio
+import http.client
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from rollbook.api.cli.cluster_health import server_records
+from rollbook.api.cli.cluster_work import run_on_store
+from rollbook.api.cli.log_access import LogAccess
+from rollbook.proto.addresses import is_loopback
+from rollbook.proto.cluster.bookie_watcher import BookieWatcher
+from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.errors import RollbookError, ServerUnreachable, Unavailable
+from rollbook.proto.ports import MetadataStore
+from rollbook.proto.runtime.system_errors import told
+
+_PATIENCE_S: Final = 5.0  # For one of them, from the first to the last byte.
+_BYTES_MAX: Final = 4 << 20
+_AT_ONCE: Final = 8
+_SERVERS_MAX: Final = 100
+_CHUNK: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    name: str  # Of a file, too.
+    url: str  # Empty: it does not say one.
+    is_log_server: bool
+
+
+def places_of(url: str) -> list[Place]:
+    async def look(store: MetadataStore, cluster: Cluster) -> list[Place]:
+        watcher = BookieWatcher(store, cluster.root)
+        await watcher.start()
+        await watcher.close()
+        live = {**watcher.current.writable, **watcher.current.read_only}
+        pages = {name: info.http_address for name, info in live.items()}
+        found = [
+            Place(f"bookie-{_as_file(name)}", f"http://{address}" if address else "", False)
+            for name, address in sorted(pages.items())
+        ]
+        servers = await server_records(store, cluster.own_root)
+        return found + [
+            Place(f"log-server-{_as_file(each.name)}", each.http, True) for each in servers
+        ]
+
+    return run_on_store(url, look)
+
+
+def _as_file(name: str) -> str:
+    return name.replace("/", "_")
+
+
+async def gather(
+    places: Sequence[Place], access: LogAccess
+) -> tuple[dict[str, bytes], dict[str, RollbookError]]:
+    """What they say; why others say nothing, or not all of it. By name."""
+    free = asyncio.Semaphore(_AT_ONCE)
+    found: dict[str, bytes] = {}
+    missing: dict[str, RollbookError] = {
+        each.name: Unavailable("there are more servers than a bundle asks")
+        for each in places[_SERVERS_MAX:]
+    }
+
+    async def ask(place: Place) -> None:
+        async with free:
+            try:
+                text = await asyncio.to_thread(_fetch, place, access)
+            except RollbookError as error:
+                missing[place.name] = error
+                return
+        found[place.name] = text[:_BYTES_MAX]
+        if len(text) > _BYTES_MAX:
+            missing[place.name] = Unavailable(f"what comes after the first {_BYTES_MAX} bytes")
+
+    await asyncio.gather(*map(ask, places[:_SERVERS_MAX]))
+    return found, missing
+
+
+def _fetch(place: Place, access: LogAccess) -> bytes:
+    """Raises `RollbookError`."""
+    if not place.url:
+        raise Unavailable(f"it has no pages: {'--rest' if place.is_log_server else '--http'}")
+    give_up_at = time.monotonic() + _PATIENCE_S
+    try:
+        connection = _connection(place, access)
+        try:
+            connection.request("GET", "/metrics", headers=_headers(place, access))
+            with connection.getresponse() as answer:
+                if answer.status != http.client.OK:
+                    raise Unavailable(f"{place.url}/metrics answers {answer.status}")
+                text = b""
+                while len(text) <= _BYTES_MAX and (chunk := answer.read1(_CHUNK)):
+                    text += chunk
+                    if time.monotonic() > give_up_at:
+                        raise ServerUnreachable(f"{place.url} takes longer than {_PATIENCE_S:g} s")
+                return text
+        finally:
+            connection.close()
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise ServerUnreachable(f"nobody answers at {place.url}: {told(error)}") from error
+
+
+def _connection(place: Place, access: LogAccess) -> http.client.HTTPConnection:
+    parts = urlsplit(place.url)
+    host = parts.hostname or ""
+    if parts.scheme != "https":
+        return http.client.HTTPConnection(host, parts.port, timeout=_PATIENCE_S)
+    context = ssl.create_default_context(cafile=access.tls_authorities)
+    if access.tls_certificate:
+        context.load_cert_chain(access.tls_certificate, access.tls_key)
+    return http.client.HTTPSConnection(host, parts.port, timeout=_PATIENCE_S, context=context)
+
+
+def _headers(place: Place, access: LogAccess) -> dict[str, str]:
+    token = access.token() if place.is_log_server else ""
+    parts = urlsplit(place.url)
+    is_safe = parts.scheme == "https" or access.insecure or is_loopback(parts.hostname or "")
+    return {"authorization": f"Bearer {token}"} if token and is_safe else {}

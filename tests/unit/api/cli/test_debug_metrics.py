@@ -1,0 +1,103 @@
+"""What a bundle is told by the pages of servers, and what it tells them."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from rollbook.api.cli import debug_metrics
+from rollbook.api.cli.debug_metrics import Place, gather
+from rollbook.api.cli.log_access import LogAccess
+
+
+class Pages(BaseHTTPRequestHandler):
+    """As its server says: `text` with `status`; `None`: nothing ever."""
+
+    status = 200
+    text: bytes | None = b"a_total 1\n"
+    shown: str | None = ""
+    is_over = threading.Event()
+
+    def do_GET(self) -> None:
+        pages = type(self)
+        pages.shown = self.headers["authorization"]
+        if pages.text is None:
+            pages.is_over.wait()
+            return
+        self.send_response(pages.status)
+        self.send_header("location", "/elsewhere")
+        self.end_headers()
+        self.wfile.write(pages.text)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[Pages], str]]:
+    class Found(Pages):
+        is_over = threading.Event()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Found) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Found, f"http://127.0.0.1:{server.server_port}"
+        Found.is_over.set()
+        server.shutdown()
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> LogAccess:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    return LogAccess("x:1", str(token), None, None, None, 1.0)
+
+
+async def why_not(place: Place, access: LogAccess) -> str:
+    _, missing = await gather([place], access)
+    return str(missing[place.name])
+
+
+async def test_a_token_is_shown_to_log_servers_alone(
+    pages: tuple[type[Pages], str], access: LogAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, url = pages
+    server, bookie = Place("log-1", url, True), Place("bk-1", url, False)
+    assert await gather([server], access) == ({"log-1": b"a_total 1\n"}, {})
+    assert seen.shown == "Bearer secret"
+    assert (await gather([bookie], access))[0] == {"bk-1": b"a_total 1\n"}
+    assert seen.shown is None
+    monkeypatch.setattr(debug_metrics, "is_loopback", lambda host: False)
+    await gather([server], access)
+    assert seen.shown is None, "somebody on the way would read it"
+    await gather([server], replace(access, insecure=True))
+    assert seen.shown == "Bearer secret"
+
+
+async def test_what_cannot_be_had_is_said(
+    pages: tuple[type[Pages], str], access: LogAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, url = pages
+    place = Place("log-1", url, True)
+    for seen.status in (302, 401, 500):
+        assert f"answers {seen.status}" in await why_not(place, access)
+    assert "nobody answers" in await why_not(replace(place, url="http://127.0.0.1:1"), access)
+    assert "nobody answers" in await why_not(replace(place, url="http://[x:1"), access)
+    assert "--rest" in await why_not(replace(place, url=""), access)
+    monkeypatch.setattr(debug_metrics, "_PATIENCE_S", 0.2)
+    seen.text = None
+    assert "nobody answers" in await why_not(place, access)
+
+
+async def test_a_bundle_is_bounded(
+    pages: tuple[type[Pages], str], access: LogAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, url = pages
+    monkeypatch.setattr(debug_metrics, "_BYTES_MAX", 5)
+    monkeypatch.setattr(debug_metrics, "_SERVERS_MAX", 2)
+    found, missing = await gather([Place(f"log-{n}", url, True) for n in range(3)], access)
+    assert found == {"log-0": b"a_tot", "log-1": b"a_tot"}
+    assert "after the first 5 bytes" in str(missing["log-0"])
+    assert "more servers" in str(missing["log-2"])
