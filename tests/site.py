@@ -47,7 +47,7 @@ def _put_example(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
         return
     readme, *files = sorted(source.glob("*.*"), key=lambda path: (path.name != "README.md", path))
-    blocks = [f"## {path.name}\n\n{_fenced(path)}" for path in files if path.suffix in _FENCES]
+    blocks = [f"## `{path.name}`\n\n{_fenced(path)}" for path in files if path.suffix in _FENCES]
     target.with_name(f"{target.name}.md").write_text("\n".join([readme.read_text(), *blocks]))
 
 
