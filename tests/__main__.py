@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     crash.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     crash.set_defaults(run=kinds.crash)
 
-    hostile = kind.add_parser("hostile", help="connections that mean no good, to a real bookie")
+    hostile = kind.add_parser("hostile", help="connections that mean no good, at every door")
     hostile.set_defaults(run=kinds.hostile)
 
     fuzz = kind.add_parser("fuzz", help="mutated bytes through every decoder")

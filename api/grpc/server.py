@@ -6,7 +6,8 @@ strangers      hold none of the calls that all share (`strangers`)
 connections    `connections_max`: who comes then is hung up on, as is who has not said who he is to HTTP/2
                within 5 s, or asks for nothing for 5 minutes. gRPC cannot count them by peer
 a message      at most `MESSAGE_BYTES_MAX`
-calls          `calls_max` at a time, streams included, of one connection `CALLS_OF_ONE_MAX`
+calls          `calls_max` at a time, streams included, of one connection `CALLS_OF_ONE_MAX`; of all that
+               nobody has looked at `_PENDING_MAX`, also if they are taken back: what comes then is ended
 peers          that do not answer pings are hung up on
 """
 
@@ -35,7 +36,9 @@ logger = structlog.get_logger()
 # Connection, streams included. Our client has a second one, for calls that wait: one of those with all that
 # they may have fills `calls_max`.
 CALLS_OF_ONE_MAX: Final = 2048
-_PENDING_MAX: Final = 65_536
+# Of all connections, and not yet looked at: four with all that they may have at once. Calls that are taken back
+# at once count for nothing else: twenty connections with 5,000 of them each took a gigabyte at eight times this.
+_PENDING_MAX: Final = 8192
 _PING_MS: Final = 20_000
 _PING_ANSWER_MS: Final = 10_000
 _HANDSHAKE_MS: Final = 5_000  # TLS included; and as much for the answer to our settings.

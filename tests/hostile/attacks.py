@@ -7,6 +7,7 @@ bookie hangs up, or when it has answered, or it lasts as long as its client like
 import random
 import selectors
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -132,9 +133,19 @@ class Mob:
         self._stack = ExitStack()
         self._members: list[_Member] = []
 
-    def add(self, attack: Attack, count: int) -> None:
+    def add(
+        self,
+        attack: Attack,
+        count: int,
+        tls: ssl.SSLContext | None = None,
+        address: Address | None = None,
+    ) -> None:
+        """`tls`: what each attacker goes through before he begins. `address`: if it is another one."""
+        host, port = (address.host, address.port) if address else self._address
         for _ in range(count):
-            connection = socket.create_connection(self._address, _CONNECT_S)
+            connection = socket.create_connection((host, port), _CONNECT_S)
+            if tls:
+                connection = tls.wrap_socket(connection, server_hostname=host)
             connection.setblocking(False)
             self._stack.callback(connection.close)
             member = _Member(connection, attack)
@@ -191,6 +202,8 @@ class Mob:
 
 
 _READ_MAX: Final = 1024  # Then an attacker takes no more of his answers.
+_RECORD_BYTES_MAX: Final = 16 * 1024  # Of TLS: of what is left of one no selector tells.
+_NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class _Member:
@@ -227,7 +240,7 @@ class _Member:
         try:
             if self.rest:
                 self.rest = self.rest[self.connection.send(self.rest) :]
-        except BlockingIOError:
+        except _NOT_NOW:
             return
         except OSError:
             self.receive()  # What it was told before is there still.
@@ -239,12 +252,13 @@ class _Member:
             self.connection.close()
             self.has_left = True
         elif not self.rest and self.attack.leaves:
-            self.connection.shutdown(socket.SHUT_WR)
+            # The socket's, below TLS: that of `ssl` would leave what comes then enciphered.
+            socket.socket.shutdown(self.connection, socket.SHUT_WR)
 
     def receive(self) -> None:
         try:
-            found = self.connection.recv(_READ_MAX)
-        except BlockingIOError:
+            found = self.connection.recv(_RECORD_BYTES_MAX)
+        except _NOT_NOW:
             return
         except OSError:
             found = b""
@@ -258,7 +272,7 @@ class _Member:
         at = self._dripped % len(self.attack.drip)
         try:
             self.connection.send(self.attack.drip[at : at + 1])
-        except BlockingIOError:
+        except _NOT_NOW:
             return
         except OSError:
             self.is_hung_up = True

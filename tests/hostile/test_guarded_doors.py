@@ -1,0 +1,294 @@
+"""Hostile connections against both doors of a log server that faces a network: behind TLS, with certificates wanted.
+
+Each has its answer or is hung up on, costs little, and others go on.
+"""
+
+import asyncio
+import random
+import ssl
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import grpc
+import pytest
+
+from rollbook.api.grpc.methods import BY_REQUEST, MESSAGE_BYTES_MAX
+from rollbook.logservice import words
+from rollbook.proto.errors import OutcomeUnknown, Unavailable
+from rollbook.proto.ports import Address
+from rollbook.proto.v1 import admin_pb2, log_pb2
+from tests.hostile.attacks import Attack, End, Mob, all_have_ended
+from tests.hostile.grpc_attacks import IDLE, grpc_attacks, slow_grpc_attacks, taken_back
+from tests.hostile.guarded import LOG, TOKENS, GuardedServer
+from tests.hostile.http_attacks import LOG as PATH
+from tests.hostile.http_attacks import http_attacks
+from tests.support import log_processes
+from tests.unit.api.rest.http_client import Client as HttpClient
+
+_COUNT: Final = 20
+_IDLE: Final = 1_000
+_PATIENCE_S: Final = 60.0
+_LINGER_S: Final = 0.2  # What comes of those that are let be is seen by then.
+_MIB: Final = 1024 * 1024
+_GROWN_MIB_MAX: Final = 64  # By any kind. A call that is held open takes 20 KiB.
+_APPEND: Final = BY_REQUEST[words.Append].path
+_GET_LOG: Final = BY_REQUEST[words.GetLog].path
+_EACH: Final = 10  # Of a kind, where all come at once.
+_HUNG_UP: Final = 0
+_NOTHING: Final = MappingProxyType(dict[str, str]())
+
+
+class Victim:
+    """It, and the one loop on which everybody else works who is no attacker."""
+
+    def __init__(self, server: GuardedServer, runner: asyncio.Runner) -> None:
+        self.server = server
+        self._runner = runner
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._runner.run(work)
+
+    def besieged(
+        self,
+        *crowds: tuple[Address, Attack, int, ssl.SSLContext | None],
+        others_may_wait: bool = False,
+    ) -> tuple[Sequence[Any], float]:
+        """The attackers, who have ended as they had to while others were served; and the MiB by which the server grew.
+
+        `others_may_wait`: to be served they may have to try again.
+        """
+        server, process = self.server, self.server.process
+        before = process.resident_bytes
+        process.forget_peak()
+        with Mob(server.grpc) as mob:
+            for place, attack, count, tls in crowds:
+                mob.add(attack, count, tls, place)
+            assert mob.run(all_have_ended, _PATIENCE_S), [
+                member.attack.name for member in mob.members if not member.has_ended
+            ]
+            lasts_until = time.monotonic() + _LINGER_S
+            mob.run(lambda _: time.monotonic() > lasts_until, _PATIENCE_S)
+            assert self.run(_served_in_the_end(server) if others_may_wait else server.is_served())
+            return mob.members, (process.most_resident_bytes - before) / _MIB
+
+
+async def _served_in_the_end(server: GuardedServer) -> bool:
+    async with asyncio.timeout(_PATIENCE_S):
+        while True:
+            try:
+                return await server.is_served()
+            except (Unavailable, OutcomeUnknown):
+                await asyncio.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    folder = tmp_path_factory.mktemp("tls")
+    with (
+        log_processes.running(tmp_path_factory.mktemp("cluster")) as cluster,
+        asyncio.Runner() as runner,
+    ):
+        server = GuardedServer(cluster, folder)
+        runner.run(server.make_logs())
+        yield Victim(server, runner)
+
+
+# --- Who comes in -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("who", "token", "at_grpc", "at_http"),
+    [
+        ("member", "", "OK", 200),
+        ("stranger", "", "PERMISSION_DENIED", 401),
+        ("stranger", "elsewhere", "PERMISSION_DENIED", 403),
+        ("stranger", "expired", "PERMISSION_DENIED", 401),
+        ("member", "expired", "PERMISSION_DENIED", 401),
+        ("over", "", "UNAVAILABLE", _HUNG_UP),
+        (None, "elsewhere", "UNAVAILABLE", _HUNG_UP),
+    ],
+)
+def test_both_doors_say_the_same(
+    victim: Victim, who: str | None, token: str, at_grpc: str, at_http: int
+) -> None:
+    """No token, wrong scope, a token or a certificate that is over, no certificate."""
+    shown = {"authorization": f"Bearer {TOKENS[token]}"} if token else {}
+    asked = admin_pb2.GetLogRequest(log=str(LOG)).SerializeToString()
+    assert victim.run(_status(victim.server, _GET_LOG, asked, who, shown)) == at_grpc
+    assert victim.run(_http_status(victim.server, who, shown)) == at_http
+
+
+async def _status(
+    server: GuardedServer,
+    path: str,
+    message: bytes,
+    who: str | None = "member",
+    shown: Mapping[str, str] = _NOTHING,
+    compression: grpc.Compression = grpc.Compression.NoCompression,
+) -> str:
+    pems = [server.authority.certificate]
+    if who:
+        pems += [server.shown[who].key, server.shown[who].certificate]
+    credentials = grpc.ssl_channel_credentials(*(Path(pem).read_bytes() for pem in pems))
+    options = (
+        *(("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)),
+        ("grpc.max_metadata_size", _MIB),
+    )
+    async with grpc.aio.secure_channel(str(server.grpc), credentials, options) as channel:
+        ask: Any = channel.unary_unary(path)
+        metadata = tuple(shown.items())
+        call = ask(message, timeout=_PATIENCE_S, metadata=metadata, compression=compression)
+        code: grpc.StatusCode = await call.code()
+        return code.name
+
+
+async def _http_status(server: GuardedServer, who: str | None, shown: Mapping[str, str]) -> int:
+    try:
+        answer = await HttpClient(server.http, tls=server.context(who)).get(PATH, **shown)
+    except (OSError, ValueError, IndexError):  # Hung up on, before or after it had asked.
+        return _HUNG_UP
+    return answer.status
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/rollbook.v1.LogAdmin/../LogAdmin/GetLog",
+        "/rollbook.v1.LogAdmin%2FGetLog",
+        "/rollbook.v1.LogAdmin/GetLog/",
+        "/rollbook.v1.LogAdmin/getlog",
+        "//rollbook.v1.LogAdmin/GetLog",
+        "/",
+    ],
+)
+def test_no_path_has_a_second_name(victim: Victim, path: str) -> None:
+    asked = admin_pb2.GetLogRequest(log=str(LOG)).SerializeToString()
+    assert victim.run(_status(victim.server, path, asked)) == "UNIMPLEMENTED"
+
+
+@pytest.mark.parametrize("name", ["", "bench/../x", "bench%2Fx", "bench/ä", "a/b/c", "/", "a/\0"])
+def test_no_log_has_such_a_name(victim: Victim, name: str) -> None:
+    asked = admin_pb2.GetLogRequest(log=name).SerializeToString()
+    assert victim.run(_status(victim.server, _GET_LOG, asked)) == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("zipped", [False, True], ids=["as it is", "zipped"])
+def test_a_message_that_is_too_large_is_refused(victim: Victim, zipped: bool) -> None:
+    """Zipped it is small until it is unpacked."""
+    size = 64 * _MIB if zipped else MESSAGE_BYTES_MAX + 1
+    asked = log_pb2.AppendRequest(log=str(LOG), block=bytes(size)).SerializeToString()
+    how = grpc.Compression.Gzip if zipped else grpc.Compression.NoCompression
+    process = victim.server.process
+    before = process.resident_bytes
+    process.forget_peak()
+    status = victim.run(_status(victim.server, _APPEND, asked, compression=how))
+    assert status == "RESOURCE_EXHAUSTED"
+    assert process.most_resident_bytes - before <= 32 * _MIB
+
+
+def test_metadata_that_are_too_large_are_refused(victim: Victim) -> None:
+    asked = admin_pb2.GetLogRequest(log=str(LOG)).SerializeToString()
+    shown = {f"h{number}": "x" * 1000 for number in range(100)}
+    status = victim.run(_status(victim.server, _GET_LOG, asked, "member", shown))
+    assert status == "RESOURCE_EXHAUSTED"
+
+
+# --- What they send -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attack", grpc_attacks(), ids=lambda attack: attack.name)
+def test_an_attack_on_grpc_costs_little(attack: Attack, victim: Victim) -> None:
+    server = victim.server
+    _, grown = victim.besieged((server.grpc, attack, _COUNT, server.context("member", alpn="h2")))
+    assert grown <= _GROWN_MIB_MAX
+
+
+@pytest.mark.parametrize("attack", http_attacks(), ids=lambda attack: attack.name)
+def test_an_attack_on_http_has_its_answer(attack: Attack, victim: Victim) -> None:
+    if attack.name == "HTTP/2":  # Under what name he comes is of no account to who is known.
+        attack = replace(attack, end=End.ANSWERED, answer=b"HTTP/1.1 404")
+    server = victim.server
+    members, grown = victim.besieged((server.http, attack, _COUNT, server.context("member")))
+    assert [each.heard[:60] for each in members if not each.heard.startswith(attack.answer)] == []
+    assert grown <= _GROWN_MIB_MAX
+
+
+def test_strangers_of_all_kinds_at_once_are_told_nothing(victim: Victim) -> None:
+    """What cannot be read is 400; what can be is 401, but for whether the server is there."""
+    server = victim.server
+    at_grpc, at_http = server.context("stranger", alpn="h2"), server.context("stranger")
+    members, grown = victim.besieged(
+        *((server.grpc, attack, _EACH, at_grpc) for attack in grpc_attacks()),
+        *((server.http, attack, _EACH, at_http) for attack in http_attacks()),
+    )
+    for attack in http_attacks():
+        allowed = {b"", b"HTTP/1.1 400 Bad Request", b"HTTP/1.1 401 Unauthorized"}
+        if b"/healthz" in attack.first:
+            allowed.add(b"HTTP/1.1 200 OK")
+        told = [each.heard for each in members if each.attack == attack]
+        assert {heard.partition(b"\r\n")[0] for heard in told} <= allowed, attack.name
+    assert grown <= 128
+
+
+def test_calls_that_are_taken_back_at_once_do_not_pile_up(victim: Victim) -> None:
+    """They are not under way, but wait to be looked at: there is a bound to that, of all connections together."""
+    server = victim.server
+    context = server.context("stranger", alpn="h2")
+    crowd = (server.grpc, taken_back(5_000), _COUNT, context)
+    _, grown = victim.besieged(crowd, others_may_wait=True)
+    assert grown <= 192
+
+
+# --- Who is slow, and who says nothing ----------------------------------------------------------
+
+
+def before_tls() -> list[Attack]:
+    """What comes where a handshake should; each is hung up on, if only after a while."""
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+    return [
+        Attack("noise", random.Random(666).randbytes(64 * 1024), End.HUNG_UP),
+        Attack("HTTP in the clear", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", End.HUNG_UP),
+        Attack("HTTP/2 in the clear", IDLE.first, End.HUNG_UP),
+        Attack("half a handshake", hello, End.HUNG_UP),
+        Attack("half a handshake, and gone", hello, End.HUNG_UP, leaves=True),
+        Attack("a handshake at one byte a second", hello[:1], End.HUNG_UP, drip=hello[1:]),
+        Attack("nothing at all", b"", End.HUNG_UP),
+    ]
+
+
+def test_whoever_is_slow_is_hung_up_on(victim: Victim) -> None:
+    """All kinds at once, at both doors: together they wait as long as one."""
+    server = victim.server
+    before = [
+        (place, attack, _COUNT, None)
+        for place in (server.grpc, server.http)
+        for attack in before_tls()
+    ]
+    behind = server.context("stranger", alpn="h2")
+    slow = [(server.grpc, attack, _COUNT, behind) for attack in slow_grpc_attacks()]
+    _, grown = victim.besieged(*before, *slow)
+    assert grown <= _GROWN_MIB_MAX
+
+
+@pytest.mark.parametrize("door", ["gRPC", "HTTP"])
+def test_a_thousand_that_say_nothing_keep_nobody_out(victim: Victim, door: str) -> None:
+    """Each has gone through its handshake. What they had is given back."""
+    server = victim.server
+    files = server.process.open_files
+    place, alpn = {"gRPC": (server.grpc, "h2"), "HTTP": (server.http, "http/1.1")}[door]
+    attack = IDLE if door == "gRPC" else Attack("idle", b"", End.EITHER)
+    _, grown = victim.besieged((place, attack, _IDLE, server.context("stranger", alpn=alpn)))
+    assert grown <= 128
+    deadline = time.monotonic() + _PATIENCE_S
+    while server.process.open_files > files + _COUNT:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_server_is_still_there(victim: Victim) -> None:
+    assert victim.server.process.is_running
+    assert victim.run(victim.server.is_served())
