@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.calls import handlers
-from rollbook.api.grpc.config import GrpcConfig
+from rollbook.api.grpc.config import CONNECTIONS_MAX, GrpcConfig
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX, SERVICES
 from rollbook.api.grpc.open_services import HealthService, ReflectionService
 from rollbook.api.grpc.strangers import Strangers
@@ -36,9 +36,9 @@ logger = structlog.get_logger()
 # Connection, streams included. Our client has a second one, for calls that wait: one of those with all that
 # they may have fills `calls_max`.
 CALLS_OF_ONE_MAX: Final = 2048
-# Of all connections, and not yet looked at: four with all that they may have at once. Calls that are taken back
-# at once count for nothing else: twenty connections with 5,000 of them each took a gigabyte at eight times this.
-_PENDING_MAX: Final = 8192
+# Of all connections, and not yet looked at: as when each of them asks for something at once. Calls that are taken
+# back at once count for nothing else; 15 KiB each, 100,000 of them took a gigabyte at four times this.
+_PENDING_MAX: Final = CONNECTIONS_MAX
 _PING_MS: Final = 20_000
 _PING_ANSWER_MS: Final = 10_000
 _HANDSHAKE_MS: Final = 5_000  # TLS included; and as much for the answer to our settings.
