@@ -315,13 +315,16 @@ class Owner:
 
     # --- The exclusive writer -----------------------------------------------------------------
 
-    async def acquire_writer(self, holder: str, mode: AcquireMode, ttl_ms: int = 0) -> WriterGrant:
+    async def acquire_writer(
+        self, holder: str, mode: AcquireMode, ttl_ms: int = 0, attempt: str = ""
+    ) -> WriterGrant:
         """A new writer epoch. Answered when all that came under older ones is settled (LS8).
 
-        `WAIT` waits for as long as the caller does. Raises `WriterHeld`, `LogSealed`, and what
-        `barrier` raises.
+        Asked again by the same `attempt` it is the same epoch, as long as nobody else was given one.
+        `WAIT` waits for as long as the caller does. Raises `WriterHeld`, `LogSealed`, `StaleEpoch` if that
+        attempt's epoch was released, and what `barrier` raises.
         """
-        return await self._writership.acquire(holder, mode, ttl_ms)
+        return await self._writership.acquire(holder, mode, ttl_ms, attempt)
 
     async def renew_writer(self, epoch: WriterEpoch) -> WriterGrant:
         """Raises `StaleEpoch`, and what `barrier` raises."""

@@ -151,7 +151,10 @@ class Service:
 
     async def acquire_writer(self, request: words.AcquireWriter, due: float) -> words.WriterGrant:
         owner = await self.server.owner_of(request.log, due)
-        return await _by(due, owner.acquire_writer(request.holder, request.mode, request.ttl_ms))
+        return await _by(
+            due,
+            owner.acquire_writer(request.holder, request.mode, request.ttl_ms, request.attempt),
+        )
 
     async def renew_writer(self, request: words.RenewWriter, due: float) -> words.WriterGrant:
         owner = await self.server.owner_of(request.log, due)

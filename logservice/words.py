@@ -366,6 +366,7 @@ class SealAnswer:
 
 
 HOLDER_CHARACTERS_MAX: Final = 255
+ATTEMPT_BYTES_MAX: Final = 64
 TTL_MS_MAX: Final = (1 << 32) - 1
 
 
@@ -381,12 +382,17 @@ class AcquireWriter:
     holder: str  # Shown to others: who it is. Kept in every snapshot of the log.
     mode: AcquireMode = AcquireMode.FAIL  # Nobody is fenced unless it is asked for.
     ttl_ms: int = 0  # 0: until it is released or stolen.
+    # Drawn by whoever asks, for himself alone: who heard no answer and asks again by the same one is granted the
+    # same epoch, as long as nobody else was given one since. Empty: each time another one.
+    attempt: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.holder) <= HOLDER_CHARACTERS_MAX:
             raise InvalidRequest(f"a holder's name has 1 to {HOLDER_CHARACTERS_MAX} characters")
         if not 0 <= self.ttl_ms <= TTL_MS_MAX:
             raise InvalidRequest(f"a writer's lease of {self.ttl_ms} ms is outside 0 … 2^32-1")
+        if len(self.attempt.encode()) > ATTEMPT_BYTES_MAX:
+            raise InvalidRequest(f"an attempt's name has at most {ATTEMPT_BYTES_MAX} bytes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,20 @@ class Writership:
         self._changed = asyncio.Event()
         order.sequencer.on_owner_changed(clock.monotonic_ns(), clock.wall_us())
 
-    async def acquire(self, holder: str, mode: AcquireMode, ttl_ms: int) -> WriterGrant:
+    async def acquire(
+        self, holder: str, mode: AcquireMode, ttl_ms: int, attempt: str = ""
+    ) -> WriterGrant:
         """As `Owner.acquire_writer`."""
         order, sequencer = self._order, self._order.sequencer
         while True:
             order.use()
+            if sequencer.was_asked_by(attempt) and not order.memory.is_sealed:
+                epoch = order.memory.writer_epoch
+                await order.barrier()
+                return self.renew(epoch)  # Unless it was released or stolen: he had it then.
             now_ns = self._clock.monotonic_ns()
             try:
-                acquired = sequencer.acquire(holder, mode, ttl_ms, now_ns)
+                acquired = sequencer.acquire(holder, mode, ttl_ms, now_ns, attempt)
             except WriterHeld as refusal:
                 if mode is AcquireMode.FAIL:
                     await order.refused(refusal)

@@ -2,12 +2,14 @@
 
 Every change that can be asked for may be repeated: made twice it is as if it had been made once. An answer
 that refuses it after an attempt whose end nobody heard of says therefore nothing for certain, and is
-raised as in doubt. Only who acquires a log and lets nobody be fenced may stand in his own way: to be
-refused for his own sake is to have lost the answer.
+raised as in doubt. Who acquires a log does so by an attempt that has a name, so that he does not stand in
+his own way when he asks again.
 """
 
 import asyncio
-from typing import Any
+import os
+from dataclasses import replace
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -30,8 +32,9 @@ from rollbook.proto.errors import (
     QuorumTimeout,
     RollbookError,
     ServerUnreachable,
-    WriterHeld,
 )
+
+_ATTEMPT_BYTES: Final = 8
 
 
 class Calls:
@@ -49,10 +52,12 @@ class Calls:
         loop = asyncio.get_running_loop()
         method = BY_REQUEST[type(word)]
         log: LogName | None = getattr(word, "log", None)
+        if isinstance(word, words.AcquireWriter) and not word.attempt:
+            word = replace(word, attempt=new_attempt())
         data = pack(word).SerializeToString()
         due = loop.time() + (timeout_s or self._config.timeout_s)
         connect_due = min(due, loop.time() + self._config.connect_s)
-        pauses, doubt = Pauses(self._config), None
+        pauses, is_doubtful = Pauses(self._config), False
         while True:
             if self.is_closed:
                 raise ClientClosed
@@ -65,7 +70,7 @@ class Calls:
             except RollbookError as error:
                 failure = error
             if method.changes and failure.outcome is Outcome.UNKNOWN:
-                doubt = failure
+                is_doubtful = True
             is_known = self._owners.on_error(log, address, failure)
             pause_s = pauses.next_s(failure, is_known=is_known)
             is_unreachable = isinstance(failure, ServerUnreachable)
@@ -74,7 +79,7 @@ class Calls:
             if not may_retry(failure) or loop.time() + pause_s >= until:
                 if is_unreachable and server is None:
                     failure = self._owners.nobody_answers(failure)
-                raise failure if doubt is None else _after(doubt, failure, word)
+                raise in_doubt(failure) if is_doubtful else failure
             await asyncio.sleep(pause_s)
 
     def _share_of(self, left_s: float) -> float:
@@ -95,14 +100,9 @@ class Calls:
         return answer_of(method.answer, answer)
 
 
-def _after(doubt: RollbookError, failure: RollbookError, word: Any) -> RollbookError:
-    """What is raised where an earlier attempt may have taken effect."""
-    if not isinstance(word, words.AcquireWriter) or not isinstance(failure, WriterHeld):
-        return in_doubt(failure)
-    if failure.ids.get("holder") != word.holder:
-        return in_doubt(failure)
-    doubt.next_step = f'mode "steal", if no other process calls itself {word.holder}'
-    return doubt
+def new_attempt() -> str:
+    """A name for asking for a writer epoch, however often that takes."""
+    return os.urandom(_ATTEMPT_BYTES).hex()
 
 
 def answer_of(word: Any, data: bytes) -> Any:

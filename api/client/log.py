@@ -216,15 +216,17 @@ class Log:
         *,
         ttl_s: float = 0,
         timeout_s: float | None = None,
+        attempt: str = "",
     ) -> words.WriterGrant:
         """The next writer epoch: give it to appends as `epoch`. Older ones are fenced.
 
         `mode`, if somebody holds it: `"fail"` with `WriterHeld`, `"wait"` until he lets go of it or his
         time is over, `"steal"` it. An error whose `outcome` is unknown may have left it to `holder`
-        under an epoch that nobody heard of: `"steal"`, if no other process calls itself so.
+        under an epoch that nobody heard of: asked again by the same `attempt`, a name that you draw
+        for it, you are granted that one. Without a name only this one call asks again by itself.
         """
         request = words.AcquireWriter(
-            self.name, holder, words.AcquireMode(mode), round(ttl_s * 1000)
+            self.name, holder, words.AcquireMode(mode), round(ttl_s * 1000), attempt
         )
         grant: words.WriterGrant = await self._client.ask(request, timeout_s=timeout_s)
         return grant

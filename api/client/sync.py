@@ -295,9 +295,12 @@ class SyncLog:
         *,
         ttl_s: float = 0,
         timeout_s: float | None = None,
+        attempt: str = "",
     ) -> words.WriterGrant:
-        """As `Log.acquire_writer`; `"steal"` also what a lost answer may have left to `holder`."""
-        work = self._log.acquire_writer(holder, mode, ttl_s=ttl_s, timeout_s=timeout_s)
+        """As `Log.acquire_writer`."""
+        work = self._log.acquire_writer(
+            holder, mode, ttl_s=ttl_s, timeout_s=timeout_s, attempt=attempt
+        )
         return self._thread.run(work)
 
     def renew_writer(self, epoch: int) -> words.WriterGrant:

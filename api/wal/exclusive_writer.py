@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Final, Self
 
 from rollbook.api.client.batches import Submission
+from rollbook.api.client.calls import new_attempt
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.log import Log
 from rollbook.api.client.retrying import Pauses, again
@@ -107,9 +108,12 @@ class ExclusiveWriter:
 
     async def _acquire(self) -> WriterGrant:
         pauses, told, failures = Pauses(LogClientConfig()), set[str](), 0
+        attempt = new_attempt()  # Else whoever lost the answer would wait for himself.
         while True:
             try:
-                return await self._log.acquire_writer(self.holder, self._mode, ttl_s=self._lease_s)
+                return await self._log.acquire_writer(
+                    self.holder, self._mode, ttl_s=self._lease_s, attempt=attempt
+                )
             except RollbookError as error:
                 is_held = isinstance(error, WriterHeld)
                 if self._mode is not AcquireMode.WAIT or not (is_held or is_passing(error)):

@@ -50,6 +50,7 @@ class WriterAcquired:
     epoch: WriterEpoch
     holder: str
     ttl_ms: int
+    attempt: str = ""  # By which he is recognised who asks again because he heard no answer.
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ is short however large the ledger has become, now and then between the others.
 
 A snapshot, little-endian:
 
-    u16 version 1 · u8 flags, 1: sealed · u8 0 · u32 lifetime of the writer (ms)
+    u16 version 1 · u8 flags, 1: sealed · u8 attempt bytes · u32 lifetime of the writer (ms)
     i64 tail · i64 timestamp (µs) · i64 writer epoch · i64 its fence offset · u16 holder bytes · holder
-    the producers
+    attempt · the producers
 """
 
 import struct
@@ -44,6 +44,9 @@ class LogMemory:
         self.record_us = 0
         self.writer_epoch = NO_WRITER_YET
         self.holder = ""  # Of that epoch; empty: it was released, or there never was one.
+        self.attempt = (
+            ""  # By which the epoch was asked for, released or not; empty: none was named.
+        )
         self.ttl_ms = 0  # It holds until released or stolen; else unless renewed for so long.
         self.fence_offset = FIRST_OFFSET  # The first one that is the epoch's.
         self.is_sealed = False
@@ -53,7 +56,7 @@ class LogMemory:
 
     def on_acquired(self, acquired: WriterAcquired) -> None:
         self.writer_epoch, self.holder = acquired.epoch, acquired.holder
-        self.ttl_ms = acquired.ttl_ms
+        self.ttl_ms, self.attempt = acquired.ttl_ms, acquired.attempt
         self.fence_offset = self.tail
 
     def on_released(self, epoch: WriterEpoch) -> None:
@@ -96,31 +99,35 @@ class LogMemory:
         return _HEAD.size + self.producers.packed_bytes
 
     def pack(self) -> bytes:
-        holder = self.holder.encode()
+        holder, attempt = self.holder.encode(), self.attempt.encode()
         head = _HEAD.pack(
-            *(_VERSION, _SEALED * self.is_sealed, 0, self.ttl_ms, self.tail, self.timestamp_us),
-            *(self.writer_epoch, self.fence_offset, len(holder)),
+            *(_VERSION, _SEALED * self.is_sealed, len(attempt), self.ttl_ms),
+            *(self.tail, self.timestamp_us, self.writer_epoch, self.fence_offset, len(holder)),
         )
-        return b"".join((head, holder, self.producers.pack()))
+        return b"".join((head, holder, attempt, self.producers.pack()))
 
     @classmethod
     def unpack(cls, data: Buffer, config: LogConfig = DEFAULT) -> Self:
         """Raises `BadMetadata`."""
         if len(data) < _HEAD.size:
             raise BadMetadata("a snapshot of a log is cut short")
-        version, flags, _, ttl_ms, tail, timestamp_us, epoch, fence, size = _HEAD.unpack_from(data)
+        version, flags, attempt_size, ttl_ms, tail, timestamp_us, epoch, fence, size = (
+            _HEAD.unpack_from(data)
+        )
         if version != _VERSION:
             raise BadMetadata(f"a snapshot of a log has version {version}, known is {_VERSION}")
         found, end = cls(config), _HEAD.size + size
+        producers_at = end + attempt_size
         found.tail, found.timestamp_us = Offset(tail), timestamp_us
         found.writer_epoch, found.fence_offset = WriterEpoch(epoch), Offset(fence)
         found.ttl_ms = ttl_ms
         found.is_sealed = bool(flags & _SEALED)
         try:
             found.holder = bytes(data[_HEAD.size : end]).decode()
+            found.attempt = bytes(data[end:producers_at]).decode()
         except UnicodeDecodeError as error:
             raise BadMetadata(f"the holder in a snapshot of a log: {error}") from None
-        found.producers = Producers.unpack(memoryview(data)[end:], config)
+        found.producers = Producers.unpack(memoryview(data)[producers_at:], config)
         return found
 
 

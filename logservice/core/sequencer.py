@@ -145,7 +145,13 @@ class Sequencer:
         """How long it is held if nobody renews it; None: until it is released or stolen."""
         return None if self._held_until_ns is None else max(self._held_until_ns - now_ns, 0)
 
-    def acquire(self, holder: str, mode: AcquireMode, ttl_ms: int, now_ns: int) -> WriterAcquired:
+    def was_asked_by(self, attempt: str) -> bool:
+        """Whether the newest epoch was granted to it, which then heard no answer."""
+        return bool(attempt) and attempt == self.memory.attempt
+
+    def acquire(
+        self, holder: str, mode: AcquireMode, ttl_ms: int, now_ns: int, attempt: str = ""
+    ) -> WriterAcquired:
         """What to write into the log, and then to tell to `on_acquired`.
 
         Raises `WriterHeld`, `LogSealed`.
@@ -155,7 +161,7 @@ class Sequencer:
             raise LogSealed(tail=memory.tail)
         if mode is not AcquireMode.STEAL and self.is_held(now_ns):
             raise WriterHeld(holder=memory.holder, writer_epoch=memory.writer_epoch)
-        return WriterAcquired(WriterEpoch(memory.writer_epoch + 1), holder, ttl_ms)
+        return WriterAcquired(WriterEpoch(memory.writer_epoch + 1), holder, ttl_ms, attempt)
 
     def on_acquired(self, acquired: WriterAcquired, now_ns: int) -> None:
         self.memory.on_acquired(acquired)

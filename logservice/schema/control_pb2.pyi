@@ -140,19 +140,23 @@ class WriterAcquired(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     holder: _builtins.str
     ttl_ms: _builtins.int
+    attempt: _builtins.str
+    """By which he is recognised who asks again because he heard no answer."""
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         holder: _builtins.str = ...,
         ttl_ms: _builtins.int = ...,
+        attempt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "holder", b"holder", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "holder", b"holder", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1391,6 +1391,7 @@ class AcquireWriterRequest(_message.Message):
     HOLDER_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     holder: _builtins.str
@@ -1399,6 +1400,10 @@ class AcquireWriterRequest(_message.Message):
     """If it is held."""
     ttl_ms: _builtins.int
     """Default 0: until it is released or stolen."""
+    attempt: _builtins.str
+    """Drawn by whoever asks, at most 64 bytes: who heard no answer and asks again by the same one is granted the same
+    epoch, as long as nobody else was given one since. Empty: each time another one.
+    """
     def __init__(
         self,
         *,
@@ -1406,10 +1411,11 @@ class AcquireWriterRequest(_message.Message):
         holder: _builtins.str = ...,
         mode: Global___AcquireMode.ValueType = ...,
         ttl_ms: _builtins.int = ...,
+        attempt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "log", b"log", "mode", b"mode", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "holder", b"holder", "log", b"log", "mode", b"mode", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -283,6 +283,54 @@ def test_who_waits_for_the_writer_epoch_gets_it_when_it_is_released_or_has_run_o
     play(story)
 
 
+@pytest.mark.parametrize("mode", list(AcquireMode))
+def test_who_lost_the_answer_is_granted_the_epoch_that_he_has(mode: AcquireMode) -> None:
+    """He was refused for his own sake, waited for himself, or was given another one; at the next owner, too."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        scene.set_bookies(delay_s=0.3)
+        both = [
+            log.server.begin(log.owner.acquire_writer("a", mode, attempt="mine")) for _ in range(2)
+        ]
+        grant = await scene.within(both[0])
+        assert await scene.within(both[1]) == grant
+        scene.set_bookies(delay_s=0.0)
+        await log.append(b"x", condition=Condition(writer_epoch=grant.writer_epoch))
+        log.server.node.kill()
+        log = await (await scene.server("s2")).open()
+        assert await log.run(log.owner.acquire_writer("a", mode, attempt="mine")) == grant
+        await refused(log.run(log.owner.acquire_writer("a", AcquireMode.FAIL)), WriterHeld)
+        assert (grant.writer_epoch, grant.fence_offset) == (1, 0)
+        await log.close()
+
+    play(story)
+
+
+def test_a_question_that_comes_late_takes_nothing_from_who_has_let_go() -> None:
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        fail = AcquireMode.FAIL
+        first = await log.run(log.owner.acquire_writer("a", fail, attempt="mine"))
+        await log.run(log.owner.release_writer(first.writer_epoch))
+        await refused(log.run(log.owner.acquire_writer("a", fail, attempt="mine")), StaleEpoch)
+        second = await log.run(log.owner.acquire_writer("b", fail, attempt="another"))
+        assert second.writer_epoch == 2
+        await refused(log.run(log.owner.acquire_writer("a", fail, attempt="mine")), WriterHeld)
+        scene.set_bookies(delay_s=0.3)
+        asking = log.server.begin(log.owner.acquire_writer("b", fail, attempt="another"))
+        await asyncio.sleep(0.1)
+        stealing = log.server.begin(log.owner.acquire_writer("c", AcquireMode.STEAL))
+        await refused(scene.within(asking), StaleEpoch)
+        await scene.within(stealing)
+        scene.set_bookies(delay_s=0.0)
+        await log.owner.seal()
+        await refused(log.run(log.owner.acquire_writer("c", fail, attempt="last")), LogSealed)
+        await log.close()
+
+    play(story)
+
+
 # --- Barriers ---------------------------------------------------------------------------------------
 
 

@@ -41,6 +41,13 @@ def test_nobody_and_the_endless_hold_no_log(holder: str) -> None:
         unpack(log_pb2.AcquireWriterRequest(log=str(LOG), holder=holder), AcquireWriter)
 
 
+def test_an_attempt_fits_into_the_memory_of_a_log() -> None:
+    longest = AcquireWriter(LOG, "me", attempt="é" * 32)
+    assert unpack(pack(longest), AcquireWriter) == longest
+    with pytest.raises(InvalidRequest):
+        AcquireWriter(LOG, "me", attempt="é" * 32 + "a")
+
+
 @pytest.mark.parametrize("ttl_ms", [-1, 1 << 32])
 def test_leases_are_numbers_of_32_bits(ttl_ms: int) -> None:
     with pytest.raises(InvalidRequest):

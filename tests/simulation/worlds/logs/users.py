@@ -352,7 +352,8 @@ class Users:
     ) -> None:
         asked = self._records.asks_tail(client)
         request = service_words.AcquireWriter(
-            words.LOGS[log], client, service_words.AcquireMode.STEAL
+            *(words.LOGS[log], client, service_words.AcquireMode.STEAL),
+            attempt=f"{client} {self._world.now}",
         )
         grant: service_words.WriterGrant = await caller.settle(
             log, "acquire_writer", request, may_repeat=True

@@ -198,27 +198,33 @@ async def test_a_refusal_after_a_doubt_is_no_certainty(site: Site) -> None:
     assert mismatch.value.ids["tail"] == 7
 
 
-async def test_who_holds_the_log_by_a_lost_answer_is_not_somebody_else(site: Site) -> None:
+@pytest.mark.parametrize("mode", list(words.AcquireMode))
+async def test_who_lost_the_answer_is_granted_the_epoch_that_he_has(
+    site: Site, mode: words.AcquireMode
+) -> None:
+    """He was refused for his own sake, waited for himself, or was given another one."""
     log = await site.client("a").open("wal", create=True)
     core = site.cores["a"]
     grants: list[words.WriterGrant] = []
 
     async def grant_unheard(request: words.AcquireWriter, due: float) -> words.WriterGrant:
         grants.append(await FakeCore.acquire_writer(core, request, due))
-        raise ConnectionLost
+        if len(grants) == 1:
+            raise ConnectionLost
+        return grants[-1]
 
     core.acquire_writer = grant_unheard  # type: ignore[method-assign]  # The line breaks behind it.
-    with pytest.raises(ConnectionLost) as lost:
+    granted = await log.acquire_writer("me", mode)
+    assert [granted] * 2 == grants
+    with pytest.raises(WriterHeld):  # Another call is somebody else's.
         await log.acquire_writer("me")
-    assert len(grants) == 1, "and asked again, it was refused"
-    assert lost.value.outcome is Outcome.UNKNOWN
-    assert "steal" in lost.value.next_step
-    del core.acquire_writer
-    assert (await log.acquire_writer("me", "steal")).writer_epoch == grants[0].writer_epoch + 1
+    again = await log.acquire_writer("me", "steal", attempt="mine")
+    assert again.writer_epoch == granted.writer_epoch + 1
+    assert await log.acquire_writer("me", "fail", attempt="mine") == again
     core.failures["acquire_writer"].append(ConnectionLost())
-    with pytest.raises(WriterHeld) as held:  # Whoever it is, it is not this one.
+    with pytest.raises(WriterHeld) as held:
         await log.acquire_writer("another")
-    assert held.value.ids["holder"] == "me"
+    assert (held.value.ids["holder"], held.value.outcome) == ("me", Outcome.UNKNOWN)
 
 
 async def test_deadlines_fire_and_say_what_is_known(site: Site) -> None:

@@ -65,6 +65,7 @@ class FakeLog:
     owner_epoch: OwnerEpoch = _FIRST_OWNER
     writer_epoch: WriterEpoch = NO_WRITER_YET
     holder: str = ""
+    attempt: str = ""
     fence: Offset = FIRST_OFFSET
     blocks: list[bytes] = field(default_factory=list)
     segments: int = 1
@@ -397,12 +398,16 @@ class FakeCore:
     async def acquire_writer(self, request: words.AcquireWriter, due: float) -> words.WriterGrant:
         await self._asked("acquire_writer", request)
         log = self.owned(request.log)
+        if request.attempt and request.attempt == log.attempt:
+            if not log.holder:
+                raise log.stale()
+            return words.WriterGrant(log.writer_epoch, log.fence, log.holder, request.ttl_ms)
         while log.holder and request.mode is not words.AcquireMode.STEAL:
             if request.mode is words.AcquireMode.FAIL:
                 raise WriterHeld(holder=log.holder)
             await log.changed.wait()
         log.writer_epoch = WriterEpoch(log.writer_epoch + 1)
-        log.holder, log.fence = request.holder, log.tail
+        log.holder, log.fence, log.attempt = request.holder, log.tail, request.attempt
         return words.WriterGrant(log.writer_epoch, log.tail, request.holder, request.ttl_ms)
 
     async def renew_writer(self, request: words.RenewWriter, due: float) -> words.WriterGrant:

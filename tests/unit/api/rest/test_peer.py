@@ -106,7 +106,7 @@ FULL = (
     _said("transfer_log", "POST", f"{OTHER}:transfer", {"to": "b"}),
     _said(
         *("acquire_writer", "POST", f"{OTHER}/writer"),
-        {"holder": "you", "mode": "steal", "ttl_ms": 5},
+        {"holder": "you", "mode": "steal", "ttl_ms": 5, "attempt": "5c1c9a1e"},
     ),
     Route("renew_writer", "PUT", f"{OTHER}/writer", headers={"log-writer-epoch": "2"}),
     Route("release_writer", "DELETE", f"{OTHER}/writer", headers={"log-writer-epoch": "2"}),

@@ -69,6 +69,7 @@ CONTROLS: dict[str, Control] = {
     "snapshot": Snapshot(b"memory"),
     "opened": Opened(OwnerEpoch(12), ServerId("anna~0badcafe"), "its owner bert~1 is gone"),
     "writer_acquired": WriterAcquired(WriterEpoch(5), "till-7", 30_000),
+    "writer_acquired_by": WriterAcquired(WriterEpoch(5), "till-7", 30_000, "5c1c9a1e"),
     "writer_released": WriterReleased(WriterEpoch(5)),
     "barrier": Barrier(),
     "sealed": Sealed(),

@@ -74,8 +74,10 @@ class Log:
     def say(self, said: Control) -> None:
         self._keep(pack_control(said), self.memory.tail, self.memory.timestamp_us)
 
-    def acquire(self, holder: str, mode: AcquireMode, ttl_ms: int, now_ns: int) -> WriterEpoch:
-        acquired = self.sequencer.acquire(holder, mode, ttl_ms, now_ns)
+    def acquire(
+        self, holder: str, mode: AcquireMode, ttl_ms: int, now_ns: int, attempt: str = ""
+    ) -> WriterEpoch:
+        acquired = self.sequencer.acquire(holder, mode, ttl_ms, now_ns, attempt)
         self.say(acquired)
         self.sequencer.on_acquired(acquired, now_ns)
         return acquired.epoch
@@ -272,7 +274,7 @@ def full_log() -> Log:
     log.append(2, producer=ref(1), condition=Condition(writer_epoch=epoch), wall_us=20)
     log.say(WriterReleased(epoch))
     log.memory.on_released(epoch)
-    log.acquire("ü", AcquireMode.STEAL, 0, 0)
+    log.acquire("ü", AcquireMode.STEAL, 0, 0, "é1")
     log.append(producer=ref(0, epoch=1), wall_us=15)
     log.say(Sealed())
     log.memory.is_sealed = True
@@ -289,6 +291,7 @@ def test_a_replay_knows_what_the_owner_knew() -> None:
         states.append(memory.pack())
     assert states[-1] == log.memory.pack()
     assert LogMemory.unpack(states[-1]).holder == "ü"
+    assert LogMemory.unpack(states[-1]).attempt == "é1"
 
 
 def test_a_block_that_does_not_follow_is_told() -> None:
