@@ -85,8 +85,8 @@ class Calls(Generic[Question]):
         *,
         is_high_priority: bool = False,
         passing: Passing = (),
-    ) -> None:
-        """After errors that may pass it is tried again, until the deadline."""
+    ) -> bool:
+        """After errors that may pass it is tried again, until the deadline. Whether it was sent at once."""
         due = self._loop.time() + deadline_s
         asked = _Asked(question, bookie, request, due, is_high_priority, passing)
         self._unanswered += 1
@@ -98,6 +98,7 @@ class Calls(Generic[Question]):
         else:
             self._replies[reply] = None
             reply.add_done_callback(partial(self._on_reply, asked))
+        return reply is not None
 
     def _on_reply(self, asked: _Asked[Question], reply: "asyncio.Future[Reply]") -> None:
         del self._replies[reply]

@@ -213,6 +213,9 @@ class _Attempt:
         self._pause_s = _PAUSE_S
         self._entry_bytes = 0  # About what one takes.
         self._last: Entry | None = None  # The highest that was met.
+        self._lasts: dict[int, Entry | None] = {}  # What fences brought, by slot.
+        self._fences: dict[int, None] = {}  # On their way, by slot, from the first moment on.
+        self._fences_due = 0.0  # Then these members are asked entry by entry, too.
 
     async def __aenter__(self) -> "_Attempt":
         return self
@@ -233,7 +236,8 @@ class _Attempt:
         if asks_lac and self._bookies.protocol_version == v3.VERSION:
             self._ask(Ask(self._who_tells_the_lac(), *_LAC))
         for slot in range(self._quorum.ensemble):
-            self._ask(Ask(slot, *_FENCE), passing=UNTIL_HEARD)
+            if self._ask(Ask(slot, *_FENCE), passing=UNTIL_HEARD):
+                self._fences[slot] = None
         while not survey.is_covered:
             if not self._calls.is_waiting:
                 raise RecoveryIncomplete(
@@ -243,7 +247,7 @@ class _Attempt:
             await self._calls.news(self._config.read_deadline_s)
             for ask, answer in self._calls.take():
                 if ask.span:
-                    self._on_fenced(survey, ask.slot, answer)
+                    self._on_fenced(ask.slot, answer, survey)
                 else:
                     told = judge_lac(self._digest, answer)
                     survey.on_told(told.last_add_confirmed, told.highest_entry)
@@ -256,24 +260,39 @@ class _Attempt:
         slots = (*range(first, size), *range(first))
         return next((slot for slot in slots if live.find(self._ensemble[slot])), first)
 
-    def _on_fenced(self, survey: LacSurvey, slot: int, answer: Reply | RollbookError) -> None:
+    def _on_fenced(self, slot: int, answer: Reply | RollbookError, survey: LacSurvey) -> None:
+        last, silence = self._judge_fence(slot, answer)
+        if silence is not None:
+            survey.on_silence(slot, silence)
+            return
+        survey.on_heard(slot)
+        if last is not None:
+            survey.on_told(last.last_add_confirmed, last.entry_id)
+            self._entry_bytes = max(self._entry_bytes, _entry_bytes(last))
+            if self._last is None or last.entry_id > self._last.entry_id:
+                self._last = last
+
+    def _judge_fence(
+        self, slot: int, answer: Reply | RollbookError
+    ) -> tuple[Entry | None, str | None]:
+        """The member's last entry, if it has one, and why it does not count as heard."""
+        self._fences.pop(slot, None)
         error = error_of(answer)
         self._refuse_wrong_password(error)
-        if error is not None and issubclass(error, Missing):
-            survey.on_heard(slot)
-        elif error is None and isinstance(answer, ReadReply) and answer.body is not None:
+        last: Entry | None = None
+        if error is None and isinstance(answer, ReadReply) and answer.body is not None:
             try:
-                entry = unpack_last(self._digest, answer.body)
+                last = unpack_last(self._digest, answer.body)
             except DigestMismatch:
-                survey.on_silence(slot, DigestMismatch.code.reason)
-                return
-            survey.on_told(entry.last_add_confirmed, entry.entry_id)
-            survey.on_heard(slot)
-            self._entry_bytes = max(self._entry_bytes, len(answer.body))
-            if self._last is None or entry.entry_id > self._last.entry_id:
-                self._last = entry
+                error = DigestMismatch
+        elif error is None or not issubclass(error, Missing):
+            error = error or RollbookError
         else:
-            survey.on_silence(slot, (error or RollbookError).code.reason)
+            error = None
+        if error is not None:
+            return None, error.code.reason
+        self._lasts[slot] = last
+        return last, None
 
     # --- The search ---------------------------------------------------------------------------
 
@@ -299,9 +318,8 @@ class _Attempt:
         try:
             if survey.highest_entry > start:
                 write_backs.open()
-            if self._last is not None:
-                search.on_fenced(self._last)
-                self._take_found(search, write_backs)
+            self._tell_lasts(search)
+            self._take_found(search, write_backs)
             await self._find_and_write_back(search, write_backs)
         finally:
             write_backs.close()
@@ -316,10 +334,12 @@ class _Attempt:
     async def _find_and_write_back(self, search: TailSearch, write_backs: WriteBacks) -> None:
         look_every_s = self._config.recovery_patience_s / _LOOKS_PER_PATIENCE
         look_at = self._loop.time() + look_every_s
-        while not (search.is_over and write_backs.is_settled):
+        while True:
             if not search.is_over:
                 for ask in search.plan(self._room(write_backs)):
                     self._ask(ask)
+            if search.is_over and write_backs.is_settled:
+                return
             if search.is_stuck:
                 await self._ask_again(search)
                 continue
@@ -335,6 +355,32 @@ class _Attempt:
             if write_backs.error is not None:
                 raise write_backs.error
 
+    def _tell_lasts(self, search: TailSearch) -> None:
+        """Whoever was fenced on a line that stands is heard soon: no question crosses its answer."""
+        if self._last is not None:
+            search.on_fenced(self._last)
+        for slot, last in self._lasts.items():
+            if self._is_word_good(slot):
+                search.on_last(slot, last)
+        self._fences_due = self._loop.time() + self._hedge.delay_s
+        for slot in self._fences:
+            if self._is_word_good(slot):
+                search.expect_last(slot)
+
+    def _is_word_good(self, slot: int) -> bool:
+        """Our bookies look for doubts about what may lie behind an entry before they call it their last
+        one (B1); of others nobody knows.
+        """
+        return bool(self._batch_slots >> slot & 1)
+
+    def _on_late_fence(self, search: TailSearch, slot: int, answer: Reply | RollbookError) -> None:
+        last, silence = self._judge_fence(slot, answer)
+        if silence is None and self._is_word_good(slot):
+            search.on_last(slot, last)
+            self._proven_at = None  # What it may have yet it is asked for: it has its second anew.
+        else:
+            search.on_no_last(slot)
+
     def _take_found(self, search: TailSearch, write_backs: WriteBacks) -> None:
         if found := search.take_found():
             self._last = found[-1]
@@ -348,6 +394,8 @@ class _Attempt:
         if not search.is_over:
             if self._asked_at:
                 due = min(due, next(iter(self._asked_at.values())) + self._hedge.delay_s)
+            if self._fences:
+                due = min(due, self._fences_due)
             if self._proven_at is not None:
                 due = min(due, self._proven_at + self._config.recovery_patience_s)
         return due
@@ -361,6 +409,10 @@ class _Attempt:
                 break
             del self._asked_at[ask]
             search.on_delay(ask)
+        if self._fences and now >= self._fences_due:
+            for slot in self._fences:
+                search.on_no_last(slot)
+            self._fences.clear()
 
     def _lose_patience(self, search: TailSearch) -> None:
         if not search.is_absence_proven or search.is_over:
@@ -386,7 +438,9 @@ class _Attempt:
 
     def _on_answer(self, search: TailSearch, ask: Ask, answer: Reply | RollbookError) -> None:
         if ask.first_entry == NO_ENTRY:
-            return  # A fence that was not needed any more.
+            if ask.span:
+                self._on_late_fence(search, ask.slot, answer)
+            return  # Else the LAC, which was not needed any more.
         if (asked_at := self._asked_at.pop(ask, None)) is not None:
             self._hedge.observe(int((self._loop.time() - asked_at) * _NS_PER_S))
         error = error_of(answer)
@@ -429,7 +483,8 @@ class _Attempt:
             self._last = await self._copies.read_one(last_entry, ensemble)
         return self._last.ledger_length
 
-    def _ask(self, ask: Ask, passing: Passing = BUSY_OR_BROKEN) -> None:
+    def _ask(self, ask: Ask, passing: Passing = BUSY_OR_BROKEN) -> bool:
+        """Whether it was sent at once."""
         request: Request
         if ask.span == 0:
             request = ReadLac(self._ledger_id)
@@ -448,7 +503,7 @@ class _Attempt:
             )
         if ask.first_entry != NO_ENTRY:
             self._asked_at[ask] = self._loop.time()
-        self._calls.ask(
+        return self._calls.ask(
             *(ask, self._ensemble[ask.slot], request, self._config.read_deadline_s),
             is_high_priority=True,
             passing=passing,

@@ -8,7 +8,9 @@ behind the LAC on, in order, each entry is
                 nobody of it who can be reached is still to be heard (FR3)
     undecided   neither, and nobody is left to ask: recovery fails, and is tried again
 
-Only the explicit "no such entry" or "no such ledger" to a question for that very entry is a negative.
+Only the explicit "no such entry" or "no such ledger" to a question for that very entry is a negative,
+and of members whose word for it is good (`on_last`) the answer to the fence: which entry is their last
+one. It is asked of all members anyway, so in the usual case nobody is asked for the entry behind.
 What a member may have lost, fails to say in time, says with a wrong digest, or leaves out of a batch
 proves nothing. The first absent entry ends the ledger.
 
@@ -23,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from rollbook.ledger.core.read_plan import covering_slots
-from rollbook.proto.ids import EntryId
+from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.quorum import Ensemble, Quorum, Slots
 from rollbook.proto.wire.digest import Entry
 
@@ -72,6 +74,8 @@ class TailSearch:
         self._found: dict[EntryId, Entry] = {}
         self._to_plan: deque[EntryId] = deque()
         self._is_end_certain = False
+        self._lasts: dict[int, EntryId] = {}  # By slot, as they said when they were fenced.
+        self._expected: Slots = 0  # Who is about to say so, and is asked no more.
 
     # --- What to ask --------------------------------------------------------------------------
 
@@ -81,7 +85,8 @@ class TailSearch:
         end = min(end, max(self._highest_seen, self._next - 1) + 1 + self._probes)
         for entry_id in map(EntryId, range(max(self._planned_end, self._next), end)):
             if entry_id not in self._found:
-                self._sought[entry_id] = _Sought()
+                denied = self._denied_by_fences(entry_id)
+                self._sought[entry_id] = _Sought(tried=denied, negatives=denied)
                 self._to_plan.append(entry_id)
         self._planned_end = EntryId(max(self._planned_end, end))
         runs = _Runs(self._quorum, self._batch_slots, self._batch_entries_max)
@@ -117,8 +122,12 @@ class TailSearch:
         return (
             slot
             for slot in self._quorum.write_slots(entry_id)
-            if not sought.negatives >> slot & 1 and slot not in sought.failures
+            if not (sought.negatives | self._expected) >> slot & 1 and slot not in sought.failures
         )
+
+    def _denied_by_fences(self, entry_id: EntryId) -> Slots:
+        held = self._quorum.write_mask(entry_id)
+        return held & sum(1 << slot for slot, last in self._lasts.items() if last < entry_id)
 
     # --- What was answered --------------------------------------------------------------------
 
@@ -127,18 +136,48 @@ class TailSearch:
         if entry.entry_id >= self._next:
             self._found[entry.entry_id] = entry
 
+    def expect_last(self, slot: int) -> None:
+        """It is about to be heard by `on_last`: `on_no_last` if that was wrong, or takes long."""
+        self._expected |= 1 << slot
+
+    def on_last(self, slot: int, last: Entry | None) -> None:
+        """What a fenced member named as its last entry, verified; None: it has none. It has searched
+        itself for this with the same care as for any entry: damage or doubt is no such answer.
+        """
+        self._lasts[slot] = last.entry_id if last is not None else NO_ENTRY
+        self._expected &= ~(1 << slot)
+        for entry_id, sought in self._sought.items():
+            if self._denied_by_fences(entry_id) >> slot & 1:
+                sought.negatives |= 1 << slot
+                sought.tried |= 1 << slot
+                sought.failures.pop(slot, None)
+            else:
+                self._to_plan.append(entry_id)
+        if last is not None and last.entry_id >= self._next:
+            self._sought.pop(last.entry_id, None)
+            self._take(last)
+
+    def on_no_last(self, slot: int) -> None:
+        """It is asked entry by entry, like others of whom nothing is known."""
+        if self._expected >> slot & 1:
+            self._expected &= ~(1 << slot)
+            self._to_plan.extend(self._sought)
+
     def on_entries(self, ask: Ask, entries: Sequence[Entry]) -> None:
         """Verified, in order, at least one; what is missing behind the last had no room."""
         for entry in entries:
             entry_id = entry.entry_id
             if self._sought.pop(entry_id, None) is not None:
-                self._found[entry_id] = entry
-                if entry_id > self._highest_seen:
-                    self._highest_seen = entry_id
-                    self._probes = min(2 * self._probes, _PROBES_MAX)
+                self._take(entry)
         last = entries[-1].entry_id
         for entry_id, sought in self._missing(ask):
             self._on_left_out(ask, entry_id, sought, has_room=entry_id < last)
+
+    def _take(self, entry: Entry) -> None:
+        self._found[entry.entry_id] = entry
+        if entry.entry_id > self._highest_seen:
+            self._highest_seen = entry.entry_id
+            self._probes = min(2 * self._probes, _PROBES_MAX)
 
     def on_negative(self, ask: Ask) -> None:
         """It said that there is no such entry, or no such ledger: of the first it was asked for."""

@@ -286,6 +286,13 @@ class Stage:
                 Address(name, PORT), extensions=(BATCH_READ,)
             )
 
+    async def meet(self, names: str) -> None:
+        """There is a line to each of them, as there is where much is going on."""
+        for name in names.split():
+            await self.scene.bookies.call(
+                BookieId(name), GetBookieInfo(total_bytes=True, free_bytes=True), deadline_s=1.0
+            )
+
     async def create(self, quorum: Quorum, *fragments: tuple[int, str]) -> StoredLedger:
         metadata = LedgerMetadata(
             *(L1, quorum),

@@ -112,6 +112,75 @@ def test_an_entry_that_the_fence_brings_is_not_asked_for() -> None:
     stage(act)
 
 
+def test_the_fence_alone_proves_the_end_where_bookies_word_is_good() -> None:
+    """FR3: one round of questions."""
+
+    async def act(on: Stage) -> None:
+        on.announce_batches("b0", "b1", "b2")
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(5))
+        on["b1"].explicit_lac = DIGEST.pack_lac(EntryId(4))
+        await on.meet("b0 b1 b2")
+        on["b2"].delay_s = 0.01
+        began_s = asyncio.get_running_loop().time()
+        closed = await on.recover()
+        assert closed.last_entry == 4
+        for keeper in on.keepers("b0 b1 b2"):
+            assert [r.entry_id for r in keeper.heard if isinstance(r, Read)] == [NO_ENTRY]
+            assert not keeper.added
+        took_s = asyncio.get_running_loop().time() - began_s
+        assert took_s < FAST.recovery_patience_s / 8, "as soon as all have been heard"
+
+    stage(act)
+
+
+@pytest.mark.parametrize("delay_s", [0.01, 2 * FAST.recovery_patience_s / 3], ids=["soon", "late"])
+def test_a_fence_that_is_answered_late_may_bring_the_only_copy(delay_s: float) -> None:
+    """FR2: two have named a lower one as their last."""
+
+    async def act(on: Stage) -> None:
+        on.announce_batches("b0", "b1", "b2")
+        await on.create(E3, (0, "b0 b1 b2"))
+        for keeper in on.keepers("b0 b1 b2"):
+            keeper.put(range(5), lac=-1)
+        on["b2"].put([5, 6])
+        await on.meet("b0 b1 b2")
+        on["b2"].delay_s = delay_s
+        assert (await on.recover()).last_entry == 6
+        assert {5, 6} <= set(on["b0"].entries)
+
+    stage(act)
+
+
+def test_doubt_about_the_last_entry_is_no_word_for_it() -> None:
+    """FR3: one has nothing, one cannot tell, and one is not there."""
+
+    async def act(on: Stage) -> None:
+        on.announce_batches("b0", "b1", "b2")
+        await on.create(E3, (0, "b0 b1 b2"))
+        await on.meet("b0 b1 b2")
+        on["b1"].is_wiped = on["b2"].is_wiped = True
+        with pytest.raises(RecoveryIncomplete):
+            await on.recover()
+
+    stage(act)
+
+
+def test_who_does_not_answer_the_fence_is_asked_for_the_entry() -> None:
+    """FR3: it is heard if it can be."""
+
+    async def act(on: Stage) -> None:
+        on.announce_batches("b0", "b1", "b2")
+        await on.create(E3, (0, "b0 b1 b2"))
+        on["b2"].put([0], lac=-1)
+        await on.meet("b0 b1 b2")
+        on["b2"].ignores = lambda r: isinstance(r, Read) and r.entry_id == NO_ENTRY
+        assert (await on.recover()).last_entry == 0
+
+    stage(act)
+
+
 def test_every_question_fences() -> None:
     """FR1, as #2614 showed: an entry that is at one bookie less than an ack quorum must not reach the
     last one after that has said that it has none.

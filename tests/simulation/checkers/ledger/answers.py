@@ -3,7 +3,8 @@
 - **fence** (S5): whoever answered a fencing question has the fence on disk, accepts no ordinary add from
   then on, across restarts, and what it called absent then stays so unless a recovery brings it.
 - **absence** (S6): "no such entry" is never said of what the disk has, nor of what went with a disk
-  that we destroyed while the ledger was not closed, unless nobody counts on it any more.
+  that we destroyed while the ledger was not closed, unless nobody counts on it any more. Whoever names
+  its last entry to a fencing question says so of all that would lie behind that one.
 - **bytes** (S12): an entry is answered under its ids, with a digest that holds, as somebody wrote it.
 """
 
@@ -16,7 +17,7 @@ from rollbook.proto.errors import (
     NoSuchEntry,
     NoSuchLedger,
 )
-from rollbook.proto.ids import EntryId
+from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply, Reply, Request
 from tests.simulation.checkers.ledger.facts import Facts, LedgerFacts, OnBroken
@@ -46,7 +47,7 @@ class AnswerRules:
 
     def on_durable(self, bookie: str, ledger_id: int, entry_id: int) -> None:
         kept = self._facts.kept(bookie, ledger_id)
-        if entry_id in kept.denied and entry_id not in kept.mended:
+        if kept.has_denied(entry_id) and entry_id not in kept.mended:
             name = self._facts.ledger(ledger_id).name(entry_id)
             self._break(FENCE, f"{bookie} denied {name} under a fence, and stores it")
 
@@ -62,8 +63,14 @@ class AnswerRules:
             self._on_fence_answered(bookie, ledger, reply.error)
         if reply.error in _ABSENT and read.entry_id >= 0 and read.previous_lac is None:
             self._on_denied(bookie, asker, ledger, read.entry_id, is_fenced=read.fence)
+        names_last = read.fence and read.entry_id == NO_ENTRY
+        if reply.error in _ABSENT and names_last:
+            self._on_last_named(bookie, asker, ledger, NO_ENTRY)
         if reply.error is None and reply.body is not None:
-            self._on_body(bookie, ledger, reply.body, None if read.entry_id < 0 else read.entry_id)
+            entry_id = None if read.entry_id < 0 else read.entry_id
+            found = self._on_body(bookie, ledger, reply.body, entry_id)
+            if names_last:
+                self._on_last_named(bookie, asker, ledger, found)
             for body in reply.following:
                 self._on_body(bookie, ledger, body, None)
 
@@ -108,6 +115,21 @@ class AnswerRules:
             self._break(ABSENCE, f"{bookie} denies {ledger.name(entry_id)}, which it had")
         if is_fenced:
             kept.denied[entry_id] = None
+
+    def _on_last_named(self, bookie: str, asker: str, ledger: LedgerFacts, last: int) -> None:
+        """Under a fence."""
+        self._metadata.on_last_named(asker, bookie, ledger.ledger_id, last)
+        if ledger.is_doomed or ledger.metadata is None:
+            return
+        kept = self._facts.kept(bookie, ledger.ledger_id)
+        named = f"{bookie} calls {ledger.name(last)} its last"
+        # A recovery's add may have come between its looking and its answer, and hides nothing.
+        if behind := [each for each in kept.durable if each > last and each not in kept.mended]:
+            self._break(ABSENCE, f"{named}, and has {behind}")
+        behind = [each for each in kept.lost if each > last]
+        if any(self._may_count(ledger, each, bookie) for each in behind):
+            self._break(ABSENCE, f"{named}, and had {behind}")
+        kept.denied_beyond = last if kept.denied_beyond is None else min(kept.denied_beyond, last)
 
     def _may_count(self, ledger: LedgerFacts, entry_id: int, bookie: str) -> bool:
         """Whether anybody may conclude anything from what the bookie says of the entry."""

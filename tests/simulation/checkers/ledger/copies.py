@@ -103,6 +103,7 @@ class CopyRules:
             if metadata is None or metadata.is_closed or not metadata.names(BookieId(bookie)):
                 kept.lost.clear()
                 kept.denied.clear()
+                kept.denied_beyond = None
                 kept.fence_was_answered = False
 
     def on_healed(self, bookie: str) -> None:

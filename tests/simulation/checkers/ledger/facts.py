@@ -71,8 +71,13 @@ class BookieFacts:
     lac: int = NO_ENTRY  # The highest that it may hand out.
     has_fence: bool = False  # Durably.
     fence_was_answered: bool = False
-    denied: dict[int, None] = field(default_factory=dict)  # Under a fence.
+    denied: dict[int, None] = field(default_factory=dict)  # Under a fence,
+    denied_beyond: int | None = None  # and likewise all behind this one.
     mended: dict[int, None] = field(default_factory=dict)  # Accepted from a recovery.
+
+    def has_denied(self, entry_id: int) -> bool:
+        is_beyond = self.denied_beyond is not None and entry_id > self.denied_beyond
+        return is_beyond or entry_id in self.denied
 
 
 class Facts:

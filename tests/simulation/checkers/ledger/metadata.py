@@ -32,10 +32,21 @@ class MetadataRules:
         self._facts = facts
         self._break = on_broken
         self._denials: dict[tuple[str, int, int], dict[str, None]] = {}
+        self._lasts: dict[tuple[str, int], dict[str, int]] = {}
 
     def on_denied(self, asker: str, bookie: str, ledger_id: int, entry_id: int) -> None:
         """The bookie tells a process, under a fence, that it does not have the entry."""
         self._denials.setdefault((asker, ledger_id, entry_id), {})[bookie] = None
+
+    def on_last_named(self, asker: str, bookie: str, ledger_id: int, last: int) -> None:
+        """The bookie tells a process, when it is fenced, which entry is its last one."""
+        lasts = self._lasts.setdefault((asker, ledger_id), {})
+        lasts[bookie] = min(last, lasts.get(bookie, last))
+
+    def _deniers(self, asker: str, ledger_id: int, entry_id: int) -> dict[str, None]:
+        named = self._lasts.get((asker, ledger_id), {}).items()
+        below = {bookie: None for bookie, last in named if last < entry_id}
+        return self._denials.get((asker, ledger_id, entry_id), {}) | below
 
     def on_changed(
         self,
@@ -117,13 +128,10 @@ class MetadataRules:
         entry_id = EntryId(max(NO_ENTRY, now.last_entry) + 1)
         ensemble = before.fragments[-1].ensemble
         for name in names:
-            denials = self._denials.get((name, ledger.ledger_id, entry_id), {})
+            denials = self._deniers(name, ledger.ledger_id, entry_id)
             slots = self._facts.slots_that(ensemble, denials.__contains__)
             if now.quorum.is_absent(entry_id, slots):
                 return
         if names:
-            told = {
-                name: list(self._denials.get((name, ledger.ledger_id, entry_id), {}))
-                for name in names
-            }
+            told = {name: list(self._deniers(name, ledger.ledger_id, entry_id)) for name in names}
             self._break(ABSENCE, f"{ledger.name(entry_id)} is cut off, denied by {told}")

@@ -14,6 +14,7 @@ from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal
 from rollbook.bookie.storage import Storage
 from rollbook.ledger import recovery, write_backs
+from rollbook.ledger.calls import error_of
 from rollbook.ledger.core.acks import AckTracker
 from rollbook.ledger.core.coverage import LacSurvey
 from rollbook.ledger.core.ensemble_change import Seating
@@ -171,6 +172,21 @@ def _failures_are_negatives(*kinds: type[RollbookError]) -> Any:
             original(self, ask, reason)
 
     return on_failure
+
+
+def _doubt_is_nothing(self: _Attempt, slot: int, answer: Any) -> Any:
+    if error_of(answer) is not EntryStateUnknown:
+        return _judge_fence(self, slot, answer)
+    self._fences.pop(slot, None)
+    self._lasts[slot] = None
+    return None, None
+
+
+_judge_fence: Final = _Attempt._judge_fence
+
+
+def _expect_nobody(self: TailSearch, slot: int) -> None:
+    self._lasts.setdefault(slot, NO_ENTRY)
 
 
 def _look_without_fence(original: Any) -> Any:
@@ -425,6 +441,20 @@ LEDGER_MUTANTS: Final = (
         _BUDGET,
         ((TailSearch, "on_failure", _failures_are_negatives(EntryStateUnknown)),),
         drill="erased_tail",
+    ),
+    LedgerMutant(
+        "ledger-doubt-is-no-last",
+        "Recovery takes a bookie that cannot tell which entry is its last for one that has none.",
+        _BUDGET,
+        ((_Attempt, "_judge_fence", _doubt_is_nothing),),
+        drill="erased_tail",
+    ),
+    LedgerMutant(
+        "ledger-late-last-is-none",
+        "Recovery takes a fence that is not answered yet for a bookie that has nothing.",
+        _BUDGET,
+        ((TailSearch, "expect_last", _expect_nobody),),
+        drill="lonely_tail",
     ),
     LedgerMutant(
         "ledger-reads-do-not-fence",

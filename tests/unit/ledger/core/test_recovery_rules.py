@@ -28,6 +28,8 @@ class Rules:
     searches_fence: bool = True
     short_batches_prove_nothing: bool = True
     silence_proves_nothing: bool = True
+    lasts_are_behind_the_fence: bool = True
+    own_last_is_there: bool = True
     negatives_needed: Callable[[Quorum], int] = lambda quorum: quorum.absence
 
 
@@ -104,7 +106,7 @@ class Game:
 
     def recover(self) -> int | None:
         """The last entry; None if it could not be found out."""
-        survey = LacSurvey(self.quorum)
+        survey, lasts = LacSurvey(self.quorum), dict[int, Entry | None]()
         slots = list(range(self.quorum.ensemble))
         self.chance.shuffle(slots)
         for slot in slots:
@@ -115,16 +117,25 @@ class Game:
             if bookie.is_down:
                 survey.on_silence(slot, "down")
                 continue
-            bookie.is_fenced = True
-            if bookie.entries:
-                last = max(bookie.entries)
-                survey.on_told(EntryId(bookie.entries[last]), EntryId(last))
+            lasts[slot] = self._fence(slot)
+            if (last := lasts[slot]) is not None:
+                survey.on_told(EntryId(bookie.entries[last.entry_id]), last.entry_id)
             survey.on_heard(slot)
         if not survey.is_covered:
             return None
-        return self._search(survey)
+        return self._search(survey, lasts)
 
-    def _search(self, survey: LacSurvey) -> int | None:
+    def _fence(self, slot: int) -> Entry | None:
+        bookie = self.bookies[slot]
+        if self.rules.lasts_are_behind_the_fence:
+            bookie.is_fenced = True
+        last = max(bookie.entries, default=None)
+        if not self.rules.lasts_are_behind_the_fence:
+            self.meanwhile()
+            bookie.is_fenced = True
+        return None if last is None else Entry(LedgerId(1), EntryId(last), NO_ENTRY, 0, b"")
+
+    def _search(self, survey: LacSurvey, lasts: dict[int, Entry | None]) -> int | None:
         search = TailSearch(
             *(self.quorum, survey.last_add_confirmed, survey.highest_entry),
             batch_slots=self.chance.getrandbits(self.quorum.ensemble),
@@ -133,6 +144,14 @@ class Game:
         if self.rules.negatives_needed(self.quorum) != self.quorum.absence:
             weak = Quorum(self.quorum.ensemble, self.quorum.write, self.quorum.write)
             search._quorum = weak  # One negative proves it.
+        words_are_good = self.chance.choice((0.0, 0.5, 1.0))
+        good = [s for s in range(self.quorum.ensemble) if self.chance.random() < words_are_good]
+        late = [slot for slot in good if slot not in lasts]
+        for slot in late:
+            search.expect_last(slot)
+        for slot in good:
+            if slot in lasts:
+                self._tell_last(search, slot, lasts[slot])
         pending: list[Ask] = []
         while not search.is_over:
             self.meanwhile()
@@ -140,6 +159,13 @@ class Game:
             search.take_found()
             if search.is_over:
                 break
+            if late and (not pending or self.chance.random() < 0.3):
+                slot = late.pop()
+                if self.bookies[slot].is_down or self.chance.random() < 0.2:
+                    search.on_no_last(slot)
+                else:
+                    self._tell_last(search, slot, self._fence(slot))
+                continue
             if search.is_stuck or not pending:
                 return None
             self._answer(search, pending.pop(self.chance.randrange(len(pending))))
@@ -147,6 +173,12 @@ class Game:
                 search.stop_waiting()
         search.take_found()
         return search.next_entry - 1
+
+    def _tell_last(self, search: TailSearch, slot: int, last: Entry | None) -> None:
+        if last is not None and not self.rules.own_last_is_there:
+            before = last.entry_id - 1
+            last = last._replace(entry_id=EntryId(before)) if before >= 0 else None
+        search.on_last(slot, last)
 
     def _answer(self, search: TailSearch, ask: Ask) -> None:
         bookie = self.bookies[ask.slot]
@@ -210,6 +242,8 @@ def test_nothing_that_was_confirmed_is_cut_off() -> None:
         pytest.param(Rules(short_batches_prove_nothing=False), id="short batches are negatives"),
         pytest.param(Rules(silence_proves_nothing=False), id="silence is a negative"),
         pytest.param(Rules(negatives_needed=lambda _: 1), id="one negative is enough"),
+        pytest.param(Rules(lasts_are_behind_the_fence=False), id="lasts from before the fence"),
+        pytest.param(Rules(own_last_is_there=False), id="who names its last lacks it"),
     ],
 )
 def test_without_a_rule_something_is_lost(broken: Rules) -> None:

@@ -54,6 +54,76 @@ def test_the_end_is_proven_in_one_round() -> None:
     assert tail.next_entry == 5
 
 
+def test_who_named_its_last_entry_is_not_asked_for_more() -> None:
+    """FR3: the answers to the fence prove the end."""
+    tail = search(last_known=4, highest_seen=4)
+    tail.on_last(0, entry(4))
+    tail.on_last(1, entry(4))
+    tail.on_last(2, entry(3))
+    assert tail.plan(100) == []
+    assert tail.is_over
+    assert tail.next_entry == 5
+
+
+def test_who_was_fenced_and_not_heard_yet_is_waited_for() -> None:
+    """FR2, FR3: two are enough to prove it, and the third may have a copy."""
+    tail = search(last_known=4, highest_seen=4)
+    tail.on_last(0, entry(4))
+    tail.on_last(1, None)
+    tail.expect_last(2)
+    assert tail.plan(100) == []
+    assert tail.is_absence_proven
+    assert not tail.is_over
+    tail.on_last(2, entry(5))
+    assert tail.take_found() == [entry(5)]
+    assert tail.plan(100) == []
+    assert tail.is_over, "all have named a lower one than the next"
+    assert tail.next_entry == 6
+
+
+def test_a_gap_below_the_last_entry_is_found_by_asking() -> None:
+    """FR3: what a member has not got below its last entry it has not denied."""
+    tail = search(last_known=4, highest_seen=6)
+    tail.on_last(0, entry(6))
+    tail.on_last(1, entry(4))
+    tail.expect_last(2)
+    assert tail.plan(100) == [one(0, 5)], "no member that has denied it is asked"
+    tail.on_negative(one(0, 5))
+    assert tail.is_absence_proven
+    assert not tail.is_over, "the third was not heard"
+    tail.on_last(2, None)
+    assert tail.is_over
+    assert tail.next_entry == 5
+
+
+def test_who_names_a_higher_one_than_is_sought_is_asked_for_what_is_below() -> None:
+    """FR2: as soon as it is heard."""
+    tail = search(last_known=4, highest_seen=4)
+    tail.on_last(0, entry(4))
+    tail.on_last(1, entry(4))
+    tail.expect_last(2)
+    assert tail.plan(100) == []
+    tail.on_last(2, entry(6))
+    assert tail.plan(100) == [one(2, 5)]
+    tail.on_entries(one(2, 5), [entry(5)])
+    assert tail.take_found() == [entry(5), entry(6)]
+    assert tail.plan(100) == []
+    assert tail.is_over
+
+
+def test_who_does_not_name_its_last_entry_is_asked() -> None:
+    """FR3: its fence failed, or takes long."""
+    tail = search(last_known=4, highest_seen=4)
+    tail.on_last(0, entry(4))
+    tail.on_last(1, entry(4))
+    tail.expect_last(2)
+    assert tail.plan(100) == []
+    tail.on_no_last(2)
+    assert tail.plan(100) == [one(2, 5)]
+    tail.on_entries(one(2, 5), [entry(5)])
+    assert tail.take_found() == [entry(5)]
+
+
 def test_one_valid_copy_wins_over_any_number_of_negatives() -> None:
     """FR2: the third answers last, and has it."""
     tail = search()
@@ -243,7 +313,9 @@ def truth(quorum: Quorum, rows: list[list[str]]) -> tuple[int, str]:
 def test_it_finds_what_everybody_together_would_say(
     world: tuple[Quorum, list[list[str]], int, int, int, bool], data: st.DataObject
 ) -> None:
-    """FR2, FR3: in whatever order answers come, short batches, delays and repeats included."""
+    """FR2, FR3: in whatever order answers come, short batches, delays and repeats included, and whoever
+    has named its last entry.
+    """
     quorum, rows, highest_seen, batch_slots, batch_entries_max, is_patient = world
     tail = search(
         quorum,
@@ -257,11 +329,18 @@ def test_it_finds_what_everybody_together_would_say(
             return LACKS
         return rows[entry_id][quorum.write_slots(EntryId(entry_id)).index(slot)]
 
-    found: list[Entry] = []
+    for slot in range(quorum.ensemble):
+        mine = [e for e in range(len(rows)) if quorum.holds(slot, EntryId(e))]
+        last = max((e for e in mine if says(slot, e) != LACKS), default=None)
+        if (last is None or says(slot, last) == HAS) and data.draw(st.booleans()):
+            tail.on_last(slot, None if last is None else entry(last))
+    found: list[Entry] = tail.take_found()
     pending: list[Ask] = []
     rounds = 0
     while not tail.is_over:
         pending += tail.plan(data.draw(st.integers(1, 20)))
+        if tail.is_over:
+            break
         if not pending:
             assert tail.is_stuck
             rounds += 1
