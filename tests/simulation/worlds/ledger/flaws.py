@@ -185,10 +185,6 @@ def _doubt_is_nothing(self: _Attempt, slot: int, answer: Any) -> Any:
 _judge_fence: Final = _Attempt._judge_fence
 
 
-def _expect_nobody(self: TailSearch, slot: int) -> None:
-    self._lasts.setdefault(slot, NO_ENTRY)
-
-
 def _look_without_fence(original: Any) -> Any:
     def make(*arguments: Any, **keywords: Any) -> Any:
         asked = original(*arguments, **keywords)
@@ -448,13 +444,6 @@ LEDGER_MUTANTS: Final = (
         _BUDGET,
         ((_Attempt, "_judge_fence", _doubt_is_nothing),),
         drill="erased_tail",
-    ),
-    LedgerMutant(
-        "ledger-late-last-is-none",
-        "Recovery takes a fence that is not answered yet for a bookie that has nothing.",
-        _BUDGET,
-        ((TailSearch, "expect_last", _expect_nobody),),
-        drill="lonely_tail",
     ),
     LedgerMutant(
         "ledger-reads-do-not-fence",
