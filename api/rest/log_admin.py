@@ -1,6 +1,9 @@
 """Routes of logs as such: configuration, verbs, writer epochs, cursors, what is inside, the cluster."""
 
-from typing import Annotated, Any, Final
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
@@ -32,6 +35,7 @@ from rollbook.proto.errors import (
     InvalidRequest,
     LogExists,
     MetadataConflict,
+    Missing,
     NoSuchCursor,
     NoSuchServer,
     StaleEpoch,
@@ -40,6 +44,8 @@ from rollbook.proto.errors import (
 
 _PAGE_MAX: Final = 10_000
 _NAMES_MAX: Final = 1000
+_STATES_MAX: Final = 100  # Of one page: each may take some reads, of bookies, too.
+_STATES_AT_ONCE: Final = 10
 _SERVER: Final = "/v1/servers/{server}"
 
 Page = Annotated[int, Query(ge=1, le=_PAGE_MAX)]
@@ -50,6 +56,10 @@ Grace = Annotated[
         le=DELETE_GRACE_MS_MAX,
         description="How long its records are kept yet; left out: as the log is configured.",
     ),
+]
+View = Annotated[
+    Literal["names", "full"],
+    Query(description=f"full: what GET of each log says, of {_STATES_MAX} logs at most in a page."),
 ]
 Server = Annotated[str, Path(description="A server's name or id.", max_length=300)]
 
@@ -69,29 +79,53 @@ def admin_routes(door: Door) -> APIRouter:
 
 
 def _logs(door: Door, routes: APIRouter) -> None:
-    async def listed(namespace: str, prefix: str, token: str, limit: int, how: How) -> Response:
-        return json_response(await door.ask(words.ListLogs(namespace, prefix, token, limit), how))
+    async def listed(
+        namespace: str, prefix: str, token: str, limit: int, view: View, how: How
+    ) -> Response:
+        asked = words.ListLogs(namespace, prefix, token, limit)
+        if view == "names":
+            return json_response(await door.ask(asked, how))
+        few = replace(asked, limit=min(limit, _STATES_MAX))
+        page: words.LogNames = await door.ask(few, how)
+        states: list[Any] = []
+        async for state in each_state(page.logs, how):
+            states.append(state)
+            await asyncio.sleep(0)  # Others have appends to answer.
+        return Response(dumped({"logs": states, "next_page": page.next_page}), media_type=JSON)
 
-    @routes.get("/v1/logs", tags=["logs"], **described(words.LogNames))
+    async def each_state(logs: Sequence[LogName], how: How) -> AsyncIterator[Any]:
+        """In order, so many asked for at a time; without those that were deleted since."""
+        for start in range(0, len(logs), _STATES_AT_ONCE):
+            asked = (door.ask(words.GetLog(log), how) for log in logs[start:][:_STATES_AT_ONCE])
+            for state in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(state, words.LogState):
+                    yield to_json(state)
+                elif not isinstance(state, Missing):
+                    raise state
+
+    @routes.get("/v1/logs", tags=["logs"], **_list_described())
     async def list_all_logs(
         how: How,
         prefix: Annotated[str, Query(max_length=255)] = "",
         page_token: Annotated[str, Query(max_length=600)] = "",
         limit: Page = 1000,
+        view: View = "names",
     ) -> Response:
         """The logs of all namespaces, by name; `next_page` is the `page_token` of the next page."""
-        return await listed("", prefix, page_token, limit, how)
+        return await listed("", prefix, page_token, limit, view, how)
 
-    @routes.get("/v1/namespaces/{namespace}/logs", tags=["logs"], **described(words.LogNames))
+    @routes.get("/v1/namespaces/{namespace}/logs", tags=["logs"], **_list_described())
     async def list_logs(
         how: How,
         namespace: str,
         prefix: Annotated[str, Query(max_length=255)] = "",
         page_token: Annotated[str, Query(max_length=600)] = "",
         limit: Page = 1000,
+        view: View = "names",
     ) -> Response:
         """The logs of a namespace, by name."""
-        return await listed(LogName(namespace, "any").namespace, prefix, page_token, limit, how)
+        known = LogName(namespace, "any").namespace
+        return await listed(known, prefix, page_token, limit, view, how)
 
     @routes.put(
         LOG,
@@ -156,6 +190,16 @@ def _logs(door: Door, routes: APIRouter) -> None:
         """Nobody can use it any more. Its records are freed when the grace is over."""
         answer = await door.ask(words.DeleteLog(log, etag, grace_ms), how)
         return json_response(answer, status=202)
+
+
+def _list_described() -> dict[str, Any]:
+    found = described(words.LogNames)
+    names = found["responses"][200]["content"][JSON]
+    full = schema_of(words.LogNames)
+    full["title"] = "LogStates"
+    full["properties"]["logs"] = {"type": "array", "items": schema_of(words.LogState)}
+    names["schema"] = {"anyOf": [names["schema"], full]}
+    return found
 
 
 def _config_schema() -> dict[str, Any]:

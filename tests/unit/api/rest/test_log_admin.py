@@ -1,5 +1,6 @@
 """Logs as such over HTTP: configuration, verbs, writer epochs, cursors, the cluster, OpenAPI."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from rollbook.api.rest.logs import make_app
 from rollbook.logservice import words
 from rollbook.logservice.ids import AtCursor, CursorName, LogName, Offset
 from rollbook.logservice.log_config import LogConfig, WriterMode
-from rollbook.proto.errors import BadConfig, InvalidRequest
+from rollbook.proto.errors import BadConfig, InvalidRequest, LogDeleted, MetadataUnavailable
 from rollbook.proto.runtime.metrics import Metrics
 from tests.unit.api.grpc.samples import sample
 from tests.unit.api.rest.http_client import Answer
@@ -107,6 +108,37 @@ async def test_listing_goes_by_pages(there: Site) -> None:
             break
     assert found == [f"ns/a{number}" for number in range(5)]
     assert len((await there.get("/v1/logs")).json["logs"]) == 7
+
+
+async def test_listing_with_all_that_is_known(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As GET of each says it, so many at a time, and no more in a page than it can find out."""
+    for number in range(150):
+        there.core.cluster.make(f"many/log-{number:03}")
+    under_way, most, found_before = 0, 0, there.core.get_log
+
+    async def counted(request: words.GetLog, due: float) -> words.LogState:
+        nonlocal under_way, most
+        under_way, most = under_way + 1, max(most, under_way + 1)
+        await asyncio.sleep(0)
+        under_way -= 1
+        if request.log.name == "log-007":
+            raise LogDeleted  # Since it was listed.
+        return await found_before(request, due)
+
+    monkeypatch.setattr(there.core, "get_log", counted)
+    page = (await there.get("/v1/namespaces/many/logs?view=full&limit=10000")).json
+    assert len(page["logs"]) == 99
+    assert page["logs"][3] == (await there.get("/v1/namespaces/many/logs/log-003")).json
+    assert most == 10
+    more = f"/v1/namespaces/many/logs?view=full&page_token={page['next_page']}"
+    rest = (await there.get(more)).json
+    assert ([each["log"] for each in rest["logs"]][::49], rest["next_page"]) == (
+        ["many/log-100", "many/log-149"],
+        "",
+    )
+    there.core.failures["get_log"].append(MetadataUnavailable())
+    assert (await there.get("/v1/logs?view=full&limit=2")).status == 503
+    assert (await there.get("/v1/logs?view=all")).reason == "INVALID"
 
 
 async def test_a_look_that_costs_nothing(there: Site) -> None:

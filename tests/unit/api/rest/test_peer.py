@@ -7,14 +7,17 @@ no longer fails. (That words are the messages of the interface is checked where 
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 import pytest
 
+from rollbook.api import rest
 from rollbook.api.grpc.methods import METHODS
 from rollbook.logservice.core.block import CEILING, Block, check_block
 from rollbook.proto.errors import Overloaded
@@ -68,7 +71,7 @@ def _said(core_name: str, method: str, path: str, body: Any, **headers: str) -> 
 
 
 FULL = (
-    Route("list_logs", "GET", "/v1/logs?prefix=a&page_token=b/c&limit=3"),
+    Route("list_logs", "GET", "/v1/logs?prefix=a&page_token=b/c&limit=3&view=full"),
     Route("list_logs", "GET", "/v1/namespaces/ns2/logs?prefix=a&page_token=b/c&limit=3"),
     _said("update_log", "PUT", OTHER, _CONFIG),
     Route("get_log", "GET", OTHER),
@@ -138,9 +141,20 @@ NOT_OVER_HTTP: Final = {
 ONLY_OVER_HTTP: Final = {
     "log-timeout-ms": "gRPC has deadlines of its own",
     "log-forward": "clients of gRPC find owners by themselves",
+    "view": "gRPC asks GetLog of each, on one connection",
     "encoding": "how the answer is written: gRPC has bytes",
     "get_tail.last-event-id": "browsers come back to what is over; clients of gRPC do not",
     "read_record.if-none-match": "a cache has it; gRPC has no caches",
+}
+
+
+LEFT_OUT: Final = {  # By what the design page says of it.
+    ":undelete": ("POST", f"{LOG}:undelete"),
+    ":fork": ("POST", f"{LOG}:fork"),
+    ":verify": ("POST", f"{LOG}:verify"),
+    "L/stats": ("GET", f"{LOG}/stats"),
+    "/v1/cluster": ("GET", "/v1/cluster"),
+    "/v1/ownership": ("GET", "/v1/ownership"),
 }
 
 
@@ -217,6 +231,17 @@ async def test_every_field_of_every_method_can_be_said_over_http(asked: list[Ask
         assert names
         lacking |= {name for name in names if len(seen[name]) < 2 and not _is_servers(name)}
     assert lacking == set(NOT_OVER_HTTP)
+
+
+async def test_what_neither_door_has_is_written_down(there: Site) -> None:
+    """With its reason, which is taken out when it is built."""
+    page = (Path(rest.__file__).parent / "DESIGN.md").read_text()
+    (reasons,) = re.findall(r"(?s)\*\*Left out\*\*.*?\n\n", page)
+    assert set(re.findall(r"`([:/L][\w/:]+)` \(", reasons)) == set(LEFT_OUT)
+    for method, path in LEFT_OUT.values():
+        assert (await there.ask(method, path)).status == 404, path
+    names = " ".join(method.name for method in METHODS)
+    assert not re.findall("Undelete|Fork|Verify|Cluster|Ownership", names)
 
 
 def _is_servers(name: str) -> bool:
