@@ -11,13 +11,14 @@ is written, so that its torn tail stays cut (B3). Dying in here and starting aga
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
-from rollbook.bookie.core.catalog import COMPACTED, Log
+from rollbook.bookie.core.catalog import COMPACTED, Catalog, Log
 from rollbook.bookie.core.control import Operation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker
@@ -35,11 +36,20 @@ from rollbook.bookie.journal import JournalFile, journal_path
 from rollbook.bookie.journal_reading import ReadBack, is_blank_from, read_back, write_again
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import BadConfig, DataLost, TornRecord, WrongCluster
-from rollbook.proto.ports import Disk, DiskLock, File, OpenMode, Randomness
+from rollbook.proto.ports import Disk, DiskLock, File, FileStat, OpenMode, Randomness
 
 logger = structlog.get_logger()
 
 _FIRST_READ_BYTES = 64 * 1024
+# What a start refuses to go on with; the doctor says so without one (`inspection.py`).
+NEWER_LOG: Final = "an entry log is newer than the catalog"
+NEWER_JOURNAL: Final = "a journal file is newer than the catalog"
+MISSING_JOURNAL: Final = "a journal file is missing"
+HEADLESS_JOURNAL: Final = "a journal file has no header"
+SHORT_JOURNAL: Final = "a journal file was cut short"
+STRANGE_JOURNAL: Final = "a journal file belongs to another store"
+LOSS_REMEDY: Final = f"bring the file back; if it is gone for good: {WRITE_OFF}"
+STRANGE_REMEDY: Final = "put it where it belongs, and this bookie's own in its place"
 _MOUNT = f"mount its disks; if they are gone for good: {FORMAT}"
 
 
@@ -144,6 +154,31 @@ async def refuse_remains(disk: Disk, config: StorageConfig) -> None:
             )
 
 
+def why_lost(log: Log, stat: FileStat | None) -> str | None:
+    """What is wrong with an entry log's file, by its size; None if that is as it was written."""
+    if stat is None:
+        return "an entry log is missing"
+    if stat.size != log.file_bytes:
+        return f"an entry log has {stat.size} of {log.file_bytes} bytes"
+    return None
+
+
+def is_newer_log(catalog: Catalog, number: int) -> bool:
+    """Whether a log that the catalog does not know was made of a journal file that it does not know
+    either: then it lags behind.
+    """
+    return number not in catalog.logs and catalog.opened < number < COMPACTED
+
+
+async def is_unused(disk: Disk, path: str) -> bool:
+    """A journal file that was made ready, and nobody has written to."""
+    file = await disk.open(path, OpenMode.READ)
+    try:
+        return await is_blank_from(file, FILE_HEADER_BYTES)
+    finally:
+        await file.close()
+
+
 async def _sync_ancestors(disk: Disk, directory: str) -> None:
     """All: an attempt that was cut short may have made any of them."""
     while directory != "/":
@@ -192,8 +227,8 @@ class _Boot:
                 log = logs.get(number)
                 if log is None or log.directory != index:
                     path = log_path(directory, number)
-                    if self._catalog.catalog.opened < number < COMPACTED:
-                        await self._give_up_catalog("an entry log", path)
+                    if is_newer_log(self._catalog.catalog, number):
+                        await self._give_up_catalog(NEWER_LOG, path)
                     await self._drop(path)
         for log in list(logs.values()):
             await self._require(log)
@@ -201,17 +236,17 @@ class _Boot:
     async def _require(self, log: Log) -> None:
         if log.directory < len(self._config.ledger_dirs):
             path = log_path(self._config.ledger_dirs[log.directory], log.number)
-            stat = await self._disk.stat(path)
-            if stat and stat.size == log.file_bytes:
+            what = why_lost(log, await self._disk.stat(path))
+            if what is None:
                 return
-            what = "is missing" if stat is None else f"has {stat.size} of {log.file_bytes} bytes"
         else:
-            path, what = f"log {log.number}", "lies in a ledger directory that is not configured"
+            path = f"log {log.number}"
+            what = "an entry log lies in a ledger directory that is not configured"
         lost = list(self._catalog.catalog.held_in(log.number))
         if lost:  # Else it was about to go.
             ids = [ledger_id for ledger_id, _ in lost]
             ends = {"ledgers": len(ids), "first": min(ids), "last": max(ids)}
-            self._refuse(f"an entry log {what}", path=path, **ends)
+            self._refuse(what, path=path, **ends)
         doubts = [
             changes.pack_doubt(each, held.first_entry, held.last_entry) for each, held in lost
         ]
@@ -219,14 +254,14 @@ class _Boot:
 
     async def _give_up_catalog(self, what: str, path: str) -> None:
         """It is of a journal file of which it knows nothing, and does not come before knowing that."""
-        self._refuse(f"{what} is newer than the catalog", path=path)
+        self._refuse(what, path=path)
         await self._catalog.commit([changes.DOUBT_ALL])
 
     def _refuse(self, message: str, **ids: object) -> None:
         if not self._accepts_loss:
             raise DataLost(
                 message,
-                next_step=f"bring the file back; if it is gone for good: {WRITE_OFF}",
+                next_step=LOSS_REMEDY,
                 **ids,
             )
         logger.error("loss_accepted", what=message, **ids)
@@ -253,8 +288,8 @@ class _Boot:
         for number in there:
             if number not in needed:
                 path = journal_path(directory, number)
-                if number > catalog.opened and not await self._is_unused(path):
-                    await self._give_up_catalog("a journal file", path)
+                if number > catalog.opened and not await is_unused(self._disk, path):
+                    await self._give_up_catalog(NEWER_JOURNAL, path)
                 await self._drop(path)
         self.found.next_sequence = catalog.mark.first_sequence
         for number in needed:
@@ -263,17 +298,9 @@ class _Boot:
             if number in there:
                 await self._read_file(number, needed)
             else:
-                self._refuse("a journal file is missing", path=journal_path(directory, number))
+                self._refuse(MISSING_JOURNAL, path=journal_path(directory, number))
                 await self._give_up(number)
         self.found.next_journal = needed.stop
-
-    async def _is_unused(self, path: str) -> bool:
-        """It was made ready, and nobody had written to it when that was cut short."""
-        file = await self._disk.open(path, OpenMode.READ)
-        try:
-            return await is_blank_from(file, FILE_HEADER_BYTES)
-        finally:
-            await file.close()
 
     async def _give_up(self, number: int) -> None:
         """Nobody can say whose it was."""
@@ -285,13 +312,13 @@ class _Boot:
         header = unpack_file_header(await file.read_at(0, FILE_HEADER_BYTES))
         if header is None:
             # Both of its copies were durable once: nothing in here can be told from anything else.
-            self._refuse("a journal file has no header", path=path)
+            self._refuse(HEADLESS_JOURNAL, path=path)
             await self._give_up(number)
             await file.close()
             return
         if header.store_id != self._catalog.store_id:
             await file.close()
-            raise WrongCluster("a journal file belongs to another store", path=path)
+            raise WrongCluster(STRANGE_JOURNAL, path=path, next_step=STRANGE_REMEDY)
         durable_through = await self._durable_through(range(number + 1, needed.stop))
         found = await read_back(
             *(file, header, self.found.next_sequence, durable_through),
@@ -302,7 +329,7 @@ class _Boot:
             self.found.spare = RecordFile(file, header, self._cache)
             return
         if await file.size() < header.allocated_bytes and not found.is_ended:
-            self._refuse("a journal file was cut short", path=path)
+            self._refuse(SHORT_JOURNAL, path=path)
             found.replayed.doubts_everything = True
         await self._take_in(file, header, path, found)
 

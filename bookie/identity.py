@@ -46,7 +46,7 @@ from rollbook.bookie.core.identity import (
     unpack_stamp,
     why_not_to_erase,
 )
-from rollbook.bookie.core.remedies import FORMAT, WRITE_OFF
+from rollbook.bookie.core.remedies import FORMAT
 from rollbook.bookie.inspection import StoreFiles
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import Cluster, ensure_own_root, require_cluster
@@ -144,21 +144,17 @@ class Identity:
         """What would keep the storage from opening."""
         try:
             store = await StoreFiles.open(self._disk, self._config, self._randomness)
-        except (DataLost, BadConfig) as error:
+        except DataLost as error:
             path = error.ids.get("path", self._config.ledger_dirs[0])
-            yield Problem(
-                str(error.message), f"bring it back; if it is gone for good: {FORMAT}", path
-            )
+            yield Problem(str(error.message), error.next_step, path)
             return
-        remedy = f"bring the file back; if it is gone for good: {WRITE_OFF}"
-        for journal in await store.journal_files():
-            if journal["use"] == "missing":
-                yield Problem("a journal file is missing", remedy, journal["path"])
-        for log in store.logs():
-            stat = await self._disk.stat(log["path"])
-            if log["entries"] and (stat is None or stat.size != log["bytes"]):
-                what = "is missing" if stat is None else "was cut short"
-                yield Problem(f"an entry log {what}", remedy, log["path"])
+        except BadConfig as error:
+            path = error.ids.get("path", self._config.ledger_dirs[0])
+            remedy = f"bring it back; if it is gone for good: {FORMAT}"
+            yield Problem(str(error.message), remedy, path)
+            return
+        async for loss in store.losses():
+            yield Problem(loss.what, loss.remedy, loss.path)
 
     async def establish(self) -> list[DiskLock]:
         """Makes a bookie that is new, and lets one that was there pass; its directories, locked.

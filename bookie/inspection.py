@@ -10,7 +10,23 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollbook.bookie.boot import catalog_directories, lock_all, log_path, refuse_remains
+from rollbook.bookie.boot import (
+    HEADLESS_JOURNAL,
+    LOSS_REMEDY,
+    MISSING_JOURNAL,
+    NEWER_JOURNAL,
+    NEWER_LOG,
+    SHORT_JOURNAL,
+    STRANGE_JOURNAL,
+    STRANGE_REMEDY,
+    catalog_directories,
+    is_newer_log,
+    is_unused,
+    lock_all,
+    log_path,
+    refuse_remains,
+    why_lost,
+)
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.catalog import Catalog, Log
@@ -59,6 +75,15 @@ class Finding:
     position: int
     what: str
     ledgers: tuple[int, ...] | None = None  # Whose entries may be lost. None: nobody can say.
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What keeps a store from opening."""
+
+    path: str
+    what: str
+    remedy: str = LOSS_REMEDY
 
 
 @dataclass(slots=True)
@@ -227,6 +252,49 @@ class StoreFiles:
             "last_journal": self.catalog.opened,
             "given_up": list(self.catalog.lost),
         }
+
+    # --- What a start would miss --------------------------------------------------------------
+
+    async def losses(self) -> AsyncIterator[Loss]:
+        """As boot would name them (`boot.py`), which stops at the first one."""
+        for directory in self._config.ledger_dirs:
+            for number in await self._numbers(directory, ".log"):
+                if is_newer_log(self.catalog, number):
+                    yield Loss(log_path(directory, number), NEWER_LOG)
+        for log in self.catalog.logs.values():
+            path = self._path_of(log)
+            if (what := why_lost(log, await self._disk.stat(path))) and any(
+                self.catalog.held_in(log.number)
+            ):
+                yield Loss(path, what)
+        journals = await self.journal_files()
+        for at, view in enumerate(journals):
+            path, use = view["path"], view["use"]
+            if use == "missing":
+                yield Loss(path, MISSING_JOURNAL)
+            elif use == "half made" and not await is_unused(self._disk, path):
+                yield Loss(path, NEWER_JOURNAL)
+            elif use in _NEEDED and (loss := await self._loss_of(path, journals[at + 1 :])):
+                yield loss
+
+    async def _loss_of(self, path: str, later: list[View]) -> Loss | None:
+        file = await self._disk.open(path, OpenMode.READ)
+        try:
+            header = unpack_file_header(await file.read_at(0, FILE_HEADER_BYTES))
+            if header is None:
+                return Loss(path, HEADLESS_JOURNAL)
+            if header.store_id != self._store_id:
+                return Loss(path, STRANGE_JOURNAL, STRANGE_REMEDY)
+            if await file.size() >= header.allocated_bytes:
+                return None
+            reader = RecordReader(await file.read_at(0, await file.size()), header.file_id)
+        finally:
+            await file.close()
+        first = reader.next_after(FILE_HEADER_BYTES, 0)
+        proof = await self._durable_through(later)
+        if first and scan(reader, first_sequence=first.sequence, durable_through=proof).is_ended:
+            return None  # What was allocated behind its end was given back.
+        return Loss(path, SHORT_JOURNAL)
 
     # --- Everything ---------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import pytest
 
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.identity import STAMP, Standing
+from rollbook.bookie.core.records import FILE_HEADER_BYTES, unpack_file_header
 from rollbook.bookie.core.remedies import FORMAT, REJOIN, WRITE_OFF
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.storage import Storage
@@ -657,6 +658,133 @@ def test_the_doctor_misses_a_file(directory: str, suffix: str, remedy: str) -> N
         with pytest.raises((DataLost, BadConfig)) as refused:
             await village.live(storing(answers))
         assert remedy in refused.value.next_step
+
+    Village().run(story)
+
+
+Damage = Callable[[Disk], Awaitable[None]]
+
+
+async def last_of(disk: Disk, directory: str, suffix: str, *, at: int = -1) -> str:
+    names = [name for name in await disk.list_directory(directory) if name.endswith(suffix)]
+    return f"{directory}/{names[at]}"
+
+
+async def overwrite(disk: Disk, path: str, contents: bytes, mode: OpenMode) -> None:
+    file = await disk.open(path, mode)
+    await file.write_and_sync(0, [contents])
+    await file.close()
+
+
+async def read_start(disk: Disk, path: str, size: int) -> bytes:
+    file = await disk.open(path, OpenMode.READ)
+    contents = await file.read_at(0, size)
+    await file.close()
+    return contents
+
+
+async def cut_short(disk: Disk, path: str, size: int) -> None:
+    file = await disk.open(path, OpenMode.WRITE)
+    await file.truncate(size)
+    await file.sync()
+    await file.close()
+
+
+async def take_the_header(disk: Disk) -> None:
+    path = await last_of(disk, "/j", ".journal", at=0)
+    await overwrite(disk, path, bytes(FILE_HEADER_BYTES), OpenMode.WRITE)
+
+
+async def give_the_header_of_another_store(disk: Disk) -> None:
+    path = await last_of(disk, "/j", ".journal", at=0)
+    header = unpack_file_header(await read_start(disk, path, FILE_HEADER_BYTES))
+    assert header
+    theirs = replace(header, store_id=bytes(len(header.store_id))).pack()
+    await overwrite(disk, path, theirs, OpenMode.WRITE)
+
+
+async def cut_the_journal(disk: Disk) -> None:
+    await cut_short(disk, await last_of(disk, "/j", ".journal", at=0), 2 * FILE_HEADER_BYTES)
+
+
+async def cut_a_spare_file(disk: Disk) -> None:
+    await cut_short(disk, await last_of(disk, "/j", ".journal"), 2 * FILE_HEADER_BYTES)
+
+
+async def cut_a_log(disk: Disk) -> None:
+    await cut_short(disk, await last_of(disk, "/l1", ".log"), 4096)
+
+
+async def take_a_log(disk: Disk) -> None:
+    await disk.unlink(await last_of(disk, "/l2", ".log"))
+
+
+async def take_a_journal_file(disk: Disk) -> None:
+    await disk.unlink(await last_of(disk, "/j", ".journal", at=0))
+
+
+async def bring_a_later_journal_file(disk: Disk) -> None:
+    contents = await read_start(disk, await last_of(disk, "/j", ".journal", at=0), 8192)
+    await overwrite(disk, "/j/0000000000000999.journal", contents, OpenMode.CREATE)
+
+
+async def bring_a_later_log(disk: Disk) -> None:
+    contents = await read_start(disk, await last_of(disk, "/l1", ".log"), 8192)
+    await overwrite(disk, "/l2/0000000000000999.log", contents, OpenMode.CREATE)
+
+
+async def ruin_both_catalogs(disk: Disk) -> None:
+    for directory, suffix in (("/l1", ".a"), ("/l2", ".b")):
+        path = await last_of(disk, directory, suffix)
+        contents = await read_start(disk, path, 1 << 20)
+        at = FILE_HEADER_BYTES
+        await overwrite(
+            disk, path, contents[:at] + bytes(800) + contents[at + 800 :], OpenMode.WRITE
+        )
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(take_the_header, give_the_header_of_another_store, cut_the_journal, cut_a_spare_file),
+        *(cut_a_log, take_a_log, take_a_journal_file, bring_a_later_journal_file),
+        *(bring_a_later_log, ruin_both_catalogs),
+    ],
+)
+def test_the_doctor_says_what_a_start_says(damage: Damage) -> None:
+    """Word for word, and with the same advice; and nobody starts what it calls fine."""
+
+    async def story(village: Village) -> None:
+        await village.live(storing(fill_more))
+        assert (await village.live(look)).standing is Standing.MEMBER
+        await damage(village.node.disk)
+        diagnosis = await village.live(look)
+        with pytest.raises((DataLost, WrongCluster)) as refused:
+            await village.live(storing(answers))
+        assert diagnosis.standing is Standing.REFUSED
+        said = [(each.what, each.remedy) for each in diagnosis.problems]
+        assert (refused.value.message, refused.value.next_step) in said
+
+    Village().run(story)
+
+
+@pytest.mark.parametrize("cut_at", range(12, 54, 6))
+def test_the_doctor_finds_nothing_wrong_with_what_a_kill_leaves(cut_at: int) -> None:
+    """Files that boot cut off behind their end are shorter than they were born."""
+
+    async def story(village: Village) -> None:
+        await village.live(storing(fill_more))
+        village.cut_at = cut_at
+        assert await village.live(storing(add_more)) is None
+        village.cut_at = None
+        assert (await village.live(look)).problems == ()
+        await village.live(storing(answers))
+        assert (await village.live(look)).problems == ()
+
+    async def add_more(storage: Storage) -> bool:
+        await add_entries(storage, OPEN, range(2000, 2010))
+        await fill_more(storage)
+        return True
 
     Village().run(story)
 
