@@ -281,3 +281,18 @@ class _Member:
 
 def all_have_ended(mob: Mob) -> bool:
     return all(member.has_ended for member in mob.members)
+
+
+def keep_coming(
+    address: Address, attack: Attack, seconds: float, count: int, tls: ssl.SSLContext | None = None
+) -> None:
+    """So many each second, each for a second."""
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        with Mob(address) as mob:
+            mob.add(attack, count, tls)
+            mob.run(_never, 1.0)
+
+
+def _never(_: Mob) -> bool:
+    return False

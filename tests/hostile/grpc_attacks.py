@@ -1,18 +1,24 @@
 """Connections that mean no good, against a log server's gRPC: frames of HTTP/2, made by hand.
 
 What a client library would not send; what one can send is refused with a status (`test_guarded_doors.py`).
+
+`python -m tests.hostile.grpc_attacks HOST PORT NAME SECONDS COUNT AUTHORITY CERTIFICATE KEY` sends so many of a kind each
+second: from a process of its own, so that what it costs there is not what others are thought to suffer.
 """
 
 import gzip
 import random
 import struct
+import sys
 from typing import Final
 
 from rollbook.api.grpc.methods import METHODS, READ_STREAM
 from rollbook.api.grpc.translation import pack
 from rollbook.logservice import words
 from rollbook.logservice.ids import Earliest
-from tests.hostile.attacks import Attack, End
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.tls import client_context
+from tests.hostile.attacks import Attack, End, keep_coming
 from tests.hostile.guarded import LONG_LOG
 
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _WINDOW, _CONTINUATION = 0, 1, 3, 4, 6, 8, 9
@@ -101,6 +107,11 @@ def taken_back(calls: int) -> Attack:
     return Attack(f"{calls:,} calls, each taken back", _SETTLED + b"".join(frames), End.EITHER)
 
 
+def lasting_grpc_attacks() -> list[Attack]:
+    """What can be kept up for as long as one likes."""
+    return [*grpc_attacks(), *slow_grpc_attacks(), taken_back(100)]
+
+
 IDLE: Final = Attack("idle", _SETTLED, End.EITHER)
 
 
@@ -149,3 +160,15 @@ def _data(stream: int, message: bytes, *, last: bool = False) -> bytes:
 
 def _pieces(data: bytes) -> list[bytes]:
     return [data[at : at + _FRAME_BYTES_MAX] for at in range(0, len(data), _FRAME_BYTES_MAX)]
+
+
+def main() -> None:
+    host, port, name, seconds, count, authority, certificate, key = sys.argv[1:]
+    (attack,) = (each for each in lasting_grpc_attacks() if each.name == name)
+    tls = client_context(authority, certificate=certificate, key=key)
+    tls.set_alpn_protocols(["h2"])
+    keep_coming(Address(host, int(port)), attack, float(seconds), int(count), tls)
+
+
+if __name__ == "__main__":
+    main()

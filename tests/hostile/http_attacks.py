@@ -6,11 +6,10 @@ a process of its own, so that what it costs there is not what others are thought
 
 import random
 import sys
-import time
 from typing import Final
 
 from rollbook.proto.ports import Address
-from tests.hostile.attacks import Attack, End, Mob
+from tests.hostile.attacks import Attack, End, keep_coming
 
 LOG: Final = "/v1/namespaces/bench/logs/hostile"
 LONG_LOG: Final = "/v1/namespaces/bench/logs/long"  # Has more than anybody takes unread.
@@ -84,15 +83,7 @@ def _post(headers: bytes, body: bytes = b"") -> bytes:
 def main() -> None:
     host, port, name, seconds, count = sys.argv[1:]
     (attack,) = (each for each in http_attacks() if each.name == name)
-    ends_at = time.monotonic() + float(seconds)
-    while time.monotonic() < ends_at:
-        with Mob(Address(host, int(port))) as mob:
-            mob.add(attack, int(count))
-            mob.run(_never, 1.0)
-
-
-def _never(_: Mob) -> bool:
-    return False
+    keep_coming(Address(host, int(port)), attack, float(seconds), int(count))
 
 
 if __name__ == "__main__":
