@@ -4,6 +4,7 @@ Each server looks after the logs that it owns, and after those that would be sug
 nobody alive owns. Of each in turn:
 
     discarded ledgers        are deleted, if whoever discarded them did not come to it
+    cursors that lag         are told of (`cursor_lags.py`), since nobody else does
     a deleted log            is freed when its grace is over
     what has expired         is truncated (`core/retention.py`), through an owner if it takes one: an
                              idle log is opened for that, and let go of like any idle one
@@ -65,19 +66,26 @@ class LogKeeper(Protocol):
     async def owner_of(self, name: LogName, due: float) -> LogOwner: ...
 
 
+class Lags(Protocol):
+    async def on_idle(self, log: LogName, listed: LedgerList) -> None: ...
+
+    def on_swept(self) -> None: ...
+
+
 class Sweeper:
     def __init__(
         self,
         ledgers: Ledgers,
         nodes: LogNodes,
         keeper: LogKeeper,
+        lags: Lags,
         clock: Clock,
         randomness: Randomness,
         *,
         sweep_interval_s: float,
         orphans_interval_s: float,
     ) -> None:
-        self._ledgers, self._nodes, self._keeper = ledgers, nodes, keeper
+        self._ledgers, self._nodes, self._keeper, self._lags = ledgers, nodes, keeper, lags
         self._clock, self._randomness = clock, randomness
         self._interval_s, self._orphans_interval_s = sweep_interval_s, orphans_interval_s
         self._now_us = 0  # When the sweep began: clocks may jump when theirs has been compared.
@@ -104,6 +112,7 @@ class Sweeper:
             if self._keeper.find(name) is None and self._keeper.is_suggested(name):
                 await self._try(name)
                 await asyncio.sleep(_PAUSE_S)
+        self._lags.on_swept()
 
     # ------------------------------------------------------------------------------------------
 
@@ -171,6 +180,8 @@ class Sweeper:
             await free_log(self._ledgers, self._nodes, stored, self._now_us)
         elif stored.list.state is not LogState.DELETED:
             await self._expire(name, stored.list, stored if owner is None else None)
+            if self._keeper.find(name) is None:
+                await self._lags.on_idle(name, stored.list)
 
     async def _expire(self, name: LogName, listed: LedgerList, stored: StoredLog | None) -> None:
         """`stored`: if it is nobody's."""

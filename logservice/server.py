@@ -107,12 +107,12 @@ class LogServer:
         self._unopened: OrderedDict[LogName, None] = OrderedDict()  # Those last tried in vain.
         self._may_open = asyncio.Semaphore(config.opens_max)
         self._balancing: asyncio.Task[None] | None = None
+        self.cursor_lags: Final = CursorLags(nodes, self)
         self._sweeper = Sweeper(
-            *(ledgers, nodes, self, clock, randomness),
+            *(ledgers, nodes, self, self.cursor_lags, clock, randomness),
             sweep_interval_s=config.sweep_interval_s,
             orphans_interval_s=config.orphans_interval_s,
         )
-        self.cursor_lags: Final = CursorLags(nodes, self)
         self._is_closed = False
 
     async def start(self, address: str, http: str = "") -> None:

@@ -72,7 +72,9 @@ class LogStats:
         "reader_lag_records", "Records before that reader of a log who is furthest behind.", "log"
     )
     cursor_lags: Gauges = gauges(
-        "cursor_lag_records", "Records behind a cursor of a log that is owned here.", "cursor"
+        "cursor_lag_records",
+        "Records behind a cursor of a log that is owned here, or by nobody and looked after here.",
+        "cursor",
     )
     # --- Logs ---------------------------------------------------------------------------------
     logs_owned: Gauge = gauge("logs_owned", "Logs that this server owns.")

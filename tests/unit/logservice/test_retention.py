@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from rollbook.logservice.core.ledger_list import LogEvent
+from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.ids import CursorName, LogName, Offset, ServerId
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.owner import Owner
@@ -26,6 +27,7 @@ class Keeper:
         self.alive: list[ServerId] = []
         self.suggested = [LOG]
         self.opened = 0
+        self.lags: CursorLags | None = None  # From the first sweep on.
 
     @property
     def owned_logs(self) -> list[LogName]:
@@ -54,8 +56,9 @@ class Keeper:
 
     def sweeper(self) -> Sweeper:
         ground = self._server.ground
+        self.lags = self.lags or CursorLags(ground.nodes, self)
         return Sweeper(
-            *(ground.ledgers, ground.nodes, self, ground.clock, ground.randomness),
+            *(ground.ledgers, ground.nodes, self, self.lags, ground.clock, ground.randomness),
             sweep_interval_s=60.0,
             orphans_interval_s=3600.0,
         )
@@ -310,3 +313,55 @@ def test_it_goes_on_by_itself_and_ends_when_told() -> None:
         await server.run(sweeper.close())
 
     swept(story)
+
+
+def test_who_lags_behind_an_idle_log_is_told() -> None:
+    """The log was let go of, and its cursors vanished from the metrics, however far behind they were."""
+
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        await two_segments(scene)
+        for name, offset in (("slow", 0), ("half", 1), ("there", 2)):
+            await scene.nodes.commit_cursor(CommitCursor(LOG, CursorName(name), Offset(offset)))
+        await keeper.sweep()
+        assert keeper.lags is not None
+        assert keeper.lags.lags() == {}  # Nobody has asked, and nothing is read for nobody.
+        keeper.lags.look()
+        await keeper.sweep()
+        lagging = {f"{LOG}:slow": 2.0, f"{LOG}:half": 1.0}
+        assert keeper.lags.lags() == lagging
+        await asyncio.sleep(400)
+        keeper.lags.look()
+        await keeper.sweep()
+        assert keeper.lags.lags() == lagging
+        await scene.nodes.commit_cursor(CommitCursor(LOG, CursorName("slow"), Offset(2)))
+        await keeper.sweep()
+        assert keeper.lags.lags() == {f"{LOG}:half": 1.0}
+        keeper.suggested = []  # Another server looks after it.
+        await keeper.sweep()
+        await keeper.sweep()
+        assert keeper.lags.lags() == {}
+        keeper.suggested = [LOG]
+        await keeper.sweep()
+        await keeper.owner_of(LOG, asyncio.get_running_loop().time() + 10)
+        assert keeper.lags.lags() == {}  # Its owner knows better.
+        await keeper.lags.close()
+
+    swept(story, config=LogConfig())
+
+
+def test_the_lag_of_a_log_whose_owner_died_is_what_is_certain() -> None:
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        owner = await (await scene.server("s1")).open()
+        await owner.append(b"0")
+        await owner.run(owner.owner.roll("test"))
+        await owner.append(b"1")
+        await scene.nodes.commit_cursor(CommitCursor(LOG, CursorName("c"), Offset(0)))
+        owner.server.node.kill()
+        keeper.sweeper()
+        assert keeper.lags is not None
+        keeper.lags.look()
+        await keeper.sweep()
+        assert keeper.lags.lags() == {f"{LOG}:c": 1.0}
+        await keeper.lags.close()
+
+    swept(story, config=LogConfig())
