@@ -89,8 +89,9 @@ class Formatted:
     """What a bookie began with."""
 
     incarnation: str
-    ledgers: int  # As many there are in the cluster,
-    doubted: int  # and of these it may have held before, and answers UNKNOWN of.
+    ledgers: int  # As many there are in the cluster.
+    doubted: int  # Of so many it answers UNKNOWN, whatever it lost of them,
+    doubts_everything: bool = False  # and of all others, too.
 
 
 class Identity:
@@ -292,10 +293,17 @@ class Identity:
             await storage.distrust(doubted, old_below)
             await self._nodes.write(member, self.cookie, record)
             await self._stamp_all(record, State.MEMBER)
+            doubts = storage.catalog.doubts
+            written_off = Formatted(incarnation, ledgers, doubts.ledgers, doubts.everything)
         finally:
             await storage.close()
-        logger.warning("loss_written_off", bookie=self.bookie_id, ledgers=len(doubted))
-        return Formatted(incarnation, ledgers, len(doubted))
+        logger.warning(
+            "loss_written_off",
+            bookie=self.bookie_id,
+            ledgers=written_off.doubted,
+            everything=written_off.doubts_everything,
+        )
+        return written_off
 
     async def _begin(
         self,

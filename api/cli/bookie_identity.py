@@ -195,4 +195,5 @@ def _facts(identity: "Identity", formatted: "Formatted") -> dict[str, Any]:
         "incarnation": formatted.incarnation,
         "ledgers": formatted.ledgers,
         "ledgers_unknown": formatted.doubted,
+        "everything_unknown": formatted.doubts_everything,
     }

@@ -13,7 +13,7 @@ from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.identity import STAMP, Standing
 from rollbook.bookie.core.records import FILE_HEADER_BYTES, unpack_file_header
 from rollbook.bookie.core.remedies import FORMAT, REJOIN, WRITE_OFF
-from rollbook.bookie.identity import Identity
+from rollbook.bookie.identity import Formatted, Identity
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import initialise, open_cluster
 from rollbook.proto.cluster.cookies import CookieNodes, MemberNodes
@@ -585,6 +585,31 @@ def test_whatever_directory_is_lost_what_is_left_is_answered(lost: str) -> None:
         answers = await village.live(storing(count_answers))
         assert set(answers) <= {"have", "EntryStateUnknown"}
         assert answers["have"] > 500
+
+    Village().run(story)
+
+
+@pytest.mark.parametrize("lost", DIRECTORIES)
+def test_a_write_off_says_how_much_is_unknown(lost: str) -> None:
+    """Not only what metadata knows of: a lost log may have been of closed ledgers alone."""
+
+    async def give_up(node: Node, identity: Identity) -> Formatted:
+        return await identity.write_off(node.clock)
+
+    async def unknown(storage: Storage) -> tuple[int, bool]:
+        doubts = storage.catalog.doubts
+        return doubts.ledgers, doubts.everything
+
+    async def story(village: Village) -> None:
+        while await LedgerIds(village.store, ROOT).draw() < max(OPEN, CLOSED):
+            pass
+        for ledger_id in (OPEN, CLOSED):
+            await village.make_ledger(ledger_id, BK1, closed=True)
+        await village.live(storing(fill_more))
+        await remove(village.node, lost)
+        done = await village.live(give_up)
+        assert (done.doubted, done.doubts_everything) == await village.live(storing(unknown))
+        assert done.doubted or done.doubts_everything
 
     Village().run(story)
 
