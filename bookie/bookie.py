@@ -160,7 +160,7 @@ class Bookie:
         try:
             url = MetadataUrl.parse(settings.bookie.metadata)
             hint = Layout(url.layout.value) if url.layout else None
-            cluster = await open_cluster(store, url.ledgers_root, layout=hint)
+            cluster = await open_cluster(store, url.ledgers_root, layout=hint, url=url)
             await ensure_layout(store, cluster)
             bookie = cls(machine, store, settings, cluster)
         except BaseException:

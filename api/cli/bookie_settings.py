@@ -144,7 +144,7 @@ async def _with_identity(settings: Settings, use: Callable[[Identity], Awaitable
     _, _, bookie_id = addresses_of(settings.bookie)
     machine = RealMachine()
     async with await open_store(settings.bookie, serve=False) as store:
-        cluster = await open_cluster(store, url.ledgers_root)
+        cluster = await open_cluster(store, url.ledgers_root, url=url)
         return await use(
             Identity(
                 *(machine.disk, settings.storage, machine.randomness, store, cluster, bookie_id)

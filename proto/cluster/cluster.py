@@ -8,6 +8,7 @@
 <own root>                     our own trees, beside the root; it carries the instance id
 """
 
+import shlex
 from dataclasses import dataclass
 
 from rollbook.proto.cluster.lost_replies import (
@@ -34,6 +35,7 @@ from rollbook.proto.formats.layout import (
     unpack_instance_id,
     unpack_layout,
 )
+from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Check, Create, MetadataStore, Randomness
 
 
@@ -92,15 +94,17 @@ async def open_cluster(
     *,
     instance_id: str | None = None,
     layout: Layout | None = None,
+    url: MetadataUrl | None = None,
 ) -> Cluster:
     """The cluster at this root; where its nodes are missing, what BookKeeper takes for granted.
 
     `instance_id` and `layout` are what the caller knows of it: from a directory that belongs to it,
-    from its configuration. Raises `NoSuchCluster`, `WrongCluster`, `BadConfig`, `BadMetadata`.
+    from its configuration; `url` is for advice that can be typed as it stands. Raises `NoSuchCluster`, `WrongCluster`, `BadConfig`, `BadMetadata`.
     """
     # Every cluster has this folder, and whoever makes one makes it not later than the rest.
     if await read_surely(store, f"{root}/{paths.AVAILABLE}") is None:
-        raise NoSuchCluster(path=root, next_step="rollbook cluster init --metadata URL")
+        where = shlex.quote(str(url)) if url else "URL"
+        raise NoSuchCluster(path=root, next_step=f"rollbook cluster init --metadata {where}")
     layout_node = await read_surely(store, f"{root}/{paths.LAYOUT}", fresh=False)
     id_node = await read_surely(store, f"{root}/{paths.INSTANCE_ID}", fresh=False)
     cluster = Cluster(

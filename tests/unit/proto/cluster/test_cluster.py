@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import shlex
 
 import pytest
 
@@ -21,6 +22,7 @@ from rollbook.proto.errors import (
     WrongCluster,
 )
 from rollbook.proto.formats.layout import Layout, pack_layout
+from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import MetadataStore
 from tests.golden import metadata as golden
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
@@ -157,6 +159,14 @@ async def test_a_cluster_made_while_it_is_opened_has_its_own_layout(
 async def test_where_there_is_no_cluster(store: FaultyStore) -> None:
     with pytest.raises(NoSuchCluster):
         await open_cluster(store, ROOT)
+
+
+async def test_how_to_make_a_cluster_can_be_typed_as_it_stands(store: FaultyStore) -> None:
+    url = MetadataUrl.parse("zk+hierarchical://zk1;zk2/prod/ledgers")
+    with pytest.raises(NoSuchCluster) as refused:
+        await open_cluster(store, url.ledgers_root, url=url)
+    words = shlex.split(refused.value.next_step)
+    assert MetadataUrl.parse(words[-1]) == url
 
 
 async def test_an_old_cluster_lacks_what_was_not_invented(store: FaultyStore) -> None:
