@@ -71,6 +71,7 @@ class BookieRegistration:
         self._holder = info.holder
         self._standing: Standing | None = None  # As asked for last.
         self.is_registered = False  # As far as one can know; a session may be over unheard.
+        self._told: Standing | None = None  # In the latest event.
         self.sessions_lost = 0
         self._turn = asyncio.Lock()
 
@@ -101,7 +102,6 @@ class BookieRegistration:
                     await self._establish(standing)
                 except SessionExpired:
                     continue
-                logger.info("bookie_registered", bookie=self._bookie_id, standing=standing.name)
                 return
             raise MetadataUnavailable("sessions end too quickly", bookie=self._bookie_id)
 
@@ -196,7 +196,9 @@ class BookieRegistration:
         for each in Standing:
             if each is not standing:
                 await self._remove(each)
-        self.is_registered = True
+        if not self.is_registered or self._told is not standing:
+            logger.info("bookie_registered", bookie=self._bookie_id, standing=standing.name)
+        self.is_registered, self._told = True, standing
 
     async def _enter(self, path: str) -> None:
         await create_surely(self._store, path, self._data, self._is_ours, CreateMode.EPHEMERAL)

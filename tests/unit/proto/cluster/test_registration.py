@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from structlog.testing import capture_logs
 
 from rollbook.proto.cluster import registration as module
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
@@ -215,6 +216,23 @@ async def test_a_bookie_registers_again_after_its_session_expired(
         service.expire(first)
         await until(rival, is_back)
         assert await standing(rival) == [READ_ONLY]
+
+
+async def test_events_tell_whether_others_see_it(
+    registration: BookieRegistration, service: MemoryService, store: FaultyStore
+) -> None:
+    """What was in doubt is told to be mended; what stays as it was is told once."""
+    with capture_logs() as events:
+        for standing_ in (Standing.WRITABLE, Standing.WRITABLE, Standing.READ_ONLY):
+            await registration.register(standing_)
+        async with kept(registration):
+            await store.sync()
+            service.expire(store.session)
+            async with asyncio.timeout(DEADLINE_S):
+                while registration.sessions_lost == 0 or not registration.is_registered:
+                    await asyncio.sleep(0)
+    told = [each.get("standing") or each.get("session_state") for each in events]
+    assert [each for each in told if each] == ["WRITABLE", "READ_ONLY", "expired", "READ_ONLY"]
 
 
 async def test_a_bookie_that_withdrew_is_not_registered_again(
