@@ -494,6 +494,14 @@ class _Heard:
         self._entry_ids: list[int] = []
         self._run: range | None = None  # All of them, if so.
 
+    @classmethod
+    def of(cls, head: bytes, known: AddReplies | None) -> Self:
+        """`known`: one that came before and did not look as if others follow."""
+        heard = cls(*_unpack_head(head))
+        if known is not None:
+            heard._entry_ids.extend(known.entry_ids)
+        return heard
+
     def add(self, entry_ids: Iterable[int]) -> None:
         run = self._run
         if not isinstance(entry_ids, range) or (run is None and self._entry_ids):
@@ -521,7 +529,7 @@ class _Heard:
 
 def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], int]:
     """The replies to adds, in usual dress, that lie whole at `position`, and where they end."""
-    replies: dict[bytes, _Heard] = {}
+    replies: dict[bytes, _Heard | AddReplies] = {}
     current, high_varint, high_bits = b"", b"", 0
     run_from = position  # From there on there may be a run.
     add_entry_id: _Append | None = None
@@ -539,17 +547,26 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
                 break
             alone = EntryId(entry[0] & 0x7F | _unpack_high_bits(entry[1:]))
             return [AddReplies(error, ledger_id, [alone])], end
-        if head != current:
-            heard = replies.get(head) or _Heard(*_unpack_head(head))
-            replies[head], current, add_entry_id = heard, head, None
-        if len(entry) != heard.entry_bytes:
-            break
         if entry[1:] != high_varint:
             high_varint = entry[1:]
             high_bits = _unpack_high_bits(high_varint)
         entry_id = entry[0] & 0x7F | high_bits
         size = end - position
         head_at = match.start(1)
+        if head != current:
+            known = replies.get(head)
+            if known is None and not buffer.startswith(head, head_at + size):
+                # Of many ledgers that have one add each: all that follows is for those that have more.
+                error, ledger_id, entry_bytes = _unpack_head(head)
+                if len(entry) != entry_bytes:
+                    break
+                replies[head] = AddReplies(error, ledger_id, [EntryId(entry_id)])
+                position = end
+                continue
+            heard = known if isinstance(known, _Heard) else _Heard.of(head, known)
+            replies[head], current, add_entry_id = heard, head, None
+        if len(entry) != heard.entry_bytes:
+            break
         # The next one, too: ledgers that are answered in turn come again in places.
         if buffer.startswith(head, head_at + size) and buffer.startswith(
             head, head_at + _REPLIES_ALIKE_MIN * size
@@ -570,7 +587,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
             add_entry_id = heard.appender()
         add_entry_id(entry_id)
         position = end
-    settled = [heard.settle() for heard in replies.values()]
+    settled = [each.settle() if isinstance(each, _Heard) else each for each in replies.values()]
     return [each for each in settled if each.entry_ids], position
 
 
