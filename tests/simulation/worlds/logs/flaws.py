@@ -116,15 +116,19 @@ _replay = LogMemory.replay
 
 def _forget_writers(self: LogMemory, block: Any, ledger_id: Any, entry_id: Any) -> None:
     epoch, holder, fence = self.writer_epoch, self.holder, self.fence_offset
+    attempt = self.attempt
     _replay(self, block, ledger_id, entry_id)
     if block.is_control:
         self.writer_epoch, self.holder, self.fence_offset = epoch, holder, fence
+        self.attempt = attempt
 
 
-async def _grant_at_once(self: Writership, holder: str, mode: Any, ttl_ms: int) -> WriterGrant:
+async def _grant_at_once(
+    self: Writership, holder: str, mode: Any, ttl_ms: int, attempt: str = ""
+) -> WriterGrant:
     order, now_ns = self._order, self._clock.monotonic_ns()
     order.use()
-    acquired = order.sequencer.acquire(holder, mode, ttl_ms, now_ns)
+    acquired = order.sequencer.acquire(holder, mode, ttl_ms, now_ns, attempt)
     order.say(acquired)
     order.sequencer.on_acquired(acquired, now_ns)
     return WriterGrant(acquired.epoch, order.memory.tail, holder, ttl_ms)
