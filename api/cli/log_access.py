@@ -14,7 +14,10 @@ from rollbook.proto.errors import (
     BadConfig,
     Guarded,
     LogDeleted,
+    LogExists,
+    NoSuchCursor,
     NoSuchLog,
+    NoSuchServer,
     RollbookError,
     ServerUnreachable,
     Truncated,
@@ -115,9 +118,12 @@ class LogAccess:
         flags = self.flags
         steps: dict[type[RollbookError], str] = {
             LogDeleted: "take another name; this one is free when its time of grace is over",
-            NoSuchLog: f"rollbook log create {log}{flags}",
+            NoSuchLog: f"rollbook log create {log}{flags}" if log else f"rollbook log ls{flags}",
+            NoSuchCursor: f"rollbook cursor ls {log}{flags}",
+            NoSuchServer: f"rollbook cluster servers{flags}",
             Truncated: f"rollbook log read {log} --from earliest{flags}",
             Guarded: f"rollbook explain {log}{flags}",
+            LogExists: "rollbook apply FILE, which changes what is there",
         }
         try:
             yield

@@ -67,8 +67,9 @@ def acquire_writer(
         if isinstance(error, WriterHeld):
             error.next_step = f"{again} --wait{access.flags}, or with --steal, which fences"
         elif error.outcome is Outcome.UNKNOWN:  # It may be held by that name now.
-            sure = f"if no other process calls itself {holder}"
-            error.next_step = f"{again} --steal{access.flags}, {sure}"
+            show = f"rollbook log writer show {shlex.quote(log)}{access.flags}"
+            sure = f"if that names {holder}, and no other process is called so"
+            error.next_step = f"{show}; {sure}: {again} --steal"
         raise
     facts = {
         "log": str(request.log),

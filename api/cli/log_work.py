@@ -279,4 +279,4 @@ def remove_logs(
             rows.append({"log": log, "freed_at": time_of(answer.freed_at_us)})
         return rows
 
-    tell_rows(("log", "freed_at"), access.run(remove, logs[0]), output, "log")
+    tell_rows(("log", "freed_at"), access.run(remove), output, "log")

@@ -74,7 +74,7 @@ def test_the_life_of_a_log(shell: Shell) -> None:
     assert (made["log"], made["tail"]) == ("shop/orders", 0)
     assert shell.json("log", "create", "shop/orders", "--retention-age", "1w")["tail"] == 0
     shell.run("log", "create", "shop/orders", "--retention-age", "8d", code=4)
-    assert "[LOG_EXISTS]" in shell.errors
+    assert "[LOG_EXISTS]\n  try: rollbook apply " in shell.errors
     assert shell.run("log", "ls", "or", "--namespace", "shop", "-o", "raw") == "shop/orders\n"
     assert shell.json("log", "append", "shop/orders", "a", "b", "c")["next_offset"] == 3
     assert shell.run("log", "roll", "shop/orders", "-o", "raw") == "1\n"
@@ -105,7 +105,9 @@ def test_the_life_of_a_log(shell: Shell) -> None:
     assert "[SEALED]" in shell.errors
     shell.run("log", "rm", "shop/orders", code=2)
     shell.run("log", "rm", "shop/orders", "--yes")
-    assert shell.run("log", "ls", "--namespace", "shop", "-o", "raw") == ""
+    assert shell.run("log", "ls", "or", "--namespace", "shop", "-o", "raw") == ""
+    shell.run("log", "rm", "shop/nobody", "--yes", code=3)
+    assert "try: rollbook log ls --server" in shell.errors, "not to make it first"
     shell.run("log", "show", "shop/orders", code=3)
 
 

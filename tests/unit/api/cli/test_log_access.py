@@ -114,8 +114,8 @@ def test_a_lost_answer_to_a_writer_is_advised_in_flags(monkeypatch: pytest.Monke
     with pytest.raises(ConnectionLost) as found:
         acquire_writer(access_to("x:1"), "wal", "my host", **asked)
     assert found.value.next_step == (
-        "rollbook log writer acquire wal --holder 'my host' --ttl 1h --steal --server x:1, "
-        "if no other process calls itself my host"
+        "rollbook log writer show wal --server x:1; if that names my host, and no other process "
+        "is called so: rollbook log writer acquire wal --holder 'my host' --ttl 1h --steal"
     )
 
 

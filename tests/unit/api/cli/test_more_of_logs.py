@@ -55,6 +55,7 @@ def test_cursors_are_moved_and_hold_truncation_back(shell: Shell, server: str) -
     shell.run("cursor", "rm", "read-by-name", "audit", "--yes")
     shell.run(*truncate)
     shell.run("cursor", "show", "read-by-name", "audit", code=3)
+    assert "try: rollbook cursor ls read-by-name --server" in shell.errors
     assert shell.run("cursor", "show", "read-by-name", "billing", "-o", "raw") == "30\n"
 
 
@@ -110,6 +111,7 @@ def test_servers_are_listed_drained_and_get_logs_back(shell: Shell, server: str)
     assert row["address"] == server
     assert shell.run("log", "transfer", "moved", row["server"], "-o", "raw").strip() == server
     shell.run("log", "transfer", "moved", "nobody", code=3)
+    assert "try: rollbook cluster servers --server" in shell.errors
     try:
         left = shell.json("cluster", "drain", row["server"], "--wait", "--timeout", 60)
         assert left == {"server": row["server"], "draining": True, "logs": 0}
@@ -227,6 +229,8 @@ def test_contexts_name_clusters(
     assert not [each for each in shell.json("context", "ls") if each["current"]]
     shell.run("context", "add", "büro\U0001f9fe", "--server", "log://127.0.0.1:1")
     assert [each["name"] for each in shell.json("context", "ls")] == ["here", "büro\U0001f9fe"]
+    shell.run("context", "add", "nowhere", "--server", "http://127.0.0.1:1", code=2)
+    assert "log://127.0.0.1:7400" in shell.errors
     path.write_text("nonsense")
     shell.run("context", "ls", code=2)
 
