@@ -23,6 +23,7 @@ from rollbook.ledger.add_channel import AddChannel, WaitingAdds
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.outbox import CHUNK_BYTES_MAX, Outbox, in_pieces
 from rollbook.ledger.room import Room
+from rollbook.ledger.turn import Turn
 from rollbook.proto.errors import (
     BadFrame,
     BookieTimeout,
@@ -119,6 +120,7 @@ class BookieClient(asyncio.BufferedProtocol):
         version: int,
         config: ClientConfig,
         txn_ids: Iterator[int],
+        turn: Turn,
         buffer: memoryview,
         on_lost: Callable[["BookieClient", RollbookError], None],
     ) -> None:
@@ -131,6 +133,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self._calls_max = config.calls_max
         self._left_bytes_max = config.call_bytes_max
         self._txn_ids = txn_ids
+        self._turn = turn
         self._buffer = buffer
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
@@ -297,7 +300,8 @@ class BookieClient(asyncio.BufferedProtocol):
         is_free = not self._is_clogged and self._outbox.is_empty
         if is_free and len(data) <= CHUNK_BYTES_MAX - self._gathered_bytes:
             if is_first or len(data) >= _ALONE_BYTES:
-                self._write_gathered()
+                if self._gathered:
+                    self._write_gathered()
                 self._transport.write(data)
             else:
                 self._gathered.append(data)
@@ -326,7 +330,7 @@ class BookieClient(asyncio.BufferedProtocol):
     def _flush_soon(self) -> None:
         if not self._will_flush:
             self._will_flush = True
-            self._loop.call_soon(self._flush)
+            self._turn.write_out(self._flush)
 
     def _flush(self) -> None:
         self._will_flush = False
@@ -336,16 +340,18 @@ class BookieClient(asyncio.BufferedProtocol):
     def _write_out(self) -> None:
         if self.is_over:
             return
-        self._write_gathered()
+        if self._gathered:
+            self._write_gathered()
+        if self._outbox.is_empty:
+            return
         now = self._loop.time()
         while not self._is_clogged and (chunk := self._outbox.next_chunk(now)):
             self._transport.write(chunk)
 
     def _write_gathered(self) -> None:
-        if self._gathered:
-            self._transport.write(b"".join(self._gathered))
-            self._gathered.clear()
-            self._gathered_bytes = 0
+        self._transport.write(b"".join(self._gathered))
+        self._gathered.clear()
+        self._gathered_bytes = 0
 
     # --- Hearing ------------------------------------------------------------------------------
 

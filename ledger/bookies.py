@@ -29,6 +29,7 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.append import DEADLINE_TICKS
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.ticker import Ticker
+from rollbook.ledger.turn import Turn
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.errors import (
     BookieTimeout,
@@ -76,6 +77,7 @@ class Bookies:
         """An add is noticed at the tick behind it: one more, and the deadline is the latest."""
         self.ticker: Final = Ticker(self.tick_s)
         self.rests: Final = Ticker(config.explicit_lac_idle_ms / 1000, _SHARES_OF_RESTS)
+        self.turn: Final = Turn()
         self._watcher = watcher
         self._config = config
         self._health = health
@@ -84,7 +86,8 @@ class Bookies:
         self._is_closed = False
         buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._shared = _Shared(
-            *(transport, clock, randomness, config, health, self.txn_ids, buffer),
+            *(transport, clock, randomness, config, health, self.txn_ids),
+            *(self.turn, buffer),
             address_of=self._address,
             names_itself=lambda bookie: self.has_extension(bookie, IDENTITY),
         )
@@ -257,6 +260,7 @@ class _Shared:
     config: ClientConfig
     health: Health
     txn_ids: Iterator[int]
+    turn: Turn
     buffer: memoryview
     address_of: Callable[[BookieId], Address | None]
     names_itself: Callable[[BookieId], bool]
@@ -384,6 +388,7 @@ class Link:
             raise self._unreachable("it has published no address that this client can use")
         client = BookieClient(
             *(self._bookie, self._version, shared.config, shared.txn_ids),
+            turn=shared.turn,
             buffer=shared.buffer,
             on_lost=self._on_lost,
         )

@@ -366,7 +366,7 @@ class LedgerWriter:
         appended_bytes = self._pipeline.appended_bytes
         if not self._turn_is_due:
             self._turn_is_due = True
-            self._loop.call_soon(self._on_turn)
+            self._bookies.turn.hand_out(self._on_turn)
             self._act_at_bytes = appended_bytes + _EARLY_BYTES
         elif appended_bytes >= self._act_at_bytes:
             self._act_at_bytes = appended_bytes + _EARLY_BYTES

@@ -161,11 +161,15 @@ class Pipeline:
         if self._payloads:
             built, lac = len(self._frames), self.acks.last_add_confirmed
             before = self._lengths[-1] if built else self._length_before
-            lengths = [*accumulate(map(len, self._payloads), initial=before)][1:]
-            first = EntryId(self._first + built)
-            self._frames += self._packer.pack_all(first, lac, lengths, self._payloads)
+            first, payloads = EntryId(self._first + built), self._payloads
+            if len(payloads) == 1:
+                lengths = [before + len(payloads[0])]
+                self._frames.append(self._packer.pack(first, lac, lengths[0], payloads[0]))
+            else:
+                lengths = [*accumulate(map(len, payloads), initial=before)][1:]
+                self._frames += self._packer.pack_all(first, lac, lengths, payloads)
             self._lengths += lengths
-            self._payloads.clear()
+            payloads.clear()
             self.told_lac = lac
 
     @property

@@ -24,6 +24,8 @@ class ReplyDecoder:
             if len(buffer) > position + LENGTH_BYTES:
                 if buffer[position + LENGTH_BYTES] == V3_FIRST_BYTE:
                     adds, position = v3_adds.take_add_replies(buffer, position)
+                    if position == len(buffer):  # As a rule, where nobody reads.
+                        return heard + adds
                     reads, position = v3_reads.take_read_replies(
                         buffer, position, frames.frame_bytes_max
                     )

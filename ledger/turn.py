@@ -1,0 +1,50 @@
+"""What is done at the end of a turn of the loop, when all that it asks for is known: writers hand out
+what was appended in it, then each connection writes what it has gathered.
+
+One callback for all of them: a lone add has one writer and three connections, and a callback for each,
+with a round of the loop for the latter, is what a bookie on the same machine waits for.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+_Step = Callable[[], None]
+
+
+class Turn:
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._hand_outs: list[_Step] = []
+        self._write_outs: list[_Step] = []
+        self._is_due = False
+
+    def hand_out(self, step: _Step) -> None:
+        """Once, before what that brings and all else is written."""
+        self._hand_outs.append(step)
+        self._plan()
+
+    def write_out(self, step: _Step) -> None:
+        """Once, behind all that is handed out."""
+        self._write_outs.append(step)
+        self._plan()
+
+    def _plan(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._end)
+
+    def _end(self) -> None:
+        hand_outs, self._hand_outs = self._hand_outs, []
+        self._do_each(hand_outs)
+        write_outs, self._write_outs = self._write_outs, []
+        self._do_each(write_outs)
+        self._is_due = False
+        if self._hand_outs or self._write_outs:  # Of the next turn.
+            self._plan()
+
+    def _do_each(self, steps: list[_Step]) -> None:
+        for step in steps:
+            try:
+                step()
+            except Exception as bug:  # noqa: BLE001  # One writer's, or one connection's.
+                self._loop.call_exception_handler({"message": "a step failed", "exception": bug})

@@ -1,0 +1,54 @@
+import asyncio
+from functools import partial
+from typing import Any
+
+from rollbook.ledger.turn import Turn
+
+
+async def test_all_is_handed_out_before_anything_is_written_and_in_one_round_of_the_loop() -> None:
+    turn, done = Turn(), list[str]()
+    turn.write_out(partial(done.append, "written"))
+    turn.hand_out(partial(done.append, "handed out"))
+    turn.hand_out(partial(done.append, "handed out by another"))
+    assert not done, "the turn goes on"
+    await asyncio.sleep(0)
+    assert done == ["handed out", "handed out by another", "written"]
+    await asyncio.sleep(0)
+    assert len(done) == 3
+
+
+async def test_what_is_handed_out_is_written_in_the_same_turn() -> None:
+    turn, done = Turn(), list[str]()
+    turn.hand_out(lambda: turn.write_out(partial(done.append, "written")))
+    await asyncio.sleep(0)
+    assert done == ["written"]
+
+
+async def test_what_comes_up_while_a_turn_ends_is_of_the_next_one() -> None:
+    turn, done = Turn(), list[str]()
+    turn.hand_out(lambda: turn.hand_out(partial(done.append, "handed out")))
+    turn.write_out(lambda: turn.write_out(partial(done.append, "written")))
+    await asyncio.sleep(0)
+    assert not done
+    await asyncio.sleep(0)
+    assert done == ["handed out", "written"]
+
+
+async def test_a_writer_that_is_broken_keeps_no_other_from_writing() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    turn, done = Turn(), list[str]()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    turn.hand_out(fail)
+    turn.hand_out(partial(done.append, "handed out"))
+    turn.write_out(fail)
+    turn.write_out(partial(done.append, "written"))
+    await asyncio.sleep(0)
+    assert done == ["handed out", "written"]
+    assert [type(each["exception"]) for each in told] == [ZeroDivisionError] * 2
+    turn.write_out(partial(done.append, "written later"))
+    await asyncio.sleep(0)
+    assert done[-1] == "written later"
