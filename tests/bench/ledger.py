@@ -100,7 +100,7 @@ def figures(
         for client in java.clients:
             with suppress(peer.PeerFailed):  # It has said why.
                 _add(java, client, size.warm_up_s)
-        _add(ours, "v3", size.warm_up_s / 10)
+        _add(ours, "v3", size.warm_up_s)
         for name in wanted:
             yield from JOBS[name](ours, java, runs, size)
 
