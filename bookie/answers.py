@@ -126,11 +126,20 @@ class Answers:
         """The end of a long poll, unless there is no news, or memory does not have the entry."""
         if not read.piggyback or read.fence or read.previous_lac is None:
             return None
-        ledger_id, entry_id = read.ledger_id, EntryId(read.previous_lac + 1)
-        lac = EntryId(self._storage.told_lac(ledger_id))
-        body = self._storage.peek(ledger_id, entry_id) if lac >= entry_id else None
-        if body is None:
-            return None
+        entry_id, lac = self._news(read)
+        body = self._storage.peek(read.ledger_id, entry_id) if lac >= entry_id else None
+        return None if body is None else self._news_with(read, entry_id, body, lac, news_ms)
+
+    def _news(self, read: Read) -> tuple[EntryId, EntryId]:
+        """The entry that a long poll wants brought along, and the LAC that says whether it may be."""
+        assert read.previous_lac is not None
+        return EntryId(read.previous_lac + 1), EntryId(self._storage.told_lac(read.ledger_id))
+
+    def _news_with(
+        self, read: Read, entry_id: EntryId, body: bytes, lac: EntryId, news_ms: int | None
+    ) -> ReadReply:
+        """That entry, wherever it was found, and what is confirmed behind it and in memory."""
+        ledger_id = read.ledger_id
         following: list[bytes] = []
         room = min(read.following_bytes_max, _FOLLOWING_BYTES_MAX) - len(body)
         for next_entry in range(entry_id + 1, min(lac, entry_id + _FOLLOWING_MAX) + 1):
@@ -175,19 +184,18 @@ class Answers:
         return self.found(read, body)
 
     async def _piggyback(self, read: Read, news_ms: int | None) -> Reply:
-        """The end of a long poll: the entry behind the LAC that the client knows, or the LAC alone."""
-        assert read.previous_lac is not None
-        ledger_id, entry_id = read.ledger_id, EntryId(read.previous_lac + 1)
-        if not self._storage.knows(ledger_id):
-            await self._storage.read(ledger_id, entry_id)  # Raises: absent, or in doubt.
-        lac = EntryId(self._storage.told_lac(ledger_id))
+        """The end of a long poll from the disk: what `_brought_along` tells, or the LAC alone."""
+        if not self._storage.knows(read.ledger_id):
+            wanted, _ = self._news(read)
+            await self._storage.read(read.ledger_id, wanted)  # Raises: absent, or in doubt.
+        entry_id, lac = self._news(read)
         if lac >= entry_id:
             try:
-                body = await self._storage.read(ledger_id, entry_id)
-                return ReadReply(None, ledger_id, entry_id, body, lac, news_ms)
+                body = await self._storage.read(read.ledger_id, entry_id)
+                return self._news_with(read, entry_id, body, lac, news_ms)
             except (NoSuchEntry, EntryStateUnknown):
                 pass  # Others have it; what is new is told all the same.
-        return ReadReply(None, ledger_id, NO_ENTRY, None, lac, news_ms)
+        return ReadReply(None, read.ledger_id, NO_ENTRY, None, lac, news_ms)
 
     async def _fence(self, ledger_id: LedgerId, ledger_key: bytes | None) -> None:
         if ledger_key is None or len(ledger_key) != LEDGER_KEY_BYTES:

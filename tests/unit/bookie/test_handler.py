@@ -514,6 +514,24 @@ def test_a_long_poll_hears_of_a_lac_before_the_add_that_carries_it_is_durable() 
     tell(story)
 
 
+def test_a_long_poll_that_ends_with_an_entry_on_disk_brings_the_same() -> None:
+    """One rule, wherever the first of them was found."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, range(4))
+        wanted = poll(-1)._replace(following_bytes_max=10_000)
+        in_memory = await client.call(wanted)
+        as_ever = scene.storage.peek
+        scene.storage.peek = lambda ledger_id, at: as_ever(ledger_id, at) if at else None
+        on_disk = await client.call(wanted)
+        assert isinstance(on_disk, ReadReply)
+        assert len(on_disk.following) == 2
+        assert on_disk == in_memory
+
+    tell(story)
+
+
 def test_a_long_poll_brings_what_is_confirmed_behind_its_entry() -> None:
     """As far as it is wanted; nothing that may not be confirmed, and nothing behind a gap."""
 
