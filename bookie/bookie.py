@@ -137,8 +137,7 @@ class Bookie:
         self._listener: Listener
         self._tls_listener: Listener | None = None
         self._holder = ""
-        self._following: asyncio.Task[None] | None = None
-        self._counting: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []  # In the background, until it leaves.
         self._leavers: list[Callable[[], None]] = []  # Of who asks the metadata store.
         self._closers: list[Callable[[], Awaitable[None]]] = []  # Of what was opened, first first.
 
@@ -203,9 +202,13 @@ class Bookie:
         self._closers.append(self.space.close)
         self.space.start()
         if not self.storage.may_promise:
-            self._counting = [asyncio.get_running_loop().create_task(self._count_start())]
+            self._begin(self._count_start())
         if tls and self._tls_listen:
             self._tls_listener = await self.server.listen(self._tls_listen, tls)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """What fails there makes it impossible to go on."""
+        self._tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def _count_start(self) -> None:
         while not self.storage.may_promise:
@@ -245,7 +248,7 @@ class Bookie:
         self.stats.sessions_lost = lambda: registration.sessions_lost
         self.membership = Membership(registration, self._standing)
         await self._unless_failed(self.membership.join())
-        self._following = asyncio.get_running_loop().create_task(self._follow_standing())
+        self._begin(self._follow_standing())
         self.state = State.SERVING
 
     def _registration(
@@ -303,7 +306,7 @@ class Bookie:
     async def failed(self) -> BaseException:
         """Returns what makes it impossible to go on: then the process has to end."""
         parts = (self.storage, self.space, *([self.membership] if self.membership else ()))
-        return await first_of(*(part.failed() for part in parts), first_failure(self._counting))
+        return await first_of(*(part.failed() for part in parts), first_failure(self._tasks))
 
     async def leave(self) -> None:
         """Out of sight at once (B9), and still serving."""
@@ -312,9 +315,9 @@ class Bookie:
         self.state = State.CLOSING
         for leave in self._leavers:
             leave()
-        for task in (*self._counting, *([self._following] if self._following else ())):
+        for task in self._tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.membership:
             await self.membership.close()
         try:

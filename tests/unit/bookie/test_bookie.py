@@ -530,6 +530,23 @@ def test_a_failed_journal_ends_it_before_it_is_registered() -> None:
     Town().tell(story)
 
 
+def test_work_in_the_background_that_fails_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would go on, and never be seen to become read-only, for instance."""
+    reason = RuntimeError("unforeseen")
+
+    async def fail(_bookie: Bookie) -> None:
+        raise reason
+
+    async def story(town: Town) -> None:
+        monkeypatch.setattr(Bookie, "_follow_standing", fail)
+        process = town.node.start(town.serve)
+        async with asyncio.timeout(PATIENCE_S):
+            await process.result
+        assert town.ends["b1"] is reason
+
+    Town().tell(story)
+
+
 def test_without_a_cluster_it_does_not_start() -> None:
     async def story(town: Town) -> None:
         config = replace(SETTINGS.bookie, metadata="zk://h/elsewhere")
