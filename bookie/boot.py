@@ -214,9 +214,8 @@ class _Boot:
         self._cache = cache
         self._catalog = catalog
         self._accepts_loss = accepts_loss
-        # By journal file: what its first record says, if it has any.
-        self._first_synced: dict[int, int | None] = {}
-        self._blank: set[int] = set()  # Those that have none: to find that out takes all of a file.
+        # Journal files without a record: to find that out takes all of a file.
+        self._blank: set[int] = set()
 
     # --- Entry logs ---------------------------------------------------------------------------
 
@@ -336,9 +335,9 @@ class _Boot:
     async def _durable_through(self, later: range) -> int:
         """What the first record in a later file says; 0 if there is none."""
         for number in later:
-            if number not in self._first_synced:
-                self._first_synced[number] = await self._read_first_synced(number)
-            if (last_synced := self._first_synced[number]) is not None:
+            if number in self._blank:
+                continue
+            if (last_synced := await self._read_first_synced(number)) is not None:
                 return last_synced
         return 0
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from itertools import count
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.crash.images.step_disk import StepDisk, StepFile, step
 from tests.simulation.kernel import Node
 from tests.simulation.kernel.filesystem import FileSystem
 from tests.support.clocks import StandingClock
-from tests.unit.bookie.test_storage import add, entry, fill_file, tell
+from tests.unit.bookie.test_storage import add, entry, tell
 
 CONFIG = StorageConfig(
     "/store/journal", ("/store/ledgers",), journal_file_bytes=256 * 1024, idle_after_ms=20
@@ -38,8 +39,11 @@ def died(monkeypatch: pytest.MonkeyPatch) -> FileSystem:
         return await as_ever(storage)
 
     async def story(storage: Storage, node: Node) -> None:
-        last = await fill_file(storage, 7, len(PAYLOAD))
-        await add(storage, (7, last + 1))
+        first = storage.end_of_journal[0]
+        for entry_id in count(step=2):  # Two to a record.
+            await add(storage, (7, entry_id), (7, entry_id + 1), payload=PAYLOAD)
+            if storage.end_of_journal[0] != first:
+                break
         await asyncio.sleep(1)  # Until the next file is ready.
         images.append(node.disk.system.copy())
         may_end.set()
@@ -104,5 +108,29 @@ def test_what_a_file_lost_at_its_end_is_in_doubt_where_another_follows(died: Fil
     died.files[second].contents[FILE_HEADER_BYTES + 10] ^= 1
     storage = boot(died)
     assert step(storage.read(7, rows[0].first_entry - 1))
+    with pytest.raises(EntryStateUnknown):
+        step(storage.read(7, rows[0].last_entry))
+
+
+def test_a_record_that_a_later_file_proves_is_kept_though_its_own_first_head_is_damaged(
+    died: FileSystem,
+) -> None:
+    """By its tail the first record there is found, and says that all before it was durable. So what is
+    damaged is no torn tail, and whatever of it proves itself is still answered."""
+    first, second, _ = journals(died)
+    contents = died.files[first].contents
+    header = unpack_file_header(bytes(contents))
+    assert header
+    reader = RecordReader(bytes(contents), header.file_id)
+    last = scan(reader).records[-1]
+    rows = reader.rows(last)
+    assert rows
+    contents[last.body_end - 100] ^= 1
+    contents[last.end :] = bytes(len(contents) - last.end)
+    died.files[second].contents[FILE_HEADER_BYTES + 10] ^= 1
+    storage = boot(died)
+    assert rows[0].first_entry < rows[0].last_entry
+    kept = rows[0].first_entry
+    assert step(storage.read(7, kept)) == entry(7, kept, PAYLOAD)
     with pytest.raises(EntryStateUnknown):
         step(storage.read(7, rows[0].last_entry))
