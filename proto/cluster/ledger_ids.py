@@ -46,6 +46,8 @@ _HIGH: Final = re.compile(rf"{HIGH_PREFIX}([0-9]{{10}})")
 _HIGH_MAX: Final = 2**31 - 1  # Ids have 63 bits; a name beyond is a stranger's.
 _HIGH_KEPT: Final = 3
 _AT_ONCE_MAX: Final = 256
+# To be removed; as long as that fails, what is beyond these stays until its session ends.
+_USED_MAX: Final = 16 * 1024
 
 
 _Waiter = asyncio.Future[LedgerId | None]
@@ -127,6 +129,7 @@ class LedgerIds:
                 return  # The next one to draw goes on with all there are.
             finally:
                 self._used += left
+                del self._used[:-_USED_MAX]
 
     async def _remove_nodes(self, paths: list[str]) -> list[str]:
         """Returns what is left. Some may be gone, with their session, or since nobody heard that they were

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from rollbook.proto.cluster import ledger_ids as module
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.errors import MetadataUnavailable, NoSuchCluster
 from rollbook.proto.ports import Create, CreateMode, MetadataStore, Op, OpResult
@@ -158,6 +159,25 @@ async def test_nodes_whose_removal_fails_are_removed_by_the_next_one_to_draw(
     assert len(await counters.children(f"{ROOT}/idgen")) == 600 - 1
     await ids.draw()
     assert await counters.children(f"{ROOT}/idgen") == []
+
+
+async def test_nodes_that_cannot_be_removed_are_not_remembered_without_end(
+    counters: Counters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go with their session; and those that are remembered, once they can be removed."""
+    monkeypatch.setattr(module, "_USED_MAX", 10)
+
+    async def keep(paths: list[str]) -> list[str]:
+        return paths
+
+    ids = LedgerIds(counters, ROOT)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(ids, "_remove_nodes", keep)
+        for _ in range(5):
+            await asyncio.gather(*(ids.draw() for _ in range(7)))
+    assert len(await counters.children(f"{ROOT}/idgen")) == 35
+    await ids.draw()
+    assert len(await counters.children(f"{ROOT}/idgen")) == 35 - 10
 
 
 async def test_nodes_of_a_counter_that_is_gone_keep_no_others_from_being_removed(
