@@ -523,7 +523,11 @@ def test_a_long_poll_that_ends_with_an_entry_on_disk_brings_the_same() -> None:
         wanted = poll(-1)._replace(following_bytes_max=10_000)
         in_memory = await client.call(wanted)
         as_ever = scene.storage.peek
-        scene.storage.peek = lambda ledger_id, at: as_ever(ledger_id, at) if at else None
+
+        def forget_the_first(ledger_id: int, entry_id: int) -> bytes | None:
+            return as_ever(ledger_id, entry_id) if entry_id else None
+
+        scene.storage.peek = forget_the_first
         on_disk = await client.call(wanted)
         assert isinstance(on_disk, ReadReply)
         assert len(on_disk.following) == 2
