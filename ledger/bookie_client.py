@@ -291,15 +291,15 @@ class BookieClient(asyncio.BufferedProtocol):
                 channel.unanswered -= each.count
 
     def write_adds(self, channel: AddChannel, frames: bytes | list[bytes], count: int) -> None:
-        """The first of a turn of the loop leave at once, and so do many; what other ledgers have in it
-        leaves together, or with each 32nd request.
+        """Those of a writer that is alone in its turn leave at once, and so do many; what several ledgers
+        have in one turn leaves together, or with each 32nd request.
         """
         data = frames if isinstance(frames, bytes) else b"".join(frames)
-        is_first = not self._will_flush
+        is_alone = not (self._will_flush or self._turn.is_shared)
         self._flush_soon()
         is_free = not self._is_clogged and self._outbox.is_empty
         if is_free and len(data) <= CHUNK_BYTES_MAX - self._gathered_bytes:
-            if is_first or len(data) >= _ALONE_BYTES:
+            if is_alone or len(data) >= _ALONE_BYTES:
                 if self._gathered:
                     self._write_gathered()
                 self._transport.write(data)

@@ -13,6 +13,7 @@ _Step = Callable[[], None]
 
 class Turn:
     def __init__(self) -> None:
+        self.is_shared = False  # Several hand out in it: what the first one brings has company.
         self._loop = asyncio.get_running_loop()
         self._hand_outs: list[_Step] = []
         self._write_outs: list[_Step] = []
@@ -35,7 +36,9 @@ class Turn:
 
     def _end(self) -> None:
         hand_outs, self._hand_outs = self._hand_outs, []
+        self.is_shared = len(hand_outs) > 1
         self._do_each(hand_outs)
+        self.is_shared = False
         write_outs, self._write_outs = self._write_outs, []
         self._do_each(write_outs)
         self._is_due = False

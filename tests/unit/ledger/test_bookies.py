@@ -573,6 +573,44 @@ def test_a_channel_writes_and_hears(config: ClientConfig) -> None:
     play(story, config=config)
 
 
+def test_what_many_ledgers_add_in_one_turn_comes_as_one_chunk() -> None:
+    """A chunk costs a bookie a sync; the first of them would have one of its own."""
+
+    async def story(scene: Scene) -> None:
+        sink = Listening()
+        ledgers = range(7, 17)
+        channels = [scene.bookies.add_channel(B1, LedgerId(each), sink) for each in ledgers]
+        await scene.until(lambda: all(map(is_open, channels)))
+        for ledger_id, channel in zip(ledgers, channels, strict=True):
+            frame = scene.packer(ledger_id).pack(EntryId(0), NO_ENTRY, 0, b"")
+            scene.bookies.turn.hand_out(partial(channel.write, frame, 1))
+        await scene.until(lambda: len(sink.heard) == len(channels))
+        (peer,) = scene.bookie("b1").peers
+        assert [each.count for each in peer.adds] == [len(channels)]
+
+    play(story)
+
+
+def test_what_one_ledger_adds_leaves_in_that_very_turn() -> None:
+    """One more turn of the loop would be time that whoever appends alone waits."""
+
+    async def story(scene: Scene) -> None:
+        channel = scene.bookies.add_channel(B1, L7, Listening())
+        await scene.until(lambda: channel.is_open)
+        left: list[int] = []
+
+        def act() -> None:
+            (frame,) = frames_of(scene, 1)
+            channel.write(frame, 1)
+            left.append(channel.queued_bytes)
+
+        scene.bookies.turn.hand_out(act)
+        await scene.until(lambda: left)
+        assert left == [0]
+
+    play(story)
+
+
 def test_a_stuck_socket_is_handed_little_and_the_rest_is_counted() -> None:
     async def story(scene: Scene) -> None:
         sink = Listening()

@@ -52,3 +52,19 @@ async def test_a_writer_that_is_broken_keeps_no_other_from_writing() -> None:
     turn.write_out(partial(done.append, "written later"))
     await asyncio.sleep(0)
     assert done[-1] == "written later"
+
+
+async def test_who_hands_out_knows_whether_others_do() -> None:
+    turn, shared = Turn(), list[bool]()
+
+    def hand_out() -> None:
+        shared.append(turn.is_shared)
+
+    turn.hand_out(hand_out)
+    turn.hand_out(hand_out)
+    await asyncio.sleep(0)
+    assert shared == [True, True]
+    turn.hand_out(hand_out)
+    await asyncio.sleep(0)
+    assert shared == [True, True, False]
+    assert not turn.is_shared
