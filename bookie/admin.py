@@ -15,7 +15,7 @@ from rollbook import __version__
 from rollbook.bookie.bookie import Bookie, State
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.views import View, sorted_ids
-from rollbook.proto.errors import BookieFailed, BookieReadOnly, NoSuchLedger
+from rollbook.proto.errors import BookieFailed, BookieReadOnly, NoSuchLedger, Unavailable
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Clock, Disk
 from rollbook.proto.stats import Histogram
@@ -248,7 +248,13 @@ class Admin:
         return asdict(state)
 
     async def compact(self, *, major: bool) -> View:
-        return asdict(await self._bookie.space.compactor.compact(major=major))
+        """Raises `Unavailable` if it is suspended; what was rewritten before that stays so."""
+        state = await self._bookie.space.compactor.compact(major=major)
+        if state.major_suspended if major else state.minor_suspended:
+            raise Unavailable(
+                "compaction is suspended", next_step="rollbook bookie compact --resume"
+            )
+        return asdict(state)
 
     def suspended(self) -> View:
         state = self._bookie.space.compactor.state

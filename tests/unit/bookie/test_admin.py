@@ -7,12 +7,13 @@ import pytest
 
 from rollbook.bookie.admin import Admin
 from rollbook.bookie.bookie import Bookie, Settings, State
+from rollbook.bookie.compaction import CompactionState
 from rollbook.bookie.config import BookieConfig, StorageConfig
 from rollbook.bookie.core.catalog import Catalog
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.views import LedgerViews
-from rollbook.proto.errors import BookieReadOnly
+from rollbook.proto.errors import BookieReadOnly, Unavailable
 from rollbook.proto.ports import Clock, Disk
 from tests.support.clocks import StandingClock
 
@@ -95,6 +96,22 @@ async def test_a_full_disk_overrules_an_operator(admin: Admin, bookie: StandingB
     bookie.disk_is_full, bookie.space.standing.reason = True, "disk full: /ledgers"
     with pytest.raises(BookieReadOnly, match="disk full"):
         await admin.set_read_only(False)
+
+
+async def test_compaction_that_is_suspended_is_not_told_to_be_done(
+    admin: Admin, bookie: StandingBookie
+) -> None:
+    """Only the kind that was asked for counts."""
+
+    async def compact(*, major: bool) -> CompactionState:
+        return CompactionState("", minor_suspended, not minor_suspended, 0, 0, 0, 0, 0, 0, 0)
+
+    bookie.space.compactor = SimpleNamespace(compact=compact)
+    for minor_suspended in (False, True):
+        assert (await admin.compact(major=minor_suspended))["running"] == ""
+        with pytest.raises(Unavailable) as refused:
+            await admin.compact(major=not minor_suspended)
+        assert refused.value.next_step == "rollbook bookie compact --resume"
 
 
 async def test_pages_of_ledgers_are_of_one_moment(
