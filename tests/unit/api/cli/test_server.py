@@ -9,6 +9,7 @@ import resource
 import shlex
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -20,17 +21,19 @@ import pytest
 from rollbook.api.cli.main import exit_code, rollbook
 from rollbook.api.cli.server import EXIT_STORAGE_FAILED
 from rollbook.proto.cluster.cluster import initialise
-from rollbook.proto.errors import ConnectionLost, RollbookError
+from rollbook.proto.errors import ConnectionLost, NoSuchLedger, RollbookError
 from rollbook.proto.formats.service_info import unpack_service_info
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.tls import TlsFiles
 from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.messages import Read, ReadReply
 from tests.support import bookies, processes
-from tests.support.bookie_client import connect
+from tests.support.bookie_client import BookieClient, connect
 from tests.support.bookies import PATIENCE_S, RunningBookie
+from tests.support.certificates import Authority
 from tests.support.processes import Family
 
 ID = BookieId("bk-1")
@@ -247,6 +250,47 @@ async def test_a_failed_journal_ends_the_process_with_a_code_of_its_own(
             await client.drain()
         await client.lost
         assert bookie.wait() == EXIT_STORAGE_FAILED
+
+
+async def test_behind_mutual_tls_only_those_it_knows_get_an_answer(
+    local_url: str, tmp_path: Path, children: Family
+) -> None:
+    """Nobody who shows nothing, or what another authority has signed."""
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+    ours, theirs = Authority.make(tmp_path / "ours"), Authority.make(tmp_path / "theirs")
+    own = ours.issue("bookie", "IP:127.0.0.1")
+    tls = (
+        *("--tls-listen", "127.0.0.1:0", "--tls-authorities", ours.certificate),
+        *("--tls-certificate", own.certificate, "--tls-key", own.key),
+    )
+    bookies.start(children, tmp_path / "b", local_url, *tls).wait_ready()
+    async with looking(local_url) as (store, root):
+        node = await store.get(f"{root}/available/bk-1")
+    assert node
+    address = unpack_service_info(BookieId("bk-1"), node.value).tls_address
+    assert address
+    known = ours.issue("client", "IP:127.0.0.1")
+    assert await ask_behind_tls(address, ours, known) is NoSuchLedger
+    for shown in (theirs.issue("client", "IP:127.0.0.1"), None):
+        with pytest.raises((ConnectionLost, OSError)):
+            await ask_behind_tls(address, ours, shown)
+
+
+async def ask_behind_tls(
+    address: Address, authority: Authority, shown: TlsFiles | None
+) -> type[RollbookError] | None:
+    """How a read of what is not there fails."""
+    context = ssl.create_default_context(cafile=authority.certificate)
+    if shown:
+        context.load_cert_chain(shown.certificate, shown.key)
+    _, client = await asyncio.get_running_loop().create_connection(
+        lambda: BookieClient(3), address.host, address.port, ssl=context
+    )
+    async with client:
+        reply = await client.call(Read(LedgerId(9), EntryId(0)))
+    assert isinstance(reply, ReadReply)
+    return reply.error
 
 
 async def test_no_more_connections_are_taken_than_there_are_files_for(
