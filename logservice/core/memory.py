@@ -6,9 +6,11 @@ is short however large the ledger has become, now and then between the others.
 
 A snapshot, little-endian:
 
-    u16 version 1 · u8 flags, 1: sealed · u8 attempt bytes · u32 lifetime of the writer (ms)
+    u16 version · u8 flags, 1: sealed · u8 attempt bytes · u32 lifetime of the writer (ms)
     i64 tail · i64 timestamp (µs) · i64 writer epoch · i64 its fence offset · u16 holder bytes · holder
     attempt · the producers
+
+Version 1 has no attempt and is written as long as there is none; who knows only that refuses version 2.
 """
 
 import struct
@@ -30,7 +32,8 @@ from rollbook.proto.errors import BadMetadata, BlockCorrupt
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 
-_VERSION: Final = 1
+_WITHOUT_ATTEMPT: Final = 1
+_VERSION: Final = 2
 _SEALED: Final = 1
 _HEAD: Final = struct.Struct("<HBBIqqqqH")
 DEFAULT: Final = LogConfig()
@@ -44,9 +47,8 @@ class LogMemory:
         self.record_us = 0
         self.writer_epoch = NO_WRITER_YET
         self.holder = ""  # Of that epoch; empty: it was released, or there never was one.
-        self.attempt = (
-            ""  # By which the epoch was asked for, released or not; empty: none was named.
-        )
+        # By which the epoch was asked for, released or not; empty: none was named.
+        self.attempt = ""
         self.ttl_ms = 0  # It holds until released or stolen; else unless renewed for so long.
         self.fence_offset = FIRST_OFFSET  # The first one that is the epoch's.
         self.is_sealed = False
@@ -100,8 +102,9 @@ class LogMemory:
 
     def pack(self) -> bytes:
         holder, attempt = self.holder.encode(), self.attempt.encode()
+        version = _VERSION if attempt else _WITHOUT_ATTEMPT
         head = _HEAD.pack(
-            *(_VERSION, _SEALED * self.is_sealed, len(attempt), self.ttl_ms),
+            *(version, _SEALED * self.is_sealed, len(attempt), self.ttl_ms),
             *(self.tail, self.timestamp_us, self.writer_epoch, self.fence_offset, len(holder)),
         )
         return b"".join((head, holder, attempt, self.producers.pack()))
@@ -114,8 +117,10 @@ class LogMemory:
         version, flags, attempt_size, ttl_ms, tail, timestamp_us, epoch, fence, size = (
             _HEAD.unpack_from(data)
         )
-        if version != _VERSION:
-            raise BadMetadata(f"a snapshot of a log has version {version}, known is {_VERSION}")
+        if not _WITHOUT_ATTEMPT <= version <= _VERSION:
+            raise BadMetadata(
+                f"a snapshot of a log has version {version}, known are 1 to {_VERSION}"
+            )
         found, end = cls(config), _HEAD.size + size
         producers_at = end + attempt_size
         found.tail, found.timestamp_us = Offset(tail), timestamp_us

@@ -31,6 +31,8 @@ from rollbook.logservice.core.cursors import (
 )
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent
 from rollbook.logservice.core.log_format import pack_log_node, unpack_log_node
+from rollbook.logservice.core.memory import LogMemory
+from rollbook.logservice.core.producers import Batch
 from rollbook.logservice.ids import (
     CursorName,
     Offset,
@@ -108,6 +110,19 @@ def _lists() -> dict[str, LedgerList]:
     }
 
 
+def _memory(attempt: str = "") -> LogMemory:
+    memory = LogMemory()
+    memory.tail, memory.timestamp_us = Offset(2**40), 1_767_225_600_000_000
+    memory.on_acquired(WriterAcquired(WriterEpoch(5), "Kasse-ü", 30_000, attempt))
+    batch = Batch(
+        *(Offset(2**40), Offset(2**40 + 3), memory.timestamp_us + 1, LedgerId(7), EntryId(41))
+    )
+    memory.producers.on_batch(ProducerRef(b"till-7", 3, 0), batch, 0)
+    memory.tail, memory.timestamp_us = batch.next_offset, batch.timestamp_us
+    memory.is_sealed = True
+    return memory
+
+
 def made_anew() -> dict[str, bytes]:
     lists = {f"list-1-{name}": pack_log_node(each, TOKEN) for name, each in _lists().items()}
     controls = {f"block-1-{name}": pack_control(each) for name, each in CONTROLS.items()}
@@ -116,6 +131,8 @@ def made_anew() -> dict[str, bytes]:
         "block-1-full": FULL,
         "cursor-1": pack_cursor(CURSOR),
         "marks-1": pack_marks(MARKS, TOKEN),
+        "memory-1": _memory().pack(),
+        "memory-2": _memory("5c1c9a1e").pack(),
         **lists,
         **controls,
     }
@@ -168,3 +185,18 @@ def test_lists_of_then_are_read(name: str) -> None:
 def test_cursors_and_marks_of_then_are_read() -> None:
     assert unpack_cursor(CURSOR.name, golden("cursor-1")) == CURSOR
     assert unpack_marks(golden("marks-1")) == (MARKS, TOKEN)
+
+
+@pytest.mark.parametrize(("name", "attempt"), [("memory-1", ""), ("memory-2", "5c1c9a1e")])
+def test_snapshots_of_then_are_read(name: str, attempt: str) -> None:
+    """Whoever knew of no attempts took one for producers; now he is told that he cannot read it."""
+    packed = golden(name)
+    assert int.from_bytes(packed[:2], "little") == int(name[-1])
+    memory = LogMemory.unpack(packed)
+    assert (memory.holder, memory.attempt, memory.ttl_ms) == ("Kasse-ü", attempt, 30_000)
+    assert (memory.writer_epoch, memory.fence_offset, memory.is_sealed) == (5, 2**40, True)
+    assert (memory.tail, memory.timestamp_us) == (2**40 + 3, 1_767_225_600_000_001)
+    found = memory.producers.find(ProducerRef(b"till-7", 3, 0), memory.timestamp_us)
+    assert found is not None
+    assert found[:2] == (2**40, 2**40 + 3)
+    assert memory.pack() == packed
