@@ -60,10 +60,16 @@ class Door:
         self.rests = Rests()
         self._turns = Turns()
 
-    async def ask(self, word: Any, asking: Asking, *, more_ms: int = 0) -> Any:
-        """The answer's word, within its time and `more_ms`. Raises `RollbookError`."""
+    async def ask(
+        self, word: Any, asking: Asking, *, more_ms: int = 0, due: float | None = None
+    ) -> Any:
+        """The answer's word, within its time and `more_ms`. Raises `RollbookError`.
+
+        `due`: when that time is over, for a request that asks for more than one word.
+        """
         method = BY_REQUEST[type(word)]
-        due = asyncio.get_running_loop().time() + (asking.timeout_ms + more_ms) / 1000
+        if due is None:
+            due = asyncio.get_running_loop().time() + (asking.timeout_ms + more_ms) / 1000
 
         async def ask_owner(error: NotOwner) -> Any:
             owner = str(error.ids.get("owner") or "")

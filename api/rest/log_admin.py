@@ -1,13 +1,13 @@
 """Routes of logs as such: configuration, verbs, writer epochs, cursors, what is inside, the cluster."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from rollbook.api.rest.door import Door
+from rollbook.api.rest.door import Asking, Door
 from rollbook.api.rest.json_words import field_names, from_json, schema_of, to_json
 from rollbook.api.rest.log_records import LOG, block_in, json_response, path_of, tail_headers
 from rollbook.api.rest.openapi import ANYWHERE, AT_OWNER, OF_APPENDS, RECORD_BODIES, described
@@ -24,6 +24,7 @@ from rollbook.api.rest.parameters import (
     Version,
     media_type,
 )
+from rollbook.api.rest.problems import problem_of
 from rollbook.api.rest.record_json import JSON, dumped, parse_body
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName, SegmentId
@@ -38,13 +39,14 @@ from rollbook.proto.errors import (
     Missing,
     NoSuchCursor,
     NoSuchServer,
+    RollbookError,
     StaleEpoch,
     WriterHeld,
 )
 
 _PAGE_MAX: Final = 10_000
 _NAMES_MAX: Final = 1000
-_STATES_MAX: Final = 100  # Of one page: each may take some reads, of bookies, too.
+_STATES_MAX: Final = 100  # Of one page: each may take some reads, of bookies, too, and a take-over.
 _STATES_AT_ONCE: Final = 10
 _SERVER: Final = "/v1/servers/{server}"
 
@@ -59,7 +61,10 @@ Grace = Annotated[
 ]
 View = Annotated[
     Literal["names", "full"],
-    Query(description=f"full: what GET of each log says, of {_STATES_MAX} logs at most in a page."),
+    Query(
+        description=f"full: what GET of each log says, or `error` instead; of {_STATES_MAX} at most in a page, "
+        "fewer if the time is over before. A log whose owner died is opened for that."
+    ),
 ]
 Server = Annotated[str, Path(description="A server's name or id.", max_length=300)]
 
@@ -85,23 +90,33 @@ def _logs(door: Door, routes: APIRouter) -> None:
         asked = words.ListLogs(namespace, prefix, token, limit)
         if view == "names":
             return json_response(await door.ask(asked, how))
+        loop = asyncio.get_running_loop()
+        due = loop.time() + how.timeout_ms / 1000
         few = replace(asked, limit=min(limit, _STATES_MAX))
-        page: words.LogNames = await door.ask(few, how)
+        page: words.LogNames = await door.ask(few, how, due=due)
         states: list[Any] = []
-        async for state in each_state(page.logs, how):
-            states.append(state)
+        next_page = page.next_page
+        for start in range(0, len(page.logs), _STATES_AT_ONCE):
+            if start and loop.time() >= due:  # The first ones are told, or nobody came to the end.
+                next_page = str(page.logs[start - 1])
+                break
+            states += await states_of(page.logs[start:][:_STATES_AT_ONCE], how, due)
             await asyncio.sleep(0)  # Others have appends to answer.
-        return Response(dumped({"logs": states, "next_page": page.next_page}), media_type=JSON)
+        return Response(dumped({"logs": states, "next_page": next_page}), media_type=JSON)
 
-    async def each_state(logs: Sequence[LogName], how: How) -> AsyncIterator[Any]:
-        """In order, so many asked for at a time; without those that were deleted since."""
-        for start in range(0, len(logs), _STATES_AT_ONCE):
-            asked = (door.ask(words.GetLog(log), how) for log in logs[start:][:_STATES_AT_ONCE])
-            for state in await asyncio.gather(*asked, return_exceptions=True):
-                if isinstance(state, words.LogState):
-                    yield to_json(state)
-                elif not isinstance(state, Missing):
-                    raise state
+    async def states_of(logs: Sequence[LogName], how: Asking, due: float) -> list[Any]:
+        """At the same time, and told in order, without those that were deleted since they were listed."""
+        asked = (door.ask(words.GetLog(log), how, due=due) for log in logs)
+        states = await asyncio.gather(*asked, return_exceptions=True)
+        found: list[Any] = []
+        for log, state in zip(logs, states, strict=True):
+            if isinstance(state, words.LogState):
+                found.append(to_json(state))
+            elif not isinstance(state, RollbookError):
+                raise state
+            elif not isinstance(state, Missing):  # Who lists logs wants to know of the others, too.
+                found.append({"log": str(log), "error": problem_of(state)})
+        return found
 
     @routes.get("/v1/logs", tags=["logs"], **_list_described())
     async def list_all_logs(
@@ -197,7 +212,17 @@ def _list_described() -> dict[str, Any]:
     names = found["responses"][200]["content"][JSON]
     full = schema_of(words.LogNames)
     full["title"] = "LogStates"
-    full["properties"]["logs"] = {"type": "array", "items": schema_of(words.LogState)}
+    failed = {
+        "type": "object",
+        "title": "LogFailure",
+        "properties": {
+            "log": {"type": "string"},
+            "error": {"$ref": "#/components/schemas/Problem"},
+        },
+        "required": ["log", "error"],
+    }
+    each = {"anyOf": [schema_of(words.LogState), failed]}
+    full["properties"]["logs"] = {"type": "array", "items": each}
     names["schema"] = {"anyOf": [names["schema"], full]}
     return found
 

@@ -136,9 +136,60 @@ async def test_listing_with_all_that_is_known(there: Site, monkeypatch: pytest.M
         ["many/log-100", "many/log-149"],
         "",
     )
-    there.core.failures["get_log"].append(MetadataUnavailable())
-    assert (await there.get("/v1/logs?view=full&limit=2")).status == 503
     assert (await there.get("/v1/logs?view=all")).reason == "INVALID"
+
+
+async def test_a_log_that_cannot_be_told_hides_no_other(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bookies are away, which is when somebody lists logs; nothing behind it was ever listed."""
+    for number in range(4):
+        there.core.cluster.make(f"many/log-{number}")
+    errors = {"log-1": MetadataUnavailable("no store"), "log-3": ValueError("a flaw")}
+    found_before = there.core.get_log
+
+    async def failing(request: words.GetLog, due: float) -> words.LogState:
+        if (error := errors.get(request.log.name)) is not None:
+            raise error
+        return await found_before(request, due)
+
+    monkeypatch.setattr(there.core, "get_log", failing)
+    path = "/v1/namespaces/many/logs?view=full"
+    page = (await there.get(f"{path}&limit=3")).json
+    assert [each["log"] for each in page["logs"]] == [f"many/log-{number}" for number in range(3)]
+    found = [each.get("error", {}).get("reason") for each in page["logs"]]
+    assert found == [None, MetadataUnavailable.code.reason, None]
+    assert page["logs"][1]["error"]["detail"] == "no store"
+    assert page["next_page"] == "many/log-2"
+    with pytest.raises(ValueError, match="flaw"):  # A flaw of ours is none of a log's.
+        await there.get(f"{path}&page_token=many/log-2")
+
+
+async def test_a_page_of_states_keeps_the_time_of_its_request(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ten logs had all of it. A page ends with its time, and the next one goes on behind it."""
+    for number in range(25):
+        there.core.cluster.make(f"many/log-{number:02}")
+    dues: list[float] = []
+    found_before = there.core.get_log
+
+    async def stalled(request: words.GetLog, due: float) -> words.LogState:
+        dues.append(due)
+        if request.log.name == "log-05":
+            await asyncio.Event().wait()
+        return await found_before(request, due)
+
+    monkeypatch.setattr(there.core, "get_log", stalled)
+    path = "/v1/namespaces/many/logs?view=full"
+    page = (await there.get(path, **{"log-timeout-ms": "200"})).json
+    assert (len(page["logs"]), page["next_page"]) == (10, "many/log-09")
+    late = page["logs"][5]
+    assert (late["log"], late["error"]["reason"]) == ("many/log-05", "DEADLINE")
+    dues.clear()
+    rest = (await there.get(f"{path}&page_token={page['next_page']}")).json
+    assert (len(rest["logs"]), rest["next_page"]) == (15, "")
+    assert (len(dues), len(set(dues))) == (15, 1)
 
 
 async def test_a_look_that_costs_nothing(there: Site) -> None:
