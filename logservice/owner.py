@@ -320,7 +320,7 @@ class Owner:
     ) -> WriterGrant:
         """A new writer epoch. Answered when all that came under older ones is settled (LS8).
 
-        Asked again by the same `attempt` it is the same epoch, as long as nobody else was given one.
+        Asked again by the same holder and `attempt` it is the same epoch, as long as nobody else was given one.
         `WAIT` waits for as long as the caller does. Raises `WriterHeld`, `LogSealed`, `StaleEpoch` if that
         attempt's epoch was released, and what `barrier` raises.
         """

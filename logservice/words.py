@@ -382,8 +382,10 @@ class AcquireWriter:
     holder: str  # Shown to others: who it is. Kept in every snapshot of the log.
     mode: AcquireMode = AcquireMode.FAIL  # Nobody is fenced unless it is asked for.
     ttl_ms: int = 0  # 0: until it is released or stolen.
-    # Drawn by whoever asks, for himself alone: who heard no answer and asks again by the same one is granted the
-    # same epoch, as long as nobody else was given one since. Empty: each time another one.
+    # Drawn at random by whoever asks, for this one acquisition: a process that starts again draws another, else it
+    # would not fence the one it was. A holder who heard no answer and asks again by the same one is granted the
+    # same epoch, as long as nobody else was given one since (then he asks as if for the first time: a late STEAL
+    # fences); `StaleEpoch` if it was released. Empty: each time another one.
     attempt: str = ""
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ class Writership:
         order, sequencer = self._order, self._order.sequencer
         while True:
             order.use()
-            if sequencer.was_asked_by(attempt) and not order.memory.is_sealed:
+            if sequencer.was_asked_by(holder, attempt) and not order.memory.is_sealed:
                 epoch = order.memory.writer_epoch
                 await order.barrier()
                 return self.renew(epoch)  # Unless it was released or stolen: he had it then.

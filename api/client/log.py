@@ -223,7 +223,8 @@ class Log:
         `mode`, if somebody holds it: `"fail"` with `WriterHeld`, `"wait"` until he lets go of it or his
         time is over, `"steal"` it. An error whose `outcome` is unknown may have left it to `holder`
         under an epoch that nobody heard of: asked again by the same `attempt`, a name that you draw
-        for it, you are granted that one. Without a name only this one call asks again by itself.
+        at random for this one acquisition, `holder` is granted that one, or hears `StaleEpoch` if it
+        was released. Without a name only this one call asks again by itself.
         """
         request = words.AcquireWriter(
             self.name, holder, words.AcquireMode(mode), round(ttl_s * 1000), attempt

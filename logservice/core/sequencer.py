@@ -145,9 +145,14 @@ class Sequencer:
         """How long it is held if nobody renews it; None: until it is released or stolen."""
         return None if self._held_until_ns is None else max(self._held_until_ns - now_ns, 0)
 
-    def was_asked_by(self, attempt: str) -> bool:
-        """Whether the newest epoch was granted to it, which then heard no answer."""
-        return bool(attempt) and attempt == self.memory.attempt
+    def was_asked_by(self, holder: str, attempt: str) -> bool:
+        """Whether the newest epoch was granted to it, and he then heard no answer.
+
+        Somebody else's attempt is another one, though its name be the same: else two would write under one
+        epoch. Once it was released nobody knows whose it was, and nothing is granted by it.
+        """
+        memory = self.memory
+        return bool(attempt) and attempt == memory.attempt and memory.holder in (holder, "")
 
     def acquire(
         self, holder: str, mode: AcquireMode, ttl_ms: int, now_ns: int, attempt: str = ""

@@ -1401,8 +1401,10 @@ class AcquireWriterRequest(_message.Message):
     ttl_ms: _builtins.int
     """Default 0: until it is released or stolen."""
     attempt: _builtins.str
-    """Drawn by whoever asks, at most 64 bytes: who heard no answer and asks again by the same one is granted the same
-    epoch, as long as nobody else was given one since. Empty: each time another one.
+    """Drawn at random by whoever asks, at most 64 bytes, for this one acquisition: a process that starts again draws
+    another. A holder who heard no answer and asks again by the same one is granted the same epoch, as long as nobody
+    else was given one since (then he asks as if for the first time: a late STEAL fences); WRITER_FENCED if it was
+    released. Empty: each time another one.
     """
     def __init__(
         self,

@@ -320,12 +320,34 @@ def test_a_question_that_comes_late_takes_nothing_from_who_has_let_go() -> None:
         scene.set_bookies(delay_s=0.3)
         asking = log.server.begin(log.owner.acquire_writer("b", fail, attempt="another"))
         await asyncio.sleep(0.1)
-        stealing = log.server.begin(log.owner.acquire_writer("c", AcquireMode.STEAL))
+        steal = log.owner.acquire_writer("c", AcquireMode.STEAL, attempt="last")
+        stealing = log.server.begin(steal)
         await refused(scene.within(asking), StaleEpoch)
-        await scene.within(stealing)
+        third = await scene.within(stealing)
         scene.set_bookies(delay_s=0.0)
+        assert await log.run(log.owner.acquire_writer("c", fail, attempt="last")) == third
         await log.owner.seal()
         await refused(log.run(log.owner.acquire_writer("c", fail, attempt="last")), LogSealed)
+        await log.close()
+
+    play(story)
+
+
+def test_two_whose_attempts_have_the_same_name_are_two() -> None:
+    """LS8: both wrote under one epoch, and whoever stole it fenced nobody."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        fail, steal = AcquireMode.FAIL, AcquireMode.STEAL
+        first = await log.run(log.owner.acquire_writer("a", fail, attempt="1"))
+        await refused(log.run(log.owner.acquire_writer("b", fail, attempt="1")), WriterHeld)
+        second = await log.run(log.owner.acquire_writer("b", steal, attempt="1"))
+        assert (first.writer_epoch, second.writer_epoch, second.holder) == (1, 2, "b")
+        await refused(log.append(b"x", condition=Condition(writer_epoch=WriterEpoch(1))), StaleEpoch)
+        await refused(log.run(log.owner.acquire_writer("a", fail, attempt="1")), WriterHeld)
+        assert await log.run(log.owner.acquire_writer("b", fail, attempt="1")) == second
+        await log.run(log.owner.release_writer(second.writer_epoch))
+        await refused(log.run(log.owner.acquire_writer("a", fail, attempt="1")), StaleEpoch)
         await log.close()
 
     play(story)

@@ -221,6 +221,8 @@ async def test_who_lost_the_answer_is_granted_the_epoch_that_he_has(
     again = await log.acquire_writer("me", "steal", attempt="mine")
     assert again.writer_epoch == granted.writer_epoch + 1
     assert await log.acquire_writer("me", "fail", attempt="mine") == again
+    with pytest.raises(WriterHeld):
+        await log.acquire_writer("you", "fail", attempt="mine")
     core.failures["acquire_writer"].append(ConnectionLost())
     with pytest.raises(WriterHeld) as held:
         await log.acquire_writer("another")

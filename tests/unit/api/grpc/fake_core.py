@@ -66,6 +66,7 @@ class FakeLog:
     writer_epoch: WriterEpoch = NO_WRITER_YET
     holder: str = ""
     attempt: str = ""
+    ttl_ms: int = 0
     fence: Offset = FIRST_OFFSET
     blocks: list[bytes] = field(default_factory=list)
     segments: int = 1
@@ -398,16 +399,18 @@ class FakeCore:
     async def acquire_writer(self, request: words.AcquireWriter, due: float) -> words.WriterGrant:
         await self._asked("acquire_writer", request)
         log = self.owned(request.log)
-        if request.attempt and request.attempt == log.attempt:
+        is_his = log.holder in (request.holder, "")
+        if request.attempt and request.attempt == log.attempt and is_his:
             if not log.holder:
                 raise log.stale()
-            return words.WriterGrant(log.writer_epoch, log.fence, log.holder, request.ttl_ms)
+            return words.WriterGrant(log.writer_epoch, log.fence, log.holder, log.ttl_ms)
         while log.holder and request.mode is not words.AcquireMode.STEAL:
             if request.mode is words.AcquireMode.FAIL:
                 raise WriterHeld(holder=log.holder)
             await log.changed.wait()
         log.writer_epoch = WriterEpoch(log.writer_epoch + 1)
         log.holder, log.fence, log.attempt = request.holder, log.tail, request.attempt
+        log.ttl_ms = request.ttl_ms
         return words.WriterGrant(log.writer_epoch, log.tail, request.holder, request.ttl_ms)
 
     async def renew_writer(self, request: words.RenewWriter, due: float) -> words.WriterGrant:
