@@ -343,7 +343,9 @@ def test_two_whose_attempts_have_the_same_name_are_two() -> None:
         await refused(log.run(log.owner.acquire_writer("b", fail, attempt="1")), WriterHeld)
         second = await log.run(log.owner.acquire_writer("b", steal, attempt="1"))
         assert (first.writer_epoch, second.writer_epoch, second.holder) == (1, 2, "b")
-        await refused(log.append(b"x", condition=Condition(writer_epoch=WriterEpoch(1))), StaleEpoch)
+        await refused(
+            log.append(b"x", condition=Condition(writer_epoch=WriterEpoch(1))), StaleEpoch
+        )
         await refused(log.run(log.owner.acquire_writer("a", fail, attempt="1")), WriterHeld)
         assert await log.run(log.owner.acquire_writer("b", fail, attempt="1")) == second
         await log.run(log.owner.release_writer(second.writer_epoch))
