@@ -28,6 +28,7 @@ from rollbook.proto.errors import (
     OutcomeUnknown,
     OwnerFenced,
     RollbookError,
+    StaleEpoch,
     Unavailable,
     WriterHeld,
 )
@@ -115,10 +116,13 @@ class ExclusiveWriter:
                     self.holder, self._mode, ttl_s=self._lease_s, attempt=attempt
                 )
             except RollbookError as error:
-                is_held = isinstance(error, WriterHeld)
-                if self._mode is not AcquireMode.WAIT or not (is_held or is_passing(error)):
+                was_released = isinstance(error, StaleEpoch)  # Before he heard that it was his.
+                is_in_order = was_released or isinstance(error, WriterHeld)
+                if self._mode is not AcquireMode.WAIT or not (is_in_order or is_passing(error)):
                     raise
-                failures = 0 if is_held else failures + 1  # In a row.
+                if was_released:  # By the old name nothing is granted any more.
+                    attempt = new_attempt()
+                failures = 0 if is_in_order else failures + 1  # In a row.
                 lasts = isinstance(error, NotEnoughBookies) or failures >= _FAILURES_TOLD
                 if lasts and error.code.reason not in told:
                     told.add(error.code.reason)

@@ -11,7 +11,7 @@ from rollbook.api.client.log import Log
 from rollbook.api.wal.aio import ExclusiveWriter, Term
 from rollbook.logservice.ids import Offset, WriterEpoch
 from rollbook.logservice.log_config import LogConfig, WriterMode
-from rollbook.logservice.words import WriterGrant
+from rollbook.logservice.words import AcquireWriter, WriterGrant
 from rollbook.proto.errors import (
     BadConfig,
     ClientClosed,
@@ -29,6 +29,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.quorum import Quorum
 from tests.unit.api.client.conftest import Site, hurried
+from tests.unit.api.grpc.fake_core import FakeCore
 from tests.unit.api.wal.conftest import Counter, replica, the_log
 
 PATIENCE_S = 30.0
@@ -391,6 +392,61 @@ async def test_who_waits_through_many_failures_says_so_once(
         assert await term.propose(b"1") == 1
     told = [each.getMessage() for each in caplog.records if each.name == "rollbook.wal"]
     assert told == ["a waits for default/counter: it is opened"]
+
+
+class Unheard:
+    """Grants the writer epoch, and nobody hears of it as long as `is_lost`."""
+
+    def __init__(self, site: Site) -> None:
+        self.core, self.is_lost = site.cores["a"], True
+        self.epochs: list[WriterEpoch] = []
+        self.core.acquire_writer = self.acquire_writer  # type: ignore[method-assign]
+
+    async def acquire_writer(self, request: AcquireWriter, due: float) -> WriterGrant:
+        grant = await FakeCore.acquire_writer(self.core, request, due)
+        self.epochs.append(grant.writer_epoch)
+        if self.is_lost:
+            raise ConnectionLost
+        return grant
+
+
+async def test_who_never_heard_that_he_leads_does_not_wait_for_himself(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client gave up, and asked anew as somebody else; a lease without end never ran out."""
+    unheard, failures = Unheard(site), list[RollbookError]()
+    acquire = Log.acquire_writer
+
+    async def acquire_writer(*arguments: Any, **more: Any) -> WriterGrant:
+        try:
+            return await acquire(*arguments, **more)
+        except RollbookError as error:
+            failures.append(error)
+            raise
+
+    monkeypatch.setattr(Log, "acquire_writer", acquire_writer)
+    async with replica(site, Counter(), "a") as machine:
+        with hurried(site.clients[-1], timeout_s=0.1, retry_pause_s_max=0.02):
+            turn = asyncio.create_task(machine.lead().__aenter__())
+            await until(lambda: failures)
+        assert failures[0].outcome is Outcome.UNKNOWN
+        unheard.is_lost = False
+        term = await asyncio.wait_for(turn, PATIENCE_S)
+        assert (term.epoch, set(unheard.epochs)) == (1, {1})
+        await term.__aexit__(None, None, None)
+
+
+async def test_who_was_freed_before_he_heard_that_he_leads_waits_on(site: Site) -> None:
+    """An operator released what nobody seemed to use: the replica ended, though the log was free."""
+    unheard = Unheard(site)
+    async with replica(site, Counter(), "a") as machine:
+        turn = asyncio.create_task(machine.lead().__aenter__())
+        await until(lambda: unheard.epochs)
+        the_log(site).holder = ""
+        unheard.is_lost = False
+        term = await asyncio.wait_for(turn, PATIENCE_S)
+        assert (term.epoch, await term.propose(b"1")) == (2, 1)
+        await term.__aexit__(None, None, None)
 
 
 async def test_waiting_for_a_turn_can_be_given_up(site: Site) -> None:
