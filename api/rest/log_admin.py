@@ -314,7 +314,7 @@ def _writers(door: Door, routes: APIRouter) -> None:
         **described(
             words.WriterGrant,
             status=201,
-            errors=(*AT_OWNER, WriterHeld),
+            errors=(*AT_OWNER, WriterHeld, StaleEpoch),
             says=words.AcquireWriter,
         ),
     )

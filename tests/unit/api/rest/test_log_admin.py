@@ -403,6 +403,8 @@ async def test_openapi_tells_all_of_it(there: Site) -> None:
         append["responses"]
     )
     assert "OFFSET_MISMATCH" in append["responses"]["412"]["description"]
+    acquire = document["paths"]["/v1/namespaces/{namespace}/logs/{log}/writer"]["post"]
+    assert "WRITER_FENCED" in acquire["responses"]["412"]["description"]
     assert append["requestBody"]["content"]["application/x-ndjson"]["example"]
 
 
