@@ -307,6 +307,26 @@ async def test_who_asks_whether_to_send_a_body_is_told_to(there: There) -> None:
         writer.close()
 
 
+async def test_who_was_told_to_send_a_body_that_is_too_long_hears_so(
+    there: There, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While he sends: a connection that is closed under him may take the answer with it."""
+    monkeypatch.setattr(module, "_LINGER_S", 2 * DEADLINE_S)
+    async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_connection(*_place(there))
+        asks = _CHUNKED.replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n")
+        writer.write(asks)
+        assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"%x\r\n%s\r\n" % (10_001, bytes(10_001)))
+        assert b" 413 " in await reader.readuntil(b"\r\n\r\n")
+        await reader.readuntil(b"}")
+        ending = asyncio.create_task(reader.read())
+        assert not (await asyncio.wait({ending}, timeout=0.2))[0]
+        writer.write(b"0\r\n\r\n")
+        await ending
+        writer.close()
+
+
 _HEAD = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 _CHUNKED = (
     f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
