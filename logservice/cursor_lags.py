@@ -2,31 +2,40 @@
 nobody owns and this server looks after. So each log's are told by one server, and go on being told when it is idle.
 
 Where cursors are is in the metadata store, a read for each, so whoever asks for the lags gets what is
-known by then, and `look` has it found out in the background: at most twice a minute, as many logs as
-that has time for, beginning with those that were not looked at for longest. Logs that nobody owns are passed by
-the sweep (`retention.py`), which has read their lists; of one whose owner died the tail is where its last closed
-segment ends, and the lag so much at least.
+known by then, and what is known is found out in the background, of a log's cursors the first `_READ_MAX` by name:
+
+owned     by `look`: at most twice a minute, as many logs as that has time for, beginning with those that were
+          not looked at for longest
+idle      the sweep (`retention.py`) passes logs that nobody owns, and waits for nothing: it has read their lists,
+          their cursors are read in that order. Of one whose owner died the tail is where its last closed
+          segment ends, and the lag so much at least
 """
 
 import asyncio
-import math
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
+from operator import itemgetter
 from typing import Final, Protocol
 
 from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.ids import LogName, Offset
-from rollbook.logservice.stats import largest
+from rollbook.logservice.stats import LAGS_MAX
 from rollbook.logservice.words import Cursor
 from rollbook.proto.errors import Missing, RollbookError
 
 _INTERVAL_S: Final = 30.0
-_WATCHED_S: Final = (
-    600.0  # Whoever has not looked for so long looks no more, and idle logs are not read for him.
-)
-_IDLE_MAX: Final = 10_000  # Logs that nobody owns with a cursor that lags: so many are known.
+# Whoever has not looked for so long looks no more, and idle logs are not read for him.
+_WATCHED_S: Final = 600.0
+# Of a log: whoever may read it makes as many as he likes, and those of other logs are told, too.
+_READ_MAX: Final = 1000
+_PASSED_MAX: Final = 10_000  # Idle logs to be read; of what is passed then is told what was known.
+# Idle logs whose cursors lag, those that lag most. More than are told, so that it is seldom found out which.
+_IDLE_MAX: Final = 2 * LAGS_MAX
 
-_Cursors = Sequence[tuple[str, Offset]]
+_Cursors = Sequence[tuple[str, Offset]]  # Those furthest behind first.
+_End = tuple[LogName, Offset, _Cursors]  # The tail of a log.
 
 
 class HasTail(Protocol):
@@ -44,7 +53,7 @@ class Owners(Protocol):
 
 
 class Nodes(Protocol):
-    async def cursors(self, log: LogName) -> Sequence[Cursor]: ...
+    async def cursors(self, log: LogName, at_most: int | None = None) -> Sequence[Cursor]: ...
 
 
 class CursorLags:
@@ -54,53 +63,68 @@ class CursorLags:
         self._nodes, self._owners = nodes, owners
         self._loop = asyncio.get_running_loop()
         self._cursors: dict[LogName, _Cursors] = {}  # Those looked at longest ago first.
-        # Of logs that nobody owns, those with cursors that lag: as they were when the sweep passed.
-        self._idle: dict[LogName, tuple[Offset, _Cursors]] = {}
-        self._passed: dict[LogName, tuple[Offset, _Cursors]] = {}  # By this sweep.
+        # Of logs that nobody owns, those with cursors that lag: as they were when they were read.
+        self._idle: dict[LogName, _End] = {}
+        self._not_passed: dict[LogName, None] = {}  # Of those, by this sweep.
+        self._passed: dict[LogName, Offset] = {}  # Not read yet, and their tails.
         self._looking: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._look_again_s = 0.0
         self._watched_until_s = 0.0
+        self._is_closed = False
 
     def look(self) -> None:
         """Begins to, if it is time."""
         self._watched_until_s = self._loop.time() + _WATCHED_S
-        is_looking = self._looking is not None and not self._looking.done()
-        if self._loop.time() >= self._look_again_s and not is_looking:
+        if self._loop.time() >= self._look_again_s and self._may_begin(self._looking):
             self._look_again_s = self._loop.time() + _INTERVAL_S
             self._looking = self._loop.create_task(self._look())
 
-    async def on_idle(self, log: LogName, listed: LedgerList) -> None:
+    def on_sweep(self) -> None:
+        """One begins, whatever became of the one before."""
+        self._not_passed = dict.fromkeys(self._idle)
+
+    def on_idle(self, log: LogName, listed: LedgerList) -> None:
         """Nobody owns it. What fails leaves what was known."""
         if self._loop.time() >= self._watched_until_s:
             return
-        tail = _tail_at_least(listed)
-        with suppress(RollbookError):
-            lagging = [each for each in await self._cursors_of(log) if each[1] < tail]
-            self._idle.pop(log, None)
-            if lagging and len(self._passed) < _IDLE_MAX:
-                self._idle[log] = self._passed[log] = tail, lagging
+        self._not_passed.pop(log, None)
+        if len(self._passed) < _PASSED_MAX:
+            self._passed[log] = _tail_at_least(listed)
+        if self._may_begin(self._reading):
+            self._reading = self._loop.create_task(self._read_passed())
+
+    def on_unknown(self, log: LogName) -> None:
+        """It could not be found out whether it is idle: what was known stays."""
+        self._not_passed.pop(log, None)
 
     def on_swept(self) -> None:
-        """What was not passed is owned by somebody, gone, or looked after elsewhere."""
-        self._idle, self._passed = self._passed, {}
+        """To the end. What was not passed is owned by somebody, gone, or looked after elsewhere."""
+        for log in self._not_passed:
+            self._idle.pop(log, None)
 
     async def close(self) -> None:
         """Idempotent."""
-        self._look_again_s = math.inf
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        self._is_closed = True
+        tasks = [each for each in (self._looking, self._reading) if each is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def lags(self) -> Mapping[str, float]:
         """In records, by log:cursor, of those that lag most."""
-        owned = {log: owner.tail for log in self._cursors if (owner := self._owners.find(log))}
-        ends = [(log, tail, self._cursors[log]) for log, tail in owned.items()]
-        ends += [(log, *each) for log, each in self._idle.items() if self._owners.find(log) is None]
-        return largest(
-            (f"{log}:{name}", max(tail - offset, 0))
-            for log, tail, cursors in ends
-            for name, offset in cursors
-        )
+        ends = [
+            (log, owner.tail, cursors)
+            for log, cursors in self._cursors.items()
+            if cursors and (owner := self._owners.find(log))
+        ]
+        ends += [end for log, end in self._idle.items() if self._owners.find(log) is None]
+        # Of each log in turn, and of no more logs: each is a lag that is larger than those of the rest.
+        lags = heapq.merge(*map(_lags_of, _furthest(ends)), key=itemgetter(0), reverse=True)
+        return dict(sorted((f"{log}:{name}", lag) for lag, log, name in islice(lags, LAGS_MAX)))
+
+    def _may_begin(self, task: asyncio.Task[None] | None) -> bool:
+        return not self._is_closed and (task is None or task.done())
 
     async def _look(self) -> None:
         """What fails leaves what was known."""
@@ -111,6 +135,22 @@ class CursorLags:
                     self._cursors[log] = self._cursors.pop(log, ())
                     self._cursors[log] = await self._cursors_of(log)
 
+    async def _read_passed(self) -> None:
+        """What fails leaves what was known."""
+        while self._passed:
+            log = next(iter(self._passed))
+            tail = self._passed.pop(log)
+            if self._owners.find(log) is not None:
+                continue  # Since then, by this server, and its owner knows better.
+            with suppress(RollbookError, TimeoutError):
+                async with asyncio.timeout(_INTERVAL_S):
+                    cursors = await self._cursors_of(log)
+                self._idle.pop(log, None)
+                if lagging := [each for each in cursors if each[1] < tail]:
+                    self._idle[log] = log, tail, lagging
+            if len(self._idle) > _IDLE_MAX:
+                self._idle = {end[0]: end for end in _furthest(self._idle.values())}
+
     def _in_turn(self) -> list[LogName]:
         owned = dict.fromkeys(self._owners.owned_logs)
         self._cursors = {log: each for log, each in self._cursors.items() if log in owned}
@@ -118,9 +158,20 @@ class CursorLags:
 
     async def _cursors_of(self, log: LogName) -> _Cursors:
         try:
-            return [(each.name, each.offset) for each in await self._nodes.cursors(log)]
+            found = await self._nodes.cursors(log, _READ_MAX)
         except Missing:
             return ()
+        return heapq.nsmallest(LAGS_MAX, ((c.name, c.offset) for c in found), key=itemgetter(1))
+
+
+def _furthest(ends: Iterable[_End]) -> list[_End]:
+    """The logs with the largest lags."""
+    return heapq.nlargest(LAGS_MAX, ends, key=lambda end: end[1] - end[2][0][1])
+
+
+def _lags_of(end: _End) -> Iterator[tuple[int, LogName, str]]:
+    log, tail, cursors = end
+    return ((max(tail - offset, 0), log, name) for name, offset in cursors)
 
 
 def _tail_at_least(listed: LedgerList) -> Offset:

@@ -307,11 +307,11 @@ class LogNodes:
             raise NoSuchCursor(log=str(log), cursor=name)
         return cursor
 
-    async def cursors(self, log: LogName) -> list[Cursor]:
+    async def cursors(self, log: LogName, at_most: int | None = None) -> list[Cursor]:
         """By name. Raises `NoSuchLog`."""
         await self.read(log)
         found: list[Cursor] = []
-        for name in await self._children(f"{self.path(log)}/{CURSORS}"):
+        for name in (await self._children(f"{self.path(log)}/{CURSORS}"))[:at_most]:
             cursor, _ = await self._find_cursor(log, CursorName(name))
             if cursor is not None:
                 found.append(cursor)

@@ -67,7 +67,11 @@ class LogKeeper(Protocol):
 
 
 class Lags(Protocol):
-    async def on_idle(self, log: LogName, listed: LedgerList) -> None: ...
+    def on_sweep(self) -> None: ...
+
+    def on_idle(self, log: LogName, listed: LedgerList) -> None: ...
+
+    def on_unknown(self, log: LogName) -> None: ...
 
     def on_swept(self) -> None: ...
 
@@ -106,6 +110,7 @@ class Sweeper:
         self._now_us = self._clock.wall_us()
         if not await self._clock_is_right():
             return
+        self._lags.on_sweep()
         for name in list(self._keeper.owned_logs):
             await self._try(name)
         async for name in self._nodes.all_names():
@@ -156,6 +161,7 @@ class Sweeper:
         except (NoSuchLog, NotOwner):
             pass  # Gone, or somebody else's by now.
         except RollbookError as error:
+            self._lags.on_unknown(name)
             logger.info("log_not_swept", log=str(name), reason=error.code.reason)
 
     async def _look_after(self, name: LogName) -> None:
@@ -180,8 +186,7 @@ class Sweeper:
             await free_log(self._ledgers, self._nodes, stored, self._now_us)
         elif stored.list.state is not LogState.DELETED:
             await self._expire(name, stored.list, stored if owner is None else None)
-            if self._keeper.find(name) is None:
-                await self._lags.on_idle(name, stored.list)
+            self._lags.on_idle(name, stored.list)
 
     async def _expire(self, name: LogName, listed: LedgerList, stored: StoredLog | None) -> None:
         """`stored`: if it is nobody's."""

@@ -3,9 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from rollbook.logservice import words
+import pytest
+
+from rollbook.logservice import cursor_lags, words
+from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.cursor_lags import CursorLags
-from rollbook.logservice.ids import CursorName, LogName, Offset
+from rollbook.logservice.ids import CursorName, LogName, LogUid, Offset
+from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.stats import LAGS_MAX
 from rollbook.proto.errors import MetadataUnavailable, NoSuchLog
 from tests.simulation.kernel import World
 
@@ -29,13 +34,19 @@ class Nodes:
         self.asked: list[LogName] = []
         self.broken: dict[LogName, Exception] = {}
         self.read_s = 14.0
+        self.offsets: dict[LogName, dict[str, int]] = {}  # Of those that are not as all.
 
-    async def cursors(self, log: LogName) -> list[words.Cursor]:
+    async def cursors(self, log: LogName, at_most: int | None = None) -> list[words.Cursor]:
+        assert at_most == cursor_lags._READ_MAX
         self.asked.append(log)
         await asyncio.sleep(self.read_s)
         if log in self.broken:
             raise self.broken[log]
-        return [words.Cursor(CursorName("c"), Offset(4), 1, b"", False, 0)]
+        offsets = self.offsets.get(log, {"c": 4})
+        return [
+            words.Cursor(CursorName(name), Offset(offset), 1, b"", False, 0)
+            for name, offset in offsets.items()
+        ]
 
 
 def play(story: Callable[[CursorLags, Owners, Nodes], Awaitable[None]]) -> None:
@@ -79,3 +90,143 @@ def test_a_log_that_cannot_be_read_holds_nobody_up() -> None:
         assert lags.lags() == {f"{log}:c": 6.0 for log in (LOGS[1], LOGS[3], LOGS[4])}
 
     play(story)
+
+
+# --- Of idle logs -----------------------------------------------------------------------------
+
+
+def listed(tail: int) -> LedgerList:
+    return LedgerList(LogUid(bytes(16)), LogConfig(), 1, head=Offset(tail))
+
+
+async def sweep(lags: CursorLags, tails: dict[LogName, int], *, is_whole: bool = True) -> None:
+    lags.on_sweep()
+    for log, tail in tails.items():
+        lags.on_idle(log, listed(tail))
+    if is_whole:
+        lags.on_swept()
+    await asyncio.sleep(1_000)
+    lags.look()
+
+
+def play_idle(story: Callable[[CursorLags, Owners, Nodes], Awaitable[None]]) -> None:
+    """Nobody owns a log, and somebody watches."""
+
+    async def begin(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
+        owners.owned_logs.clear()
+        nodes.read_s = 0.01
+        lags.look()
+        await asyncio.sleep(1)
+        await story(lags, owners, nodes)
+
+    play(begin)
+
+
+def test_what_cannot_be_read_is_as_far_behind_as_before() -> None:
+    """An alert went out by one failed read."""
+
+    async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
+        await sweep(lags, dict.fromkeys(LOGS[:3], 9))
+        known = {f"{log}:c": 5.0 for log in LOGS[:3]}
+        assert lags.lags() == known
+        nodes.broken[LOGS[0]] = MetadataUnavailable()
+        await sweep(lags, {**dict.fromkeys(LOGS[:3], 9), LOGS[0]: 10, LOGS[3]: 9})
+        known[f"{LOGS[3]}:c"] = 5.0
+        assert lags.lags() == known
+        nodes.read_s = 31.0  # Longer than anybody waits for a log.
+        await sweep(lags, dict.fromkeys(LOGS[:4], 10))
+        assert lags.lags() == known
+        lags.on_sweep()
+        lags.on_unknown(LOGS[2])
+        lags.on_swept()
+        assert lags.lags() == {f"{LOGS[2]}:c": 5.0}
+
+    play_idle(story)
+
+
+def test_a_log_without_cursors_lags_no_more() -> None:
+    async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
+        await sweep(lags, {LOGS[0]: 9, LOGS[1]: 9})
+        nodes.broken[LOGS[0]] = NoSuchLog()
+        nodes.offsets[LOGS[1]] = {"c": 9}
+        await sweep(lags, {LOGS[0]: 9, LOGS[1]: 9})
+        assert lags.lags() == {}
+
+    play_idle(story)
+
+
+def test_a_sweep_that_broke_off_counts_for_nothing() -> None:
+    async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
+        await sweep(lags, {LOGS[0]: 9, LOGS[1]: 9})
+        await sweep(lags, {LOGS[0]: 9}, is_whole=False)
+        assert lags.lags() == {f"{LOGS[0]}:c": 5.0, f"{LOGS[1]}:c": 5.0}
+        await sweep(lags, {LOGS[1]: 9})
+        assert lags.lags() == {f"{LOGS[1]}:c": 5.0}
+
+    play_idle(story)
+
+
+def test_what_is_owned_by_then_is_not_read() -> None:
+    async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
+        lags.on_idle(LOGS[0], listed(9))
+        owners.owned_logs.append(LOGS[0])
+        await asyncio.sleep(1)
+        assert nodes.asked == []
+
+    play_idle(story)
+
+
+def test_whoever_closes_waits_for_no_read() -> None:
+    async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
+        lags.on_idle(LOGS[0], listed(9))
+        await asyncio.sleep(0)
+
+    play_idle(story)
+
+
+def test_of_many_idle_logs_those_that_lag_most_are_known() -> None:
+    async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
+        logs = [LogName("many", f"log-{number:04}") for number in range(2000)]
+        nodes.offsets = {log: {"c": 2 * (2000 - lag)} for lag, log in enumerate(logs, 1)}
+        await sweep(lags, {log: 4000 - lag for lag, log in enumerate(logs, 1)})
+        assert list(lags.lags().values()) == list(range(2001 - LAGS_MAX, 2001))
+        assert len(lags._idle) <= cursor_lags._IDLE_MAX
+
+    play_idle(story)
+
+
+def test_of_many_cursors_those_that_lag_most_are_told() -> None:
+    """Of whichever log."""
+
+    async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
+        for number, log in enumerate(LOGS):
+            offsets = range(number, 1000, len(LOGS))
+            nodes.offsets[log] = {f"c{offset}": offset for offset in reversed(offsets)}
+        await sweep(lags, dict.fromkeys(LOGS, 1000))
+        owners.owned_logs.append(LOGS[0])
+        lags.look()
+        await asyncio.sleep(1)
+        owners.tail = Offset(1000)
+        most = [1000 - offset for offset in range(LAGS_MAX)]
+        assert sorted(lags.lags().values(), reverse=True) == most
+        nodes.offsets[LOGS[1]] = {f"c{offset}": offset for offset in range(900)}
+        await sweep(lags, {LOGS[1]: 1000})
+        assert len(lags._idle[LOGS[1]][2]) == LAGS_MAX
+
+    play_idle(story)
+
+
+def test_what_waits_to_be_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the others is told what was known."""
+    monkeypatch.setattr(cursor_lags, "_PASSED_MAX", 2)
+
+    async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
+        await sweep(lags, dict.fromkeys(LOGS[:2], 9))
+        await sweep(lags, dict.fromkeys(LOGS[2:4], 9))
+        await sweep(lags, dict.fromkeys(LOGS[2:4], 9))
+        nodes.asked.clear()
+        await sweep(lags, dict.fromkeys((LOGS[2], LOGS[4], LOGS[3]), 10))
+        assert nodes.asked == [LOGS[2], LOGS[4]]
+        assert lags.lags() == {f"{LOGS[2]}:c": 6.0, f"{LOGS[3]}:c": 5.0, f"{LOGS[4]}:c": 6.0}
+
+    play_idle(story)

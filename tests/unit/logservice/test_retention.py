@@ -3,15 +3,18 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from rollbook.logservice.core.ledger_list import LogEvent
 from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.ids import CursorName, LogName, Offset, ServerId
 from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.retention import Sweeper
 from rollbook.logservice.truncation import delete_log
 from rollbook.logservice.words import CommitCursor
-from rollbook.proto.errors import NoSuchLog
+from rollbook.proto.errors import MetadataUnavailable, NoSuchLog
 from tests.unit.logservice.owner_scene import LEASE_S, LOG, Scene, Server, play, refused
 
 AGE_S = 600
@@ -65,6 +68,10 @@ class Keeper:
 
     async def sweep(self) -> None:
         await self._server.run(self.sweeper().sweep())
+
+    async def sweep_and_read(self) -> None:
+        await self.sweep()
+        await asyncio.sleep(1)  # Cursors are read in the background.
 
 
 Story = Callable[[Scene, Keeper], Awaitable[None]]
@@ -315,6 +322,10 @@ def test_it_goes_on_by_itself_and_ends_when_told() -> None:
     swept(story)
 
 
+async def unreadable(_: LogName) -> StoredLog:
+    raise MetadataUnavailable
+
+
 def test_who_lags_behind_an_idle_log_is_told() -> None:
     """The log was let go of, and its cursors vanished from the metrics, however far behind they were."""
 
@@ -322,26 +333,29 @@ def test_who_lags_behind_an_idle_log_is_told() -> None:
         await two_segments(scene)
         for name, offset in (("slow", 0), ("half", 1), ("there", 2)):
             await scene.nodes.commit_cursor(CommitCursor(LOG, CursorName(name), Offset(offset)))
-        await keeper.sweep()
+        await keeper.sweep_and_read()
         assert keeper.lags is not None
         assert keeper.lags.lags() == {}  # Nobody has asked, and nothing is read for nobody.
         keeper.lags.look()
-        await keeper.sweep()
+        await keeper.sweep_and_read()
         lagging = {f"{LOG}:slow": 2.0, f"{LOG}:half": 1.0}
         assert keeper.lags.lags() == lagging
         await asyncio.sleep(400)
         keeper.lags.look()
-        await keeper.sweep()
+        await keeper.sweep_and_read()
         assert keeper.lags.lags() == lagging
         await scene.nodes.commit_cursor(CommitCursor(LOG, CursorName("slow"), Offset(2)))
-        await keeper.sweep()
+        await keeper.sweep_and_read()
+        assert keeper.lags.lags() == {f"{LOG}:half": 1.0}
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(keeper._server.ground.nodes, "read", unreadable)
+            await keeper.sweep_and_read()
         assert keeper.lags.lags() == {f"{LOG}:half": 1.0}
         keeper.suggested = []  # Another server looks after it.
-        await keeper.sweep()
-        await keeper.sweep()
+        await keeper.sweep_and_read()
         assert keeper.lags.lags() == {}
         keeper.suggested = [LOG]
-        await keeper.sweep()
+        await keeper.sweep_and_read()
         await keeper.owner_of(LOG, asyncio.get_running_loop().time() + 10)
         assert keeper.lags.lags() == {}  # Its owner knows better.
         await keeper.lags.close()
@@ -360,7 +374,7 @@ def test_the_lag_of_a_log_whose_owner_died_is_what_is_certain() -> None:
         keeper.sweeper()
         assert keeper.lags is not None
         keeper.lags.look()
-        await keeper.sweep()
+        await keeper.sweep_and_read()
         assert keeper.lags.lags() == {f"{LOG}:c": 1.0}
         await keeper.lags.close()
 
