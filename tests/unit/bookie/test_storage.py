@@ -127,6 +127,20 @@ def test_an_entry_is_read_as_it_was_added() -> None:
     tell(story)
 
 
+def test_the_last_entry_is_another_one_when_a_recovery_has_brought_it() -> None:
+    """B1: whoever is told which one is the last takes all behind it for absent."""
+
+    async def story(storage: Storage, _: Node) -> None:
+        await add(storage, (7, 0))
+        await storage.fence(7, KEY)
+        assert await storage.read_last(7) == entry(7, 0)
+        await add(storage, (7, 1), is_recovery=True)
+        await storage.fence(7, KEY)
+        assert await storage.read_last(7) == entry(7, 1)
+
+    tell(story)
+
+
 def test_absent_is_said_of_entries_and_of_ledgers() -> None:
     """B1: and a ledger that somebody spoke of is known."""
 

@@ -123,8 +123,7 @@ class AnswerRules:
             return
         kept = self._facts.kept(bookie, ledger.ledger_id)
         named = f"{bookie} calls {ledger.name(last)} its last"
-        # A recovery's add may have come between its looking and its answer, and hides nothing.
-        if behind := [each for each in kept.durable if each > last and each not in kept.mended]:
+        if behind := [each for each in kept.durable if each > last]:
             self._break(ABSENCE, f"{named}, and has {behind}")
         behind = [each for each in kept.lost if each > last]
         if any(self._may_count(ledger, each, bookie) for each in behind):

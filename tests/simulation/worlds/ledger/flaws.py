@@ -12,6 +12,7 @@ from rollbook.bookie.core import catalog
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal
+from rollbook.bookie.reading import Reading
 from rollbook.bookie.storage import Storage
 from rollbook.ledger import recovery, write_backs
 from rollbook.ledger.calls import error_of
@@ -331,6 +332,20 @@ def _pack_nothing_old(_ledger_id: int) -> bytes:
     return _pack_old(0)
 
 
+_read_last = Reading._read_last
+
+
+async def _name_the_first_last(self: Reading, ledger_id: int) -> bytes:
+    known: dict[int, int] = self.__dict__.setdefault("first_lasts", {})
+    if (last := known.get(ledger_id)) is not None:
+        return await self._read(ledger_id, last)
+    body = await _read_last(self, ledger_id)
+    ledger = self._ledger(ledger_id)
+    if ledger is not None and ledger.facts.is_fenced:
+        known[ledger_id] = int.from_bytes(body[8:16])
+    return body
+
+
 _BUDGET: Final = (
     400  # None takes more than about ten on average: a bug that gets away is no bad luck.
 )
@@ -572,6 +587,12 @@ LEDGER_MUTANTS: Final = (
         _BUDGET,
         ((LedgerFacts, "with_fence", bookie_flaws._forget_fence),),
         drill="sleeper",
+    ),
+    LedgerMutant(
+        "ledger-stale-last",
+        "A bookie names for ever what it called a ledger's last entry when it was first fenced.",
+        _BUDGET,
+        ((Reading, "_read_last", _name_the_first_last),),
     ),
     LedgerMutant(
         "ledger-wiped-and-sure",

@@ -71,6 +71,11 @@ class Story:
         reply = ReadReply(NoSuchEntry, ID, EntryId(entry_id))
         self.checker.on_answer(bookie, RECOVERER, read, reply)
 
+    def name_last(self, bookie: str, entry_id: int) -> None:
+        read = Read(ID, NO_ENTRY, ledger_key(PASSWORD), fence=True)
+        reply = ReadReply(None, ID, EntryId(entry_id), body(entry_id))
+        self.checker.on_answer(bookie, RECOVERER, read, reply)
+
     def doubt(self, bookie: str, entry_id: int) -> None:
         read = Read(ID, EntryId(entry_id), ledger_key(PASSWORD), fence=True)
         reply = ReadReply(EntryStateUnknown, ID, EntryId(entry_id))
@@ -190,6 +195,14 @@ def passed_over_though_it_is_there(story: Story) -> None:
     batch = BatchRead(ID, EntryId(0), 0, 3, 9999, is_sparse=True)
     reply = BatchReadReply(None, ID, EntryId(0), 0, (body(0), body(2)))
     story.checker.on_answer(B1, RECOVERER, batch, reply)
+
+
+def named_a_last_before_what_a_recovery_brought(story: Story) -> None:
+    story.mark()
+    story.checker.on_written(ID, SIZE)
+    story.checker.on_accepted(B1, ID, [EntryId(3)], mends=True)
+    story.store(B1, 3)
+    story.name_last(B1, 2)
 
 
 def denied_after_its_disk_went(story: Story) -> None:
@@ -331,6 +344,7 @@ PLANTED: tuple[tuple[Callable[[Story], None], str], ...] = (
     (stored_after_it_was_denied, RULES["S5"]),
     (denied_though_it_is_there, RULES["S6"]),
     (passed_over_though_it_is_there, RULES["S6"]),
+    (named_a_last_before_what_a_recovery_brought, RULES["S6"]),
     (denied_after_its_disk_went, RULES["S6"]),
     (cut_off_by_one_denial, RULES["S6"]),
     (cut_off_by_a_stranger, RULES["S6"]),
