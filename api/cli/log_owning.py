@@ -7,6 +7,7 @@ from typing import Any
 from rollbook.api.cli.confirming import ask_whether
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.output import tell, tell_rows, time_of
+from rollbook.api.client.calls import new_attempt
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName, WriterEpoch, parse_age_us
@@ -47,6 +48,7 @@ def acquire_writer(
     wait: bool,
     steal: bool,
     ttl: str | None,
+    attempt: str | None,
     yes: bool,
     output: str,
 ) -> None:
@@ -58,7 +60,8 @@ def acquire_writer(
     if wait or steal:
         mode = words.AcquireMode.WAIT if wait else words.AcquireMode.STEAL
     ttl_ms = parse_age_us(ttl) // 1000 if ttl else 0
-    request = words.AcquireWriter(LogName.parse(log), holder, mode, ttl_ms)
+    attempt = attempt or new_attempt()
+    request = words.AcquireWriter(LogName.parse(log), holder, mode, ttl_ms, attempt)
     try:
         grant: words.WriterGrant = access.run(lambda client: client.ask(request), log)
     except RollbookError as error:
@@ -66,10 +69,10 @@ def acquire_writer(
         again += f" --ttl {shlex.quote(ttl)}" if ttl else ""
         if isinstance(error, WriterHeld):
             error.next_step = f"{again} --wait{access.flags}, or with --steal, which fences"
-        elif error.outcome is Outcome.UNKNOWN:  # It may be held by that name now.
-            show = f"rollbook log writer show {shlex.quote(log)}{access.flags}"
-            sure = f"if that names {holder}, and no other process is called so"
-            error.next_step = f"{show}; {sure}: {again} --steal"
+        elif error.outcome is Outcome.UNKNOWN:  # It may be his now: the same attempt is granted it.
+            again += f" --attempt {shlex.quote(attempt)}"
+            again += " --wait" if wait else " --steal" if steal else ""
+            error.next_step = f"{again}{access.flags}"
         raise
     facts = {
         "log": str(request.log),

@@ -56,6 +56,11 @@ def show(access: "LogAccess", **how: Any) -> None:
 @click.option("--wait", is_flag=True, help="Until whoever holds it lets go, or time is over.")
 @click.option("--steal", is_flag=True, help="Fence whoever holds it.")
 @click.option("--ttl", metavar="TIME", help="It runs out unless it is renewed.  [default: never]")
+@click.option(
+    "--attempt",
+    metavar="NAME",
+    help="When an answer was lost, as advised: asks for the same epoch.",
+)
 @yes_option
 @bare_output_option
 def acquire(access: "LogAccess", **how: Any) -> None:

@@ -1,5 +1,6 @@
 """What is advised to whoever cannot reach a log server, or may type it another way."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,26 +98,35 @@ async def test_advice_is_of_what_decides(tmp_path: Path, monkeypatch: pytest.Mon
     )
 
 
-def test_a_lost_answer_to_a_writer_is_advised_in_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was told to say mode "steal", as programs do."""
+@pytest.mark.parametrize("mode", ["", "wait", "steal"])
+def test_a_lost_answer_to_a_writer_is_asked_for_again(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told to say mode "steal", as programs do; then --steal, which fences who has it by now."""
 
     def lose(self: LogAccess, work: object, log: str = "") -> None:
         raise ConnectionLost(next_step='mode "steal"')
 
     monkeypatch.setattr(LogAccess, "run", lose)
     asked: dict[str, Any] = {
-        "wait": False,
-        "steal": False,
+        "wait": mode == "wait",
+        "steal": mode == "steal",
         "ttl": "1h",
-        "yes": False,
+        "attempt": None,
+        "yes": True,
         "output": "raw",
     }
     with pytest.raises(ConnectionLost) as found:
         acquire_writer(access_to("x:1"), "wal", "my host", **asked)
-    assert found.value.next_step == (
-        "rollbook log writer show wal --server x:1; if that names my host, and no other process "
-        "is called so: rollbook log writer acquire wal --holder 'my host' --ttl 1h --steal"
+    again = re.fullmatch(
+        r"rollbook log writer acquire wal --holder 'my host' --ttl 1h --attempt (\w+)(.*) --server x:1",
+        found.value.next_step,
     )
+    assert again
+    assert again[2] == (f" --{mode}" if mode else "")
+    with pytest.raises(ConnectionLost) as found:
+        acquire_writer(access_to("x:1"), "wal", "my host", **{**asked, "attempt": again[1]})
+    assert f" --attempt {again[1]}" in found.value.next_step
 
 
 def test_what_is_typed_comes_before_what_is_exported(

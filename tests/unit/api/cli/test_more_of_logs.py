@@ -88,7 +88,9 @@ def test_one_writes_and_others_are_fenced(shell: Shell) -> None:
     assert re.search(rf"try: {again} --server \S+, or with --steal", shell.errors)
     steal = ("log", "writer", "acquire", "one-writer", "--holder", "you", "--steal")
     shell.run(*steal, code=2)
-    taken = shell.json(*steal, "--yes", "--ttl", "1h")
+    taken = shell.json(*steal, "--yes", "--ttl", "1h", "--attempt", "5c1c9a1e")
+    heard = (*steal[:-1], "--attempt", "5c1c9a1e")  # As after a lost answer: nobody is fenced.
+    assert shell.json(*heard)["writer_epoch"] == taken["writer_epoch"]
     assert taken["writer_epoch"] == int(epoch) + 1
     assert taken["ttl_s"] == 3600
     shell.run("log", "writer", "release", "one-writer", epoch.strip(), code=4)
