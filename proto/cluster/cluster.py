@@ -99,7 +99,8 @@ async def open_cluster(
     """The cluster at this root; where its nodes are missing, what BookKeeper takes for granted.
 
     `instance_id` and `layout` are what the caller knows of it: from a directory that belongs to it,
-    from its configuration; `url` is for advice that can be typed as it stands. Raises `NoSuchCluster`, `WrongCluster`, `BadConfig`, `BadMetadata`.
+    from its configuration; `url` is for advice, without its options. Raises `NoSuchCluster`,
+    `WrongCluster`, `BadConfig`, `BadMetadata`.
     """
     # Every cluster has this folder, and whoever makes one makes it not later than the rest.
     if await read_surely(store, f"{root}/{paths.AVAILABLE}") is None:
