@@ -6,6 +6,7 @@ with a round of the loop for the latter, is what a bookie on the same machine wa
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 _Step = Callable[[], None]
@@ -15,8 +16,8 @@ class Turn:
     def __init__(self) -> None:
         self.is_shared = False  # Several hand out in it: what the first one brings has company.
         self._loop = asyncio.get_running_loop()
-        self._hand_outs: list[_Step] = []
-        self._write_outs: list[_Step] = []
+        self._hand_outs = deque[_Step]()
+        self._write_outs = deque[_Step]()
         self._is_due = False
 
     def hand_out(self, step: _Step) -> None:
@@ -35,18 +36,20 @@ class Turn:
             self._loop.call_soon(self._end)
 
     def _end(self) -> None:
-        hand_outs, self._hand_outs = self._hand_outs, []
-        self.is_shared = len(hand_outs) > 1
-        self._do_each(hand_outs)
-        self.is_shared = False
-        write_outs, self._write_outs = self._write_outs, []
-        self._do_each(write_outs)
-        self._is_due = False
-        if self._hand_outs or self._write_outs:  # Of the next turn.
-            self._plan()
+        try:
+            self.is_shared = len(self._hand_outs) > 1
+            self._do(self._hand_outs)
+            self.is_shared = False
+            self._do(self._write_outs)
+        finally:  # An interrupt ends the round, and the loop may be run again behind it.
+            self.is_shared = self._is_due = False
+            if self._hand_outs or self._write_outs:  # Of the next turn, or not come to.
+                self._plan()
 
-    def _do_each(self, steps: list[_Step]) -> None:
-        for step in steps:
+    def _do(self, steps: deque[_Step]) -> None:
+        """Those that are there by now."""
+        for _ in range(len(steps)):
+            step = steps.popleft()
             try:
                 step()
             except Exception as bug:  # noqa: BLE001  # One writer's, or one connection's.

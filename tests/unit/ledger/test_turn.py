@@ -1,6 +1,9 @@
 import asyncio
+from contextlib import closing
 from functools import partial
 from typing import Any
+
+import pytest
 
 from rollbook.ledger.turn import Turn
 
@@ -52,6 +55,40 @@ async def test_a_writer_that_is_broken_keeps_no_other_from_writing() -> None:
     turn.write_out(partial(done.append, "written later"))
     await asyncio.sleep(0)
     assert done[-1] == "written later"
+
+
+def test_an_interrupt_costs_no_step_but_the_one_that_it_hit() -> None:
+    """In a notebook the same loop goes on behind it."""
+    done = list[str]()
+
+    def interrupt() -> None:
+        done.append("interrupted")
+        raise KeyboardInterrupt
+
+    async def make() -> Turn:
+        return Turn()
+
+    async def go_on(turn: Turn) -> None:
+        turn.hand_out(partial(done.append, "handed out later"))
+        await asyncio.sleep(0)
+
+    with closing(asyncio.new_event_loop()) as loop:
+        turn = loop.run_until_complete(make())
+        turn.hand_out(interrupt)
+        turn.hand_out(partial(done.append, "handed out"))
+        turn.hand_out(lambda: done.append(f"shared: {turn.is_shared}"))
+        turn.write_out(interrupt)
+        turn.write_out(partial(done.append, "written"))
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                loop.run_until_complete(asyncio.sleep(0.01))
+            assert not turn.is_shared
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.run_until_complete(go_on(turn))
+    assert done == [
+        *("interrupted", "handed out", "shared: True"),
+        *("interrupted", "written", "handed out later"),
+    ]
 
 
 async def test_who_hands_out_knows_whether_others_do() -> None:
