@@ -400,7 +400,7 @@ class Unheard:
     def __init__(self, site: Site) -> None:
         self.core, self.is_lost = site.cores["a"], True
         self.epochs: list[WriterEpoch] = []
-        self.core.acquire_writer = self.acquire_writer  # type: ignore[method-assign]
+        self.core.acquire_writer = self.acquire_writer  # type: ignore[method-assign]  # The line breaks behind it.
 
     async def acquire_writer(self, request: AcquireWriter, due: float) -> WriterGrant:
         grant = await FakeCore.acquire_writer(self.core, request, due)
