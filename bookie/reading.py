@@ -170,6 +170,8 @@ class Reading:
 
     async def _read_last(self, ledger_id: int) -> bytes:
         self._require_not_deleted(ledger_id)
+        if self._has_failed():  # To name an entry denies all behind it.
+            raise BookieFailed
         last = max(
             [
                 *(file.memtable.last_entry(ledger_id) for file in self._files()),

@@ -753,6 +753,8 @@ def test_a_failed_write_or_sync_stops_the_bookie(odds: str) -> None:
         for ledger_id, entry_id in ((7, 1), (9, 0)):
             with pytest.raises(BookieFailed):  # The next start may find it in the journal.
                 await storage.read(ledger_id, entry_id)
+        with pytest.raises(BookieFailed):
+            await storage.read_last(7)
         assert await storage.read(7, 0) == entry(7, 0)
 
     tell(story)
