@@ -7,7 +7,8 @@ connections    `connections_max`: who comes then is hung up on, as is who has no
                within 5 s, or asks for nothing for 5 minutes. gRPC cannot count them by peer
 a message      at most `MESSAGE_BYTES_MAX`
 calls          `calls_max` at a time, streams included, of one connection `CALLS_OF_ONE_MAX`; of all that
-               nobody has looked at `_PENDING_MAX`, also if they are taken back: what comes then is ended
+               nobody has looked at `_PENDING_MAX`, also if they are taken back: what comes then is ended, and
+               in doubt
 peers          that do not answer pings are hung up on
 """
 
@@ -21,7 +22,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.calls import handlers
-from rollbook.api.grpc.config import CONNECTIONS_MAX, GrpcConfig
+from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX, SERVICES
 from rollbook.api.grpc.open_services import HealthService, ReflectionService
 from rollbook.api.grpc.strangers import Strangers
@@ -36,9 +37,12 @@ logger = structlog.get_logger()
 # Connection, streams included. Our client has a second one, for calls that wait: one of those with all that
 # they may have fills `calls_max`.
 CALLS_OF_ONE_MAX: Final = 2048
-# Of all connections, and not yet looked at: as when each of them asks for something at once. Calls that are taken
-# back at once count for nothing else; 15 KiB each, 100,000 of them took a gigabyte at four times this.
-_PENDING_MAX: Final = CONNECTIONS_MAX
+# Of all connections, and not yet looked at: what so many take may be lost to calls that are taken back at once, which
+# count for nothing else (100,000 of them were measured at 15 KiB each). Eight connections with all that they may have
+# fill it while the loop stands still. What is beyond hears CANCELLED, and cannot know that nothing was done: a
+# call that was begun, and whose server forgot it, hears the same.
+_PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
+_PENDING_MAX: Final = _PENDING_BYTES_MAX // (16 * 1024)
 _PING_MS: Final = 20_000
 _PING_ANSWER_MS: Final = 10_000
 _HANDSHAKE_MS: Final = 5_000  # TLS included; and as much for the answer to our settings.

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import queue
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from rollbook.api.grpc import server as server_module
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX, METHODS, Kind
 from rollbook.api.grpc.server import CALLS_OF_ONE_MAX, GrpcServer
@@ -23,6 +25,7 @@ from rollbook.proto.errors import (
     Invalid,
     InvalidRequest,
     Missing,
+    Outcome,
     RollbookError,
     Superseded,
 )
@@ -227,6 +230,33 @@ async def test_thousands_of_calls_at_once_wait_for_their_turn(pair: Pair) -> Non
     ask = channel.unary_unary("/rollbook.v1.LogAdmin/GetLimits")
     told = await asyncio.gather(*(ask(b"", timeout=120) for _ in range(CALLS_OF_ONE_MAX + 1500)))
     assert all(told)
+
+
+async def test_a_call_that_nobody_has_looked_at_is_in_doubt_beyond_the_bound(
+    core: FakeCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC ends it as it ends one that was begun and forgotten: it cannot be told from it."""
+    options = dict(server_module._OPTIONS)
+    bounded = {each: 8 for each in options if "max_pending_requests" in each}
+    assert len(bounded) == 2
+    monkeypatch.setattr(server_module, "_OPTIONS", tuple({**options, **bounded}.items()))
+    server = await GrpcServer.start(core, GrpcConfig(Address("127.0.0.1", 0)))
+    with grpc.insecure_channel(str(server.address)) as channel:
+        limits: Any = channel.unary_unary("/rollbook.v1.LogAdmin/GetLimits")
+        grpc.channel_ready_future(channel).result(timeout=30)
+        calls = [limits.future(b"", timeout=60) for _ in range(60)]
+        ended: queue.Queue[Any] = queue.Queue()
+        for each in calls:
+            each.add_done_callback(ended.put)
+        beyond = [ended.get(timeout=30) for _ in range(40)]  # The loop stands still meanwhile.
+        assert {each.code() for each in beyond} == {grpc.StatusCode.CANCELLED}
+        call = beyond[0]
+        error = error_of_call(call.code(), call.details(), call.trailing_metadata())
+        assert error.outcome is Outcome.UNKNOWN
+        served = [each for each in calls if each not in beyond]
+        answers = await asyncio.gather(*(asyncio.to_thread(each.exception) for each in served))
+        assert answers.count(None) >= 8
+    await server.close(0)
 
 
 async def test_those_beyond_the_connections_and_those_who_say_nothing_are_hung_up_on(
