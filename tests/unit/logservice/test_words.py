@@ -1,14 +1,21 @@
 """Words refuse what a log could not carry: clients hear of it before they ask, doors as they listen."""
 
-from dataclasses import FrozenInstanceError, is_dataclass
+from dataclasses import FrozenInstanceError, is_dataclass, replace
 from typing import Any
 
 import pytest
 
 from rollbook.api.grpc.translation import pack, unpack
 from rollbook.logservice import words
-from rollbook.logservice.ids import LogName
-from rollbook.logservice.words import HOLDER_CHARACTERS_MAX, AcquireMode, AcquireWriter, AppendAck
+from rollbook.logservice.ids import AtOffset, Earliest, LogName, Offset
+from rollbook.logservice.words import (
+    HOLDER_CHARACTERS_MAX,
+    AcquireMode,
+    AcquireWriter,
+    AppendAck,
+    AtTail,
+    ReadStream,
+)
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.v1 import log_pb2
 
@@ -46,6 +53,25 @@ def test_an_attempt_fits_into_the_memory_of_a_log() -> None:
     assert unpack(pack(longest), AcquireWriter) == longest
     with pytest.raises(InvalidRequest):
         AcquireWriter(LOG, "me", attempt="é" * 32 + "a")
+
+
+@pytest.mark.parametrize(
+    ("until", "tail", "resumed_at", "end"),
+    [
+        *((None, 9, 3, 9), (5, 9, 3, 5), (9, 5, 3, 5), (None, None, 3, None)),
+        *((None, 9, 12, 12), (5, None, 7, 7), (5, 9, 7, 7)),
+    ],
+)
+def test_who_reads_to_the_tail_resumes_within_his_range(
+    until: Offset | None, tail: Offset | None, resumed_at: Offset, end: Offset | None
+) -> None:
+    """Wherever the tail was; what was told last may have been a gap that went beyond."""
+    reading = ReadStream(LOG, Earliest(), until, at_tail=AtTail.STOP)
+    resumed = reading.resumed_at(resumed_at, tail)
+    assert (resumed.start, resumed.until_offset) == (AtOffset(resumed_at), end)
+    assert resumed.at_tail is (AtTail.STOP if tail is None else AtTail.FOLLOW)
+    follows = replace(reading, at_tail=AtTail.FOLLOW).resumed_at(resumed_at, tail)
+    assert follows.until_offset == (None if until is None else max(until, resumed_at))
 
 
 @pytest.mark.parametrize("ttl_ms", [-1, 1 << 32])
