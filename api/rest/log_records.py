@@ -1,7 +1,6 @@
 """Routes of one log's records: append, read, follow, one by its offset, the tail."""
 
 import re
-from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import google_crc32c
@@ -182,11 +181,11 @@ def record_routes(door: Door) -> APIRouter:
                 on_truncated=on_truncated or words.OnTruncated.SKIP,
                 heartbeat_ms=heartbeat_ms,
             )
-            if is_resumed and last_end:  # Where the tail was when he came first.
-                known = _offset_of(last_end, "Last-Event-ID")
-                reading = replace(reading, until_offset=known, at_tail=words.AtTail.FOLLOW)
-            if is_resumed and isinstance(begin, AtOffset):
-                reading = reading.resumed_at(begin.offset)
+            if is_resumed and isinstance(
+                begin, AtOffset
+            ):  # END: where the tail was when he came first.
+                end = _offset_of(last_end, "Last-Event-ID") if last_end else None
+                reading = reading.resumed_at(begin.offset, end)
             stops = at_tail is not words.AtTail.FOLLOW
             reading = await door.ended(reading, how)
             return await _follow(

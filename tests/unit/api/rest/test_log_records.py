@@ -703,6 +703,25 @@ async def test_a_browser_that_comes_back_is_told_no_more_than_it_asked_for(
         assert answer.status == (200 if odd == "1.." else 400), odd
 
 
+async def test_where_the_tail_was_is_no_leave_to_read_beyond_the_range(there: Site) -> None:
+    """Nor an end for who follows the log: he may have been told to stop when he came first."""
+    log, block = log_of(there), pack_block([b"a", b"b", b"c"])
+    log.append(block, None)
+    log.append(block, None)
+    asked = f"{RECORDS}?until=4&at_tail=stop"
+    ranged = events_in((await there.get(asked, **SSE, **{"last-event-id": "3..99"})).body)
+    assert ranged[-1] == ("4..4", "stopped", {"offset": 4})
+    following = f"{RECORDS}?at_tail=follow"
+    async with there.open("GET", following, b"", **SSE, **{"last-event-id": "3..4"}) as stream:
+        heard: list[int] = []
+        async for part in stream.parts():
+            for _, _, data in events_in(part):
+                heard += [each["offset"] for each in data.get("records", ())]
+            if 5 in heard:
+                break
+    assert heard == [3, 4, 5]
+
+
 @pytest.mark.parametrize(("head", "offsets"), [(2, [2]), (5, [])])
 async def test_the_head_is_where_it_is_when_reading_begins(
     there: Site, monkeypatch: pytest.MonkeyPatch, head: int, offsets: list[int]
