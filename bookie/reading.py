@@ -94,7 +94,7 @@ class Reading:
         return found
 
     async def read_last(self, ledger_id: int) -> bytes:
-        """The entry with the highest id. Raises like `read`."""
+        """The entry with the highest id; nothing behind it may have been lost (B1). Raises like `read`."""
         return await self._settled(lambda: self._read_last(ledger_id))
 
     async def entry_ids(self, ledger_id: int) -> list[int]:

@@ -73,6 +73,20 @@ def test_ledgers_that_may_have_been_lost_are_unknown_and_fenced(how: str) -> Non
     world.run(scenario())
 
 
+def test_no_entry_is_named_as_the_last_one_where_those_behind_it_are_in_doubt() -> None:
+    """B1: it would deny them, though readers could do with it."""
+
+    async def story(storage: Storage, _: Node) -> None:
+        await add(storage, (7, 0))
+        await storage.distrust([7])
+        await storage.fence(7, KEY)
+        assert await storage.read(7, 0) == entry(7, 0)
+        with pytest.raises(EntryStateUnknown):
+            await storage.read_last(7)
+
+    tell(story)
+
+
 def test_an_entry_that_is_added_again_is_in_doubt_no_more() -> None:
     """B1: neither is what else of the range was brought back; the rest still is."""
 
