@@ -181,9 +181,8 @@ def record_routes(door: Door) -> APIRouter:
                 on_truncated=on_truncated or words.OnTruncated.SKIP,
                 heartbeat_ms=heartbeat_ms,
             )
-            if is_resumed and isinstance(
-                begin, AtOffset
-            ):  # END: where the tail was when he came first.
+            if is_resumed and isinstance(begin, AtOffset):
+                # Where the tail was when he came first.
                 end = _offset_of(last_end, "Last-Event-ID") if last_end else None
                 reading = reading.resumed_at(begin.offset, end)
             stops = at_tail is not words.AtTail.FOLLOW
