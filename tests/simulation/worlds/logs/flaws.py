@@ -123,6 +123,10 @@ def _forget_writers(self: LogMemory, block: Any, ledger_id: Any, entry_id: Any) 
         self.attempt = attempt
 
 
+def _knows_nobody(self: Sequencer, holder: str, attempt: str) -> bool:
+    return False
+
+
 async def _grant_at_once(
     self: Writership, holder: str, mode: Any, ttl_ms: int, attempt: str = ""
 ) -> WriterGrant:
@@ -422,6 +426,13 @@ LOG_MUTANTS: Final = (
         "A new owner does not know of the writer epochs behind the last snapshot (LS8).",
         _BUDGET,
         ((LogMemory, "replay", _forget_writers),),
+        drill="rivals",
+    ),
+    LogMutant(
+        "logs-attempts-forgotten",
+        "Who heard no answer and asks again is somebody else (LS8).",
+        _BUDGET,
+        ((Sequencer, "was_asked_by", _knows_nobody),),
         drill="rivals",
     ),
     LogMutant(

@@ -13,7 +13,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rollbook.logservice import words as service_words
@@ -45,10 +45,17 @@ from rollbook.proto.errors import (
     RollbookError,
     StaleEpoch,
     Unavailable,
+    WriterHeld,
     WriterRequired,
 )
 from tests.simulation.checkers.logs import Records
-from tests.simulation.checkers.logs.records import CONDITION, ONCE, ONE_SEQUENCE, TRUNCATION
+from tests.simulation.checkers.logs.records import (
+    CONDITION,
+    ONCE,
+    ONE_SEQUENCE,
+    TRUNCATION,
+    WRITER_EPOCH,
+)
 from tests.simulation.history import NEVER, History
 from tests.simulation.kernel.metadata import Mail
 from tests.simulation.kernel.world import Main, Node, World
@@ -350,14 +357,20 @@ class Users:
     async def _acquire(
         self, client: str, caller: Caller, log: str, epochs: dict[str, WriterEpoch]
     ) -> None:
+        """Half of them politely at first. Each bears a name of its own, so nobody stands in his own way."""
         asked = self._records.asks_tail(client)
-        request = service_words.AcquireWriter(
-            *(words.LOGS[log], client, service_words.AcquireMode.STEAL),
-            attempt=f"{client} {self._world.now}",
-        )
-        grant: service_words.WriterGrant = await caller.settle(
-            log, "acquire_writer", request, may_repeat=True
-        )
+        mine = f"{client} {self._world.now}"
+        is_polite = bool(round(self._world.now * 1e6) % 2)
+        mode = service_words.AcquireMode.FAIL if is_polite else service_words.AcquireMode.STEAL
+        request = service_words.AcquireWriter(words.LOGS[log], mine, mode, attempt=mine)
+        grant: service_words.WriterGrant
+        try:
+            grant = await caller.settle(log, "acquire_writer", request, may_repeat=True)
+        except WriterHeld as error:
+            if error.ids["holder"] == mine:
+                self._sums.on_broken(WRITER_EPOCH, f"{log}: {mine} is refused for his own sake")
+            request = replace(request, mode=service_words.AcquireMode.STEAL)
+            grant = await caller.settle(log, "acquire_writer", request, may_repeat=True)
         self._sums.tell(f"{client}: {grant}")
         self._records.on_granted(log, asked, grant)
         epochs[log] = grant.writer_epoch
