@@ -83,6 +83,21 @@ async def _read_damage_as_absence(self: Reading, ledger_id: int, entry_id: int) 
         raise NoSuchEntry(ledger_id=ledger_id, entry_id=entry_id) from None
 
 
+_read_last = Reading._read_last
+
+
+async def _read_last_sound(self: Reading, ledger_id: int) -> bytes:
+    """Readers could do with it; but it denies what lies behind."""
+    try:
+        return await _read_last(self, ledger_id)
+    except EntryStateUnknown:
+        held = [each.last_entry for each in self._catalog.held(ledger_id)]
+        last = max([*held, *(file.memtable.last_entry(ledger_id) for file in self._files())])
+        if last == NO_ENTRY:
+            raise
+        return await self._read(ledger_id, last)
+
+
 # --- Server -------------------------------------------------------------------------------------
 
 
@@ -218,6 +233,13 @@ BOOKIE_MUTANTS: Final = (
         600,
         ((Reading, "_read", _read_damage_as_absence),),
         Focus((Kind.ROT, Kind.READ_ERROR), verbs=("read", "batch")),
+    ),
+    BookieMutant(
+        "last-before-doubts",
+        "The last entry is named though some behind it may have been lost.",
+        600,
+        ((Reading, "_read_last", _read_last_sound),),
+        Focus((Kind.ROT,), verbs=("read", "fence")),
     ),
     BookieMutant(
         "read-then-fence",
