@@ -22,7 +22,7 @@ from rollbook.proto.errors import (
     RollbookError,
     Unauthorized,
 )
-from rollbook.proto.ids import NO_ENTRY, EntryId
+from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.adds import Adds
@@ -64,6 +64,34 @@ def kill(scene: WriterScene, *names: str) -> None:
 def hang(scene: WriterScene, *names: str) -> None:
     for name in names:
         scene.kept[name].answer_adds = ignore
+
+
+@pytest.mark.parametrize("writers", [1, 3])
+def test_what_is_appended_in_one_turn_leaves_at_its_end_as_one_chunk(writers: int) -> None:
+    """A chunk costs a bookie a sync, and one more round of the loop is time that all of them wait."""
+
+    async def story(scene: WriterScene) -> None:
+        others = [scene.open(LedgerId(100 + number)) for number in range(writers - 1)]
+        everybody = [scene.writer, *others]
+        for _ in range(2):  # The first time connections are opened.
+            for peer in scene.bookie("b1").peers:
+                peer.adds.clear()
+            pending = [writer.append(b"x") for writer in everybody]
+            await asyncio.sleep(0)
+            queued = [each.queued_bytes for each in scene.writer._channels]
+            for each in pending:
+                await each
+            await scene.until(lambda: sum(adds.count for adds in peer_of(scene).adds) == writers)
+        assert queued == [0, 0, 0]
+        assert len(peer_of(scene).adds) == 1
+        for other in others:
+            await other.stop()
+
+    def peer_of(scene: WriterScene) -> Peer:
+        (peer,) = scene.bookie("b1").living_peers
+        return peer
+
+    play_writer(story)
 
 
 @pytest.mark.parametrize("config", [ClientConfig(), V2], ids=["v3", "v2"])

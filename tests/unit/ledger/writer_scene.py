@@ -8,6 +8,7 @@ scene.nodes.on_update = …                   what becomes of the next compare-a
 
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final, cast
 
 import pytest
@@ -156,13 +157,16 @@ class WriterScene:
         self.clock = JumpingClock(scene.client_node.clock)
         self.writer = self.open()
 
-    def open(self) -> LedgerWriter:
-        node = self.scene.client_node
+    def open(self, ledger_id: LedgerId = L7) -> LedgerWriter:
+        """Of another ledger: on the same bookies, and the test stops it."""
+        node, nodes = self.scene.client_node, self.nodes
+        if ledger_id != L7:
+            nodes = Nodes(replace(nodes.stored.metadata, ledger_id=ledger_id))
         return LedgerWriter(
-            self.nodes.stored,
-            LedgerDigest(DigestType.CRC32C, PASSWORD, L7),
+            nodes.stored,
+            LedgerDigest(DigestType.CRC32C, PASSWORD, ledger_id),
             PASSWORD,
-            nodes=cast(LedgerNodes, self.nodes),
+            nodes=cast(LedgerNodes, nodes),
             bookies=self.scene.bookies,
             placement=Placement(self.health, node.randomness),
             health=self.health,
