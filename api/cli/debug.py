@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollbook.api.cli.log import with_access
+from rollbook.api.cli.log import completed_by, with_access
+from rollbook.api.cli.metadata_option import metadata_option
 from rollbook.api.cli.output import examples
 
 if TYPE_CHECKING:
@@ -32,15 +33,15 @@ def group() -> None:
 @with_access
 @click.option("--file", "path", metavar="FILE", help="[default: rollbook-TIME.tar.gz here]")
 @click.option(
-    "--log", "logs", metavar="LOG", multiple=True, help="With all there is to know of it."
+    "--log",
+    "logs",
+    metavar="LOG",
+    multiple=True,
+    shell_complete=completed_by("names_of_logs"),
+    help="With all there is to know of it.",
 )
-@click.option(
-    "--metadata",
-    "url",
-    metavar="URL",
-    envvar="ROLLBOOK_METADATA",
-    show_envvar=True,
-    help="With the cluster's bookies, who of all can be reached, and their metrics.  [default: the context's]",
+@metadata_option(
+    "With the cluster's bookies, who of all can be reached, and their metrics.  [default: the context's]"
 )
 @click.option("--logs-max", type=click.IntRange(0), default=1000, show_default=True)
 def bundle(access: "LogAccess", **how: Any) -> None:

@@ -1,14 +1,15 @@
 """The `/metrics` of everybody in the metadata, for a bundle.
 
-To a log server is shown what any command would show it, where that is not read on the way; to a bookie nothing, for
-its pages for probes want nothing. Redirections are not followed.
+To a log server is shown what any command would show it, where that is not read on the way, and only if the server
+that was asked knows it: the metadata may be another cluster's. To a bookie nothing is shown, for its pages for probes
+want nothing. Redirections are not followed.
 """
 
 import asyncio
 import http.client
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -34,7 +35,7 @@ _CHUNK: Final = 1 << 16
 class Place:
     name: str  # Of a file, too.
     url: str  # Empty: it does not say one.
-    is_log_server: bool
+    server_id: str = ""  # Of a log server; names are the same in many clusters.
 
 
 def places_of(url: str) -> list[Place]:
@@ -45,12 +46,13 @@ def places_of(url: str) -> list[Place]:
         live = {**watcher.current.writable, **watcher.current.read_only}
         pages = {name: info.http_address for name, info in live.items()}
         found = [
-            Place(f"bookie-{_as_file(name)}", f"http://{address}" if address else "", False)
+            Place(f"bookie-{_as_file(name)}", f"http://{address}" if address else "")
             for name, address in sorted(pages.items())
         ]
         servers = await server_records(store, cluster.own_root)
         return found + [
-            Place(f"log-server-{_as_file(each.name)}", each.http, True) for each in servers
+            Place(f"log-server-{_as_file(each.name)}", each.http, each.info.server_id)
+            for each in servers
         ]
 
     return run_on_store(url, look)
@@ -61,9 +63,10 @@ def _as_file(name: str) -> str:
 
 
 async def gather(
-    places: Sequence[Place], access: LogAccess
+    places: Sequence[Place], access: LogAccess, known: Collection[str]
 ) -> tuple[dict[str, bytes], dict[str, RollbookError]]:
-    """What they say; why others say nothing, or not all of it. By name."""
+    """What they say; why others say nothing, or not all of it. By name. `known`: ids of log servers of the cluster that
+    the token is for."""
     free = asyncio.Semaphore(_AT_ONCE)
     found: dict[str, bytes] = {}
     missing: dict[str, RollbookError] = {
@@ -74,7 +77,7 @@ async def gather(
     async def ask(place: Place) -> None:
         async with free:
             try:
-                text = await asyncio.to_thread(_fetch, place, access)
+                text = await asyncio.to_thread(_fetch, place, access, place.server_id in known)
             except RollbookError as error:
                 missing[place.name] = error
                 return
@@ -86,15 +89,16 @@ async def gather(
     return found, missing
 
 
-def _fetch(place: Place, access: LogAccess) -> bytes:
+def _fetch(place: Place, access: LogAccess, is_known: bool) -> bytes:
     """Raises `RollbookError`."""
     if not place.url:
-        raise Unavailable(f"it has no pages: {'--rest' if place.is_log_server else '--http'}")
+        raise Unavailable(f"it has no pages: {'--rest' if place.server_id else '--http'}")
     give_up_at = time.monotonic() + _PATIENCE_S
     try:
+        shown = _headers(place, access) if is_known else {}
         connection = _connection(place, access)
         try:
-            connection.request("GET", "/metrics", headers=_headers(place, access))
+            connection.request("GET", "/metrics", headers=shown)
             with connection.getresponse() as answer:
                 if answer.status != http.client.OK:
                     raise Unavailable(f"{place.url}/metrics answers {answer.status}")
@@ -122,7 +126,7 @@ def _connection(place: Place, access: LogAccess) -> http.client.HTTPConnection:
 
 
 def _headers(place: Place, access: LogAccess) -> dict[str, str]:
-    token = access.token() if place.is_log_server else ""
+    token = access.token()
     parts = urlsplit(place.url)
     is_safe = parts.scheme == "https" or access.insecure or is_loopback(parts.hostname or "")
     return {"authorization": f"Bearer {token}"} if token and is_safe else {}

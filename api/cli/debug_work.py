@@ -21,7 +21,9 @@ from rollbook.api.cli import debug_metrics
 from rollbook.api.cli.cluster_health import look_at_health
 from rollbook.api.cli.cluster_work import look_at_cluster
 from rollbook.api.cli.context_file import find
+from rollbook.api.cli.context_option import named_of
 from rollbook.api.cli.log_access import LogAccess
+from rollbook.api.cli.metadata_option import Metadata, metadata_that_is_meant
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
@@ -37,6 +39,7 @@ class _Gathering:
         self.found: dict[str, Any] = {}
         self.metrics: dict[str, bytes] = {}
         self.missing: list[dict[str, Any]] = []
+        self._ids: frozenset[str] = frozenset()  # Of the log servers that were told of.
 
     def miss(self, what: str, error: RollbookError) -> dict[str, Any]:
         why = {"error": error.code.reason, "detail": str(error)}
@@ -54,6 +57,7 @@ class _Gathering:
 
     async def servers(self, client: Client, logs: Sequence[LogName], logs_max: int) -> None:
         servers: words.Servers = await client.ask(words.ListServers())
+        self._ids = frozenset(each.server_id for each in servers.servers)
         self.found |= {
             "servers": asdict(servers),
             "limits": await self.or_why("limits", client.ask(words.GetLimits())),
@@ -101,7 +105,13 @@ class _Gathering:
             self.miss("metrics", error)
             return
         self.found["cluster"] = {**facts, "health": health, "bookies": bookies, "members": members}
-        self.metrics, missing = asyncio.run(debug_metrics.gather(places, access))
+        self.metrics, missing = asyncio.run(debug_metrics.gather(places, access, self._ids))
+        registered = {each.server_id for each in places if each.server_id}
+        if self._ids and registered and not registered & self._ids:
+            self.miss(
+                "the cluster of the servers that were asked",
+                BadConfig("the metadata that was looked at names none of them: it is another's"),
+            )
         for name, why in sorted(missing.items()):
             self.miss(f"metrics of {name}", why)
 
@@ -111,17 +121,16 @@ def bundle(
 ) -> None:
     path = path or time.strftime("rollbook-%Y%m%d-%H%M%S.tar.gz", time.gmtime())
     names = [LogName.parse(log) for log in logs]
-    if not url and access.context:
-        url = find(access.context).metadata
+    metadata = _metadata_of(access, url)
     gathering = _Gathering()
     try:
         access.run(lambda client: gathering.servers(client, names, logs_max))
     except (Unavailable, OutcomeUnknown) as error:
-        if not url:
+        if not metadata:
             raise  # There is nobody else to ask.
         gathering.miss("servers", error)
-    if url:
-        gathering.cluster(url, access)
+    if metadata:
+        gathering.cluster(metadata.url, access)
     else:
         no_url = BadConfig("no metadata is named: --metadata URL, or that of a context")
         for what in ("cluster", "metrics"):
@@ -131,6 +140,16 @@ def bundle(
     if missing := len(gathering.missing):
         what = "1 thing" if missing == 1 else f"{missing} things"
         click.echo(f"{what} could not be had: rollbook/missing.json in it says what", err=True)
+
+
+def _metadata_of(access: LogAccess, url: str | None) -> Metadata | None:
+    """What is meant by other commands, but that nobody has to say it here, and that a server which is named may be of
+    another cluster than the context in use. Raises `BadConfig`, `InvalidRequest`."""
+    called = click.get_current_context()
+    is_named = bool(url) and named_of(called, "url")[0]
+    if not is_named and not (access.context and find(access.context).metadata):
+        return None
+    return metadata_that_is_meant(called, url, access.context)
 
 
 def _write(path: str, gathering: _Gathering) -> None:

@@ -12,6 +12,8 @@ from rollbook.api.cli import debug_metrics
 from rollbook.api.cli.debug_metrics import Place, gather
 from rollbook.api.cli.log_access import LogAccess
 
+KNOWN = ("log-1~1",)
+
 
 class Pages(BaseHTTPRequestHandler):
     """As its server says: `text` with `status`; `None`: nothing ever."""
@@ -56,7 +58,7 @@ def access(tmp_path: Path) -> LogAccess:
 
 
 async def why_not(place: Place, access: LogAccess) -> str:
-    _, missing = await gather([place], access)
+    _, missing = await gather([place], access, KNOWN)
     return str(missing[place.name])
 
 
@@ -64,15 +66,18 @@ async def test_a_token_is_shown_to_log_servers_alone(
     pages: tuple[type[Pages], str], access: LogAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, url = pages
-    server, bookie = Place("log-1", url, True), Place("bk-1", url, False)
-    assert await gather([server], access) == ({"log-1": b"a_total 1\n"}, {})
+    server, bookie = Place("log-1", url, "log-1~1"), Place("bk-1", url)
+    assert await gather([server], access, KNOWN) == ({"log-1": b"a_total 1\n"}, {})
     assert seen.shown == "Bearer secret"
-    assert (await gather([bookie], access))[0] == {"bk-1": b"a_total 1\n"}
+    assert (await gather([bookie], access, KNOWN))[0] == {"bk-1": b"a_total 1\n"}
     assert seen.shown is None
+    stranger = replace(server, server_id="log-1~2")
+    assert (await gather([stranger], access, KNOWN))[0] == {"log-1": b"a_total 1\n"}
+    assert seen.shown is None, "it is of another cluster, though by the same name"
     monkeypatch.setattr(debug_metrics, "is_loopback", lambda host: False)
-    await gather([server], access)
+    await gather([server], access, KNOWN)
     assert seen.shown is None, "somebody on the way would read it"
-    await gather([server], replace(access, insecure=True))
+    await gather([server], replace(access, insecure=True), KNOWN)
     assert seen.shown == "Bearer secret"
 
 
@@ -80,7 +85,7 @@ async def test_what_cannot_be_had_is_said(
     pages: tuple[type[Pages], str], access: LogAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, url = pages
-    place = Place("log-1", url, True)
+    place = Place("log-1", url, "log-1~1")
     for seen.status in (302, 401, 500):
         assert f"answers {seen.status}" in await why_not(place, access)
     assert "nobody answers" in await why_not(replace(place, url="http://127.0.0.1:1"), access)
@@ -97,7 +102,8 @@ async def test_a_bundle_is_bounded(
     _, url = pages
     monkeypatch.setattr(debug_metrics, "_BYTES_MAX", 5)
     monkeypatch.setattr(debug_metrics, "_SERVERS_MAX", 2)
-    found, missing = await gather([Place(f"log-{n}", url, True) for n in range(3)], access)
+    places = [Place(f"log-{n}", url) for n in range(3)]
+    found, missing = await gather(places, access, KNOWN)
     assert found == {"log-0": b"a_tot", "log-1": b"a_tot"}
     assert "after the first 5 bytes" in str(missing["log-0"])
     assert "more servers" in str(missing["log-2"])

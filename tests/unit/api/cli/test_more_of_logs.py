@@ -9,10 +9,11 @@ import sys
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.dev import PATIENCE_S, RunningDev
+from tests.support.dev import PATIENCE_S, RunningDev, running_dev
 from tests.unit.api.cli.shell import Shell
 
 
@@ -294,6 +295,43 @@ def test_a_bundle_has_metrics_and_says_what_it_has_not(
     assert shell.errors.startswith("2 things could not be had")
 
 
+def test_a_bundle_is_of_the_cluster_that_is_meant(
+    shell: Shell, server: str, dev: RunningDev, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exported URL came before a typed context, and servers of another cluster were shown its token."""
+    (metadata,) = re.findall(r"^metadata +(\S+)$", dev.said, re.MULTILINE)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("ROLLBOOK_SERVER")
+    path = tmp_path / "bundle.tar.gz"
+
+    def told(*flags: str) -> tuple[dict[str, Any], list[str]]:
+        path.unlink(missing_ok=True)
+        shell.run("debug", "bundle", "--file", str(path), *flags)
+        found = {name: text for name, text in unpacked(str(path)).items() if "metrics" not in name}
+        missing = [each["what"] for each in json.loads(found["rollbook/missing.json"])]
+        return json.loads(found.get("rollbook/cluster.json", b"{}")), missing
+
+    ids = {}
+    with running_dev(tmp_path / "other", bookies=1) as other:
+        (others,) = re.findall(r"^metadata +(\S+)$", other.said, re.MULTILINE)
+        shell.run("context", "add", "here", "--server", server, "--metadata", metadata)
+        shell.run("context", "add", "there", "--server", other.address, "--metadata", others)
+        shell.run("context", "add", "bare", "--server", server)
+        for name in ("here", "there"):
+            ids[name] = shell.json("cluster", "info", "--context", name)["instance_id"]
+        monkeypatch.setenv("ROLLBOOK_METADATA", others)
+        assert told("--context", "here")[0]["instance_id"] == ids["here"]
+        assert told("--context", "bare")[1] == ["cluster", "metrics"], "it names none"
+        cluster, missing = told("--server", server)
+        assert cluster["instance_id"] == ids["there"]
+        assert "the cluster of the servers that were asked" in missing
+        monkeypatch.delenv("ROLLBOOK_METADATA")
+        monkeypatch.setenv("ROLLBOOK_CONTEXT", "here")
+        assert told("--server", other.address)[1] == ["cluster", "metrics"]
+        both = ("--context", "here", "--metadata", metadata)
+        shell.run("debug", "bundle", "--file", str(path), *both, code=2)
+
+
 def test_a_bundle_is_made_though_no_log_server_answers(
     shell: Shell, dev: RunningDev, tmp_path: Path
 ) -> None:
@@ -337,6 +375,7 @@ def test_names_are_completed(
     assert complete("rollbook log show compl") == ["completed-1"]
     assert "shop/completed-2" in complete("rollbook explain shop/c")
     assert complete("rollbook log tru") == ["truncate"]
+    assert complete("rollbook debug bundle --log compl") == ["completed-1"]
     shell.run("cursor", "set", "completed-1", "billing", 0)
     assert complete("rollbook cursor show completed-1 b") == ["billing"]
     assert complete("rollbook log read completed-1 --from c") == ["cursor:billing"]
