@@ -369,7 +369,7 @@ class _Attempt:
 
     def _is_word_good(self, slot: int) -> bool:
         """Our bookies look for doubts about what may lie behind an entry before they call it their last
-        one (B1); of others nobody knows.
+        one (B1), and say so with `BATCH_READ`; of others nobody knows.
         """
         return bool(self._batch_slots >> slot & 1)
 

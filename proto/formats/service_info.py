@@ -24,7 +24,9 @@ HOLDER: Final = "rollbook.holder"  # Of the lock on its directories: `DiskLock.t
 EXTENSIONS: Final = "rollbook.extensions"  # Names of what it understands beyond BookKeeper.
 
 # What there is of those.
-BATCH_READ: Final = "batch-read"  # In version 3; in both, batches that pass over gaps.
+# Batches in version 3; in both, batches that pass over gaps. Who announces it also looks for doubts
+# before it names a last entry under a fence: recovery takes that for a denial of all behind (FR3).
+BATCH_READ: Final = "batch-read"
 IDENTITY: Final = "identity"  # Says who it is, on any connection: addresses are used again.
 
 _PORT_MAX: Final = 65535
