@@ -8,9 +8,17 @@ from rollbook.proto.errors import NotConfirmed
 
 
 def ask_whether(what: str, yes: bool) -> None:
-    """`yes`: it was said beforehand. Raises `NotConfirmed` where nobody can answer."""
+    """`yes`: it was said beforehand. Raises `NotConfirmed` where nobody can answer, or says no."""
     if yes:
         return
     if not sys.stdin.isatty():
         raise NotConfirmed(f"this would {what}", next_step="say --yes if that is meant")
-    click.confirm(f"Really {what}?", abort=True, err=True)
+    try:
+        is_meant = click.confirm(f"Really {what}?", err=True)
+    except click.Abort as error:
+        if not isinstance(error.__context__, EOFError):  # ^C, which is no answer.
+            raise
+        click.echo(err=True)  # The line of the question has not ended.
+        is_meant = False
+    if not is_meant:
+        raise NotConfirmed("nothing was done, since that was not meant")

@@ -1,0 +1,70 @@
+"""What somebody answers who is asked whether it is meant."""
+
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
+from select import select
+
+import pytest
+
+PATIENCE_S = 60
+CTRL_C, CTRL_D = b"\x03", b"\x04"
+AGAIN_S = 0.5
+REFUSED = "error: nothing was done, since that was not meant [NOT_CONFIRMED]"
+ASKED = b"Really delete it? [y/N]: "
+PROGRAM = """
+import sys
+from rollbook.api.cli import confirming, main
+
+def ask(**_):
+    confirming.ask_whether("delete it", False)
+    print("deleted")
+
+main.rollbook = ask
+main.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "told"),
+    [
+        (b"y\n", 0, "deleted"),
+        (b"n\n", 2, REFUSED),
+        (b"\n", 2, REFUSED),
+        (CTRL_D, 2, REFUSED),
+        (CTRL_C, 130, ""),
+    ],
+)
+def test_a_no_is_told_apart_from_a_signal(typed: bytes, code: int, told: str) -> None:
+    """On a terminal, for nobody is asked without one."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "r+b", buffering=0) as terminal:
+        with os.fdopen(theirs, "r+b", buffering=0) as side:
+            process = subprocess.Popen(
+                # A terminal of its own session, so that ^C is a signal.
+                ["setsid", "--ctty", sys.executable, "-c", PROGRAM],
+                stdin=side,
+                stdout=side,
+                stderr=side,
+            )
+        try:
+            heard = b""
+            while not heard.endswith(ASKED):
+                heard += terminal.read(1)
+            terminal.write(typed)
+            with suppress(OSError):  # EIO: nobody holds the other side any more.
+                while True:
+                    if typed == CTRL_C and not select([terminal], [], [], AGAIN_S)[0]:
+                        terminal.write(typed)  # Python misses one just before it waits for input.
+                        continue
+                    heard += terminal.read(1 << 12)
+            assert process.wait(PATIENCE_S) == code
+        finally:
+            process.kill()
+            process.wait()
+    answer = heard.partition(ASKED)[2].decode()
+    assert told in answer
+    assert ("deleted" in answer) == (code == 0)
+    assert ("error" in answer) == (code == 2)
