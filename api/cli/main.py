@@ -168,8 +168,21 @@ def main() -> None:
 def _explain_usage(error: click.UsageError) -> None:
     what = " ".join(error.format_message().split()).removesuffix(".")
     click.echo(f"error: {what} [USAGE]", err=True)
-    command = error.ctx.command_path if error.ctx else "rollbook"
+    command = error.ctx.command_path if error.ctx else _command_that_was_typed()
     click.echo(f"  try: {command} --help", err=True)
+
+
+def _command_that_was_typed() -> str:
+    """Click does not say it of an option that lacks its value."""
+    command: click.Command | None = rollbook
+    path = ["rollbook"]
+    for word in sys.argv[1:]:
+        if not isinstance(command, click.Group):
+            break
+        if (command := command.get_command(click.Context(command), word)) is None:
+            break
+        path.append(word)
+    return " ".join(path)
 
 
 def _explain(error: errors.RollbookError) -> None:

@@ -82,6 +82,17 @@ def test_every_list_can_be_bare_or_wide() -> None:
             "Invalid value for '--limit': 'k' is not a valid integer range",
             "rollbook log read",
         ),
+        (
+            ("log", "create", "shop", "--retention-age"),
+            "Option '--retention-age' requires an argument",
+            "rollbook log create",
+        ),
+        (("log", "--nope"), "No such option '--nope'", "rollbook log"),
+        (
+            ("debug", "bundle", "--file"),
+            "Option '--file' requires an argument",
+            "rollbook debug bundle",
+        ),
     ],
 )
 def test_wrong_usage_is_two_and_is_told_as_all_that_is_wrong(
