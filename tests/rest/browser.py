@@ -41,7 +41,22 @@ def path() -> str | None:
 
 
 def _runs(program: str) -> bool:
-    return subprocess.run([program, "--version"], check=False, capture_output=True).returncode == 0
+    silent = subprocess.DEVNULL
+    try:
+        done = subprocess.run(
+            [program, "--version"],
+            stdin=silent,
+            stdout=silent,
+            stderr=silent,
+            check=False,
+            timeout=_PATIENCE_S,
+        )
+    except (
+        OSError,
+        subprocess.TimeoutExpired,
+    ):  # No program at all, such as a page that was saved.
+        return False
+    return done.returncode == 0
 
 
 def missing() -> str:
