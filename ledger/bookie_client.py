@@ -291,8 +291,8 @@ class BookieClient(asyncio.BufferedProtocol):
                 channel.unanswered -= each.count
 
     def write_adds(self, channel: AddChannel, frames: bytes | list[bytes], count: int) -> None:
-        """Those of a writer that is alone in its turn leave at once, and so do many; what several ledgers
-        have in one turn leaves together, or with each 32nd request.
+        """Those of a writer that is alone in its turn leave at once, and so does much in one piece; what
+        several ledgers have in one turn leaves together, or with each 32nd request.
         """
         data = frames if isinstance(frames, bytes) else b"".join(frames)
         is_alone = not (self._will_flush or self._turn.is_shared)
@@ -445,6 +445,8 @@ class BookieClient(asyncio.BufferedProtocol):
         self._transport.abort()
         if self._timer is not None:
             self._timer.cancel()
+        self._gathered.clear()
+        self._gathered_bytes = 0
         self._outbox.clear()
         calls, self._waiting = self._waiting, {}
         for call in calls.values():

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from rollbook.ledger.bookie_client import BookieClient
 from rollbook.ledger.bookies import AddChannel, Bookies
 from rollbook.ledger.config import ClientConfig
 from rollbook.proto.errors import (
@@ -587,6 +588,25 @@ def test_what_many_ledgers_add_in_one_turn_comes_as_one_chunk() -> None:
         await scene.until(lambda: len(sink.heard) == len(channels))
         (peer,) = scene.bookie("b1").peers
         assert [each.count for each in peer.adds] == [len(channels)]
+
+    play(story)
+
+
+def test_a_connection_that_is_lost_keeps_nothing_of_what_it_has_gathered() -> None:
+    async def story(scene: Scene) -> None:
+        channels = [scene.bookies.add_channel(B1, LedgerId(each), Listening()) for each in (7, 8)]
+        await scene.until(lambda: all(map(is_open, channels)))
+        client = channels[0]._client
+        assert isinstance(client, BookieClient)
+        for ledger_id, channel in zip((7, 8), channels, strict=True):
+            frame = scene.packer(ledger_id).pack(EntryId(0), NO_ENTRY, 0, b"")
+            scene.bookies.turn.hand_out(partial(channel.write, frame, 1))
+        unsent: list[int] = []
+        scene.bookies.turn.hand_out(lambda: unsent.append(client.unsent_bytes))
+        scene.bookies.turn.hand_out(partial(client._end, ConnectionLost("it is over")))
+        await scene.until(lambda: client.is_over)
+        assert unsent[0] > 0
+        assert client.unsent_bytes == 0
 
     play(story)
 
