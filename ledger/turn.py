@@ -1,8 +1,8 @@
 """What is done at the end of a turn of the loop, when all that it asks for is known: writers hand out
 what was appended in it, then each connection writes what it has gathered.
 
-One callback for all of them: a lone add has one writer and three connections, and a callback for each,
-with a round of the loop for the latter, is what a bookie on the same machine waits for.
+One callback for all of them: with one for each, a lone add would cost four, of its writer and three
+connections, and one more round of the loop.
 """
 
 import asyncio
@@ -53,4 +53,4 @@ class Turn:
             try:
                 step()
             except Exception as bug:  # noqa: BLE001  # One writer's, or one connection's.
-                self._loop.call_exception_handler({"message": "a step failed", "exception": bug})
+                self._loop.call_exception_handler({"message": f"{step!r} failed", "exception": bug})

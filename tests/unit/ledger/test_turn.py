@@ -52,6 +52,7 @@ async def test_a_writer_that_is_broken_keeps_no_other_from_writing() -> None:
     await asyncio.sleep(0)
     assert done == ["handed out", "written"]
     assert [type(each["exception"]) for each in told] == [ZeroDivisionError] * 2
+    assert all(repr(fail) in each["message"] for each in told), "whose it was"
     turn.write_out(partial(done.append, "written later"))
     await asyncio.sleep(0)
     assert done[-1] == "written later"
