@@ -150,7 +150,6 @@ class TailSearch:
             if self._denied_by_fences(entry_id) >> slot & 1:
                 sought.negatives |= 1 << slot
                 sought.tried |= 1 << slot
-                sought.failures.pop(slot, None)
             else:
                 self._to_plan.append(entry_id)
         if last is not None and last.entry_id >= self._next:
