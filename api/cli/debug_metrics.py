@@ -7,8 +7,8 @@ want nothing. Redirections are not followed.
 
 import asyncio
 import http.client
+import io
 import ssl
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +26,7 @@ from rollbook.proto.runtime.system_errors import told
 
 _PATIENCE_S: Final = 5.0  # For one of them, from the first to the last byte.
 _BYTES_MAX: Final = 4 << 20
+_ANSWER_BYTES_MAX: Final = _BYTES_MAX + (1 << 20)  # With headers, and with sizes of chunks.
 _AT_ONCE: Final = 8
 _SERVERS_MAX: Final = 100
 _CHUNK: Final = 1 << 16
@@ -77,7 +78,7 @@ async def gather(
     async def ask(place: Place) -> None:
         async with free:
             try:
-                text = await asyncio.to_thread(_fetch, place, access, place.server_id in known)
+                text = await _fetch(place, access, place.server_id in known)
             except RollbookError as error:
                 missing[place.name] = error
                 return
@@ -89,40 +90,66 @@ async def gather(
     return found, missing
 
 
-def _fetch(place: Place, access: LogAccess, is_known: bool) -> bytes:
+async def _fetch(place: Place, access: LogAccess, is_known: bool) -> bytes:
     """Raises `RollbookError`."""
     if not place.url:
         raise Unavailable(f"it has no pages: {'--rest' if place.server_id else '--http'}")
-    give_up_at = time.monotonic() + _PATIENCE_S
     try:
-        shown = _headers(place, access) if is_known else {}
-        connection = _connection(place, access)
-        try:
-            connection.request("GET", "/metrics", headers=shown)
-            with connection.getresponse() as answer:
-                if answer.status != http.client.OK:
-                    raise Unavailable(f"{place.url}/metrics answers {answer.status}")
-                text = b""
-                while len(text) <= _BYTES_MAX and (chunk := answer.read1(_CHUNK)):
-                    text += chunk
-                    if time.monotonic() > give_up_at:
-                        raise ServerUnreachable(f"{place.url} takes longer than {_PATIENCE_S:g} s")
-                return text
-        finally:
-            connection.close()
+        async with asyncio.timeout(_PATIENCE_S):  # However slowly it says a line.
+            return await _page(place, access, is_known)
+    except TimeoutError as error:
+        raise ServerUnreachable(f"{place.url} takes longer than {_PATIENCE_S:g} s") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise ServerUnreachable(f"nobody answers at {place.url}: {told(error)}") from error
 
 
-def _connection(place: Place, access: LogAccess) -> http.client.HTTPConnection:
+async def _page(place: Place, access: LogAccess, is_known: bool) -> bytes:
     parts = urlsplit(place.url)
-    host = parts.hostname or ""
-    if parts.scheme != "https":
-        return http.client.HTTPConnection(host, parts.port, timeout=_PATIENCE_S)
+    host, is_tls = parts.hostname or "", parts.scheme == "https"
+    wire = _Wire()
+    connection = http.client.HTTPConnection(host, parts.port or (443 if is_tls else 80))
+    connection.sock = wire  # What it uses of a socket.
+    shown = _headers(place, access) if is_known else {}
+    connection.request("GET", "/metrics", headers={"connection": "close", **shown})
+    tls = _tls(access) if is_tls else None
+    reader, writer = await asyncio.open_connection(host, connection.port, ssl=tls)
+    try:
+        writer.write(wire.said)
+        while len(wire.answer) < _ANSWER_BYTES_MAX and (chunk := await reader.read(_CHUNK)):
+            wire.answer += chunk
+    finally:
+        writer.transport.abort()
+    with connection.getresponse() as answer:
+        if answer.status != http.client.OK:
+            raise Unavailable(f"{place.url}/metrics answers {answer.status}")
+        text = b""
+        while len(text) <= _BYTES_MAX and (chunk := answer.read1(_CHUNK)):
+            text += chunk
+        return text
+
+
+class _Wire:
+    """Both sides of HTTP as bytes: how they travel is asyncio's, which can give up between any two of them."""
+
+    def __init__(self) -> None:
+        self.said = b""
+        self.answer = bytearray()
+
+    def sendall(self, data: bytes) -> None:
+        self.said += data
+
+    def makefile(self, _: str) -> io.BytesIO:
+        return io.BytesIO(self.answer)
+
+    def close(self) -> None:
+        pass
+
+
+def _tls(access: LogAccess) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=access.tls_authorities)
     if access.tls_certificate:
         context.load_cert_chain(access.tls_certificate, access.tls_key)
-    return http.client.HTTPSConnection(host, parts.port, timeout=_PATIENCE_S, context=context)
+    return context
 
 
 def _headers(place: Place, access: LogAccess) -> dict[str, str]:

@@ -1,7 +1,9 @@
 """What a bundle is told by the pages of servers, and what it tells them."""
 
+import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,12 +13,13 @@ import pytest
 from rollbook.api.cli import debug_metrics
 from rollbook.api.cli.debug_metrics import Place, gather
 from rollbook.api.cli.log_access import LogAccess
+from tests.support.certificates import Authority
 
 KNOWN = ("log-1~1",)
 
 
 class Pages(BaseHTTPRequestHandler):
-    """As its server says: `text` with `status`; `None`: nothing ever."""
+    """As its server says: `text` with `status`; `None`: headers for ever, one at a time."""
 
     status = 200
     text: bytes | None = b"a_total 1\n"
@@ -27,7 +30,11 @@ class Pages(BaseHTTPRequestHandler):
         pages = type(self)
         pages.shown = self.headers["authorization"]
         if pages.text is None:
-            pages.is_over.wait()
+            self.send_response(pages.status)
+            with suppress(OSError):  # It is hung up.
+                while not pages.is_over.wait(0.05):
+                    self.send_header("x", "y")
+                    self.flush_headers()
             return
         self.send_response(pages.status)
         self.send_header("location", "/elsewhere")
@@ -93,7 +100,7 @@ async def test_what_cannot_be_had_is_said(
     assert "--rest" in await why_not(replace(place, url=""), access)
     monkeypatch.setattr(debug_metrics, "_PATIENCE_S", 0.2)
     seen.text = None
-    assert "nobody answers" in await why_not(place, access)
+    assert "takes longer than 0.2 s" in await why_not(place, access)
 
 
 async def test_a_bundle_is_bounded(
@@ -107,3 +114,24 @@ async def test_a_bundle_is_bounded(
     assert found == {"log-0": b"a_tot", "log-1": b"a_tot"}
     assert "after the first 5 bytes" in str(missing["log-0"])
     assert "more servers" in str(missing["log-2"])
+
+
+async def test_a_page_over_tls_is_read_from_who_is_believed(
+    pages: tuple[type[Pages], str], access: LogAccess, tmp_path: Path
+) -> None:
+    seen, _ = pages
+    authority = Authority.make(tmp_path)
+    files = authority.issue("log-1", "IP:127.0.0.1")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(files.certificate, files.key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), seen) as server:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = Place("log-1", f"https://127.0.0.1:{server.server_port}", "log-1~1")
+        believing = replace(access, tls_authorities=authority.certificate)
+        assert await gather([place], believing, KNOWN) == ({"log-1": b"a_total 1\n"}, {})
+        assert seen.shown == "Bearer secret"
+        seen.shown = ""
+        assert "nobody answers" in await why_not(place, access)
+        assert not seen.shown
+        server.shutdown()
