@@ -21,6 +21,7 @@ from typing import Any, Final
 import structlog
 
 from tests.bench import Figure
+from tests.support import curl
 from tests.tally import Tally, clean, missing_piece, progress_line
 
 BENCHES: Final = {
@@ -419,6 +420,8 @@ _KILLS_WITH_BROWSER: Final = 10
 def rest(arguments: argparse.Namespace) -> Tally:
     """Random requests to a real log server, made from what its OpenAPI says; or kills of two of them."""
     if arguments.kills or arguments.browser:
+        if without_curl := _without_curl("records"):
+            return without_curl
         kills = importlib.import_module("tests.rest.kills")
         wanted = arguments.kills or _KILLS_WITH_BROWSER, arguments.seed
         found: Tally = kills.run(
@@ -432,9 +435,15 @@ def rest(arguments: argparse.Namespace) -> Tally:
 
 def newcomer(_arguments: argparse.Namespace) -> Tally:
     """What somebody types who has never seen it, with the seconds that each block takes."""
+    if without_curl := _without_curl("steps"):
+        return without_curl
     module = importlib.import_module("tests.newcomer")
     tally: Tally = module.run(_say)
     return tally
+
+
+def _without_curl(unit: str) -> Tally | None:
+    return None if curl.is_there() else Tally(unit, skipped=[curl.missing()])
 
 
 def bench(arguments: argparse.Namespace) -> Tally | None:

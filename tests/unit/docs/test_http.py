@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 from typing import Final
 
-from tests.support import pages
+import pytest
+
+from tests.support import curl, pages
 from tests.support.dev import running_dev
 from tests.support.processes import REPOSITORY
 
@@ -13,6 +15,8 @@ _PLACE: Final = "http://127.0.0.1:7480/v1"
 
 
 def test_its_commands_work_as_written(tmp_path: Path) -> None:
+    if not curl.is_there():
+        pytest.skip(curl.missing())
     with running_dev(tmp_path / "data", bookies=1) as dev:
         (place,) = re.findall(r"^rest +(\S+)$", dev.said, re.MULTILINE)
         script = "\n".join(pages.blocks(PAGE, "sh"))

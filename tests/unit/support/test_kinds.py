@@ -1,0 +1,33 @@
+"""Kinds of test on a machine that lacks something."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import REPOSITORY
+
+PATIENCE_S = 60
+
+
+@pytest.mark.parametrize("kind", [("newcomer",), ("rest", "--kills=1")])
+@pytest.mark.parametrize(("required", "code"), [("", 2), ("zk,curl", 1)])
+def test_what_needs_curl_is_skipped_without_it_or_fails_where_it_is_required(
+    kind: tuple[str, ...], required: str, code: int, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests", *kind],
+        cwd=REPOSITORY,
+        env={"PATH": str(tmp_path), "ROLLBOOK_TEST_REQUIRE": required},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    reason = "curl: there is no curl; to enable: apt-get install curl"
+    assert done.returncode == code, done.stderr
+    if required:
+        assert done.stderr.endswith(f"ROLLBOOK_TEST_REQUIRE demands {reason}\n")
+    else:
+        assert f"skipped: {reason}\n" in done.stdout
