@@ -13,6 +13,7 @@ from typing import Final
 
 from rollbook import __version__
 from rollbook.bookie.bookie import Bookie, State
+from rollbook.bookie.compaction import Stopped
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.views import View, sorted_ids
 from rollbook.proto.errors import BookieFailed, BookieReadOnly, NoSuchLedger, Unavailable
@@ -248,13 +249,11 @@ class Admin:
         return asdict(state)
 
     async def compact(self, *, major: bool) -> View:
-        """Raises `Unavailable` if it is suspended; what was rewritten before that stays so."""
-        state = await self._bookie.space.compactor.compact(major=major)
-        if state.major_suspended if major else state.minor_suspended:
-            raise Unavailable(
-                "compaction is suspended", next_step="rollbook bookie compact --resume"
-            )
-        return asdict(state)
+        """Raises `Unavailable` if it was given up; what was rewritten before that stays so."""
+        try:
+            return asdict(await self._bookie.space.compactor.run(major=major))
+        except Stopped as why:
+            raise Unavailable(str(why), next_step="rollbook bookie compact --resume") from None
 
     def suspended(self) -> View:
         state = self._bookie.space.compactor.state

@@ -10,7 +10,7 @@ It goes at a pace, in steps of a record, and stops between two of them when it i
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from heapq import merge
 from itertools import count, groupby, islice, pairwise, repeat
@@ -160,9 +160,15 @@ class Compactor:
     # --- Runs ---------------------------------------------------------------------------------
 
     async def compact(self, *, major: bool) -> CompactionState:
+        """`run`, of which nobody need be told that it was given up."""
+        with suppress(Stopped):
+            await self.run(major=major)
+        return self.state
+
+    async def run(self, *, major: bool) -> CompactionState:
         """All that is worth it now, also if it never runs by itself.
 
-        Raises `OSError` if the disk has no room for it, `BookieFailed`.
+        Raises `Stopped`, `OSError` if the disk has no room for it, `BookieFailed`.
         """
         kind = self.schedule.major if major else self.schedule.minor
         async with self._turn:
@@ -173,6 +179,7 @@ class Compactor:
                 await self._rewrite_all(kind)
             except Stopped:
                 logger.info("compaction_stopped", kind=kind.name)
+                raise
             except OSError:
                 self._stats.compaction_failures += 1
                 raise
@@ -338,8 +345,10 @@ class Compactor:
             await self._background.give_way(_RESTS, at_least_s, patience=_PATIENCE)
 
     def _check(self) -> None:
-        if self._is_closing or (self._running and self.schedule.is_suspended(self._running.name)):
-            raise Stopped
+        if self._is_closing:
+            raise Stopped("the bookie stops")
+        if self._running and self.schedule.is_suspended(self._running.name):
+            raise Stopped("compaction is suspended")
 
 
 async def _open(stack: AsyncExitStack, sources: EntryLogs, number: int) -> EntryLog | None:
