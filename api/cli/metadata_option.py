@@ -23,9 +23,10 @@ class Metadata:
 
     @property
     def shown(self) -> str:
-        """Without options: they may hold passwords."""
-        address, question, _ = self.url.partition("?")
-        return f"{address}?…" if question else address
+        """Without what may hold passwords."""
+        from rollbook.proto.metastore.url import shown_url  # `--help` is quick.
+
+        return shown_url(self.url)
 
     @property
     def flag(self) -> str:

@@ -34,6 +34,7 @@ from rollbook.proto.metastore.core.ops import ROOT, check_path
 _ZOOKEEPER_PORT: Final = 2181
 _HOST: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]*", re.ASCII)
+_LOGIN: Final = re.compile(r"\A([^/]*//)?.*@", re.DOTALL)
 _FORMS: Final = "zk://host,host/ledgers, sqlite:///path or memory:"
 
 
@@ -73,32 +74,33 @@ class MetadataUrl:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `BadConfig`; never repeats what stands after a `?`."""
+        """Raises `BadConfig`; never repeats what stands after a `?` or, as in URLs of other tools, before an `@`."""
         address, _, query = text.partition("?")
         scheme, colon, rest = address.partition(":")
+        said = _without_login(address)
         backend, _, layout = scheme.partition("+")
         if colon and backend == "zk" and rest.startswith("//"):
             hosts, slash, path = rest[2:].partition("/")
             return cls(
                 Backend.ZOOKEEPER,
-                _parse_hosts(hosts, address),
-                _parse_root(slash + path, address),
-                _parse_layout(layout, address),
+                _parse_hosts(hosts, said),
+                _parse_root(slash + path, said),
+                _parse_layout(layout, said),
                 _parse_options(query),
             )
         if query:
-            raise BadConfig(f"metadata URL {address}: only zk:// takes options")
+            raise BadConfig(f"metadata URL {said}: only zk:// takes options")
         if scheme == "sqlite":
             path = unquote(rest[2:])
             if not rest.startswith("///") or path.endswith("/") or "\0" in path:
                 raise BadConfig(
-                    f"metadata URL {address}: write sqlite:// and an absolute path of a file",
+                    f"metadata URL {said}: write sqlite:// and an absolute path of a file",
                     next_step="for example sqlite:///var/lib/rollbook/metadata.db",
                 )
             return cls(Backend.SQLITE, path)
         if scheme == "memory" and colon and _NAME.fullmatch(rest):
             return cls(Backend.MEMORY, rest)
-        raise BadConfig(f"metadata URL {address[:200]!r} is none of {_FORMS}")
+        raise BadConfig(f"metadata URL {said[:200]!r} is none of {_FORMS}")
 
     @property
     def rollbook_root(self) -> str:
@@ -118,12 +120,32 @@ class MetadataUrl:
                 return f"memory:{self.place}"
 
 
+def shown_url(text: str) -> str:
+    """What people are shown of a URL, be it one or not: without options and logins, which may hold passwords."""
+    address, question, _ = text.partition("?")
+    try:
+        MetadataUrl.parse(text)
+    except BadConfig:
+        address = _without_login(address)
+    return f"{address}?…" if question else address
+
+
+def _without_login(address: str) -> str:
+    """A path of SQLite has no login, and may have an `@`."""
+    return address if address.startswith("sqlite:") else _LOGIN.sub(r"\1…@", address)
+
+
 def _parse_hosts(text: str, url: str) -> str:
     hosts = []
     for part in re.split("[,;]", text):
         match = _HOST.fullmatch(part)
         port = int(match[2] or _ZOOKEEPER_PORT) if match else 0
         if match is None or not 0 < port < 65536:
+            if "@" in url:  # The part may be one of a password.
+                raise BadConfig(
+                    f"metadata URL {url}: no user stands before the hosts",
+                    next_step="write zk://host/ledgers?auth=digest:user:password",
+                )
             raise BadConfig(
                 f"metadata URL {url}: {part!r} is no host or host:port",
                 next_step="separate the hosts by commas: zk://host1:2181,host2:2181/ledgers",

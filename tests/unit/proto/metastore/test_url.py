@@ -1,7 +1,13 @@
 import pytest
 
 from rollbook.proto.errors import BadConfig
-from rollbook.proto.metastore.url import Backend, LayoutHint, MetadataUrl, ZooKeeperOptions
+from rollbook.proto.metastore.url import (
+    Backend,
+    LayoutHint,
+    MetadataUrl,
+    ZooKeeperOptions,
+    shown_url,
+)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +73,34 @@ def test_secrets_are_never_shown() -> None:
     with pytest.raises(BadConfig) as caught:
         MetadataUrl.parse("redis://h?auth=hush")
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("zk://user:hush@h/ledgers", "zk://user:hu,hush@h", "zk://user:hush/hush@h/ledgers"),
+        *("zk://h1,user:hush@h2:99/a//b?auth=hush", "redis://user:hush@h", "user:hush@h:2181"),
+        *("zk+tree://user:hush@h", "zk://user:hush@@h", "zk://hush\n:hush@h"),
+    ],
+)
+def test_a_login_before_the_hosts_is_refused_and_never_shown(text: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        MetadataUrl.parse(text)
+    assert "hush" not in str(caught.value)
+    assert "hush" not in shown_url(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("zk://h/a@b/ledgers?tls=yes", "zk://h/a@b/ledgers?…"),
+        ("sqlite:///home/a@b/metadata.db", "sqlite:///home/a@b/metadata.db"),
+        ("sqlite:///home/a@b/", "sqlite:///home/a@b/"),
+        ("zk://user:hush@h/ledgers?auth=x", "zk://…@h/ledgers?…"),
+    ],
+)
+def test_the_rest_is_shown_as_it_was_typed(text: str, shown: str) -> None:
+    assert shown_url(text) == shown
 
 
 @pytest.mark.parametrize(
