@@ -79,11 +79,13 @@ def ls(output: str) -> None:
     """List them."""
     from rollbook.api.cli import context_file
     from rollbook.api.cli.output import tell_rows
+    from rollbook.proto.metastore.url import shown_url
 
     known = context_file.load()
     rows = [
         {"name": name, "current": name == known.current}
         | {key: getattr(context, key) for key in context_file.KEYS}
+        | {"metadata": shown_url(context.metadata)}
         for name, context in known.contexts.items()
     ]
     columns = ("name", "current", "server", "token_file")
