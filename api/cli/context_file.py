@@ -8,7 +8,7 @@
     metadata = "zk://zk1,zk2,zk3/ledgers"          for what asks no log server
 
 The file is `$XDG_CONFIG_HOME/rollbook/contexts.toml`, readable by its owner alone. It names token files and
-holds no token. What a command line names comes first; where it names a server, nothing is shown to
+holds no token, but metadata URLs whole, with the passwords that may be in them. What a command line names comes first; where it names a server, nothing is shown to
 that which was meant for another.
 """
 
@@ -36,6 +36,9 @@ class Context:
     metadata: str = ""
 
     def __post_init__(self) -> None:
+        for name in KEYS:
+            if name != "insecure" and not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} is a text")
         if not isinstance(self.insecure, bool):  # As some text it would count as true.
             raise TypeError("insecure is either true or false")
 
@@ -44,6 +47,10 @@ class Context:
 class Contexts:
     current: str = ""
     contexts: dict[str, Context] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.current, str):
+            raise TypeError("current is the name of one")
 
 
 KEYS: Final = tuple(each.name for each in fields(Context))
@@ -64,7 +71,7 @@ def load() -> Contexts:
         return Contexts(contexts=contexts, **said)
     except FileNotFoundError:
         return Contexts()
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise BadConfig(f"the contexts cannot be read: {error}", path=path()) from error
 
 

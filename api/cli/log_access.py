@@ -70,9 +70,12 @@ class LogAccess:
             return ""
         try:
             with open(self.token_file, encoding="utf-8") as file:
-                return file.readline(_TOKEN_BYTES_MAX + 1).strip()  # As servers read it.
+                token = file.readline(_TOKEN_BYTES_MAX + 1).strip()  # As servers read it.
         except (OSError, UnicodeDecodeError) as error:
             raise BadConfig(f"cannot read the token: {error}") from error
+        if not (token.isascii() and token.isprintable()):  # No header could hold it.
+            raise BadConfig(f"the token in {self.token_file} has characters that no token has")
+        return token
 
     @property
     def flags(self) -> str:

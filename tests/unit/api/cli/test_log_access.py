@@ -178,3 +178,33 @@ def test_a_context_may_show_its_token_in_the_clear(
     file.write_text(file.read_text().replace("insecure = true", 'insecure = "false"'))
     with pytest.raises(BadConfig, match="either true or false"):
         load()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[contexts]\nx = {server = 5}", "current = 5", "[contexts]\nx = 5", "contexts = 5", None],
+)
+def test_a_file_of_contexts_that_makes_no_sense_is_said_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    file = Path(path())
+    file.parent.mkdir()
+    if text is None:
+        file.mkdir()
+    else:
+        file.write_text(text)
+    with pytest.raises(BadConfig, match="the contexts cannot be read"):
+        load()
+
+
+@pytest.mark.parametrize("text", ["toke€n", "to\tken", "to\u2013ken"])
+def test_what_no_token_has_is_said_without_the_token(tmp_path: Path, text: str) -> None:
+    """A traceback of gRPC was."""
+    file = tmp_path / "token.file"
+    file.write_text(f"{text}\n", encoding="utf-8")
+    with pytest.raises(BadConfig, match=r"token\.file") as found:
+        replace(access_to("log://x:1"), token_file=str(file)).token()
+    assert text not in str(found.value)
+    file.write_text("token\n")
+    assert replace(access_to("log://x:1"), token_file=str(file)).token() == "token"
