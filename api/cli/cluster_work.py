@@ -23,7 +23,7 @@ _TIMEOUT_S: Final = 5.0  # Of one request: somebody waits for the answer.
 
 def make_cluster(url: str, layout: str | None) -> dict[str, Any]:
     """What it is then. Raises `ClusterExists`."""
-    place = _parse_url(url)
+    place = parse_url(url)
     hint = _layout_of(place)
     wanted = Layout(layout) if layout else hint or Layout.HIERARCHICAL
     if hint not in (None, wanted) or not wanted.takes_new_ledgers:
@@ -41,7 +41,7 @@ def make_cluster(url: str, layout: str | None) -> dict[str, Any]:
 
 def look_at_cluster(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What it is; its bookies."""
-    place = _parse_url(url)
+    place = parse_url(url)
 
     async def look(store: MetadataStore) -> tuple[Cluster, bool, list[dict[str, Any]]]:
         cluster = await open_cluster(store, place.ledgers_root, layout=_layout_of(place))
@@ -61,7 +61,7 @@ def run_on_store(
     timeout_s: float | None = None,
 ) -> T:
     """`timeout_s`: of all of it together."""
-    place = _parse_url(url)
+    place = parse_url(url)
 
     async def run(store: MetadataStore) -> T:
         cluster = await open_cluster(store, place.ledgers_root, layout=_layout_of(place))
@@ -88,7 +88,8 @@ def _run(
     return asyncio.run(run())
 
 
-def _parse_url(text: str) -> MetadataUrl:
+def parse_url(text: str) -> MetadataUrl:
+    """Raises `BadConfig`."""
     url = MetadataUrl.parse(text)
     if url.backend is Backend.MEMORY:
         raise BadConfig(

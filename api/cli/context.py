@@ -43,9 +43,12 @@ def add(
 ) -> None:
     """Name a cluster, or name it anew. The first one is used from now on."""
     from rollbook.api.cli import context_file
+    from rollbook.api.cli.cluster_work import parse_url
     from rollbook.api.client.url import parse_log_url
 
     parse_log_url(server)  # What makes no sense is said here, and not each time that it is meant.
+    if metadata:
+        parse_url(metadata)
     known = context_file.load()
     paths = {key: os.path.abspath(value) for key, value in files.items() if value}
     known.contexts[name] = context_file.Context(

@@ -234,6 +234,10 @@ def test_contexts_name_clusters(
     assert [each["name"] for each in shell.json("context", "ls")] == ["here", "büro\U0001f9fe"]
     shell.run("context", "add", "nowhere", "--server", "http://127.0.0.1:1", code=2)
     assert "log://127.0.0.1:7400" in shell.errors
+    for url in ("nonsense://", "zk://u:hush@h/ledgers", "memory:"):
+        add = ("context", "add", "bad", "--server", "log://[::1]:1", "--metadata", url)
+        shell.run(*add, code=2)
+        assert "hush" not in shell.errors
     with_password = "zk://127.0.0.1:1/ledgers?auth=digest:u:hush"
     shell.run("context", "add", "far", "--server", "log://[::1]:1", "--metadata", with_password)
     assert "hush" in path.read_text()
