@@ -19,7 +19,7 @@ import click
 from rollbook import __version__
 from rollbook.api.cli import debug_metrics
 from rollbook.api.cli.cluster_health import look_at_health
-from rollbook.api.cli.cluster_work import look_at_cluster
+from rollbook.api.cli.cluster_work import look_at_cluster, parse_url
 from rollbook.api.cli.context_file import find
 from rollbook.api.cli.context_option import named_of
 from rollbook.api.cli.log_access import LogAccess
@@ -27,7 +27,7 @@ from rollbook.api.cli.metadata_option import Metadata, metadata_that_is_meant
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
-from rollbook.proto.errors import BadConfig, OutcomeUnknown, Overloaded, RollbookError, Unavailable
+from rollbook.proto.errors import BadConfig, Overloaded, RollbookError
 
 _LIBRARIES: Final = ("grpcio", "protobuf", "kazoo", "structlog", "fastapi", "uvicorn")
 
@@ -125,9 +125,12 @@ def bundle(
     gathering = _Gathering()
     try:
         access.run(lambda client: gathering.servers(client, names, logs_max))
-    except (Unavailable, OutcomeUnknown) as error:
-        if not metadata:
-            raise  # There is nobody else to ask.
+    except RollbookError as error:
+        # The metadata is asked also where servers refuse, for then somebody may well want help.
+        if not metadata or isinstance(
+            error, BadConfig
+        ):  # Nobody else is there, or what was typed is wrong.
+            raise
         gathering.miss("servers", error)
     if metadata:
         gathering.cluster(metadata.url, access)
@@ -149,7 +152,9 @@ def _metadata_of(access: LogAccess, url: str | None) -> Metadata | None:
     is_named = bool(url) and named_of(called, "url")[0]
     if not is_named and not (access.context and find(access.context).metadata):
         return None
-    return metadata_that_is_meant(called, url, access.context)
+    if metadata := metadata_that_is_meant(called, url, access.context):
+        parse_url(metadata.url)
+    return metadata
 
 
 def _write(path: str, gathering: _Gathering) -> None:

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from rollbook.api.cli import main as cli
+from rollbook.api.client.client import Client
+from rollbook.proto.errors import ConnectionLost, NoSuchNode, RollbookError, Unauthorized
 from tests.support.dev import PATIENCE_S, RunningDev, running_dev
 from tests.unit.api.cli.shell import Shell
 
@@ -355,6 +358,39 @@ def test_a_bundle_is_made_though_no_log_server_answers(
     found = unpacked(path)
     assert json.loads(found["rollbook/cluster.json"])["bookies"][0]["id"] == "bk-1"
     assert json.loads(found["rollbook/missing.json"])[0]["error"] == "SERVER_UNREACHABLE"
+
+
+@pytest.mark.parametrize(
+    "error", [Unauthorized("no token"), ConnectionLost("to it"), NoSuchNode("x")]
+)
+def test_a_bundle_is_made_though_log_servers_refuse(
+    shell: Shell,
+    dev: RunningDev,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: RollbookError,
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Client, "ask", refuse)
+    (metadata,) = re.findall(r"^metadata +(\S+)$", dev.said, re.MULTILINE)
+    path = str(tmp_path / "bundle.tar.gz")
+    bundle = ("debug", "bundle", "--file", path)
+    shell.run(*bundle, code=cli.exit_code(error))  # Nobody else is named.
+    shell.run(*bundle, "--metadata", metadata)
+    found = unpacked(path)
+    assert json.loads(found["rollbook/cluster.json"])["bookies"][0]["id"] == "bk-1"
+    assert json.loads(found["rollbook/missing.json"])[0]["error"] == error.code.reason
+
+
+def test_what_is_typed_wrong_is_no_bundle(shell: Shell, server: str, tmp_path: Path) -> None:
+    bundle = ("debug", "bundle", "--file", str(tmp_path / "bundle.tar.gz"))
+    for url in ("nonsense://x", "memory:", "zk://h?colour=red"):
+        shell.run(*bundle, "--metadata", url, code=2)
+    no_file = ("--token-file", str(tmp_path / "none"))
+    shell.run(*bundle, *no_file, "--metadata", f"sqlite:///{tmp_path}/metadata.db", code=2)
+    assert not list(tmp_path.iterdir())
 
 
 def test_names_are_completed(
