@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from rollbook.api.cli import cluster_work
 from rollbook.api.cli import main as cli
 from rollbook.api.client.client import Client
+from rollbook.api.client.sync import connect
 from rollbook.proto.errors import ConnectionLost, NoSuchNode, RollbookError, Unauthorized
 from tests.support.dev import PATIENCE_S, RunningDev, running_dev
 from tests.unit.api.cli.shell import Shell
@@ -382,6 +384,31 @@ def test_a_bundle_is_made_though_log_servers_refuse(
     found = unpacked(path)
     assert json.loads(found["rollbook/cluster.json"])["bookies"][0]["id"] == "bk-1"
     assert json.loads(found["rollbook/missing.json"])[0]["error"] == error.code.reason
+
+
+def test_no_secret_comes_into_a_bundle(
+    shell: Shell, server: str, dev: RunningDev, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (metadata,) = re.findall(r"^metadata +(\S+)$", dev.said, re.MULTILINE)
+    token = tmp_path / "token"
+    token.write_text("SECRET-token")
+    monkeypatch.setenv("SOME_PASSWORD", "SECRET-of-the-environment")
+    monkeypatch.setattr(cluster_work, "COMMAND_TIMEOUT_S", 0.1)  # ZooKeeper is not there.
+    with connect(server) as client:
+        log = client.open("secrets", create=True)
+        log.append(b"SECRET-record", key=b"SECRET-key", headers={"h": b"SECRET-header"})
+        log.cursor("billing").commit(0, blob=b"SECRET-blob")
+    for url in (metadata, "zk://127.0.0.1:1/ledgers?auth=digest:u:SECRET-option"):
+        path = tmp_path / "bundle.tar.gz"
+        more = ("--log", "secrets", "--token-file", str(token), "--metadata", url)
+        shell.run("debug", "bundle", "--file", str(path), *more)
+        found = unpacked(str(path))
+        log_told = json.loads(found["rollbook/log-default-secrets.json"])
+        assert (log_told["tail"]["tail"], len(log_told["cursors"]["cursors"])) == (1, 1)
+        assert "rollbook/cluster.json" in found
+        told = b"\n".join([*map(str.encode, found), *found.values(), shell.errors.encode()])
+        assert re.findall(rb"SECRET-\w*", told) == []
+        path.unlink()
 
 
 def test_what_is_typed_wrong_is_no_bundle(shell: Shell, server: str, tmp_path: Path) -> None:
