@@ -11,8 +11,14 @@ from pathlib import Path
 import pytest
 
 from rollbook.api.cli import debug_metrics
-from rollbook.api.cli.debug_metrics import Place, gather
+from rollbook.api.cli.cluster_work import make_cluster, run_on_store
+from rollbook.api.cli.debug_metrics import Place, gather, places_of
 from rollbook.api.cli.log_access import LogAccess
+from rollbook.logservice.core.server_record import ServerRecord, pack_server_record
+from rollbook.logservice.ids import ServerId, ServerInfo
+from rollbook.logservice.membership import FOLDER
+from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.ports import MetadataStore
 from tests.support.certificates import Authority
 
 KNOWN = ("log-1~1",)
@@ -135,3 +141,20 @@ async def test_a_page_over_tls_is_read_from_who_is_believed(
         assert "nobody answers" in await why_not(place, access)
         assert not seen.shown
         server.shutdown()
+
+
+def test_a_registered_name_stays_in_the_folder_of_whoever_unpacks(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/metadata.db"
+    make_cluster(url, None)
+    info = ServerInfo(ServerId("../../x~1"), "127.0.0.1:1")
+
+    async def register(store: MetadataStore, cluster: Cluster) -> None:
+        record = ServerRecord(info, "0", 0, http="http://127.0.0.1:1")
+        for path in (cluster.own_root, f"{cluster.own_root}/{FOLDER}"):
+            if await store.get(path) is None:
+                await store.create(path, b"")
+        await store.create(f"{cluster.own_root}/{FOLDER}/x", pack_server_record(record))
+
+    run_on_store(url, register)
+    (place,) = places_of(url)
+    assert place == Place("log-server-.._.._x", "http://127.0.0.1:1", "../../x~1")
