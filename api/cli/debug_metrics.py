@@ -35,8 +35,13 @@ _CHUNK: Final = 1 << 16
 @dataclass(frozen=True, slots=True)
 class Place:
     name: str  # Of a file, too.
-    url: str  # Empty: it does not say one.
+    url: str  # Empty: it was set up to have no pages.
     server_id: str = ""  # Of a log server; names are the same in many clusters.
+
+    @property
+    def wants(self) -> str:
+        """What it is to be started with to have some."""
+        return "--rest" if self.server_id else "--http"
 
 
 def places_of(url: str) -> list[Place]:
@@ -66,8 +71,9 @@ def _as_file(name: str) -> str:
 async def gather(
     places: Sequence[Place], access: LogAccess, known: Collection[str]
 ) -> tuple[dict[str, bytes], dict[str, RollbookError]]:
-    """What they say; why others say nothing, or not all of it. By name. `known`: ids of log servers of the cluster that
+    """What those who have pages say; why others of these say nothing, or not all of it. By name. `known`: ids of log servers of the cluster that
     the token is for."""
+    places = [each for each in places if each.url]
     free = asyncio.Semaphore(_AT_ONCE)
     found: dict[str, bytes] = {}
     missing: dict[str, RollbookError] = {
@@ -92,8 +98,6 @@ async def gather(
 
 async def _fetch(place: Place, access: LogAccess, is_known: bool) -> bytes:
     """Raises `RollbookError`."""
-    if not place.url:
-        raise Unavailable(f"it has no pages: {'--rest' if place.server_id else '--http'}")
     try:
         async with asyncio.timeout(_PATIENCE_S):  # However slowly it says a line.
             return await _page(place, access, is_known)

@@ -104,7 +104,13 @@ class _Gathering:
             self.found["cluster"] = self.miss("cluster", error)
             self.miss("metrics", error)
             return
-        self.found["cluster"] = {**facts, "health": health, "bookies": bookies, "members": members}
+        self.found["cluster"] = {
+            **facts,
+            "health": health,
+            "bookies": bookies,
+            "members": members,
+            "without_pages": {each.name: each.wants for each in places if not each.url},
+        }
         self.metrics, missing = asyncio.run(debug_metrics.gather(places, access, self._ids))
         registered = {each.server_id for each in places if each.server_id}
         if self._ids and registered and not registered & self._ids:
@@ -134,10 +140,8 @@ def bundle(
         gathering.miss("servers", error)
     if metadata:
         gathering.cluster(metadata.url, access)
-    else:
-        no_url = BadConfig("no metadata is named: --metadata URL, or that of a context")
-        for what in ("cluster", "metrics"):
-            gathering.miss(what, no_url)
+    else:  # As was wanted: nothing is missing.
+        gathering.found["cluster"] = {"metadata": "none: --metadata URL, or that of a context"}
     _write(path, gathering)
     click.echo(path)
     if missing := len(gathering.missing):

@@ -306,9 +306,10 @@ def test_a_bundle_has_metrics_and_says_what_it_has_not(
     (metrics,) = (text for name, text in found.items() if "/metrics/log-server-" in name)
     assert b"rollbook_log_append_stage_seconds_bucket" in metrics
     missing = json.loads(found["rollbook/missing.json"])
-    assert [each["what"] for each in missing] == ["logs", "metrics of bookie-bk-1"]
-    assert "it has no pages: --http" in missing[1]["detail"]
-    assert shell.errors.startswith("2 things could not be had")
+    assert [each["what"] for each in missing] == ["logs"]
+    assert shell.errors.startswith("1 thing could not be had")
+    cluster = json.loads(found["rollbook/cluster.json"])
+    assert cluster["without_pages"] == {"bookie-bk-1": "--http"}
 
 
 def test_a_bundle_is_of_the_cluster_that_is_meant(
@@ -337,13 +338,17 @@ def test_a_bundle_is_of_the_cluster_that_is_meant(
             ids[name] = shell.json("cluster", "info", "--context", name)["instance_id"]
         monkeypatch.setenv("ROLLBOOK_METADATA", others)
         assert told("--context", "here")[0]["instance_id"] == ids["here"]
-        assert told("--context", "bare")[1] == ["cluster", "metrics"], "it names none"
+        nobody_says: tuple[dict[str, Any], list[str]] = (
+            {"metadata": "none: --metadata URL, or that of a context"},
+            [],
+        )
+        assert told("--context", "bare") == nobody_says
         cluster, missing = told("--server", server)
         assert cluster["instance_id"] == ids["there"]
         assert "the cluster of the servers that were asked" in missing
         monkeypatch.delenv("ROLLBOOK_METADATA")
         monkeypatch.setenv("ROLLBOOK_CONTEXT", "here")
-        assert told("--server", other.address)[1] == ["cluster", "metrics"]
+        assert told("--server", other.address) == nobody_says
         both = ("--context", "here", "--metadata", metadata)
         shell.run("debug", "bundle", "--file", str(path), *both, code=2)
 
