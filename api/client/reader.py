@@ -161,14 +161,16 @@ class EventReader:
         self._expect(event.base_offset)
         spans = [span_of(block) for block in event.blocks]
         tiles = all(end == start for (_, end), (start, _) in pairwise(spans))
-        covers = spans and spans[0][0] <= event.base_offset < event.next_offset <= spans[-1][1]
-        if not tiles or not covers:
+        start, end = event.base_offset, event.next_offset
+        # Each of them holds some: else whoever goes block by block finds one told twice, or left out.
+        covers = spans and spans[0][0] <= start < spans[0][1] and spans[-1][0] < end <= spans[-1][1]
+        if not tiles or not covers or start >= end:
             raise BadFrame(
                 "the server told blocks that do not hold what it says", log=self._request.log
             )
-        self.position = event.next_offset
+        self.position = end
         self._stuck = 0
-        return RecordBatch(event.blocks, event.base_offset, event.next_offset)
+        return RecordBatch(event.blocks, start, end)
 
     def _expect(self, offset: Offset) -> None:
         if self.position is not None and offset != self.position:

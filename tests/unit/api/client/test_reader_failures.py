@@ -143,6 +143,8 @@ async def test_it_goes_where_it_is_sent(site: Site) -> None:
         words.Records((block(2, b"x"),), Offset(2), Offset(4)),
         words.Records((block(2, b"x"), block(4, b"y")), Offset(2), Offset(5)),
         words.Records((block(3, b"x", b"y"),), Offset(2), Offset(4)),
+        words.Records((block(2, b"x"), block(3, b"y")), Offset(2), Offset(3)),
+        words.Records((block(1, b"x"), block(2, b"y")), Offset(2), Offset(3)),
         words.Records((), Offset(2), Offset(2)),
     ],
     ids=lambda event: type(event).__name__,

@@ -333,7 +333,9 @@ class FakeCore:
                 return
             blocks, end = log.blocks_from(position, 1 << 18)
             if blocks:
-                end = end if stop is None else min(end, stop)
+                if stop is not None and stop < end:
+                    end = stop
+                    blocks = tuple(each for each in blocks if Block(each).base_offset < end)
                 yield words.Records(blocks, position, end)
                 position, was_caught_up = end, False
             elif log.is_sealed:
