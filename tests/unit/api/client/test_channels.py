@@ -45,7 +45,7 @@ async def test_appends_go_through_however_many_wait(
     held = site.cluster.make("ns/log")
     held.owner, held.holder = core.address, "somebody"
     client = site.client("b")
-    wait = words.AcquireWriter(held.name, "me", words.AcquireMode.WAIT)
+    wait = words.AcquireWriter(held.name, "me", words.AcquireMode.WAIT, attempt="mine")
     waiting = [asyncio.ensure_future(client.ask(wait, timeout_s=100)) for _ in range(CALLS)]
     async with asyncio.timeout(30):
         while core.asked.count(wait) < CALLS:
