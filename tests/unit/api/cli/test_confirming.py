@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from select import select
+from time import monotonic
 
 import pytest
 
@@ -15,8 +16,11 @@ AGAIN_S = 0.5
 REFUSED = "error: nothing was done, since that was not meant [NOT_CONFIRMED]"
 ASKED = b"Really delete it? [y/N]: "
 PROGRAM = """
+import signal
 import sys
 from rollbook.api.cli import confirming, main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # Ignored where tests run in the background.
 
 def ask(**_):
     confirming.ask_whether("delete it", False)
@@ -40,6 +44,7 @@ main.main()
 def test_a_no_is_told_apart_from_a_signal(typed: bytes, code: int, told: str) -> None:
     """On a terminal, for nobody is asked without one."""
     ours, theirs = pty.openpty()
+    give_up_at = monotonic() + PATIENCE_S
     with os.fdopen(ours, "r+b", buffering=0) as terminal:
         with os.fdopen(theirs, "r+b", buffering=0) as side:
             process = subprocess.Popen(
@@ -55,7 +60,7 @@ def test_a_no_is_told_apart_from_a_signal(typed: bytes, code: int, told: str) ->
                 heard += terminal.read(1)
             terminal.write(typed)
             with suppress(OSError):  # EIO: nobody holds the other side any more.
-                while True:
+                while monotonic() < give_up_at:
                     if typed == CTRL_C and not select([terminal], [], [], AGAIN_S)[0]:
                         terminal.write(typed)  # Python misses one just before it waits for input.
                         continue
