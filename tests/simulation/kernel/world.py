@@ -234,6 +234,10 @@ class World:
         return self.loop.now
 
     @property
+    def now_ns(self) -> int:
+        return round(self.loop.now * 1e9)
+
+    @property
     def callbacks(self) -> int:
         return self.loop.callbacks
 

@@ -6,7 +6,7 @@ rule holds for whoever plays writer or recovery. The rules are S1 to S12 of the 
 under the name by which a run fails: `copies.py`, `metadata.py`, `answers.py` say them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rollbook.proto.ids import EntryId, LedgerId
@@ -42,9 +42,9 @@ __all__ = ["PAYLOAD_BYTES_MIN", "RULES", "LedgerChecker", "LedgerFacts", "payloa
 
 
 class LedgerChecker:
-    def __init__(self, on_broken: OnBroken) -> None:
+    def __init__(self, on_broken: OnBroken, now_ns: Callable[[], int]) -> None:
         self.facts = Facts()
-        self._copies = copies.CopyRules(self.facts, on_broken)
+        self._copies = copies.CopyRules(self.facts, on_broken, now_ns)
         self._metadata = metadata.MetadataRules(self.facts, on_broken)
         self._answers = answers.AnswerRules(self.facts, self._metadata, on_broken)
         # Counted, so that a run can show that it was about something.
@@ -121,9 +121,12 @@ class LedgerChecker:
     ) -> None:
         self._answers.on_accepted(bookie, ledger_id, entries, mends)
 
-    def on_answer(self, bookie: str, asker: str, request: Request, reply: Reply) -> None:
+    def on_answer(
+        self, bookie: str, asker: str, heard_ns: int, request: Request, reply: Reply
+    ) -> None:
+        """Now, to what it was asked at `heard_ns`."""
         self.heard["answers"] += 1
-        self._answers.on_answer(bookie, asker, request, reply)
+        self._answers.on_answer(answers.Asked(bookie, asker, heard_ns), request, reply)
 
     def on_wiped(self, bookie: str) -> None:
         self._copies.on_wiped(bookie)

@@ -2,13 +2,15 @@
 
 - **fence** (S5): whoever answered a fencing question has the fence on disk, accepts no ordinary add from
   then on, across restarts, and what it called absent then stays so unless a recovery brings it.
-- **absence** (S6): "no such entry" is never said of what the disk has, nor of what went with a disk
-  that we destroyed while the ledger was not closed, unless nobody counts on it any more. Whoever names
-  its last entry to a fencing question says so of all that would lie behind that one.
+- **absence** (S6): "no such entry" is never said of what the disk had when the question came, nor under
+  a fence of any ordinary add that the disk has, nor of what went with a disk that we destroyed while the
+  ledger was not closed, unless nobody counts on it any more. Whoever names its last entry to a fencing
+  question says so of all that would lie behind that one.
 - **bytes** (S12): an entry is answered under its ids, with a digest that holds, as somebody wrote it.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from rollbook.proto.errors import (
@@ -27,6 +29,13 @@ FENCE: Final = "fence"
 BYTES: Final = "bytes"
 
 _ABSENT: Final = (NoSuchEntry, NoSuchLedger)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    bookie: str
+    asker: str
+    heard_ns: int
 
 
 class AnswerRules:
@@ -51,42 +60,42 @@ class AnswerRules:
             name = self._facts.ledger(ledger_id).name(entry_id)
             self._break(FENCE, f"{bookie} denied {name} under a fence, and stores it")
 
-    def on_answer(self, bookie: str, asker: str, request: Request, reply: Reply) -> None:
+    def on_answer(self, asked: Asked, request: Request, reply: Reply) -> None:
         if isinstance(request, Read) and isinstance(reply, ReadReply):
-            self._on_read(bookie, asker, request, reply)
+            self._on_read(asked, request, reply)
         elif isinstance(request, BatchRead) and isinstance(reply, BatchReadReply):
-            self._on_batch(bookie, asker, request, reply)
+            self._on_batch(asked, request, reply)
 
-    def _on_read(self, bookie: str, asker: str, read: Read, reply: ReadReply) -> None:
-        ledger = self._facts.ledger(read.ledger_id)
+    def _on_read(self, asked: Asked, read: Read, reply: ReadReply) -> None:
+        bookie, ledger = asked.bookie, self._facts.ledger(read.ledger_id)
         if read.fence:
             self._on_fence_answered(bookie, ledger, reply.error)
         if reply.error in _ABSENT and read.entry_id >= 0 and read.previous_lac is None:
-            self._on_denied(bookie, asker, ledger, read.entry_id, is_fenced=read.fence)
+            self._on_denied(asked, ledger, read.entry_id, is_fenced=read.fence)
         names_last = read.fence and read.entry_id == NO_ENTRY
         if reply.error in _ABSENT and names_last:
-            self._on_last_named(bookie, asker, ledger, NO_ENTRY)
+            self._on_last_named(asked, ledger, NO_ENTRY)
         if reply.error is None and reply.body is not None:
             entry_id = None if read.entry_id < 0 else read.entry_id
             found = self._on_body(bookie, ledger, reply.body, entry_id)
             if names_last:
-                self._on_last_named(bookie, asker, ledger, found)
+                self._on_last_named(asked, ledger, found)
             for body in reply.following:
                 self._on_body(bookie, ledger, body, None)
 
-    def _on_batch(self, bookie: str, asker: str, batch: BatchRead, reply: BatchReadReply) -> None:
-        ledger = self._facts.ledger(batch.ledger_id)
+    def _on_batch(self, asked: Asked, batch: BatchRead, reply: BatchReadReply) -> None:
+        bookie, ledger = asked.bookie, self._facts.ledger(batch.ledger_id)
         if batch.fence:
             self._on_fence_answered(bookie, ledger, reply.error)
         if reply.error in _ABSENT:
             count = batch.count_max if batch.is_sparse and batch.count_max > 0 else 1
             for entry_id in range(batch.first_entry, batch.first_entry + count):
-                self._on_denied(bookie, asker, ledger, entry_id, is_fenced=batch.fence)
+                self._on_denied(asked, ledger, entry_id, is_fenced=batch.fence)
         expected = int(batch.first_entry)
         for body in reply.bodies if reply.error is None else ():
             entry_id = self._on_body(bookie, ledger, body, None if batch.is_sparse else expected)
             for passed in range(expected, entry_id):  # Only a sparse one passes over anything.
-                self._on_denied(bookie, asker, ledger, passed, is_fenced=batch.fence)
+                self._on_denied(asked, ledger, passed, is_fenced=batch.fence)
             expected = entry_id + 1
 
     def _on_fence_answered(
@@ -102,28 +111,31 @@ class AnswerRules:
         kept.fence_was_answered = True
 
     def _on_denied(
-        self, bookie: str, asker: str, ledger: LedgerFacts, entry_id: int, *, is_fenced: bool
+        self, asked: Asked, ledger: LedgerFacts, entry_id: int, *, is_fenced: bool
     ) -> None:
+        bookie = asked.bookie
         if is_fenced:
-            self._metadata.on_denied(asker, bookie, ledger.ledger_id, entry_id)
+            self._metadata.on_denied(asked.asker, bookie, ledger.ledger_id, entry_id)
         if ledger.is_doomed or ledger.metadata is None:
             return
         kept = self._facts.kept(bookie, ledger.ledger_id)
-        if entry_id in kept.durable:
+        if kept.has_had(entry_id, asked.heard_ns, is_fenced=is_fenced):
             self._break(ABSENCE, f"{bookie} denies {ledger.name(entry_id)}, which it has")
         if entry_id in kept.lost and self._may_count(ledger, entry_id, bookie):
             self._break(ABSENCE, f"{bookie} denies {ledger.name(entry_id)}, which it had")
         if is_fenced:
             kept.denied[entry_id] = None
 
-    def _on_last_named(self, bookie: str, asker: str, ledger: LedgerFacts, last: int) -> None:
+    def _on_last_named(self, asked: Asked, ledger: LedgerFacts, last: int) -> None:
         """Under a fence."""
-        self._metadata.on_last_named(asker, bookie, ledger.ledger_id, last)
+        bookie = asked.bookie
+        self._metadata.on_last_named(asked.asker, bookie, ledger.ledger_id, last)
         if ledger.is_doomed or ledger.metadata is None:
             return
         kept = self._facts.kept(bookie, ledger.ledger_id)
         named = f"{bookie} calls {ledger.name(last)} its last"
-        if behind := [each for each in kept.durable if each > last]:
+        later = (each for each in kept.durable if each > last)
+        if behind := [e for e in later if kept.has_had(e, asked.heard_ns, is_fenced=True)]:
             self._break(ABSENCE, f"{named}, and has {behind}")
         behind = [each for each in kept.lost if each > last]
         if any(self._may_count(ledger, each, bookie) for each in behind):

@@ -14,6 +14,7 @@
 Copies that went with a disk which we destroyed are excused, but for S2.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
@@ -39,9 +40,10 @@ REFUSED: Final = "refused"
 
 
 class CopyRules:
-    def __init__(self, facts: Facts, on_broken: OnBroken) -> None:
+    def __init__(self, facts: Facts, on_broken: OnBroken, now_ns: Callable[[], int]) -> None:
         self._facts = facts
         self._break = on_broken
+        self._now_ns = now_ns
         self._healed: dict[str, None] = {}
         self._shown: dict[tuple[int, int], dict[str, None]] = {}
 
@@ -71,7 +73,7 @@ class CopyRules:
         if (stored_ledger_id, entry_id) != (stored.ledger_id, stored.number):
             where = f"entry {entry_id} of ledger {stored_ledger_id}"
             self._break(ORDER, f"{bookie} has {ledger.name(stored.number)} as {where}")
-        kept.durable[entry_id] = None
+        kept.durable.setdefault(entry_id, self._now_ns())
         if lac > kept.lac:
             kept.lac = lac
             self._check_lac(ledger, bookie, kept)
@@ -90,7 +92,7 @@ class CopyRules:
         facts.destroyed[bookie] = None
         for ledger in list(facts.ledgers.values()):
             kept = facts.kept(bookie, ledger.ledger_id)
-            kept.lost.update(kept.durable)
+            kept.lost.update(dict.fromkeys(kept.durable))
             kept.durable.clear()
             kept.lac, kept.has_fence = NO_ENTRY, False
             self._check_readable(ledger)

@@ -66,7 +66,7 @@ class LedgerFacts:
 class BookieFacts:
     """What one bookie keeps of one ledger, and what it has said of it."""
 
-    durable: dict[int, None] = field(default_factory=dict)  # Entries.
+    durable: dict[int, int] = field(default_factory=dict)  # Entries; since when, in ns.
     lost: dict[int, None] = field(default_factory=dict)  # With a disk, and it has to know that.
     lac: int = NO_ENTRY  # The highest that it may hand out.
     has_fence: bool = False  # Durably.
@@ -74,6 +74,17 @@ class BookieFacts:
     denied: dict[int, None] = field(default_factory=dict)  # Under a fence,
     denied_beyond: int | None = None  # and likewise all behind this one.
     mended: dict[int, None] = field(default_factory=dict)  # Accepted from a recovery.
+
+    def has_had(self, entry_id: int, heard_ns: int, *, is_fenced: bool) -> bool:
+        """Whether it may not deny it to who was heard then.
+
+        A bookie learns of a sync a little after the disk has ended it. So what an add brings in the
+        course of a question may be shown or not; but a fence comes behind all ordinary adds.
+        """
+        if entry_id not in self.durable:
+            return False
+        may_come_late = not is_fenced or entry_id in self.mended
+        return self.durable[entry_id] < heard_ns or not may_come_late
 
     def has_denied(self, entry_id: int) -> bool:
         is_beyond = self.denied_beyond is not None and entry_id > self.denied_beyond

@@ -308,12 +308,14 @@ def watched(world: World, checker: LedgerChecker) -> list[Patch]:
     def judged_at_once(self: Answers, request: Request, *rest: Any) -> Reply | None:
         reply = at_once(self, request, *rest)
         if reply is not None and type(request) is Read:
-            checker.on_answer(host(), "", request, reply)
+            checker.on_answer(host(), "", world.now_ns, request, reply)
         return reply
 
     def judged_answer(self: Connection, asked: Any, reply: Reply) -> None:
         asker = self._transport.peer.process  # type: ignore[attr-defined]  # An Endpoint.
-        checker.on_answer(host(), asker, asked.call.request, reply)
+        waited_ns = self._shared.clock.monotonic_ns() - asked.heard_ns
+        heard_ns = world.now_ns - waited_ns
+        checker.on_answer(host(), asker, heard_ns, asked.call.request, reply)
         count(self, asked, reply)
 
     async def judged_lac(

@@ -134,7 +134,7 @@ class _Nemesis(Nemesis):
 class _Run(Stage):
     def __init__(self, case: Case, is_telling: bool) -> None:
         super().__init__(case, is_telling, callbacks_max=CALLBACKS_MAX, decisive=DECISIVE)
-        self.checker = LedgerChecker(self.broken)
+        self.checker = LedgerChecker(self.broken, lambda: self.world.now_ns)
         self._case = case
         self._asked: dict[str, list[tuple[str, bytes | None, int | None]]] = {}
         self.cluster = Cluster(

@@ -41,7 +41,10 @@ class Story:
 
     def __init__(self, *, entries: int = 3, on: tuple[BookieId, ...] = (B1, B2, B3)) -> None:
         self.broken: list[str] = []
-        self.checker = LedgerChecker(lambda rule, text: self.broken.append(rule))
+        self.now_ns = 0
+        self.checker = LedgerChecker(
+            lambda rule, text: self.broken.append(rule), lambda: self.now_ns
+        )
         self.version = -1
         self.now: LedgerMetadata | None = None
         self.commit(OPEN, WRITER)
@@ -62,24 +65,28 @@ class Story:
         self, bookie: str, number: int, *, lac: int = NO_ENTRY, entry_id: int | None = None
     ) -> None:
         self.checker.on_durable(bookie, b"before" + body(number, lac, entry_id) + b"behind")
+        self.now_ns += 1
 
     def fence(self, bookie: str, fence: bytes = FENCE) -> None:
         self.checker.on_durable(bookie, b"before" + fence + b"behind")
 
-    def deny(self, bookie: str, entry_id: int, *, fences: bool = True) -> None:
+    def deny(
+        self, bookie: str, entry_id: int, *, fences: bool = True, heard_ns: int | None = None
+    ) -> None:
+        heard_ns = self.now_ns if heard_ns is None else heard_ns
         read = Read(ID, EntryId(entry_id), ledger_key(PASSWORD) if fences else None, fence=fences)
         reply = ReadReply(NoSuchEntry, ID, EntryId(entry_id))
-        self.checker.on_answer(bookie, RECOVERER, read, reply)
+        self.checker.on_answer(bookie, RECOVERER, heard_ns, read, reply)
 
     def name_last(self, bookie: str, entry_id: int) -> None:
         read = Read(ID, NO_ENTRY, ledger_key(PASSWORD), fence=True)
         reply = ReadReply(None, ID, EntryId(entry_id), body(entry_id))
-        self.checker.on_answer(bookie, RECOVERER, read, reply)
+        self.checker.on_answer(bookie, RECOVERER, self.now_ns, read, reply)
 
     def doubt(self, bookie: str, entry_id: int) -> None:
         read = Read(ID, EntryId(entry_id), ledger_key(PASSWORD), fence=True)
         reply = ReadReply(EntryStateUnknown, ID, EntryId(entry_id))
-        self.checker.on_answer(bookie, RECOVERER, read, reply)
+        self.checker.on_answer(bookie, RECOVERER, self.now_ns, read, reply)
 
     def mark(self) -> None:
         assert self.now is not None
@@ -191,10 +198,20 @@ def denied_though_it_is_there(story: Story) -> None:
     story.deny(B1, 1, fences=False)
 
 
+def denied_under_a_fence_though_it_came_first(story: Story) -> None:
+    """An ordinary add that comes after the question, and before the fence."""
+    heard_ns = story.now_ns
+    story.checker.on_written(ID, SIZE)
+    story.checker.on_accepted(B1, ID, [EntryId(3)], mends=False)
+    story.store(B1, 3)
+    story.fence(B1)
+    story.deny(B1, 3, heard_ns=heard_ns)
+
+
 def passed_over_though_it_is_there(story: Story) -> None:
     batch = BatchRead(ID, EntryId(0), 0, 3, 9999, is_sparse=True)
     reply = BatchReadReply(None, ID, EntryId(0), 0, (body(0), body(2)))
-    story.checker.on_answer(B1, RECOVERER, batch, reply)
+    story.checker.on_answer(B1, RECOVERER, story.now_ns, batch, reply)
 
 
 def named_a_last_before_what_a_recovery_brought(story: Story) -> None:
@@ -292,13 +309,13 @@ def answered_with_a_bad_digest(story: Story) -> None:
     spoilt[-1] ^= 1
     reply = ReadReply(None, ID, EntryId(1), bytes(spoilt))
     with pytest.raises(Exception, match="digest"):
-        story.checker.on_answer(B1, "", Read(ID, EntryId(1)), reply)
+        story.checker.on_answer(B1, "", 0, Read(ID, EntryId(1)), reply)
 
 
 def answered_with_a_neighbour(story: Story) -> None:
     with pytest.raises(Exception, match="entry 2"):
         story.checker.on_answer(
-            B1, "", Read(ID, EntryId(1)), ReadReply(None, ID, EntryId(1), body(2))
+            B1, "", 0, Read(ID, EntryId(1)), ReadReply(None, ID, EntryId(1), body(2))
         )
 
 
@@ -343,6 +360,7 @@ PLANTED: tuple[tuple[Callable[[Story], None], str], ...] = (
     (accepted_behind_a_fence, RULES["S5"]),
     (stored_after_it_was_denied, RULES["S5"]),
     (denied_though_it_is_there, RULES["S6"]),
+    (denied_under_a_fence_though_it_came_first, RULES["S6"]),
     (passed_over_though_it_is_there, RULES["S6"]),
     (named_a_last_before_what_a_recovery_brought, RULES["S6"]),
     (denied_after_its_disk_went, RULES["S6"]),
@@ -419,3 +437,18 @@ def test_what_a_recovery_writes_back_may_lie_where_it_was_denied() -> None:
     story.store(B1, 3)
     story.close(3)
     assert story.broken == []
+
+
+@pytest.mark.parametrize("mends", [False, True])
+def test_what_comes_in_the_course_of_a_question_may_be_denied(mends: bool) -> None:
+    story = Story()
+    if mends:
+        story.mark()
+    heard_ns = story.now_ns
+    story.checker.on_written(ID, SIZE)
+    story.checker.on_accepted(B1, ID, [EntryId(3)], mends=mends)
+    story.store(B1, 3)
+    story.deny(B1, 3, fences=mends, heard_ns=heard_ns)
+    assert story.broken == []
+    story.deny(B1, 3, fences=mends)
+    assert story.broken == ["absence"]
