@@ -83,7 +83,7 @@ class Connecting:
         )
         try:
             layout = Layout(url.layout.value) if url.layout else None
-            cluster = await open_cluster(store, url.ledgers_root, layout=layout)
+            cluster = await open_cluster(store, url.ledgers_root, layout=layout, url=url)
         except BaseException:
             await store.close()
             raise

@@ -44,7 +44,7 @@ def look_at_cluster(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     place = parse_url(url)
 
     async def look(store: MetadataStore) -> tuple[Cluster, bool, list[dict[str, Any]]]:
-        cluster = await open_cluster(store, place.ledgers_root, layout=_layout_of(place))
+        cluster = await open_cluster(store, place.ledgers_root, layout=_layout_of(place), url=place)
         has_own_trees = await store.get(cluster.own_root) is not None
         return cluster, has_own_trees, await list_bookies(store, cluster)
 
@@ -64,7 +64,7 @@ def run_on_store(
     place = parse_url(url)
 
     async def run(store: MetadataStore) -> T:
-        cluster = await open_cluster(store, place.ledgers_root, layout=_layout_of(place))
+        cluster = await open_cluster(store, place.ledgers_root, layout=_layout_of(place), url=place)
         return await look(store, cluster)
 
     return _run(place, run, timeout_s=timeout_s)

@@ -150,7 +150,7 @@ async def log_server(
         )
         stack.push_async_callback(lease.close)
         url = MetadataUrl.parse(config.metadata)
-        cluster = await open_cluster(store, url.ledgers_root)
+        cluster = await open_cluster(store, url.ledgers_root, url=url)
         ledgers = await stack.enter_async_context(
             Ledgers(machine.transport, store, cluster, machine.clock, randomness, settings.ledger)
         )

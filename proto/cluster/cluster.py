@@ -20,6 +20,7 @@ from rollbook.proto.cluster.lost_replies import (
 )
 from rollbook.proto.errors import (
     BadConfig,
+    BadMetadata,
     ClusterExists,
     NodeExists,
     NoSuchCluster,
@@ -35,7 +36,7 @@ from rollbook.proto.formats.layout import (
     unpack_instance_id,
     unpack_layout,
 )
-from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Check, Create, MetadataStore, Randomness
 
 
@@ -106,12 +107,10 @@ async def open_cluster(
     if await read_surely(store, f"{root}/{paths.AVAILABLE}") is None:
         where = shlex.quote(str(url)) if url else "URL"
         raise NoSuchCluster(path=root, next_step=f"rollbook cluster init --metadata {where}")
-    layout_node = await read_surely(store, f"{root}/{paths.LAYOUT}", fresh=False)
-    id_node = await read_surely(store, f"{root}/{paths.INSTANCE_ID}", fresh=False)
     cluster = Cluster(
         root,
-        unpack_layout(layout_node.value) if layout_node else Layout.HIERARCHICAL,
-        unpack_instance_id(id_node.value) if id_node else None,
+        await _layout_at(store, root, url),
+        await _instance_id_at(store, root, url, instance_id),
     )
     if instance_id is not None and instance_id != cluster.instance_id:
         raise WrongCluster(
@@ -122,9 +121,11 @@ async def open_cluster(
         )
     if layout is not None and layout is not cluster.layout:
         raise BadConfig(
-            f"the metadata URL says {layout.value}, LAYOUT says {cluster.layout.value}", path=root
+            f"the metadata URL says {layout.value}, LAYOUT says {cluster.layout.value}",
+            path=root,
+            next_step="write zk://… there, which takes what LAYOUT says",
         )
-    await _check_own_root(store, cluster)
+    await _check_own_root(store, cluster, url)
     return cluster
 
 
@@ -161,17 +162,67 @@ async def ensure_own_root(store: MetadataStore, cluster: Cluster) -> None:
             await _check_own_root(store, cluster)
 
 
-async def _check_own_root(store: MetadataStore, cluster: Cluster) -> bool:
+async def _layout_at(store: MetadataStore, root: str, url: MetadataUrl | None) -> Layout:
+    path = f"{root}/{paths.LAYOUT}"
+    node = await read_surely(store, path, fresh=False)
+    try:
+        return unpack_layout(node.value) if node else Layout.HIERARCHICAL
+    except BadMetadata as error:
+        remove = _zookeeper_command(url, f"delete {path}")
+        raise BadMetadata(
+            error.message,
+            path=path,
+            # Elsewhere nobody would find a ledger then, and bookies would take them for deleted.
+            next_step="check the metadata URL; if it is right, and only in a cluster that was made "
+            f"with the default layout: {remove}",
+        ) from None
+
+
+async def _instance_id_at(
+    store: MetadataStore, root: str, url: MetadataUrl | None, known: str | None
+) -> str | None:
+    path = f"{root}/{paths.INSTANCE_ID}"
+    node = await read_surely(store, path, fresh=False)
+    try:
+        return unpack_instance_id(node.value) if node else None
+    except BadMetadata as error:
+        if known is None:
+            own = await read_surely(store, paths.own_root(root))
+            known = own.value.decode() if own and is_instance_id(own.value) else None
+        write = _zookeeper_command(url, f"set {path} {known or 'UUID'}")
+        whose = "" if known else ", with the UUID that cookies of bookies name"
+        raise BadMetadata(
+            error.message,
+            path=path,
+            next_step=f"check the metadata URL; if it is right: {write}{whose}",
+        ) from None
+
+
+def _zookeeper_command(url: MetadataUrl | None, command: str) -> str:
+    """Only ZooKeeper lets others write what we read: an embedded store checks its own bytes."""
+    where = f" -server {url.place}" if url and url.backend is Backend.ZOOKEEPER else ""
+    return f"zkCli.sh{where} {command}"
+
+
+async def _check_own_root(
+    store: MetadataStore, cluster: Cluster, url: MetadataUrl | None = None
+) -> bool:
     """Whether it is there. Raises `WrongCluster` if it belongs to another cluster."""
     node = await read_surely(store, cluster.own_root)
     if node is None:
         return False
     if node.value != (cluster.instance_id or "").encode():
+        next_step = "check the metadata URL"
+        if cluster.instance_id is None and is_instance_id(node.value):
+            path = cluster.path(paths.INSTANCE_ID)
+            write = _zookeeper_command(url, f"create {path} {node.value.decode()}")
+            next_step += f"; if it is right, its {paths.INSTANCE_ID} is gone: {write}"
         raise WrongCluster(
             "what lies beside the ledgers root belongs to another cluster",
             path=cluster.own_root,
             expected=cluster.instance_id,
             found=node.value.decode("ascii", "replace"),
+            next_step=next_step,
         )
     return True
 

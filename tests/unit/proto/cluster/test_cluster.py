@@ -226,6 +226,54 @@ async def test_damaged_nodes_are_refused(store: FaultyStore) -> None:
             await open_cluster(store, ROOT)
 
 
+WHERE = MetadataUrl.parse(f"zk://zk1,zk2{ROOT}")
+ZKCLI = "zkCli.sh -server zk1:2181,zk2:2181"
+
+
+async def test_what_mends_a_layout_that_nobody_knows_can_be_typed(store: FaultyStore) -> None:
+    cluster = await make(store)
+    await store.set(f"{ROOT}/LAYOUT", b"2\norg.example.Unheard:1")
+    with pytest.raises(BadMetadata) as refused:
+        await open_cluster(store, ROOT, url=WHERE)
+    assert refused.value.ids["path"] == f"{ROOT}/LAYOUT"
+    about, _, command = refused.value.next_step.rpartition(": ")
+    assert "made with the default layout" in about
+    assert command == f"{ZKCLI} delete {ROOT}/LAYOUT"
+    await store.delete(command.split()[-1])
+    assert await open_cluster(store, ROOT) == cluster
+
+
+async def test_what_mends_an_instance_id_can_be_typed(store: FaultyStore) -> None:
+    cluster = await make(store)
+    path = f"{ROOT}/INSTANCEID"
+    await store.set(path, b"?")
+    with pytest.raises(BadMetadata) as refused:
+        await open_cluster(store, ROOT, url=WHERE)
+    assert refused.value.ids["path"] == path
+    assert refused.value.next_step.endswith(f": {ZKCLI} set {path} {cluster.instance_id}")
+
+    await store.delete(path)
+    with pytest.raises(WrongCluster) as gone:
+        await open_cluster(store, ROOT, url=WHERE)
+    assert gone.value.next_step.endswith(f": {ZKCLI} create {path} {cluster.instance_id}")
+
+    *_, node, instance_id = gone.value.next_step.split()
+    await store.create(node, instance_id.encode())
+    assert await open_cluster(store, ROOT) == cluster
+
+
+async def test_an_instance_id_that_only_a_bookie_or_nobody_knows(store: FaultyStore) -> None:
+    await make(store)
+    await store.set(f"{ROOT}/INSTANCEID", b"?")
+    await store.delete("/prod/rollbook")
+    with pytest.raises(BadMetadata) as refused:
+        await open_cluster(store, ROOT, instance_id=OTHER_ID)
+    assert refused.value.next_step.endswith(f": zkCli.sh set {ROOT}/INSTANCEID {OTHER_ID}")
+    with pytest.raises(BadMetadata) as refused:
+        await open_cluster(store, ROOT)
+    assert refused.value.next_step.endswith("UUID, with the UUID that cookies of bookies name")
+
+
 async def test_a_store_out_of_reach_is_no_missing_cluster(store: FaultyStore) -> None:
     await make(store)
     store.read_fates.append(Fate.NOT_SENT)
