@@ -54,12 +54,14 @@ class StorageConfig:
     alone_after_chunks: int = 4
 
     def __post_init__(self) -> None:
-        if not self.ledger_dirs:
-            raise BadConfig("a bookie needs at least one ledger directory")
+        if not self.journal_dir:
+            raise BadConfig("journal_dir is empty")  # It would be where the process was started.
+        if not self.ledger_dirs or "" in self.ledger_dirs:
+            raise BadConfig("ledger_dirs must name at least one directory, and none that is empty")
         if len(set(self.ledger_dirs)) < len(self.ledger_dirs):
-            raise BadConfig("a ledger directory is named twice")
+            raise BadConfig("ledger_dirs names a directory twice")
         if self.journal_dir in self.ledger_dirs:
-            raise BadConfig("the journal needs a directory of its own")
+            raise BadConfig("journal_dir must be none of ledger_dirs")
         if not 16 * 1024 <= self.journal_file_bytes <= FILE_BYTES_MAX // 2:
             raise BadConfig(f"journal_file_bytes must be 16 KiB to {FILE_BYTES_MAX // 2} bytes")
         for name in (

@@ -34,23 +34,30 @@ _MIB: Final = 1024 * 1024
 
 def parse_properties(text: str) -> dict[str, str]:
     """As Java reads them: of a key that is given twice the last one counts."""
-    found: dict[str, str] = {}
-    for line in _logical_lines(text):
+    return {key: value for _, key, value in _pairs(text)}
+
+
+def lines_of_keys(text: str) -> dict[str, int]:
+    """The number of the line that counts of each key."""
+    return {key: number for number, key, _ in _pairs(text)}
+
+
+def _pairs(text: str) -> Iterator[tuple[int, str, str]]:
+    for number, line in _logical_lines(text):
         match = _KEY.match(line)
         assert match  # It matches anything.
-        found[_unescape(match[1])] = _unescape(line[match.end() :])
-    return found
+        yield number, _unescape(match[1]), _unescape(line[match.end() :])
 
 
-def _logical_lines(text: str) -> Iterator[str]:
-    lines = iter(re.split(r"\r\n|\r|\n", text))
-    for line in lines:
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    lines = iter(enumerate(re.split(r"\r\n|\r|\n", text), 1))
+    for number, line in lines:
         line = line.lstrip(_BLANKS)
         if not line or line[0] in "#!":
             continue
         while _goes_on(line):
-            line = line[:-1] + next(lines, "").lstrip(_BLANKS)
-        yield line
+            line = line[:-1] + next(lines, (0, ""))[1].lstrip(_BLANKS)
+        yield number, line
 
 
 def _goes_on(line: str) -> bool:
@@ -116,6 +123,35 @@ class _Keys:
 
 _TRUE: Final = frozenset(("true", "yes", "on", "t", "y", "1"))
 _FALSE: Final = frozenset(("false", "no", "off", "f", "n", "0"))
+
+
+# Who has to mend a setting of ours looks for these.
+KEYS_OF: Final = {
+    "metadata": ("metadataServiceUri", "zkServers", "zkLedgersRootPath"),
+    "bookie_id": ("bookieId",),
+    "listen": ("listeningInterface", "bookiePort"),
+    "advertise": ("advertisedAddress", "listeningInterface", "useHostNameAsBookieID"),
+    "session_timeout_s": ("zkTimeout",),
+    "read_only": ("forceReadOnlyBookie",),
+    "http": ("httpServerHost", "httpServerPort", "httpServerEnabled"),
+    "tls_certificate": ("tlsCertificatePath", "tlsKeyStoreType"),
+    "tls_key": ("tlsKeyStore", "tlsKeyStoreType"),
+    "tls_authorities": ("tlsTrustStore", "tlsClientAuthentication", "tlsKeyStoreType"),
+    "journal_dir": ("journalDirectories", "journalDirectory"),
+    "ledger_dirs": ("ledgerDirectories",),
+    "cache_bytes": ("dbStorage_readAheadCacheMaxSizeMb",),
+    "gc_interval_s": ("gcWaitTime",),
+    "disk_check_interval_s": ("diskCheckInterval",),
+    "minor_compaction_threshold": ("minorCompactionThreshold",),
+    "minor_compaction_interval_s": ("minorCompactionInterval",),
+    "major_compaction_threshold": ("majorCompactionThreshold",),
+    "major_compaction_interval_s": ("majorCompactionInterval",),
+    "compaction_bytes_per_s": ("compactionRateByBytes",),
+    "disk_usage_threshold": ("diskUsageThreshold",),
+    "disk_usage_warn_threshold": ("diskUsageWarnThreshold", "diskUsageThreshold"),
+    "disk_usage_low_water": ("diskUsageLwmThreshold", "diskUsageThreshold"),
+    "frame_bytes_max": ("nettyMaxFrameSizeBytes",),
+}
 
 
 def translate(

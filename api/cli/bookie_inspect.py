@@ -145,7 +145,7 @@ def _where_in(config_file: str, where: Where) -> Where:
     """Where a bookie of this configuration is: it is asked if it can be, else its files are read."""
     from rollbook.api.cli.bookie_settings import read_bookie_config
 
-    tables = read_bookie_config(config_file)
+    tables = read_bookie_config(config_file).tables
     bookie, storage = tables.get("bookie", {}), tables.get("storage", {})
     http = bookie.get("http") or None
     if http and bookie.get("http_tls"):

@@ -6,16 +6,16 @@ import random
 import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import structlog
 
-from rollbook.bookie.bookie import Settings, addresses_of
+from rollbook.bookie.bookie import Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
 from rollbook.bookie.core.remedies import FORMAT, INIT, REJOIN, WRITE_OFF
 from rollbook.bookie.identity import Identity
-from rollbook.bookie.properties import parse_properties, translate
+from rollbook.bookie.properties import KEYS_OF, lines_of_keys, parse_properties, translate
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.metastore.url import Backend, MetadataUrl
@@ -26,6 +26,8 @@ from rollbook.proto.runtime.config import (
     load_config,
     read_config_file,
     read_config_text,
+    telling_who_said,
+    variables_of_flags,
 )
 from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.logs import configure_logs
@@ -44,69 +46,101 @@ def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
     """Defaults < file < environment < flags; a flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment
     and foo_bar under [bookie] in the file. Raises `BadConfig`.
     """
-    tables = read_bookie_config(config_file) if config_file else {}
+    file = read_bookie_config(config_file) if config_file else BookieFile({})
     directories = {
-        name: tuple(flags.pop(name, ()) or _listed_in_environ(name))
-        for name in ("journal_dir", "ledger_dir")
+        name: tuple(flags.pop(name, ()) or _listed_in_environ(variable))
+        for name, variable in (
+            ("journal_dir", _OF_DIRECTORIES["journal_dir"]),
+            ("ledger_dir", _OF_DIRECTORIES["ledger_dirs"]),
+        )
     }
     if len(directories["journal_dir"]) > 1:
-        raise BadConfig("a bookie has one journal directory")
+        raise BadConfig("a bookie has one journal directory", next_step="name the fastest disk's")
     storage_flags = {
         "journal_dir": next(iter(directories["journal_dir"]), None),
         "ledger_dirs": directories["ledger_dir"] or None,
     }
-    storage = _load(StorageConfig, "storage", tables, os.environ, storage_flags)
+    others = {k: v for k, v in os.environ.items() if k not in _OF_DIRECTORIES.values()}
+    storage = _load(StorageConfig, "storage", file, storage_flags, others, _OF_DIRECTORIES)
+    bookie = _load(BookieConfig, "bookie", file, flags, variables=variables_of_flags(BookieConfig))
+    with telling_who_said(_said_in_file(file, "bookie", bookie)):
+        addresses_of(bookie)
+        tls_address_of(bookie)
+        MetadataUrl.parse(bookie.metadata)
     return Settings(
-        _load(BookieConfig, "bookie", tables, _environ_of_flags(BookieConfig), flags),
+        bookie,
         replace(
             storage,
             journal_dir=os.path.abspath(storage.journal_dir),
             ledger_dirs=tuple(map(os.path.abspath, storage.ledger_dirs)),
         ).with_fitting_queue(),
-        _load(ServerConfig, "server", tables, os.environ, {}),
-        _load(SpaceConfig, "space", tables, os.environ, {}),
+        _load(ServerConfig, "server", file),
+        _load(SpaceConfig, "space", file),
     )
 
 
-def read_bookie_config(path: str) -> dict[str, dict[str, Any]]:
+# As flags they are named once for each directory.
+_OF_DIRECTORIES: Final = {
+    "journal_dir": f"{PREFIX}JOURNAL_DIR",
+    "ledger_dirs": f"{PREFIX}LEDGER_DIR",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BookieFile:
+    tables: Mapping[str, Mapping[str, Any]]
+    said_by: Mapping[str, str] = field(default_factory=dict)  # Of what has other names there.
+
+
+def read_bookie_config(path: str) -> BookieFile:
     """TOML if its name says so, else Java's properties."""
     if path.endswith(".toml"):
-        return read_config_file(path, _SECTIONS)
-    translated = translate(parse_properties(read_config_text(path)), address_of_this_host)
+        return BookieFile(read_config_file(path, _SECTIONS))
+    text = read_config_text(path)
+    places = {key: f"{path} line {line}" for key, line in lines_of_keys(text).items()}
+    with telling_who_said(places):
+        translated = translate(parse_properties(text), address_of_this_host)
     if translated.ignored:
         logger.info("config_keys_ignored", path=path, keys=translated.ignored)
-    return translated.tables
+    said_by = {
+        name: ", ".join(f"{key} in {places[key]}" for key in keys if key in places)
+        for name, keys in KEYS_OF.items()
+    }
+    return BookieFile(translated.tables, {name: keys for name, keys in said_by.items() if keys})
+
+
+def _said_in_file(file: BookieFile, section: str, loaded: object) -> dict[str, str]:
+    """Of what neither the environment nor a flag overruled."""
+    table = file.tables.get(section) or {}
+    return {
+        name: source
+        for name, source in file.said_by.items()
+        if name in table and table[name] == getattr(loaded, name)
+    }
 
 
 def _load(
     shape: type[C],
     section: str,
-    tables: Mapping[str, Mapping[str, Any]],
-    environ: Mapping[str, str],
-    flags: Mapping[str, Any],
+    file: BookieFile,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    variables: Mapping[str, str] | None = None,
 ) -> C:
-    given = {name: value for name, value in flags.items() if value is not False}
+    given = {name: value for name, value in (flags or {}).items() if value is not False}
     return load_config(
-        shape, section=section, file=tables.get(section), environ=environ, flags=given
+        shape,
+        section=section,
+        file=file.tables.get(section),
+        environ=environ,
+        flags=given,
+        variables=variables,
+        said_by=file.said_by,
     )
 
 
-def _environ_of_flags(shape: type[Any]) -> dict[str, str]:
-    """ROLLBOOK_LISTEN, under the name by which a section's loader looks for it, which will do, too."""
-    section = f"{PREFIX}BOOKIE_"
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(section) and name != f"{PREFIX}BOOKIE_ID"
-    } | {
-        f"{section}{name.upper()}": os.environ[variable]
-        for name in (each.name for each in fields(shape))
-        if (variable := f"{PREFIX}{name.upper()}") in os.environ
-    }
-
-
-def _listed_in_environ(name: str) -> list[str]:
-    return [part for part in os.environ.get(f"{PREFIX}{name.upper()}", "").split(",") if part]
+def _listed_in_environ(variable: str) -> list[str]:
+    return [part for part in os.environ.get(variable, "").split(",") if part]
 
 
 # --- What it runs on --------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import random
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import click
@@ -33,7 +33,7 @@ from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore, Randomness
 from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector
-from rollbook.proto.runtime.config import PREFIX, load_config, read_config_file
+from rollbook.proto.runtime.config import load_config, read_config_file, variables_of_flags
 from rollbook.proto.runtime.limits import allow_open_files, door_of
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
@@ -71,8 +71,9 @@ def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettin
             LogServerConfig,
             section="log_server",
             file=tables.get("log_server"),
-            environ=_environ_of_flags(),
+            environ=os.environ,
             flags=given,
+            variables=variables_of_flags(LogServerConfig),
         ),
         load_config(
             LogServiceConfig,
@@ -88,17 +89,6 @@ def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettin
             environ=os.environ,
         ),
     )
-
-
-def _environ_of_flags() -> dict[str, str]:
-    """ROLLBOOK_METADATA, under the name by which a section's loader looks for it."""
-    section = f"{PREFIX}LOG_SERVER_"
-    given = {name: value for name, value in os.environ.items() if name.startswith(section)}
-    for each in fields(LogServerConfig):
-        variable = f"{PREFIX}{each.name.upper()}"
-        if variable in os.environ:
-            given[f"{section}{each.name.upper()}"] = os.environ[variable]
-    return given
 
 
 def run_log_server(log_level: str, flags: Mapping[str, Any]) -> None:

@@ -9,14 +9,16 @@
 A field `flush_age_ms_max` of the section `journal` is `flush_age_ms_max` under `[journal]` in the
 file and `ROLLBOOK_JOURNAL_FLUSH_AGE_MS_MAX` in the environment. An unknown key is an error, from
 wherever it comes; so is a value of the wrong type. A class checks its values in `__post_init__` by
-raising `BadConfig`.
+raising `BadConfig` with their names in it.
 """
 
 import dataclasses
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from rollbook.proto.errors import BadConfig
@@ -62,28 +64,38 @@ def load_config(
     file: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
+    said_by: Mapping[str, str] | None = None,
 ) -> C:
-    """One section. `flags` that are None were not given."""
+    """One section. `flags` that are None were not given. `variables` names fields in the environment
+    as their flags are called; `said_by` tells of fields whom they have from a file with other words.
+    """
     assert dataclasses.is_dataclass(shape)
+    variables, said_by = variables or {}, dict(said_by or {})
     kinds = typing.get_type_hints(shape)
     fields = [field.name for field in dataclasses.fields(shape)]
     values: dict[str, Any] = {}
     for name, value in (file or {}).items():
         if name not in fields:
             raise BadConfig(f"[{section}] has no setting `{name}`", next_step=_known(fields))
-        values[name] = _typed(value, kinds[name], f"[{section}] {name}")
+        values[name] = _typed(value, kinds[name], said_by.get(name, f"[{section}] {name}"))
     prefix = f"{PREFIX}{section.upper()}_"
     for variable, text in (environ or {}).items():
-        if not variable.startswith(prefix):
+        if not variable.startswith(prefix) or variable in variables.values():
             continue
         name = variable.removeprefix(prefix).lower()
         if name not in fields:
             raise BadConfig(f"{variable} names no setting", next_step=_known(fields))
-        values[name] = _parsed(text, kinds[name], variable)
+        values[name], said_by[name] = _parsed(text, kinds[name], variable), variable
+    for name, variable in variables.items():
+        if environ and variable in environ:
+            values[name] = _parsed(environ[variable], kinds[name], variable)
+            said_by[name] = variable
     for name, value in (flags or {}).items():
         assert name in fields, name
         if value is not None:
             values[name] = value
+            said_by.pop(name, None)
     missing = [
         field.name
         for field in dataclasses.fields(shape)
@@ -92,12 +104,38 @@ def load_config(
         and field.default_factory is dataclasses.MISSING
     ]
     if missing:
-        variables = ", ".join(f"{prefix}{name.upper()}" for name in missing)
+        ways = [", ".join(variables.get(name, f"{prefix}{name.upper()}") for name in missing)]
+        if all(name in variables for name in missing):
+            ways.insert(0, ", ".join(_flag_of(variables[name]) for name in missing))
         raise BadConfig(
             f"[{section}] needs {', '.join(missing)}",
-            next_step=f"give flags, a file with --config, or set {variables}",
+            next_step=f"say {' or '.join(ways)}, or name a file of settings with --config",
         )
-    return shape(**values)
+    with telling_who_said(said_by):
+        return shape(**values)
+
+
+def variables_of_flags(shape: type[Any]) -> dict[str, str]:
+    """ROLLBOOK_LISTEN for `listen`, whichever section it is in: as a flag it has no section either."""
+    return {each.name: f"{PREFIX}{each.name.upper()}" for each in dataclasses.fields(shape)}
+
+
+def _flag_of(variable: str) -> str:
+    return "--" + variable.removeprefix(PREFIX).lower().replace("_", "-")
+
+
+@contextmanager
+def telling_who_said(said_by: Mapping[str, str]) -> Iterator[None]:
+    """A `BadConfig` that names settings tells where their values come from, too."""
+    try:
+        yield
+    except BadConfig as error:
+        sources = [
+            source for name, source in said_by.items() if re.search(rf"\b{name}\b", error.message)
+        ]
+        if sources:
+            error.message += f": {', '.join(dict.fromkeys(sources))}"
+        raise
 
 
 def _read(path: str) -> bytes:

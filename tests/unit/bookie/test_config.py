@@ -1,6 +1,7 @@
 """What a bookie's settings must have to do with each other."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,3 +36,66 @@ def test_an_operator_s_settings_are_held_to_that(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("ROLLBOOK_STORAGE_QUEUED_BYTES_MAX", str(MIB))
     with pytest.raises(BadConfig, match="queued_bytes_max"):
         load_settings(**flags)
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("zkTimeout=100", "zkTimeout"),
+        ("zkTimeout=soon", "zkTimeout"),
+        ("bookiePort=99999", "bookiePort"),
+        ("advertisedAddress=no_host,really", "advertisedAddress"),
+        ("metadataServiceUri=zk://:x/ledgers", "metadataServiceUri"),
+        ("journalDirectories=/a,/b", "journalDirectories"),
+        ("ledgerDirectories=/l,/l", "ledgerDirectories"),
+        ("ledgerDirectories=/j", "ledgerDirectories"),
+        ("nettyMaxFrameSizeBytes=-1", "nettyMaxFrameSizeBytes"),
+        ("nettyMaxFrameSizeBytes=99999999", "nettyMaxFrameSizeBytes"),
+        ("gcWaitTime=0", "gcWaitTime"),
+        ("majorCompactionThreshold=80", "majorCompactionThreshold"),
+        ("diskUsageThreshold=95", "diskUsageThreshold"),
+    ],
+)
+def test_a_bad_value_of_bookkeeper_s_file_is_told_in_its_words(
+    tmp_path: Path, line: str, key: str
+) -> None:
+    path = tmp_path / "bk_server.conf"
+    sound = "metadataServiceUri=zk://a/l\njournalDirectories=/j\nledgerDirectories=/l\n"
+    path.write_text(f"{sound}# Ours:\n{line}\n")
+    with pytest.raises(BadConfig) as refused:
+        load_settings(str(path))
+    assert key in refused.value.message
+    assert f"{path} line 5" in refused.value.message
+
+
+def test_what_a_flag_overruled_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "bk_server.conf"
+    path.write_text("metadataServiceUri=zk://a/l\njournalDirectories=/j\nledgerDirectories=/l\n")
+    with pytest.raises(BadConfig) as refused:
+        load_settings(str(path), metadata="nonsense")
+    assert str(path) not in refused.value.message
+
+
+def test_an_empty_name_is_no_directory() -> None:
+    """As of a shell's variable that is not set: files would come where the process was started."""
+    sound: dict[str, Any] = {"metadata": "sqlite:///m", "journal_dir": ("/j",)}
+    for flags in ({"journal_dir": ("",), "ledger_dir": ("/l",)}, {"ledger_dir": ("/l", "")}):
+        with pytest.raises(BadConfig, match="empty"):
+            load_settings(**{**sound, **flags})
+
+
+def test_what_is_missing_is_asked_for_as_help_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("ROLLBOOK_METADATA", "ROLLBOOK_JOURNAL_DIR", "ROLLBOOK_LEDGER_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(BadConfig, match="needs journal_dir, ledger_dirs") as refused:
+        load_settings()
+    assert "--journal-dir, --ledger-dir or ROLLBOOK_JOURNAL_DIR, ROLLBOOK_LEDGER_DIR" in (
+        refused.value.next_step
+    )
+    monkeypatch.setenv("ROLLBOOK_JOURNAL_DIR", "/j")
+    monkeypatch.setenv("ROLLBOOK_LEDGER_DIR", "/l,/m")
+    with pytest.raises(BadConfig, match="needs metadata") as refused:
+        load_settings()
+    assert "--metadata or ROLLBOOK_METADATA" in refused.value.next_step
+    monkeypatch.setenv("ROLLBOOK_METADATA", "sqlite:///m")
+    assert load_settings().storage.ledger_dirs == ("/l", "/m")

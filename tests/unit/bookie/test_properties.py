@@ -6,7 +6,7 @@ import pytest
 
 from rollbook.bookie.bookie import addresses_of
 from rollbook.bookie.config import BookieConfig
-from rollbook.bookie.properties import parse_properties, translate
+from rollbook.bookie.properties import KEYS_OF, lines_of_keys, parse_properties, translate
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
 
@@ -50,6 +50,11 @@ def translated(text: str) -> dict[str, dict[str, object]]:
 )
 def test_lines_are_read_as_java_reads_them(text: str, found: dict[str, str]) -> None:
     assert parse_properties(text) == found
+
+
+def test_a_key_is_found_in_the_line_that_counts() -> None:
+    text = "# x\na=1\n\nb=1,\\\n  2\r\nc=3\na=2"
+    assert lines_of_keys(text) == {"a": 7, "b": 4, "c": 6}
 
 
 def escape(text: str) -> str:
@@ -257,6 +262,40 @@ def test_a_full_disk_is_one_that_says_so() -> None:
 def test_a_value_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(BadConfig, match=text.partition("=")[0]):
         translated(text)
+
+
+def test_of_each_setting_it_is_known_which_keys_have_a_say() -> None:
+    """What they translate to without a key and with it differs in the settings that name the key."""
+    whole = {
+        **parse_properties(SHIPPED),
+        **dict.fromkeys(("journalDirectories", "ledgerDirectories"), "/else"),
+        **dict.fromkeys(("tlsCertificatePath", "tlsKeyStore", "tlsTrustStore"), "/file"),
+        **dict.fromkeys(("httpServerEnabled", "tlsClientAuthentication"), "true"),
+        "tlsKeyStoreType": "PEM",
+        "forceReadOnlyBookie": "true",
+        "bookieId": "b",
+        "httpServerHost": "10.0.0.5",
+        "dbStorage_readAheadCacheMaxSizeMb": "7",
+        "bookiePort": "7",
+        "httpServerPort": "8",
+        "diskUsageThreshold": "0.8",
+        "diskUsageWarnThreshold": "0.7",
+        "diskUsageLwmThreshold": "0.6",
+        "listeningInterface": "eth0",
+        "advertisedAddress": "x",
+    }
+
+    def settings(properties: dict[str, str]) -> dict[str, object]:
+        tables = translate(properties, address_of).tables.values()
+        return {name: value for table in tables for name, value in table.items()}
+
+    found = settings(whole)
+    assert found.keys() == KEYS_OF.keys()
+    for key in whole:
+        changed = settings({each: value for each, value in whole.items() if each != key})
+        differing = {name for name in found if found[name] != changed.get(name)}
+        depend = {name for name, keys in KEYS_OF.items() if key in keys}
+        assert differing <= depend, key
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollbook.proto.errors import BadConfig
-from rollbook.proto.runtime.config import load_config, read_config_file
+from rollbook.proto.runtime.config import load_config, read_config_file, variables_of_flags
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,39 @@ def test_a_setting_without_default_is_asked_for() -> None:
     with pytest.raises(BadConfig, match="needs directory") as refused:
         load_config(Needy, section="journal")
     assert "ROLLBOOK_JOURNAL_DIRECTORY" in refused.value.next_step
+
+
+def test_what_has_a_flag_is_asked_for_by_the_name_of_the_flag() -> None:
+    @dataclass(frozen=True)
+    class Needy:
+        journal_dir: str
+        journal_id: str = ""
+
+    variables = variables_of_flags(Needy)
+    with pytest.raises(BadConfig, match="needs journal_dir") as refused:
+        load_config(Needy, section="journal", variables=variables)
+    assert "say --journal-dir or ROLLBOOK_JOURNAL_DIR, or" in refused.value.next_step
+    environ = {"ROLLBOOK_JOURNAL_JOURNAL_DIR": "/long", "ROLLBOOK_JOURNAL_ID": "7"}
+    found = load_config(Needy, section="journal", environ=environ, variables=variables)
+    assert found == Needy("/long", "7")
+    environ["ROLLBOOK_JOURNAL_DIR"] = "/short"
+    found = load_config(Needy, section="journal", environ=environ, variables=variables)
+    assert found.journal_dir == "/short"
+
+
+def test_a_bad_value_is_told_by_the_name_under_which_it_was_given() -> None:
+    theirs = {"flush_age_ms_max": "flushAge in their.conf line 7", "ratio": "ratio in line 8"}
+    sources: dict[str, Any] = {"file": {"flush_age_ms_max": -1, "ratio": 2.0}, "said_by": theirs}
+
+    def told(**more: Any) -> str:
+        with pytest.raises(BadConfig) as refused:
+            load(**sources, **more)
+        return refused.value.message
+
+    assert told() == "flush_age_ms_max is negative: flushAge in their.conf line 7"
+    variable = "ROLLBOOK_JOURNAL_FLUSH_AGE_MS_MAX"
+    assert told(environ={variable: "-2"}) == f"flush_age_ms_max is negative: {variable}"
+    assert told(flags={"flush_age_ms_max": -3}) == "flush_age_ms_max is negative"
 
 
 @pytest.mark.parametrize(
