@@ -55,6 +55,7 @@ from rollbook.bookie.core.records import (
 )
 from rollbook.bookie.core.replay import Replayed, replay
 from rollbook.bookie.journal import journal_path
+from rollbook.bookie.journal_reading import first_record, read_back
 from rollbook.bookie.views import LedgerViews, View
 from rollbook.proto.errors import BadConfig, Missing, TornRecord
 from rollbook.proto.ports import Disk, DiskLock, OpenMode, Randomness
@@ -287,14 +288,13 @@ class StoreFiles:
                 return Loss(path, STRANGE_JOURNAL, STRANGE_REMEDY)
             if await file.size() >= header.allocated_bytes:
                 return None
-            reader = RecordReader(await file.read_at(0, await file.size()), header.file_id)
+            proof = await self._durable_through(later)
+            first = await first_record(file, header)
+            if first and (await read_back(file, header, first.sequence, proof)).is_ended:
+                return None  # What was allocated behind its end was given back.
+            return Loss(path, SHORT_JOURNAL)
         finally:
             await file.close()
-        first = reader.next_after(FILE_HEADER_BYTES, 0)
-        proof = await self._durable_through(later)
-        if first and scan(reader, first_sequence=first.sequence, durable_through=proof).is_ended:
-            return None  # What was allocated behind its end was given back.
-        return Loss(path, SHORT_JOURNAL)
 
     # --- Everything ---------------------------------------------------------------------------
 

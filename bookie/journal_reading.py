@@ -13,6 +13,7 @@ from typing import Final
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
     FileHeader,
+    Record,
     RecordReader,
     align,
     is_blank,
@@ -89,6 +90,18 @@ async def read_back(
         found.unproven_at if found.proven >= sequence else unproven_at(found.proven),
         is_blank=False,
     )
+
+
+async def first_record(file: File, header: FileHeader) -> Record | None:
+    """The first one of which the head or the tail is sound."""
+    size, length = await file.size(), _WINDOW_BYTES
+    while True:
+        contents = await file.read_at(FILE_HEADER_BYTES, length)
+        reader = RecordReader(contents, header.file_id, FILE_HEADER_BYTES)
+        found = reader.next_after(FILE_HEADER_BYTES, 0)
+        if found or FILE_HEADER_BYTES + length >= size:
+            return found
+        length *= 2  # Damage, or the tail of a long one.
 
 
 async def is_blank_from(file: File, start: int) -> bool:

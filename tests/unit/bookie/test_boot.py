@@ -7,13 +7,17 @@ from itertools import count
 import pytest
 
 from rollbook.bookie import journal_reading
+from rollbook.bookie.boot import SHORT_JOURNAL
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
+    Record,
     RecordReader,
+    Row,
     scan,
     unpack_file_header,
 )
+from rollbook.bookie.inspection import StoreFiles
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import EntryStateUnknown
 from tests.crash.images.step_disk import StepDisk, StepFile, step
@@ -70,6 +74,17 @@ def journals(image: FileSystem) -> list[int]:
     return [number for number in found if number is not None]
 
 
+def last_record(contents: bytearray) -> tuple[Record, list[Row]]:
+    """Of a journal file; what its rows say."""
+    header = unpack_file_header(bytes(contents))
+    assert header
+    reader = RecordReader(bytes(contents), header.file_id)
+    last = scan(reader).records[-1]
+    rows = reader.rows(last)
+    assert rows
+    return last, rows
+
+
 def test_a_file_that_was_made_ready_is_looked_through_once(
     died: FileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,12 +112,7 @@ def test_what_a_file_lost_at_its_end_is_in_doubt_where_another_follows(died: Fil
     record there claims, and the gap between their numbers."""
     first, second, _ = journals(died)
     contents = died.files[first].contents
-    header = unpack_file_header(bytes(contents))
-    assert header
-    reader = RecordReader(bytes(contents), header.file_id)
-    last = scan(reader).records[-1]
-    rows = reader.rows(last)
-    assert rows
+    last, rows = last_record(contents)
     size = len(contents) - last.body_start - 100  # As if it had been torn, with all behind it.
     contents[last.body_start + 100 :] = bytes(size)
     died.files[second].contents[FILE_HEADER_BYTES + 10] ^= 1
@@ -119,12 +129,7 @@ def test_a_record_that_a_later_file_proves_is_kept_though_its_own_first_head_is_
     damaged is no torn tail, and whatever of it proves itself is still answered."""
     first, second, _ = journals(died)
     contents = died.files[first].contents
-    header = unpack_file_header(bytes(contents))
-    assert header
-    reader = RecordReader(bytes(contents), header.file_id)
-    last = scan(reader).records[-1]
-    rows = reader.rows(last)
-    assert rows
+    last, rows = last_record(contents)
     contents[last.body_end - 100] ^= 1
     contents[last.end :] = bytes(len(contents) - last.end)
     died.files[second].contents[FILE_HEADER_BYTES + 10] ^= 1
@@ -134,3 +139,35 @@ def test_a_record_that_a_later_file_proves_is_kept_though_its_own_first_head_is_
     assert step(storage.read(7, kept)) == entry(7, kept, PAYLOAD)
     with pytest.raises(EntryStateUnknown):
         step(storage.read(7, rows[0].last_entry))
+
+
+def test_the_doctor_looks_through_a_file_that_was_cut_short_in_pieces(
+    died: FileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal file may be as large as the memory that is left."""
+
+    async def read_at(file: StepFile, position: int, length: int) -> bytes:
+        found = await as_ever(file, position, length)
+        if file._number == first:
+            read_bytes.append(len(found))
+        return found
+
+    async def losses() -> list[tuple[str, str]]:
+        store = await StoreFiles.open(StepDisk(died), CONFIG, random.Random(1))
+        return [(loss.path, loss.what) async for loss in store.losses()]
+
+    first, *_ = journals(died)
+    contents = died.files[first].contents
+    last, _ = last_record(contents)
+    assert step(losses()) == []
+    del contents[last.body_end - 100 :]
+    read_bytes: list[int] = []
+    as_ever = StepFile.read_at
+    monkeypatch.setattr(StepFile, "read_at", read_at)
+    monkeypatch.setattr(journal_reading, "_WINDOW_BYTES", 4096)
+    path = f"/store/journal/{min(died.list_directory('/store/journal'))}"
+    assert step(losses()) == [(path, SHORT_JOURNAL)]
+    assert sum(read_bytes) > len(contents) > 3 * max(read_bytes)
+
+    contents[FILE_HEADER_BYTES + 10] ^= 1  # Then its first record has to be looked for.
+    assert step(losses()) == [(path, SHORT_JOURNAL)]
