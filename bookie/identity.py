@@ -54,6 +54,7 @@ from rollbook.proto.cluster.cookies import Member, MemberNodes
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.lost_replies import read_surely
+from rollbook.proto.cluster.registration import id_taken
 from rollbook.proto.errors import (
     BadConfig,
     BadMetadata,
@@ -71,7 +72,7 @@ from rollbook.proto.formats import paths
 from rollbook.proto.formats.bookie_record import BookieRecord
 from rollbook.proto.formats.cookie import Cookie
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.proto.ports import Clock, Disk, DiskLock, MetadataStore, OpenMode, Randomness
+from rollbook.proto.ports import Clock, Disk, DiskLock, MetadataStore, Node, OpenMode, Randomness
 
 logger = structlog.get_logger()
 
@@ -397,21 +398,24 @@ class Identity:
 
     async def _require_gone(self, patience_s: float) -> None:
         """No process is registered under the id, not even the last session of a dead one."""
-        looks = int(patience_s / _LOOK_AGAIN_S) + 1
-        for look in range(looks):
-            if look:
-                await asyncio.sleep(_LOOK_AGAIN_S)
-            for folder in (paths.AVAILABLE, paths.READ_ONLY):
-                path = f"{self._cluster.path(folder)}/{self.bookie_id}"
-                if await read_surely(self._store, path) is not None:
-                    break
-            else:
-                return
-        raise NodeExists(
-            "a process is registered under this bookie id",
-            bookie=self.bookie_id,
-            next_step="stop it first",
-        )
+        looks_left = int(patience_s / _LOOK_AGAIN_S)
+        while taken := await self._registration():
+            if not looks_left:
+                path, node = taken
+                raise id_taken(
+                    "a process is registered under this bookie id; nothing was changed",
+                    *(path, self.bookie_id, node),
+                    "stop it first; if it is dead, type this again when its session is over",
+                )
+            looks_left -= 1
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _registration(self) -> tuple[str, Node] | None:
+        for folder in (paths.AVAILABLE, paths.READ_ONLY):
+            path = f"{self._cluster.path(folder)}/{self.bookie_id}"
+            if (node := await read_surely(self._store, path)) is not None:
+                return path, node
+        return None
 
     async def _draw_ledger_id(self) -> LedgerId:
         """All ledgers that were made before have lower ids, but for those whose makers picked them."""

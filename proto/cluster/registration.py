@@ -54,6 +54,26 @@ class Standing(Enum):
     READ_ONLY = READ_ONLY
 
 
+def id_taken(
+    message: str, path: str, bookie_id: BookieId, node: Node, next_step: str
+) -> NodeExists:
+    """Tells whose the registration at `path` is, as far as it says so itself."""
+    if node.stat.owner == NO_SESSION:
+        return NodeExists(
+            f"{message}: no session made the node, so it stays until somebody removes it",
+            path=path,
+            next_step=f"zkCli.sh delete {path}",
+        )
+    who = {"session": f"{node.stat.owner:#x}"}
+    try:
+        info = unpack_service_info(bookie_id, node.value)
+    except BadMetadata:
+        info = BookieServiceInfo()
+    if info.address:
+        who["address"] = str(info.address)
+    return NodeExists(message, path=path, next_step=next_step, **who)
+
+
 class BookieRegistration:
     def __init__(
         self,
@@ -217,12 +237,15 @@ class BookieRegistration:
                         raise MetadataUnavailable("the metadata store was closed", path=path)
         except TimeoutError:
             # Time may have passed while this process stood still, and nothing was heard.
-            if not await self._is_strangers(path):
+            node = await read_surely(self._store, path)
+            if node is None or self._is_ours(node):
                 return
-            raise NodeExists(
-                "another process is registered under this bookie id",
-                path=path,
-                next_step="stop it, or give this bookie an id of its own",
+            raise id_taken(
+                "another process is registered under this bookie id, and was so for "
+                f"{self._patience_s:g} s; this one does not serve",
+                *(path, self._bookie_id, node),
+                "stop it, or give this bookie an id of its own; if it is dead, start again when "
+                "its session is over",
             ) from None
         finally:
             await watch.close()

@@ -400,8 +400,9 @@ def test_format_waits_for_a_process_that_is_registered() -> None:
         await village.live(establish)
         path = f"{ROOT}/available/{BK1}"
         await village.store.create(path, b"", CreateMode.EPHEMERAL)
-        with pytest.raises(NodeExists):
+        with pytest.raises(NodeExists, match="nothing was changed") as refused:
             await village.live(format_)
+        assert refused.value.ids["session"] == f"{village.store.session:#x}"
 
         async def patiently(_node: Node, identity: Identity) -> str:
             return (await identity.format(10.0)).incarnation

@@ -13,7 +13,14 @@ from rollbook.proto.errors import MetadataUnavailable, NodeExists, NoSuchCluster
 from rollbook.proto.formats.service_info import describe_bookie, pack_service_info
 from rollbook.proto.ids import BookieId
 from rollbook.proto.metastore.memory import MemoryService
-from rollbook.proto.ports import Address, CreateMode, EventKind, MetadataStore
+from rollbook.proto.ports import (
+    NO_SESSION,
+    Address,
+    CreateMode,
+    EventKind,
+    MetadataStore,
+    SessionId,
+)
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 
 ROOT = "/ledgers"
@@ -61,6 +68,26 @@ async def until(store: MetadataStore, holds: Callable[[], Awaitable[bool]]) -> N
         while not await holds():
             await anext(watch)
     await watch.close()
+
+
+async def until_made_by_another(store: MetadataStore, path: str, session: SessionId) -> None:
+    async def is_back() -> bool:
+        node = await store.get(path)
+        return node is not None and node.stat.owner not in (session, NO_SESSION)
+
+    await until(store, is_back)
+
+
+async def lose_session(
+    registration: BookieRegistration, service: MemoryService, store: FaultyStore
+) -> None:
+    """Returns when the bookie, which is kept, is registered again."""
+    await store.sync()
+    lost = registration.sessions_lost
+    service.expire(store.session)
+    async with asyncio.timeout(DEADLINE_S):
+        while registration.sessions_lost == lost or not registration.is_registered:
+            await asyncio.sleep(0)
 
 
 async def test_a_bookie_is_seen_with_where_it_listens(
@@ -208,13 +235,8 @@ async def test_a_bookie_registers_again_after_its_session_expired(
     await registration.register(Standing.READ_ONLY)
     first = store.session
     async with kept(registration):
-
-        async def is_back() -> bool:
-            node = await rival.get(READ_ONLY)
-            return node is not None and node.stat.owner not in (first, 0)
-
         service.expire(first)
-        await until(rival, is_back)
+        await until_made_by_another(rival, READ_ONLY, first)
         assert await standing(rival) == [READ_ONLY]
 
 
@@ -226,11 +248,7 @@ async def test_events_tell_whether_others_see_it(
         for standing_ in (Standing.WRITABLE, Standing.WRITABLE, Standing.READ_ONLY):
             await registration.register(standing_)
         async with kept(registration):
-            await store.sync()
-            service.expire(store.session)
-            async with asyncio.timeout(DEADLINE_S):
-                while registration.sessions_lost == 0 or not registration.is_registered:
-                    await asyncio.sleep(0)
+            await lose_session(registration, service, store)
     told = [each.get("standing") or each.get("session_state") for each in events]
     assert [each for each in told if each] == ["WRITABLE", "READ_ONLY", "expired", "READ_ONLY"]
 
@@ -268,16 +286,11 @@ async def test_a_keeper_outlasts_a_store_in_trouble(
     async with kept(registration):
         store.read_fates.extend([Fate.NOT_SENT] * 5)
         store.fates.extend((Fate.NOT_SENT, *[Fate.REQUEST_LOST] * 6, Fate.EXPIRED, Fate.OK))
-
-        async def is_back() -> bool:
-            node = await rival.get(WRITABLE)
-            return node is not None and node.stat.owner not in (first, 0)
-
         async with asyncio.timeout(DEADLINE_S):
             while store.fates:  # It looks at once what stands there.
                 await asyncio.sleep(0)
         service.expire(first)
-        await until(rival, is_back)
+        await until_made_by_another(rival, WRITABLE, first)
 
 
 async def test_a_keeper_whose_name_was_taken_ends(
@@ -297,8 +310,28 @@ async def test_a_keeper_whose_name_was_taken_ends(
 async def test_a_node_of_nobody_is_a_strangers(store: FaultyStore, rival: MetadataStore) -> None:
     """RG2: a persistent node under our id never goes by itself."""
     await rival.create(WRITABLE)
-    with pytest.raises(NodeExists):
+    with pytest.raises(NodeExists, match="no session made the node") as refused:
         await registration_of(store, patience_s=0.05).register(Standing.WRITABLE)
+    assert refused.value.next_step == f"zkCli.sh delete {WRITABLE}"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "address"),
+    [(pack_service_info(describe_bookie(Address("b9", 1))), "b9:1"), (b"", BOOKIE), (b"\xff", "")],
+)
+async def test_whose_session_outlasts_ours_is_named(
+    store: FaultyStore, rival: MetadataStore, theirs: bytes, address: str
+) -> None:
+    """RG2: whether it lives nobody can know."""
+    await rival.create(WRITABLE, theirs, CreateMode.EPHEMERAL)
+    with pytest.raises(NodeExists, match=r"for 0\.05 s; this one does not serve") as refused:
+        await registration_of(store, patience_s=0.05).register(Standing.WRITABLE)
+    assert refused.value.ids == {
+        "path": WRITABLE,
+        "session": f"{rival.session:#x}",
+        **({"address": address} if address else {}),
+    }
+    assert "if it is dead, start again when its session is over" in refused.value.next_step
 
 
 async def test_without_a_cluster_nobody_registers(store: FaultyStore) -> None:
@@ -385,11 +418,7 @@ async def test_it_is_known_whether_it_is_registered(
     await registration.register(Standing.WRITABLE)
     assert registration.is_registered
     async with kept(registration):
-        await store.sync()
-        service.expire(store.session)
-        async with asyncio.timeout(DEADLINE_S):
-            while registration.sessions_lost == 0 or not registration.is_registered:
-                await asyncio.sleep(0)
+        await lose_session(registration, service, store)
     assert registration.sessions_lost == 1
     await registration.withdraw()
     assert not registration.is_registered
