@@ -96,13 +96,19 @@ def test_a_gap_below_the_last_entry_is_found_by_asking() -> None:
     assert tail.next_entry == 5
 
 
-def test_who_names_a_higher_one_than_is_sought_is_asked_for_what_is_below() -> None:
-    """FR2: as soon as it is heard."""
+def waiting_for_the_third() -> TailSearch:
+    """Two have named the same last entry; what the third has decides."""
     tail = search(last_known=4, highest_seen=4)
     tail.on_last(0, entry(4))
     tail.on_last(1, entry(4))
     tail.expect_last(2)
     assert tail.plan(100) == []
+    return tail
+
+
+def test_who_names_a_higher_one_than_is_sought_is_asked_for_what_is_below() -> None:
+    """FR2: as soon as it is heard."""
+    tail = waiting_for_the_third()
     tail.on_last(2, entry(6))
     assert tail.plan(100) == [one(2, 5)]
     tail.on_entries(one(2, 5), [entry(5)])
@@ -113,11 +119,7 @@ def test_who_names_a_higher_one_than_is_sought_is_asked_for_what_is_below() -> N
 
 def test_who_does_not_name_its_last_entry_is_asked() -> None:
     """FR3: its fence failed, or takes long."""
-    tail = search(last_known=4, highest_seen=4)
-    tail.on_last(0, entry(4))
-    tail.on_last(1, entry(4))
-    tail.expect_last(2)
-    assert tail.plan(100) == []
+    tail = waiting_for_the_third()
     tail.on_no_last(2)
     assert tail.plan(100) == [one(2, 5)]
     tail.on_entries(one(2, 5), [entry(5)])
