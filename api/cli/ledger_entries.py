@@ -14,7 +14,7 @@ from rollbook.api.cli.record_input import Cutter, as_json, framed, input_bytes, 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.writer import LedgerWriter
-from rollbook.proto.errors import InvalidRequest
+from rollbook.proto.errors import InvalidRequest, RollbookError
 from rollbook.proto.ids import EntryId
 from rollbook.proto.wire.digest import DigestType, Entry
 
@@ -55,6 +55,12 @@ def append_input(
         except asyncio.CancelledError:
             last_entry = writer.metadata.last_entry
             click.echo(f"interrupted: ledger {writer.ledger_id} ends at {last_entry}", err=True)
+            raise
+        except (
+            RollbookError
+        ) as error:  # What is confirmed stays: from there on it can be said again.
+            confirmed = writer.last_add_confirmed
+            error.ids = {"ledger_id": writer.ledger_id, "last_confirmed": confirmed, **error.ids}
             raise
         metadata = writer.metadata
         return {

@@ -8,6 +8,7 @@ import struct
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import CancelledError
 from typing import Final
 
 from rollbook.proto.errors import EntryTooLarge, InvalidRequest
@@ -81,9 +82,9 @@ async def standard_input() -> AsyncIterator[bytes]:
             putting = chunks.put(chunk)
             try:
                 asyncio.run_coroutine_threadsafe(putting, loop).result()
-            except (RuntimeError, asyncio.CancelledError):
+            except (RuntimeError, CancelledError):
                 putting.close()
-                return  # Nobody listens any more.
+                return  # Nobody listens any more: the loop is closed, or is about to be.
             if not chunk or isinstance(chunk, OSError):
                 return
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -94,6 +95,14 @@ def test_a_ledger_that_was_made_is_written_once(shell: Shell) -> None:
     assert "LEDGER_CLOSED" in shell.errors
     shell.run("read", ledger_id, "--password", "wrong", code=6)
     assert "UNAUTHORIZED" in shell.errors
+
+
+def test_a_failed_append_says_what_it_has_written(shell: Shell) -> None:
+    """Else nobody could go on from there."""
+    shell.run("append", "--frame", "len32", stdin=b"\0\0\0\3one\0\0\0\3t", code=2)
+    found = re.search(r"5 bytes into an entry \(ledger_id=(\d+) last_confirmed=0\)", shell.errors)
+    assert found
+    assert shell.run("read", found[1], "-o", "raw") == b"one\n"
 
 
 def test_ledgers_are_listed_and_removed(shell: Shell) -> None:

@@ -1,0 +1,42 @@
+"""Standard input as it is read while something else goes wrong."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from rollbook.api.cli import record_input
+from rollbook.api.cli.record_input import standard_input
+
+DEADLINE_S = 10.0
+
+
+def test_whoever_gives_up_ends_the_reader_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a ledger whose bookies are full, while more input waits than is taken."""
+    untold: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", untold.append)
+    monkeypatch.setattr(record_input, "_READ_BYTES", 1)
+    path = tmp_path / "input"
+    path.write_bytes(b"x" * 100)
+
+    async def fail_while_it_waits() -> None:
+        async for _ in standard_input():
+            while not any(map(waits_for_room, asyncio.all_tasks())):
+                await asyncio.sleep(0)
+            raise ConnectionError
+
+    def waits_for_room(task: asyncio.Task[object]) -> bool:
+        return "Queue.put" in repr(task) and "wait_for" in repr(task)
+
+    with path.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        with pytest.raises(ConnectionError):
+            asyncio.run(fail_while_it_waits())
+        for thread in threading.enumerate():
+            if thread.name == "standard-input":
+                thread.join(DEADLINE_S)
+                assert not thread.is_alive()
+    assert untold == []
