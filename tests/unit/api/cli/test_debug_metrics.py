@@ -1,5 +1,6 @@
 """What a bundle is told by the pages of servers, and what it tells them."""
 
+import asyncio
 import ssl
 import threading
 from collections.abc import Iterator
@@ -120,6 +121,35 @@ async def test_a_bundle_is_bounded(
     assert found == {"log-0": b"a_tot", "log-1": b"a_tot"}
     assert "after the first 5 bytes" in str(missing["log-0"])
     assert "more servers" in str(missing["log-2"])
+
+
+async def test_no_more_than_a_few_are_asked_at_once(
+    access: LogAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a connection, and up to 4 MiB. Who has answered makes room for the next."""
+    waiting: list[asyncio.Event] = []
+
+    async def page(*_: object) -> bytes:
+        waiting.append(asyncio.Event())
+        await waiting[-1].wait()
+        return b"a_total 1\n"
+
+    async def turns() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(debug_metrics, "_page", page)
+    monkeypatch.setattr(debug_metrics, "_AT_ONCE", 3)
+    places = [Place(f"log-{n}", "http://127.0.0.1:1") for n in range(7)]
+    asking = asyncio.create_task(gather(places, access, KNOWN))
+    for asked in (3, 4, 5, 6, 7):
+        await turns()
+        assert len(waiting) == asked
+        waiting[asked - 3].set()
+    for each in waiting:
+        each.set()
+    found, missing = await asking
+    assert (len(found), missing) == (7, {})
 
 
 async def test_a_page_over_tls_is_read_from_who_is_believed(
