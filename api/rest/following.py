@@ -14,6 +14,7 @@ What those who do not take it cost is bounded, however many they are:
     begun      the rest of a large record, of which he has taken a part, is kept; while such rests
                are more than `_RESTS_BYTES_MAX` in all, he is hung up on, and resumes
     reading    who is behind reads in turns, so many at a time (`door.py`)
+    showing    that he takes anything: until then he is told a piece at a time (`newcomers.py`)
 
 Connections that take nothing at all are hung up on (`server.py`). What goes wrong once an answer has
 begun is its last event.
@@ -30,6 +31,7 @@ from starlette.types import Receive, Scope, Send
 
 from rollbook.api.rest.door import Door
 from rollbook.api.rest.json_words import to_json
+from rollbook.api.rest.newcomers import Newcomer
 from rollbook.api.rest.problems import problem_of
 from rollbook.api.rest.record_json import Encoding, dumped, record_json
 from rollbook.api.rest.untaken import is_taken
@@ -97,6 +99,7 @@ class Follow(Response):
         self._events: AsyncGenerator[Any, None] | None = events
         self._again = again
         self._encoding = encoding
+        self._newcomer = Newcomer(door.newcomers)
         self._is_sse = kind == SSE
         self._end = b"" if end is None else b"..%d" % end
 
@@ -142,12 +145,21 @@ class Follow(Response):
         while event is not None:
             is_last = isinstance(event, Sealed | Moving | Stopped) or is_end(event)
             pieces = told(event, self._encoding, stands)
+            is_more = _is_much(
+                event
+            )  # Than a piece: what is told of a log as it grows waits for nobody.
             event = None
-            for piece in pieces:
+            while True:
+                if is_more:
+                    await self._newcomer.wait()
+                if (piece := next(pieces, None)) is None:
+                    break
+                is_more = True
                 resumes_at = await self._tell_piece(piece, send)
                 stands = piece.next_offset if resumes_at is None else resumes_at
                 if resumes_at is None or is_last:
                     continue
+                self._newcomer.on_nothing_taken()
                 del piece
                 pieces.close()
                 await self._let_go()
@@ -169,6 +181,7 @@ class Follow(Response):
             await self._let_go()
             await send(_body(text))
             return piece.next_offset
+        self._newcomer.on_told(len(text))
         if len(text) <= _SLICE_BYTES:
             return None
         is_slow = False
@@ -193,6 +206,10 @@ class Follow(Response):
 def is_end(event: Any) -> bool:
     """Of a log's tail: it moves no more."""
     return isinstance(event, LogTail) and event.is_sealed
+
+
+def _is_much(event: Any) -> bool:
+    return isinstance(event, Records) and sum(map(len, event.blocks)) > _PIECE_BYTES
 
 
 def told(event: Any, encoding: Encoding, stands: Offset) -> Generator[Told, None, None]:

@@ -83,7 +83,7 @@ _IDLE_LOOKED_AT: Final = 8  # Of those that may have to make room.
 _RETRY_MS: Final = 1000
 # Bytes of a connection that its client has no room for. Left to itself the system takes megabytes, so that
 # whoever takes nothing is told a large part of a log.
-_UNSENT_BY_SYSTEM: Final = 128 * 1024
+_UNSENT_BY_SYSTEM: Final = 64 * 1024
 _LOOKING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _ONCE: Final = frozenset(
     (

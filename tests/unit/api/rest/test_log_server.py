@@ -511,7 +511,7 @@ async def test_the_system_takes_little_for_who_takes_nothing(there: There) -> No
     await there.client.get("/healthz")
     for connection in there.server._http._state.connections:
         taken = connection.transport.get_extra_info("socket")
-        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 128 * 1024
+        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 64 * 1024
     writer.close()
 
 
