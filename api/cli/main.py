@@ -23,6 +23,7 @@ from rollbook.proto import errors
 FAILED: Final = 1
 DENIED: Final = 6
 INTERRUPTED: Final = 130
+_COMPLETE: Final = "_ROLLBOOK_COMPLETE"  # A shell that completes sets it.
 
 _GROUPS: Final = {
     "demo": "Watch it keep its promises: ends by itself in seconds",
@@ -123,9 +124,12 @@ def completion(shell: str) -> None:
     """Print what makes a shell complete commands, flags and names."""
     from click.shell_completion import get_completion_class
 
+    from rollbook.api.cli.shells import add_shells
+
+    add_shells()
     complete = get_completion_class(shell)
     assert complete is not None
-    click.echo(complete(rollbook, {}, "rollbook", "_ROLLBOOK_COMPLETE").source())
+    click.echo(complete(rollbook, {}, "rollbook", _COMPLETE).source())
 
 
 def exit_code(error: errors.RollbookError) -> int:
@@ -135,8 +139,12 @@ def exit_code(error: errors.RollbookError) -> int:
 def main() -> None:
     if not __debug__:
         sys.exit("rollbook checks its own promises with assert: run Python without -O")
+    if _COMPLETE in os.environ:
+        from rollbook.api.cli.shells import add_shells
+
+        add_shells()
     try:
-        result = rollbook(prog_name="rollbook", standalone_mode=False)
+        result = rollbook(prog_name="rollbook", complete_var=_COMPLETE, standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(INTERRUPTED)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -434,16 +434,15 @@ def test_names_are_completed(
     environment = {**os.environ, "ROLLBOOK_SERVER": server, "XDG_CONFIG_HOME": str(tmp_path)}
 
     def complete(line: str, **more: str) -> list[str]:
-        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
         program = (
             "from rollbook.api.cli import completing\n"
             "completing._PATIENCE_S = 30\n"  # For a machine with much to do.
-            "from rollbook.api.cli.main import rollbook\n"
-            "rollbook.main(prog_name='rollbook', complete_var='_ROLLBOOK_COMPLETE')"
+            "from rollbook.api.cli.main import main\n"
+            "main()"
         )
         done = subprocess.run(
             [sys.executable, "-c", program],
-            env={**environment, "_ROLLBOOK_COMPLETE": "bash_complete", **words, **more},
+            env={**environment, "_ROLLBOOK_COMPLETE": "bash_complete", "COMP_WORDS": line, **more},
             capture_output=True,
             text=True,
             check=True,
