@@ -122,8 +122,8 @@ class _Stream:
         """Of a long answer not each segment has to wake us: that costs both sides more than its bytes."""
         missing = self._under_way[0][1] - self._unclaimed_bytes if self._under_way else 1
         wakes_bytes = max(1, min(missing, _PIECE_BYTES))
-        if max(wakes_bytes, self._wakes_bytes) < _PIECE_BYTES // 4:
-            return  # Short ones come in one piece.
+        if self._wakes_bytes <= wakes_bytes < _PIECE_BYTES // 4:
+            return  # Short ones come in one piece. But what is left of a long one may be more than they are.
         if wakes_bytes != self._wakes_bytes:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_bytes)
             self._wakes_bytes = wakes_bytes
