@@ -33,7 +33,7 @@ from tests.bench.load.work import (
     entry_bytes,
     read_batches,
 )
-from tests.support import processes
+from tests.support import bookies, processes
 
 CONNECTIONS: Final = 8
 BATCH_BYTES: Final = 64 * 1024
@@ -46,6 +46,7 @@ OLD_LEDGERS: Final = 1_000_000  # Ids of those that are there before.
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 _SINK: Final = "tests.bench.load.sink"
+_BARE_SERVER: Final = "tests.bench.load.bare_server"
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ class _Cold(NamedTuple):
     """Seconds a byte of entries."""
 
     took_s: float
-    cpu_s: float  # Of the bookie,
+    cpu_s: float  # Of the server,
     generator_cpu_s: float
 
 
@@ -262,31 +263,41 @@ def cold_reads(runs: int, size: Size) -> Iterator[Figure]:
 
     The disk's rate is what a plain reader gets, one that reads them as `cat` does, in the same run.
     One past the page cache is shown beside it: on a virtual machine that measures what a cache below
-    it, or a quota, has to give at the moment, not what a disk gives for long.
+    it, or a quota, has to give at the moment, not what a disk gives for long. And so is a bare server:
+    what this machine, this generator and this language reach if nothing is verified or put together.
     The bookie's own cache is small here, so that nothing is left in it from the run before.
     """
     for name, payload_bytes, times_max in (("16 KiB", 16 * KIB, 1 / 0.6), ("1 KB", 1_000, None)):
         entries = size.cold_bytes // payload_bytes
         cold: list[_Cold] = []
+        bare: list[_Cold] = []
         files_s: list[tuple[float, float]] = []
         with victim({"ROLLBOOK_STORAGE_CACHE_BYTES": str(8 * MIB)}) as bookie:
             _run(bookie.address, [add_batches([1], entries, payload_bytes, BATCH_BYTES)])
             work = [batch_read_batches(1, entries, payload_bytes, MIB // payload_bytes)]
             for _ in range(runs):
                 ours = [_read_cold(bookie, work, entry_bytes(payload_bytes))]
-                theirs = [_read_files(bookie), _read_files(bookie)]
+                theirs = [_read_files(bookie)]
+                bare.append(_read_barely(bookie))
+                theirs.append(_read_files(bookie))
                 ours.append(_read_cold(bookie, work, entry_bytes(payload_bytes)))
                 cold.append(_Cold(*map(mean, zip(*ours, strict=True))))
                 plain_s, direct_s = map(mean, zip(*theirs, strict=True))
                 files_s.append((plain_s, direct_s))
         what = f"cold reads of {name} in order"
         ours_s = [each.took_s for each in cold]
+        bare_s = [each.took_s for each in bare]
         yield _rate(what, ours_s)
         readers = ("a plain reader of the files", times_max), ("one past the page cache", None)
         for (reader, target), theirs_s in zip(readers, zip(*files_s, strict=True), strict=True):
             yield _rate(f"{what}: {reader}", theirs_s)
             ratios = [ours / theirs for ours, theirs in zip(ours_s, theirs_s, strict=True)]
             yield judged(f"{what}: time by {reader}", "times", target, ratios)
+        server = f"{what}: a bare server of the files"
+        yield _rate(server, bare_s)
+        ratios = [ours / theirs for ours, theirs in zip(ours_s, bare_s, strict=True)]
+        yield judged(f"{what}: time by a bare server", "times", None, ratios)
+        yield judged(f"{server}: CPU", "s/GB", None, [1e9 * each.cpu_s for each in bare])
         yield judged(f"{what}: CPU", "s/GB", None, [1e9 * each.cpu_s for each in cold])
         generator_cpu_s = [1e9 * each.generator_cpu_s for each in cold]
         yield judged(f"{what}: CPU of the generator", "s/GB", None, generator_cpu_s)
@@ -298,6 +309,21 @@ def _read_cold(bookie: Victim, work: Sequence[Sequence[Batch]], each_bytes: int)
     result = _run(bookie.address, work)
     cpu_s, size = bookie.bookie.cpu_s - cpu_s, result.entries * each_bytes
     return _Cold(result.seconds / size, cpu_s / size, result.cpu_s / size)
+
+
+def _read_barely(bookie: Victim) -> _Cold:
+    """Answers of a MiB each, as many as the files have, asked for as the bookie's are."""
+    request, paths = b"give", bookie.files()
+    answers = sum(path.stat().st_size // MIB for path in paths)
+    bookie.drop_caches()
+    with processes.family() as family:
+        words = (str(len(request)), str(MIB), *map(str, paths))
+        server = family.start_module(_BARE_SERVER, *words)
+        address = "127.0.0.1", int(server.line())
+        cpu_s = bookies.cpu_s(server.pid)
+        result = generator.run(address, [[Batch(request, MIB, 1)] * answers], window=WINDOW)
+        cpu_s, size = bookies.cpu_s(server.pid) - cpu_s, answers * MIB
+        return _Cold(result.seconds / size, cpu_s / size, result.cpu_s / size)
 
 
 def _read_files(bookie: Victim) -> tuple[float, float]:

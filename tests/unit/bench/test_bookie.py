@@ -11,7 +11,7 @@ from rollbook.proto.errors import BadFrame
 from tests.bench import bookie
 from tests.bench.load import generator
 from tests.bench.load.generator import Stalled
-from tests.bench.load.work import add_batches, entry_bytes, read_batches
+from tests.bench.load.work import Batch, add_batches, entry_bytes, read_batches
 from tests.support import processes
 
 
@@ -21,6 +21,7 @@ from tests.support import processes
         ("where-it-goes", {"µs/add"}),
         ("alone", {"µs", "times"}),
         ("cached-reads", {"entries/s"}),
+        ("cold-reads", {"MB/s", "times", "s/GB"}),
         ("compaction", {"ms", "times", "MB"}),
     ],
 )
@@ -80,3 +81,20 @@ def test_generator_says_when_the_server_hangs_up() -> None:
         with pytest.raises((Stalled, ConnectionResetError)):
             generator.run(address, [add_batches([1], 10, 100, 1)], window=1)
         server.join()
+
+
+def test_generator_is_woken_by_a_short_answer_behind_the_rest_of_a_long_one() -> None:
+    """It stalled where that rest was longer than the next answer, and neither of them was long."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        batches = [Batch(b"?", size, 1) for size in (300_000, 1_000)]
+        stream = generator._Stream(ours, batches, window=1, interval_s=0)
+        stream.send()
+        for size, missing in ((130_000, 170_000), (130_000, 40_000), (40_000, 0)):
+            theirs.sendall(bytes(size))
+            stream.receive()
+            if missing:
+                assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == missing
+        stream.send()
+        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) <= 1_000
