@@ -174,7 +174,7 @@ class Bookie:
 
     async def _open(self, tls: Transport | None) -> None:
         machine, settings = self._machine, self.config
-        locks = await self.identity.establish()
+        locks = await self.identity.establish(self._require_place)
         self._holder = locks[0].token
         self.storage = await Storage.open(
             *(machine.disk, settings.storage, machine.clock, machine.randomness),
@@ -205,6 +205,11 @@ class Bookie:
             self._begin(self._count_start())
         if tls and self._tls_listen:
             self._tls_listener = await self.server.listen(self._tls_listen, tls)
+
+    async def _require_place(self) -> None:
+        """Raises `BadConfig` if it cannot listen where it wants to. Mostly its id says where that is."""
+        listener = await self._machine.transport.listen(asyncio.Protocol, self._listen)
+        await listener.close()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """What fails there makes it impossible to go on."""

@@ -14,7 +14,7 @@ steps leaves what the next attempt takes up (`core/identity.py`):
 import asyncio
 import errno
 from array import array
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
 from typing import Final
@@ -158,13 +158,17 @@ class Identity:
         async for loss in store.losses():
             yield Problem(loss.what, loss.remedy, loss.path)
 
-    async def establish(self) -> list[DiskLock]:
+    async def establish(
+        self, before_making: Callable[[], Awaitable[None]] | None = None
+    ) -> list[DiskLock]:
         """Makes a bookie that is new, and lets one that was there pass; its directories, locked.
 
-        Raises `WrongBookie` or `WrongCluster`, with the one thing to do about it, and
-        `DirectoryInUse`.
+        `before_making` may raise, and nothing was made then: an id is for ever. Raises `WrongBookie`
+        or `WrongCluster`, with the one thing to do about it, and `DirectoryInUse`.
         """
-        await self._require_fit()  # Before a directory is made where a disk is not mounted.
+        standing = await self._require_fit()  # Before a directory is made where no disk is mounted.
+        if standing is Standing.NEW and before_making:
+            await before_making()
         locks = await self._lock()
         try:
             await self._establish()
@@ -173,10 +177,11 @@ class Identity:
             raise
         return locks
 
-    async def _require_fit(self) -> None:
+    async def _require_fit(self) -> Standing:
         diagnosis = await self._judge()
         if diagnosis.standing is Standing.REFUSED:
             raise _refusal(diagnosis.problems)
+        return diagnosis.standing
 
     async def _establish(self) -> None:
         found, member = await self._look()

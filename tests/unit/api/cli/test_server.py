@@ -389,6 +389,7 @@ def test_a_port_that_is_taken_is_named(local_url: str, tmp_path: Path) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         refused = refusal_of(*bookies.arguments(tmp_path / "b", local_url, listen=address))
     assert (exit_code(refused), address in str(refused)) == (2, True)
+    assert not (tmp_path / "b").exists(), "with another port it would be another bookie's"
 
 
 def test_a_start_that_fails_says_why_once(local_url: str, tmp_path: Path) -> None:
