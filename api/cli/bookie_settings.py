@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 _SECTIONS: Final = ("bookie", "storage", "server", "space")
+_HEADING: Final = re.compile(rf"^\s*\[({'|'.join(_SECTIONS)})\]", re.MULTILINE)
 
 
 def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
@@ -97,6 +99,11 @@ def read_bookie_config(path: str) -> BookieFile:
     if path.endswith(".toml"):
         return BookieFile(read_config_file(path, _SECTIONS))
     text = read_config_text(path)
+    if _HEADING.search(text):
+        raise BadConfig(
+            f"{path} is read as a bk_server.conf, and looks like TOML",
+            next_step="give it a name that ends in .toml",
+        )
     places = {key: f"{path} line {line}" for key, line in lines_of_keys(text).items()}
     with telling_who_said(places):
         translated = translate(parse_properties(text), address_of_this_host)

@@ -34,7 +34,7 @@ def make_cluster(url: str, layout: str | None) -> dict[str, Any]:
         )
 
     async def make(store: MetadataStore) -> Cluster:
-        return await initialise(store, place.ledgers_root, random.SystemRandom(), wanted)
+        return await initialise(store, place.ledgers_root, random.SystemRandom(), wanted, place)
 
     return _facts(place, _run(place, make, create=True))
 

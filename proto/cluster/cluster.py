@@ -56,16 +56,20 @@ class Cluster:
 
 
 async def initialise(
-    store: MetadataStore, root: str, randomness: Randomness, layout: Layout = Layout.HIERARCHICAL
+    store: MetadataStore,
+    root: str,
+    randomness: Randomness,
+    layout: Layout = Layout.HIERARCHICAL,
+    url: MetadataUrl | None = None,
 ) -> Cluster:
-    """A new cluster, made in one step. Raises `ClusterExists` if anything is there already."""
+    """A new cluster, made in one step; `url` is for advice. Raises `ClusterExists` if anything is there."""
     cluster = Cluster(root, layout, _draw_instance_id(randomness))
     assert layout.takes_new_ledgers
     assert cluster.instance_id is not None
     await _refuse_inside_another(store, root)
     if parent := root.rpartition("/")[0]:
         await ensure_path(store, parent)
-    root_exists = await _refuse_what_exists(store, cluster)
+    root_exists = await _refuse_what_exists(store, cluster, url)
     instance_id = pack_instance_id(cluster.instance_id)
     ops = (
         Check(root) if root_exists else Create(root),
@@ -84,7 +88,7 @@ async def initialise(
     try:
         await transact_surely(store, ops, was_made)
     except (NodeExists, NoSuchNode):  # Somebody makes or removes one right now.
-        await _refuse_what_exists(store, cluster)
+        await _refuse_what_exists(store, cluster, url)
         raise
     return cluster
 
@@ -105,8 +109,7 @@ async def open_cluster(
     """
     # Every cluster has this folder, and whoever makes one makes it not later than the rest.
     if await read_surely(store, f"{root}/{paths.AVAILABLE}") is None:
-        where = shlex.quote(str(url)) if url else "URL"
-        raise NoSuchCluster(path=root, next_step=f"rollbook cluster init --metadata {where}")
+        raise NoSuchCluster(path=root, next_step=f"rollbook cluster init --metadata {_quoted(url)}")
     cluster = Cluster(
         root,
         await _layout_at(store, root, url),
@@ -198,6 +201,10 @@ async def _instance_id_at(
         ) from None
 
 
+def _quoted(url: MetadataUrl | None) -> str:
+    return shlex.quote(str(url)) if url else "URL"
+
+
 def _zookeeper_command(url: MetadataUrl | None, command: str) -> str:
     """Only ZooKeeper lets others write what we read: an embedded store checks its own bytes."""
     where = f" -server {url.place}" if url and url.backend is Backend.ZOOKEEPER else ""
@@ -242,7 +249,9 @@ async def _refuse_inside_another(store: MetadataStore, root: str) -> None:
         place = place.rpartition("/")[0]
 
 
-async def _refuse_what_exists(store: MetadataStore, cluster: Cluster) -> bool:
+async def _refuse_what_exists(
+    store: MetadataStore, cluster: Cluster, url: MetadataUrl | None
+) -> bool:
     """Whether the root is there, empty."""
     try:
         found = await children_surely(store, cluster.root)
@@ -250,7 +259,7 @@ async def _refuse_what_exists(store: MetadataStore, cluster: Cluster) -> bool:
         found = None
     if found:
         raise ClusterExists(
-            path=cluster.root, next_step="rollbook cluster info --metadata URL shows it"
+            path=cluster.root, next_step=f"rollbook cluster info --metadata {_quoted(url)}"
         )
     if await read_surely(store, cluster.own_root) is not None:
         raise ClusterExists(

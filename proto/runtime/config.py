@@ -33,8 +33,10 @@ _FALSE: Final = frozenset(("0", "false", "no", "off"))
 
 
 def read_config_text(path: str) -> str:
-    """UTF-8, or else Latin-1, which takes anything."""
+    """UTF-8, or else Latin-1, which takes anything but what no text has."""
     content = _read(path)
+    if b"\0" in content:
+        raise BadConfig(f"{path} is no text")
     try:
         return content.decode()
     except UnicodeDecodeError:

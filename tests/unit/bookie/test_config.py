@@ -99,3 +99,20 @@ def test_what_is_missing_is_asked_for_as_help_says(monkeypatch: pytest.MonkeyPat
     assert "--metadata or ROLLBOOK_METADATA" in refused.value.next_step
     monkeypatch.setenv("ROLLBOOK_METADATA", "sqlite:///m")
     assert load_settings().storage.ledger_dirs == ("/l", "/m")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b'# Ours\n  [bookie]\nmetadata = "zk://a/l"\n', "looks like TOML"),
+        (b"\x7fELF\0\0bookiePort=7", "is no text"),
+    ],
+)
+def test_what_is_no_file_of_bookkeeper_s_is_not_read_as_one(
+    tmp_path: Path, content: bytes, told: str
+) -> None:
+    """Its keys would be listed as ignored, and then missed."""
+    path = tmp_path / "bookie.conf"
+    path.write_bytes(content)
+    with pytest.raises(BadConfig, match=told):
+        load_settings(str(path))

@@ -161,12 +161,18 @@ async def test_where_there_is_no_cluster(store: FaultyStore) -> None:
         await open_cluster(store, ROOT)
 
 
-async def test_how_to_make_a_cluster_can_be_typed_as_it_stands(store: FaultyStore) -> None:
+async def test_how_to_make_a_cluster_or_look_at_it_can_be_typed_as_it_stands(
+    store: FaultyStore,
+) -> None:
     url = MetadataUrl.parse("zk+hierarchical://zk1;zk2/prod/ledgers")
     with pytest.raises(NoSuchCluster) as refused:
         await open_cluster(store, url.ledgers_root, url=url)
     words = shlex.split(refused.value.next_step)
     assert MetadataUrl.parse(words[-1]) == url
+    await initialise(store, url.ledgers_root, random.Random(1), url=url)
+    with pytest.raises(ClusterExists) as exists:
+        await initialise(store, url.ledgers_root, random.Random(2), url=url)
+    assert shlex.split(exists.value.next_step) == ["rollbook", "cluster", "info", *words[-2:]]
 
 
 async def test_an_old_cluster_lacks_what_was_not_invented(store: FaultyStore) -> None:
