@@ -1,6 +1,9 @@
 """Our client of named logs under load: what `rollbook.aio` gives to anybody, with its defaults.
 
 python -m tests.bench.load.logs_worker log://host:port
+
+It does not load gRPC by itself, no more than a program does that imports `rollbook` first: whoever is earlier keeps
+what that has to say to gRPC from being heard (`api/grpc/__init__.py`), which costs a small message a third.
 """
 
 import asyncio
@@ -8,10 +11,9 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-import grpc
-
 from rollbook import aio
 from rollbook.api.cli import bench_load
+from rollbook.api.client.channels import Channels, Security
 from rollbook.api.grpc.methods import READ_STREAM
 from rollbook.proto.v1 import log_pb2
 from tests.bench.load import jobs, logs_jobs
@@ -80,10 +82,9 @@ class OurLogs:
     async def stare(self, log: str, readers: int, seconds: float) -> None:
         """So many ask for all of it, each on a connection of its own, and read nothing."""
         request = log_pb2.ReadStreamRequest(log=log, start="0").SerializeToString()
-        options = (("grpc.use_local_subchannel_pool", 1),)
         owner = await self.owner(log)
-        channels: list[Any] = [grpc.aio.insecure_channel(owner, options) for _ in range(readers)]
-        calls: list[Any] = [channel.unary_stream(READ_STREAM.path)(request) for channel in channels]
+        channels = [Channels(Security()) for _ in range(readers)]
+        calls = [each.to(owner).unary_stream(READ_STREAM.path)(request) for each in channels]
         for call in calls:
             await call.initial_metadata()
         await asyncio.sleep(seconds)
