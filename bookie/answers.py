@@ -30,7 +30,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.adds import ENTRY_BYTES_SLACK
-from rollbook.proto.wire.bodies import pack_bodies
+from rollbook.proto.wire.bodies import join_bodies
 from rollbook.proto.wire.digest import LEDGER_KEY_BYTES, DigestType
 from rollbook.proto.wire.entry_list import ENTRY_GROUP_BYTES, EntryList
 from rollbook.proto.wire.messages import (
@@ -242,7 +242,7 @@ class Answers:
             while size > room and len(run) > (not pieces):  # Of all entries the first one comes.
                 size -= _packed_bytes((run.pop(),))
             if run:
-                pieces.append(b"".join(pack_bodies(run)))
+                pieces.append(join_bodies(run))
                 making.grow(size)
                 self._turn.spend(size)
             if len(run) < found:

@@ -14,6 +14,7 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from rollbook.bookie.core.byte_cache import ByteCache
+from rollbook.bookie.core.even_cuts import cut_evenly
 from rollbook.bookie.core.memtable import Place
 from rollbook.bookie.core.records import (
     FILE_HEADER_BYTES,
@@ -103,18 +104,27 @@ class RecordFile:
     async def read_run(self, positions: Sequence[int], lengths: Sequence[int]) -> list[Buffer]:
         """These entries, up to the first damaged record. To keep one of them may keep its record."""
         found: list[Buffer] = []
-        source: Buffer = b""
-        start, end = 0, 0  # Of the record at hand.
+        source: Buffer
         self._readers += 1
         try:
-            for position, length in zip(positions, lengths, strict=True):
-                if not start <= position < end:
-                    at = bisect_right(self.records, position) - 1
-                    start = self.records[at] + HEAD_BYTES
-                    body = self._cache.get(self._serial | self.records[at]) or await self.body(at)
-                    end = start + len(body)
-                    source = body if length < _VIEWED_BYTES else memoryview(body)
-                found.append(source[position - start : position - start + length])
+            while len(found) < len(positions):
+                position, length = positions[len(found)], lengths[len(found)]
+                at = bisect_right(self.records, position) - 1
+                start = self.records[at] + HEAD_BYTES
+                body = self._cache.get(self._serial | self.records[at]) or await self.body(at)
+                end = start + len(body)
+                if not start <= position < end:  # In no record: no step would come past it.
+                    raise self._damage(position)
+                if length < _VIEWED_BYTES:
+                    found += cut_evenly(body, start, positions, lengths, len(found))
+                    source = body
+                else:
+                    source = memoryview(body)
+                rest = slice(len(found), None)
+                for position, length in zip(positions[rest], lengths[rest], strict=True):
+                    if not start <= position < end:
+                        break
+                    found.append(source[position - start : position - start + length])
         except TornRecord:
             pass  # Whoever reads that entry by itself is told.
         finally:

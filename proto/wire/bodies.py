@@ -1,7 +1,7 @@
 """The entries of a batch, in both protocols: (i32 size, the entry as stored)*, big-endian."""
 
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
@@ -16,6 +16,13 @@ _SIZE: Final = struct.Struct(">i")
 def pack_bodies(bodies: Collection[Buffer]) -> Iterator[Buffer]:
     sizes = map(_SIZE.pack, map(len, bodies))
     return chain.from_iterable(zip(sizes, bodies, strict=True))
+
+
+def join_bodies(bodies: Sequence[Buffer]) -> bytes:
+    """As `pack_bodies`, in one piece. Of one size, as many are, they cost half as much."""
+    if len(set(map(len, bodies))) != 1:
+        return b"".join(pack_bodies(bodies))
+    return _SIZE.pack(len(bodies[0])).join((b"", *bodies))
 
 
 def unpack_bodies(data: bytes, position: int, end: int) -> Iterator[memoryview]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from array import array
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -140,3 +141,35 @@ def test_what_is_read_at_random_is_not_announced() -> None:
 
     asyncio.run(read_at_random())
     assert not file.announced
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_entries_of_all_sizes_are_cut_out_of_their_records(seed: int) -> None:
+    """Runs of one size, as adds of one writer lie, and others between them and in their midst."""
+    chance = random.Random(seed)
+    bodies: list[bytes] = []
+    places: list[tuple[int, int, int]] = []  # Record, start in its body, length.
+    for number in range(30):
+        at = 0
+        while at < 20_000:
+            length, gap = chance.choice([(100, 28), (100, 28), (1_000, 30), (3_000, 4), (5, 0)])
+            for _ in range(chance.choice([1, 3, 40])):
+                places.append((number, at + gap, length))
+                at += gap + length
+        bodies.append(chance.randbytes(at))
+    records, _ = written(Cache(ByteCache(100_000)), bodies)
+    positions = array("I", [records.records[n] + HEAD_BYTES + at for n, at, _ in places])
+    lengths = array("I", [length for _, _, length in places])
+    wanted = [bodies[n][at : at + length] for n, at, length in places]
+    assert asyncio.run(records.read_run(positions, lengths)) == wanted
+    some = slice(chance.randrange(500), chance.randrange(500, len(places)))
+    assert asyncio.run(records.read_run(positions[some], lengths[some])) == wanted[some]
+
+
+def test_a_run_ends_before_what_lies_in_no_record() -> None:
+    """As at a damaged one."""
+    records, _ = written(Cache(ByteCache(1_000_000)), MANY)
+    first, second = (records.records[number] + HEAD_BYTES for number in (3, 4))
+    for nowhere in (second - 1, second - HEAD_BYTES):  # In a tail, in a head.
+        run = records.read_run([first, nowhere, second], [100, 100, 100])
+        assert asyncio.run(run) == [MANY[3][:100]]

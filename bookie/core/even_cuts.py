@@ -1,0 +1,46 @@
+"""Small entries out of a record's body: those of one length at even distances are cut by one call.
+
+That is how adds of one size lie, whoever sends them; entry by entry they cost several times as much as
+their bytes.
+"""
+
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Final
+
+from rollbook.proto.wire.arrays import array_of
+
+_COUNT_MIN: Final = 8  # Fewer are cut one by one as quickly.
+_SHAPES_MAX: Final = 32  # That are remembered; one takes up to 32 bytes for each entry.
+
+
+def cut_evenly(
+    body: bytes, origin: int, positions: Sequence[int], lengths: Sequence[int], start: int
+) -> tuple[bytes, ...]:
+    """Those from number `start` on that lie in a body which begins at `origin`; perhaps none.
+
+    All that the body has room for at that distance, or, if one of these lies elsewhere, none of them.
+    """
+    if len(positions) - start < _COUNT_MIN:
+        return ()
+    position, length = positions[start], lengths[start]
+    step = positions[start + 1] - position
+    room = origin + len(body) - position - length  # For others behind the first.
+    if step < length or step <= 0 or room < 0:
+        return ()
+    count = min(len(positions) - start, room // step + 1)
+    end = start + count
+    if (
+        count < _COUNT_MIN
+        or positions[start:end] != array_of("I", range(position, position + count * step, step))
+        or lengths[start:end] != array("I", [length]) * count
+    ):
+        return ()
+    return _cut_of(length, step - length, count)(body, position - origin)
+
+
+@lru_cache(_SHAPES_MAX)
+def _cut_of(length: int, gap: int, count: int) -> Callable[[bytes, int], tuple[bytes, ...]]:
+    return struct.Struct(f"{length}s{gap}x" * (count - 1) + f"{length}s").unpack_from
