@@ -5,15 +5,18 @@ that was resident over what was before. What is let go of is not always given ba
 a kind that comes late may seem to cost nothing: each kind meets a bookie of its own. It meets it once:
 CPU and memory of fifty hardly vary; what all of them do to others, at the same time, is measured in runs.
 
-Then what each kind of attack on a log server's HTTP, twenty a second from another process, does to somebody
+Then what each kind of attack on a log server's HTTP, twenty at once each second from another process, does to somebody
 who appends a record at a time: p99 beside it, against p99 of the seconds before and after. And the same of gRPC behind
-TLS, where those who attack have certificates that nobody knows.
+TLS, where those who attack have certificates that nobody knows. `--only "HTTP, noise"` tries one kind alone.
 """
 
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Final
@@ -21,25 +24,29 @@ from typing import Final
 from tests.bench import Figure, judged, parts_of, rest, show_progress
 from tests.bench.rest import RestServer
 from tests.hostile import guarded
-from tests.hostile.attacks import attacks
+from tests.hostile.attacks import Attack, attacks
 from tests.hostile.grpc_attacks import lasting_grpc_attacks
 from tests.hostile.guarded import GuardedServer
 from tests.hostile.http_attacks import LOG, LONG_LOG, http_attacks
 from tests.hostile.run import bookie, cost_of, cost_of_all
 from tests.support import log_processes
+from tests.support.processes import Child
 
 _EACH: Final = 50
 _MANY: Final = 1_000
 _KIB: Final = 1024
 _EACH_SECOND: Final = 20
 _SECONDS: Final = 2.0
+_MOB_STARTS_S: Final = 1.5
+_MOB_S: Final = _SECONDS + 2  # Counted when it has started.
 _RAW: Final = "application/octet-stream"
 
 
 def figures(runs: int, *, only: Collection[str] | None = None) -> Iterator[Figure]:
-    """`only`: keys of `PARTS`."""
-    wanted = parts_of(PARTS, only)
-    for name, part in PARTS.items():
+    """`only`: keys of `PARTS`, and single kinds at the doors of a log server (`HTTP, noise`)."""
+    parts = PARTS | (_single_kinds() if only else {})
+    wanted = parts_of(parts, only)
+    for name, part in parts.items():
         if name in wanted:
             yield from part(runs)
 
@@ -73,35 +80,90 @@ def _many(runs: int) -> Iterator[Figure]:
     yield judged(f"{name}: ten adds of others, p99", "ms", None, p99s)
 
 
-def _over_http(runs: int) -> Iterator[Figure]:
-    kinds = http_attacks()
-    with tempfile.TemporaryDirectory() as folder, log_processes.running(Path(folder)) as cluster:
-        server = RestServer(cluster)
-        asyncio.run(rest.make_logs(server, LOG, LONG_LOG))
-        before = server.resident_bytes
-        p99s_alone = [asyncio.run(_p99_ms(server)) for _ in range(2)]
+@dataclass(frozen=True)
+class _Door:
+    """Of a log server, and who comes to it."""
+
+    name: str
+    kinds: Sequence[Attack]
+    mob_of: Callable[[Attack], Child]  # It comes for `_MOB_S`.
+    p99_ms: Callable[[], float]  # Of somebody who appends a record at a time, for `_SECONDS`.
+    resident_bytes: Callable[[], int]
+
+
+def _beside_mobs(
+    open_door: Callable[[], AbstractContextManager[_Door]], runs: int, kind: str = ""
+) -> Iterator[Figure]:
+    """`kind`: that one alone."""
+    with open_door() as door:
+        kinds = [each for each in door.kinds if each.name == kind] if kind else door.kinds
+        before = door.resident_bytes()
+        p99s_alone = [door.p99_ms() for _ in range(2)]
         for at, attack in enumerate(kinds):
             show_progress(attack.name, at, len(kinds))
             p99s = []
             for _ in range(runs):
-                command = (str(server.address.host), str(server.address.port), attack.name)
-                mob = cluster.children.start_module(
-                    "tests.hostile.http_attacks", *command, str(_SECONDS + 2), str(_EACH_SECOND)
-                )
-                time.sleep(1.0)  # It starts.
-                p99s.append(asyncio.run(_p99_ms(server)))
+                mob = door.mob_of(attack)
+                time.sleep(_MOB_STARTS_S)
+                p99s.append(door.p99_ms())
                 assert mob.wait() == 0, f"the mob failed: {attack.name}"
-                p99s_alone.append(asyncio.run(_p99_ms(server)))
+                p99s_alone.append(door.p99_ms())
             alone = median(p99s_alone[-runs - 1 :])
             show_progress("", 1, 1)
-            name = f"HTTP, {attack.name}: p99 of others, times"
+            name = f"{door.name}, {attack.name}: p99 of others, times"
             yield judged(name, "x", 1.5, [each / alone for each in p99s])
-        grown = (server.resident_bytes - before) / _KIB**2
-        yield judged("HTTP, all kinds: memory in all", "MiB", 64.0, [grown])
+        grown = (door.resident_bytes() - before) / _KIB**2
+        what = kind or "all kinds"
+        yield judged(f"{door.name}, {what}: memory in all", "MiB", 64.0, [grown])
 
 
-async def _p99_ms(server: RestServer) -> float:
-    """Of a record alone, for a while."""
+@contextmanager
+def _http() -> Iterator[_Door]:
+    with tempfile.TemporaryDirectory() as folder, log_processes.running(Path(folder)) as cluster:
+        server = RestServer(cluster)
+        asyncio.run(rest.make_logs(server, LOG, LONG_LOG))
+
+        def mob_of(attack: Attack) -> Child:
+            return cluster.children.start_module(
+                *("tests.hostile.http_attacks", server.address.host, str(server.address.port)),
+                *(attack.name, str(_MOB_S), str(_EACH_SECOND)),
+            )
+
+        yield _Door(
+            *("HTTP", http_attacks(), mob_of),
+            p99_ms=lambda: asyncio.run(_p99_over_http_ms(server)),
+            resident_bytes=lambda: server.resident_bytes,
+        )
+
+
+@contextmanager
+def _grpc() -> Iterator[_Door]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        log_processes.running(Path(folder)) as cluster,
+        asyncio.Runner() as runner,
+    ):
+        certificates = Path(folder) / "tls"
+        certificates.mkdir()
+        server = GuardedServer(cluster, certificates)
+        runner.run(server.make_logs())
+        shown = server.shown["stranger"]
+
+        def mob_of(attack: Attack) -> Child:
+            return cluster.children.start_module(
+                *("tests.hostile.grpc_attacks", server.grpc.host, str(server.grpc.port)),
+                *(attack.name, str(_MOB_S), str(_EACH_SECOND)),
+                *(shown.authorities, shown.certificate, shown.key),
+            )
+
+        yield _Door(
+            *("gRPC", lasting_grpc_attacks(), mob_of),
+            p99_ms=lambda: runner.run(_p99_over_grpc_ms(server)),
+            resident_bytes=lambda: server.process.resident_bytes,
+        )
+
+
+async def _p99_over_http_ms(server: RestServer) -> float:
     said = rest.request("POST", f"{LOG}/records", bytes(100), content_type=_RAW)
     taken: list[float] = []
     async with server.connection() as connection:
@@ -113,43 +175,8 @@ async def _p99_ms(server: RestServer) -> float:
     return quantiles(taken, n=100)[98]
 
 
-def _over_grpc(runs: int) -> Iterator[Figure]:
-    kinds = lasting_grpc_attacks()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        log_processes.running(Path(folder)) as cluster,
-        asyncio.Runner() as runner,
-    ):
-        certificates = Path(folder) / "tls"
-        certificates.mkdir()
-        server = GuardedServer(cluster, certificates)
-        runner.run(server.make_logs())
-        before = server.process.resident_bytes
-        shown = server.shown["stranger"]
-        p99s_alone = [runner.run(_p99_over_grpc_ms(server)) for _ in range(2)]
-        for at, attack in enumerate(kinds):
-            show_progress(attack.name, at, len(kinds))
-            p99s = []
-            for _ in range(runs):
-                mob = cluster.children.start_module(
-                    *("tests.hostile.grpc_attacks", server.grpc.host, str(server.grpc.port)),
-                    *(attack.name, str(_SECONDS + 2), str(_EACH_SECOND)),
-                    *(shown.authorities, shown.certificate, shown.key),
-                )
-                time.sleep(1.5)  # It starts.
-                p99s.append(runner.run(_p99_over_grpc_ms(server)))
-                assert mob.wait() == 0, f"the mob failed: {attack.name}"
-                p99s_alone.append(runner.run(_p99_over_grpc_ms(server)))
-            alone = median(p99s_alone[-runs - 1 :])
-            show_progress("", 1, 1)
-            name = f"gRPC, {attack.name}: p99 of others, times"
-            yield judged(name, "x", 1.5, [each / alone for each in p99s])
-        grown = (server.process.resident_bytes - before) / _KIB**2
-        yield judged("gRPC, all kinds: memory in all", "MiB", 64.0, [grown])
-
-
 async def _p99_over_grpc_ms(server: GuardedServer) -> float:
-    """As `_p99_ms`, of the member."""
+    """Of the member."""
     taken: list[float] = []
     async with server.client("member") as client:
         log = await client.open(str(guarded.LOG))
@@ -161,9 +188,19 @@ async def _p99_over_grpc_ms(server: GuardedServer) -> float:
     return quantiles(taken, n=100)[98]
 
 
+_DOORS: Final = {"HTTP": _http, "gRPC": _grpc}
 PARTS: Final[dict[str, Callable[[int], Iterator[Figure]]]] = {
     "kinds": _kinds,
     "many": _many,
-    "HTTP": _over_http,
-    "gRPC": _over_grpc,
+    **{name: partial(_beside_mobs, open_door) for name, open_door in _DOORS.items()},
 }
+
+
+def _single_kinds() -> dict[str, Callable[[int], Iterator[Figure]]]:
+    """Of the kinds of both doors each by itself, as its figure is called: `HTTP, noise`."""
+    kinds = {"HTTP": http_attacks(), "gRPC": lasting_grpc_attacks()}
+    return {
+        f"{name}, {each.name}": partial(_beside_mobs, _DOORS[name], kind=each.name)
+        for name, found in kinds.items()
+        for each in found
+    }
