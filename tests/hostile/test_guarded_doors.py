@@ -234,6 +234,16 @@ def test_strangers_of_all_kinds_at_once_are_told_nothing(victim: Victim) -> None
     assert grown <= 128
 
 
+def test_nothing_of_those_without_a_certificate_is_read(victim: Victim) -> None:
+    """What gRPC makes of frames costs it more than what they are worth, and here it makes nothing of them."""
+    server = victim.server
+    nobody = server.context(None, alpn="h2")
+    refused = [replace(attack, end=End.HUNG_UP) for attack in grpc_attacks()]
+    members, grown = victim.besieged(*((server.grpc, attack, _EACH, nobody) for attack in refused))
+    assert {each.heard for each in members} == {b""}
+    assert grown <= _GROWN_MIB_MAX
+
+
 def test_calls_that_are_taken_back_at_once_do_not_pile_up(victim: Victim) -> None:
     """They are not under way, but wait to be looked at: there is a bound to that, of all connections together."""
     server = victim.server
