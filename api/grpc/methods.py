@@ -15,6 +15,7 @@ from rollbook.proto.errors import Outcome, QuorumTimeout
 PACKAGE: Final = "rollbook.v1"
 DEFAULT_PORT: Final = 7400
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+LATE: Final = "it was not done within the deadline"
 
 
 class Kind(Enum):
@@ -43,7 +44,7 @@ class Method:
 
 def late(method: Method) -> QuorumTimeout:
     """What is heard when the deadline passes before the answer."""
-    error = QuorumTimeout("it was not done within the deadline")
+    error = QuorumTimeout(LATE)
     if not method.changes:
         error.outcome = Outcome.NOT_APPLIED
     return error

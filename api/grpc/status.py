@@ -18,6 +18,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
+from rollbook.api.grpc.methods import LATE
 from rollbook.proto.errors import (
     BadFrame,
     ConnectionLost,
@@ -137,6 +138,8 @@ def _said_by_grpc(status: grpc.StatusCode, text: str) -> RollbookError:
     kind = _BY_STATUS.get(status, ConnectionLost)
     if status is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED.search(text):
         kind = ServerUnreachable  # Else it may have heard of the call.
+    elif status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        text = LATE  # Whichever end saw it first.
     elif status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
         kind = EntryTooLarge
     return kind(text or status.name.lower())
