@@ -7,6 +7,7 @@ an exit code:
     6 denied · 7 damaged data · 8 degraded · 130 interrupted
 """
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,18 @@ _EXIT_CODES: Final[tuple[tuple[type[errors.RollbookError], int], ...]] = (
     (errors.Corrupt, 7),
     (errors.Invalid, 2),
 )
+
+# What the system says no to, by its own names.
+_ADVICE: Final = {
+    errno.EACCES: "run it as the user who owns that",
+    errno.EPERM: "run it as the user who owns that",
+    errno.EROFS: "mount that for writing, or name another place",
+    errno.ENOTDIR: "name a directory there",
+    errno.EISDIR: "name a file there",
+    errno.ENOSPC: "make room on that disk, and type it again",
+    errno.EDQUOT: "make room within the quota, and type it again",
+    errno.EMFILE: "allow more open files: ulimit -n 65536",
+}
 
 
 def _drop_output() -> None:
@@ -161,9 +174,12 @@ def main() -> None:
     except OSError as error:
         # Such as a full disk below our output, or a directory that is not ours.
         where = f" ({error.filename})" if error.filename else ""
-        click.echo(f"error: {error.strerror or error}{where}", err=True)
-        if isinstance(error, PermissionError):
-            click.echo("  try: run it as the user who owns that", err=True)
+        reason = errno.errorcode.get(error.errno or 0)
+        click.echo(
+            f"error: {error.strerror or error}{where}{f' [{reason}]' if reason else ''}", err=True
+        )
+        if advice := _ADVICE.get(error.errno or 0):
+            click.echo(f"  try: {advice}", err=True)
         _drop_output()
         sys.exit(DENIED if isinstance(error, PermissionError) else FAILED)
     except errors.RollbookError as error:

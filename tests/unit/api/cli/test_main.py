@@ -172,12 +172,33 @@ def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "told"),
     [
-        (NotADirectoryError(20, "Not a directory", "/a/b"), 1, "error: Not a directory (/a/b)\n"),
-        (OSError(28, "No space left on device"), 1, "error: No space left on device\n"),
+        (OSError(5, "Input/output error"), 1, "error: Input/output error [EIO]\n"),
+        (OSError("it is odd"), 1, "error: it is odd\n"),
+        (
+            OSError(28, "No space left on device"),
+            1,
+            (
+                "error: No space left on device [ENOSPC]\n"
+                "  try: make room on that disk, and type it again\n"
+            ),
+        ),
+        (
+            OSError(30, "Read-only file system", "/a/lock"),
+            1,
+            (
+                "error: Read-only file system (/a/lock) [EROFS]\n"
+                "  try: mount that for writing, or name another place\n"
+            ),
+        ),
+        (
+            NotADirectoryError(20, "Not a directory", "/a/x"),
+            1,
+            "error: Not a directory (/a/x) [ENOTDIR]\n  try: name a directory there\n",
+        ),
         (
             PermissionError(13, "Permission denied", "/a"),
             6,
-            "error: Permission denied (/a)\n  try: run it as the user who owns that\n",
+            "error: Permission denied (/a) [EACCES]\n  try: run it as the user who owns that\n",
         ),
     ],
 )
