@@ -7,30 +7,38 @@ CPU and memory of fifty hardly vary; what all of them do to others, at the same 
 
 Then what each kind of attack on a log server's HTTP, twenty at once each second from another process, does to somebody
 who appends a record at a time: p99 beside it, against p99 of the seconds before and after. And the same of gRPC behind
-TLS, where those who attack have certificates that nobody knows. `--only "HTTP, noise"` tries one kind alone.
+TLS, where those who attack have certificates that nobody knows; what of that is gRPC's own, in front of a server with
+nothing of ours; and those who have no certificate at all. `--only "HTTP, noise"` tries one kind alone.
 """
 
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Final
+from typing import Any, Final
 
+import grpc
+
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.tls import TlsFiles
 from tests.bench import Figure, judged, parts_of, rest, show_progress
 from tests.bench.rest import RestServer
 from tests.hostile import guarded
 from tests.hostile.attacks import Attack, attacks
-from tests.hostile.grpc_attacks import lasting_grpc_attacks
+from tests.hostile.bare_grpc import ECHO
+from tests.hostile.grpc_attacks import OF_GRPC_ITSELF, lasting_grpc_attacks
 from tests.hostile.guarded import GuardedServer
 from tests.hostile.http_attacks import LOG, LONG_LOG, http_attacks
 from tests.hostile.run import bookie, cost_of, cost_of_all
-from tests.support import log_processes
-from tests.support.processes import Child
+from tests.support import log_processes, processes
+from tests.support.bookies import RunningBookie
+from tests.support.certificates import Authority
+from tests.support.processes import Child, Family
 
 _EACH: Final = 50
 _MANY: Final = 1_000
@@ -39,7 +47,10 @@ _EACH_SECOND: Final = 20
 _SECONDS: Final = 2.0
 _MOB_STARTS_S: Final = 1.5
 _MOB_S: Final = _SECONDS + 2  # Counted when it has started.
+_ASKED_EVERY_S: Final = 0.005
 _RAW: Final = "application/octet-stream"
+_BARE: Final = "gRPC with nothing of ours"
+_NAMELESS: Final = "gRPC, without a certificate"
 
 
 def figures(runs: int, *, only: Collection[str] | None = None) -> Iterator[Figure]:
@@ -89,6 +100,7 @@ class _Door:
     mob_of: Callable[[Attack], Child]  # It comes for `_MOB_S`.
     p99_ms: Callable[[], float]  # Of somebody who appends a record at a time, for `_SECONDS`.
     resident_bytes: Callable[[], int]
+    beyond_us: Collection[str] = ()  # Kinds that are shown without a target.
 
 
 def _beside_mobs(
@@ -111,7 +123,8 @@ def _beside_mobs(
             alone = median(p99s_alone[-runs - 1 :])
             show_progress("", 1, 1)
             name = f"{door.name}, {attack.name}: p99 of others, times"
-            yield judged(name, "x", 1.5, [each / alone for each in p99s])
+            target = None if attack.name in door.beyond_us else 1.5
+            yield judged(name, "x", target, [each / alone for each in p99s])
         grown = (door.resident_bytes() - before) / _KIB**2
         what = kind or "all kinds"
         yield judged(f"{door.name}, {what}: memory in all", "MiB", 64.0, [grown])
@@ -137,7 +150,7 @@ def _http() -> Iterator[_Door]:
 
 
 @contextmanager
-def _grpc() -> Iterator[_Door]:
+def _grpc(*, has_certificates: bool = True) -> Iterator[_Door]:
     with (
         tempfile.TemporaryDirectory() as folder,
         log_processes.running(Path(folder)) as cluster,
@@ -147,20 +160,56 @@ def _grpc() -> Iterator[_Door]:
         certificates.mkdir()
         server = GuardedServer(cluster, certificates)
         runner.run(server.make_logs())
-        shown = server.shown["stranger"]
-
-        def mob_of(attack: Attack) -> Child:
-            return cluster.children.start_module(
-                *("tests.hostile.grpc_attacks", server.grpc.host, str(server.grpc.port)),
-                *(attack.name, str(_MOB_S), str(_EACH_SECOND)),
-                *(shown.authorities, shown.certificate, shown.key),
-            )
-
+        shown = server.shown["stranger"] if has_certificates else TlsFiles("")
+        name, kinds = (
+            ("gRPC", lasting_grpc_attacks()) if has_certificates else (_NAMELESS, _worst())
+        )
         yield _Door(
-            *("gRPC", lasting_grpc_attacks(), mob_of),
+            *(
+                name,
+                kinds,
+                partial(_grpc_mob, cluster.children, server.grpc, server.authority, shown),
+            ),
             p99_ms=lambda: runner.run(_p99_over_grpc_ms(server)),
             resident_bytes=lambda: server.process.resident_bytes,
+            beyond_us=OF_GRPC_ITSELF if has_certificates else (),
         )
+
+
+@contextmanager
+def _bare_grpc() -> Iterator[_Door]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        processes.family() as children,
+        asyncio.Runner() as runner,
+    ):
+        authority = Authority.make(Path(folder))
+        of_server = authority.issue("server", "IP:127.0.0.1")
+        shown = authority.issue("stranger", "DNS:stranger.example")
+        of_all = of_server.certificate, of_server.key, authority.certificate
+        child = children.start_module("tests.hostile.bare_grpc", *of_all)
+        process = RunningBookie(child)
+        place = process.wait_ready()
+        yield _Door(
+            *(_BARE, _worst(), partial(_grpc_mob, children, place, authority, shown)),
+            p99_ms=lambda: runner.run(_p99_of_bare_grpc_ms(place, shown)),
+            resident_bytes=lambda: process.resident_bytes,
+            beyond_us=OF_GRPC_ITSELF,
+        )
+
+
+def _worst() -> list[Attack]:
+    return [each for each in lasting_grpc_attacks() if each.name in OF_GRPC_ITSELF]
+
+
+def _grpc_mob(
+    children: Family, place: Address, authority: Authority, shown: TlsFiles, attack: Attack
+) -> Child:
+    return children.start_module(
+        *("tests.hostile.grpc_attacks", place.host, str(place.port)),
+        *(attack.name, str(_MOB_S), str(_EACH_SECOND)),
+        *(authority.certificate, shown.certificate, shown.key),
+    )
 
 
 async def _p99_over_http_ms(server: RestServer) -> float:
@@ -177,18 +226,41 @@ async def _p99_over_http_ms(server: RestServer) -> float:
 
 async def _p99_over_grpc_ms(server: GuardedServer) -> float:
     """Of the member."""
-    taken: list[float] = []
     async with server.client("member") as client:
         log = await client.open(str(guarded.LOG))
-        await log.append(bytes(100))  # It connects.
-        ends_at = time.monotonic() + _SECONDS
-        while (began := time.monotonic()) < ends_at:
-            await log.append(bytes(100))
-            taken.append((time.monotonic() - began) * 1000)
+        return await _p99_on_time_ms(lambda: log.append(bytes(100)))
+
+
+async def _p99_of_bare_grpc_ms(place: Address, shown: TlsFiles) -> float:
+    pems = shown.authorities, shown.key, shown.certificate
+    credentials = grpc.ssl_channel_credentials(*(Path(pem).read_bytes() for pem in pems))
+    async with grpc.aio.secure_channel(str(place), credentials) as channel:
+        echo: Any = channel.unary_unary(ECHO)
+        return await _p99_on_time_ms(lambda: echo(bytes(100)))
+
+
+async def _p99_on_time_ms(ask: Callable[[], Awaitable[object]]) -> float:
+    """Of one who asks at fixed times, from when it was time to. Who only asked again once he was answered would ask
+    least while all stands still, and a second of that would be one bad answer of a thousand.
+    """
+    await ask()  # It connects.
+    taken: list[float] = []
+    due = time.monotonic()
+    ends_at = due + _SECONDS
+    while due < ends_at:
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        await ask()
+        taken.append((time.monotonic() - due) * 1000)
+        due += _ASKED_EVERY_S
     return quantiles(taken, n=100)[98]
 
 
-_DOORS: Final = {"HTTP": _http, "gRPC": _grpc}
+_DOORS: Final[dict[str, Callable[[], AbstractContextManager[_Door]]]] = {
+    "HTTP": _http,
+    "gRPC": _grpc,
+    _BARE: _bare_grpc,
+    _NAMELESS: partial(_grpc, has_certificates=False),
+}
 PARTS: Final[dict[str, Callable[[int], Iterator[Figure]]]] = {
     "kinds": _kinds,
     "many": _many,
@@ -198,7 +270,12 @@ PARTS: Final[dict[str, Callable[[int], Iterator[Figure]]]] = {
 
 def _single_kinds() -> dict[str, Callable[[int], Iterator[Figure]]]:
     """Of the kinds of both doors each by itself, as its figure is called: `HTTP, noise`."""
-    kinds = {"HTTP": http_attacks(), "gRPC": lasting_grpc_attacks()}
+    kinds = {
+        "HTTP": http_attacks(),
+        "gRPC": lasting_grpc_attacks(),
+        _BARE: _worst(),
+        _NAMELESS: _worst(),
+    }
     return {
         f"{name}, {each.name}": partial(_beside_mobs, _DOORS[name], kind=each.name)
         for name, found in kinds.items()

@@ -3,7 +3,8 @@
 What a client library would not send; what one can send is refused with a status (`test_guarded_doors.py`).
 
 `python -m tests.hostile.grpc_attacks HOST PORT NAME SECONDS COUNT AUTHORITY CERTIFICATE KEY` sends so many of a kind each
-second: from a process of its own, so that what it costs there is not what others are thought to suffer.
+second (without a certificate, if that is empty): from a process of its own, so that what it costs there is not what
+others are thought to suffer.
 """
 
 import gzip
@@ -111,6 +112,11 @@ def lasting_grpc_attacks() -> list[Attack]:
     """What can be kept up for as long as one likes."""
     return [*grpc_attacks(), *slow_grpc_attacks(), taken_back(100)]
 
+
+OF_GRPC_ITSELF: Final = frozenset({"headers that do not end", "5,000 pings"})
+"""What gRPC's core takes in whole, on the thread that reads for all, before anything of ours is asked: no option of its
+bounds them. By the byte nothing costs it more.
+"""
 
 IDLE: Final = Attack("idle", _SETTLED, End.EITHER)
 

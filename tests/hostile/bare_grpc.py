@@ -1,0 +1,35 @@
+"""gRPC with nothing of ours, behind TLS with certificates wanted: whatever strangers cost here, they cost any server of grpcio.
+
+`python -m tests.hostile.bare_grpc CERTIFICATE KEY AUTHORITIES` says where it listens, and echoes until it is ended.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+ECHO: Final = "/bare.Bare/Echo"
+
+
+async def _echo(message: bytes, _: Any) -> bytes:
+    return message
+
+
+async def main() -> None:
+    certificate, key, authorities = (Path(path).read_bytes() for path in sys.argv[1:])
+    server = grpc.aio.server()
+    methods: dict[str, Any] = {"Echo": grpc.unary_unary_rpc_method_handler(_echo)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare.Bare", methods),))
+    credentials = grpc.ssl_server_credentials(
+        [(key, certificate)], authorities, require_client_auth=True
+    )
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    print(f"ready 127.0.0.1:{port}", flush=True)
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
