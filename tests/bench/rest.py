@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
@@ -66,6 +67,9 @@ def figures(runs: int, size: Size = FULL) -> Iterator[Figure]:
             "from the append to the event, at 100/s: p50", "ms", 5.0, [a for a, _ in tails]
         )
         yield judged("the same: p99", "ms", None, [b for _, b in tails])
+        for name, kind in (("SSE", "text/event-stream"), ("NDJSON", "application/x-ndjson")):
+            followed = [run(partial(follow_backlog, server, size, kind)) for _ in range(runs)]
+            yield judged(f"a long log of 100 B, followed as {name}", "records/s", None, followed)
         yield judged(
             f"memory of {SLOW_READERS:,} readers that take nothing of a long log",
             "MiB",
@@ -244,14 +248,36 @@ async def tail_events(server: RestServer, size: Size) -> tuple[float, float]:
         return median(taken), quantiles(taken, n=100)[98]
 
 
+async def follow_backlog(server: RestServer, size: Size, kind: str) -> float:
+    """Records a second, by one follower who takes them as fast as they come. All of it, so that his start counts."""
+    async with server.connection() as connection:
+        path, records = await _made_long(connection, size)
+        started = time.monotonic()
+        asked = request("GET", f"{path}/records?from=0&until={records}", accept=kind)
+        connection.writer.write(asked)
+        last = b""
+        while b"stopped" not in last:
+            part = await connection.reader.read(MIB)
+            assert part, "hung up on"
+            last = (last + part)[-1000:]
+        return records / (time.monotonic() - started)
+
+
+async def _made_long(connection: Connection, size: Size) -> tuple[str, int]:
+    """It, and how many records it has: made once."""
+    path = await made(connection, "long")
+    count = BATCH_BYTES // len(LINE)
+    said = request("POST", f"{path}/records", LINE * count, content_type="application/x-ndjson")
+    _, told = await connection.ask(request("GET", f"{path}/tail"))
+    for _ in range(json.loads(told)["tail"] // count, size.backlog_batches):
+        assert (await connection.ask(said))[0] == 201
+    return path, count * size.backlog_batches
+
+
 async def slow_readers(server: RestServer, size: Size) -> float:
     """What they cost a server that has just served what they read."""
     async with server.connection() as connection:
-        path = await made(connection, "slow")
-        lines = LINE * (BATCH_BYTES // len(LINE))
-        said = request("POST", f"{path}/records", lines, content_type="application/x-ndjson")
-        for _ in range(size.backlog_batches):
-            assert (await connection.ask(said))[0] == 201
+        path, _ = await _made_long(connection, size)
         before = server.resident_bytes
         most = before
         follow = request("GET", f"{path}/records?from=0", accept="text/event-stream")
