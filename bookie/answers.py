@@ -10,7 +10,7 @@ that it is (B1).
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Final, TypeVar
 
 import structlog
@@ -238,11 +238,12 @@ class Answers:
                 if pieces:
                     break  # Whoever asks for that entry by itself is told.
                 raise
-            size, found = _packed_bytes(run), len(run)
+            piece, found = join_bodies(run), len(run)
+            size = len(piece)  # The same as of all entries, one by one.
             while size > room and len(run) > (not pieces):  # Of all entries the first one comes.
-                size -= _packed_bytes((run.pop(),))
+                size -= _packed_bytes(run.pop())
             if run:
-                pieces.append(join_bodies(run))
+                pieces.append(piece[:size])
                 making.grow(size)
                 self._turn.spend(size)
             if len(run) < found:
@@ -303,8 +304,8 @@ class Answers:
         )
 
 
-def _packed_bytes(bodies: Sequence[Buffer]) -> int:
-    return sum(map(len, bodies)) + _BATCH_ENTRY_HEAD_BYTES * len(bodies)
+def _packed_bytes(body: Buffer) -> int:
+    return _BATCH_ENTRY_HEAD_BYTES + len(body)
 
 
 def _is_sound(read: Read) -> bool:

@@ -83,6 +83,8 @@ class Reading:
         found = await self._read_run(ledger_id, first_entry, count_max, bytes_max)
         if not found:
             found = [await self.read(ledger_id, first_entry)]
+        if len(found) == count_max:  # As of small entries, whose sizes take a while to count.
+            return found
         bytes_left = bytes_max - sum(map(len, found))
         while len(found) < count_max and bytes_left >= len(found[-1]):
             wanted = (ledger_id, first_entry + len(found), count_max - len(found), bytes_left)
