@@ -21,7 +21,7 @@ from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.messages import Failure
 
 _length_at: Final = struct.Struct(">I").unpack_from
-_PACKED_ALIKE_MIN: Final = 32  # From so many on it pays to pack them together.
+_PACKED_ALIKE_MIN: Final = 16  # From so many on it pays to pack them together.
 
 WRITERS_MAX: Final = 16_384  # Of whom it is remembered what stands in all of their adds.
 RUN_MIN: Final = 32  # From so many adds on columns are cheaper.
