@@ -136,8 +136,8 @@ async def _recover_idle(ledgers: Ledgers, job: Job) -> Found:
 async def _tail(ledgers: Ledgers, job: Job) -> Found:
     """From the append to a reader that follows in the same process, at a steady pace.
 
-    A thread keeps it, as its twin's does. The loop's own timers are rounded up to milliseconds: by them
-    two appends come together, then none for two milliseconds, and readers hear of one by the next.
+    A thread keeps it, as its twin's does: the loop's own timers are rounded up to milliseconds, so that
+    appends come late by up to one. And of each of them readers hear by the next.
     """
     count = job["count"]
     sent_ns = [0] * count
