@@ -4,7 +4,8 @@ Much can lie about untaken: what the systems at both ends have room for. Who tak
 much before it shows, as JSON, and when twenty of his kind come at once others wait for all of it. So
 
     a line     newcomers of a server are told one piece at a time, in the order of their coming, and before
-               each of them the loop goes round for everybody else. On an idle loop that is no time
+               each of them the loop goes round for everybody else. On an idle loop that is no time. Where
+               several wait, a moment passes: others need the processor, too, and not the loop alone
     no more    is a newcomer whoever was told more than can lie about: he takes it, as fast as he likes
     again      is one who then takes nothing for a while: room was made for as much
 """
@@ -14,6 +15,7 @@ from typing import Final
 
 _UNTAKEN_BYTES_MAX: Final = 256 * 1024  # 200,000 over Linux's loopback, with `_UNSENT_BY_SYSTEM`.
 _ROUNDS: Final = 16  # In about as many an append is served, but for its waits.
+_MOMENT_S: Final = 0.001  # What the system's poll can tell from nothing.
 
 
 class Line:
@@ -21,11 +23,18 @@ class Line:
 
     def __init__(self) -> None:
         self._first = asyncio.Lock()  # First come, first served.
+        self._waiting = 0
 
     async def pass_through(self) -> None:
-        async with self._first:
-            for _ in range(_ROUNDS):
-                await asyncio.sleep(0)
+        self._waiting += 1
+        try:
+            async with self._first:
+                if self._waiting > 1:
+                    await asyncio.sleep(_MOMENT_S)
+                for _ in range(_ROUNDS):
+                    await asyncio.sleep(0)
+        finally:
+            self._waiting -= 1
 
 
 class Newcomer:

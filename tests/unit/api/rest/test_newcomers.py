@@ -87,6 +87,22 @@ async def test_whoever_took_what_nothing_could_hold_for_him_waits_for_nobody(loo
     assert loop.rounds > before
 
 
+async def test_a_moment_passes_while_several_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others need the processor, too. Whoever has nobody behind him in the line does not pay for that."""
+    monkeypatch.setattr(newcomers, "_MOMENT_S", 0.05)
+    line, told = Line(), list[str]()
+
+    async def tell(name: str) -> None:
+        await Newcomer(line).wait()
+        told.append(name)
+
+    asyncio.get_running_loop().call_later(0.025, told.append, "others")
+    await asyncio.gather(tell("first"), tell("second"), tell("last"))
+    assert told == ["first", "others", "second", "last"]  # Nobody is behind the last one.
+    monkeypatch.setattr(newcomers, "_MOMENT_S", 3600)
+    await tell("alone")
+
+
 async def test_who_leaves_the_line_holds_nobody_up(loop: Loop) -> None:
     line = Line()
     waits = [asyncio.ensure_future(Newcomer(line).wait()) for _ in range(4)]
