@@ -51,8 +51,9 @@ logger = structlog.get_logger()
 _GOODBYE_S: Final = 5.0
 
 _FORGET_BATCHES_S: Final = 600.0
-# Of a second, in a log server: what rests meanwhile is told in one turn.
+# What comes to rest in one share of a tick is told in one turn.
 _SHARES_OF_RESTS: Final = 32
+_SHARE_OF_RESTS_S_MAX: Final = 0.032
 _BATCHES: Final = -1  # In place of a number: a connection that is lost costs nobody anything else.
 
 _LinkId = tuple[BookieId, int, int]  # The version of its protocol; which of several.
@@ -76,7 +77,8 @@ class Bookies:
         self.tick_s: Final = config.add_deadline_s / (DEADLINE_TICKS + 1)
         """An add is noticed at the tick behind it: one more, and the deadline is the latest."""
         self.ticker: Final = Ticker(self.tick_s)
-        self.rests: Final = Ticker(config.explicit_lac_idle_ms / 1000, _SHARES_OF_RESTS)
+        rest_s = config.explicit_lac_idle_ms / 1000
+        self.rests: Final = Ticker(rest_s, _SHARES_OF_RESTS, share_s_max=_SHARE_OF_RESTS_S_MAX)
         self.turn: Final = Turn()
         self._watcher = watcher
         self._config = config

@@ -6,6 +6,7 @@ nobody waits longer than a tick, the first time up to a share less, and not all 
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -13,9 +14,12 @@ _SHARES: Final = 8
 
 
 class Ticker:
-    def __init__(self, tick_s: float, shares: int = _SHARES) -> None:
-        self._shares = shares
-        self._share_s = tick_s / shares
+    def __init__(
+        self, tick_s: float, shares: int = _SHARES, *, share_s_max: float = math.inf
+    ) -> None:
+        """So many shares, or more of them, so that none is longer: those of one share hold up the loop."""
+        self._shares = max(shares, math.ceil(tick_s / share_s_max))
+        self._share_s = tick_s / self._shares
         self._due: dict[int, list[Callable[[], None]]] = {}  # By number of the share.
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._present: int | None = None  # While they are called.

@@ -77,6 +77,20 @@ async def test_many_who_go_on_asking_are_called_equally_often(time: Time) -> Non
     ticker.close()
 
 
+async def test_a_long_tick_has_more_shares(time: Time) -> None:
+    ticker, called = Ticker(TICK_S, shares=2, share_s_max=TICK_S / 100), list[int]()
+    for number in range(2):
+        ticker.call_next(partial(called.append, number))
+        await time.pass_by(0.02 * TICK_S)
+    await time.pass_by(0.95 * TICK_S)
+    assert not called
+    await time.pass_by(0.02 * TICK_S)
+    assert called == [0]
+    await time.pass_by(0.02 * TICK_S)
+    assert called == [0, 1]
+    ticker.close()
+
+
 async def test_those_of_one_share_are_called_in_one_turn(time: Time) -> None:
     ticker, called = Ticker(TICK_S, shares=4), list[int]()
     await time.pass_by(0.3 * TICK_S - asyncio.get_running_loop().time() % TICK_S + TICK_S)

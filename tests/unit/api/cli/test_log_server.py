@@ -14,7 +14,7 @@ def test_the_end_of_a_quiet_log_is_told_to_bookies_at_leisure_unless_somebody_se
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = LogSettings(LogServerConfig(URL)).ledger
-    assert usual.explicit_lac_idle_ms == 1_000
+    assert usual.explicit_lac_idle_ms == 30_000
     assert load_log_settings(metadata=URL).ledger == usual
     file = tmp_path / "rollbook.toml"
     file.write_text("[ledger]\nexplicit_lac_idle_ms = 30\n")
