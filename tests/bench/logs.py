@@ -30,6 +30,7 @@ from tests.support.log_processes import LogProcesses
 
 KIB: Final = 1024
 _RECORDS_MAX: Final = 50_000_000
+_AT_ONCE: Final = 64  # Of one log they share entries.
 _MAKE_PIECE: Final = 250
 _WARM_UP: Final = 300  # Appends, until a server has loaded all that it ever will,
 _SETTLE_S: Final = 2.0  # and has looked after what it found.
@@ -359,9 +360,11 @@ def _per_log(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure
     logs: list[str] = []
     yield from _steps(
         (ours, runs, size),
-        {count: f"cost of an append, {count:,} logs" for count in size.more_logs},
+        {count: f"{count:,} logs" for count in size.more_logs},
         lambda count: logs.extend(_make_logs(ours, "per-log", count - len(logs))),
         lambda: logs,
+        at_once=1,
+        beside=(_AT_ONCE,),
     )
 
 
@@ -375,8 +378,8 @@ def _per_segment(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Fi
         ours.run("roll", log=log, count=count - segments)
         segments = count
 
-    what = {count: f"cost of an append, {count:,} segments" for count in size.more_segments}
-    yield from _steps((ours, runs, size), what, grow, lambda: [log])
+    what = {count: f"{count:,} segments" for count in size.more_segments}
+    yield from _steps((ours, runs, size), what, grow, lambda: [log], at_once=_AT_ONCE)
 
 
 def _steps(
@@ -384,20 +387,28 @@ def _steps(
     what: Mapping[int, str],
     grow: Callable[[int], object],
     logs: Callable[[], list[str]],
+    *,
+    at_once: int,
+    beside: Sequence[int] = (),
 ) -> Iterator[Figure]:
-    """CPU of the log server and its bookies; flat means: no more than a fifth above the first."""
+    """CPU of the log server and its bookies; flat means: no more than a fifth above the first.
+
+    With so many at once; and `beside` that with others, without a target.
+    """
     side, runs, size = how
     first: float | None = None
     for count, name in what.items():
         grow(count)
-        job = {"size": 100, "count": _RECORDS_MAX, "seconds": size.seconds / 2, "at_once": 64}
-        costs = []
-        for _ in range(runs):
-            cost = _costing(side, "steps", logs=logs(), **job)[1]
-            costs.append(sum(cost.values()) - cost["CPU of the client"])
-        figure = judged(name, "µs/append", None if first is None else 1.2 * first, costs)
-        first = figure.value if first is None else first
-        yield figure
+        for each in (at_once, *beside):
+            job = {"size": 100, "count": _RECORDS_MAX, "seconds": size.seconds / 2, "at_once": each}
+            costs = []
+            for _ in range(runs):
+                cost = _costing(side, "steps", logs=logs(), **job)[1]
+                costs.append(sum(cost.values()) - cost["CPU of the client"])
+            target = 1.2 * first if first is not None and each == at_once else None
+            figure = judged(f"cost of an append, {each} at once, {name}", "µs", target, costs)
+            first = figure.value if first is None else first
+            yield figure
 
 
 def _make_logs(side: LogSide, prefix: str, count: int) -> list[str]:
