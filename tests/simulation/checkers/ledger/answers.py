@@ -21,7 +21,16 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.ports import Buffer
-from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply, Reply, Request
+from rollbook.proto.wire.bodies import unpack_bodies
+from rollbook.proto.wire.messages import (
+    BatchRead,
+    BatchReadReply,
+    PackedBatch,
+    Read,
+    ReadReply,
+    Reply,
+    Request,
+)
 from tests.simulation.checkers.ledger.facts import Facts, LedgerFacts, OnBroken
 from tests.simulation.checkers.ledger.metadata import ABSENCE, MetadataRules
 
@@ -61,10 +70,15 @@ class AnswerRules:
             self._break(FENCE, f"{bookie} denied {name} under a fence, and stores it")
 
     def on_answer(self, asked: Asked, request: Request, reply: Reply) -> None:
-        if isinstance(request, Read) and isinstance(reply, ReadReply):
-            self._on_read(asked, request, reply)
-        elif isinstance(request, BatchRead) and isinstance(reply, BatchReadReply):
-            self._on_batch(asked, request, reply)
+        match request, reply:
+            case Read(), ReadReply():
+                self._on_read(asked, request, reply)
+            case BatchRead(), PackedBatch():
+                self._on_batch(asked, request, None, _bodies_of(reply))
+            case BatchRead(), BatchReadReply():
+                self._on_batch(asked, request, reply.error, reply.bodies)
+            case Read() | BatchRead(), _:
+                raise AssertionError(f"nobody judges a {type(reply).__name__}")
 
     def _on_read(self, asked: Asked, read: Read, reply: ReadReply) -> None:
         bookie, ledger = asked.bookie, self._facts.ledger(read.ledger_id)
@@ -83,16 +97,22 @@ class AnswerRules:
             for body in reply.following:
                 self._on_body(bookie, ledger, body, None)
 
-    def _on_batch(self, asked: Asked, batch: BatchRead, reply: BatchReadReply) -> None:
+    def _on_batch(
+        self,
+        asked: Asked,
+        batch: BatchRead,
+        error: type[Exception] | None,
+        bodies: Sequence[Buffer],
+    ) -> None:
         bookie, ledger = asked.bookie, self._facts.ledger(batch.ledger_id)
         if batch.fence:
-            self._on_fence_answered(bookie, ledger, reply.error)
-        if reply.error in _ABSENT:
+            self._on_fence_answered(bookie, ledger, error)
+        if error in _ABSENT:
             count = batch.count_max if batch.is_sparse and batch.count_max > 0 else 1
             for entry_id in range(batch.first_entry, batch.first_entry + count):
                 self._on_denied(asked, ledger, entry_id, is_fenced=batch.fence)
         expected = int(batch.first_entry)
-        for body in reply.bodies if reply.error is None else ():
+        for body in bodies:
             entry_id = self._on_body(bookie, ledger, body, None if batch.is_sparse else expected)
             for passed in range(expected, entry_id):  # Only a sparse one passes over anything.
                 self._on_denied(asked, ledger, passed, is_fenced=batch.fence)
@@ -166,3 +186,8 @@ class AnswerRules:
         if entry.payload != ledger.payload(entry.entry_id):
             self._break(BYTES, f"{bookie} answers {ledger.name(entry.entry_id)} as nobody wrote it")
         return entry.entry_id
+
+
+def _bodies_of(batch: PackedBatch) -> tuple[Buffer, ...]:
+    data = b"".join(batch.pieces)
+    return tuple(unpack_bodies(data, 0, len(data)))

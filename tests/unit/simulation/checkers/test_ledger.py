@@ -12,8 +12,17 @@ from rollbook.proto.errors import EntryStateUnknown, NoSuchEntry
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
+from rollbook.proto.wire.bodies import join_bodies
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
-from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply
+from rollbook.proto.wire.messages import (
+    AddReply,
+    BatchRead,
+    BatchReadReply,
+    PackedBatch,
+    Read,
+    ReadReply,
+    Reply,
+)
 from tests.simulation.checkers.ledger import RULES, LedgerChecker, payload_of
 
 ID = LedgerId(7)
@@ -87,6 +96,19 @@ class Story:
         read = Read(ID, EntryId(entry_id), ledger_key(PASSWORD), fence=True)
         reply = ReadReply(EntryStateUnknown, ID, EntryId(entry_id))
         self.checker.on_answer(bookie, RECOVERER, self.now_ns, read, reply)
+
+    def answer_batch(
+        self, bookie: str, *entries: bytes, fences: bool = False, is_sparse: bool = False
+    ) -> None:
+        """From entry 0 on, as a bookie that has some sends them: cut where it likes."""
+        data = join_bodies(entries)
+        reply = PackedBatch(ID, EntryId(0), 0, (data[:50], data[50:]))
+        batch = self.batch(fences=fences, is_sparse=is_sparse)
+        self.checker.on_answer(bookie, RECOVERER, self.now_ns, batch, reply)
+
+    def batch(self, *, fences: bool = False, is_sparse: bool = False) -> BatchRead:
+        key = ledger_key(PASSWORD) if fences else None
+        return BatchRead(ID, EntryId(0), 0, 3, 9999, key, fences, is_sparse)
 
     def mark(self) -> None:
         assert self.now is not None
@@ -174,6 +196,10 @@ def fenced_in_memory(story: Story) -> None:
     story.deny(B1, 3)
 
 
+def fenced_in_memory_by_a_batch(story: Story) -> None:
+    story.answer_batch(B1, body(0), fences=True)
+
+
 def fenced_on_a_disk_that_went(story: Story) -> None:
     story.fence(B1)
     story.checker.on_wiped(B1)
@@ -209,9 +235,12 @@ def denied_under_a_fence_though_it_came_first(story: Story) -> None:
 
 
 def passed_over_though_it_is_there(story: Story) -> None:
-    batch = BatchRead(ID, EntryId(0), 0, 3, 9999, is_sparse=True)
-    reply = BatchReadReply(None, ID, EntryId(0), 0, (body(0), body(2)))
-    story.checker.on_answer(B1, RECOVERER, story.now_ns, batch, reply)
+    story.answer_batch(B1, body(0), body(2), is_sparse=True)
+
+
+def denied_by_a_batch_though_it_is_there(story: Story) -> None:
+    reply = BatchReadReply(NoSuchEntry, ID, EntryId(0), 0)
+    story.checker.on_answer(B1, RECOVERER, story.now_ns, story.batch(), reply)
 
 
 def named_a_last_before_what_a_recovery_brought(story: Story) -> None:
@@ -312,6 +341,18 @@ def answered_with_a_bad_digest(story: Story) -> None:
         story.checker.on_answer(B1, "", 0, Read(ID, EntryId(1)), reply)
 
 
+def spoilt_in_a_batch(story: Story) -> None:
+    spoilt = bytearray(body(1))
+    spoilt[-1] ^= 1
+    with pytest.raises(Exception, match="digest"):
+        story.answer_batch(B1, body(0), bytes(spoilt), body(2))
+
+
+def skipped_by_a_batch_that_may_not(story: Story) -> None:
+    with pytest.raises(Exception, match="entry 2"):
+        story.answer_batch(B1, body(0), body(2))
+
+
 def answered_with_a_neighbour(story: Story) -> None:
     with pytest.raises(Exception, match="entry 2"):
         story.checker.on_answer(
@@ -356,12 +397,14 @@ PLANTED: tuple[tuple[Callable[[Story], None], str], ...] = (
     (confirmed_as_another_entry, RULES["S4"]),
     (read_as_another, RULES["S4"]),
     (fenced_in_memory, RULES["S5"]),
+    (fenced_in_memory_by_a_batch, RULES["S5"]),
     (fenced_on_a_disk_that_went, RULES["S5"]),
     (accepted_behind_a_fence, RULES["S5"]),
     (stored_after_it_was_denied, RULES["S5"]),
     (denied_though_it_is_there, RULES["S6"]),
     (denied_under_a_fence_though_it_came_first, RULES["S6"]),
     (passed_over_though_it_is_there, RULES["S6"]),
+    (denied_by_a_batch_though_it_is_there, RULES["S6"]),
     (named_a_last_before_what_a_recovery_brought, RULES["S6"]),
     (denied_after_its_disk_went, RULES["S6"]),
     (cut_off_by_one_denial, RULES["S6"]),
@@ -379,6 +422,8 @@ PLANTED: tuple[tuple[Callable[[Story], None], str], ...] = (
     (confirmed_on_one_disk, RULES["S11"]),
     (answered_with_a_bad_digest, RULES["S12"]),
     (answered_with_a_neighbour, RULES["S12"]),
+    (spoilt_in_a_batch, RULES["S12"]),
+    (skipped_by_a_batch_that_may_not, RULES["S12"]),
     (shown_and_then_cut_off, "vanished"),
     (closed_over_what_was_refused, "refused"),
     (closed_at_a_wrong_length, "length"),
@@ -397,6 +442,24 @@ def test_what_is_planted_is_found(plant: Callable[[Story], None], rule: str) -> 
 
 def test_every_rule_has_a_history_that_breaks_it() -> None:
     assert set(RULES.values()) <= {rule for _, rule in PLANTED}
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_batches_of_what_is_there_break_nothing(is_sparse: bool) -> None:
+    story = Story()
+    story.fence(B1)
+    story.answer_batch(B1, body(0), body(1), body(2), fences=True, is_sparse=is_sparse)
+    assert story.broken == []
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_no_answer_goes_unjudged(is_batch: bool) -> None:
+    """A bookie may come to answer in another class: a judge who does not know it is not silent."""
+    story = Story()
+    request = story.batch() if is_batch else Read(ID, EntryId(0))
+    reply: Reply = AddReply(None, ID, EntryId(0))
+    with pytest.raises(AssertionError, match="nobody judges"):
+        story.checker.on_answer(B1, RECOVERER, story.now_ns, request, reply)
 
 
 def test_copies_on_a_disk_that_we_destroyed_are_excused() -> None:
