@@ -4,11 +4,16 @@ Each is a patch of a real class. They are the corpus of what went wrong in such 
 were lost, negatives that proved nothing, acknowledgements that did not count, ends found too early.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final
 
+from rollbook.bookie import record_file
+from rollbook.bookie.answers import Answers
 from rollbook.bookie.core import catalog
+from rollbook.bookie.core.even_cuts import cut_evenly
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal
@@ -45,12 +50,14 @@ from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.wire import messages
+from rollbook.proto.wire.bodies import join_bodies, unpack_bodies
 from rollbook.proto.wire.digest import Entry
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from rollbook.proto.wire.v3_adds import V3AddPacker
 from rollbook.recovery.restorer import Restorer
 from tests.simulation.worlds.bookie import flaws as bookie_flaws
 from tests.simulation.worlds.ledger.scene import LedgerScene
+from tests.simulation.worlds.ledger.words import BOOKIES
 from tests.support.planting import Patch
 
 
@@ -346,6 +353,29 @@ async def _name_the_first_last(self: Reading, ledger_id: int) -> bytes:
     return body
 
 
+def _spoil_at_one(*arguments: Any) -> tuple[bytes, ...]:
+    loop: Any = asyncio.get_running_loop()
+    entries = cut_evenly(*arguments)
+    if loop.lane().host != BOOKIES[0]:
+        return entries
+    return tuple(entry[:-1] + bytes((entry[-1] ^ 1,)) for entry in entries)
+
+
+_batch_read = Answers._batch_read
+
+
+async def _widen_gaps(self: Answers, batch: messages.BatchRead, making: Any) -> Any:
+    reply = await _batch_read(self, batch, making)
+    if not batch.is_sparse or not isinstance(reply, messages.PackedBatch):
+        return reply
+    data = b"".join(reply.pieces)
+    bodies = [*unpack_bodies(data, 0, len(data))]
+    ids = [int.from_bytes(body[8:16]) for body in bodies]
+    gaps = [0, *(later - entry_id - 1 for entry_id, later in pairwise(ids))]
+    kept = [body for body, gap in zip(bodies, gaps, strict=True) if not gap]
+    return replace(reply, pieces=(join_bodies(kept),))
+
+
 _BUDGET: Final = (
     400  # None takes more than about ten on average: a bug that gets away is no bad luck.
 )
@@ -593,6 +623,18 @@ LEDGER_MUTANTS: Final = (
         "A bookie names for ever what it called a ledger's last entry when it was first fenced.",
         _BUDGET,
         ((Reading, "_read_last", _name_the_first_last),),
+    ),
+    LedgerMutant(
+        "ledger-spoilt-at-one",
+        "One bookie spoils small entries that it cuts out of a record together.",
+        _BUDGET,
+        ((record_file, "cut_evenly", _spoil_at_one),),
+    ),
+    LedgerMutant(
+        "ledger-wide-gaps",
+        "A batch that passes over gaps passes over the entry behind each, too.",
+        _BUDGET,
+        ((Answers, "_batch_read", _widen_gaps),),
     ),
     LedgerMutant(
         "ledger-wiped-and-sure",

@@ -92,7 +92,8 @@ def test_drills_that_bugs_are_sought_with_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ledger-one-ack-less", "ledger-moving-lac", "ledger-reads-do-not-fence"]
+    "name",
+    ["ledger-one-ack-less", "ledger-moving-lac", "ledger-reads-do-not-fence", "ledger-wide-gaps"],
 )
 def test_planted_bugs_are_found(name: str) -> None:
     found = search((name, 0, EVERY_RULE))
