@@ -15,7 +15,7 @@ def columns(starts: range, length: int) -> tuple["array[int]", "array[int]"]:
 
 
 def test_all_that_lie_in_the_body_are_cut_at_once() -> None:
-    body = random.Random(1).randbytes(2_000)
+    body = random.Random(1).randbytes(4_000)
     starts = range(28, 28 + 100 * 128, 128)  # Most of them are in records behind this one.
     positions, lengths = columns(starts, 100)
     wanted = tuple(body[start : start + 100] for start in starts if start + 100 <= len(body))
@@ -24,26 +24,27 @@ def test_all_that_lie_in_the_body_are_cut_at_once() -> None:
 
 
 @pytest.mark.parametrize("column", [0, 1])
-@pytest.mark.parametrize("at", [1, 6, 11])
+@pytest.mark.parametrize("at", [1, 12, 23])
 def test_one_that_lies_elsewhere_or_is_longer_leaves_all_to_be_cut_one_by_one(
     column: int, at: int
 ) -> None:
-    both = columns(range(28, 28 + 12 * 128, 128), 100)
+    both = columns(range(28, 28 + 24 * 128, 128), 100)
     both[column][at] += 1
-    assert cut_evenly(bytes(2_000), ORIGIN, *both, 0) == ()
+    assert cut_evenly(bytes(4_000), ORIGIN, *both, 0) == ()
 
 
-def test_none_are_cut_beyond_the_body() -> None:
-    positions, lengths = columns(range(0, 10 * 128, 128), 100)
-    assert len(cut_evenly(bytes(10 * 128 - 28), ORIGIN, positions, lengths, 0)) == 10
-    assert len(cut_evenly(bytes(10 * 128 - 29), ORIGIN, positions, lengths, 0)) == 9
+def test_none_are_cut_outside_the_body() -> None:
+    positions, lengths = columns(range(0, 20 * 128, 128), 100)
+    assert len(cut_evenly(bytes(20 * 128 - 28), ORIGIN, positions, lengths, 0)) == 20
+    assert len(cut_evenly(bytes(20 * 128 - 29), ORIGIN, positions, lengths, 0)) == 19
     assert cut_evenly(bytes(99), ORIGIN, positions, lengths, 0) == ()
+    assert cut_evenly(bytes(20 * 128), ORIGIN + 1, positions, lengths, 0) == ()
 
 
 @pytest.mark.parametrize("step", [0, -128, 64])
 def test_entries_that_go_backwards_or_overlap_are_not_cut(step: int) -> None:
-    positions = array("I", [ORIGIN + 4_000 + n * step for n in range(12)])
-    assert cut_evenly(bytes(9_000), ORIGIN, positions, array("I", [100]) * 12, 0) == ()
+    positions = array("I", [ORIGIN + 4_000 + n * step for n in range(24)])
+    assert cut_evenly(bytes(9_000), ORIGIN, positions, array("I", [100]) * 24, 0) == ()
 
 
 @pytest.mark.parametrize("seed", range(100))
