@@ -238,14 +238,15 @@ class Answers:
                 if pieces:
                     break  # Whoever asks for that entry by itself is told.
                 raise
+            if pieces and _packed_bytes(run[0]) > room:  # Of all entries the first one comes.
+                break
             piece, found = join_bodies(run), len(run)
             size = len(piece)  # The same as of all entries, one by one.
-            while size > room and len(run) > (not pieces):  # Of all entries the first one comes.
+            while size > room and len(run) > 1:
                 size -= _packed_bytes(run.pop())
-            if run:
-                pieces.append(piece[:size])
-                making.grow(size)
-                self._turn.spend(size)
+            pieces.append(piece[:size])
+            making.grow(size)
+            self._turn.spend(size)
             if len(run) < found:
                 break
             room -= size

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from rollbook.bookie import answers
 from rollbook.bookie.answers import Answers
 from rollbook.bookie.config import ServerConfig
 from rollbook.bookie.handler import Connection
@@ -24,6 +25,7 @@ from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.bodies import join_bodies
 from rollbook.proto.wire.digest import ledger_key
 from rollbook.proto.wire.messages import (
     BatchRead,
@@ -247,6 +249,27 @@ def test_a_batch_is_counted_as_java_does(version: int) -> None:
             found = await batch(client, BatchRead(L7, EntryId(2), 1, count, bytes_max))
             assert found == [entry(7, n) for n in range(2, 2 + expected)], (count, bytes_max)
 
+    tell(story)
+
+
+def test_an_entry_that_a_batch_has_no_room_for_is_not_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joined: list[int] = []
+
+    def noted(bodies: Sequence[Buffer]) -> bytes:
+        joined.append(sum(map(len, bodies)))
+        return join_bodies(bodies)
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect(2)
+        await add_entries(scene.storage, 7, [0])
+        await add_entries(scene.storage, 7, [1], bytes(700_000))
+        found = await batch(client, BatchRead(L7, EntryId(0), 1, 2, 500_000))
+        assert found == [entry(7, 0)]
+        assert joined == [len(entry(7, 0))]
+
+    monkeypatch.setattr(answers, "join_bodies", noted)
     tell(story)
 
 
