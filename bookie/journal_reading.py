@@ -93,7 +93,10 @@ async def read_back(
 
 
 async def first_record(file: File, header: FileHeader) -> Record | None:
-    """The first one of which the head or the tail is sound."""
+    """The first one of which the head or the tail is sound.
+
+    If that is damaged which begins the file, all before the next one is held at once, perhaps the whole file.
+    """
     size, length = await file.size(), _WINDOW_BYTES
     while True:
         contents = await file.read_at(FILE_HEADER_BYTES, length)

@@ -144,7 +144,7 @@ def test_a_record_that_a_later_file_proves_is_kept_though_its_own_first_head_is_
 def test_the_doctor_looks_through_a_file_that_was_cut_short_in_pieces(
     died: FileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A journal file may be as large as the memory that is left."""
+    """A journal file may be as large as the memory that is left. What is damaged is not read so."""
 
     async def read_at(file: StepFile, position: int, length: int) -> bytes:
         found = await as_ever(file, position, length)
