@@ -56,9 +56,8 @@ def append_input(
             last_entry = writer.metadata.last_entry
             click.echo(f"interrupted: ledger {writer.ledger_id} ends at {last_entry}", err=True)
             raise
-        except (
-            RollbookError
-        ) as error:  # What is confirmed stays: from there on it can be said again.
+        except RollbookError as error:
+            # What is confirmed stays: from there on it can be said again.
             confirmed = writer.last_add_confirmed
             error.ids = {"ledger_id": writer.ledger_id, "last_confirmed": confirmed, **error.ids}
             raise
