@@ -84,7 +84,7 @@ class _Bash(_WithFiles, BashComplete):
     def get_completion_args(self) -> tuple[list[str], str]:
         line = os.environ["COMP_WORDS"]
         words = split_arg_string(line)
-        incomplete = "" if line[-1:].isspace() else words.pop()
+        incomplete = "" if line[-1:].isspace() else words.pop() if words else ""
         return words[1:], incomplete
 
 

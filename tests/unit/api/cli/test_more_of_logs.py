@@ -450,6 +450,7 @@ def test_names_are_completed(
         )
         return [line.partition(",")[2] for line in done.stdout.splitlines()]
 
+    assert "log" in complete("")  # No shell has nothing to ask about.
     assert complete("rollbook log show compl") == ["completed-1"]
     assert "shop/completed-2" in complete("rollbook explain shop/c")
     assert complete("rollbook log tru") == ["truncate"]
