@@ -17,19 +17,25 @@ def test_whoever_gives_up_ends_the_reader_without_a_word(
 ) -> None:
     """As of a ledger whose bookies are full, while more input waits than is taken."""
     untold: list[threading.ExceptHookArgs] = []
+    waits_for_room = asyncio.Event()
+
+    class Queue(asyncio.Queue[bytes]):
+        async def put(self, item: bytes) -> None:
+            if self.full():
+                waits_for_room.set()
+            await super().put(item)
+
     monkeypatch.setattr(threading, "excepthook", untold.append)
     monkeypatch.setattr(record_input, "_READ_BYTES", 1)
+    monkeypatch.setattr(asyncio, "Queue", Queue)
     path = tmp_path / "input"
     path.write_bytes(b"x" * 100)
 
     async def fail_while_it_waits() -> None:
         async for _ in standard_input():
-            while not any(map(waits_for_room, asyncio.all_tasks())):
-                await asyncio.sleep(0)
+            async with asyncio.timeout(DEADLINE_S):
+                await waits_for_room.wait()
             raise ConnectionError
-
-    def waits_for_room(task: asyncio.Task[object]) -> bool:
-        return "Queue.put" in repr(task) and "wait_for" in repr(task)
 
     with path.open() as file:
         monkeypatch.setattr("sys.stdin", file)
