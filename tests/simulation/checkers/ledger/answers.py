@@ -7,6 +7,7 @@
   ledger was not closed, unless nobody counts on it any more. Whoever names its last entry to a fencing
   question says so of all that would lie behind that one.
 - **bytes** (S12): an entry is answered under its ids, with a digest that holds, as somebody wrote it.
+- **unjudged**: no question is answered in a class of reply that is not known here.
 """
 
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ from tests.simulation.checkers.ledger.metadata import ABSENCE, MetadataRules
 
 FENCE: Final = "fence"
 BYTES: Final = "bytes"
+UNJUDGED: Final = "unjudged"
 
 _ABSENT: Final = (NoSuchEntry, NoSuchLedger)
 
@@ -78,7 +80,8 @@ class AnswerRules:
             case BatchRead(), BatchReadReply():
                 self._on_batch(asked, request, reply.error, reply.bodies)
             case Read() | BatchRead(), _:
-                raise AssertionError(f"nobody judges a {type(reply).__name__}")
+                what = f"a {type(request).__name__} with a {type(reply).__name__}"
+                self._break(UNJUDGED, f"{asked.bookie} answers {what}")
 
     def _on_read(self, asked: Asked, read: Read, reply: ReadReply) -> None:
         bookie, ledger = asked.bookie, self._facts.ledger(read.ledger_id)
