@@ -84,22 +84,28 @@ class State(Enum):
 
 
 def addresses_of(config: BookieConfig) -> tuple[Address, Address, BookieId]:
-    """Where it listens, where others find it, and its id. Raises `BadConfig`, `InvalidRequest`."""
+    """Where it listens, where others find it, and its id. Raises `BadConfig`."""
     listen = parse_address(
         config.listen, "listen", default_host="127.0.0.1", default_port=DEFAULT_PORT
     )
     advertised = listen
     if config.advertise:
         advertised = parse_address(config.advertise, "advertise", default_port=listen.port)
+    named = "advertise" if config.advertise else "listen"
     if is_wildcard(advertised.host):
         raise BadConfig(
-            f"nobody can connect to {advertised}", next_step="say --advertise HOST:PORT"
+            f"nobody can connect to {advertised}",
+            settings=(named,),
+            next_step="say --advertise HOST:PORT",
         )
     if not advertised.port and not config.bookie_id:
         raise BadConfig(
-            "a bookie whose port changes needs an id of its own", next_step="say --bookie-id ID"
+            "a bookie whose port changes needs an id of its own",
+            settings=("advertise",) if listen.port else ("listen",),
+            next_step="say --bookie-id ID",
         )
-    return listen, advertised, parse_bookie_id(config.bookie_id or str(advertised))
+    with BadConfig.about("bookie_id" if config.bookie_id else named):
+        return listen, advertised, parse_bookie_id(config.bookie_id or str(advertised))
 
 
 def tls_address_of(config: BookieConfig) -> Address | None:
@@ -108,7 +114,11 @@ def tls_address_of(config: BookieConfig) -> Address | None:
         return None
     found = parse_address(config.tls_listen, "tls_listen", default_host="127.0.0.1")
     if is_wildcard(found.host) and not config.advertise:
-        raise BadConfig(f"nobody can connect to {found}", next_step="say --advertise HOST")
+        raise BadConfig(
+            f"nobody can connect to {found}",
+            settings=("tls_listen",),
+            next_step="say --advertise HOST",
+        )
     return found
 
 

@@ -31,11 +31,13 @@ class BookieConfig:
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.session_timeout_s <= 600:
-            raise BadConfig("session_timeout_s must be 0.5 to 600")
+            raise BadConfig("session_timeout_s must be 0.5 to 600", settings=("session_timeout_s",))
         if not 0 <= self.drain_s <= 60:
-            raise BadConfig("drain_s must be 0 to 60")
+            raise BadConfig("drain_s must be 0 to 60", settings=("drain_s",))
         if (self.tls_listen or self.http_tls) and not self.tls_certificate:
-            raise BadConfig("TLS needs tls_certificate")
+            raise BadConfig(
+                "TLS needs tls_certificate", settings=("tls_listen", "http_tls", "tls_certificate")
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +57,30 @@ class StorageConfig:
 
     def __post_init__(self) -> None:
         if not self.journal_dir:
-            raise BadConfig("journal_dir is empty")  # It would be where the process was started.
+            # It would be where the process was started.
+            raise BadConfig("journal_dir is empty", settings=("journal_dir",))
         if not self.ledger_dirs or "" in self.ledger_dirs:
-            raise BadConfig("ledger_dirs must name at least one directory, and none that is empty")
+            raise BadConfig(
+                "ledger_dirs must name at least one directory, and none that is empty",
+                settings=("ledger_dirs",),
+            )
         if len(set(self.ledger_dirs)) < len(self.ledger_dirs):
-            raise BadConfig("ledger_dirs names a directory twice")
+            raise BadConfig("ledger_dirs names a directory twice", settings=("ledger_dirs",))
         if self.journal_dir in self.ledger_dirs:
-            raise BadConfig("journal_dir must be none of ledger_dirs")
+            raise BadConfig(
+                "journal_dir must be none of ledger_dirs", settings=("journal_dir", "ledger_dirs")
+            )
         if not 16 * 1024 <= self.journal_file_bytes <= FILE_BYTES_MAX // 2:
-            raise BadConfig(f"journal_file_bytes must be 16 KiB to {FILE_BYTES_MAX // 2} bytes")
+            raise BadConfig(
+                f"journal_file_bytes must be 16 KiB to {FILE_BYTES_MAX // 2} bytes",
+                settings=("journal_file_bytes",),
+            )
         for name in (
             *("index_bytes_max", "cache_bytes", "queued_bytes_max", "waiting_files_max"),
             *("idle_after_ms", "alone_after_chunks"),
         ):
             if getattr(self, name) <= 0:
-                raise BadConfig(f"{name} must be above zero")
+                raise BadConfig(f"{name} must be above zero", settings=(name,))
 
     def with_fitting_queue(self) -> "StorageConfig":
         """What was accepted must find room even when no other file can be had: the queue takes twice its
@@ -83,6 +94,7 @@ class StorageConfig:
         raise BadConfig(
             f"queued_bytes_max is {self.queued_bytes_max} bytes, and journal_file_bytes "
             f"{self.journal_file_bytes}: a full disk could keep what was accepted from being written",
+            settings=("queued_bytes_max", "journal_file_bytes"),
             next_step=f"set queued_bytes_max to {fitting} or less, or journal_file_bytes to "
             f"{2 * self.queued_bytes_max} or more",
         )
@@ -118,16 +130,20 @@ class SpaceConfig:
             *("scrub_bytes_per_s", "scrub_interval_s", "disk_check_interval_s"),
         ):
             if getattr(self, name) <= 0:
-                raise BadConfig(f"{name} must be above zero")
+                raise BadConfig(f"{name} must be above zero", settings=(name,))
         for name in ("gc_quarantine_s", "reserve_bytes"):
             if getattr(self, name) < 0:
-                raise BadConfig(f"{name} must not be below zero")
+                raise BadConfig(f"{name} must not be below zero", settings=(name,))
         for name in ("minor_compaction_threshold", "major_compaction_threshold"):
             if getattr(self, name) >= 1:
-                raise BadConfig(f"{name} must be below 1: no log is fuller than full")
+                raise BadConfig(
+                    f"{name} must be below 1: no log is fuller than full", settings=(name,)
+                )
         for name in ("disk_usage_threshold", "disk_usage_warn_threshold", "disk_usage_low_water"):
             if not 0 < getattr(self, name) <= _USAGE_MAX:
-                raise BadConfig(f"{name} must be above 0 and at most {_USAGE_MAX}")
+                raise BadConfig(
+                    f"{name} must be above 0 and at most {_USAGE_MAX}", settings=(name,)
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +163,9 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if getattr(self, name) <= 0:
-                raise BadConfig(f"{name} must be above zero")
+                raise BadConfig(f"{name} must be above zero", settings=(name,))
         if self.connection_bytes_max < self.frame_bytes_max:
-            raise BadConfig("connection_bytes_max must be at least frame_bytes_max")
+            raise BadConfig(
+                "connection_bytes_max must be at least frame_bytes_max",
+                settings=("connection_bytes_max", "frame_bytes_max"),
+            )

@@ -108,7 +108,7 @@ class _Keys:
     def flag(self, key: str) -> bool:
         text = self.text(key, "false").lower()
         if text not in _TRUE | _FALSE:
-            raise BadConfig(f"{key} is {text!r}, but should be true or false")
+            raise BadConfig(f"{key} is {text!r}, but should be true or false", settings=(key,))
         return text in _TRUE
 
     def _number(self, key: str, kind: Callable[[str], N]) -> N | None:
@@ -118,7 +118,7 @@ class _Keys:
         try:
             return kind(text)
         except ValueError:
-            raise BadConfig(f"{key} is {text!r}, but should be a number") from None
+            raise BadConfig(f"{key} is {text!r}, but should be a number", settings=(key,)) from None
 
 
 _TRUE: Final = frozenset(("true", "yes", "on", "t", "y", "1"))
@@ -181,8 +181,9 @@ def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[s
     port = _DEFAULT_PORT if port is None else port
     interface = keys.text("listeningInterface") or None
     by_name = keys.flag("useHostNameAsBookieID")
-    advertised = keys.text("advertisedAddress") or address_of(interface, by_name)
-    host = address_of(interface, False) if interface else _EVERYWHERE
+    with BadConfig.about("listeningInterface"):
+        advertised = keys.text("advertisedAddress") or address_of(interface, by_name)
+        host = address_of(interface, False) if interface else _EVERYWHERE
     if host == _EVERYWHERE and is_loopback(advertised):
         host = advertised  # Nobody else could find it anyway.
     timeout_ms = keys.integer("zkTimeout")
@@ -224,11 +225,12 @@ def _doors(keys: _Keys) -> dict[str, Any]:
 
 
 def _storage(keys: _Keys) -> dict[str, Any]:
-    journals = keys.texts("journalDirectories") or keys.texts("journalDirectory")
-    keys.text("journalDirectory")
+    several, older = keys.texts("journalDirectories"), keys.texts("journalDirectory")
+    journals, key = (several, "journalDirectories") if several else (older, "journalDirectory")
     if len(journals) > 1:
         raise BadConfig(
-            "journalDirectories names several, and a bookie has one journal directory",
+            f"{key} names several, and a bookie has one journal directory",
+            settings=(key,),
             next_step="name the fastest disk's",
         )
     cache_mib = keys.integer("dbStorage_readAheadCacheMaxSizeMb")

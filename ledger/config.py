@@ -56,19 +56,23 @@ class ClientConfig:
     def __post_init__(self) -> None:
         for name in ("add_deadline_s", "writer_window_bytes", "writer_window_entries"):
             if getattr(self, name) <= 0:
-                raise BadConfig(f"{name} has to be above 0")
+                raise BadConfig(f"{name} has to be above 0", settings=(name,))
         if self.explicit_lac_idle_ms < 0:
-            raise BadConfig("explicit_lac_idle_ms is negative")
+            raise BadConfig("explicit_lac_idle_ms is negative", settings=("explicit_lac_idle_ms",))
         if self.protocol_version not in (v2.VERSION, v3.VERSION):
-            raise BadConfig(f"protocol_version is {self.protocol_version}, which is not 2 or 3")
+            raise BadConfig(
+                f"protocol_version is {self.protocol_version}, which is not 2 or 3",
+                settings=("protocol_version",),
+            )
         for name in ("connections_per_bookie", "calls_max", "call_bytes_max", "frame_bytes_max"):
             if getattr(self, name) < 1:
-                raise BadConfig(f"{name} has to be at least 1")
+                raise BadConfig(f"{name} has to be at least 1", settings=(name,))
         if not 0 < self.reconnect_pause_s_min <= self.reconnect_pause_s_max:
             raise BadConfig(
-                "reconnect_pause_s_min has to be above 0 and up to reconnect_pause_s_max"
+                "reconnect_pause_s_min has to be above 0 and up to reconnect_pause_s_max",
+                settings=("reconnect_pause_s_min", "reconnect_pause_s_max"),
             )
         for each in self.racks:
             bookie, _, rack = each.partition("=")
             if not bookie.strip() or not rack.strip():
-                raise BadConfig(f"racks has {each!r}, which is no bookie=rack")
+                raise BadConfig(f"racks has {each!r}, which is no bookie=rack", settings=("racks",))

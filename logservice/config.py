@@ -33,11 +33,14 @@ class LogServerConfig:
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.session_timeout_s <= 600:
-            raise BadConfig("session_timeout_s must be 0.5 to 600")
+            raise BadConfig("session_timeout_s must be 0.5 to 600", settings=("session_timeout_s",))
         if not 0 <= self.drain_s <= 600:
-            raise BadConfig("drain_s must be 0 to 600")
+            raise BadConfig("drain_s must be 0 to 600", settings=("drain_s",))
         if (self.tls_key or self.tls_authorities) and not self.tls_certificate:
-            raise BadConfig("TLS needs tls_certificate")
+            raise BadConfig(
+                "TLS needs tls_certificate",
+                settings=("tls_key", "tls_authorities", "tls_certificate"),
+            )
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,16 @@ class LogServiceConfig:
 
     def __post_init__(self) -> None:
         if not self.ensemble >= self.write >= self.ack >= 1:
-            raise BadConfig("ensemble >= write >= ack >= 1 does not hold")
+            raise BadConfig(
+                "ensemble >= write >= ack >= 1 does not hold", settings=("ensemble", "write", "ack")
+            )
         for name in (
             *("lease_s", "opens_max", "open_deadline_s", "hand_overs_max", "rebalance_after_s"),
             *("tail_memory_bytes", "stream_bytes_max", "readers_max", "heartbeat_s", "idle_s_max"),
             *("sweep_interval_s", "orphans_interval_s"),
         ):
             if getattr(self, name) <= 0:
-                raise BadConfig(f"{name} has to be above 0")
+                raise BadConfig(f"{name} has to be above 0", settings=(name,))
 
     @property
     def quorum(self) -> Quorum:

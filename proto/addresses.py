@@ -16,13 +16,17 @@ _PORT_MAX: Final = 65535
 def parse_address(
     text: str, what: str, *, default_host: str = "", default_port: int = -1
 ) -> Address:
-    """Raises `BadConfig` if it is none, or lacks what has no default. Port 0 means a free one."""
+    """`what` is a setting's name, or says whose address it is. Port 0 means a free one.
+
+    Raises `BadConfig` if it is none, or lacks what has no default.
+    """
     match = _ADDRESS.fullmatch(text.strip())
     host = ((match["v6"] or match["host"]) if match else "") or default_host
     port = int(match["port"] or default_port) if match else -1
     if not host or not 0 <= port <= _PORT_MAX:
         raise BadConfig(
             f"{what} is {text!r}, which is no host:port",
+            settings=(what,),
             next_step="write for example 127.0.0.1:3181 or [::1]:3181",
         )
     return Address(host, port)

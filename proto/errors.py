@@ -5,7 +5,8 @@ is the only table of errors (E1): a class is defined together with its `Code`, t
 `reason` and its name in gRPC, in HTTP and in BookKeeper's two protocols. Nothing else maps them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, Final, Self
@@ -476,6 +477,23 @@ class BadConfig(Invalid):
     """The configuration cannot be used."""
 
     code = Code("BAD_CONFIG", "INVALID_ARGUMENT", 400)
+
+    def __init__(
+        self, message: str = "", *, settings: Iterable[str] = (), next_step: str = "", **ids: Any
+    ) -> None:
+        super().__init__(message, next_step=next_step, **ids)
+        self.settings = tuple(settings)  # Those it is about, by name: whoever set them is told.
+
+    @classmethod
+    @contextmanager
+    def about(cls, *settings: str) -> Iterator[None]:
+        """What is refused within is so because of these settings."""
+        try:
+            yield
+        except (InvalidRequest, cls) as error:
+            raise cls(
+                error.message, settings=settings, next_step=error.next_step, **error.ids
+            ) from error
 
 
 class NotConfirmed(Invalid):

@@ -64,13 +64,9 @@ def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
     }
     others = {k: v for k, v in os.environ.items() if k not in _OF_DIRECTORIES.values()}
     storage = _load(StorageConfig, "storage", file, storage_flags, others, _OF_DIRECTORIES)
-    bookie = _load(BookieConfig, "bookie", file, flags, variables=variables_of_flags(BookieConfig))
-    with telling_who_said(_said_in_file(file, "bookie", bookie)):
-        addresses_of(bookie)
-        tls_address_of(bookie)
-        MetadataUrl.parse(bookie.metadata)
+    variables = variables_of_flags(BookieConfig)
     return Settings(
-        bookie,
+        _load(BookieConfig, "bookie", file, flags, variables=variables, check=_check_bookie),
         replace(
             storage,
             journal_dir=os.path.abspath(storage.journal_dir),
@@ -79,6 +75,13 @@ def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
         _load(ServerConfig, "server", file),
         _load(SpaceConfig, "space", file),
     )
+
+
+def _check_bookie(config: BookieConfig) -> None:
+    addresses_of(config)
+    tls_address_of(config)
+    with BadConfig.about("metadata"):
+        MetadataUrl.parse(config.metadata)
 
 
 # As flags they are named once for each directory.
@@ -104,26 +107,21 @@ def read_bookie_config(path: str) -> BookieFile:
             f"{path} is read as a bk_server.conf, and looks like TOML",
             next_step="give it a name that ends in .toml",
         )
-    places = {key: f"{path} line {line}" for key, line in lines_of_keys(text).items()}
+    properties = parse_properties(text)
+    places = {
+        key: f"{key} in {path} line {line}"
+        for key, line in lines_of_keys(text).items()
+        if properties[key].strip()  # Else it says nothing.
+    }
     with telling_who_said(places):
-        translated = translate(parse_properties(text), address_of_this_host)
+        translated = translate(properties, address_of_this_host)
     if translated.ignored:
         logger.info("config_keys_ignored", path=path, keys=translated.ignored)
     said_by = {
-        name: ", ".join(f"{key} in {places[key]}" for key in keys if key in places)
+        name: ", ".join(places[key] for key in keys if key in places)
         for name, keys in KEYS_OF.items()
     }
     return BookieFile(translated.tables, {name: keys for name, keys in said_by.items() if keys})
-
-
-def _said_in_file(file: BookieFile, section: str, loaded: object) -> dict[str, str]:
-    """Of what neither the environment nor a flag overruled."""
-    table = file.tables.get(section) or {}
-    return {
-        name: source
-        for name, source in file.said_by.items()
-        if name in table and table[name] == getattr(loaded, name)
-    }
 
 
 def _load(
@@ -133,6 +131,7 @@ def _load(
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
     variables: Mapping[str, str] | None = None,
+    check: Callable[[C], object] | None = None,
 ) -> C:
     given = {name: value for name, value in (flags or {}).items() if value is not False}
     return load_config(
@@ -143,6 +142,7 @@ def _load(
         flags=given,
         variables=variables,
         said_by=file.said_by,
+        check=check,
     )
 
 

@@ -9,15 +9,14 @@
 A field `flush_age_ms_max` of the section `journal` is `flush_age_ms_max` under `[journal]` in the
 file and `ROLLBOOK_JOURNAL_FLUSH_AGE_MS_MAX` in the environment. An unknown key is an error, from
 wherever it comes; so is a value of the wrong type. A class checks its values in `__post_init__` by
-raising `BadConfig` with their names in it.
+raising `BadConfig` with the names of those that it is about.
 """
 
 import dataclasses
-import re
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -68,12 +67,15 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     variables: Mapping[str, str] | None = None,
     said_by: Mapping[str, str] | None = None,
+    check: Callable[[C], object] | None = None,
 ) -> C:
     """One section. `flags` that are None were not given. `variables` names fields in the environment
     as their flags are called; `said_by` tells of fields whom they have from a file with other words.
+    `check` is asked besides, and tells by raising `BadConfig` what only its caller can judge.
     """
     assert dataclasses.is_dataclass(shape)
-    variables, said_by = variables or {}, dict(said_by or {})
+    variables = variables or {}
+    said_by = {name: source for name, source in (said_by or {}).items() if name in (file or {})}
     kinds = typing.get_type_hints(shape)
     fields = [field.name for field in dataclasses.fields(shape)]
     values: dict[str, Any] = {}
@@ -114,7 +116,10 @@ def load_config(
             next_step=f"say {' or '.join(ways)}, or name a file of settings with --config",
         )
     with telling_who_said(said_by):
-        return shape(**values)
+        loaded = shape(**values)
+        if check is not None:
+            check(loaded)
+        return loaded
 
 
 def variables_of_flags(shape: type[Any]) -> dict[str, str]:
@@ -128,15 +133,13 @@ def _flag_of(variable: str) -> str:
 
 @contextmanager
 def telling_who_said(said_by: Mapping[str, str]) -> Iterator[None]:
-    """A `BadConfig` that names settings tells where their values come from, too."""
+    """A `BadConfig` about settings tells where their values come from, too."""
     try:
         yield
     except BadConfig as error:
-        sources = [
-            source for name, source in said_by.items() if re.search(rf"\b{name}\b", error.message)
-        ]
+        sources = [said_by[name] for name in error.settings if name in said_by]
         if sources:
-            error.message += f": {', '.join(dict.fromkeys(sources))}"
+            error.message += f" ({', '.join(dict.fromkeys(sources))})"
         raise
 
 

@@ -11,6 +11,12 @@ from rollbook.bookie.config import MIB, StorageConfig
 from rollbook.proto.errors import BadConfig
 
 CONFIG = StorageConfig("/j", ("/l",))
+SOUND = """metadataServiceUri=zk://a/l
+httpServerEnabled=true
+httpServerPort=8001
+journalDirectories=/j
+ledgerDirectories=/l
+"""
 
 
 def test_what_was_accepted_fits_in_one_journal_file() -> None:
@@ -44,8 +50,13 @@ def test_an_operator_s_settings_are_held_to_that(monkeypatch: pytest.MonkeyPatch
         ("zkTimeout=100", "zkTimeout"),
         ("zkTimeout=soon", "zkTimeout"),
         ("bookiePort=99999", "bookiePort"),
+        ("bookiePort=0", "bookiePort"),
+        ("bookieId=bad id", "bookieId"),
         ("advertisedAddress=no_host,really", "advertisedAddress"),
+        ("advertisedAddress=0.0.0.0", "advertisedAddress"),
+        ("listeningInterface=there_is_none", "listeningInterface"),
         ("metadataServiceUri=zk://:x/ledgers", "metadataServiceUri"),
+        ("metadataServiceUri=http://listen/metadata", "metadataServiceUri"),
         ("journalDirectories=/a,/b", "journalDirectories"),
         ("ledgerDirectories=/l,/l", "ledgerDirectories"),
         ("ledgerDirectories=/j", "ledgerDirectories"),
@@ -60,20 +71,40 @@ def test_a_bad_value_of_bookkeeper_s_file_is_told_in_its_words(
     tmp_path: Path, line: str, key: str
 ) -> None:
     path = tmp_path / "bk_server.conf"
-    sound = "metadataServiceUri=zk://a/l\njournalDirectories=/j\nledgerDirectories=/l\n"
-    path.write_text(f"{sound}# Ours:\n{line}\n")
+    path.write_text(f"{SOUND}# Ours:\n{line}\na(b=1\n*x=2\n")
     with pytest.raises(BadConfig) as refused:
         load_settings(str(path))
-    assert key in refused.value.message
-    assert f"{path} line 5" in refused.value.message
+    assert f"{key} in {path} line 7" in refused.value.message
 
 
-def test_what_a_flag_overruled_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+def test_what_is_right_is_not_blamed(tmp_path: Path) -> None:
+    """Words of a bad value may be names of settings."""
     path = tmp_path / "bk_server.conf"
-    path.write_text("metadataServiceUri=zk://a/l\njournalDirectories=/j\nledgerDirectories=/l\n")
+    path.write_text(f"{SOUND}metadataServiceUri=http://listen/advertise:\nzkServers=\n")
     with pytest.raises(BadConfig) as refused:
-        load_settings(str(path), metadata="nonsense")
+        load_settings(str(path))
+    assert refused.value.message.endswith(f" (metadataServiceUri in {path} line 6)")
+    assert refused.value.message.count(str(path)) == 1
+
+
+@pytest.mark.parametrize("flag", ["http://listen/advertise", "nonsense"])
+def test_what_a_flag_overruled_is_not_blamed_on_the_file(tmp_path: Path, flag: str) -> None:
+    """Not even if both say the same."""
+    path = tmp_path / "bk_server.conf"
+    path.write_text(f"{SOUND}metadataServiceUri=nonsense\n")
+    with pytest.raises(BadConfig) as refused:
+        load_settings(str(path), metadata=flag)
     assert str(path) not in refused.value.message
+
+
+def test_what_a_variable_says_is_told_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bk_server.conf"
+    path.write_text(f"{SOUND}metadataServiceUri=nonsense\n")
+    monkeypatch.setenv("ROLLBOOK_METADATA", "nonsense")
+    with pytest.raises(BadConfig, match=r" \(ROLLBOOK_METADATA\)$"):
+        load_settings(str(path))
 
 
 def test_an_empty_name_is_no_directory() -> None:

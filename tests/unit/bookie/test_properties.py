@@ -1,9 +1,11 @@
 """A `bk_server.conf` as operators of BookKeeper have it."""
 
 import random
+from pathlib import Path
 
 import pytest
 
+from rollbook.api.cli import bookie_settings
 from rollbook.bookie.bookie import addresses_of
 from rollbook.bookie.config import BookieConfig
 from rollbook.bookie.properties import KEYS_OF, lines_of_keys, parse_properties, translate
@@ -299,16 +301,22 @@ def test_of_each_setting_it_is_known_which_keys_have_a_say() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_file_makes_it_fail_otherwise(seed: int) -> None:
+def test_no_file_makes_it_fail_otherwise(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bookie_settings, "address_of_this_host", address_of)
     chance = random.Random(seed)
     keys = [line.partition("=")[0] for line in SHIPPED.split() if "=" in line]
+    keys += ["a(b", "*x", "[", "\\\\", "{0}", "%s", "z.k?", "é"]
+    path = tmp_path / "bk_server.conf"
     for _ in range(200):
         lines = [
             f"{chance.choice(keys)}{chance.choice('=: ')}{''.join(chance.choices('0.x,/ -true:', k=5))}"
             for _ in range(4)
         ]
+        path.write_text("\n".join(lines))
         try:
-            translated("\n".join(lines))
+            bookie_settings.read_bookie_config(str(path))
         except BadConfig:
             pass
 

@@ -20,7 +20,7 @@ class Example:
 
     def __post_init__(self) -> None:
         if self.flush_age_ms_max < 0:
-            raise BadConfig("flush_age_ms_max is negative")
+            raise BadConfig("flush_age_ms_max is negative", settings=("flush_age_ms_max",))
 
 
 def load(**sources: Any) -> Example:
@@ -93,9 +93,9 @@ def test_a_bad_value_is_told_by_the_name_under_which_it_was_given() -> None:
             load(**sources, **more)
         return refused.value.message
 
-    assert told() == "flush_age_ms_max is negative: flushAge in their.conf line 7"
+    assert told() == "flush_age_ms_max is negative (flushAge in their.conf line 7)"
     variable = "ROLLBOOK_JOURNAL_FLUSH_AGE_MS_MAX"
-    assert told(environ={variable: "-2"}) == f"flush_age_ms_max is negative: {variable}"
+    assert told(environ={variable: "-2"}) == f"flush_age_ms_max is negative ({variable})"
     assert told(flags={"flush_age_ms_max": -3}) == "flush_age_ms_max is negative"
 
 
