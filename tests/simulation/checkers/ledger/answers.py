@@ -6,7 +6,8 @@
   a fence of any ordinary add that the disk has, nor of what went with a disk that we destroyed while the
   ledger was not closed, unless nobody counts on it any more. Whoever names its last entry to a fencing
   question says so of all that would lie behind that one.
-- **bytes** (S12): an entry is answered under its ids, with a digest that holds, as somebody wrote it.
+- **bytes** (S12): an entry is answered under its ids, with a digest that holds, as somebody wrote it;
+  several of them ascend, and none is passed over but by a batch that may.
 - **unjudged**: no question is answered in a class of reply that is not known here.
 """
 
@@ -97,8 +98,8 @@ class AnswerRules:
             found = self._on_body(bookie, ledger, reply.body, entry_id)
             if names_last:
                 self._on_last_named(asked, ledger, found)
-            for body in reply.following:
-                self._on_body(bookie, ledger, body, None)
+            for behind, body in enumerate(reply.following, found + 1):
+                self._on_body(bookie, ledger, body, behind)
 
     def _on_batch(
         self,
@@ -117,6 +118,9 @@ class AnswerRules:
         expected = int(batch.first_entry)
         for body in bodies:
             entry_id = self._on_body(bookie, ledger, body, None if batch.is_sparse else expected)
+            if entry_id < expected:
+                name = ledger.name(entry_id)
+                self._break(BYTES, f"{bookie} sends {name} where {expected} is next")
             for passed in range(expected, entry_id):  # Only a sparse one passes over anything.
                 self._on_denied(asked, ledger, passed, is_fenced=batch.fence)
             expected = entry_id + 1

@@ -97,17 +97,29 @@ class Story:
         self.checker.on_answer(bookie, RECOVERER, self.now_ns, read, reply)
 
     def answer_batch(
-        self, bookie: str, *entries: bytes, fences: bool = False, is_sparse: bool = False
+        self,
+        bookie: str,
+        *entries: bytes,
+        first: int = 0,
+        fences: bool = False,
+        is_sparse: bool = False,
     ) -> None:
-        """From entry 0 on, as a bookie that has some sends them: cut where it likes."""
+        """As a bookie that has some sends them: cut where it likes."""
         data = join_bodies(entries)
-        reply = PackedBatch(ID, EntryId(0), 0, (data[:50], data[50:]))
-        batch = self.batch(fences=fences, is_sparse=is_sparse)
+        reply = PackedBatch(ID, EntryId(first), 0, (data[:50], data[50:]))
+        batch = self.batch(first, fences=fences, is_sparse=is_sparse)
         self.checker.on_answer(bookie, RECOVERER, self.now_ns, batch, reply)
 
-    def batch(self, *, fences: bool = False, is_sparse: bool = False) -> BatchRead:
+    def batch(self, first: int = 0, *, fences: bool = False, is_sparse: bool = False) -> BatchRead:
         key = ledger_key(PASSWORD) if fences else None
-        return BatchRead(ID, EntryId(0), 0, 3, 9999, key, fences, is_sparse)
+        return BatchRead(ID, EntryId(first), 0, 3, 9999, key, fences, is_sparse)
+
+    def end_poll(self, bookie: str, entry_id: int, *following: bytes) -> None:
+        """It brings the entry, and others that are confirmed behind it."""
+        poll = Read(ID, NO_ENTRY, previous_lac=EntryId(entry_id - 1), piggyback=True)
+        lac = EntryId(2)
+        reply = ReadReply(None, ID, EntryId(entry_id), body(entry_id), lac, 0, following)
+        self.checker.on_answer(bookie, "", self.now_ns, poll, reply)
 
     def mark(self) -> None:
         assert self.now is not None
@@ -352,6 +364,28 @@ def skipped_by_a_batch_that_may_not(story: Story) -> None:
         story.answer_batch(B1, body(0), body(2))
 
 
+def sent_backwards_by_a_sparse_batch(story: Story) -> None:
+    story.answer_batch(B1, body(0), body(2), body(1), is_sparse=True)
+
+
+def sent_twice_by_a_sparse_batch(story: Story) -> None:
+    story.answer_batch(B1, body(0), body(0), is_sparse=True)
+
+
+def begun_too_early_by_a_sparse_batch(story: Story) -> None:
+    story.answer_batch(B1, body(0), first=1, is_sparse=True)
+
+
+def skipped_behind_a_poll(story: Story) -> None:
+    with pytest.raises(Exception, match="entry 2"):
+        story.end_poll(B1, 0, body(2))
+
+
+def repeated_behind_a_poll(story: Story) -> None:
+    with pytest.raises(Exception, match="entry 0"):
+        story.end_poll(B1, 0, body(0))
+
+
 def answered_with_a_neighbour(story: Story) -> None:
     with pytest.raises(Exception, match="entry 2"):
         story.checker.on_answer(
@@ -434,6 +468,11 @@ PLANTED: tuple[tuple[Callable[[Story], None], str], ...] = (
     (answered_with_a_neighbour, RULES["S12"]),
     (spoilt_in_a_batch, RULES["S12"]),
     (skipped_by_a_batch_that_may_not, RULES["S12"]),
+    (sent_backwards_by_a_sparse_batch, RULES["S12"]),
+    (sent_twice_by_a_sparse_batch, RULES["S12"]),
+    (begun_too_early_by_a_sparse_batch, RULES["S12"]),
+    (skipped_behind_a_poll, RULES["S12"]),
+    (repeated_behind_a_poll, RULES["S12"]),
     (read_in_other_words, "unjudged"),
     (batched_in_other_words, "unjudged"),
     (shown_and_then_cut_off, "vanished"),
@@ -457,10 +496,11 @@ def test_every_rule_has_a_history_that_breaks_it() -> None:
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_batches_of_what_is_there_break_nothing(is_sparse: bool) -> None:
+def test_answers_with_what_is_there_break_nothing(is_sparse: bool) -> None:
     story = Story()
     story.fence(B1)
     story.answer_batch(B1, body(0), body(1), body(2), fences=True, is_sparse=is_sparse)
+    story.end_poll(B1, 0, body(1), body(2))
     assert story.broken == []
 
 
