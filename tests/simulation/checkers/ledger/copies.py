@@ -73,7 +73,7 @@ class CopyRules:
         if (stored_ledger_id, entry_id) != (stored.ledger_id, stored.number):
             where = f"entry {entry_id} of ledger {stored_ledger_id}"
             self._break(ORDER, f"{bookie} has {ledger.name(stored.number)} as {where}")
-        kept.durable.setdefault(entry_id, self._now_ns())
+        kept.on_durable(entry_id, self._now_ns())
         if lac > kept.lac:
             kept.lac = lac
             self._check_lac(ledger, bookie, kept)
@@ -91,10 +91,7 @@ class CopyRules:
         facts = self._facts
         facts.destroyed[bookie] = None
         for ledger in list(facts.ledgers.values()):
-            kept = facts.kept(bookie, ledger.ledger_id)
-            kept.lost.update(dict.fromkeys(kept.durable))
-            kept.durable.clear()
-            kept.lac, kept.has_fence = NO_ENTRY, False
+            facts.kept(bookie, ledger.ledger_id).on_wiped()
             self._check_readable(ledger)
 
     def on_formatted(self, bookie: str) -> None:

@@ -73,7 +73,20 @@ class BookieFacts:
     fence_was_answered: bool = False
     denied: dict[int, None] = field(default_factory=dict)  # Under a fence,
     denied_beyond: int | None = None  # and likewise all behind this one.
-    mended: dict[int, None] = field(default_factory=dict)  # Accepted from a recovery.
+    mended: dict[int, None] = field(default_factory=dict)  # Accepted from a recovery,
+    mended_first: dict[int, None] = field(default_factory=dict)  # before any copy was durable.
+
+    def on_durable(self, entry_id: int, now_ns: int) -> None:
+        if entry_id not in self.durable:
+            self.durable[entry_id] = now_ns
+            if entry_id in self.mended:
+                self.mended_first[entry_id] = None
+
+    def on_wiped(self) -> None:
+        self.lost.update(dict.fromkeys(self.durable))
+        self.durable.clear()
+        self.mended_first.clear()
+        self.lac, self.has_fence = NO_ENTRY, False
 
     def has_had(self, entry_id: int, heard_ns: int, *, is_fenced: bool) -> bool:
         """Whether it may not deny it to who was heard then.
@@ -83,7 +96,7 @@ class BookieFacts:
         """
         if entry_id not in self.durable:
             return False
-        may_come_late = not is_fenced or entry_id in self.mended
+        may_come_late = not is_fenced or entry_id in self.mended_first
         return self.durable[entry_id] < heard_ns or not may_come_late
 
     def has_denied(self, entry_id: int) -> bool:

@@ -245,6 +245,17 @@ def denied_under_a_fence_though_it_came_first(story: Story) -> None:
     story.deny(B1, 3, heard_ns=heard_ns)
 
 
+def denied_under_a_fence_though_it_came_before_a_recovery_s(story: Story) -> None:
+    """Likewise, and a recovery writes the same entry back before the answer."""
+    story.mark()
+    heard_ns = story.now_ns
+    story.checker.on_written(ID, SIZE)
+    story.store(B1, 3)
+    story.checker.on_accepted(B1, ID, [EntryId(3)], mends=True)
+    story.store(B1, 3)
+    story.deny(B1, 3, heard_ns=heard_ns)
+
+
 def passed_over_though_it_is_there(story: Story) -> None:
     story.answer_batch(B1, body(0), body(2), is_sparse=True)
 
@@ -447,6 +458,7 @@ PLANTED: tuple[tuple[Callable[[Story], None], str], ...] = (
     (stored_after_it_was_denied, RULES["S5"]),
     (denied_though_it_is_there, RULES["S6"]),
     (denied_under_a_fence_though_it_came_first, RULES["S6"]),
+    (denied_under_a_fence_though_it_came_before_a_recovery_s, RULES["S6"]),
     (passed_over_though_it_is_there, RULES["S6"]),
     (denied_by_a_batch_though_it_is_there, RULES["S6"]),
     (named_a_last_before_what_a_recovery_brought, RULES["S6"]),
