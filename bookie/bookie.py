@@ -11,10 +11,10 @@ A poisoned journal acknowledges nothing (B6), so a bookie that cannot go on need
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import structlog
 
@@ -122,6 +122,13 @@ def tls_address_of(config: BookieConfig) -> Address | None:
     return found
 
 
+class _HangUp(asyncio.Protocol):
+    """Nobody would answer whoever comes too early."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()
+
+
 class Bookie:
     def __init__(
         self, machine: Machine, store: MetadataStore, settings: Settings, cluster: Cluster
@@ -218,8 +225,10 @@ class Bookie:
 
     async def _require_place(self) -> None:
         """Raises `BadConfig` if it cannot listen where it wants to. Mostly its id says where that is."""
-        listener = await self._machine.transport.listen(asyncio.Protocol, self._listen)
-        await listener.close()
+        async with AsyncExitStack() as closing:  # At once: the two may be one.
+            for address in filter(None, (self._listen, self._tls_listen)):
+                listener = await self._machine.transport.listen(_HangUp, address)
+                closing.push_async_callback(listener.close)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """What fails there makes it impossible to go on."""

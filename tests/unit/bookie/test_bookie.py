@@ -23,7 +23,14 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.service_info import IDENTITY, unpack_service_info
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.core.ops import ROOT as TOP
-from rollbook.proto.ports import Address, CreateMode, MetadataStore, Transport
+from rollbook.proto.ports import (
+    Address,
+    CreateMode,
+    Listener,
+    MetadataStore,
+    ProtocolFactory,
+    Transport,
+)
 from rollbook.proto.wire.messages import IDENTITY_PLUGIN, Auth, AuthReply, Read
 from tests.simulation.kernel import Node, World
 from tests.support.bookie_client import KEY, BookieClient
@@ -612,6 +619,55 @@ def test_behind_tls_it_is_found_where_it_says() -> None:
         node = await town.eyes.get(WRITABLE)
         assert node
         assert unpack_service_info(ID, node.value).tls_address == Address("b1", 3182)
+
+    Town().tell(story)
+
+
+@pytest.mark.parametrize("tls_listen", ["b1:3182", "b1:3181"])
+def test_no_bookie_is_made_that_cannot_listen_behind_tls(tls_listen: str) -> None:
+    """Another process has the port, or it has it itself: its id would be there for nothing."""
+
+    async def story(town: Town) -> None:
+        await town.node.transport.listen(asyncio.Protocol, Address("b1", 3182))
+        config = replace(SETTINGS.bookie, tls_listen=tls_listen, tls_certificate="c")
+        town.settings = replace(SETTINGS, bookie=config)
+        town.tls = town.node.transport
+        with pytest.raises(BadConfig, match=f"cannot listen on {tls_listen}"):
+            await town.node.start(town.serve).result
+        assert await town.node.disk.stat("/j") is None, "another port may make another id of it"
+        assert not await town.answers()
+
+    Town().tell(story)
+
+
+def test_who_comes_while_it_tries_its_port_is_hung_up_on() -> None:
+    """Nobody would ever answer, and he would wait."""
+
+    class Caller(asyncio.Protocol):
+        def __init__(self) -> None:
+            self.lost = asyncio.get_running_loop().create_future()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.lost.set_result(None)
+
+    async def story(town: Town) -> None:
+        callers: list[Caller] = []
+        listen = town.node.transport.listen
+
+        async def listen_until_called(factory: ProtocolFactory, address: Address) -> Listener:
+            listener = await listen(factory, address)
+            if not callers:
+                callers.append(Caller())
+                connect = town.world.node("eyes").transport.connect
+                await connect(lambda: callers[0], address, PATIENCE_S)
+                await asyncio.sleep(1)  # Until it is accepted.
+            return listener
+
+        town.node.transport.listen = listen_until_called  # type: ignore[method-assign,assignment]
+        town.node.start(town.serve)
+        await town.until_seen()
+        async with asyncio.timeout(PATIENCE_S):
+            await callers[0].lost
 
     Town().tell(story)
 
