@@ -289,6 +289,7 @@ class Bookie:
         return BookieRegistration(
             *(self._store, self.cluster.root, self.bookie_id, info),
             self.config.bookie.session_timeout_s,
+            self.cluster.url,
         )
 
     async def _unless_failed(self, work: Coroutine[Any, Any, None]) -> None:

@@ -409,7 +409,7 @@ class Identity:
                 path, node = taken
                 raise id_taken(
                     "a process is registered under this bookie id; nothing was changed",
-                    *(path, self.bookie_id, node),
+                    *(path, self.bookie_id, node, self._cluster.url),
                     "stop it first; if it is dead, type this again when its session is over",
                 )
             looks_left -= 1

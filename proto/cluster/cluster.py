@@ -9,7 +9,7 @@
 """
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollbook.proto.cluster.lost_replies import (
     children_surely,
@@ -45,6 +45,7 @@ class Cluster:
     root: str
     layout: Layout
     instance_id: str | None  # None: older than instance ids.
+    url: MetadataUrl | None = field(default=None, compare=False)  # For advice.
 
     @property
     def own_root(self) -> str:
@@ -63,7 +64,7 @@ async def initialise(
     url: MetadataUrl | None = None,
 ) -> Cluster:
     """A new cluster, made in one step; `url` is for advice. Raises `ClusterExists` if anything is there."""
-    cluster = Cluster(root, layout, _draw_instance_id(randomness))
+    cluster = Cluster(root, layout, _draw_instance_id(randomness), url)
     assert layout.takes_new_ledgers
     assert cluster.instance_id is not None
     await _refuse_inside_another(store, root)
@@ -114,6 +115,7 @@ async def open_cluster(
         root,
         await _layout_at(store, root, url),
         await _instance_id_at(store, root, url, instance_id),
+        url,
     )
     if instance_id is not None and instance_id != cluster.instance_id:
         raise WrongCluster(
@@ -137,7 +139,7 @@ async def require_cluster(store: MetadataStore, ours: Cluster) -> None:
 
     Raises `NoSuchCluster`, `WrongCluster`.
     """
-    found = await open_cluster(store, ours.root, instance_id=ours.instance_id)
+    found = await open_cluster(store, ours.root, instance_id=ours.instance_id, url=ours.url)
     if found != ours:
         raise WrongCluster("the cluster's layout has changed", path=ours.root)
     if await read_surely(store, ours.own_root) is None:
@@ -171,7 +173,7 @@ async def _layout_at(store: MetadataStore, root: str, url: MetadataUrl | None) -
     try:
         return unpack_layout(node.value) if node else Layout.HIERARCHICAL
     except BadMetadata as error:
-        remove = _zookeeper_command(url, f"delete {path}")
+        remove = zookeeper_command(url, f"delete {path}")
         raise BadMetadata(
             error.message,
             path=path,
@@ -192,7 +194,7 @@ async def _instance_id_at(
         if known is None:
             own = await read_surely(store, paths.own_root(root))
             known = own.value.decode() if own and is_instance_id(own.value) else None
-        write = _zookeeper_command(url, f"set {path} {known or 'UUID'}")
+        write = zookeeper_command(url, f"set {path} {known or 'UUID'}")
         whose = "" if known else ", with the UUID that cookies of bookies name"
         raise BadMetadata(
             error.message,
@@ -205,7 +207,7 @@ def _quoted(url: MetadataUrl | None) -> str:
     return shlex.quote(str(url)) if url else "URL"
 
 
-def _zookeeper_command(url: MetadataUrl | None, command: str) -> str:
+def zookeeper_command(url: MetadataUrl | None, command: str) -> str:
     """Only ZooKeeper lets others write what we read: an embedded store checks its own bytes."""
     where = f" -server {url.place}" if url and url.backend is Backend.ZOOKEEPER else ""
     return f"zkCli.sh{where} {command}"
@@ -222,7 +224,7 @@ async def _check_own_root(
         next_step = "check the metadata URL"
         if cluster.instance_id is None and is_instance_id(node.value):
             path = cluster.path(paths.INSTANCE_ID)
-            write = _zookeeper_command(url, f"create {path} {node.value.decode()}")
+            write = zookeeper_command(url, f"create {path} {node.value.decode()}")
             next_step += f"; if it is right, its {paths.INSTANCE_ID} is gone: {write}"
         raise WrongCluster(
             "what lies beside the ledgers root belongs to another cluster",

@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 
+from rollbook.proto.cluster.cluster import zookeeper_command
 from rollbook.proto.cluster.lost_replies import (
     ATTEMPTS,
     create_surely,
@@ -41,6 +42,7 @@ from rollbook.proto.formats.service_info import (
     unpack_service_info,
 )
 from rollbook.proto.ids import BookieId
+from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import NO_SESSION, CreateMode, MetadataStore, Node, SessionState, Watch
 
 logger = structlog.get_logger()
@@ -55,14 +57,19 @@ class Standing(Enum):
 
 
 def id_taken(
-    message: str, path: str, bookie_id: BookieId, node: Node, next_step: str
+    message: str,
+    path: str,
+    bookie_id: BookieId,
+    node: Node,
+    url: MetadataUrl | None,
+    next_step: str,
 ) -> NodeExists:
     """Tells whose the registration at `path` is, as far as it says so itself."""
     if node.stat.owner == NO_SESSION:
         return NodeExists(
             f"{message}: no session made the node, so it stays until somebody removes it",
             path=path,
-            next_step=f"zkCli.sh delete {path}",
+            next_step=zookeeper_command(url, f"delete {path}"),
         )
     who = {"session": f"{node.stat.owner:#x}"}
     try:
@@ -82,9 +89,12 @@ class BookieRegistration:
         bookie_id: BookieId,
         info: BookieServiceInfo,
         session_timeout_s: float,
+        url: MetadataUrl | None = None,
     ) -> None:
+        """`url` is for advice."""
         self._store = store
         self._root = root
+        self._url = url
         self._bookie_id = bookie_id
         self._data = pack_service_info(info)
         self._patience_s = session_timeout_s + _TICK_S
@@ -243,7 +253,7 @@ class BookieRegistration:
             raise id_taken(
                 "another process is registered under this bookie id, and was so for "
                 f"{self._patience_s:g} s; this one does not serve",
-                *(path, self._bookie_id, node),
+                *(path, self._bookie_id, node, self._url),
                 "stop it, or give this bookie an id of its own; if it is dead, start again when "
                 "its session is over",
             ) from None

@@ -565,6 +565,18 @@ def test_without_a_cluster_it_does_not_start() -> None:
     Town().tell(story)
 
 
+def test_what_removes_a_node_of_nobody_under_its_name_can_be_typed() -> None:
+    async def story(town: Town) -> None:
+        config = replace(SETTINGS.bookie, metadata=f"zk://zk1{ROOT}")
+        town.settings = replace(SETTINGS, bookie=config)
+        await town.eyes.create(WRITABLE)
+        with pytest.raises(NodeExists) as refused:
+            await town.node.start(town.serve).result
+        assert refused.value.next_step == f"zkCli.sh -server zk1:2181 delete {WRITABLE}"
+
+    Town().tell(story)
+
+
 def test_a_cluster_without_layout_gets_it_written_down_and_one_without_id_does_without() -> None:
     """As old clusters are, and foreign ones."""
 

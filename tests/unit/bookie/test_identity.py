@@ -35,6 +35,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.paths import INSTANCE_ID
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
+from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import CreateMode, Disk, MetadataStore, OpenMode
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType
@@ -42,6 +43,7 @@ from tests.simulation.kernel import Node, World
 from tests.unit.bookie.serving import add_entries
 
 ROOT = "/ledgers"
+WHERE = MetadataUrl.parse(f"zk://zk1{ROOT}")
 BK1, BK2 = BookieId("bk-1"), BookieId("bk-2")
 STORAGE = StorageConfig("/j", ("/l1", "/l2"), journal_file_bytes=64 * 1024, idle_after_ms=20)
 DIRECTORIES = ("/j", "/l1", "/l2")
@@ -111,7 +113,7 @@ class Village:
             store = await node.metadata()
             disk = cast(Disk, Stepping(node.disk, self._on_step))
             stepping = cast(MetadataStore, Stepping(store, self._on_step))
-            cluster = await open_cluster(store, ROOT)
+            cluster = await open_cluster(store, ROOT, url=WHERE)
             identity = Identity(disk, config, node.randomness, stepping, cluster, bookie_id)
             try:
                 return await work(node, identity)
@@ -403,6 +405,11 @@ def test_format_waits_for_a_process_that_is_registered() -> None:
         with pytest.raises(NodeExists, match="nothing was changed") as refused:
             await village.live(format_)
         assert refused.value.ids["session"] == f"{village.store.session:#x}"
+        await village.store.delete(path)
+        await village.store.create(path)  # By somebody who meant well.
+        with pytest.raises(NodeExists) as refused:
+            await village.live(format_)
+        assert refused.value.next_step == f"zkCli.sh -server zk1:2181 delete {path}"
 
         async def patiently(_node: Node, identity: Identity) -> str:
             return (await identity.format(10.0)).incarnation

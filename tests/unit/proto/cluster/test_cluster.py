@@ -246,7 +246,8 @@ async def test_what_mends_a_layout_that_nobody_knows_can_be_typed(store: FaultyS
     assert "made with the default layout" in about
     assert command == f"{ZKCLI} delete {ROOT}/LAYOUT"
     await store.delete(command.split()[-1])
-    assert await open_cluster(store, ROOT) == cluster
+    again = await open_cluster(store, ROOT, url=WHERE)
+    assert (again, again.url) == (cluster, WHERE)
 
 
 async def test_what_mends_an_instance_id_can_be_typed(store: FaultyStore) -> None:

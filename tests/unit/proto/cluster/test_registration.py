@@ -13,6 +13,7 @@ from rollbook.proto.errors import MetadataUnavailable, NodeExists, NoSuchCluster
 from rollbook.proto.formats.service_info import describe_bookie, pack_service_info
 from rollbook.proto.ids import BookieId
 from rollbook.proto.metastore.memory import MemoryService
+from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import (
     NO_SESSION,
     Address,
@@ -28,6 +29,7 @@ BOOKIE = BookieId("b1:3181")
 INFO = describe_bookie(Address("b1", 3181))
 WRITABLE = f"{ROOT}/available/{BOOKIE}"
 READ_ONLY = f"{ROOT}/available/readonly/{BOOKIE}"
+WHERE = MetadataUrl.parse("zk://zk1/ledgers")
 DEADLINE_S = 10.0
 
 
@@ -45,7 +47,7 @@ def registration(store: FaultyStore) -> BookieRegistration:
 
 
 def registration_of(store: MetadataStore, patience_s: float = DEADLINE_S) -> BookieRegistration:
-    return BookieRegistration(store, ROOT, BOOKIE, INFO, patience_s)
+    return BookieRegistration(store, ROOT, BOOKIE, INFO, patience_s, WHERE)
 
 
 @asynccontextmanager
@@ -312,7 +314,7 @@ async def test_a_node_of_nobody_is_a_strangers(store: FaultyStore, rival: Metada
     await rival.create(WRITABLE)
     with pytest.raises(NodeExists, match="no session made the node") as refused:
         await registration_of(store, patience_s=0.05).register(Standing.WRITABLE)
-    assert refused.value.next_step == f"zkCli.sh delete {WRITABLE}"
+    assert refused.value.next_step == f"zkCli.sh -server zk1:2181 delete {WRITABLE}"
 
 
 @pytest.mark.parametrize(
