@@ -19,14 +19,13 @@ from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owners import Owners
 from rollbook.api.client.retrying import Pauses, in_doubt, may_retry
 from rollbook.api.grpc.methods import BY_REQUEST, Method, waits
-from rollbook.api.grpc.status import error_of_call, hung_up
+from rollbook.api.grpc.status import failure_of, hung_up
 from rollbook.api.grpc.translation import message_of, pack, unpack
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import (
     BadFrame,
     ClientClosed,
-    ConnectionLost,
     InvalidRequest,
     Outcome,
     QuorumTimeout,
@@ -92,7 +91,7 @@ class Calls:
         try:
             answer = await call(data, timeout=timeout_s, metadata=shown)
         except grpc.aio.AioRpcError as error:
-            raise _error_of(error, method) from None
+            raise failure_of(method, error) from None
         except asyncio.CancelledError:
             lost = hung_up()
             raise ClientClosed if self.is_closed else lost from None
@@ -111,10 +110,3 @@ def answer_of(word: Any, data: bytes) -> Any:
         return unpack(message_of(word).FromString(data), word)
     except (DecodeError, InvalidRequest) as error:
         raise BadFrame(f"the server's answer makes no sense: {error}") from None
-
-
-def _error_of(error: grpc.aio.AioRpcError, method: Method) -> RollbookError:
-    found = error_of_call(error.code(), error.details() or "", error.trailing_metadata())
-    if not method.changes and isinstance(found, ConnectionLost | QuorumTimeout):
-        found.outcome = Outcome.NOT_APPLIED
-    return found

@@ -18,7 +18,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from rollbook.api.grpc.methods import LATE
+from rollbook.api.grpc.methods import LATE, Method
 from rollbook.proto.errors import (
     BadFrame,
     ConnectionLost,
@@ -121,6 +121,14 @@ def error_of_call(
             except (DecodeError, TypeError):
                 break  # Somebody else's details.
     return _said_by_grpc(status, text)
+
+
+def failure_of(method: Method, error: grpc.aio.AioRpcError) -> RollbookError:
+    """What one call of it ended with. Who asked for no change knows that none was made."""
+    found = error_of_call(error.code(), error.details() or "", error.trailing_metadata())
+    if not method.changes and isinstance(found, ConnectionLost | QuorumTimeout):
+        found.outcome = Outcome.NOT_APPLIED
+    return found
 
 
 def hung_up() -> ConnectionLost:

@@ -14,9 +14,9 @@ import structlog
 from rollbook.api.client.calls import answer_of
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.grpc.methods import BY_REQUEST, waits
-from rollbook.api.grpc.status import error_of_call
+from rollbook.api.grpc.status import failure_of
 from rollbook.api.grpc.translation import pack
-from rollbook.proto.errors import BadConfig, ConnectionLost, Outcome, QuorumTimeout
+from rollbook.proto.errors import BadConfig
 from rollbook.proto.tasks import to_its_end
 
 logger = structlog.get_logger()
@@ -80,8 +80,5 @@ async def _ask(channels: Channels, word: Any, address: str, due: float) -> Any:
             pack(word).SerializeToString(), timeout=left_s, metadata=channels.shown_to(address)
         )
     except grpc.aio.AioRpcError as error:
-        found = error_of_call(error.code(), error.details() or "", error.trailing_metadata())
-        if not method.changes and isinstance(found, ConnectionLost | QuorumTimeout):
-            found.outcome = Outcome.NOT_APPLIED
-        raise found from None
+        raise failure_of(method, error) from None
     return answer_of(method.answer, answer)

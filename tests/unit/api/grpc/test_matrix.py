@@ -10,12 +10,12 @@ import pytest
 from rollbook.api.client.append_line import AppendLine
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.grpc.config import GrpcConfig
-from rollbook.api.grpc.methods import BY_REQUEST, METHODS, Kind, Method, late
+from rollbook.api.grpc.methods import METHODS, Kind, Method, late
 from rollbook.api.grpc.server import GrpcServer
-from rollbook.api.grpc.status import detail_of, error_of, error_of_call
+from rollbook.api.grpc.status import detail_of, error_of, error_of_call, failure_of
 from rollbook.api.grpc.translation import pack
 from rollbook.logservice.core.block import pack_block
-from rollbook.logservice.words import AcquireWriter, AppendAck
+from rollbook.logservice.words import AppendAck
 from rollbook.proto import errors
 from rollbook.proto.errors import Outcome, RollbookError, every_error
 from rollbook.proto.ports import Address
@@ -92,23 +92,26 @@ async def test_every_error_of_every_call(line: Line, method: Method) -> None:
         assert_same(heard, said)
 
 
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS if m.kind is Kind.CALL], ids=lambda m: m.name
+)
 async def test_a_deadline_is_told_alike_whichever_end_sees_it_first(
-    line: Line, monkeypatch: pytest.MonkeyPatch
+    line: Line, method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waited to become the writer was told `Deadline Exceeded` if it was his own end."""
-    method = BY_REQUEST[AcquireWriter]
     never = asyncio.Event()
 
-    async def acquire(*_: Any) -> None:
+    async def wait(*_: Any) -> None:
         await never.wait()
 
-    monkeypatch.setattr(line.core, method.core_name, acquire)
-    data = pack(sample(AcquireWriter)).SerializeToString()
+    monkeypatch.setattr(line.core, method.core_name, wait)
+    data = pack(sample(method.request)).SerializeToString()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await line.channels.to(line.address).unary_unary(method.path)(data, timeout=0.05)
-    code, details = caught.value.code(), caught.value.details() or ""
-    assert_same(error_of_call(code, details, caught.value.trailing_metadata()), late(method))
-    assert_same(error_of_call(code, "Deadline Exceeded", None), late(method))
+    assert_same(failure_of(method, caught.value), late(method))
+    nothing = grpc.aio.Metadata()
+    own = grpc.aio.AioRpcError(caught.value.code(), nothing, nothing, "Deadline Exceeded")
+    assert_same(failure_of(method, own), late(method))
 
 
 async def test_every_error_of_an_append_stream(line: Line) -> None:
