@@ -44,6 +44,7 @@ _CONNECT_AGAIN_S: Final = 0.05
 _AGAIN_ODDS: Final = (0.03, 0.03, 0.3)  # With many, an entry lies in logs of several ages.
 _WINDOWS: Final = (1, 1, 8)  # Adds on their way to one bookie, if it has not yet answered them.
 _SIZES: Final = (0, 30, 300, 3000)
+_EVEN_SIZES: Final = (0, 30, 300)
 _BATCH_BYTES: Final = 32 * 1024
 
 OnBroken = Callable[[str, str], None]
@@ -128,8 +129,26 @@ class Client:
                     is_recovery=verb == "mend",
                     is_deferred=verb == "defer",
                 )
+        elif verb == "even":
+            await self._add_evenly(bookie, version, ledger_id, count)
         elif link := await self._link(bookie, version):
             await self._question(link, verb, ledger_id, count)
+
+    async def _add_evenly(self, bookie: str, version: int, ledger_id: int, count: int) -> None:
+        """New entries of one size, as most writers send them, and then a batch of them."""
+        async with self._adding.setdefault(bookie, asyncio.Lock()):
+            link = await self._link_with_room(bookie, version)
+            first = self._sums.next_entry.get((bookie, ledger_id), 0)
+            size = self._sums.chance.choice(_EVEN_SIZES)
+            appends = self.add(link, ledger_id, count, size=size)
+        while any(append.returned == NEVER for append in appends):
+            await asyncio.sleep(0.01)
+        reader = await self._link(bookie, v2.VERSION)
+        if reader is not None:
+            try:
+                await self._batch(reader, ledger_id, first, count)
+            except ConnectionLost:
+                pass
 
     async def _question(self, link: Link, verb: str, ledger_id: int, count: int) -> None:
         try:
@@ -139,7 +158,7 @@ class Client:
                 case "fence" | "read":
                     await self._read(link, ledger_id, is_fencing=verb == "fence")
                 case "batch":
-                    await self._batch(link, ledger_id)
+                    await self._some_batch(link, ledger_id)
                 case "list":
                     await self.list_entries(link, ledger_id)
                 case "poll":
@@ -227,8 +246,9 @@ class Client:
         *,
         is_recovery: bool = False,
         is_deferred: bool = False,
+        size: int | None = None,
     ) -> list[Append]:
-        """In one piece, as a writer that is busy sends them."""
+        """In one piece, as a writer that is busy sends them. With `size` all are new, and of that size."""
         sums, chance, bookie = self._sums, self._sums.chance, link.bookie
         if link.client.lost.done():
             return []
@@ -238,7 +258,7 @@ class Client:
         frames: list[bytes] = []
         appends: list[Append] = []
         for _ in range(count):
-            entry_id = self._pick_entry(bookie, ledger_id, is_recovery)
+            entry_id = self._pick_entry(bookie, ledger_id, is_recovery, is_new=size is not None)
             if link.sent.get((ledger_id, entry_id)):
                 continue  # Answers to adds are told apart by these ids.
             is_again = (
@@ -250,7 +270,7 @@ class Client:
             lac = entry_id - 1 if is_usual else chance.randint(-1, entry_id - 1)
             if is_deferred:  # A LAC is of what is durable.
                 lac = min(lac, sums.checker.known_lac(bookie, ledger_id))
-            payload = self._payload(bookie, ledger_id, entry_id)
+            payload = self._payload(bookie, ledger_id, entry_id, size)
             frames.append(
                 writer.pack(
                     *(entry_id, lac, payload),
@@ -271,19 +291,24 @@ class Client:
         link.client.send(b"".join(frames))
         return appends
 
-    def _pick_entry(self, bookie: str, ledger_id: int, is_recovery: bool) -> int:
+    def _pick_entry(
+        self, bookie: str, ledger_id: int, is_recovery: bool, *, is_new: bool = False
+    ) -> int:
         following = self._sums.next_entry.get((bookie, ledger_id), 0)
-        if following and self._sums.chance.random() < (0.8 if is_recovery else self._again_odds):
+        again_odds = 0.8 if is_recovery else self._again_odds
+        if following and not is_new and self._sums.chance.random() < again_odds:
             return self._sums.chance.randrange(following)
         self._sums.next_entry[bookie, ledger_id] = following + 1
         return following
 
-    def _payload(self, bookie: str, ledger_id: int, entry_id: int) -> bytes:
+    def _payload(
+        self, bookie: str, ledger_id: int, entry_id: int, size: int | None = None
+    ) -> bytes:
         """Written again, an entry says the same."""
         payloads, chance = self._sums.payloads, self._sums.chance
         key = (bookie, ledger_id, entry_id)
         if key not in payloads:
-            payloads[key] = chance.randbytes(chance.choice(_SIZES))
+            payloads[key] = chance.randbytes(chance.choice(_SIZES) if size is None else size)
         return payloads[key]
 
     def _on_adds(self, link: Link, replies: AddReplies) -> None:
@@ -351,13 +376,15 @@ class Client:
         if reply.last_add_confirmed is not None:
             checker.on_lac(asked, reply.last_add_confirmed, is_durable=not is_poll)
 
-    async def _batch(self, link: Link, ledger_id: int) -> None:
+    async def _some_batch(self, link: Link, ledger_id: int) -> None:
+        chance, known = self._sums.chance, self._sums.next_entry.get((link.bookie, ledger_id), 0)
+        await self._batch(link, ledger_id, chance.randint(0, known), chance.choice((0, 1, 5, 100)))
+
+    async def _batch(self, link: Link, ledger_id: int, first: int, count_max: int) -> None:
         sums = self._sums
         asked = sums.checker.on_asked(link.bookie, ledger_id)
-        first = sums.chance.randint(0, sums.next_entry.get((link.bookie, ledger_id), 0))
         batch = BatchRead(
-            *(LedgerId(ledger_id), EntryId(first), asked.at, sums.chance.choice((0, 1, 5, 100))),
-            bytes_max=_BATCH_BYTES,
+            *(LedgerId(ledger_id), EntryId(first), asked.at, count_max), bytes_max=_BATCH_BYTES
         )
         reply = await self._ask(link, "batch", batch)
         assert isinstance(reply, BatchReadReply)

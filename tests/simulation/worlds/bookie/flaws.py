@@ -4,9 +4,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rollbook.bookie import record_file
 from rollbook.bookie.answers import Answers
 from rollbook.bookie.census import Census
 from rollbook.bookie.core.control import Control, Operation
+from rollbook.bookie.core.even_cuts import cut_evenly
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.flow import Account
 from rollbook.bookie.core.memtable import IntArray
@@ -96,6 +98,10 @@ async def _read_last_sound(self: Reading, ledger_id: int) -> bytes:
         if last == NO_ENTRY:
             raise
         return await self._read(ledger_id, last)
+
+
+def _cut_backwards(*arguments: Any) -> tuple[bytes, ...]:
+    return cut_evenly(*arguments)[::-1]
 
 
 # --- Server -------------------------------------------------------------------------------------
@@ -240,6 +246,12 @@ BOOKIE_MUTANTS: Final = (
         600,
         ((Reading, "_read_last", _read_last_sound),),
         Focus((Kind.ROT,), verbs=("read", "fence")),
+    ),
+    BookieMutant(
+        "backward-cuts",
+        "Small entries that are cut out of a record together come in the wrong order.",
+        50,
+        ((record_file, "cut_evenly", _cut_backwards),),
     ),
     BookieMutant(
         "read-then-fence",

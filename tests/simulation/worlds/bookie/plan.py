@@ -47,6 +47,7 @@ VERBS: Final[dict[str, tuple[float, Draw]]] = {
     "fence": (2, _version),
     "read": (12, _version),
     "batch": (3, lambda _: ""),
+    "even": (4, lambda rng: f"{rng.choice((20, 40))} {_version(rng)}"),  # And a batch of them.
     "list": (2, lambda _: ""),
     "poll": (5, lambda rng: f"{rng.choice((50, 400, 1500))}"),
     "lac": (3, lambda _: ""),

@@ -24,6 +24,7 @@ from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.compaction import Compactor
 from rollbook.bookie.config import BookieConfig, SpaceConfig
 from rollbook.bookie.core import catalog as core_catalog
+from rollbook.bookie.core import even_cuts
 from rollbook.bookie.garbage import Garbage
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.scrub import Scrubber
@@ -124,6 +125,7 @@ _INNER_STEPS: Final[tuple[InnerStep, ...]] = (
     (Compactor, "_rewrite", "compact"),
     (Compactor, "_remove_empty", "remove"),
     (Scrubber, "scrub", "scrub"),
+    (even_cuts, "_cut_of", "cut evenly"),
 )
 # What takes minutes takes moments, and what is done in one go takes turns.
 _RESTLESS: Final[tuple[Patch, ...]] = (

@@ -41,6 +41,14 @@ def test_a_quiet_run_keeps_everything_and_answers_everybody() -> None:
     assert report.history.weakness() == "no fault overlapped an append"
 
 
+def test_new_entries_of_one_size_are_cut_out_of_their_record_together() -> None:
+    report = BookieScene().run(Case("bookie", 1, steps_of("even b1 1 40 v2"), ()))
+    assert report.broke is None
+    outcomes = [append.outcome.value for append in report.history.appends]
+    assert outcomes[:40] == ["applied"] * 40
+    assert {call.step for call in report.history.calls} >= {"batch", "cut evenly"}
+
+
 def test_seeds_pass_and_prove_something() -> None:
     said: list[str] = []
     tally = simulate(range(6), "bookie", lambda _done, _total: None, said.append)
@@ -59,7 +67,7 @@ def test_every_step_and_fault_is_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["early-ack", "fence-in-memory", "two-answers", "refusals-are-acks"]
+    "name", ["early-ack", "fence-in-memory", "two-answers", "refusals-are-acks", "backward-cuts"]
 )
 def test_a_planted_bug_falls_to_fresh_seeds(name: str) -> None:
     """The others are for `python -m tests mutants`."""
