@@ -18,13 +18,14 @@ from rollbook import __version__
 from rollbook.api.cli.bookie_settings import (
     RealMachine,
     advising,
+    http_address_of,
     load_settings,
     open_store,
 )
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig
-from rollbook.proto.addresses import is_loopback, parse_address
+from rollbook.proto.addresses import is_loopback
 from rollbook.proto.errors import BadConfig, BookieFailed, RollbookError
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.allocator import keep_freed_memory
@@ -36,7 +37,6 @@ from rollbook.proto.runtime.tls import TLS_OF_BOOKIES, TlsFiles, server_context
 
 logger = structlog.get_logger()
 
-DEFAULT_HTTP_PORT: Final = 8001
 _OTHER_FILES: Final = 768  # Of the store, handshakes, the metadata, the admin pages.
 
 
@@ -125,7 +125,7 @@ async def _admin_pages(bookie: Bookie, machine: RealMachine) -> AsyncIterator[Ad
     from rollbook.bookie.admin import Admin
 
     where = HttpConfig(
-        _http_address(config),
+        http_address_of(config),
         token_file=config.http_token_file or None,
         tls=_tls_files(config) if config.http_tls else None,
         insecure=config.insecure,
@@ -135,12 +135,6 @@ async def _admin_pages(bookie: Bookie, machine: RealMachine) -> AsyncIterator[Ad
         yield server.address
     finally:
         await server.close()
-
-
-def _http_address(config: BookieConfig) -> Address:
-    return parse_address(
-        config.http, "http", default_host="127.0.0.1", default_port=DEFAULT_HTTP_PORT
-    )
 
 
 def _tls_files(config: BookieConfig) -> TlsFiles:

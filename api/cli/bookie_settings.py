@@ -17,10 +17,11 @@ from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, Stor
 from rollbook.bookie.core.remedies import FORMAT, INIT, REJOIN, WRITE_OFF
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.properties import KEYS_OF, lines_of_keys, parse_properties, translate
+from rollbook.proto.addresses import parse_address
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.metastore.url import Backend, MetadataUrl
-from rollbook.proto.ports import Clock, Disk, MetadataStore, Randomness, Transport
+from rollbook.proto.ports import Address, Clock, Disk, MetadataStore, Randomness, Transport
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.config import (
     PREFIX,
@@ -40,6 +41,7 @@ logger = structlog.get_logger()
 C = TypeVar("C")
 T = TypeVar("T")
 
+_DEFAULT_HTTP_PORT: Final = 8001
 _SECTIONS: Final = ("bookie", "storage", "server", "space")
 _HEADING: Final = re.compile(rf"^\s*\[({'|'.join(_SECTIONS)})\]", re.MULTILINE)
 
@@ -77,9 +79,18 @@ def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
     )
 
 
+def http_address_of(config: BookieConfig) -> Address:
+    """Where operators ask it. Raises `BadConfig`."""
+    return parse_address(
+        config.http, "http", default_host="127.0.0.1", default_port=_DEFAULT_HTTP_PORT
+    )
+
+
 def _check_bookie(config: BookieConfig) -> None:
     addresses_of(config)
     tls_address_of(config)
+    if config.http:
+        http_address_of(config)
     with BadConfig.about("metadata"):
         MetadataUrl.parse(config.metadata)
 

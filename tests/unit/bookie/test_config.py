@@ -57,6 +57,7 @@ def test_an_operator_s_settings_are_held_to_that(monkeypatch: pytest.MonkeyPatch
         ("listeningInterface=there_is_none", "listeningInterface"),
         ("metadataServiceUri=zk://:x/ledgers", "metadataServiceUri"),
         ("metadataServiceUri=http://listen/metadata", "metadataServiceUri"),
+        ("httpServerPort=99999", "httpServerPort"),
         ("journalDirectories=/a,/b", "journalDirectories"),
         ("ledgerDirectories=/l,/l", "ledgerDirectories"),
         ("ledgerDirectories=/j", "ledgerDirectories"),
