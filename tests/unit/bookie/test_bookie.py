@@ -652,7 +652,7 @@ def test_no_bookie_is_made_that_cannot_listen_behind_tls(tls_listen: str) -> Non
     Town().tell(story)
 
 
-def test_who_comes_while_it_tries_its_port_is_hung_up_on() -> None:
+def test_who_comes_while_it_tries_its_port_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody would ever answer, and he would wait."""
 
     class Caller(asyncio.Protocol):
@@ -675,7 +675,7 @@ def test_who_comes_while_it_tries_its_port_is_hung_up_on() -> None:
                 await asyncio.sleep(1)  # Until it is accepted.
             return listener
 
-        town.node.transport.listen = listen_until_called  # type: ignore[method-assign,assignment]
+        monkeypatch.setattr(town.node.transport, "listen", listen_until_called)
         town.node.start(town.serve)
         await town.until_seen()
         async with asyncio.timeout(PATIENCE_S):
