@@ -12,7 +12,6 @@ from typing import Any, Final, Literal, Protocol
 
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.methods import BY_REQUEST, late
-from rollbook.api.rest.newcomers import Line
 from rollbook.api.rest.shared_room import Rests, Turns
 from rollbook.logservice.ids import AtOffset, Earliest, Offset, Position
 from rollbook.logservice.words import (
@@ -59,7 +58,6 @@ class Door:
         self._peers = peers
         self.followers: dict[asyncio.Task[Any], None] = {}
         self.rests = Rests()
-        self.newcomers = Line()
         self._turns = Turns()
 
     async def ask(

@@ -14,7 +14,7 @@ What those who do not take it cost is bounded, however many they are:
     begun      the rest of a large record, of which he has taken a part, is kept; while such rests
                are more than `_RESTS_BYTES_MAX` in all, he is hung up on, and resumes
     reading    who is behind reads in turns, so many at a time (`door.py`)
-    showing    that he takes anything: until then he is told a piece at a time (`newcomers.py`)
+    showing    that he takes anything: until then others come in before each piece of much (`newcomers.py`)
 
 Connections that take nothing at all are hung up on (`server.py`). What goes wrong once an answer has
 begun is its last event.
@@ -99,7 +99,7 @@ class Follow(Response):
         self._events: AsyncGenerator[Any, None] | None = events
         self._again = again
         self._encoding = encoding
-        self._newcomer = Newcomer(door.newcomers)
+        self._newcomer = Newcomer()
         self._is_sse = kind == SSE
         self._end = b"" if end is None else b"..%d" % end
 
@@ -145,16 +145,11 @@ class Follow(Response):
         while event is not None:
             is_last = isinstance(event, Sealed | Moving | Stopped) or is_end(event)
             pieces = told(event, self._encoding, stands)
-            is_more = _is_much(
-                event
-            )  # Than a piece: what is told of a log as it grows waits for nobody.
+            is_much = _is_much(event)
             event = None
-            while True:
-                if is_more:
+            while (piece := next(pieces, None)) is not None:
+                if is_much:  # News of a log that grows wait for nobody.
                     await self._newcomer.wait()
-                if (piece := next(pieces, None)) is None:
-                    break
-                is_more = True
                 resumes_at = await self._tell_piece(piece, send)
                 stands = piece.next_offset if resumes_at is None else resumes_at
                 if resumes_at is None or is_last:

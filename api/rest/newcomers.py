@@ -3,11 +3,13 @@
 Much can lie about untaken: what the systems at both ends have room for. Who takes nothing is told so
 much before it shows, as JSON, and when twenty of his kind come at once others wait for all of it. So
 
-    a line     newcomers of a server are told one piece at a time, in the order of their coming, and before
-               each of them the loop goes round for everybody else. On an idle loop that is no time. Where
-               several wait, a moment passes: others need the processor, too, and not the loop alone
+    a piece    at a time is what a newcomer is told of much, and before each the loop goes round for everybody
+               else: some times, or for a little while, or once if that takes longer
     no more    is a newcomer whoever was told more than can lie about: he takes it, as fast as he likes
     again      is one who then takes nothing for a while: room was made for as much
+
+No newcomer waits for another one: those who are behind read in turns, so many at a time (`shared_room.py`),
+and what all of them wait is less than a turn. Hence nobody's turn is over while he has yet to be told.
 """
 
 import asyncio
@@ -15,42 +17,32 @@ from typing import Final
 
 _UNTAKEN_BYTES_MAX: Final = 256 * 1024  # 200,000 over Linux's loopback, with `_UNSENT_BY_SYSTEM`.
 _ROUNDS: Final = 16  # In about as many an append is served, but for its waits.
-_MOMENT_S: Final = 0.001  # What the system's poll can tell from nothing.
-
-
-class Line:
-    """Of one server."""
-
-    def __init__(self) -> None:
-        self._first = asyncio.Lock()  # First come, first served.
-        self._waiting = 0
-
-    async def pass_through(self) -> None:
-        self._waiting += 1
-        try:
-            async with self._first:
-                if self._waiting > 1:
-                    await asyncio.sleep(_MOMENT_S)
-                for _ in range(_ROUNDS):
-                    await asyncio.sleep(0)
-        finally:
-            self._waiting -= 1
+_WAIT_S: Final = 0.002  # Before a piece: a loop with work takes long for as many rounds.
+_WAITS_S_MAX: Final = 0.25  # Of one newcomer: what holds up a loop that is so slow is not he.
 
 
 class Newcomer:
     """A follower, as long as he is one and whenever he is one again."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self) -> None:
         self._unproven_bytes = _UNTAKEN_BYTES_MAX
+        self._waited_s = 0.0
 
     async def wait(self) -> None:
         """Until he may be told a piece."""
-        if self._unproven_bytes > 0:
-            await self._line.pass_through()
+        if self._unproven_bytes <= 0 or self._waited_s >= _WAITS_S_MAX:
+            return
+        now = asyncio.get_running_loop().time
+        begin = now()
+        for _ in range(_ROUNDS):
+            await asyncio.sleep(0)
+            if now() - begin >= _WAIT_S:
+                break
+        self._waited_s += now() - begin
 
     def on_told(self, size: int) -> None:
         self._unproven_bytes -= size
 
     def on_nothing_taken(self) -> None:
         self._unproven_bytes = _UNTAKEN_BYTES_MAX
+        self._waited_s = 0.0

@@ -1,14 +1,17 @@
 """Whoever has not shown that he takes anything is told a piece at a time, and others come in between."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Generator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from rollbook.api.rest import following, newcomers
-from rollbook.api.rest.newcomers import Line, Newcomer
+from rollbook.api.rest import following, newcomers, shared_room
+from rollbook.api.rest.newcomers import Newcomer
 from rollbook.logservice.core.block import pack_block
 from rollbook.logservice.ids import LogName
 from tests.unit.api.rest.http_client import DEADLINE_S
@@ -16,6 +19,7 @@ from tests.unit.api.rest.log_routes import LOG, SSE, Site
 
 PIECE = 16 * 1024
 MUCH = newcomers._UNTAKEN_BYTES_MAX
+TO_THE_TAIL = f"{LOG}/records?at_tail=stop"
 
 
 def log_of(there: Site) -> Any:
@@ -27,11 +31,13 @@ class Loop:
 
     def __init__(self) -> None:
         self.rounds = 0
+        self.work_s = 0.0  # In each.
         self._is_over = False
         self._go_round()
 
     def _go_round(self) -> None:
         self.rounds += 1
+        time.sleep(self.work_s)
         if not self._is_over:
             asyncio.get_running_loop().call_soon(self._go_round)
 
@@ -46,8 +52,16 @@ async def loop() -> AsyncGenerator[Loop, None]:
     loop.end()
 
 
+@pytest.fixture
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait ends with its rounds, however long the machine halts."""
+    monkeypatch.setattr(newcomers, "_WAIT_S", 3600)
+    monkeypatch.setattr(newcomers, "_WAITS_S_MAX", 3600)
+
+
+@pytest.mark.usefixtures("no_clock")
 async def test_others_have_the_loop_before_each_piece(loop: Loop) -> None:
-    newcomer = Newcomer(Line())
+    newcomer = Newcomer()
     for _ in range(3):
         before = loop.rounds
         await newcomer.wait()
@@ -55,25 +69,9 @@ async def test_others_have_the_loop_before_each_piece(loop: Loop) -> None:
         newcomer.on_told(PIECE)
 
 
-async def test_newcomers_are_told_one_after_the_other_in_the_order_of_their_coming(
-    loop: Loop,
-) -> None:
-    line, told = Line(), list[tuple[int, int]]()
-
-    async def tell(number: int) -> None:
-        newcomer = Newcomer(line)
-        for _ in range(2):
-            await newcomer.wait()
-            told.append((number, loop.rounds))
-
-    await asyncio.gather(*map(tell, range(3)))
-    assert [number for number, _ in told] == [0, 1, 2, 0, 1, 2]
-    rounds = [at for _, at in told]
-    assert all(b - a >= newcomers._ROUNDS for a, b in pairwise(rounds))
-
-
-async def test_whoever_took_what_nothing_could_hold_for_him_waits_for_nobody(loop: Loop) -> None:
-    newcomer = Newcomer(Line())
+@pytest.mark.usefixtures("no_clock")
+async def test_whoever_took_what_nothing_could_hold_for_him_waits_no_more(loop: Loop) -> None:
+    newcomer = Newcomer()
     newcomer.on_told(MUCH - 1)
     before = loop.rounds
     await newcomer.wait()
@@ -87,77 +85,149 @@ async def test_whoever_took_what_nothing_could_hold_for_him_waits_for_nobody(loo
     assert loop.rounds > before
 
 
-async def test_a_moment_passes_while_several_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others need the processor, too. Whoever has nobody behind him in the line does not pay for that."""
-    monkeypatch.setattr(newcomers, "_MOMENT_S", 0.05)
-    line, told = Line(), list[str]()
-
-    async def tell(name: str) -> None:
-        await Newcomer(line).wait()
-        told.append(name)
-
-    asyncio.get_running_loop().call_later(0.025, told.append, "others")
-    await asyncio.gather(tell("first"), tell("second"), tell("last"))
-    assert told == ["first", "others", "second", "last"]  # Nobody is behind the last one.
-    monkeypatch.setattr(newcomers, "_MOMENT_S", 3600)
-    await tell("alone")
+async def test_a_loop_with_work_goes_round_fewer_times(loop: Loop) -> None:
+    """All newcomers of a server had 50 pieces a second where a round took a millisecond."""
+    loop.work_s = newcomers._WAIT_S
+    newcomer, before = Newcomer(), loop.rounds
+    await newcomer.wait()
+    assert loop.rounds - before == 1
 
 
-async def test_who_leaves_the_line_holds_nobody_up(loop: Loop) -> None:
-    line = Line()
-    waits = [asyncio.ensure_future(Newcomer(line).wait()) for _ in range(4)]
-    await asyncio.sleep(0)
-    waits[0].cancel()
-    waits[2].cancel()
-    ends = await asyncio.gather(*waits, return_exceptions=True)
-    assert [isinstance(end, asyncio.CancelledError) for end in ends] == [True, False, True, False]
+async def test_what_a_newcomer_waits_is_bounded_however_slow_the_loop_is(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newcomers, "_WAITS_S_MAX", 2 * newcomers._WAIT_S)
+    loop.work_s = newcomers._WAIT_S
+    newcomer = Newcomer()
+    for _ in range(2):
+        await newcomer.wait()
+    before = loop.rounds
+    await newcomer.wait()
+    assert loop.rounds == before
+    newcomer.on_nothing_taken()
+    await newcomer.wait()
+    assert loop.rounds > before
 
 
 # --- As followers of HTTP ---------------------------------------------------------------------
 
 
+@dataclass
+class Piece:
+    """Of records, as it is told to somebody."""
+
+    of: Any
+    round: int
+    size: int
+
+
 @pytest.fixture
-def rounds_of_pieces(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> list[int]:
-    """The round of the loop in which each piece of records is told to somebody."""
-    rounds: list[int] = []
+def pieces(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> list[Piece]:
+    told: list[Piece] = []
     is_taken = following._is_taken
 
     async def noted(text: bytes, send: Any) -> bool:
         if b'"records"' in text:
-            rounds.append(loop.rounds)
+            told.append(Piece(send, loop.rounds, len(text)))
         return await is_taken(text, send)
 
     monkeypatch.setattr(following, "_is_taken", noted)
-    return rounds
+    return told
 
 
+@pytest.mark.usefixtures("no_clock")
 async def test_followers_who_come_at_once_do_not_hold_up_others(
-    there: Site, loop: Loop, rounds_of_pieces: list[int]
+    there: Site, pieces: list[Piece]
 ) -> None:
     """Eight of them were told 290,000 bytes each in one round of the loop, for 31 ms."""
     log_of(there).append(pack_block([b"x" * 700] * 300), None)
-    path = f"{LOG}/records?at_tail=stop"
-    answers = await asyncio.gather(*(there.get(path, **SSE) for _ in range(8)))
+    answers = await asyncio.gather(*(there.get(TO_THE_TAIL, **SSE) for _ in range(20)))
     assert all(answer.body.count(b"x" * 700) == 300 for answer in answers)
-    gaps = [b - a for a, b in pairwise(rounds_of_pieces)]
-    assert min(gaps) >= newcomers._ROUNDS
+    assert max(Counter(piece.round for piece in pieces).values()) <= shared_room.TURNS
+    for send in {piece.of for piece in pieces}:
+        rounds = [piece.round for piece in pieces if piece.of is send]
+        assert len(rounds) > 10
+        assert all(b - a >= newcomers._ROUNDS for a, b in pairwise(rounds))
 
 
+@pytest.mark.usefixtures("no_clock")
 async def test_a_follower_who_takes_what_he_is_told_goes_on_at_his_own_pace(
-    there: Site, loop: Loop, rounds_of_pieces: list[int]
+    there: Site, pieces: list[Piece]
 ) -> None:
     log_of(there).append(pack_block([b"x" * 1000] * 1000), None)
-    answer = await there.get(f"{LOG}/records?at_tail=stop", **SSE)
+    answer = await there.get(TO_THE_TAIL, **SSE)
     assert answer.body.count(b"x" * 1000) == 1000
-    gaps = [b - a for a, b in pairwise(rounds_of_pieces)]
-    first = MUCH // PIECE  # They are somewhat larger, as JSON.
-    assert min(gaps[: first // 2]) >= newcomers._ROUNDS
-    assert max(gaps[first:]) == 0
+    told = 0
+    for piece, following_one in pairwise(pieces):
+        told += piece.size
+        gap = following_one.round - piece.round
+        assert gap >= newcomers._ROUNDS if told < MUCH else gap == 0
+    assert told > 2 * MUCH
 
 
-async def test_news_of_a_log_wait_for_no_newcomer(there: Site, loop: Loop) -> None:
-    async with there.door.newcomers._first, there.open("GET", f"{LOG}/records", b"", **SSE) as one:
-        log_of(there).append(pack_block([b"new"]), None)
+async def test_news_of_a_log_wait_for_nothing(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second ones, too: they had waited with the newcomers, behind all that had been told before them."""
+    monkeypatch.setattr(Newcomer, "wait", lambda _: asyncio.Event().wait())
+    async with there.open("GET", f"{LOG}/records", b"", **SSE) as one:
+        parts = one.parts()
         async with asyncio.timeout(DEADLINE_S):
-            while b'"new"' not in await anext(one.parts()):
-                pass
+            for news in (b"new", b"newer", b"newest"):
+                log_of(there).append(pack_block([news]), None)
+                while b'"%s"' % news not in await anext(parts):
+                    pass
+
+
+async def test_no_more_hold_what_is_told_than_have_a_turn(
+    there: Site, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a round of the loop took a millisecond, 115 of 300 held theirs after 20 s, and 5 had been told."""
+    held = most = 0
+    real = following._pieces
+
+    def counted(*args: Any) -> Generator[Any, None, None]:
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        try:
+            yield from real(*args)
+        finally:
+            held -= 1
+
+    monkeypatch.setattr(following, "_pieces", counted)
+    begin = loop.rounds
+    # So that all its timers go by rounds: with thirteen of them for a follower his turn would be over.
+    monkeypatch.setattr(
+        asyncio.get_running_loop(), "time", lambda: (loop.rounds - begin) * shared_room._TURN_S / 10
+    )
+    log_of(there).append(pack_block([b"x" * 700] * 300), None)
+    answers = await asyncio.gather(*(there.get(TO_THE_TAIL, **SSE) for _ in range(40)))
+    monkeypatch.undo()
+    assert all(answer.body.count(b"x" * 700) == 300 for answer in answers)
+    assert 1 < most <= shared_room.TURNS
+    assert held == 0
+
+
+@pytest.mark.parametrize("ends", ["he leaves", "the server closes"])
+async def test_a_newcomer_who_goes_while_he_waits_leaves_nothing_behind(
+    there: Site, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    waits = asyncio.Event()
+
+    async def wait(_: Newcomer) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Newcomer, "wait", wait)
+    turns = shared_room.Turns(1)
+    monkeypatch.setattr(there.door, "_turns", turns)
+    log_of(there).append(pack_block([b"x" * 700] * 300), None)
+    async with asyncio.timeout(DEADLINE_S), there.open("GET", TO_THE_TAIL, b"", **SSE) as stream:
+        await waits.wait()
+        assert there.core.readers == 1
+        if ends == "the server closes":
+            await there.door.close()
+            assert [part async for part in stream.parts()][1:] == []
+            assert there.core.readers == 0
+    assert there.core.readers == 0
+    assert not there.door.followers
+    assert turns._free == 1
