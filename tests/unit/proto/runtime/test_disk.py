@@ -212,16 +212,22 @@ async def test_a_closed_file_says_so(disk: SystemDisk, tmp_path: Path) -> None:
 
 
 async def test_what_a_thread_met_is_raised_where_it_was_asked_for(
-    disk: SystemDisk, tmp_path: Path
+    disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(FileNotFoundError):
         await disk.sync_directory(str(tmp_path / "nowhere"))
-    with (tmp_path / "f").open("wb"):
-        pass
-    reader = await disk.open(str(tmp_path / "f"), OpenMode.READ)
+    is_given_up = threading.Event()
+
+    def fail(*_: object) -> None:
+        is_given_up.wait(60)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("rollbook.proto.runtime.disk._write_fully", fail)
+    reader = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     given_up = asyncio.ensure_future(reader.write_and_sync(0, [b"x" * 1_000_000]))
     await asyncio.sleep(0)
     given_up.cancel()
+    is_given_up.set()
     with pytest.raises(asyncio.CancelledError):  # Not the error: nobody waits for it any more.
         await given_up
     await reader.close()
