@@ -61,6 +61,34 @@ def erased_tail(rng: random.Random, at_us: int) -> Happening:
     )
 
 
+def unheard_fence(rng: random.Random, at_us: int) -> Happening:
+    """The last entries are on one of three, and on their way to another one, whose fence is lost.
+
+    Its line breaks under the fence, so that a later question gets there first, before these entries do.
+    Whoever has them is heard no more once it is fenced, and the third never got them.
+    """
+    begins = at_us + rng.randint(38 * MS, 42 * MS)
+    lasts = rng.randint(800 * MS, 1_200 * MS)
+    broken_at = begins + rng.randint(MS, 5 * MS)
+    again_at = [broken_at + rng.randint(15 * MS, 45 * MS) for _ in range(rng.randint(0, 2))]
+    late = rng.randint(20 * MS, 60 * MS)
+    return (
+        [
+            _append(at_us, 9),
+            *(_append(at_us + (20 + number) * MS, 1) for number in range(18)),
+            _recover(begins),
+        ],
+        [
+            Fault(at_us + 15 * MS, Kind.CUT_ONE_WAY, (WRITER, M1), lasts),
+            Fault(at_us + 15 * MS, Kind.SLOW_LINK, (WRITER, M3), lasts, late),
+            Fault(begins - MS, Kind.SLOW_LINK, (RECOVERER, M3), broken_at - begins + MS, 30 * MS),
+            *(Fault(each, Kind.RESET, (RECOVERER, M3)) for each in (broken_at, *again_at)),
+            Fault(begins, Kind.SLOW_LINK, (M1, RECOVERER), 20 * MS, 8 * MS),
+            Fault(begins + rng.randint(4 * MS, 9 * MS), Kind.CUT, (RECOVERER, M2), lasts),
+        ],
+    )
+
+
 def long_tail(rng: random.Random, at_us: int) -> Happening:
     """Recovery finds more than a batch holds."""
     begins = at_us + rng.randint(MS, 8 * MS)
@@ -230,13 +258,24 @@ def late_return(rng: random.Random, at_us: int) -> Happening:
 DRILLS: Final[dict[str, Drill]] = {
     drill.__name__: drill
     for drill in (
-        *(lonely_tail, erased_tail, long_tail, revolving_door, thin_copies, broken_recovery),
-        *(duel, lost_words, sleeper, deletion, erasure, rest, late_return),
+        *(lonely_tail, erased_tail, unheard_fence, long_tail, revolving_door),
+        *(
+            thin_copies,
+            broken_recovery,
+            duel,
+            lost_words,
+            sleeper,
+            deletion,
+            erasure,
+            rest,
+            late_return,
+        ),
     )
 }
 QUORUMS: Final[dict[str, tuple[tuple[int, int, int], ...]]] = {
     "lonely_tail": ((3, 3, 2),),
     "erased_tail": ((3, 3, 2),),
+    "unheard_fence": ((3, 3, 2),),
     "long_tail": ((3, 3, 3), (3, 3, 3), (4, 4, 3)),
     "revolving_door": ((2, 2, 2), (3, 3, 2), (3, 3, 3)),
     "thin_copies": ((3, 3, 2),),

@@ -378,8 +378,6 @@ async def _widen_gaps(self: Answers, batch: messages.BatchRead, making: Any) -> 
 
 # None takes more than about ten on average: a bug that gets away is no bad luck.
 _BUDGET: Final = 400
-# But one takes 340, since what a fence brings is an answer, too: later questions seldom decide anything.
-_RARE_BUDGET: Final = 1_000
 
 LEDGER_MUTANTS: Final = (
     LedgerMutant(
@@ -494,11 +492,12 @@ LEDGER_MUTANTS: Final = (
     LedgerMutant(
         "ledger-reads-do-not-fence",
         "Recovery fences with its first question only, as BookKeeper did until issue 2614.",
-        _RARE_BUDGET,
+        _BUDGET,
         (
             (recovery, "Read", _look_without_fence(messages.Read)),
             (recovery, "BatchRead", _look_without_fence(messages.BatchRead)),
         ),
+        drill="unheard_fence",
     ),
     LedgerMutant(
         "ledger-starts-too-low",
