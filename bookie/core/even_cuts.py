@@ -12,7 +12,7 @@ from typing import Final
 
 from rollbook.proto.wire.arrays import array_of
 
-_COUNT_MIN: Final = 16  # Fewer are cut one by one as quickly.
+_COUNT_MIN: Final = 16  # Fewer are cut faster one by one.
 _SHAPES_MAX: Final = 32  # That are remembered; one takes up to 32 bytes for each entry.
 
 
