@@ -12,6 +12,8 @@ from typing import Any, Final, Literal, Protocol
 
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.methods import BY_REQUEST, late
+from rollbook.api.rest.line import Line
+from rollbook.api.rest.newcomers import ROUNDS
 from rollbook.api.rest.shared_room import Rests, Turns
 from rollbook.logservice.ids import AtOffset, Earliest, Offset, Position
 from rollbook.logservice.words import (
@@ -58,6 +60,7 @@ class Door:
         self._peers = peers
         self.followers: dict[asyncio.Task[Any], None] = {}
         self.rests = Rests()
+        self.newcomers = Line(ROUNDS)
         self._turns = Turns()
 
     async def ask(

@@ -99,7 +99,7 @@ class Follow(Response):
         self._events: AsyncGenerator[Any, None] | None = events
         self._again = again
         self._encoding = encoding
-        self._newcomer = Newcomer()
+        self._newcomer = Newcomer(door.newcomers)
         self._is_sse = kind == SSE
         self._end = b"" if end is None else b"..%d" % end
 

@@ -1,8 +1,6 @@
 """Whoever has not shown that he takes anything is told a piece at a time, and others come in between."""
 
 import asyncio
-import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.rest import following, newcomers, shared_room
+from rollbook.api.rest import following, line, newcomers, shared_room
+from rollbook.api.rest.line import Line
 from rollbook.api.rest.newcomers import Newcomer
 from rollbook.logservice.core.block import pack_block
 from rollbook.logservice.ids import LogName
 from tests.unit.api.rest.http_client import DEADLINE_S
 from tests.unit.api.rest.log_routes import LOG, SSE, Site
+from tests.unit.api.rest.loop_rounds import Loop
 
 PIECE = 16 * 1024
 MUCH = newcomers._UNTAKEN_BYTES_MAX
@@ -24,25 +24,6 @@ TO_THE_TAIL = f"{LOG}/records?at_tail=stop"
 
 def log_of(there: Site) -> Any:
     return there.core.cluster.logs[LogName("ns", "log")]
-
-
-class Loop:
-    """Counts its rounds."""
-
-    def __init__(self) -> None:
-        self.rounds = 0
-        self.work_s = 0.0  # In each.
-        self._is_over = False
-        self._go_round()
-
-    def _go_round(self) -> None:
-        self.rounds += 1
-        time.sleep(self.work_s)
-        if not self._is_over:
-            asyncio.get_running_loop().call_soon(self._go_round)
-
-    def end(self) -> None:
-        self._is_over = True
 
 
 @pytest.fixture
@@ -55,58 +36,41 @@ async def loop() -> AsyncGenerator[Loop, None]:
 @pytest.fixture
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait ends with its rounds, however long the machine halts."""
-    monkeypatch.setattr(newcomers, "_WAIT_S", 3600)
+    monkeypatch.setattr(line, "_REST_S", 3600)
     monkeypatch.setattr(newcomers, "_WAITS_S_MAX", 3600)
 
 
-@pytest.mark.usefixtures("no_clock")
-async def test_others_have_the_loop_before_each_piece(loop: Loop) -> None:
-    newcomer = Newcomer()
-    for _ in range(3):
-        before = loop.rounds
-        await newcomer.wait()
-        assert loop.rounds - before >= newcomers._ROUNDS
-        newcomer.on_told(PIECE)
+async def rounds_of_a_wait(newcomer: Newcomer, loop: Loop) -> int:
+    before = loop.rounds
+    await newcomer.wait()
+    return loop.rounds - before
 
 
-@pytest.mark.usefixtures("no_clock")
 async def test_whoever_took_what_nothing_could_hold_for_him_waits_no_more(loop: Loop) -> None:
-    newcomer = Newcomer()
+    busy = Line(10)
+    newcomer = Newcomer(busy)
+    await busy.wait()
     newcomer.on_told(MUCH - 1)
-    before = loop.rounds
-    await newcomer.wait()
-    assert loop.rounds > before
+    assert await rounds_of_a_wait(newcomer, loop) > 0
     newcomer.on_told(1)
-    before = loop.rounds
-    await newcomer.wait()
-    assert loop.rounds == before
+    assert await rounds_of_a_wait(newcomer, loop) == 0
     newcomer.on_nothing_taken()
-    await newcomer.wait()
-    assert loop.rounds > before
-
-
-async def test_a_loop_with_work_goes_round_fewer_times(loop: Loop) -> None:
-    """All newcomers of a server had 50 pieces a second where a round took a millisecond."""
-    loop.work_s = newcomers._WAIT_S
-    newcomer, before = Newcomer(), loop.rounds
-    await newcomer.wait()
-    assert loop.rounds - before == 1
+    assert await rounds_of_a_wait(newcomer, loop) > 0
 
 
 async def test_what_a_newcomer_waits_is_bounded_however_slow_the_loop_is(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(newcomers, "_WAITS_S_MAX", 2 * newcomers._WAIT_S)
-    loop.work_s = newcomers._WAIT_S
-    newcomer = Newcomer()
-    for _ in range(2):
-        await newcomer.wait()
-    before = loop.rounds
-    await newcomer.wait()
-    assert loop.rounds == before
+    """And however many are in line."""
+    monkeypatch.setattr(line, "_REST_S", 3600)
+    monkeypatch.setattr(newcomers, "_WAITS_S_MAX", 0.001)
+    endless = Line(10**9)
+    await endless.wait()
+    newcomer = Newcomer(endless)
+    assert await rounds_of_a_wait(newcomer, loop) > 0
+    assert await rounds_of_a_wait(newcomer, loop) == 0
     newcomer.on_nothing_taken()
-    await newcomer.wait()
-    assert loop.rounds > before
+    assert await rounds_of_a_wait(newcomer, loop) > 0
 
 
 # --- As followers of HTTP ---------------------------------------------------------------------
@@ -139,15 +103,13 @@ def pieces(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> list[Piece]:
 async def test_followers_who_come_at_once_do_not_hold_up_others(
     there: Site, pieces: list[Piece]
 ) -> None:
-    """Eight of them were told 290,000 bytes each in one round of the loop, for 31 ms."""
+    """A piece of each of them was told in one round of the loop, or all of it to eight of them."""
     log_of(there).append(pack_block([b"x" * 700] * 300), None)
     answers = await asyncio.gather(*(there.get(TO_THE_TAIL, **SSE) for _ in range(20)))
     assert all(answer.body.count(b"x" * 700) == 300 for answer in answers)
-    assert max(Counter(piece.round for piece in pieces).values()) <= shared_room.TURNS
-    for send in {piece.of for piece in pieces}:
-        rounds = [piece.round for piece in pieces if piece.of is send]
-        assert len(rounds) > 10
-        assert all(b - a >= newcomers._ROUNDS for a, b in pairwise(rounds))
+    rounds = [piece.round for piece in pieces]
+    assert len(rounds) > 20 * 10
+    assert all(b - a >= newcomers.ROUNDS for a, b in pairwise(rounds))
 
 
 @pytest.mark.usefixtures("no_clock")
@@ -161,7 +123,7 @@ async def test_a_follower_who_takes_what_he_is_told_goes_on_at_his_own_pace(
     for piece, following_one in pairwise(pieces):
         told += piece.size
         gap = following_one.round - piece.round
-        assert gap >= newcomers._ROUNDS if told < MUCH else gap == 0
+        assert gap >= newcomers.ROUNDS if told < MUCH else gap == 0
     assert told > 2 * MUCH
 
 

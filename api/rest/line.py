@@ -1,0 +1,61 @@
+"""A line for what holds up others when many do it at once: one piece at a time, and then everybody else.
+
+a piece    of all who are in line is done, and then the loop goes round for others: some times, or for a
+           moment if that takes longer. What a burst costs is the same, but whoever is served in as many
+           rounds meets one piece of it, however many came
+at once    goes on whoever finds nobody in line, and nobody just gone
+patience   ends a wait, for those who hold something meanwhile
+"""
+
+import asyncio
+from typing import Final
+
+_REST_S: Final = 0.002  # On a loop with work its rounds would take long.
+
+
+class Line:
+    def __init__(self, rounds: int) -> None:
+        """`rounds`: of the loop, for each piece."""
+        self._rounds = rounds
+        self._rounds_left = 0  # 0: nobody has just gone.
+        self._rests_until = 0.0
+        self._waiting: dict[asyncio.Future[None], None] = {}
+
+    async def wait(self, patience_s: float | None = None) -> None:
+        """Until a piece may be done, or it has been long enough."""
+        if not self._rounds_left:
+            self._rest()
+            return
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        self._waiting[turn] = None
+        timer = None if patience_s is None else loop.call_later(patience_s, _let_go, turn)
+        try:
+            await turn
+        finally:
+            self._waiting.pop(turn, None)
+            if timer is not None:
+                timer.cancel()
+
+    def _rest(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._rounds_left = self._rounds
+        self._rests_until = loop.time() + _REST_S
+        loop.call_soon(self._on_round)
+
+    def _on_round(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._rounds_left -= 1
+        if self._rounds_left and loop.time() < self._rests_until:
+            loop.call_soon(self._on_round)
+            return
+        self._rounds_left = 0
+        if (turn := next(iter(self._waiting), None)) is not None:
+            del self._waiting[turn]
+            _let_go(turn)
+            self._rest()
+
+
+def _let_go(turn: asyncio.Future[None]) -> None:
+    if not turn.done():  # Who was cancelled just now leaves by himself.
+        turn.set_result(None)
