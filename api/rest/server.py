@@ -10,9 +10,9 @@ Nobody gets much without having shown the token:
     a request      its head, its body and a deadline for both, the answer included; the bodies of all
                    requests together
     an answer      as fast as it is taken; large ones of all requests together (`untaken.py`)
-    the loop       a number of headers, trailers, fields of a query, and small chunks of a body: the parser
-                   looks at each of them, and thousands hold up everybody. And a slice of what it says in a
-                   turn: hundreds of chunks, however many there are
+    the loop       a number of headers, trailers, fields of a query, and small chunks of a body (`chunks.py`): the
+                   parser looks at each of them, and thousands hold up everybody. And a slice of what it says
+                   in a turn
     a path         has no escapes: no name here needs one, and `%2F` would make two names of one
     a refusal      is heard also by who is sending still: for a moment what he sends is read, and forgotten
     a stream       goes on for as long as somebody takes it; whoever takes nothing is hung up on
@@ -27,16 +27,17 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from urllib.parse import parse_qsl
 
 import h11
 import uvicorn
 from fastapi import FastAPI
+from h11._receivebuffer import ReceiveBuffer
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -44,6 +45,8 @@ from uvicorn.server import ServerState
 
 from rollbook.api.access.certificate_names import names_in
 from rollbook.api.access.doorkeeper import CALLER, Caller, Doorkeeper, anybody
+from rollbook.api.rest.chunks import BadChunks, Chunks
+from rollbook.api.rest.line import Line
 from rollbook.api.rest.problems import response_of
 from rollbook.api.rest.untaken import Untaken
 from rollbook.proto.addresses import is_loopback
@@ -66,17 +69,19 @@ _HEAD_BYTES_MAX: Final = 16 * 1024
 _HEADERS_MAX: Final = 100
 _END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
 _QUERY_FIELDS_MAX: Final = 1024  # As many owners may be asked for.
-_LAST_CHUNK: Final = re.compile(rb"\r?\n?0+(?![0-9A-Fa-f])[^\n]*\n")  # Behind the end of another.
 _SLICE_BYTES: Final = 16 * 1024  # Read in a turn, and parsed at a time.
-_CHUNK_BYTES_MIN: Final = 32  # A line of JSON has as much. Of smaller ones a body may have
-_SMALL_CHUNKS_MAX: Final = 1024
+_PLAIN_BYTES: Final = (
+    128 * 1024
+)  # Read in a turn of what is not looked at: turns cost more than bytes.
 _BODY_BYTES_MAX: Final = 64 * 1024
 _EXCHANGE_S: Final = (
     30.0  # From a connection's start, or its last answer, to the next answer taken.
 )
 _BODY_S: Final = 10.0
 _HANDSHAKE_S: Final = 5.0
-_LINGER_S: Final = 1.0  # Or as much as a body may have.
+_ROUNDS_OF_PIPELINED: Final = 16  # In about as many an append is served, but for its waits.
+_LINGER_S: Final = 1.0  # Or as much as a body may have,
+_FORGOTTEN_EVERY_S: Final = 0.01  # so much of it at a time as is read of what is not looked at.
 _KEEP_ALIVE_S: Final = 5
 _BACKLOG: Final = 32
 _IDLE_LOOKED_AT: Final = 8  # Of those that may have to make room.
@@ -207,6 +212,7 @@ class _Crowd:
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
+        self.pipelined = Line(_ROUNDS_OF_PIPELINED)
         self._connections: dict[_Connection, None] = {}
 
     def enter(self, connection: "_Connection") -> bool:
@@ -241,9 +247,17 @@ class _Parser(h11.Connection):
         super().__init__(h11.SERVER, _HEAD_BYTES_MAX)
         self.refusal = ""  # If it is ours.
         self._unparsed = bytearray()
-        self._is_at_chunk = False  # The next one begins here, if it is not the last one,
-        self._is_in_trailer = False  # with which the trailer begins.
-        self._chunk_bytes = self._small_chunks = 0
+        self._is_chunked = False
+
+    @property
+    def has_more(self) -> bool:
+        """That was not looked at."""
+        return bool(self._unparsed or self.trailing_data[0])
+
+    @property
+    def is_in_plain_body(self) -> bool:
+        """Nothing in it is looked at."""
+        return self.their_state is h11.SEND_BODY and not self._is_chunked
 
     def receive_data(self, data: bytes) -> None:
         self._unparsed += data
@@ -258,50 +272,54 @@ class _Parser(h11.Connection):
     def _next_of_slice(self) -> Any:
         if self.their_state is h11.IDLE:
             self._check_head(self.trailing_data[0])
-        elif self.their_state is h11.SEND_BODY and self._is_at_chunk:
-            self._check_trailer(self.trailing_data[0])
         event = super().next_event()
         if isinstance(event, h11.Request):
-            self._is_at_chunk = any(name == b"transfer-encoding" for name, _ in event.headers)
-            self._is_in_trailer = False
-            self._chunk_bytes = self._small_chunks = 0
-        elif isinstance(event, h11.Data):
-            self._is_at_chunk = event.chunk_end
-            self._count_chunk(event)
+            self._is_chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
+            if self._is_chunked:
+                self._reader = _ChunkReader(self._refuse)  # In place of h11's.
         return event
-
-    def _count_chunk(self, data: h11.Data) -> None:
-        """How it came in pieces is not its client's doing."""
-        self._chunk_bytes += len(data.data)
-        if not data.chunk_end:
-            return
-        self._small_chunks += self._chunk_bytes < _CHUNK_BYTES_MIN
-        self._chunk_bytes = 0
-        if self._small_chunks > _SMALL_CHUNKS_MAX:
-            self._refuse(f"a body may have {_SMALL_CHUNKS_MAX} chunks below {_CHUNK_BYTES_MIN} B")
 
     def _check_head(self, data: bytes) -> None:
         self._check_lines(data)
         if data.count(b"&", 0, data.find(b"\n") + 1) > _QUERY_FIELDS_MAX:
             self._refuse(f"a query may have {_QUERY_FIELDS_MAX} fields")
 
-    def _check_trailer(self, data: bytes) -> None:
-        begin = 0
-        if not self._is_in_trailer:
-            last = _LAST_CHUNK.match(data)
-            if not last:
-                return
-            self._is_in_trailer, begin = True, last.end()
-        self._check_lines(b"\n" + data[begin:])
-
     def _check_lines(self, data: bytes) -> None:
         found = _END_OF_HEAD.search(data)
         if data.count(b"\n", 0, found.start() if found else len(data)) > _HEADERS_MAX:
             self._refuse(f"a request may have {_HEADERS_MAX} headers")
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str) -> NoReturn:
         self.refusal = why
         raise h11.RemoteProtocolError(why)
+
+
+class _ChunkReader:
+    """What h11 reads such a body with."""
+
+    def __init__(self, refuse: Callable[[str], NoReturn]) -> None:
+        self._chunks = Chunks()
+        self._refuse = refuse
+
+    def __call__(self, unread: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
+        if not self._chunks.is_over:
+            taken = unread.maybe_extract_at_most(len(unread))
+            if taken is None:
+                return None
+            try:
+                data = self._chunks.take(bytes(taken))
+            except BadChunks as error:
+                self._refuse(str(error))
+            unread += self._chunks.rest
+            if data:
+                return h11.Data(data=data)
+            if not self._chunks.is_over:
+                return None
+        trailers = [line.partition(b":")[::2] for line in self._chunks.trailers]
+        return h11.EndOfMessage(headers=[(name, text.strip()) for name, text in trailers])
+
+    def read_eof(self) -> NoReturn:
+        raise h11.RemoteProtocolError("the connection ends within a body")
 
 
 class _Connection(H11Protocol):
@@ -309,6 +327,8 @@ class _Connection(H11Protocol):
 
     _watchdog: asyncio.TimerHandle | None = None
     _unsent = -1  # When the watchdog last looked.
+    _is_answered = False  # Just now.
+    _next: asyncio.Task[None] | None = None  # It waits for others.
     _unheard: int | None = None  # So much may yet be forgotten; None: it is heard.
 
     def __init__(self, crowd: _Crowd, *uvicorns: Any) -> None:
@@ -324,7 +344,7 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn's.
         super().connection_made(transport)
         self.app_state[_NAMES] = names_in(transport.get_extra_info("peercert"))
-        transport.max_size = _SLICE_BYTES  # type: ignore[attr-defined]  # It is asyncio's; without TLS.
+        self._read_at_once(_SLICE_BYTES)
         transport.set_write_buffer_limits(self._crowd.bounds.unsent_bytes)
         if self._crowd.enter(self):
             self._watch()
@@ -333,12 +353,33 @@ class _Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._crowd.on_answered(self)
+        self._is_answered = True
         super().on_response_complete()
+        self._is_answered = False
         if not self.transport.is_closing():  # Else the answer has to be taken before the deadline.
             self._watch()
 
+    def handle_events(self) -> None:
+        """Of requests that were sent before an answer others are served first: many can be sent in one go."""
+        if self._next is not None:  # With what comes meanwhile.
+            return
+        if self._is_answered and self._parser.has_more:
+            self.flow.pause_reading()
+            self._next = self.loop.create_task(self._serve_next())
+        else:
+            super().handle_events()
+
+    async def _serve_next(self) -> None:
+        await self._crowd.pipelined.wait()
+        self._next = None
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            super().handle_events()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._crowd.leave(self)
+        if self._next is not None:
+            self._next.cancel()
         if self._watchdog:
             self._watchdog.cancel()
         super().connection_lost(exc)
@@ -364,18 +405,27 @@ class _Connection(H11Protocol):
             self.cycle.message_event.set()
         if self.transport.can_write_eof():
             self.transport.write_eof()
+        self._read_at_once(_PLAIN_BYTES)
         self.flow.resume_reading()
         if self._watchdog:
             self._watchdog.cancel()
         self._watchdog = self.loop.call_later(_LINGER_S, self.transport.abort)
 
+    def _read_at_once(self, bytes_max: int) -> None:
+        self.transport.max_size = bytes_max  # type: ignore[attr-defined]  # It is asyncio's; without TLS.
+
     def data_received(self, data: bytes) -> None:
         if self._unheard is None:
             super().data_received(data)
+            if self._unheard is None:
+                self._read_at_once(_PLAIN_BYTES if self._parser.is_in_plain_body else _SLICE_BYTES)
             return
         self._unheard -= len(data)
         if self._unheard < 0:
             self.transport.abort()
+        else:  # Who is forgotten can wait: twenty who sent a megabyte each held up others.
+            self.flow.pause_reading()
+            self.loop.call_later(_FORGOTTEN_EVERY_S, self.flow.resume_reading)
 
     def _watch(self) -> None:
         if self._watchdog:
