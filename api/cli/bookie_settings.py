@@ -106,12 +106,13 @@ _OF_DIRECTORIES: Final = {
 class BookieFile:
     tables: Mapping[str, Mapping[str, Any]]
     said_by: Mapping[str, str] = field(default_factory=dict)  # Of what has other names there.
+    path: str | None = None  # Where all is as the tables have it.
 
 
 def read_bookie_config(path: str) -> BookieFile:
     """TOML if its name says so, else Java's properties."""
     if path.endswith(".toml"):
-        return BookieFile(read_config_file(path, _SECTIONS))
+        return BookieFile(read_config_file(path, _SECTIONS), path=path)
     text = read_config_text(path)
     if _HEADING.search(text):
         raise BadConfig(
@@ -149,6 +150,7 @@ def _load(
         shape,
         section=section,
         file=file.tables.get(section),
+        file_path=file.path,
         environ=environ,
         flags=given,
         variables=variables,

@@ -91,6 +91,7 @@ class Access:
             ClientConfig,
             section="ledger",
             file=tables.get("ledger"),
+            file_path=self.config_file,
             environ=os.environ,
             flags={"protocol_version": int(self.protocol) if self.protocol else None},
         )

@@ -6,7 +6,7 @@ from functools import partial
 
 from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.access.token_file import read_token
-from rollbook.api.cli.log_server import HTTP_PART, REST_PORT, tls_files
+from rollbook.api.cli.log_server import HTTP_PART, rest_address_of, tls_files
 from rollbook.api.client.channels import Security
 from rollbook.api.rest.forwarding import GrpcPeers
 from rollbook.api.rest.log_metrics import Shown
@@ -15,7 +15,6 @@ from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice.config import LogServerConfig
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
-from rollbook.proto.addresses import parse_address
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.file_stamp import file_stamp
 from rollbook.proto.runtime.limits import door_of
@@ -32,7 +31,7 @@ async def serve_rest(
     metrics: Metrics,
 ) -> str:
     """The URL under which others find it, at that host. The stack ends it. Raises `BadConfig`."""
-    listen = parse_address(config.rest, "rest", default_host="127.0.0.1", default_port=REST_PORT)
+    listen = rest_address_of(config)
     tls = tls_files(config)
     http = HttpConfig(
         *(listen, config.token_file or None, tls, config.insecure),

@@ -71,14 +71,17 @@ def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettin
             LogServerConfig,
             section="log_server",
             file=tables.get("log_server"),
+            file_path=config_file,
             environ=os.environ,
             flags=given,
             variables=variables_of_flags(LogServerConfig),
+            check=_check_server,
         ),
         load_config(
             LogServiceConfig,
             section="log_service",
             file=tables.get("log_service"),
+            file_path=config_file,
             environ=os.environ,
         ),
         load_config(
@@ -86,6 +89,7 @@ def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettin
             section="ledger",
             file={"explicit_lac_idle_ms": _LEDGER.explicit_lac_idle_ms}
             | dict(tables.get("ledger") or {}),
+            file_path=config_file,
             environ=os.environ,
         ),
     )
@@ -198,6 +202,19 @@ async def _open_store(
     )
 
 
+def _check_server(config: LogServerConfig) -> None:
+    addresses_of(config)
+    if config.rest:
+        rest_address_of(config)
+    with BadConfig.about("metadata"):
+        MetadataUrl.parse(config.metadata)
+
+
+def rest_address_of(config: LogServerConfig) -> Address:
+    """Where it serves HTTP, if it does. Raises `BadConfig`."""
+    return parse_address(config.rest, "rest", default_host="127.0.0.1", default_port=REST_PORT)
+
+
 def addresses_of(config: LogServerConfig) -> tuple[Address, Address, str]:
     """Where it listens, where others find it, and its name. Raises `BadConfig`."""
     listen = parse_address(
@@ -208,17 +225,21 @@ def addresses_of(config: LogServerConfig) -> tuple[Address, Address, str]:
         advertised = parse_address(config.advertise, "advertise", default_port=listen.port)
     if is_wildcard(advertised.host):
         raise BadConfig(
-            f"nobody can connect to {advertised}", next_step="say --advertise HOST:PORT"
+            f"nobody can connect to {advertised}",
+            next_step="say --advertise HOST:PORT",
+            settings=("advertise",) if config.advertise else ("listen",),
         )
     if not advertised.port and not config.server_name:
         raise BadConfig(
             "a server whose port changes needs a name of its own",
             next_step="say --server-name NAME",
+            settings=("listen", "advertise"),
         )
     name = config.server_name or str(advertised)
     if "~" in name or "/" in name or len(name) > _NAME_CHARACTERS_MAX:
         raise BadConfig(
-            f"{name[:80]!r} is no name for a server: up to 200 characters, no ~ and no /"
+            f"{name[:80]!r} is no name for a server: up to 200 characters, no ~ and no /",
+            settings=("server_name",) if config.server_name else ("listen", "advertise"),
         )
     return listen, advertised, name
 

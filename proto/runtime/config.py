@@ -63,25 +63,30 @@ def load_config(
     *,
     section: str,
     file: Mapping[str, Any] | None = None,
+    file_path: str | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
     variables: Mapping[str, str] | None = None,
     said_by: Mapping[str, str] | None = None,
     check: Callable[[C], object] | None = None,
 ) -> C:
-    """One section. `flags` that are None were not given. `variables` names fields in the environment
+    """One section. What `file` says is told to be in `file_path`. `flags` that are None were not given. `variables` names fields in the environment
     as their flags are called; `said_by` tells of fields whom they have from a file with other words.
     `check` is asked besides, and tells by raising `BadConfig` what only its caller can judge.
     """
     assert dataclasses.is_dataclass(shape)
     variables = variables or {}
-    said_by = {name: source for name, source in (said_by or {}).items() if name in (file or {})}
+    place = f" in {file_path}" if file_path else ""
+    said_by = {
+        **({name: f"[{section}] {name}{place}" for name in file or {}} if place else {}),
+        **{name: source for name, source in (said_by or {}).items() if name in (file or {})},
+    }
     kinds = typing.get_type_hints(shape)
     fields = [field.name for field in dataclasses.fields(shape)]
     values: dict[str, Any] = {}
     for name, value in (file or {}).items():
         if name not in fields:
-            raise BadConfig(f"[{section}] has no setting `{name}`", next_step=_known(fields))
+            raise BadConfig(f"[{section}]{place} has no setting `{name}`", next_step=_known(fields))
         values[name] = _typed(value, kinds[name], said_by.get(name, f"[{section}] {name}"))
     prefix = f"{PREFIX}{section.upper()}_"
     for variable, text in (environ or {}).items():

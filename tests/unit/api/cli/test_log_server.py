@@ -6,6 +6,7 @@ import pytest
 
 from rollbook.api.cli.log_server import LogSettings, load_log_settings
 from rollbook.logservice.config import LogServerConfig
+from rollbook.proto.errors import BadConfig
 
 URL = "sqlite:///metadata.db"
 
@@ -21,3 +22,26 @@ def test_the_end_of_a_quiet_log_is_told_to_bookies_at_leisure_unless_somebody_se
     assert load_log_settings(str(file), metadata=URL).ledger.explicit_lac_idle_ms == 30
     monkeypatch.setenv("ROLLBOOK_LEDGER_EXPLICIT_LAC_IDLE_MS", "40")
     assert load_log_settings(str(file), metadata=URL).ledger.explicit_lac_idle_ms == 40
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("listen", "nonsense:port"),
+        ("listen", "0.0.0.0:7400"),
+        ("listen", "127.0.0.1:0"),
+        ("advertise", "0.0.0.0:7400"),
+        ("rest", "nonsense:port"),
+        ("server_name", "a~b"),
+        ("metadata", "nonsense"),
+    ],
+)
+def test_what_only_the_server_understands_is_judged_with_its_settings(
+    setting: str, value: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "rollbook.toml"
+    file.write_text(f'[log_server]\n{setting} = "{value}"\n')
+    flags = {} if setting == "metadata" else {"metadata": URL}
+    with pytest.raises(BadConfig) as refused:
+        load_log_settings(str(file), **flags)
+    assert f"([log_server] {setting} in {file})" in refused.value.message

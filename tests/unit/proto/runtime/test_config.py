@@ -99,6 +99,20 @@ def test_a_bad_value_is_told_by_the_name_under_which_it_was_given() -> None:
     assert told(flags={"flush_age_ms_max": -3}) == "flush_age_ms_max is negative"
 
 
+def test_what_is_wrong_in_a_file_is_told_with_its_name() -> None:
+    def told(file: dict[str, Any], **more: Any) -> str:
+        with pytest.raises(BadConfig) as refused:
+            load(file=file, file_path="r.toml", **more)
+        return refused.value.message
+
+    negative = {"flush_age_ms_max": -1}
+    assert told(negative) == "flush_age_ms_max is negative ([journal] flush_age_ms_max in r.toml)"
+    assert told({"ratio": "x"}) == "[journal] ratio in r.toml is 'x', but should be float"
+    assert told({"ratoi": 1}) == "[journal] in r.toml has no setting `ratoi`"
+    flags = {"flush_age_ms_max": -3}
+    assert told(negative, flags=flags) == "flush_age_ms_max is negative", "the file is not to blame"
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
