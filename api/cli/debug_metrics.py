@@ -9,7 +9,7 @@ import asyncio
 import http.client
 import io
 import ssl
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -69,13 +69,16 @@ def _as_file(name: str) -> str:
 
 
 async def gather(
-    places: Sequence[Place], access: LogAccess, known: Collection[str]
-) -> tuple[dict[str, bytes], dict[str, RollbookError]]:
-    """What those who have pages say; why others of these say nothing, or not all of it. By name. `known`: ids of log servers of the cluster that
+    places: Sequence[Place],
+    access: LogAccess,
+    known: Collection[str],
+    keep: Callable[[str, bytes], None],
+) -> dict[str, RollbookError]:
+    """Hands to `keep` what those who have pages say, by name, as it comes: no more than `_AT_ONCE` pages are held.
+    Why others of these say nothing, or not all of it, by name. `known`: ids of log servers of the cluster that
     the token is for."""
     places = [each for each in places if each.url]
     free = asyncio.Semaphore(_AT_ONCE)
-    found: dict[str, bytes] = {}
     missing: dict[str, RollbookError] = {
         each.name: Unavailable("there are more servers than a bundle asks")
         for each in places[_SERVERS_MAX:]
@@ -88,12 +91,12 @@ async def gather(
             except RollbookError as error:
                 missing[place.name] = error
                 return
-        found[place.name] = text[:_BYTES_MAX]
+            keep(place.name, text[:_BYTES_MAX])
         if len(text) > _BYTES_MAX:
             missing[place.name] = Unavailable(f"what comes after the first {_BYTES_MAX} bytes")
 
     await asyncio.gather(*map(ask, places[:_SERVERS_MAX]))
-    return found, missing
+    return missing
 
 
 async def _fetch(place: Place, access: LogAccess, is_known: bool) -> bytes:

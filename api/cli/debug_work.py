@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import asdict
 from enum import Enum
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import click
 
@@ -32,12 +32,41 @@ from rollbook.proto.errors import BadConfig, Overloaded, RollbookError
 _LIBRARIES: Final = ("grpcio", "protobuf", "kazoo", "structlog", "fastapi", "uvicorn")
 
 
-class _Gathering:
-    """By subject; `missing` is what could not be had, and why."""
+class _Archive:
+    """Its owner's alone, and gone if it does not become whole. It must not be there."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._file = open(descriptor, "wb")  # noqa: SIM115  `__exit__` closes it.
+        self._tar = tarfile.open(fileobj=self._file, mode="w:gz")  # noqa: SIM115
+
+    def add(self, name: str, text: bytes) -> None:
+        entry = tarfile.TarInfo(f"rollbook/{name}")
+        entry.size, entry.mtime = len(text), int(time.time())
+        self._tar.addfile(entry, io.BytesIO(text))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        try:
+            with self._file:
+                if failed is None:
+                    self._tar.close()
+        except BaseException:  # The disk is full, or somebody has had enough.
+            os.unlink(self._path)
+            raise
+        if failed is not None:
+            os.unlink(self._path)
+
+
+class _Gathering:
+    """By subject; `missing` is what could not be had, and why. Pages go into the archive as they come."""
+
+    def __init__(self, archive: _Archive) -> None:
         self.found: dict[str, Any] = {}
-        self.metrics: dict[str, bytes] = {}
+        self._archive = archive
         self.missing: list[dict[str, Any]] = []
         self._ids: frozenset[str] = frozenset()  # Of the log servers that were told of.
 
@@ -111,7 +140,11 @@ class _Gathering:
             "members": members,
             "without_pages": {each.name: each.wants for each in places if not each.url},
         }
-        self.metrics, missing = asyncio.run(debug_metrics.gather(places, access, self._ids))
+
+        def keep(name: str, text: bytes) -> None:
+            self._archive.add(f"metrics/{name}.txt", text)
+
+        missing = asyncio.run(debug_metrics.gather(places, access, self._ids, keep))
         registered = {each.server_id for each in places if each.server_id}
         if self._ids and registered and not registered & self._ids:
             self.miss(
@@ -121,6 +154,15 @@ class _Gathering:
         for name, why in sorted(missing.items()):
             self.miss(f"metrics of {name}", why)
 
+    # ------------------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """What is not written yet."""
+        found = {**self.found, "about": _about(), "missing": self.missing}
+        for subject, facts in sorted(found.items()):
+            text = json.dumps(facts, indent=2, default=_plain)
+            self._archive.add(f"{subject}.json", text.encode())
+
 
 def bundle(
     access: LogAccess, path: str | None, logs: Sequence[str], url: str | None, logs_max: int
@@ -128,21 +170,22 @@ def bundle(
     path = path or time.strftime("rollbook-%Y%m%d-%H%M%S.tar.gz", time.gmtime())
     names = [LogName.parse(log) for log in logs]
     metadata = _metadata_of(access, url)
-    gathering = _Gathering()
-    try:
-        access.run(lambda client: gathering.servers(client, names, logs_max))
-    except RollbookError as error:
-        # The metadata is asked also where servers refuse, for then somebody may well want help.
-        if not metadata or isinstance(
-            error, BadConfig
-        ):  # Nobody else is there, or what was typed is wrong.
-            raise
-        gathering.miss("servers", error)
-    if metadata:
-        gathering.cluster(metadata.url, access)
-    else:  # As was wanted: nothing is missing.
-        gathering.found["cluster"] = {"metadata": "none: --metadata URL, or that of a context"}
-    _write(path, gathering)
+    with _Archive(path) as archive:
+        gathering = _Gathering(archive)
+        try:
+            access.run(lambda client: gathering.servers(client, names, logs_max))
+        except RollbookError as error:
+            # The metadata is asked also where servers refuse, for then somebody may well want help.
+            if not metadata or isinstance(
+                error, BadConfig
+            ):  # Nobody else is there, or what was typed is wrong.
+                raise
+            gathering.miss("servers", error)
+        if metadata:
+            gathering.cluster(metadata.url, access)
+        else:  # As was wanted: nothing is missing.
+            gathering.found["cluster"] = {"metadata": "none: --metadata URL, or that of a context"}
+        gathering.write()
     click.echo(path)
     if missing := len(gathering.missing):
         what = "1 thing" if missing == 1 else f"{missing} things"
@@ -159,21 +202,6 @@ def _metadata_of(access: LogAccess, url: str | None) -> Metadata | None:
     if metadata := metadata_that_is_meant(called, url, access.context):
         parse_url(metadata.url)
     return metadata
-
-
-def _write(path: str, gathering: _Gathering) -> None:
-    found = {**gathering.found, "about": _about(), "missing": gathering.missing}
-    files = {
-        f"{subject}.json": json.dumps(facts, indent=2, default=_plain).encode()
-        for subject, facts in found.items()
-    }
-    files |= {f"metrics/{name}.txt": text for name, text in gathering.metrics.items()}
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
-        for name, text in sorted(files.items()):
-            entry = tarfile.TarInfo(f"rollbook/{name}")
-            entry.size, entry.mtime = len(text), int(time.time())
-            archive.addfile(entry, io.BytesIO(text))
 
 
 def _about() -> dict[str, Any]:

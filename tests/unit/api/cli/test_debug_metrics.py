@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +19,7 @@ from rollbook.logservice.core.server_record import ServerRecord, pack_server_rec
 from rollbook.logservice.ids import ServerId, ServerInfo
 from rollbook.logservice.membership import FOLDER
 from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.errors import RollbookError
 from rollbook.proto.ports import MetadataStore
 from tests.support.certificates import Authority
 
@@ -71,8 +72,16 @@ def access(tmp_path: Path) -> LogAccess:
     return LogAccess("x:1", str(token), None, None, None, 1.0)
 
 
+async def gathered(
+    places: Sequence[Place], access: LogAccess
+) -> tuple[dict[str, bytes], dict[str, RollbookError]]:
+    found: dict[str, bytes] = {}
+    missing = await gather(places, access, KNOWN, found.__setitem__)
+    return found, missing
+
+
 async def why_not(place: Place, access: LogAccess) -> str:
-    _, missing = await gather([place], access, KNOWN)
+    _, missing = await gathered([place], access)
     return str(missing[place.name])
 
 
@@ -81,17 +90,17 @@ async def test_a_token_is_shown_to_log_servers_alone(
 ) -> None:
     seen, url = pages
     server, bookie = Place("log-1", url, "log-1~1"), Place("bk-1", url)
-    assert await gather([server], access, KNOWN) == ({"log-1": b"a_total 1\n"}, {})
+    assert await gathered([server], access) == ({"log-1": b"a_total 1\n"}, {})
     assert seen.shown == "Bearer secret"
-    assert (await gather([bookie], access, KNOWN))[0] == {"bk-1": b"a_total 1\n"}
+    assert (await gathered([bookie], access))[0] == {"bk-1": b"a_total 1\n"}
     assert seen.shown is None
     stranger = replace(server, server_id="log-1~2")
-    assert (await gather([stranger], access, KNOWN))[0] == {"log-1": b"a_total 1\n"}
+    assert (await gathered([stranger], access))[0] == {"log-1": b"a_total 1\n"}
     assert seen.shown is None, "it is of another cluster, though by the same name"
     monkeypatch.setattr(debug_metrics, "is_loopback", lambda host: False)
-    await gather([server], access, KNOWN)
+    await gathered([server], access)
     assert seen.shown is None, "somebody on the way would read it"
-    await gather([server], replace(access, insecure=True), KNOWN)
+    await gathered([server], replace(access, insecure=True))
     assert seen.shown == "Bearer secret"
 
 
@@ -104,7 +113,7 @@ async def test_what_cannot_be_had_is_said(
         assert f"answers {seen.status}" in await why_not(place, access)
     assert "nobody answers" in await why_not(replace(place, url="http://127.0.0.1:1"), access)
     assert "nobody answers" in await why_not(replace(place, url="http://[x:1"), access)
-    assert await gather([replace(place, url="")], access, KNOWN) == ({}, {}), "nor could it be"
+    assert await gathered([replace(place, url="")], access) == ({}, {}), "nor could it be"
     monkeypatch.setattr(debug_metrics, "_PATIENCE_S", 0.2)
     seen.text = None
     assert "takes longer than 0.2 s" in await why_not(place, access)
@@ -117,7 +126,7 @@ async def test_a_bundle_is_bounded(
     monkeypatch.setattr(debug_metrics, "_BYTES_MAX", 5)
     monkeypatch.setattr(debug_metrics, "_SERVERS_MAX", 2)
     places = [Place(f"log-{n}", url) for n in range(3)]
-    found, missing = await gather(places, access, KNOWN)
+    found, missing = await gathered(places, access)
     assert found == {"log-0": b"a_tot", "log-1": b"a_tot"}
     assert "after the first 5 bytes" in str(missing["log-0"])
     assert "more servers" in str(missing["log-2"])
@@ -141,7 +150,7 @@ async def test_no_more_than_a_few_are_asked_at_once(
     monkeypatch.setattr(debug_metrics, "_page", page)
     monkeypatch.setattr(debug_metrics, "_AT_ONCE", 3)
     places = [Place(f"log-{n}", "http://127.0.0.1:1") for n in range(7)]
-    asking = asyncio.create_task(gather(places, access, KNOWN))
+    asking = asyncio.create_task(gathered(places, access))
     for asked in (3, 4, 5, 6, 7):
         await turns()
         assert len(waiting) == asked
@@ -150,6 +159,23 @@ async def test_no_more_than_a_few_are_asked_at_once(
         each.set()
     found, missing = await asking
     assert (len(found), missing) == (7, {})
+
+
+async def test_what_one_says_is_kept_before_the_next_is_asked(
+    access: LogAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred pages of 4 MiB were in memory until the last one had come."""
+    told: list[str] = []
+
+    async def page(place: Place, *_: object) -> bytes:
+        told.append(f"asked {place.name}")
+        return b"a_total 1\n"
+
+    monkeypatch.setattr(debug_metrics, "_page", page)
+    monkeypatch.setattr(debug_metrics, "_AT_ONCE", 1)
+    places = [Place(f"log-{n}", "http://127.0.0.1:1") for n in range(3)]
+    await gather(places, access, KNOWN, lambda name, _text: told.append(f"kept {name}"))
+    assert told == [f"{what} log-{n}" for n in range(3) for what in ("asked", "kept")]
 
 
 async def test_a_page_over_tls_is_read_from_who_is_believed(
@@ -165,7 +191,7 @@ async def test_a_page_over_tls_is_read_from_who_is_believed(
         threading.Thread(target=server.serve_forever, daemon=True).start()
         place = Place("log-1", f"https://127.0.0.1:{server.server_port}", "log-1~1")
         believing = replace(access, tls_authorities=authority.certificate)
-        assert await gather([place], believing, KNOWN) == ({"log-1": b"a_total 1\n"}, {})
+        assert await gathered([place], believing) == ({"log-1": b"a_total 1\n"}, {})
         assert seen.shown == "Bearer secret"
         seen.shown = ""
         assert "nobody answers" in await why_not(place, access)

@@ -361,6 +361,7 @@ def test_a_bundle_is_made_though_no_log_server_answers(
     path = str(tmp_path / "bundle.tar.gz")
     bundle = ("debug", "bundle", "--file", path, "--server", "127.0.0.1:1", "--timeout", "0.5")
     shell.run(*bundle, code=5)  # Nor is there anybody else to ask.
+    assert not Path(path).exists(), "half a bundle is none, and would be in the way of the next"
     shell.run(*bundle, "--metadata", metadata)
     found = unpacked(path)
     assert json.loads(found["rollbook/cluster.json"])["bookies"][0]["id"] == "bk-1"
