@@ -5,6 +5,7 @@ Each has its answer or is hung up on, costs little, and others go on.
 
 import asyncio
 import random
+import socket
 import ssl
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from rollbook.proto.errors import OutcomeUnknown, Unavailable
 from rollbook.proto.ports import Address
 from rollbook.proto.v1 import admin_pb2, log_pb2
 from tests.hostile.attacks import Attack, End, Mob, all_have_ended
-from tests.hostile.grpc_attacks import IDLE, grpc_attacks, slow_grpc_attacks, taken_back
+from tests.hostile.grpc_attacks import IDLE, grpc_attacks, pings, slow_grpc_attacks, taken_back
 from tests.hostile.guarded import LOG, TOKENS, GuardedServer
 from tests.hostile.http_attacks import LOG as PATH
 from tests.hostile.http_attacks import http_attacks
@@ -32,6 +33,7 @@ from tests.unit.api.rest.http_client import Client as HttpClient
 _COUNT: Final = 20
 _IDLE: Final = 1_000
 _PATIENCE_S: Final = 60.0
+_STUCK_S: Final = 5.0  # Who could send nothing for so long.
 _LINGER_S: Final = 0.2  # What comes of those that are let be is seen by then.
 _MIB: Final = 1024 * 1024
 _GROWN_MIB_MAX: Final = 64  # By any kind. A call that is held open takes 20 KiB.
@@ -251,6 +253,33 @@ def test_calls_that_are_taken_back_at_once_do_not_pile_up(victim: Victim) -> Non
     crowd = (server.grpc, taken_back(5_000), _COUNT, context)
     _, grown = victim.besieged(crowd, others_may_wait=True)
     assert grown <= 384
+
+
+def test_pings_are_read_no_further_than_their_answers_are_taken(victim: Victim) -> None:
+    """So many more than fit into anybody's buffers; while he is stuck, others are served."""
+    server, process = victim.server, victim.server.process
+    before = process.resident_bytes
+    process.forget_peak()
+    place = server.grpc.host, server.grpc.port
+    with socket.create_connection(place) as plain, _stranger(server, plain) as connection:
+        connection.settimeout(_STUCK_S)
+        connection.sendall(IDLE.first)
+        with pytest.raises(TimeoutError):
+            _send_pings(connection)
+        assert victim.run(server.is_served())
+    assert (process.most_resident_bytes - before) / _MIB <= _GROWN_MIB_MAX
+
+
+def _send_pings(connection: ssl.SSLSocket) -> None:
+    """64 MiB, unless it is stuck at some piece of them."""
+    piece = pings(_MIB // 16 // 17)
+    for _ in range(64 * 16):
+        connection.sendall(piece)
+
+
+def _stranger(server: GuardedServer, plain: socket.socket) -> ssl.SSLSocket:
+    context = server.context("stranger", alpn="h2")
+    return context.wrap_socket(plain, server_hostname=server.grpc.host)
 
 
 # --- Who is slow, and who says nothing ----------------------------------------------------------

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import queue
 import random
+import struct
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import pytest
@@ -31,10 +32,13 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ports import Address
 from rollbook.proto.v1 import log_pb2
+from tests.hostile.grpc_attacks import IDLE
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
 from tests.unit.api.grpc.samples import LOG, sample
 
 Pair = tuple[FakeCore, Any]
+
+_PING_ANSWER: Final = b"\0\0\x08\x06\x01" + bytes(4)  # And what the ping held.
 
 
 @pytest.fixture
@@ -151,6 +155,24 @@ async def test_what_is_no_grpc_at_all_is_hung_up_on(address: Address) -> None:
         writer.close()
         async with asyncio.timeout(30):
             await reader.read()
+
+
+@pytest.mark.usefixtures("pair")
+async def test_pings_are_answered_however_many(address: Address) -> None:
+    """It costs less than to hang up on who sends them: of gRPC's own bound each that is beyond it is an end anew."""
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(IDLE.first + b"".join(_ping(number) for number in range(5_000)))
+    heard = b""
+    async with asyncio.timeout(30):
+        while heard.count(_PING_ANSWER) < 5_000:
+            told = await reader.read(1 << 20)
+            assert told, "hung up on"
+            heard += told
+    assert [heard.count(_PING_ANSWER + struct.pack(">Q", each)) for each in (0, 4_999)] == [1, 1]
+    writer.write(_ping(5_000))
+    async with asyncio.timeout(30):
+        await reader.readuntil(_PING_ANSWER + struct.pack(">Q", 5_000))
+    writer.close()
 
 
 async def test_who_never_reads_costs_little(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +309,10 @@ async def test_those_beyond_the_connections_and_those_who_say_nothing_are_hung_u
             writer.close()
         await asyncio.gather(*refused)
     await server.close(0)
+
+
+def _ping(number: int) -> bytes:
+    return b"\0\0\x08\x06\0" + bytes(4) + struct.pack(">Q", number)
 
 
 async def _ended(reader: asyncio.StreamReader) -> None:
