@@ -30,7 +30,6 @@ from rollbook.proto.cluster.cluster import Cluster, ensure_layout, open_cluster
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
 from rollbook.proto.errors import BadConfig, OutcomeUnknown, RollbookError, Unavailable
-from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.service_info import BATCH_READ, IDENTITY, describe_bookie
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.metastore.url import MetadataUrl
@@ -175,8 +174,7 @@ class Bookie:
         """
         try:
             url = MetadataUrl.parse(settings.bookie.metadata)
-            hint = Layout(url.layout.value) if url.layout else None
-            cluster = await open_cluster(store, url.ledgers_root, layout=hint, url=url)
+            cluster = await open_cluster(store, url.ledgers_root, url=url)
             await ensure_layout(store, cluster)
             bookie = cls(machine, store, settings, cluster)
         except BaseException:

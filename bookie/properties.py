@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from rollbook.proto.addresses import is_loopback
 from rollbook.proto.errors import BadConfig
+from rollbook.proto.formats.layout import layout_of_class
 
 N = TypeVar("N", int, float)
 
@@ -127,7 +128,10 @@ _FALSE: Final = frozenset(("false", "no", "off", "f", "n", "0"))
 
 # Who has to mend a setting of ours looks for these.
 KEYS_OF: Final = {
-    "metadata": ("metadataServiceUri", "zkServers", "zkLedgersRootPath"),
+    "metadata": (
+        *("metadataServiceUri", "zkServers", "zkLedgersRootPath"),
+        *("ledgerManagerFactoryClass", "ledgerManagerType"),
+    ),
     "bookie_id": ("bookieId",),
     "listen": ("listeningInterface", "bookiePort"),
     "advertise": ("advertisedAddress", "listeningInterface", "useHostNameAsBookieID"),
@@ -198,14 +202,38 @@ def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[s
 
 
 def _metadata(keys: _Keys) -> str:
-    """One URI, or its parts as older files have them."""
+    """One URI, or its parts as older files have them.
+
+    The class of the ledger manager is such a part, and counts for nothing beside a URI. Its type
+    says which one a new cluster gets where nothing else does.
+    """
     uri = keys.text("metadataServiceUri")
     servers = ",".join(keys.texts("zkServers"))
     root = keys.text("zkLedgersRootPath", _DEFAULT_ROOT)
-    if uri or not servers:
-        return uri
+    layout = "" if uri or not servers else _layout_of_class(keys)
+    named = layout or keys.text("ledgerManagerType")
+    scheme = f"zk+{named}" if named else "zk"
+    if uri:
+        anywhere = re.fullmatch(r"zk(?:\+null)?(://.*)", uri, re.DOTALL)
+        return scheme + anywhere[1] if named and anywhere else uri
+    if not servers:
+        return ""
     hosts, slash, chroot = servers.partition("/")
-    return f"zk://{hosts}{slash}{chroot.rstrip('/')}{root}"
+    return f"{scheme}://{hosts}{slash}{chroot.rstrip('/')}{root}"
+
+
+def _layout_of_class(keys: _Keys) -> str:
+    key = "ledgerManagerFactoryClass"
+    name = keys.text(key)
+    if not name:
+        return ""
+    if (layout := layout_of_class(name)) is None:
+        raise BadConfig(
+            f"{key} is {name!r}, which names no layout on ZooKeeper",
+            settings=(key,),
+            next_step="leave it out: LAYOUT says it, where there is one",
+        )
+    return layout.value
 
 
 def _doors(keys: _Keys) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import Any
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.cluster import open_cluster
-from rollbook.proto.formats.layout import Layout
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.logs import log_as_a_library
@@ -82,8 +81,7 @@ class Connecting:
             randomness=randomness,
         )
         try:
-            layout = Layout(url.layout.value) if url.layout else None
-            cluster = await open_cluster(store, url.ledgers_root, layout=layout, url=url)
+            cluster = await open_cluster(store, url.ledgers_root, url=url)
         except BaseException:
             await store.close()
             raise

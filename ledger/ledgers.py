@@ -300,7 +300,8 @@ class Ledgers:
     async def require_cluster(self) -> None:
         """That the metadata store is still the one of this cluster, and has not been emptied.
 
-        What it says to be missing is missing only then. Raises `WrongCluster`, `NoSuchCluster`.
+        What it says to be missing is missing only then. Raises `WrongCluster`, `NoSuchCluster`,
+        `BadConfig`.
         """
         await require_cluster(self._store, self.cluster)
 

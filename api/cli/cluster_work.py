@@ -24,7 +24,7 @@ _TIMEOUT_S: Final = 5.0  # Of one request: somebody waits for the answer.
 def make_cluster(url: str, layout: str | None) -> dict[str, Any]:
     """What it is then. Raises `ClusterExists`."""
     place = parse_url(url)
-    hint = _layout_of(place)
+    hint = Layout(place.layout.value) if place.layout else None
     wanted = Layout(layout) if layout else hint or Layout.HIERARCHICAL
     if hint not in (None, wanted) or not wanted.takes_new_ledgers:
         usable = " ".join(each.value for each in Layout if each.takes_new_ledgers)
@@ -44,7 +44,7 @@ def look_at_cluster(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     place = parse_url(url)
 
     async def look(store: MetadataStore) -> tuple[Cluster, bool, list[dict[str, Any]]]:
-        cluster = await open_cluster(store, place.ledgers_root, layout=_layout_of(place), url=place)
+        cluster = await open_cluster(store, place.ledgers_root, url=place)
         has_own_trees = await store.get(cluster.own_root) is not None
         return cluster, has_own_trees, await list_bookies(store, cluster)
 
@@ -64,7 +64,7 @@ def run_on_store(
     place = parse_url(url)
 
     async def run(store: MetadataStore) -> T:
-        cluster = await open_cluster(store, place.ledgers_root, layout=_layout_of(place), url=place)
+        cluster = await open_cluster(store, place.ledgers_root, url=place)
         return await look(store, cluster)
 
     return _run(place, run, timeout_s=timeout_s)
@@ -97,10 +97,6 @@ def parse_url(text: str) -> MetadataUrl:
             next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
         )
     return url
-
-
-def _layout_of(url: MetadataUrl) -> Layout | None:
-    return Layout(url.layout.value) if url.layout else None
 
 
 async def _with_store(

@@ -11,6 +11,7 @@
 import shlex
 from dataclasses import dataclass, field
 
+from rollbook.proto.cluster.ledger_nodes import LedgerWalk
 from rollbook.proto.cluster.lost_replies import (
     children_surely,
     create_surely,
@@ -99,14 +100,13 @@ async def open_cluster(
     root: str,
     *,
     instance_id: str | None = None,
-    layout: Layout | None = None,
     url: MetadataUrl | None = None,
 ) -> Cluster:
     """The cluster at this root; where its nodes are missing, what BookKeeper takes for granted.
 
-    `instance_id` and `layout` are what the caller knows of it: from a directory that belongs to it,
-    from its configuration; `url` is for advice, without its options. Raises `NoSuchCluster`,
-    `WrongCluster`, `BadConfig`, `BadMetadata`.
+    `instance_id` is what the caller knows of it, from a directory that belongs to it; `url` may name
+    its layout, and is for advice, without its options. Raises `NoSuchCluster`, `WrongCluster`,
+    `BadConfig`, `BadMetadata`.
     """
     # Every cluster has this folder, and whoever makes one makes it not later than the rest.
     if await read_surely(store, f"{root}/{paths.AVAILABLE}") is None:
@@ -124,12 +124,6 @@ async def open_cluster(
             found=cluster.instance_id,
             next_step="check the metadata URL",
         )
-    if layout is not None and layout is not cluster.layout:
-        raise BadConfig(
-            f"the metadata URL says {layout.value}, LAYOUT says {cluster.layout.value}",
-            path=root,
-            next_step="write zk://… there, which takes what LAYOUT says",
-        )
     await _check_own_root(store, cluster, url)
     return cluster
 
@@ -137,7 +131,7 @@ async def open_cluster(
 async def require_cluster(store: MetadataStore, ours: Cluster) -> None:
     """That the store still is this cluster's, and has our own trees: what it lacks was removed then.
 
-    Raises `NoSuchCluster`, `WrongCluster`.
+    Raises `NoSuchCluster`, `WrongCluster`, `BadConfig`.
     """
     found = await open_cluster(store, ours.root, instance_id=ours.instance_id, url=ours.url)
     if found != ours:
@@ -168,19 +162,61 @@ async def ensure_own_root(store: MetadataStore, cluster: Cluster) -> None:
 
 
 async def _layout_at(store: MetadataStore, root: str, url: MetadataUrl | None) -> Layout:
+    asked = Layout(url.layout.value) if url and url.layout else None
     path = f"{root}/{paths.LAYOUT}"
     node = await read_surely(store, path, fresh=False)
+    if node is None:
+        assumed = asked or Layout.HIERARCHICAL
+        await _require_assumable(store, root, assumed)
+        return assumed
     try:
-        return unpack_layout(node.value) if node else Layout.HIERARCHICAL
+        found = unpack_layout(node.value)
     except BadMetadata as error:
         remove = zookeeper_command(url, f"delete {path}")
+        made_with = asked.value if asked else "default"
         raise BadMetadata(
             error.message,
             path=path,
             # Elsewhere nobody would find a ledger then, and bookies would take them for deleted.
             next_step="check the metadata URL; if it is right, and only in a cluster that was made "
-            f"with the default layout: {remove}",
+            f"with the {made_with} layout: {remove}",
         ) from None
+    if asked not in (None, found):
+        raise BadConfig(
+            f"the metadata URL says {asked.value}, LAYOUT says {found.value}",
+            path=root,
+            next_step="write zk://… there, which takes what LAYOUT says",
+        )
+    return found
+
+
+async def _require_assumable(store: MetadataStore, root: str, assumed: Layout) -> None:
+    """Where LAYOUT is missing no ledger may lie elsewhere: bookies would take it for deleted.
+
+    Raises `BadConfig`.
+    """
+    is_new = True
+    for layout in (Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL, Layout.FLAT):
+        # If the lowest one is where it is looked for, then so are all above it.
+        lowest = await anext(LedgerWalk(store, root, layout), None)
+        if lowest is None:
+            continue
+        if paths.ledger_path(layout, lowest) != paths.ledger_path(assumed, lowest):
+            raise BadConfig(
+                f"LAYOUT is missing, and ledger {lowest} lies where {layout.value} puts it, which "
+                f"is not where {assumed.value} looks",
+                path=root,
+                next_step="if it was lost, start a bookie with the cluster's layout in the "
+                f"metadata URL, zk+{layout.value}://…; it writes LAYOUT down",
+            )
+        is_new = False
+    if is_new and not assumed.takes_new_ledgers:
+        usable = " or ".join(f"zk+{each.value}://…" for each in Layout if each.takes_new_ledgers)
+        raise BadConfig(
+            f"LAYOUT is missing, and no new cluster gets the {assumed.value} layout",
+            path=root,
+            next_step=f"write {usable} as the metadata URL",
+        )
 
 
 async def _instance_id_at(

@@ -177,7 +177,9 @@ class LedgerWalk:
     whatever could not be read raises.
     """
 
-    def __init__(self, store: MetadataStore, root: str, layout: Layout, start: LedgerId) -> None:
+    def __init__(
+        self, store: MetadataStore, root: str, layout: Layout, start: LedgerId = _LOWEST
+    ) -> None:
         self._store = store
         self._root = root
         self._layout = layout

@@ -42,6 +42,10 @@ _MANAGER_VERSION: Final = "1"
 _UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 
 
+def layout_of_class(name: str) -> Layout | None:
+    return _BY_NAME.get(("2", name))
+
+
 def pack_layout(layout: Layout) -> bytes:
     return f"2\n{_CLASSES[layout]}:{_MANAGER_VERSION}".encode()
 

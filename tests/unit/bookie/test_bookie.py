@@ -20,6 +20,7 @@ from rollbook.proto.errors import (
     Unavailable,
     WrongBookie,
 )
+from rollbook.proto.formats.layout import Layout, unpack_layout
 from rollbook.proto.formats.service_info import IDENTITY, unpack_service_info
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.core.ops import ROOT as TOP
@@ -434,9 +435,10 @@ def test_on_a_full_disk_it_promises_nothing_until_its_start_is_counted() -> None
         for is_urgent in (False, True):
             more = adds((1, 1), is_recovery=is_urgent, is_high_priority=is_urgent)
             assert storage.add(more).refusals == (BookieReadOnly,)
-        for promise in (storage.fence(1, KEY), storage.write_lac(1, KEY, 0, b"")):
-            with pytest.raises(BookieReadOnly):
-                await promise
+        with pytest.raises(BookieReadOnly):
+            await storage.fence(1, KEY)
+        with pytest.raises(BookieReadOnly):
+            await storage.write_lac(1, KEY, 0, b"")
         await town.until_seen()
         await add(storage, (1, 1))
         await storage.fence(1, KEY)
@@ -591,6 +593,20 @@ def test_a_cluster_without_layout_gets_it_written_down_and_one_without_id_does_w
         assert await town.is_there(f"{ROOT}/cookies/{ID}")
         town.node.restart()
         await town.serving["b1"].set_read_only(True)
+
+    Town().tell(story)
+
+
+def test_the_layout_that_is_written_down_is_the_one_that_the_url_names() -> None:
+    async def story(town: Town) -> None:
+        await town.eyes.delete(f"{ROOT}/LAYOUT")
+        config = replace(SETTINGS.bookie, metadata=f"zk+longhierarchical://zk1{ROOT}")
+        town.settings = replace(SETTINGS, bookie=config)
+        town.node.start(town.serve)
+        await town.until_seen()
+        node = await town.eyes.get(f"{ROOT}/LAYOUT")
+        assert node is not None
+        assert unpack_layout(node.value) is Layout.LONG_HIERARCHICAL
 
     Town().tell(story)
 

@@ -12,6 +12,8 @@ from rollbook.bookie.properties import KEYS_OF, lines_of_keys, parse_properties,
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
 
+LONG = "org.apache.bookkeeper.meta.LongHierarchicalLedgerManagerFactory"
+
 
 def address_of(interface: str | None, by_name: bool) -> str:
     if interface:
@@ -216,10 +218,31 @@ def test_where_it_listens_and_what_it_tells(text: str, listen: str, advertised: 
         ("zkServers=a:1,b:2\nzkLedgersRootPath=/x/y", "zk://a:1,b:2/x/y"),
         ("zkServers=a:1/chroot/\nzkLedgersRootPath=/x", "zk://a:1/chroot/x"),
         ("zkServers=a:1\nmetadataServiceUri=zk+null://b;c/d", "zk+null://b;c/d"),
+        (f"zkServers=a:1\nledgerManagerFactoryClass={LONG}", "zk+longhierarchical://a:1/ledgers"),
+        (
+            f"zkServers=a:1\nledgerManagerType=flat\nledgerManagerFactoryClass={LONG}",
+            "zk+longhierarchical://a:1/ledgers",
+        ),
+        ("zkServers=a:1\nledgerManagerType=hierarchical", "zk+hierarchical://a:1/ledgers"),
+        (f"metadataServiceUri=zk://b/d\nledgerManagerFactoryClass={LONG}", "zk://b/d"),
+        ("metadataServiceUri=zk://b/d\nledgerManagerType=flat", "zk+flat://b/d"),
+        ("metadataServiceUri=zk+null://b/d\nledgerManagerType=flat", "zk+flat://b/d"),
+        (
+            "metadataServiceUri=zk+hierarchical://b/d\nledgerManagerType=flat",
+            "zk+hierarchical://b/d",
+        ),
+        ("metadataServiceUri=sqlite:///b/d\nledgerManagerType=flat", "sqlite:///b/d"),
+        ("ledgerManagerType=flat", None),
     ],
 )
-def test_where_the_metadata_lies(text: str, metadata: str) -> None:
-    assert translated(text)["bookie"]["metadata"] == metadata
+def test_where_the_metadata_lies(text: str, metadata: str | None) -> None:
+    assert translated(text)["bookie"].get("metadata") == metadata
+
+
+def test_a_class_that_is_no_layout_of_zookeeper_is_refused() -> None:
+    with pytest.raises(BadConfig, match="names no layout on ZooKeeper") as refused:
+        translated("zkServers=a:1\nledgerManagerFactoryClass=org.example.Manager")
+    assert refused.value.settings == ("ledgerManagerFactoryClass",)
 
 
 def test_directories() -> None:

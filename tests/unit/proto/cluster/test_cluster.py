@@ -3,14 +3,17 @@
 import asyncio
 import random
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from rollbook.proto.cluster.cluster import (
     Cluster,
+    ensure_layout,
     ensure_own_root,
     initialise,
     open_cluster,
+    require_cluster,
 )
 from rollbook.proto.errors import (
     BadConfig,
@@ -217,11 +220,84 @@ async def test_trees_of_another_cluster_beside_the_root_are_refused(store: Fault
         await ensure_own_root(store, cluster)
 
 
+def asking_for(layout: str) -> MetadataUrl:
+    return MetadataUrl.parse(f"zk+{layout}://zk1{ROOT}")
+
+
 async def test_a_layout_that_the_url_contradicts_is_refused(store: FaultyStore) -> None:
     await make(store)
-    with pytest.raises(BadConfig):
-        await open_cluster(store, ROOT, layout=Layout.FLAT)
-    await open_cluster(store, ROOT, layout=Layout.HIERARCHICAL)
+    for layout in ("flat", "longhierarchical"):
+        with pytest.raises(BadConfig, match=f"says {layout}, LAYOUT says hierarchical"):
+            await open_cluster(store, ROOT, url=asking_for(layout))
+    await open_cluster(store, ROOT, url=asking_for("hierarchical"))
+
+
+async def test_without_layout_the_url_says_it_and_then_it_is_written_down(
+    store: FaultyStore,
+) -> None:
+    """As BookKeeper does: its clients would look for ledgers in the trees of that layout."""
+    await make(store)
+    await store.delete(f"{ROOT}/LAYOUT")
+    cluster = await open_cluster(store, ROOT, url=asking_for("longhierarchical"))
+    assert cluster.layout is Layout.LONG_HIERARCHICAL
+    await require_cluster(store, cluster)
+    await ensure_layout(store, cluster)
+    assert (await open_cluster(store, ROOT)).layout is Layout.LONG_HIERARCHICAL
+    with pytest.raises(BadConfig, match="says hierarchical, LAYOUT says longhierarchical"):
+        await open_cluster(store, ROOT, url=asking_for("hierarchical"))
+
+
+async def test_no_new_cluster_is_flat(store: FaultyStore) -> None:
+    await make(store)
+    await store.delete(f"{ROOT}/LAYOUT")
+    with pytest.raises(BadConfig, match="no new cluster gets the flat layout") as refused:
+        await open_cluster(store, ROOT, url=asking_for("flat"))
+    assert "zk+longhierarchical://" in refused.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("ledger", "layout", "others"),
+    [
+        ("00/0000/L0007", "hierarchical", ("longhierarchical", "flat")),
+        ("000/0000/0000/0000/L0007", "longhierarchical", ("null", "hierarchical", "flat")),
+        ("L0000000007", "flat", ("null", "hierarchical", "longhierarchical")),
+    ],
+)
+async def test_a_lost_layout_is_never_replaced_by_one_that_finds_no_ledgers(
+    store: FaultyStore, ledger: str, layout: str, others: tuple[str, ...]
+) -> None:
+    """Bookies would take every ledger for deleted."""
+    cluster = await make(store)
+    path = ROOT
+    for part in ledger.split("/"):
+        path += f"/{part}"
+        await store.create(path)
+    await store.delete(f"{ROOT}/LAYOUT")
+    for other in others:
+        with pytest.raises(BadConfig, match="LAYOUT is missing, and ledger 7 lies") as refused:
+            await open_cluster(store, ROOT, url=asking_for(other))
+        assert f"zk+{layout}://" in refused.value.next_step
+        with pytest.raises(BadConfig, match="LAYOUT is missing"):
+            await require_cluster(store, replace(cluster, url=asking_for(other)))
+    found = await open_cluster(store, ROOT, url=asking_for(layout))
+    await ensure_layout(store, found)
+    assert (await open_cluster(store, ROOT)).layout is Layout(layout)
+
+
+async def test_high_ledgers_lie_where_both_layouts_look(store: FaultyStore) -> None:
+    await make(store)
+    for path in (
+        "000",
+        "000/0000",
+        "000/0000/0021",
+        "000/0000/0021/4748",
+        "000/0000/0021/4748/L3647",
+    ):
+        await store.create(f"{ROOT}/{path}")
+    await store.delete(f"{ROOT}/LAYOUT")
+    for layout in ("hierarchical", "longhierarchical"):
+        cluster = await open_cluster(store, ROOT, url=asking_for(layout))
+        assert cluster.layout is Layout(layout)
 
 
 async def test_damaged_nodes_are_refused(store: FaultyStore) -> None:
