@@ -2,7 +2,8 @@
 nobody owns and this server looks after. So each log's are told by one server, and go on being told when it is idle.
 
 Where cursors are is in the metadata store, a read for each, so whoever asks for the lags gets what is
-known by then, and what is known is found out in the background, of a log's cursors the first `_READ_MAX` by name:
+known by then, and what is known is found out in the background, of a log's cursors the first `_READ_MAX` by name
+(of the others is told how many they are):
 
 owned     by `look`: at most twice a minute, as many logs as that has time for, beginning with those that were
           not looked at for longest
@@ -53,7 +54,9 @@ class Owners(Protocol):
 
 
 class Nodes(Protocol):
-    async def cursors(self, log: LogName, at_most: int | None = None) -> Sequence[Cursor]: ...
+    async def first_cursors(
+        self, log: LogName, at_most: int | None
+    ) -> tuple[Sequence[Cursor], int]: ...
 
 
 class CursorLags:
@@ -65,7 +68,9 @@ class CursorLags:
         self._cursors: dict[LogName, _Cursors] = {}  # Those looked at longest ago first.
         # Of logs that nobody owns, those with cursors that lag: as they were when they were read.
         self._idle: dict[LogName, _End] = {}
-        self._not_passed: dict[LogName, None] = {}  # Of those, by this sweep.
+        # Of logs, owned or idle, that have more cursors than are read: how many more.
+        self._beyond: dict[LogName, int] = {}
+        self._not_passed: dict[LogName, None] = {}  # Of those that are known, by this sweep.
         self._passed: dict[LogName, Offset] = {}  # Not read yet, and their tails.
         self._looking: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -82,7 +87,7 @@ class CursorLags:
 
     def on_sweep(self) -> None:
         """One begins, whatever became of the one before."""
-        self._not_passed = dict.fromkeys(self._idle)
+        self._not_passed = dict.fromkeys((*self._idle, *self._beyond))
 
     def on_idle(self, log: LogName, listed: LedgerList) -> None:
         """Nobody owns it. What fails leaves what was known."""
@@ -102,6 +107,8 @@ class CursorLags:
         """To the end. What was not passed is owned by somebody, gone, or looked after elsewhere."""
         for log in self._not_passed:
             self._idle.pop(log, None)
+            if self._owners.find(log) is None:
+                self._beyond.pop(log, None)
 
     async def close(self) -> None:
         """Idempotent."""
@@ -122,6 +129,10 @@ class CursorLags:
         # Of each log in turn, and of no more logs: each is a lag that is larger than those of the rest.
         lags = heapq.merge(*map(_lags_of, _furthest(ends)), key=itemgetter(0), reverse=True)
         return dict(sorted((f"{log}:{name}", lag) for lag, log, name in islice(lags, LAGS_MAX)))
+
+    def untold(self) -> int:
+        """Cursors of which no lag is known, because their logs have too many."""
+        return sum(self._beyond.values())
 
     def _may_begin(self, task: asyncio.Task[None] | None) -> bool:
         return not self._is_closed and (task is None or task.done())
@@ -158,9 +169,12 @@ class CursorLags:
 
     async def _cursors_of(self, log: LogName) -> _Cursors:
         try:
-            found = await self._nodes.cursors(log, _READ_MAX)
+            found, beyond = await self._nodes.first_cursors(log, _READ_MAX)
         except Missing:
-            return ()
+            found, beyond = (), 0
+        self._beyond.pop(log, None)
+        if beyond:
+            self._beyond[log] = beyond
         return heapq.nsmallest(LAGS_MAX, ((c.name, c.offset) for c in found), key=itemgetter(1))
 
 

@@ -307,15 +307,21 @@ class LogNodes:
             raise NoSuchCursor(log=str(log), cursor=name)
         return cursor
 
-    async def cursors(self, log: LogName, at_most: int | None = None) -> list[Cursor]:
+    async def cursors(self, log: LogName) -> list[Cursor]:
         """By name. Raises `NoSuchLog`."""
+        found, _ = await self.first_cursors(log, None)
+        return found
+
+    async def first_cursors(self, log: LogName, at_most: int | None) -> tuple[list[Cursor], int]:
+        """By name, and how many there are beyond these. Raises `NoSuchLog`."""
         await self.read(log)
         found: list[Cursor] = []
-        for name in (await self._children(f"{self.path(log)}/{CURSORS}"))[:at_most]:
+        names = await self._children(f"{self.path(log)}/{CURSORS}")
+        for name in names[:at_most]:
             cursor, _ = await self._find_cursor(log, CursorName(name))
             if cursor is not None:
                 found.append(cursor)
-        return found
+        return found, len(names) - len(names[:at_most])
 
     async def commit_cursor(self, request: CommitCursor, tail: Offset | None = None) -> Cursor:
         """Makes or moves it. `tail`: as far as the log is known to go, if it is.

@@ -116,6 +116,7 @@ class Service:
         stats.readers = lambda: len(self._readers)
         stats.reader_lags = self._reader_lags
         stats.cursor_lags = server.cursor_lags.lags
+        stats.cursors_untold = server.cursor_lags.untold
         stats.logs_owned = lambda: len(server.owned_logs)
         stats.logs_opened = lambda: server.opened
         stats.logs_taken_over = lambda: server.taken_over

@@ -76,6 +76,9 @@ class LogStats:
         "Records behind a cursor of a log that is owned here, or by nobody and looked after here.",
         "cursor",
     )
+    cursors_untold: Gauge = gauge(
+        "cursors_untold", "Cursors beyond the first 1,000 of their log, of which no lag is told."
+    )
     # --- Logs ---------------------------------------------------------------------------------
     logs_owned: Gauge = gauge("logs_owned", "Logs that this server owns.")
     logs_opened: Gauge = told_counter("logs_opened_total", "Logs that it became the owner of.")

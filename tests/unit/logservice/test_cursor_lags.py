@@ -36,17 +36,20 @@ class Nodes:
         self.read_s = 14.0
         self.offsets: dict[LogName, dict[str, int]] = {}  # Of those that are not as all.
 
-    async def cursors(self, log: LogName, at_most: int | None = None) -> list[words.Cursor]:
+    async def first_cursors(
+        self, log: LogName, at_most: int | None
+    ) -> tuple[list[words.Cursor], int]:
         assert at_most == cursor_lags._READ_MAX
         self.asked.append(log)
         await asyncio.sleep(self.read_s)
         if log in self.broken:
             raise self.broken[log]
         offsets = self.offsets.get(log, {"c": 4})
-        return [
+        found = [
             words.Cursor(CursorName(name), Offset(offset), 1, b"", False, 0)
             for name, offset in offsets.items()
         ]
+        return found[:at_most], len(found[at_most:])
 
 
 def play(story: Callable[[CursorLags, Owners, Nodes], Awaitable[None]]) -> None:
@@ -212,6 +215,32 @@ def test_of_many_cursors_those_that_lag_most_are_told() -> None:
         nodes.offsets[LOGS[1]] = {f"c{offset}": offset for offset in range(900)}
         await sweep(lags, {LOGS[1]: 1000})
         assert len(lags._idle[LOGS[1]][2]) == LAGS_MAX
+
+    play_idle(story)
+
+
+def test_cursors_of_which_no_lag_is_told_are_counted() -> None:
+    """Beyond the first thousand of a log they were in no metric, and nobody knew."""
+
+    async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
+        for log, more in ((LOGS[0], 7), (LOGS[1], 20)):
+            nodes.offsets[log] = {f"c{n}": 9 for n in range(cursor_lags._READ_MAX + more)}
+        assert lags.untold() == 0
+        owners.owned_logs.append(LOGS[0])
+        await asyncio.sleep(cursor_lags._INTERVAL_S)
+        lags.look()
+        await asyncio.sleep(1)
+        assert lags.untold() == 7
+        await sweep(lags, {LOGS[1]: 9})
+        assert lags.untold() == 27, "also of what lags by nothing"
+        await sweep(lags, {})
+        assert lags.untold() == 7, "the other one is looked after elsewhere"
+        owners.owned_logs.clear()
+        await sweep(lags, {LOGS[0]: 9})
+        assert lags.untold() == 7
+        nodes.broken[LOGS[0]] = NoSuchLog()
+        await sweep(lags, {LOGS[0]: 9})
+        assert lags.untold() == 0
 
     play_idle(story)
 

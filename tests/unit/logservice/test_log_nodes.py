@@ -273,7 +273,7 @@ async def test_a_cursor_remembers_and_moves_by_version(nodes: LogNodes, rival: L
         await nodes.commit_cursor(at(6, blob=b"x" * 4097))
     assert [cursor.name for cursor in await nodes.cursors(NAME)] == [SNAPSHOT]
     first = await nodes.commit_cursor(CommitCursor(NAME, CursorName("a"), Offset(1)))
-    assert await nodes.cursors(NAME, at_most=1) == [first]
+    assert await nodes.first_cursors(NAME, at_most=1) == ([first], 1)
 
 
 async def test_a_cursor_made_anew_is_another_one(nodes: LogNodes) -> None:
