@@ -26,6 +26,7 @@ class BookieConfig:
     http_tls: bool = False  # It speaks TLS there, with the certificate above.
     insecure: bool = False  # Lets it listen off loopback without TLS or token.
     read_only: bool = False  # It takes no new entries, whatever its disks say.
+    log_level: str = "info"  # debug, info, warning or error.
     session_timeout_s: float = 10.0  # Shorter: gone sooner when it dies, and by mere pauses, too.
     drain_s: float = 2.0  # So long clients may take to get their last answers when it stops.
 

@@ -28,6 +28,7 @@ class LogServerConfig:
     tls_key: str = ""  # A file; empty: it is in the certificate's.
     tls_authorities: str = ""  # A file; clients must show a certificate that these have signed.
     insecure: bool = False  # Lets it listen off loopback without TLS and token.
+    log_level: str = "info"  # debug, info, warning or error.
     session_timeout_s: float = 10.0  # With the metadata store.
     drain_s: float = 10.0  # So long handing over its logs may take when it stops.
 

@@ -16,6 +16,7 @@ LOG_LEVELS: Final = (
     "warning",
     "error",
 )  # `proto/runtime/logs.py`, which loads structlog.
+LOG_LEVEL_VARIABLE: Final = "ROLLBOOK_LOG_LEVEL"
 
 _OPTIONS: Final = (
     click.option("--metadata", metavar="URL", help="zk://host,host/ledgers or sqlite:///path."),

@@ -31,7 +31,7 @@ from rollbook.proto.ports import Address
 from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector
 from rollbook.proto.runtime.limits import allow_open_files
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logs import configure_logs, set_level
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.runtime.tls import TLS_OF_BOOKIES, TlsFiles, server_context
 
@@ -40,11 +40,14 @@ logger = structlog.get_logger()
 _OTHER_FILES: Final = 768  # Of the store, handshakes, the metadata, the admin pages.
 
 
-def run_bookie(log_level: str, flags: Mapping[str, Any]) -> None:
+def run_bookie(flags: Mapping[str, Any]) -> None:
     """Until it is told to stop. Raises `StorageFailed`, `RollbookError`."""
-    configure_logs(level=log_level, as_json=not sys.stderr.isatty())
+    # What reading the file has to tell is told before it is known what the file says.
+    configure_logs(level=flags["log_level"] or "info", as_json=not sys.stderr.isatty())
     with advising(flags):
-        asyncio.run(until_stopped(serve_bookie(load_settings(**flags))))
+        settings = load_settings(**flags)
+        set_level(settings.bookie.log_level)
+        asyncio.run(until_stopped(serve_bookie(settings)))
 
 
 class StorageFailed(Exception):

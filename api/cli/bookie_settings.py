@@ -32,7 +32,7 @@ from rollbook.proto.runtime.config import (
     variables_of_flags,
 )
 from rollbook.proto.runtime.disk import SystemDisk
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logs import LEVELS, configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.network import SocketTransport, address_of_this_host
 
@@ -86,7 +86,13 @@ def http_address_of(config: BookieConfig) -> Address:
     )
 
 
+def check_log_level(level: str) -> None:
+    if level not in LEVELS:
+        raise BadConfig(f"log_level must be {', '.join(LEVELS)}", settings=("log_level",))
+
+
 def _check_bookie(config: BookieConfig) -> None:
+    check_log_level(config.log_level)
     addresses_of(config)
     tls_address_of(config)
     if config.http:

@@ -16,7 +16,7 @@ import click
 
 from rollbook import __version__
 from rollbook.api.access.doorkeeper import Doorkeeper
-from rollbook.api.cli.bookie_settings import RealMachine
+from rollbook.api.cli.bookie_settings import RealMachine, check_log_level
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.api.grpc.config import CONNECTIONS_MAX, GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
@@ -95,10 +95,10 @@ def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettin
     )
 
 
-def run_log_server(log_level: str, flags: Mapping[str, Any]) -> None:
+def run_log_server(flags: Mapping[str, Any]) -> None:
     """Until it is told to stop. Raises `RollbookError`."""
-    configure_logs(level=log_level, as_json=not sys.stderr.isatty())
     settings = load_log_settings(**flags)
+    configure_logs(level=settings.server.log_level, as_json=not sys.stderr.isatty())
     asyncio.run(until_stopped(_serve(settings), stop_s_max=int(settings.server.drain_s) + 20))
 
 
@@ -203,6 +203,7 @@ async def _open_store(
 
 
 def _check_server(config: LogServerConfig) -> None:
+    check_log_level(config.log_level)
     addresses_of(config)
     if config.rest:
         rest_address_of(config)

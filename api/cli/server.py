@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from rollbook.api.cli.bookie_options import LOG_LEVELS, bookie_options
+from rollbook.api.cli.bookie_options import LOG_LEVEL_VARIABLE, LOG_LEVELS, bookie_options
 from rollbook.api.cli.output import examples
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,6 +30,16 @@ EXIT_STORAGE_FAILED: Final = 74
 )
 def group() -> None:
     """Run a server until it is told to stop."""
+
+
+def _log_level_option(command: F) -> F:
+    """Its default is that of the settings, which a file may change."""
+    return click.option(
+        *("--log-level", "log_level"),
+        type=click.Choice(LOG_LEVELS),
+        envvar=LOG_LEVEL_VARIABLE,
+        help="[default: info]",
+    )(command)
 
 
 # --- rollbook server bookie -------------------------------------------------------------------
@@ -55,8 +65,8 @@ def group() -> None:
 @click.option("--tls-authorities", metavar="FILE", help="Who must have signed its clients'.")
 @click.option("--insecure", is_flag=True, help="Let it listen off loopback without TLS or token.")
 @click.option("--read-only", is_flag=True, help="Take no new entries.")
-@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
-def bookie(log_level: str, **flags: Any) -> None:
+@_log_level_option
+def bookie(**flags: Any) -> None:
     """Run a bookie: it stores entries, and serves them.
 
     A new bookie's directories are made; those of one that was there before are checked, and have to
@@ -67,7 +77,7 @@ def bookie(log_level: str, **flags: Any) -> None:
     from rollbook.api.cli.bookie_server import StorageFailed, run_bookie  # `--help` is quick.
 
     try:
-        run_bookie(log_level, flags)
+        run_bookie(flags)
     except StorageFailed:
         sys.exit(EXIT_STORAGE_FAILED)
 
@@ -116,8 +126,8 @@ def _log_server_options(command: F) -> F:
 @click.option("--metadata", metavar="URL", help="zk://host,host/ledgers or sqlite:///path.")
 @_log_server_options
 @click.option("--config", "config_file", metavar="FILE", envvar="ROLLBOOK_CONFIG", help="TOML.")
-@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
-def log(log_level: str, **flags: Any) -> None:
+@_log_level_option
+def log(**flags: Any) -> None:
     """Run a log server: it owns logs, appends to them, and reads them.
 
     Any number of them share the logs of a cluster. When one is stopped it hands its logs over to the
@@ -127,7 +137,7 @@ def log(log_level: str, **flags: Any) -> None:
     """
     from rollbook.api.cli.log_server import run_log_server  # `--help` is quick.
 
-    run_log_server(log_level, flags)
+    run_log_server(flags)
 
 
 # --- rollbook server all ----------------------------------------------------------------------
@@ -150,8 +160,8 @@ def log(log_level: str, **flags: Any) -> None:
     help="All on this machine's disk: they guard against rot, not against its loss.",
 )
 @_log_server_options
-@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
-def everything(data: str, bookies: int, log_level: str, **flags: Any) -> None:
+@_log_level_option
+def everything(data: str, bookies: int, log_level: str | None, **flags: Any) -> None:
     """Run a whole cluster on this machine, in this process.
 
     As `rollbook dev` does, with the memory of a server, on the port that it was given.
@@ -160,4 +170,4 @@ def everything(data: str, bookies: int, log_level: str, **flags: Any) -> None:
     from rollbook.logservice.config import LogServerConfig
 
     given = {name: value for name, value in flags.items() if value}
-    run_all(bookies, data, LogServerConfig(metadata="", **given), log_level)
+    run_all(bookies, data, LogServerConfig(metadata="", **given), log_level or "info")
