@@ -22,6 +22,11 @@ _NAMED: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _KEY: Final = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*", re.DOTALL)
 _BLANKS: Final = " \t\f"
 
+# Without these a door is open that was not, or metadata is.
+_GUARDS: Final = (
+    *("bookieAuthProviderFactoryClass", "tlsProviderFactoryClass", "tlsClientAuthentication"),
+    *("authorizedRoles", "httpServerTlsEnable", "zkEnableSecurity"),
+)
 _DEFAULT_PORT: Final = 3181
 _DEFAULT_HTTP_PORT: Final = 8080
 _DEFAULT_ROOT: Final = "/ledgers"
@@ -81,6 +86,7 @@ def _unescape(text: str) -> str:
 class Translated:
     tables: dict[str, dict[str, Any]]  # As a TOML file of ours would give them.
     ignored: tuple[str, ...]  # Keys without a meaning here.
+    unguarded: tuple[str, ...]  # Those of them that keep strangers out.
 
 
 class _Keys:
@@ -124,6 +130,7 @@ class _Keys:
 
 _TRUE: Final = frozenset(("true", "yes", "on", "t", "y", "1"))
 _FALSE: Final = frozenset(("false", "no", "off", "f", "n", "0"))
+_OFF: Final = _FALSE | {""}
 
 
 # Who has to mend a setting of ours looks for these.
@@ -172,7 +179,8 @@ def translate(
         "space": _space(keys),
         "server": _given(frame_bytes_max=keys.integer("nettyMaxFrameSizeBytes")),
     }
-    return Translated(tables, keys.left)
+    unguarded = [key for key in _GUARDS if properties.get(key, "").strip().lower() not in _OFF]
+    return Translated(tables, keys.left, tuple(key for key in unguarded if key in keys.left))
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -135,6 +135,8 @@ def read_bookie_config(path: str) -> BookieFile:
         translated = translate(properties, address_of_this_host)
     if translated.ignored:
         logger.info("config_keys_ignored", path=path, keys=translated.ignored)
+    if translated.unguarded:
+        logger.warning("config_guards_ignored", path=path, keys=translated.unguarded)
     said_by = {
         name: ", ".join(places[key] for key in keys if key in places)
         for name, keys in KEYS_OF.items()

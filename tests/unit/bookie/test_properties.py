@@ -25,6 +25,16 @@ def translated(text: str) -> dict[str, dict[str, object]]:
     return translate(parse_properties(text), address_of).tables
 
 
+def test_what_guarded_something_and_does_not_here_is_told_apart() -> None:
+    """Not what is switched off, nor what has a meaning here."""
+    text = "bookieAuthProviderFactoryClass=org.example.Sasl\nzkEnableSecurity=false\nx=1\n"
+    found = translate(parse_properties(text + "tlsClientAuthentication=true"), address_of)
+    assert found.unguarded == ("bookieAuthProviderFactoryClass", "tlsClientAuthentication")
+    assert {"x", "zkEnableSecurity", *found.unguarded} == set(found.ignored)
+    pem = "tlsKeyStoreType=PEM\ntlsClientAuthentication=true\ntlsTrustStore=/ca.pem"
+    assert translate(parse_properties(pem), address_of).unguarded == ()
+
+
 # --- The format -------------------------------------------------------------------------------
 
 
