@@ -9,10 +9,7 @@ milliseconds at a time. What is garbage without being a cycle goes at once in an
 import gc
 from typing import Final
 
-# A millisecond or two to look at, where they lead to many others. 20,000 took a log server and its bookies as much CPU
-# (1,000 logs in turn, medians of three runs in turns: 131 µs an append, 130), and p99 from an append to a follower's
-# callback was higher each time: 7.1 ms, and 5.7.
-_NEW_OBJECTS: Final = 2_500
+_NEW_OBJECTS: Final = 2_500  # A millisecond or two to look at, where they lead to many others.
 _ROUNDS: Final = 40  # Of these, before those that survived are looked at, too.
 
 
