@@ -25,6 +25,8 @@ class AdminClient:
     url: str  # `http://host:port`, or `host:port`.
     token_file: str | None = None
     ca_file: str | None = None
+    tls_certificate: str | None = None  # Shown to a bookie that was given --tls-authorities.
+    tls_key: str | None = None  # By default in the certificate's file.
 
     def get(self, path: str, **query: Any) -> Any:
         wanted = {name: value for name, value in query.items() if value is not None}
@@ -54,11 +56,19 @@ class AdminClient:
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionLost(
                 f"{self.url} hung up: {told(error)}",
-                next_step="is it what the bookie was given as --http, and with --http-tls or without?",
+                next_step=self._after_hang_up(),
             ) from error
         finally:
             connection.close()
         return _answer_of(response.status, response.getheader("content-type", ""), answer)
+
+    def _after_hang_up(self) -> str:
+        if self.url.startswith("https:"):
+            return (
+                "was the bookie given --tls-authorities? Then show a certificate that these have "
+                "signed, with --tls-certificate"
+            )
+        return "is it what the bookie was given as --http, and with --http-tls or without?"
 
     def _connection(self) -> http.client.HTTPConnection:
         try:
@@ -78,6 +88,13 @@ class AdminClient:
             raise BadConfig(
                 f"cannot read the certificates in {self.ca_file}: {told(error)}"
             ) from error
+        if self.tls_certificate:
+            try:
+                context.load_cert_chain(self.tls_certificate, self.tls_key)
+            except OSError as error:
+                raise BadConfig(
+                    f"cannot use the certificate in {self.tls_certificate}: {told(error)}"
+                ) from error
         return http.client.HTTPSConnection(host, port or 8001, timeout=_TIMEOUT_S, context=context)
 
     def _token(self) -> str:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -51,6 +51,8 @@ class Where:
     http: str | None
     token_file: str | None
     ca_file: str | None
+    tls_certificate: str | None
+    tls_key: str | None
     journal_dir: str | None
     ledger_dirs: tuple[str, ...]
 
@@ -61,7 +63,10 @@ class Where:
     def client(self) -> "AdminClient":
         from rollbook.api.cli.admin_client import AdminClient
 
-        return AdminClient(self.http or _HTTP, self.token_file, self.ca_file)
+        return AdminClient(
+            *(self.http or _HTTP, self.token_file, self.ca_file),
+            *(self.tls_certificate, self.tls_key),
+        )
 
     def read(self, use: Callable[["StoreFiles"], Awaitable[T]]) -> T:
         """Something of its files."""
@@ -108,6 +113,12 @@ _http_options: Final = (
         help="What its first line has is shown as the token.",
     ),
     click.option("--ca-file", metavar="FILE", help="Certificates to trust, for https."),
+    click.option(
+        "--tls-certificate", metavar="FILE", help="Shown to a bookie that wants one, for https."
+    ),
+    click.option(
+        "--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"
+    ),
 )
 _config_option: Final = click.option(
     "--config",
@@ -150,12 +161,12 @@ def _where_in(config_file: str, where: Where) -> Where:
     http = bookie.get("http") or None
     if http and bookie.get("http_tls"):
         http = f"https://{http}"
-    return Where(
-        http,
-        where.token_file or bookie.get("http_token_file") or None,
-        where.ca_file,
-        storage.get("journal_dir"),
-        tuple(storage.get("ledger_dirs", ())),
+    return replace(
+        where,
+        http=http,
+        token_file=where.token_file or bookie.get("http_token_file") or None,
+        journal_dir=storage.get("journal_dir"),
+        ledger_dirs=tuple(storage.get("ledger_dirs", ())),
     )
 
 
@@ -167,13 +178,17 @@ def _takes(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
             http: str | None = None,
             token_file: str | None = None,
             ca_file: str | None = None,
+            tls_certificate: str | None = None,
+            tls_key: str | None = None,
             journal_dir: str | None = None,
             ledger_dirs: tuple[str, ...] = (),
             config_file: str | None = None,
             **rest: Any,
         ) -> None:
             listed = ledger_dirs or _listed(os.environ.get("ROLLBOOK_LEDGER_DIR", ""))
-            where = Where(http, token_file, ca_file, journal_dir, listed)
+            where = Where(
+                *(http, token_file, ca_file, tls_certificate, tls_key), *(journal_dir, listed)
+            )
             if config_file and not (http or journal_dir or listed):
                 where = _where_in(config_file, where)
             command(where, **rest)

@@ -82,8 +82,9 @@ def heal_bookie(
 
     async def heal(ledgers: Ledgers) -> Healing:
         url = http or _pages_of(ledgers, bookie_id)
+        client = AdminClient(url, token_file, ca_file, access.tls_certificate, access.tls_key)
         healer = Healer(
-            *(ledgers, bookie_id, AdminDoubts(AdminClient(url, token_file, ca_file))),
+            *(ledgers, bookie_id, AdminDoubts(client)),
             HealConfig(bytes_per_s_max=mib_per_s * _MIB),
             accepted=given_up,
             includes_all=includes_all,

@@ -38,6 +38,8 @@ from rollbook.proto.ids import NO_ENTRY
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.disk import SystemDisk
+from rollbook.proto.runtime.tls import TlsFiles
+from tests.support.certificates import Authority
 from tests.unit.api.rest.fake_admin import FakeAdmin
 from tests.unit.bookie.test_storage import KEY, add
 
@@ -531,6 +533,27 @@ async def test_a_token_is_shown_and_not_told(tmp_path: Path) -> None:
         assert TOKEN not in str(refused)
         missing = await failure(http, "readonly", "--token-file", f"{path}x")
         assert isinstance(missing, errors.BadConfig)
+    finally:
+        await server.close()
+
+
+async def test_where_a_certificate_is_wanted_it_is_shown(tmp_path: Path) -> None:
+    """A bookie's --tls-authorities hold for its admin pages, too."""
+    authority = Authority.make(tmp_path)
+    own, mine = authority.issue("bookie", "IP:127.0.0.1"), authority.issue("me", "IP:127.0.0.1")
+    tls = TlsFiles(own.certificate, own.key, authority.certificate)
+    server = await AdminServer.start(FakeAdmin(), HttpConfig(Address("127.0.0.1", 0), tls=tls))
+    try:
+        words = ("--http", f"https://{server.address}", "--ca-file", authority.certificate)
+        certificate = ("--tls-certificate", mine.certificate, "--tls-key", mine.key)
+        found = await asyncio.to_thread(run, "readonly", "-o", "json", *words, *certificate)
+        assert json.loads(found.stdout) == {"readOnly": False}
+        refused = (await asyncio.to_thread(run, "readonly", *words)).exception
+        assert isinstance(refused, errors.ConnectionLost)
+        assert "--tls-certificate" in refused.next_step
+        nothing = ("--tls-certificate", str(tmp_path / "none"))
+        unread = (await asyncio.to_thread(run, "readonly", *words, *nothing)).exception
+        assert isinstance(unread, errors.BadConfig)
     finally:
         await server.close()
 
