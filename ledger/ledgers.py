@@ -90,7 +90,9 @@ class Ledgers:
         self.bookies: Final = Bookies(
             transport, self._watcher, clock, randomness, config, self._health
         )
-        self._placement = Placement(self._health, randomness, config.rack_of)
+        self._placement = Placement(
+            *(self._health, randomness, config.rack_of), uses_tls=config.uses_tls
+        )
         self._recovery = Recovery(
             *(self.nodes, self.bookies, self._placement, self._health),
             *(clock, randomness, config),

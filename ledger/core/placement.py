@@ -1,6 +1,7 @@
 """Where copies go: ensembles of new ledgers, and who steps in for a bookie that failed.
 
-Only bookies that take new entries come into question. Those in quarantine are taken when the others
+Only bookies that take new entries come into question, and behind TLS those alone that publish a port
+for it: no other can be spoken to. Those in quarantine are taken when the others
 do not suffice. No bookie is ever twice in an ensemble: two copies with one bookie are one copy (WR9).
 
 With a map of racks, an ensemble is picked slot by slot so that any `write` slots in a row, which is
@@ -26,20 +27,29 @@ _RACKS_WANTED: Final = 2  # Of each write set: that one rack fails must not take
 
 class Placement:
     def __init__(
-        self, health: Health, randomness: Randomness, racks: Mapping[BookieId, str] = _NO_MAP
+        self,
+        health: Health,
+        randomness: Randomness,
+        racks: Mapping[BookieId, str] = _NO_MAP,
+        *,
+        uses_tls: bool = False,
     ) -> None:
         self._health = health
         self._randomness = randomness
         self._racks = racks
+        self._uses_tls = uses_tls
 
     def pick_ensemble(self, quorum: Quorum, live: LiveBookies, now_ns: int) -> Ensemble:
         """Raises `NotEnoughBookies`."""
         healthy, resting = self._candidates(live, now_ns, excluded=())
         if len(healthy) + len(resting) < quorum.ensemble:
+            behind_tls, start = (
+                (" behind TLS", " with --tls-listen") if self._uses_tls else ("", "")
+            )
             raise NotEnoughBookies(
-                f"{len(healthy) + len(resting)} bookies take new entries, "
+                f"{len(healthy) + len(resting)} bookies take new entries{behind_tls}, "
                 f"and an ensemble of {quorum.ensemble} is wanted",
-                next_step="start bookies, or make it anew with fewer copies",
+                next_step=f"start bookies{start}, or make it anew with fewer copies",
             )
         # Quarantine weighs more than racks: an ensemble with a dead member has a copy less.
         healthy += resting[: max(0, quorum.ensemble - len(healthy))]
@@ -87,7 +97,11 @@ class Placement:
         self, live: LiveBookies, now_ns: int, excluded: Collection[BookieId]
     ) -> tuple[list[BookieId], list[BookieId]]:
         """Shuffled; those in quarantine apart, the ones that leave it soonest first."""
-        found = [bookie for bookie in live.writable if bookie not in excluded]
+        found = [
+            bookie
+            for bookie, info in live.writable.items()
+            if bookie not in excluded and (info.tls_address or not self._uses_tls)
+        ]
         self._randomness.shuffle(found)
         healthy = [each for each in found if not self._health.is_quarantined(each, now_ns)]
         resting = [each for each in found if self._health.is_quarantined(each, now_ns)]

@@ -403,6 +403,14 @@ def golden(name: str) -> str:
     return str(Path(__file__).parents[2] / "golden" / "tls" / f"{name}.pem")
 
 
+async def test_behind_tls_no_ledger_is_made_that_nobody_could_keep(tmp_path: Path) -> None:
+    ours = client_context(golden("authority-a"), certificate=golden("client-a"))
+    async with LocalCluster(tmp_path) as cluster, connect(cluster.url, tls=ours) as ledgers:
+        with pytest.raises(NotEnoughBookies, match="0 bookies take new entries behind TLS"):
+            await ledgers.create()
+        assert [each async for each in ledgers.list()] == []
+
+
 async def test_behind_tls_with_certificates_on_both_sides(tmp_path: Path) -> None:
     files = TlsFiles(golden("server-a"), authorities=golden("authority-a"))
     ours = client_context(golden("authority-a"), certificate=golden("client-a"))

@@ -8,8 +8,9 @@ from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.proto.cluster.bookie_watcher import LiveBookies
 from rollbook.proto.errors import NotEnoughBookies
-from rollbook.proto.formats.service_info import BookieServiceInfo
+from rollbook.proto.formats.service_info import BookieServiceInfo, describe_bookie
 from rollbook.proto.ids import BookieId
+from rollbook.proto.ports import Address
 from rollbook.proto.quorum import Quorum
 
 Q332 = Quorum(ensemble=3, write=3, ack=2)
@@ -39,6 +40,25 @@ def test_only_bookies_that_take_entries_are_picked() -> None:
     assert sorted(ensemble) == sorted(names(0, 1, 2))
     with pytest.raises(NotEnoughBookies, match=r"2 bookies take new entries.*start bookies"):
         placement().pick_ensemble(Q332, live(2, read_only=5), 0)
+
+
+def test_behind_tls_only_those_with_a_port_for_it_are_picked() -> None:
+    """Who has none is out of reach, and an append that waits for it hangs until its deadline."""
+    picker = Placement(Health(), Random(1), uses_tls=True)
+    one = Quorum(ensemble=1, write=1, ack=1)
+    mixed = LiveBookies(
+        {
+            each: describe_bookie(Address(each, 1), tls=Address(each, 2) if each == "b3" else None)
+            for each in names(*range(6))
+        }
+    )
+    for _ in range(20):
+        assert picker.pick_ensemble(one, mixed, 0) == names(3)
+    with pytest.raises(NotEnoughBookies, match="1 bookies take new entries behind TLS") as refused:
+        picker.pick_ensemble(Q332, mixed, 0)
+    assert "--tls-listen" in refused.value.next_step
+    assert not picker.pick_replacements(one, names(3), [0], mixed, 0, is_urgent=True)
+    assert picker.pick_replacements(one, names(5), [0], mixed, 0) == {0: BookieId("b3")}
 
 
 def test_those_in_quarantine_are_picked_when_the_others_do_not_suffice() -> None:
