@@ -72,7 +72,8 @@ def bookie(**flags: Any) -> None:
     A new bookie's directories are made; those of one that was there before are checked, and have to
     be complete. `rollbook bookie doctor` explains what is wrong with them.
 
-    Every flag can be set as ROLLBOOK_<FLAG>, as in ROLLBOOK_BOOKIE_ID, and in the file.
+    Every flag can be set as ROLLBOOK_<FLAG>, as in ROLLBOOK_BOOKIE_ID, and in the file; several
+    directories in ROLLBOOK_LEDGER_DIR are separated by commas.
     """
     from rollbook.api.cli.bookie_server import StorageFailed, run_bookie  # `--help` is quick.
 
