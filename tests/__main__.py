@@ -115,6 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     rest.add_argument(
         "--browser", action="store_true", help="Chromium is one of those that follow (10 kills)"
     )
+    rest.add_argument(
+        "--schemathesis", action="store_true", help="it makes the requests (`make schemathesis`)"
+    )
     rest.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     rest.set_defaults(run=kinds.rest)
 

@@ -428,6 +428,10 @@ def rest(arguments: argparse.Namespace) -> Tally:
             *(*wanted, _progress("kills"), _say), with_browser=arguments.browser
         )
         return found
+    if arguments.schemathesis:
+        by_others = importlib.import_module("tests.rest.schemathesis_run")
+        theirs: Tally = by_others.run(arguments.cases, arguments.seed)
+        return theirs
     module = importlib.import_module("tests.rest.run")
     tally: Tally = module.run(arguments.cases, arguments.seed, _progress("requests"), _say)
     return tally

@@ -1,0 +1,63 @@
+"""What Schemathesis has to know of us: how lines are sent, and what is there to ask of.
+
+Its own environment loads this (`make schemathesis`), so nothing of ours is imported here. Names that it makes up are
+those of no log, and after its first `:drain` all that it sends would come to one refusal.
+"""
+
+import json
+import urllib.request
+from typing import Any, Final
+from zlib import crc32
+
+import schemathesis
+
+_STANDING: Final = {"namespace": "default", "log": "standing"}  # Neither sealed nor deleted.
+_SERVER: Final = "log-1"
+_WAITS_MS: Final = "500"  # Who says nothing else: half a minute is the server's own default.
+_PATIENCE_S: Final = 40.0
+_UNDECLARED: Final = "x-schemathesis-unknown-property"
+
+
+def lines(_context: Any, value: Any) -> dict[str, bytes]:
+    """Half of them as records, half as they are."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    if crc32(text.encode("utf-8", "surrogatepass")) % 2:
+        text = "\n".join(json.dumps({"text": line}) for line in text.split("\n"))
+    return {"data": text.encode("utf-8", "surrogatepass")}
+
+
+def map_path_parameters(context: Any, found: Any) -> Any:
+    """Every other one is told of what is there."""
+    operation = context.operation
+    is_an_end = operation.path.endswith(":seal") or (
+        operation.method == "delete" and operation.path.endswith("/logs/{log}")
+    )
+    if not found or is_an_end or crc32(repr(sorted(found.items())).encode()) % 2:
+        return found
+    there = {**_STANDING, "server": _SERVER}
+    return {name: there.get(name, value) for name, value in found.items()}
+
+
+def map_headers(_context: Any, found: Any) -> Any:
+    if any(name.lower() == "log-timeout-ms" for name in found or ()):
+        return found
+    return {**(found or {}), "Log-Timeout-Ms": _WAITS_MS}
+
+
+def filter_case(_context: Any, case: Any) -> bool:
+    """A header that nobody declared is let through, as HTTP wants it: that is no bad request."""
+    return _UNDECLARED not in (case.headers or {})
+
+
+def after_call(_context: Any, case: Any, response: Any) -> None:
+    """A server that was drained takes logs again."""
+    if response.status_code < 300 and case.path.endswith(":drain"):
+        base = response.request.url.partition("/v1/")[0]
+        resume = urllib.request.Request(f"{base}/v1/servers/{_SERVER}:resume", method="POST")
+        with urllib.request.urlopen(resume, timeout=_PATIENCE_S):
+            pass
+
+
+schemathesis.serializer("application/x-ndjson")(lines)
+for hook in (map_path_parameters, map_headers, filter_case, after_call):
+    schemathesis.hook(hook)
