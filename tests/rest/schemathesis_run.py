@@ -12,7 +12,7 @@ from typing import Any, Final
 from tests.support.dev import running_dev
 from tests.tally import Tally, missing_piece
 
-PROGRAM: Final = Path("build/schemathesis/bin/schemathesis")
+PROGRAM: Final = Path("build/schemathesis/bin/schemathesis").absolute()
 _FOLDER: Final = Path(__file__).parent
 _STANDING: Final = "/v1/namespaces/default/logs/standing"  # As in `schemathesis_hooks.py`.
 _PATIENCE_S: Final = 40.0  # Longer than a server lets anybody wait who names no time.
@@ -48,7 +48,7 @@ def _send(base: str, cases: int, seed: int, report: Path) -> dict[str, Any]:
         *("--report", "json", "--report-json-path", report),
     )
     hooks = {"SCHEMATHESIS_HOOKS": str(_FOLDER / "schemathesis_hooks.py")}
-    subprocess.run(command, env={**os.environ, **hooks}, check=False)
+    subprocess.run(command, env={**os.environ, **hooks}, cwd=report.parent, check=False)
     found: dict[str, Any] = json.loads(report.read_text())
     return found
 
