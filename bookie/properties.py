@@ -157,7 +157,7 @@ KEYS_OF: Final = {
     "minor_compaction_interval_s": ("minorCompactionInterval",),
     "major_compaction_threshold": ("majorCompactionThreshold",),
     "major_compaction_interval_s": ("majorCompactionInterval",),
-    "compaction_bytes_per_s": ("compactionRateByBytes",),
+    "compaction_bytes_per_s": ("compactionRateByBytes", "isThrottleByBytes"),
     "disk_usage_threshold": ("diskUsageThreshold",),
     "disk_usage_warn_threshold": ("diskUsageWarnThreshold", "diskUsageThreshold"),
     "disk_usage_low_water": ("diskUsageLwmThreshold", "diskUsageThreshold"),
@@ -280,6 +280,8 @@ def _storage(keys: _Keys) -> dict[str, Any]:
 def _space(keys: _Keys) -> dict[str, Any]:
     """Java counts garbage collection and disk checks in ms, compaction in s; 0 or less is never."""
     gc_ms, check_ms = keys.integer("gcWaitTime"), keys.integer("diskCheckInterval")
+    rate = keys.integer("compactionRateByBytes")
+    counts_bytes = keys.flag("isThrottleByBytes")  # Else BookKeeper counts entries.
     given = _given(
         gc_interval_s=None if gc_ms is None else gc_ms / 1000,
         disk_check_interval_s=None if check_ms is None else check_ms / 1000,
@@ -287,7 +289,7 @@ def _space(keys: _Keys) -> dict[str, Any]:
         minor_compaction_interval_s=keys.number("minorCompactionInterval"),
         major_compaction_threshold=keys.number("majorCompactionThreshold"),
         major_compaction_interval_s=keys.number("majorCompactionInterval"),
-        compaction_bytes_per_s=keys.integer("compactionRateByBytes"),
+        compaction_bytes_per_s=rate if counts_bytes else None,
         disk_usage_threshold=keys.number("diskUsageThreshold"),
         disk_usage_warn_threshold=keys.number("diskUsageWarnThreshold"),
         disk_usage_low_water=keys.number("diskUsageLwmThreshold"),
