@@ -14,8 +14,8 @@ _ROW: Final = re.compile(r"^\| `([a-z_]+)` \| (debug|info|warning|error) \| (.+)
 _LEVELS: Final = ("info", "warning", "error")
 _OF_LOGS: Final = ("api/access", "api/grpc", "logservice")
 _ELSEWHERE: Final = (
-    *("api/cli/bookie_server.py", "proto/cluster/registration.py", "api/access/doorkeeper.py"),
-    "api/access/audit.py",
+    *("api/cli/bookie_server.py", "api/cli/bookie_settings.py"),
+    *("proto/cluster/registration.py", "api/access/doorkeeper.py", "api/access/audit.py"),
 )
 
 
