@@ -20,7 +20,7 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.proto.errors import RollbookError, Superseded, WrongBookie, WrongCluster
+from rollbook.proto.errors import NoSuchLedger, RollbookError, Superseded, WrongBookie, WrongCluster
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.config import HealConfig
@@ -157,7 +157,9 @@ class Healer:
                 try:
                     await self._healer_of(found, ranges, stamp, first.everything).heal()
                     return found
-                except Superseded as error:  # More is in doubt now, or the metadata has changed.
+                except (Superseded, NoSuchLedger) as error:
+                    # More is in doubt now, the metadata has changed, or the ledger was deleted meanwhile:
+                    # whether it is gone beyond doubt, the next look tells.
                     failure: RollbookError = error
                 page = await self._page(ledger_id - 1, 1)
                 ranges, stamp = page.ledgers.get(ledger_id, ()), page.stamp

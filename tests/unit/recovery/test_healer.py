@@ -10,6 +10,7 @@ import pytest
 
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.errors import (
     BadConfig,
@@ -165,6 +166,25 @@ async def test_of_a_ledger_that_is_gone_nothing_is_in_doubt(cluster: LocalCluste
         await reborn(cluster)
         await ledgers.delete(writer.ledger_id)
         assert (await heal(cluster, ledgers)).ledgers == {Outcome.GONE: 1}
+        assert not is_in_doubt(cluster)
+
+
+async def test_a_ledger_that_goes_while_it_is_healed_is_gone(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HL5: deleted between the look at its metadata and its opening."""
+    async with cluster.connect(QUICK) as ledgers, cluster.connect(QUICK) as others:
+        ledger_id = (await write(ledgers, 10, is_closed=True)).ledger_id
+        await reborn(cluster)
+        open_reader = ledgers.open
+
+        async def opened_late(asked: int, **how: Any) -> LedgerReader:
+            monkeypatch.undo()
+            await others.delete(ledger_id)
+            return await open_reader(asked, **how)
+
+        monkeypatch.setattr(ledgers, "open", opened_late)
+        assert (await heal(cluster, ledgers, includes_all=True)).ledgers == {Outcome.GONE: 1}
         assert not is_in_doubt(cluster)
 
 
