@@ -16,6 +16,7 @@ import pytest
 from tests.architecture.source import PACKAGES, ROOT, Module, hand_written, modules
 
 TAG = re.compile(r"\b([A-Z]{1,2}\d{1,2})\b")
+NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)?::(test_\w+)`")
 DEFINED = re.compile(r"^- \*\*([A-Z]{1,2}\d{1,2})\*\*", re.MULTILINE)
 
 
@@ -36,6 +37,35 @@ def cited_tags(folder: str) -> set[str]:
 def test_every_invariant_tag_has_a_test() -> None:
     untested = set(defined_tags()) - cited_tags("tests")
     assert not untested, f"no test cites {sorted(untested)}"
+
+
+def _named_tests(line: str) -> Iterator[tuple[str, str]]:
+    """File and test; `::test_…` alone is in the file that was named before."""
+    path = ""
+    for file, name in NAMED_TEST.findall(line):
+        path = file or path
+        yield path, name
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_test_that_a_design_names_exists(package: str) -> None:
+    tests = {
+        (str(module.path), node.name)
+        for module in modules("tests")
+        for node in module.tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    lines = (ROOT / package / "DESIGN.md").read_text().splitlines()
+    named = {test for line in lines for test in _named_tests(line)}
+    assert not named - tests, f"{package}/DESIGN.md names tests that are not there"
+
+
+def test_every_ruling_names_its_tests() -> None:
+    design = (ROOT / "ledger" / "DESIGN.md").read_text()
+    rows = re.findall(r"^(\| (\d+) .*)$", design, re.MULTILINE)
+    assert {number for _, number in rows} == {"2", "4", "5", "7", "10"}
+    for row, _ in rows:
+        assert list(_named_tests(row)), row
 
 
 def test_every_invariant_tag_is_upheld_somewhere() -> None:

@@ -185,6 +185,21 @@ def test_a_follower_of_a_closed_store_raises() -> None:
     stage(act)
 
 
+def test_runs_with_gaps_are_asked_only_of_bookies_that_announce_them() -> None:
+    """RD3: a stranger would end its batch at the first entry that it does not hold, or take it amiss."""
+    names = [f"b{i}" for i in range(5)]
+
+    async def act(on: Stage) -> None:
+        on.announce_batches(*names[:-1])
+        reader = await closed_ledger(on, STRIPED, 50)
+        assert await ids_of(reader.read()) == list(range(50))
+        heard = [request for each in on.keepers(" ".join(names)) for request in each.heard]
+        assert not [request for request in heard if isinstance(request, BatchRead)]
+        await reader.close()
+
+    stage(act, bookies=names)
+
+
 @pytest.mark.parametrize("is_hung", [True, False], ids=["hung", "in doubt"])
 def test_a_striped_ledger_is_read_by_runs_around_a_bookie_of_no_use(is_hung: bool) -> None:
     """RD2: by few runs, not entry by entry."""
