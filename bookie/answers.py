@@ -58,6 +58,7 @@ from rollbook.proto.wire.messages import (
     StartTlsReply,
     Unknown,
     WriteLac,
+    WriteLacReply,
     refusal_of,
 )
 
@@ -161,6 +162,8 @@ class Answers:
                 return self._read(request)
             case BatchRead():
                 return self._batch_read(request, making)
+            case WriteLac():
+                return self._write_lac(request)
             case ReadLac():
                 return self._read_lac(request)
             case ForceLedger():
@@ -251,8 +254,7 @@ class Answers:
         ids = batch.ledger_id, batch.first_entry, batch.request_id
         return PackedBatch(*ids, tuple(pieces)) if pieces else BatchReadReply(None, *ids)
 
-    def write_lac(self, lac: WriteLac) -> "asyncio.Future[None]":
-        """Done when it is durable. Raises what it is refused with."""
+    async def _write_lac(self, lac: WriteLac) -> Reply:
         if len(lac.ledger_key) != LEDGER_KEY_BYTES:
             raise Unauthorized("an explicit LAC needs the ledger's key", ledger_id=lac.ledger_id)
         if (
@@ -262,9 +264,10 @@ class Answers:
             or _lac_ids_at(lac.packet) != (lac.ledger_id, lac.last_add_confirmed)
         ):
             raise InvalidRequest("that is no LAC packet", ledger_id=lac.ledger_id)
-        return self._storage.write_lac(
+        await self._storage.write_lac(
             lac.ledger_id, lac.ledger_key, lac.last_add_confirmed, lac.packet
         )
+        return WriteLacReply(None, lac.ledger_id)
 
     async def _read_lac(self, read: ReadLac) -> Reply:
         """What there is of the two; that one of them failed outweighs that the other is absent."""

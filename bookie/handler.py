@@ -1,7 +1,7 @@
 """One connection: chunks of requests in, replies out.
 
 A chunk is parsed at once. Its adds go to the journal as one and are answered as one when they are
-durable, and so are explicit LACs: thousands of quiet ledgers have theirs told together; reads that memory can answer are answered in the same pass and written together; all others
+durable; reads that memory can answer are answered in the same pass and written together; all others
 wait in a queue for a lane. There is no task, future or log line for a frame.
 
 An answer stays in the pieces it was made of until the client takes it: it is given to the system
@@ -15,18 +15,16 @@ answer to them.
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from typing import Final, NamedTuple, cast
 
 import structlog
 
-from rollbook.bookie.answers import said
 from rollbook.bookie.core.flow import Account, Making
 from rollbook.bookie.core.patience import PROGRESS_BYTES
 from rollbook.bookie.lanes import Asked, Queue
 from rollbook.bookie.long_polls import Parked
 from rollbook.bookie.shared import Shared, kind_of
-from rollbook.proto.errors import BadFrame, BookieFailed, Overloaded, RollbookError
+from rollbook.proto.errors import BadFrame, BookieFailed, Overloaded
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.adds import AddGroup, Adds
 from rollbook.proto.wire.messages import (
@@ -35,8 +33,6 @@ from rollbook.proto.wire.messages import (
     Call,
     Read,
     Reply,
-    WriteLac,
-    WriteLacReply,
 )
 from rollbook.proto.wire.requests import Refused, RequestDecoder
 
@@ -52,7 +48,6 @@ _WRITE_BYTES: Final = 128 * 1024  # and about what is written at a time.
 _CALLS_WAITING: Final = 64  # So many of one connection; beyond, it is not read from.
 _CALL_BYTES: Final = 256  # About what a waiting call takes,
 _READ_BYTES: Final = 64 * 1024  # and what one takes that is being answered from disk.
-_LAC_BYTES: Final = 1024  # An explicit LAC, on its way to the disk.
 
 
 class _Accepted(NamedTuple):
@@ -74,8 +69,6 @@ class Connection(asyncio.BufferedProtocol):
         queue = (self._serve, self._balance, self._may_make, config.connection_reads_max)
         self._ordinary, self._urgent = Queue(*queue), Queue(*queue)
         self._parked: dict[Parked, Asked] = {}
-        self._lacs = 0  # Explicit ones, on their way to the disk.
-        self._flushes_soon = False  # Their answers.
         self._out: deque[Buffer] = deque()  # If it is empty, so is the other one.
         self._later: deque[Sequence[Buffer]] = deque()  # Large answers: acks do not wait for them.
         self._out_bytes = 0  # Of both.
@@ -274,9 +267,6 @@ class Connection(asyncio.BufferedProtocol):
     def _on_call(self, call: Call, now_ns: int) -> int:
         """How many reads that has answered."""
         shared, request, asked = self._shared, call.request, Asked(call, now_ns)
-        if type(request) is WriteLac:
-            self._on_lac(asked, request)
-            return 0
         if not self._is_behind and not shared.turn.is_over:
             reply = shared.answers.at_once(request)
             if reply is not None:
@@ -297,40 +287,6 @@ class Connection(asyncio.BufferedProtocol):
                 return 0
         self._enqueue(asked)
         return 0
-
-    def _on_lac(self, asked: Asked, lac: WriteLac) -> None:
-        """Without a lane: those of one turn have one sync, and their answers are written as one."""
-        try:
-            done = self._shared.answers.write_lac(lac)
-        except RollbookError as error:
-            self._answer_lac(asked, error)
-            return
-        self._lacs += 1
-        self._account.take(_LAC_BYTES)
-        done.add_done_callback(partial(self._on_lac_done, asked))
-
-    def _on_lac_done(self, asked: Asked, done: "asyncio.Future[None]") -> None:
-        self._lacs -= 1
-        self._account.give(_LAC_BYTES)
-        error = done.exception()
-        assert error is None or isinstance(error, RollbookError)
-        self._answer_lac(asked, error)
-        if not self._flushes_soon:
-            self._flushes_soon = True
-            asyncio.get_running_loop().call_soon(self._on_lacs_answered)
-
-    def _answer_lac(self, asked: Asked, error: RollbookError | None) -> None:
-        request = asked.call.request
-        assert type(request) is WriteLac
-        failure = None if error is None else said(error)
-        reply = WriteLacReply(failure, request.ledger_id)
-        self._count(asked, reply)
-        self._answer(asked.call, reply)
-
-    def _on_lacs_answered(self) -> None:
-        self._flushes_soon = False
-        self._flush()
-        self._balance()
 
     def _on_woken(self, parked: Parked, news_ms: int | None, at_once: bool) -> None:
         asked = self._parked.pop(parked, None)
@@ -541,7 +497,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def _is_idle(self) -> bool:
         queues = (self._ordinary, self._urgent)
-        is_done = not self._adds and not self._lacs and not self._parked and not self._out
+        is_done = not self._adds and not self._parked and not self._out
         return is_done and all(queue.is_idle for queue in queues)
 
     # --- Flow -----------------------------------------------------------------------------------

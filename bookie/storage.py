@@ -358,10 +358,10 @@ class Storage:
             fence.add_done_callback(lambda _: self._fences.pop(ledger_id, None))
         await asyncio.shield(fence)
 
-    def write_lac(
+    async def write_lac(
         self, ledger_id: int, ledger_key: bytes, last_add_confirmed: int, packet: bytes
-    ) -> "asyncio.Future[None]":
-        """The explicit LAC; done when it is durable. Raises like `fence`, `BookieReadOnly` more often."""
+    ) -> None:
+        """The explicit LAC; durable when it returns. Raises like `fence`, `BookieReadOnly` more often."""
         ledger = self._ledger(ledger_id)
         if refusal := ledger.refusal_of_control(ledger_key):
             raise refusal(ledger_id=ledger_id)
@@ -371,7 +371,7 @@ class Storage:
         control = Control(
             Operation.LAC, ledger_id, ledger.shown_key, last_add_confirmed, bytes(packet)
         )
-        return self._journal.append(control)
+        await self._journal.append(control)
 
     def lac_packet(self, ledger_id: int) -> bytes | None:
         """The explicit LAC as its writer packed it. Raises `EntryStateUnknown`."""

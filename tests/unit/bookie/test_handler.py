@@ -483,41 +483,6 @@ def test_what_is_no_lac_packet_is_not_kept(packet: bytes) -> None:
     tell(story)
 
 
-def test_explicit_lacs_that_come_together_have_one_sync() -> None:
-    """A log server's quiet logs have theirs told together, up to hundreds at a time."""
-
-    async def story(scene: Scene) -> None:
-        client = await scene.connect()
-        await client.call(_lac_of(0))
-        before = scene.storage.stats.journal_writes.count
-        answers = [client.ask(_lac_of(ledger_id)) for ledger_id in range(1, 101)]
-        for ledger_id, answer in enumerate(answers, 1):
-            assert await answer == WriteLacReply(None, LedgerId(ledger_id))
-            assert scene.storage.last_add_confirmed(ledger_id) == 3
-        # Of what comes after the first chunk, some has come while that was being synced.
-        assert scene.storage.stats.journal_writes.count - before <= 3
-        (connection,) = connections_of(scene)
-        assert not connection.held_bytes
-
-    tell(story)
-
-
-def test_an_explicit_lac_is_answered_though_its_client_says_no_more() -> None:
-    async def story(scene: Scene) -> None:
-        raw = await scene.raw()
-        raw.send(V3_FRAMES["WRITE_LAC request"])
-        raw.transport.write_eof()
-        await raw.closed()
-        assert raw.received
-
-    tell(story)
-
-
-def _lac_of(ledger_id: int) -> WriteLac:
-    lac = EntryId(3)
-    return WriteLac(LedgerId(ledger_id), lac, KEY, digest_of(ledger_id).pack_lac(lac))
-
-
 # --- Long polls -------------------------------------------------------------------------------
 
 

@@ -318,18 +318,11 @@ def watched(world: World, checker: LedgerChecker) -> list[Patch]:
         checker.on_answer(host(), asker, heard_ns, asked.call.request, reply)
         count(self, asked, reply)
 
-    def judged_lac(
+    async def judged_lac(
         self: Storage, ledger_id: int, ledger_key: bytes, lac: int, packet: bytes
-    ) -> "asyncio.Future[None]":
-        done = write_lac(self, ledger_id, ledger_key, lac, packet)
-        name = host()
-
-        def on_done(done: "asyncio.Future[None]") -> None:  # Before whoever is answered then.
-            if not done.cancelled() and done.exception() is None:
-                checker.on_lac_written(name, ledger_id, lac)
-
-        done.add_done_callback(on_done)
-        return done
+    ) -> None:
+        await write_lac(self, ledger_id, ledger_key, lac, packet)
+        checker.on_lac_written(host(), ledger_id, lac)
 
     return [
         (Storage, "add", judged_add),
