@@ -37,7 +37,8 @@ def connect(
     embedded store that nobody serves is opened all the same, for a moment's work. `open_timeout_s`:
     so long ZooKeeper may take to answer at first, by default 10 s.
 
-    Raises `NoSuchCluster`, `MetadataUnavailable`, `BadConfig`, `WrongCluster`.
+    Raises `NoSuchCluster`, `MetadataUnavailable`, `BadConfig`, `WrongCluster`. Cancelled, it leaves
+    nothing behind.
     """
     return Connecting(metadata, config, tls, visits, open_timeout_s)
 

@@ -51,6 +51,8 @@ class News:
 
 
 class Follower(AsyncIterator[News]):
+    """`async for news in follower`; left early, `aclose` it."""
+
     def __init__(
         self,
         start: EntryId,
@@ -97,7 +99,7 @@ class Follower(AsyncIterator[News]):
         return news
 
     async def aclose(self) -> None:
-        """Idempotent. Whoever waits for news learns that there are no more."""
+        """Idempotent. Whoever waits for news learns that there are no more. Cancelled, that is so, too."""
         self._is_over = True
         self._wake()
         if self._stream is not None:
@@ -250,6 +252,6 @@ class Tail(AsyncIterator[Entry]):
         return self._ready.popleft()
 
     async def aclose(self) -> None:
-        """Idempotent."""
+        """Idempotent. Cancelled, it has ended all the same."""
         self._ready.clear()
         await self._follower.aclose()

@@ -103,7 +103,7 @@ class Ledgers:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Returns when it knows the bookies. Raises what the metadata store raises."""
+        """Returns when it knows the bookies. Raises what the metadata store raises. Cancelled or not, `close`."""
         await self._watcher.start()
 
     async def close(self) -> None:
@@ -181,7 +181,7 @@ class Ledgers:
     ) -> LedgerId:
         """A new ledger that nobody writes yet: `claim` it, now or later, here or elsewhere.
 
-        Raises as `create`.
+        Raises as `create`. Cancelled, or after `ConnectionLost`, there may be one that nobody claims.
         """
         marked = {**custom, UNCLAIMED: b""}
         stored = await self._create(
@@ -223,7 +223,8 @@ class Ledgers:
 
         `password` None: the one that the metadata names. `digest`: of a ledger that is so old that
         its metadata does not say. Raises `NoSuchLedger`, `Unauthorized`, `InvalidRequest`, and
-        `EntryUnavailable` if too few bookies can be heard to know what is confirmed.
+        `EntryUnavailable` if too few bookies can be heard to know what is confirmed. Cancelled, it
+        leaves nothing behind.
         """
         return await self._open(await self.metadata(ledger_id), password, digest)
 
@@ -234,7 +235,8 @@ class Ledgers:
 
         All that was confirmed is in it; what was on its way may be. A closed ledger is opened as it
         is. Raises as `open`, and `RecoveryIncomplete` if too few bookies can be heard; nothing is
-        lost by trying again.
+        lost by trying again. Cancelled, it may leave the ledger in recovery, its writer stopped and
+        its bookies fenced, or closed: do it again.
         """
         stored = await self.metadata(ledger_id)  # Old ones do not pass its first step.
         key, kind = credentials(stored.metadata, password, digest)
@@ -244,7 +246,9 @@ class Ledgers:
     async def open_tailing(
         self, ledger_id: int, password: bytes | None = None, *, digest: DigestType | None = None
     ) -> LedgerReader:
-        """Like `open`, for a reader that goes on with the writer: see `LedgerReader.tail`."""
+        """Like `open`, for a reader that goes on with the writer: see `LedgerReader.tail`. Cancelled,
+        it leaves nothing behind.
+        """
         return await self._open(await self.metadata(ledger_id), password, digest)
 
     async def delete(
@@ -258,7 +262,8 @@ class Ledgers:
         """Its writer, if there is one, is stopped first (LG1); bookies give the space back later.
 
         Forced, it is deleted though its writer could not be stopped: that one goes on for a while,
-        in vain. Raises `NoSuchLedger`, and as `open_recover`. Cancelled, the ledger may be fenced.
+        in vain. Raises `NoSuchLedger`, and as `open_recover`. Cancelled, the ledger may be in recovery,
+        its writer stopped, or gone: do it again, and `NoSuchLedger` says that it was done.
         """
         ledger_id = parse_ledger_id(ledger_id)
         for _ in range(_RACES_MAX):
@@ -277,7 +282,9 @@ class Ledgers:
         return self.nodes.ids(parse_ledger_id(start))
 
     async def metadata(self, ledger_id: int, *, fresh: bool = False) -> StoredLedger:
-        """`fresh`: not as a replica of the store may remember it. Raises `NoSuchLedger`."""
+        """`fresh`: not as a replica of the store may remember it. Raises `NoSuchLedger`. Cancelled, it
+        leaves nothing behind.
+        """
         return await self.nodes.read(parse_ledger_id(ledger_id), fresh=fresh)
 
     async def verify(
@@ -291,7 +298,8 @@ class Ledgers:
         """Reads every copy from every bookie that should have one; mends nothing.
 
         Of an open ledger what is confirmed; copies of its last entries may still be on their way.
-        `on_progress` hears how many more entries are done. Raises as `open`.
+        `on_progress` hears how many more entries are done. Raises as `open`. Cancelled, it leaves
+        nothing behind.
         """
         async with await self.open(ledger_id, password, digest=digest) as reader:
             key, kind = credentials(reader.metadata, password, digest)
@@ -303,7 +311,7 @@ class Ledgers:
         """That the metadata store is still the one of this cluster, and has not been emptied.
 
         What it says to be missing is missing only then. Raises `WrongCluster`, `NoSuchCluster`,
-        `BadConfig`.
+        `BadConfig`. Cancelled, it leaves nothing behind.
         """
         await require_cluster(self._store, self.cluster)
 
@@ -314,7 +322,9 @@ class Ledgers:
         return self.bookies.live()
 
     async def until_writable(self, count: int, deadline_s: float) -> None:
-        """Until so many bookies take new ledgers. Raises `TimeoutError`."""
+        """Until so many bookies take new ledgers. Raises `TimeoutError`. Cancelled, it leaves nothing
+        behind.
+        """
         async with asyncio.timeout(deadline_s):
             while len((live := self.live()).writable) < count:
                 await self._watcher.changed(live)

@@ -90,11 +90,15 @@ class LedgerReader:
         return self._last_add_confirmed if last_entry is None else last_entry
 
     async def start(self) -> None:
-        """Finds out what is confirmed, as `read_last_confirmed` does, and raises likewise."""
+        """Finds out what is confirmed, as `read_last_confirmed` does, and raises likewise. Cancelled, it
+        leaves nothing behind.
+        """
         await self.read_last_confirmed()
 
     async def close(self) -> None:
-        """Whoever still iterates gets `InvalidRequest`, not an end. Idempotent."""
+        """Whoever still iterates gets `InvalidRequest`, not an end. Idempotent. Cancelled, it is closed
+        for its users; do it again, or what it reads ahead comes to its end by itself.
+        """
         self.is_stopped = True
         await self._view.close()
         tasks = list(self._tasks)
@@ -103,6 +107,7 @@ class LedgerReader:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
+        """As `close`, cancelled or not."""
         await self.close()
 
     async def __aenter__(self) -> Self:
@@ -122,7 +127,8 @@ class LedgerReader:
 
         Of an open ledger it may be one less, for as long as its writer takes to tell: every entry
         tells of those before it, and the last one is told of by itself when the writer rests.
-        Raises `EntryUnavailable` if too few bookies can be heard, `NoSuchLedger`.
+        Raises `EntryUnavailable` if too few bookies can be heard, `NoSuchLedger`. Cancelled, it leaves
+        nothing behind.
         """
         self._require_open()
         while not self.is_closed:
@@ -175,7 +181,8 @@ class LedgerReader:
 
         Raises `NoSuchEntry` if the last one is not known to be confirmed: `read_last_confirmed`
         asks anew. Iterating raises `EntryUnavailable` if no copy can be had now, `DigestMismatch`
-        if none is sound, `NoSuchEntry` if every holder says that it has none.
+        if none is sound, `NoSuchEntry` if every holder says that it has none. A step of it that is
+        cancelled loses nothing: the same entries come next.
         """
         if last_entry is None:
             last_entry = self.last_add_confirmed
@@ -185,7 +192,7 @@ class LedgerReader:
     async def read_few(self, first_entry: EntryId, last_entry: EntryId) -> list[Entry]:
         """What `read` gives, all together, and all in memory: nothing else bounds it, so ask for few.
         For entries that one batch brings, where there are batches: then no task reads ahead. Raises
-        as `read` and its stream do.
+        as `read` and its stream do. Cancelled, it leaves nothing behind.
         """
         self._require_open()
         self._require_confirmed(last_entry)
@@ -269,6 +276,7 @@ class LedgerReader:
 
         Raises `EntryUnavailable` when nobody could be heard for `tail_silence_s_max`: it never
         waits in silence for what cannot come. To know meanwhile how far it is, use `follow`.
+        A wait for the next one that is cancelled loses nothing.
         """
         return Tail(self.follow(start))
 

@@ -161,7 +161,7 @@ class EntryStream(AsyncIterator[Entry]):
         self._entry_bytes = max(mean, (3 * self._entry_bytes + mean) // 4)
 
     async def aclose(self) -> None:
-        """Idempotent."""
+        """Idempotent. Cancelled, it has ended all the same."""
         self._next_to_ask = EntryId(self._end)
         self._ready.clear()
         runs, self._runs = list(self._runs), deque()

@@ -212,7 +212,8 @@ class LedgerWriter:
     def append_many(self, payloads: Sequence[bytes]) -> "asyncio.Future[range]":
         """Like `append`, of all or of none, for less: one future, which has the range of their ids.
 
-        All have to fit into the window at once: `InvalidRequest` if they never could.
+        All have to fit into the window at once: `InvalidRequest` if they never could. Cancelling the
+        future cancels nothing but the news.
         """
         if self._is_closing or self._failure is not None:
             raise self._refusal()
@@ -260,7 +261,7 @@ class LedgerWriter:
         """Returns when all that was appended before is on disk with an ack quorum.
 
         That is what confirming means here: a bookie acknowledges what it has synced. So it is
-        `flush`, under the name that it has for ledgers whose syncs are deferred.
+        `flush`, under the name that it has for ledgers whose syncs are deferred, cancelling included.
         """
         await self.flush()
 
@@ -286,7 +287,9 @@ class LedgerWriter:
             raise
 
     async def stop(self) -> None:
-        """Ends at once and leaves the ledger open, for recovery to close. Idempotent."""
+        """Ends at once and leaves the ledger open, for recovery to close. Idempotent. Cancelled, it has
+        stopped all the same; tasks of its own that were told to end may do so a little later.
+        """
         if not self.is_stopped:
             self._stop(LedgerClosed("its writer was stopped", ledger_id=self.ledger_id))
         if self._closing is not None:

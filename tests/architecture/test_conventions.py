@@ -80,6 +80,24 @@ def test_every_package_has_its_design_and_is_typed() -> None:
         assert (ROOT / package / "py.typed").exists()
 
 
+def test_every_wait_for_a_ledger_says_what_cancelling_it_leaves() -> None:
+    faces = {"ledgers", "writer", "reader", "stream", "follower"}
+    waits = [
+        (module.path, node)
+        for module in modules("ledger")
+        if module.path.parent.name == "ledger" and module.path.stem in faces
+        for shape in module.tree.body
+        if isinstance(shape, ast.ClassDef)
+        for node in shape.body
+        if isinstance(node, ast.AsyncFunctionDef) and not node.name.startswith("_")
+    ]
+    assert len(waits) > 20
+    silent = [
+        f"{path}: {n.name}" for path, n in waits if "ancel" not in (ast.get_docstring(n) or "")
+    ]
+    assert not silent
+
+
 def config_classes() -> list[tuple[Module, ast.ClassDef]]:
     return [
         (module, node)
