@@ -9,10 +9,11 @@ would look like damage.
 
 import os
 import random
+import shlex
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -26,7 +27,7 @@ from rollbook.api.cli.output import (
     show_rows,
     tell_rows,
 )
-from rollbook.proto.errors import BadConfig, DataLost, NoSuchLedger
+from rollbook.proto.errors import BadConfig, DataLost, Missing, NoSuchLedger
 
 if TYPE_CHECKING:  # Loaded when a command needs them: `--help` is quick.
     from rollbook.api.cli.admin_client import AdminClient
@@ -67,6 +68,29 @@ class Where:
             *(self.http or _HTTP, self.token_file, self.ca_file),
             *(self.tls_certificate, self.tls_key),
         )
+
+    @property
+    def flags(self) -> str:
+        """As they would be typed once more."""
+        typed: tuple[tuple[str, str | None], ...] = (
+            *(("http", self.http), ("token-file", self.token_file), ("ca-file", self.ca_file)),
+            *(("tls-certificate", self.tls_certificate), ("tls-key", self.tls_key)),
+        )
+        if self.is_files:
+            typed = (
+                ("journal-dir", self.journal_dir),
+                *(("ledger-dir", each) for each in self.ledger_dirs),
+            )
+        return "".join(f" --{name} {shlex.quote(value)}" for name, value in typed if value)
+
+    @contextmanager
+    def advising(self, lists: str) -> Iterator[None]:
+        """Whoever asks for what is not there is told the command that lists what is."""
+        try:
+            yield
+        except Missing as error:
+            error.next_step = error.next_step or f"rollbook bookie {lists}{self.flags}"
+            raise
 
     def read(self, use: Callable[["StoreFiles"], Awaitable[T]]) -> T:
         """Something of its files."""
@@ -319,16 +343,18 @@ def ledger(where: Where, ledger_id: int, verify: bool, output: str) -> None:
                 "--verify asks a running bookie; for files: rollbook bookie verify"
             )
         client = where.client()
-        started = client.put(f"{_API}/ledgers/{ledger_id}/verify")
-        found = _wait_for(client, started)["result"]
+        with where.advising("ledgers"):
+            started = client.put(f"{_API}/ledgers/{ledger_id}/verify")
+            found = _wait_for(client, started)["result"]
         show_facts(found, output)
         if found["damaged"]:
             raise DataLost("entries of this ledger are damaged here", ledger_id=ledger_id)
         return
-    if where.is_files:
-        facts = where.read(lambda store: _ledger_in(store, ledger_id))
-    else:
-        facts = where.client().get(f"{_API}/ledgers/{ledger_id}")
+    with where.advising("ledgers"):
+        if where.is_files:
+            facts = where.read(lambda store: _ledger_in(store, ledger_id))
+        else:
+            facts = where.client().get(f"{_API}/ledgers/{ledger_id}")
     if output != "table":
         show_facts(facts, output)
         return
@@ -360,7 +386,9 @@ def journal(where: Where, number: int | None, output: str) -> None:
         files = where.read(lambda store: store.journal_files())
         tell_rows(("journal", "bytes", "use"), files, output, "journal", ("path",))
         return
-    _show_records(where.read(lambda store: _all(store.journal_records(number))), output)
+    with where.advising("journal"):
+        found = where.read(lambda store: _all(store.journal_records(number)))
+    _show_records(found, output)
 
 
 @_command(
@@ -383,13 +411,17 @@ def entrylog(where: Where, number: int | None, records: bool, output: str) -> No
         tell_rows(columns, where.read(logs), output, "log", ("path",))
         return
     if records:
-        _show_records(where.read(lambda store: _all(store.log_records(number))), output)
+        with where.advising("entrylog"):
+            found = where.read(lambda store: _all(store.log_records(number)))
+        _show_records(found, output)
         return
 
     async def extents(store: "StoreFiles") -> list[dict[str, Any]]:
         return store.extents(number)
 
-    tell_rows(_LEDGER_COLUMNS[:6], where.read(extents), output, "ledger_id")
+    with where.advising("entrylog"):
+        held = where.read(extents)
+    tell_rows(_LEDGER_COLUMNS[:6], held, output, "ledger_id")
 
 
 def _show_records(records: list[dict[str, Any]], output: str) -> None:

@@ -36,28 +36,37 @@ _HOST: Final = "127.0.0.1"
 def run_dev(bookies: int, data: str, listen: str | None, rest: str | None, log_level: str) -> None:
     """For people: it says where things are, and what to do with them."""
     configure_logs(level=log_level, as_json=False)
-    where = _on_this_machine(listen or str(usual_or_free(Address(_HOST, DEFAULT_PORT))))
+    folder = _folder(data)
+    where = _on_this_machine("--listen", listen, DEFAULT_PORT)
     usual = 0 if where.endswith(":0") else REST_PORT  # Whoever wants any port wants any port.
-    http = rest or str(usual_or_free(Address(_HOST, usual)))
+    http = _on_this_machine("--rest", rest, usual)
     config = LogServerConfig(metadata="", listen=where, rest=http)
-    _run(_serve(os.path.abspath(data), bookies, config, SMALL, _say_to_people))
+    _run(_serve(folder, bookies, config, SMALL, _say_to_people))
 
 
-def _on_this_machine(listen: str) -> str:
+def _on_this_machine(flag: str, typed: str | None, usual_port: int) -> str:
     """Raises `BadConfig`: it has no locks for the doors of a house that others come to."""
-    address = parse_address(listen, "--listen", default_host=_HOST, default_port=DEFAULT_PORT)
+    text = typed or str(usual_or_free(Address(_HOST, usual_port)))
+    address = parse_address(text, flag, default_host=_HOST, default_port=usual_port)
     if not is_loopback(address.host):
         raise BadConfig(
             f"`rollbook dev` serves this machine alone, and {address.host} is not loopback",
-            next_step=f"say --listen {_HOST}:{address.port}, or run `rollbook server all`",
+            next_step=f"say {flag} {_HOST}:{address.port}, or run `rollbook server all`",
         )
     return str(address)
+
+
+def _folder(data: str) -> str:
+    """Raises `BadConfig`: an unset variable of a script is not meant to be where it stands."""
+    if not data:
+        raise BadConfig("--data is empty", next_step="say --data DIR; where you are is `--data .`")
+    return os.path.abspath(data)
 
 
 def run_all(bookies: int, data: str, config: LogServerConfig, log_level: str) -> None:
     """For scripts: one line when it serves."""
     configure_logs(level=log_level, as_json=not sys.stderr.isatty())
-    _run(_serve(os.path.abspath(data), bookies, config, LARGE, _say_to_scripts))
+    _run(_serve(_folder(data), bookies, config, LARGE, _say_to_scripts))
 
 
 def _run(serving: Coroutine[Any, Any, None]) -> None:

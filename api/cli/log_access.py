@@ -12,6 +12,7 @@ from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.unreached import Obstacle, obstacle_of
 from rollbook.proto.errors import (
     BadConfig,
+    BeyondTail,
     Guarded,
     LogDeleted,
     LogExists,
@@ -125,6 +126,7 @@ class LogAccess:
             NoSuchCursor: f"rollbook cursor ls {log}{flags}",
             NoSuchServer: f"rollbook cluster servers{flags}",
             Truncated: f"rollbook log read {log} --from earliest{flags}",
+            BeyondTail: f"rollbook log show {log}{flags}",
             Guarded: f"rollbook explain {log}{flags}",
             LogExists: "rollbook apply FILE, which changes what is there",
         }

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -256,13 +257,19 @@ async def test_the_configuration_of_the_bookie_says_where_it_is(
 
 
 def test_what_cannot_be_shown_is_an_error(folder: Path, tmp_path: Path) -> None:
-    cases: list[tuple[list[str], type[errors.RollbookError]]] = [
-        (["ledger", "9"], errors.NoSuchLedger),
-        (["journal", "99"], errors.Missing),
-        (["entrylog", "99"], errors.Missing),
+    cases: list[tuple[list[str], type[errors.RollbookError], str]] = [
+        (["ledger", "9"], errors.NoSuchLedger, "ledgers"),
+        (["journal", "99"], errors.Missing, "journal"),
+        (["entrylog", "99"], errors.Missing, "entrylog"),
+        (["entrylog", "99", "--records"], errors.Missing, "entrylog"),
     ]
-    for command, error in cases:
-        assert isinstance(run(*command, *files(folder)).exception, error), command
+    for command, kind, lists in cases:
+        error = run(*command, *files(folder)).exception
+        assert isinstance(error, kind), command
+        assert error.next_step.startswith(f"rollbook bookie {lists} --"), command
+        listed = run(*shlex.split(error.next_step)[2:])  # It does what it is told for.
+        assert listed.exception is None, command
+        assert listed.stdout, command
     nowhere = files(tmp_path / "nowhere")
     swapped = ["--journal-dir", f"{folder}/a", "--ledger-dir", f"{folder}/journal"]
     for places in (nowhere, swapped, files(folder)[:2], files(folder)[2:]):
@@ -465,14 +472,18 @@ async def test_a_running_bookie_is_asked(http: str) -> None:
     assert [each["ledger_id"] for each in await ask(http, "ledgers", "--limit", "2")] == [7, 8]
     assert (await ask(f"http://{http}", "ledger", "7"))["places"][0]["file"] == "1.log"
     assert (await ask(http, "mark"))["journal"] == 2
-    assert isinstance(await failure(http, "ledger", "8"), errors.NoSuchLedger)
+    error = await failure(http, "ledger", "8")
+    assert isinstance(error, errors.NoSuchLedger)
+    assert error.next_step == f"rollbook bookie ledgers --http {http}"
 
 
 async def test_a_running_bookie_is_told(admin: FakeAdmin, http: str) -> None:
     assert (await ask(http, "gc"))["result"] == {"ledgers": 3}
     assert (await ask(http, "gc", "--force"))["state"] == "done"
     assert (await ask(http, "ledger", "7", "--verify"))["damaged"] == []
-    assert isinstance(await failure(http, "ledger", "8", "--verify"), errors.NoSuchLedger)
+    error = await failure(http, "ledger", "8", "--verify")
+    assert isinstance(error, errors.NoSuchLedger)
+    assert error.next_step == f"rollbook bookie ledgers --http {http}"
     assert (await ask(http, "scrub", "--suspend"))["is_suspended"] is True
     assert (await ask(http, "scrub", "--resume"))["is_suspended"] is False
     assert admin.done == ["gc", "gc --force", "verify"]

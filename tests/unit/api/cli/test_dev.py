@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rollbook
-from rollbook.api.cli.dev_run import run_dev
+from rollbook.api.cli.dev_run import run_all, run_dev
 from rollbook.api.cli.local_cluster import SMALL, local_cluster, usual_or_free
 from rollbook.api.cli.log_server import addresses_of
 from rollbook.logservice.config import LogServerConfig
@@ -132,7 +132,21 @@ async def test_a_place_that_can_hold_no_data_is_told_in_one_line(tmp_path: Path)
 def test_dev_is_for_this_machine_alone(listen: str, tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="serves this machine alone"):
         run_dev(1, str(tmp_path / "data"), listen, None, "error")
+    with pytest.raises(BadConfig, match="serves this machine alone") as found:
+        run_dev(1, str(tmp_path / "data"), "127.0.0.1:0", listen, "error")
+    assert found.value.next_step.startswith("say --rest 127.0.0.1:")
     assert not (tmp_path / "data").exists()
+
+
+def test_a_directory_without_a_name_is_not_where_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadConfig, match="--data is empty"):
+        run_dev(1, "", "127.0.0.1:0", None, "error")
+    with pytest.raises(BadConfig, match="--data is empty"):
+        run_all(1, "", LogServerConfig("", listen="127.0.0.1:0"), "error")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

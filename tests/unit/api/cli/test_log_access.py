@@ -18,6 +18,7 @@ from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.proto.errors import (
     BadConfig,
+    BeyondTail,
     ConnectionLost,
     InvalidRequest,
     NoSuchLog,
@@ -68,6 +69,9 @@ def test_advice_has_the_flags_that_were_given() -> None:
     assert found.value.next_step == (
         "rollbook log create orders --server log+tls://x:1 --tls-authorities 'my ca.pem'"
     )
+    with pytest.raises(BeyondTail) as beyond, access.advising("orders"):
+        raise BeyondTail
+    assert beyond.value.next_step.startswith("rollbook log show orders --server log+tls://x:1")
     assert replace(access, insecure=True).flags.endswith("'my ca.pem' --insecure")
 
 
