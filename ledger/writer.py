@@ -509,7 +509,7 @@ class LedgerWriter:
             return
         is_changing = self._stand_ins.is_changing
         if error := pipeline.find_hopeless(self._seating.standing, is_changing=is_changing):
-            self._stop(error)
+            self._stop(self._seating.explain(error))
             return
         if is_down:
             self._seek_remedy()

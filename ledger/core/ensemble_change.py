@@ -102,6 +102,16 @@ class Seating:
     def error_of(self, slot: int) -> RollbookError:
         return self._down[slot].error
 
+    def explain(self, error: RollbookError) -> RollbookError:
+        """Why the writer gives up, with what was last seen of those who are down."""
+        if not self._down:
+            return error
+        seen = ", ".join(
+            f"{self.ensemble[slot]}: {down.error.message or down.error.code.reason}"
+            for slot, down in sorted(self._down.items())
+        )
+        return type(error)(f"{error.message} ({seen})", next_step=error.next_step, **error.ids)
+
     def on_failure(self, slot: int, error: RollbookError) -> bool:
         """It answers wrongly or not at all. Whether that is news."""
         is_news = slot not in self._down

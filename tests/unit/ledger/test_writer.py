@@ -1,6 +1,7 @@
 """The writer among bookies that behave and bookies that do not, in virtual time."""
 
 import asyncio
+import re
 from collections.abc import Callable
 
 import pytest
@@ -474,6 +475,7 @@ def test_without_a_quorum_it_fails_within_the_deadline_and_can_be_closed() -> No
         with pytest.raises(AppendUnsettled) as caught:
             await lost
         assert isinstance(caught.value.__cause__, NotEnoughBookies)
+        assert re.search(r"needs 2 \(b2: .*reset.*, b3: .*reset.*\)", str(caught.value)), "and why"
         assert now() - started <= 1.2 * DEADLINE_S
         with pytest.raises(NotEnoughBookies):
             scene.writer.append(b"y")
