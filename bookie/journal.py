@@ -34,11 +34,10 @@ from rollbook.bookie.core.records import (
     Row,
 )
 from rollbook.bookie.core.solo import Solo
-from rollbook.bookie.core.zeros_ahead import ZEROED_BYTES, ZerosAhead
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BookieFailed
-from rollbook.proto.ports import Buffer, Clock, Disk, OpenMode, Randomness
+from rollbook.proto.ports import Clock, Disk, OpenMode, Randomness
 
 logger = structlog.get_logger()
 
@@ -46,7 +45,6 @@ _WRITE_BYTES_MAX: Final = 2 * 1024 * 1024  # Larger ones help no disk and delay 
 _FENCE_BYTES: Final = 1024 * 1024
 _FIRST_BYTES_MIN: Final = 16 * 1024
 _SPARE_RETRY_S: Final = 1.0
-_ZEROS: Final = memoryview(bytes(ZEROED_BYTES))
 
 
 OnDone: TypeAlias = Callable[[int, BookieFailed | None], None]
@@ -65,7 +63,6 @@ class JournalFile:
         self.path = path
         self.records = records
         self.packer = packer
-        self.zeros_ahead = ZerosAhead(records.header.allocated_bytes)
         self.memtable = Memtable()
         self.shape = Shape()
         self.deleted: dict[int, None] = {}  # Ledgers whose deletion it tells.
@@ -309,9 +306,6 @@ class Journal:
             return False
         if not (self._fits(waiting.size) and self.active.records.file.is_quick(waiting.size)):
             return False
-        end = self.active.end
-        if self.active.zeros_ahead.is_due(end, end + waiting.size):
-            return False  # With them it is a large one.
         try:  # Until it is durable it goes on to wait: should that fail, it is told with all others.
             write = self.active.packer.pack([waiting.item])
             started_ns = self._clock.monotonic_ns()
@@ -353,11 +347,7 @@ class Journal:
 
     async def _write(self, write: Write) -> None:
         started_ns = self._clock.monotonic_ns()
-        zeros = self.active.zeros_ahead.take(write.position, write.end)
-        buffers: Sequence[Buffer] = write.buffers
-        if zeros:
-            buffers = [*buffers, _ZEROS[:zeros]]
-        await self.active.records.file.write_and_sync(write.position, buffers)
+        await self.active.records.file.write_and_sync(write.position, write.buffers)
         self._on_synced(write, self._clock.monotonic_ns() - started_ns)
 
     def _on_synced(self, write: Write, took_ns: int) -> None:

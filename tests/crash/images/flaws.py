@@ -16,7 +16,7 @@ from rollbook.bookie.core.control import Control, Operation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker, Write
 from rollbook.bookie.core.identity import State
-from rollbook.bookie.core.records import SECTOR, Kind, Record, RecordReader
+from rollbook.bookie.core.records import Kind, Record, RecordReader
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal, JournalFile, OnDone
 from rollbook.bookie.storage import Storage
@@ -43,25 +43,6 @@ async def _write_without_sync(self: Journal, write: Write) -> None:
     started_ns = self._clock.monotonic_ns()
     await self.active.records.file.write_at(write.position, write.buffers)
     self._on_synced(write, started_ns)
-
-
-_write = Journal._write
-
-
-async def _write_zeros_early(self: Journal, write: Write) -> None:
-    """Over the end of the record that takes them along."""
-    begins = self.active.zeros_ahead.is_due(write.position, write.end)
-    await _write(self, write)
-    if begins:
-        await self.active.records.file.write_at(write.end - SECTOR, [bytes(2 * SECTOR)])
-
-
-async def _write_zeros_late(self: Journal, write: Write) -> None:
-    """Over what has come to lie there meanwhile."""
-    is_over_zeros = write.position < self.active.zeros_ahead._zeroed
-    await _write(self, write)
-    if is_over_zeros:
-        await self.active.records.file.write_at(write.position, [bytes(SECTOR)])
 
 
 _submit = Journal.submit
@@ -271,8 +252,6 @@ FLAWS: Final = {
         5_000, ((Journal, "submit", _answer_before_the_sync),)
     ),
     "a record calls itself durable": Flaw(20_000, ((RecordPacker, "pack", _pack_as_if_synced),)),
-    "zeros ahead begin too early": Flaw(20_000, ((Journal, "_write", _write_zeros_early),)),
-    "zeros ahead come too late": Flaw(20_000, ((Journal, "_write", _write_zeros_late),)),
     "a file goes on before its predecessor is synced": Flaw(
         90_000, ((Journal, "fill", _fill_without_sync),)
     ),

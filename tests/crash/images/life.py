@@ -19,7 +19,6 @@ import structlog
 from rollbook.bookie import catalog as catalog_module
 from rollbook.bookie.compaction import Compactor
 from rollbook.bookie.config import SpaceConfig, StorageConfig
-from rollbook.bookie.core import zeros_ahead
 from rollbook.bookie.core.disk_usage import DiskUsage
 from rollbook.bookie.scrub import Scrubber
 from rollbook.bookie.storage import Storage
@@ -101,7 +100,7 @@ def _draw_config(chance: random.Random) -> StorageConfig:
     return StorageConfig(
         "/bookie/journal",
         ("/bookie/ledgers1", "/bookie/ledgers2")[: chance.choice((1, 2, 2))],
-        journal_file_bytes=chance.choice((16, 16, 16, 40)) * 1024,
+        journal_file_bytes=16 * 1024,
         index_bytes_max=chance.choice((80, 300, 1 << 20)),
         cache_bytes=64 * 1024,
         waiting_files_max=chance.choice((1, 4)),
@@ -111,18 +110,16 @@ def _draw_config(chance: random.Random) -> StorageConfig:
 
 @contextmanager
 def small_and_quiet() -> Iterator[None]:
-    """Catalogs grow in small steps and are begun anew often; zeros ahead often end within a file;
-    nobody logs his recovery."""
-    before = (catalog_module._STEP_BYTES, catalog_module._ANEW_BYTES, zeros_ahead.ZEROED_BYTES)
-    sizes = (4096, 4096, 4096)
-    catalog_module._STEP_BYTES, catalog_module._ANEW_BYTES, zeros_ahead.ZEROED_BYTES = sizes  # type: ignore[misc]
+    """Catalogs grow in small steps and are begun anew often; nobody logs his recovery."""
+    before = (catalog_module._STEP_BYTES, catalog_module._ANEW_BYTES)
+    catalog_module._STEP_BYTES, catalog_module._ANEW_BYTES = 4096, 4096
     configuration = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     try:
         yield
     finally:
         structlog.configure(**configuration)
-        catalog_module._STEP_BYTES, catalog_module._ANEW_BYTES, zeros_ahead.ZEROED_BYTES = before  # type: ignore[misc]
+        catalog_module._STEP_BYTES, catalog_module._ANEW_BYTES = before
 
 
 class _Background:

@@ -31,10 +31,10 @@ class Client:
         if self.has_bug:
             raise ValueError("a bug")
 
-    def add(self, payload: bytes = b"payload") -> bool:
+    def add(self) -> bool:
         """Whether it was answered in this very step."""
         ids = (self._ledger_id, self._next_entry)
-        assert self._storage.add(adds(ids, payload=payload), self.on_done).refusals == (None,)
+        assert self._storage.add(adds(ids), self.on_done).refusals == (None,)
         self._next_entry += 1
         assert len(self.heard) < self._next_entry  # Never within that call.
         self._storage.go_on()
@@ -112,36 +112,6 @@ def test_where_the_disk_is_slow_it_is_waited_for_elsewhere() -> None:
         await client.until_heard()
 
     tell(story)
-
-
-def test_one_write_in_many_takes_zeros_along_and_waits_for_them_elsewhere() -> None:
-    async def story(storage: Storage, node: Node) -> None:
-        node.disk.quick_odds = 1.0
-        client = await be_alone(storage)
-        payload = bytes([1]) * 6_000
-        number, start = storage.end_of_journal
-        node.disk.record = []
-        assert not client.add(payload)
-        await client.until_heard()
-        assert _writes_with_zeros(node) == 1
-        for _ in range(4):  # Over those zeros.
-            assert client.add(payload)
-        assert _writes_with_zeros(node) == 1
-        assert storage.end_of_journal == (number, start + 5 * 6_656)
-        durable = node.disk.durable(journal_path(CONFIG.journal_dir, number))
-        assert durable
-        assert len(durable) == CONFIG.journal_file_bytes  # They end with what is allocated.
-        assert not any(durable[start + 5 * 6_656 :])
-        for entry_id in range(ENOUGH - 1, ENOUGH + 4):
-            assert entry(7, entry_id, payload) in durable
-
-    tell(story)
-
-
-def _writes_with_zeros(node: Node) -> int:
-    """Of those that are recorded; all other writes end within a sector of something else."""
-    written = [data for name, *_, data in node.disk.record or () if name == "write"]
-    return sum(len(data) - len(data.rstrip(b"\0")) > 4 * 512 for data in written)
 
 
 def test_those_who_are_several_are_gathered() -> None:

@@ -515,36 +515,6 @@ def test_the_journal_is_trimmed_behind_the_mark() -> None:
     tell(story)
 
 
-def test_zeros_ahead_fit_on_a_full_disk_as_they_lie_in_what_was_allocated() -> None:
-    """Through the last file that could be had: nothing fails for them, and no file grows."""
-
-    async def story(storage: Storage, node: Node) -> None:
-        await asyncio.sleep(0.1)  # The next file is ready.
-        node.disk.capacity_bytes = node.disk.system.used_bytes
-        node.disk.record = []
-        first, entry_id = storage.end_of_journal[0], 0
-        while not storage.is_read_only:
-            await add(storage, (0, entry_id), payload=bytes([1]) * 6000)
-            entry_id += 1
-        await storage.fence(0, KEY)
-        late = {"is_recovery": True, "is_high_priority": True}
-        await add(storage, (0, entry_id), payload=bytes(6000), **late)
-        assert node.disk.system.used_bytes <= node.disk.capacity_bytes
-        assert storage.end_of_journal[0] == first + 1
-        writes = [(at, data) for name, _, at, data in _writes(node) if len(data) > 10_000]
-        assert [at for at, _ in writes] == [1024, 1024]  # One at the begin of each file.
-        for at, data in writes:
-            assert at + len(data) == CONFIG.journal_file_bytes
-        for number in range(entry_id + 1):
-            await storage.read(0, number)
-
-    tell(story)
-
-
-def _writes(node: Node) -> list[Any]:
-    return [operation for operation in node.disk.record or () if operation[0] == "write"]
-
-
 def test_a_failed_checkpoint_pins_the_mark_and_ends_in_read_only() -> None:
     """B5: and mends itself when there is room again."""
 
