@@ -1,7 +1,7 @@
 """A range of records as one JSON object, which is made a piece at a time, as it is taken.
 
-10,000 records are a megabyte, and JSON of them takes 20 ms: made at once it would hold up everybody, for
-one who may not take any of it. So
+JSON of 10,000 records of 100 B takes 16 ms: made at once it would hold up everybody, for one who may not take
+any of it. So
 
     a piece    is made when what is before it has left, but for what a connection may have unsent; and what
                others wait for goes between any two
