@@ -38,7 +38,7 @@ from rollbook.proto.formats.layout import (
     unpack_layout,
 )
 from rollbook.proto.metastore.url import Backend, MetadataUrl
-from rollbook.proto.ports import Check, Create, MetadataStore, Randomness
+from rollbook.proto.ports import Check, Create, MetadataStore, Node, Randomness
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +141,29 @@ async def require_cluster(store: MetadataStore, ours: Cluster) -> None:
 
 
 async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
-    """Writes down what was taken for granted, as BookKeeper does: from now on it stays so."""
+    """Writes down what was taken for granted, as BookKeeper does: from now on it stays so.
+
+    Raises `BadConfig`, `BadMetadata` if somebody wrote down another one since the cluster was opened.
+    """
     path = cluster.path(paths.LAYOUT)
-    if await read_surely(store, path, fresh=False) is None:
+    node = await read_surely(store, path, fresh=False)
+    if node is None:
         layout = pack_layout(cluster.layout)
         try:
             await create_surely(store, path, layout, lambda node: node.value == layout)
         except NodeExists:
-            raise BadConfig("another layout was written down just now", path=path) from None
+            node = await read_surely(store, path)
+            if node is None:
+                raise  # Written down and removed.
+        else:
+            return
+    # Ledgers that we make would lie where nobody else looks, and bookies take them for deleted.
+    if (found := _layout_in(node, cluster.root, cluster.url)) is not cluster.layout:
+        raise BadConfig(
+            f"another layout was written down since: {found.value}, not {cluster.layout.value}",
+            path=path,
+            next_step="open the cluster anew, as a restart does: it takes what LAYOUT says",
+        )
 
 
 async def ensure_own_root(store: MetadataStore, cluster: Cluster) -> None:
@@ -162,13 +177,22 @@ async def ensure_own_root(store: MetadataStore, cluster: Cluster) -> None:
 
 
 async def _layout_at(store: MetadataStore, root: str, url: MetadataUrl | None) -> Layout:
-    asked = Layout(url.layout.value) if url and url.layout else None
+    node = await read_surely(store, f"{root}/{paths.LAYOUT}", fresh=False)
+    if node is not None:
+        return _layout_in(node, root, url)
+    assumed = _asked_by(url) or Layout.HIERARCHICAL
+    await _require_assumable(store, root, assumed)
+    return assumed
+
+
+def _asked_by(url: MetadataUrl | None) -> Layout | None:
+    return Layout(url.layout.value) if url and url.layout else None
+
+
+def _layout_in(node: Node, root: str, url: MetadataUrl | None) -> Layout:
+    """Raises `BadMetadata`, and `BadConfig` if the URL contradicts it."""
+    asked = _asked_by(url)
     path = f"{root}/{paths.LAYOUT}"
-    node = await read_surely(store, path, fresh=False)
-    if node is None:
-        assumed = asked or Layout.HIERARCHICAL
-        await _require_assumable(store, root, assumed)
-        return assumed
     try:
         found = unpack_layout(node.value)
     except BadMetadata as error:

@@ -247,6 +247,43 @@ async def test_without_layout_the_url_says_it_and_then_it_is_written_down(
         await open_cluster(store, ROOT, url=asking_for("hierarchical"))
 
 
+async def test_of_two_who_take_different_layouts_for_granted_one_goes_on(
+    store: FaultyStore, rival: MetadataStore
+) -> None:
+    """Ledgers of the other would lie where no bookie looks, which takes them for deleted."""
+    await make(store)
+    await store.delete(f"{ROOT}/LAYOUT")
+    late = await open_cluster(store, ROOT)
+    quick = await open_cluster(rival, ROOT, url=asking_for("longhierarchical"))
+    await ensure_layout(rival, quick)
+    await ensure_layout(rival, quick)
+    with pytest.raises(BadConfig, match="another layout was written down") as refused:
+        await ensure_layout(store, late)
+    assert refused.value.ids["path"] == f"{ROOT}/LAYOUT"
+    assert refused.value.next_step
+    assert (await open_cluster(store, ROOT)).layout is Layout.LONG_HIERARCHICAL
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+async def test_a_layout_that_is_written_down_meanwhile_counts(
+    store: FaultyStore, rival: MetadataStore, layout: Layout
+) -> None:
+    await make(store)
+    await store.delete(f"{ROOT}/LAYOUT")
+    cluster = await open_cluster(store, ROOT)
+
+    async def rival_writes() -> None:
+        await rival.create(f"{ROOT}/LAYOUT", pack_layout(layout))
+
+    store.writes = 0
+    store.before_write = {1: [rival_writes]}
+    if layout is cluster.layout:
+        await ensure_layout(store, cluster)
+    else:
+        with pytest.raises(BadConfig, match="another layout was written down"):
+            await ensure_layout(store, cluster)
+
+
 async def test_no_new_cluster_is_flat(store: FaultyStore) -> None:
     await make(store)
     await store.delete(f"{ROOT}/LAYOUT")
