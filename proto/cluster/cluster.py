@@ -10,6 +10,7 @@
 
 import shlex
 from dataclasses import dataclass, field
+from typing import Final
 
 from rollbook.proto.cluster.ledger_nodes import LedgerWalk
 from rollbook.proto.cluster.lost_replies import (
@@ -37,8 +38,18 @@ from rollbook.proto.formats.layout import (
     unpack_instance_id,
     unpack_layout,
 )
+from rollbook.proto.ids import LedgerId
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Check, Create, MetadataStore, Node, Randomness
+
+# What is walked for ledgers, and from where on: below 2^31 - 1 the legacy layout puts them where the
+# hierarchical one does.
+_WALKS: Final = (
+    (Layout.LEGACY_HIERARCHICAL, paths.FIRST_LONG_ID),
+    (Layout.HIERARCHICAL, LedgerId(0)),
+    (Layout.LONG_HIERARCHICAL, LedgerId(0)),
+    (Layout.FLAT, LedgerId(0)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +192,7 @@ async def _layout_at(store: MetadataStore, root: str, url: MetadataUrl | None) -
     if node is not None:
         return _layout_in(node, root, url)
     assumed = _asked_by(url) or Layout.HIERARCHICAL
-    await _require_assumable(store, root, assumed)
+    await _require_assumable(store, root, url, assumed)
     return assumed
 
 
@@ -214,24 +225,32 @@ def _layout_in(node: Node, root: str, url: MetadataUrl | None) -> Layout:
     return found
 
 
-async def _require_assumable(store: MetadataStore, root: str, assumed: Layout) -> None:
+async def _require_assumable(
+    store: MetadataStore, root: str, url: MetadataUrl | None, assumed: Layout
+) -> None:
     """Where LAYOUT is missing no ledger may lie elsewhere: bookies would take it for deleted.
 
     Raises `BadConfig`.
     """
     is_new = True
-    for layout in (Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL, Layout.FLAT):
+    for layout, start in _WALKS:
         # If the lowest one is where it is looked for, then so are all above it.
-        lowest = await anext(LedgerWalk(store, root, layout), None)
+        lowest = await anext(LedgerWalk(store, root, layout, start), None)
         if lowest is None:
             continue
         if paths.ledger_path(layout, lowest) != paths.ledger_path(assumed, lowest):
+            step = (
+                f"start a bookie with the cluster's layout in the metadata URL, zk+{layout.value}://…; "
+                "it writes LAYOUT down"
+            )
+            if layout is Layout.LEGACY_HIERARCHICAL:  # Which no URL can name.
+                value = pack_layout(layout).decode().replace("\n", "\\n")
+                step = zookeeper_command(url, f"create {root}/{paths.LAYOUT} $'{value}'")
             raise BadConfig(
                 f"LAYOUT is missing, and ledger {lowest} lies where {layout.value} puts it, which "
                 f"is not where {assumed.value} looks",
                 path=root,
-                next_step="if it was lost, start a bookie with the cluster's layout in the "
-                f"metadata URL, zk+{layout.value}://…; it writes LAYOUT down",
+                next_step=f"if it was lost: {step}",
             )
         is_new = False
     if is_new and not assumed.takes_new_ledgers:

@@ -1,5 +1,6 @@
 """A cluster is made once, found ever after, and never mistaken for another."""
 
+import ast
 import asyncio
 import random
 import shlex
@@ -15,6 +16,7 @@ from rollbook.proto.cluster.cluster import (
     open_cluster,
     require_cluster,
 )
+from rollbook.proto.cluster.lost_replies import ensure_path
 from rollbook.proto.errors import (
     BadConfig,
     BadMetadata,
@@ -24,7 +26,7 @@ from rollbook.proto.errors import (
     RollbookError,
     WrongCluster,
 )
-from rollbook.proto.formats.layout import Layout, pack_layout
+from rollbook.proto.formats.layout import Layout, pack_layout, unpack_layout
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import MetadataStore
 from tests.golden import metadata as golden
@@ -319,6 +321,26 @@ async def test_a_lost_layout_is_never_replaced_by_one_that_finds_no_ledgers(
     found = await open_cluster(store, ROOT, url=asking_for(layout))
     await ensure_layout(store, found)
     assert (await open_cluster(store, ROOT)).layout is Layout(layout)
+
+
+@pytest.mark.parametrize("below", [(), ("00/0000/L0007",)])
+async def test_a_high_ledger_of_the_legacy_layout_is_seen_when_layout_is_lost(
+    store: FaultyStore, below: tuple[str, ...]
+) -> None:
+    """Only createLedgerAdv makes one: from 2^31 - 1 on, others look in the long tree."""
+    cluster = await make(store)
+    for ledger in ("21/4748/L3648", *below):
+        await ensure_path(store, f"{ROOT}/{ledger}")
+    await store.delete(f"{ROOT}/LAYOUT")
+    for layout in ("null", "hierarchical", "longhierarchical"):
+        with pytest.raises(BadConfig, match=r"ledger .* lies where legacyhierarchical") as refused:
+            await open_cluster(store, ROOT, url=asking_for(layout))
+        about, _, value = refused.value.next_step.rpartition(" $")
+        assert about.endswith(f"zkCli.sh -server zk1:2181 create {ROOT}/LAYOUT")
+        written = unpack_layout(ast.literal_eval(value).encode())  # As bash reads it, too.
+        assert written is Layout.LEGACY_HIERARCHICAL
+        with pytest.raises(BadConfig, match="LAYOUT is missing"):
+            await require_cluster(store, cluster)
 
 
 async def test_high_ledgers_lie_where_both_layouts_look(store: FaultyStore) -> None:
