@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from rollbook.proto.addresses import is_loopback
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.formats.layout import layout_of_class
+from rollbook.proto.metastore.url import LayoutHint
 
 N = TypeVar("N", int, float)
 
@@ -137,7 +138,7 @@ _OFF: Final = _FALSE | {""}
 KEYS_OF: Final = {
     "metadata": (
         *("metadataServiceUri", "zkServers", "zkLedgersRootPath"),
-        *("ledgerManagerFactoryClass", "ledgerManagerType"),
+        "ledgerManagerFactoryClass",
     ),
     "bookie_id": ("bookieId",),
     "listen": ("listeningInterface", "bookiePort"),
@@ -212,20 +213,16 @@ def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[s
 def _metadata(keys: _Keys) -> str:
     """One URI, or its parts as older files have them.
 
-    The class of the ledger manager is such a part, and counts for nothing beside a URI. Its type
-    says which one a new cluster gets where nothing else does.
+    The class of the ledger manager is such a part, and counts for nothing beside a URI. Its type is
+    not: BookKeeper does not look at it where there is a LAYOUT, and a URL that names one insists.
     """
     uri = keys.text("metadataServiceUri")
     servers = ",".join(keys.texts("zkServers"))
     root = keys.text("zkLedgersRootPath", _DEFAULT_ROOT)
-    layout = "" if uri or not servers else _layout_of_class(keys)
-    named = layout or keys.text("ledgerManagerType")
-    scheme = f"zk+{named}" if named else "zk"
-    if uri:
-        anywhere = re.fullmatch(r"zk(?:\+null)?(://.*)", uri, re.DOTALL)
-        return scheme + anywhere[1] if named and anywhere else uri
-    if not servers:
-        return ""
+    if uri or not servers:
+        return uri
+    layout = _layout_of_class(keys)
+    scheme = f"zk+{layout}" if layout else "zk"
     hosts, slash, chroot = servers.partition("/")
     return f"{scheme}://{hosts}{slash}{chroot.rstrip('/')}{root}"
 
@@ -235,9 +232,10 @@ def _layout_of_class(keys: _Keys) -> str:
     name = keys.text(key)
     if not name:
         return ""
-    if (layout := layout_of_class(name)) is None:
+    layout = layout_of_class(name)
+    if layout is None or layout.value not in {hint.value for hint in LayoutHint}:
         raise BadConfig(
-            f"{key} is {name!r}, which names no layout on ZooKeeper",
+            f"{key} is {name!r}, which is no layout that a metadata URL names",
             settings=(key,),
             next_step="leave it out: LAYOUT says it, where there is one",
         )

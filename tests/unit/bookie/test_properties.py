@@ -10,6 +10,7 @@ from rollbook.bookie.bookie import addresses_of
 from rollbook.bookie.config import BookieConfig
 from rollbook.bookie.properties import KEYS_OF, lines_of_keys, parse_properties, translate
 from rollbook.proto.errors import BadConfig
+from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address
 
 LONG = "org.apache.bookkeeper.meta.LongHierarchicalLedgerManagerFactory"
@@ -232,15 +233,10 @@ def test_where_it_listens_and_what_it_tells(text: str, listen: str, advertised: 
             f"zkServers=a:1\nledgerManagerType=flat\nledgerManagerFactoryClass={LONG}",
             "zk+longhierarchical://a:1/ledgers",
         ),
-        ("zkServers=a:1\nledgerManagerType=hierarchical", "zk+hierarchical://a:1/ledgers"),
+        ("zkServers=a:1\nledgerManagerType=hierarchical", "zk://a:1/ledgers"),
+        ("zkServers=a:1\nledgerManagerType=ms", "zk://a:1/ledgers"),
         (f"metadataServiceUri=zk://b/d\nledgerManagerFactoryClass={LONG}", "zk://b/d"),
-        ("metadataServiceUri=zk://b/d\nledgerManagerType=flat", "zk+flat://b/d"),
-        ("metadataServiceUri=zk+null://b/d\nledgerManagerType=flat", "zk+flat://b/d"),
-        (
-            "metadataServiceUri=zk+hierarchical://b/d\nledgerManagerType=flat",
-            "zk+hierarchical://b/d",
-        ),
-        ("metadataServiceUri=sqlite:///b/d\nledgerManagerType=flat", "sqlite:///b/d"),
+        ("metadataServiceUri=zk://b/d\nledgerManagerType=flat", "zk://b/d"),
         ("ledgerManagerType=flat", None),
     ],
 )
@@ -248,10 +244,18 @@ def test_where_the_metadata_lies(text: str, metadata: str | None) -> None:
     assert translated(text)["bookie"].get("metadata") == metadata
 
 
-def test_a_class_that_is_no_layout_of_zookeeper_is_refused() -> None:
-    with pytest.raises(BadConfig, match="names no layout on ZooKeeper") as refused:
-        translated("zkServers=a:1\nledgerManagerFactoryClass=org.example.Manager")
+def test_a_type_of_ledger_managers_says_nothing_against_layout() -> None:
+    """BookKeeper does not look at it where there is a LAYOUT, and here LAYOUT or the URL says it."""
+    found = translated("zkServers=a:1\nledgerManagerType=hierarchical")
+    assert MetadataUrl.parse(found["bookie"]["metadata"]).layout is None
+
+
+@pytest.mark.parametrize("name", ["org.example.Manager", LONG.replace(".Long", ".Legacy")])
+def test_a_class_that_no_metadata_url_names_is_refused(name: str) -> None:
+    with pytest.raises(BadConfig, match="no layout that a metadata URL names") as refused:
+        translated(f"zkServers=a:1\nledgerManagerFactoryClass={name}")
     assert refused.value.settings == ("ledgerManagerFactoryClass",)
+    assert refused.value.next_step
 
 
 def test_directories() -> None:
