@@ -247,7 +247,7 @@ def test_where_the_metadata_lies(text: str, metadata: str | None) -> None:
 def test_a_type_of_ledger_managers_says_nothing_against_layout() -> None:
     """BookKeeper does not look at it where there is a LAYOUT, and here LAYOUT or the URL says it."""
     found = translated("zkServers=a:1\nledgerManagerType=hierarchical")
-    assert MetadataUrl.parse(found["bookie"]["metadata"]).layout is None
+    assert MetadataUrl.parse(str(found["bookie"]["metadata"])).layout is None
 
 
 @pytest.mark.parametrize("name", ["org.example.Manager", LONG.replace(".Long", ".Legacy")])
