@@ -249,7 +249,7 @@ class Bookies:
         if info is None:
             # As an old registration without contents would say it: the id may be the address.
             info = unpack_service_info(bookie, b"")
-        return info.tls_address if self._config.uses_tls else info.address
+        return info.address_for(tls=self._config.uses_tls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,7 +326,7 @@ class Ledgers:
         behind.
         """
         async with asyncio.timeout(deadline_s):
-            while len((live := self.live()).writable) < count:
+            while len(self._placement.usable(live := self.live())) < count:
                 await self._watcher.changed(live)
 
     # ------------------------------------------------------------------------------------------

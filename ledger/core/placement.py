@@ -1,7 +1,7 @@
 """Where copies go: ensembles of new ledgers, and who steps in for a bookie that failed.
 
-Only bookies that take new entries come into question, and behind TLS those alone that publish a port
-for it: no other can be spoken to. Those in quarantine are taken when the others
+Only bookies that take new entries come into question, and of those only who says where it can be spoken
+to: behind TLS, a port for it. Those in quarantine are taken when the others
 do not suffice. No bookie is ever twice in an ensemble: two copies with one bookie are one copy (WR9).
 
 With a map of racks, an ensemble is picked slot by slot so that any `write` slots in a row, which is
@@ -43,9 +43,9 @@ class Placement:
         """Raises `NotEnoughBookies`."""
         healthy, resting = self._candidates(live, now_ns, excluded=())
         if len(healthy) + len(resting) < quorum.ensemble:
-            behind_tls, start = (
-                (" behind TLS", " with --tls-listen") if self._uses_tls else ("", "")
-            )
+            behind_tls = start = ""
+            if self._uses_tls:
+                behind_tls, start = " behind TLS", " with --tls-listen"
             raise NotEnoughBookies(
                 f"{len(healthy) + len(resting)} bookies take new entries{behind_tls}, "
                 f"and an ensemble of {quorum.ensemble} is wanted",
@@ -83,6 +83,14 @@ class Placement:
             picked[slot] = members[slot] = self._pick(quorum, members, slot, healthy)
         return picked
 
+    def usable(self, live: LiveBookies) -> list[BookieId]:
+        """Who takes new entries and can be spoken to."""
+        return [
+            bookie
+            for bookie, info in live.writable.items()
+            if info.address_for(tls=self._uses_tls) is not None
+        ]
+
     def lacks_racks(self, quorum: Quorum, ensemble: Ensemble) -> bool:
         """Some entries would have all their copies in one rack, though there is a map of racks."""
         if not self._racks or quorum.write < _RACKS_WANTED:
@@ -97,11 +105,7 @@ class Placement:
         self, live: LiveBookies, now_ns: int, excluded: Collection[BookieId]
     ) -> tuple[list[BookieId], list[BookieId]]:
         """Shuffled; those in quarantine apart, the ones that leave it soonest first."""
-        found = [
-            bookie
-            for bookie, info in live.writable.items()
-            if bookie not in excluded and (info.tls_address or not self._uses_tls)
-        ]
+        found = [bookie for bookie in self.usable(live) if bookie not in excluded]
         self._randomness.shuffle(found)
         healthy = [each for each in found if not self._health.is_quarantined(each, now_ns)]
         resting = [each for each in found if self._health.is_quarantined(each, now_ns)]

@@ -59,6 +59,10 @@ class BookieServiceInfo:
     def tls_address(self) -> Address | None:
         return self._address(TLS_PROTOCOL)
 
+    def address_for(self, *, tls: bool) -> Address | None:
+        """Where a client speaks to it, which does so behind TLS alone or never; None if nobody can."""
+        return self.tls_address if tls else self.address
+
     @property
     def http_address(self) -> Address | None:
         """Of its admin pages."""

@@ -21,7 +21,7 @@ def names(*indexes: int) -> tuple[BookieId, ...]:
 
 
 def live(writable: int, read_only: int = 0) -> LiveBookies:
-    infos = [BookieServiceInfo()] * (writable + read_only)
+    infos = [describe_bookie(Address("h", 1))] * (writable + read_only)
     everyone = dict(zip(names(*range(writable + read_only)), infos, strict=True))
     return LiveBookies(
         {each: everyone[each] for each in names(*range(writable))},
@@ -59,6 +59,22 @@ def test_behind_tls_only_those_with_a_port_for_it_are_picked() -> None:
     assert "--tls-listen" in refused.value.next_step
     assert not picker.pick_replacements(one, names(3), [0], mixed, 0, is_urgent=True)
     assert picker.pick_replacements(one, names(5), [0], mixed, 0) == {0: BookieId("b3")}
+    assert picker.usable(mixed) == [*names(3)]
+
+
+def test_who_says_no_address_is_not_picked() -> None:
+    """As where a registration cannot be read: it lives, and nobody can tell where."""
+    one = Quorum(ensemble=1, write=1, ack=1)
+    known = live(2)
+    mixed = LiveBookies({**known.writable, BookieId("b9"): BookieServiceInfo()})
+    for _ in range(20):
+        assert placement().pick_ensemble(one, mixed, 0) in (names(0), names(1))
+    with pytest.raises(NotEnoughBookies, match="2 bookies take new entries"):
+        placement().pick_ensemble(Q332, mixed, 0)
+    assert not placement().pick_replacements(
+        one, names(0), [0], mixed, 0, excluded=names(1), is_urgent=True
+    )
+    assert placement().usable(mixed) == [*names(0, 1)]
 
 
 def test_those_in_quarantine_are_picked_when_the_others_do_not_suffice() -> None:
