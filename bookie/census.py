@@ -13,7 +13,7 @@ from array import array
 from typing import Final
 
 from rollbook.bookie.core.memtable import IntArray
-from rollbook.proto.cluster.cluster import Cluster, require_cluster
+from rollbook.proto.cluster.cluster import Cluster, ensure_layout, require_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.errors import BadMetadata, NoSuchLedger
 from rollbook.proto.ids import LedgerId
@@ -33,9 +33,12 @@ class Census:
     async def absent_of(self, ids: IntArray) -> IntArray:
         """Those of the ids (ascending) that metadata had none of, during the whole call.
 
-        Raises `Unavailable`, `OutcomeUnknown`, `WrongCluster`, `NoSuchCluster`, …
+        A LAYOUT that was lost since the start is written down again: without it, every look at the
+        cluster walks all of it. Raises `Unavailable`, `OutcomeUnknown`, `WrongCluster`,
+        `NoSuchCluster`, …
         """
         await require_cluster(self._store, self._cluster)
+        await ensure_layout(self._store, self._cluster)
         absent = array("q")
         at, count = 0, len(ids)
         walk = self._nodes.ids(LedgerId(ids[0])) if ids else None

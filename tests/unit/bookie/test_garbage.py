@@ -385,6 +385,23 @@ def test_the_census_is_the_difference_of_two_sets(seed: int) -> None:
     tell(story, seed=seed, layout=Layout.LONG_HIERARCHICAL)
 
 
+def test_a_layout_that_was_lost_is_written_down_again() -> None:
+    """Without it every look at the cluster walks all of it, for as long as bookies run."""
+
+    async def story(site: Site) -> None:
+        await site.create(1)
+        path = site.cluster.path("LAYOUT")
+        written = await site.store.get(path)
+        assert written is not None
+        await site.store.delete(path)
+        assert not await Census(site.store, site.cluster).absent_of(array("q", [1]))
+        found = await site.store.get(path)
+        assert found is not None
+        assert found.value == written.value
+
+    tell(story)
+
+
 def test_deletions_leave_a_full_journal_to_fences() -> None:
     """B4: what cannot be made anywhere else comes first."""
 
