@@ -336,6 +336,8 @@ class Service:
     async def find_offset(self, request: words.FindOffset, due: float) -> words.FoundOffset:
         tail = await self._tail_of(request.log)
         offset = await self._resolve(request.log, request.position, tail, due)
+        if isinstance(request.position, AtOffset | AtCursor):  # No search has found it.
+            tail = await self._tail_from(request.log, offset, tail, due)
         return words.FoundOffset(offset, tail.head, max(tail.tail, offset))
 
     def _tail_at(self, owner: Owner) -> LogTail:
@@ -391,18 +393,25 @@ class Service:
     async def _start_of(
         self, log: LogName, position: Position, on_truncated: OnTruncated, due: float
     ) -> Offset:
-        """Raises `Truncated`, `BeyondTail`, and beyond what bookies tell whatever `owner_of` does."""
+        """Raises `Truncated`, and what `_tail_from` does."""
         tail = await self._tail_of(log)
         start = await self._resolve(log, position, tail, due)
-        if start > tail.tail:
-            tail = await self._arrival(log, start, due)
-        if start > tail.tail and not tail.is_sealed:
-            tail = await self._last_word(log, tail, due)
-        if start > tail.tail:
-            raise BeyondTail(offset=start, tail=tail.tail)
+        tail = await self._tail_from(log, start, tail, due)
         if start < tail.head and on_truncated is OnTruncated.FAIL:
             raise Truncated(offset=start, head=tail.head)
         return start
+
+    async def _tail_from(self, log: LogName, offset: Offset, tail: LogTail, due: float) -> LogTail:
+        """The tail again, if it seemed to lie before the offset. Raises `BeyondTail` if it truly does,
+        and beyond what bookies tell whatever `owner_of` does.
+        """
+        if offset > tail.tail:
+            tail = await self._arrival(log, offset, due)
+        if offset > tail.tail and not tail.is_sealed:
+            tail = await self._last_word(log, tail, due)
+        if offset > tail.tail:
+            raise BeyondTail(offset=offset, tail=tail.tail)
+        return tail
 
     async def _last_word(self, log: LogName, told: LogTail, due: float) -> LogTail:
         """The list's if the log is closed, which opens it for nobody; else its owner's.

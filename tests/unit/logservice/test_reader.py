@@ -498,7 +498,11 @@ def test_positions_are_found_alike_by_every_server() -> None:
                 assert await found(server, AtTime(times[number] + 1)) == number + 1
             assert await found(server, AtTime(0)) == 20
             assert await found(server, Ago(10**9)) == 20
-            await refused(server.read_all(log, at(61)), BeyondTail if server is a else NotOwner)
+            beyond = BeyondTail if server is a else NotOwner
+            await refused(server.read_all(log, at(61)), beyond)
+            await refused(found(server, at(61)), beyond)
+            assert await found(server, at(60)) == 60
+            assert await found(server, at(3)) == 3  # Truncated: for readers to hear.
             await refused(server.read_all(LogName("test", "none")), NoSuchLog)
 
     play(story)
