@@ -109,3 +109,5 @@ class Chunks:
             return
         self.is_over, self.rest = True, data[end.end() :]
         self.trailers = [line.removesuffix(b"\r") for line in lines.split(b"\n")] if lines else []
+        if not all(b":" in line for line in self.trailers):
+            raise BadChunks("a line behind a body is no header")
