@@ -320,6 +320,13 @@ class LogServer:
         suggested = self._suggested(name, listed, ())
         return listed, suggested.info if suggested is not None else None, False
 
+    async def lacks_owner(self, name: LogName) -> bool:
+        """As far as this server can tell, which knows nobody while it starts."""
+        if self._ground is None or self.find(name) is not None:
+            return False
+        _, info, is_owner = await self.whom_to_ask(name)
+        return not is_owner or (info is not None and info.server_id == self.server_id)
+
     async def _read(self, name: LogName) -> StoredLog:
         stored = await self.nodes.read(name)
         if stored.list.state is LogState.DELETED:

@@ -467,6 +467,8 @@ class Service:
         except NotOwner:
             raise
         except Unavailable:
+            if not await _by(due, self.server.lacks_owner(request.log)):
+                raise  # Who has it would go on telling the head that he knows.
             answer = await _by(due, self._truncate_closed(request, due))
             if answer is None:
                 raise

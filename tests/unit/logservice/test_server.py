@@ -154,6 +154,25 @@ def test_a_log_is_truncated_while_all_bookies_are_full() -> None:
     play(story)
 
 
+def test_a_server_that_starts_truncates_no_log_of_another() -> None:
+    """Its owner would go on telling the head that he knows, until he looks at the list again."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        await a.ask(a.service.roll_log(words.RollLog(log), a.due()))
+        ground, b.log_server._ground = b.log_server._ground, None
+        request = words.Truncate(log, AtOffset(Offset(1)))
+        await refused(b.ask(b.service.truncate(request, b.due())), OwnerChanging)
+        assert (await scene.stored(log)).list.head == 0
+        b.log_server._ground = ground
+        await refused(b.ask(b.service.truncate(request, b.due())), NotOwner)
+        assert (await a.ask(a.service.truncate(request, a.due()))).new_head == 1
+
+    play(story)
+
+
 def test_a_configuration_that_is_stored_is_not_answered_as_refused() -> None:
     """While no bookie told where the log ends the answer was that nothing had been done."""
 
