@@ -51,7 +51,7 @@ from rollbook.proto.errors import (
     Unavailable,
 )
 from rollbook.proto.ports import Clock, MetadataStore, Randomness, Transport
-from rollbook.proto.tasks import to_its_end
+from rollbook.proto.tasks import joined, to_its_end
 
 logger = structlog.get_logger()
 
@@ -229,7 +229,7 @@ class LogServer:
                 if self.find(name) or name in self._openings or name in self._closings:
                     continue  # Somebody else has asked, too.
                 work = self._start(name, grounds)
-            await self._within(due, _shielded(work))
+            await self._within(due, joined(work, _being_given_up))
         return owner
 
     def _start(self, name: LogName, grounds: "_Grounds") -> "asyncio.Task[Owner]":
@@ -517,8 +517,8 @@ def _being_stopped() -> OwnerChanging:
     return OwnerChanging("this server is being stopped", retry_after_ms=_RETRY_MS)
 
 
-async def _shielded(work: "asyncio.Task[Any]") -> None:
-    await asyncio.shield(work)
+def _being_given_up() -> OwnerChanging:
+    return OwnerChanging("this server gives the log up", retry_after_ms=_RETRY_MS)
 
 
 def _look_at(work: "asyncio.Task[Any]") -> None:

@@ -154,6 +154,22 @@ def test_a_log_is_truncated_while_all_bookies_are_full() -> None:
     play(story)
 
 
+def test_an_opening_that_is_given_up_ends_no_request_as_if_that_had_been_cancelled() -> None:
+    """A drain that has no more time gives up what is being opened."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        asking = asyncio.ensure_future(a.append(log, b"0"))
+        while log not in a.log_server._openings:
+            await asyncio.sleep(0.0001)
+        a.log_server._openings[log].cancel()
+        await refused(asking, OwnerChanging)
+        assert (await a.append(log, b"0")).first_offset == 0
+
+    play(story)
+
+
 def test_a_server_that_starts_truncates_no_log_of_another() -> None:
     """Its owner would go on telling the head that he knows, until he looks at the list again."""
 
