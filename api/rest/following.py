@@ -144,10 +144,10 @@ class Follow(Response):
         stands = FIRST_OFFSET  # Whatever is told first says where.
         while event is not None:
             is_last = isinstance(event, Sealed | Moving | Stopped) or is_end(event)
-            told_next = told(event, self._encoding, stands)
+            pieces = told(event, self._encoding, stands)
             is_much = _is_much(event)
             event = None
-            while (piece := next(told_next, None)) is not None:
+            while (piece := next(pieces, None)) is not None:
                 if is_much:  # News of a log that grows wait for nobody.
                     await self._newcomer.wait()
                 resumes_at = await self._tell_piece(piece, send)
@@ -156,14 +156,14 @@ class Follow(Response):
                     continue
                 self._newcomer.on_nothing_taken()
                 del piece
-                told_next.close()
+                pieces.close()
                 await self._let_go()
                 await send(_body(b""))  # When what was unsent is taken.
                 self._events = self._again(resumes_at)
                 break
             if is_last:
                 return
-            del told_next
+            del pieces
             assert self._events is not None
             event = await anext(self._events, None)
 
@@ -210,7 +210,7 @@ def _is_much(event: Any) -> bool:
 def told(event: Any, encoding: Encoding, stands: Offset) -> Generator[Told, None, None]:
     """`stands`: behind what was told before."""
     if isinstance(event, Records):
-        return pieces(event.blocks, event.base_offset, event.next_offset, encoding)
+        return _pieces(event.blocks, event.base_offset, event.next_offset, encoding)
     return _alone(event, stands)
 
 
@@ -236,7 +236,7 @@ def _alone(event: Any, stands: Offset) -> Generator[Told, None, None]:
                 yield Told("sealed", tail, tail, to_json(Sealed(tail)))
 
 
-def pieces(
+def _pieces(
     blocks: tuple[bytes, ...], start: Offset, end: Offset, encoding: Encoding
 ) -> Generator[Told, None, None]:
     held: list[dict[str, Any]] = []

@@ -232,7 +232,7 @@ class _Crowd:
 
     def _make_room(self) -> bool:
         for connection in list(islice(self._connections, _IDLE_LOOKED_AT)):
-            if self.bounds.may_stream and not connection.is_serving:
+            if self.bounds.may_stream and not connection.is_wanted:
                 self.leave(connection)
                 connection.transport.abort()
                 return True
@@ -341,6 +341,11 @@ class _Connection(H11Protocol):
         cycle: RequestResponseCycle | None = self.cycle  # None before the first request.
         return cycle is not None and not cycle.response_complete
 
+    @property
+    def is_wanted(self) -> bool:
+        """A request is being served, or waits for others."""
+        return self.is_serving or self._next is not None
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn's.
         super().connection_made(transport)
         self.app_state[_NAMES] = names_in(transport.get_extra_info("peercert"))
@@ -365,6 +370,7 @@ class _Connection(H11Protocol):
             return
         if self._is_answered and self._parser.has_more:
             self.flow.pause_reading()
+            self._unset_keepalive_if_required()  # It is not idle; `_watch` still bounds it.
             self._next = self.loop.create_task(self._serve_next())
         else:
             super().handle_events()

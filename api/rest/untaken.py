@@ -3,7 +3,6 @@
 a slice    is written when the one before it has left, so that an answer goes on for as long as somebody
            takes it, and its connection is not idle meanwhile
 counted    is an answer from its head on, which may have to wait as well: for those before it on its connection
-in pieces  is counted by what its pieces are made of (`HELD_BYTES`), since nobody knows how long it will be
 stalled    while half of the room is taken, whoever takes nothing for a moment is hung up on
 full       whoever asks then hears so (`Overloaded`); those who take theirs make room within moments
 """
@@ -17,7 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rollbook.api.rest.problems import response_of
 from rollbook.proto.errors import Overloaded
 
-HELD_BYTES: Final = "rollbook.held_bytes"  # In a head without `Content-Length`.
 _SLICE_BYTES: Final = 64 * 1024  # What is not more than that is not counted.
 _PATIENCE_S: Final = 0.25
 _RETRY_MS: Final = 1000
@@ -49,12 +47,8 @@ class Untaken:
             await response_of(busy)(scope, receive, send)
 
 
-class NobodyTakesIt(OSError):
-    """Whoever answers in pieces need not make another."""
-
-
 class _Answer:
-    """One. What the application has of it is all there: it says so (`Content-Length`), or what it makes it of."""
+    """One. What the application has of it is all there: it says so (`Content-Length`)."""
 
     def __init__(self, room: Untaken, send: Send) -> None:
         self.held_bytes = 0
@@ -65,19 +59,16 @@ class _Answer:
 
     async def send(self, message: Message) -> None:
         if self.is_refused or self._is_cut:
-            if message.get("more_body", False):
-                raise NobodyTakesIt
             return
         if message["type"] == "http.response.start":
             self.is_refused = not await self._is_begun(message)
-        elif not self.held_bytes and len(message.get("body", b"")) <= _SLICE_BYTES:
+        elif len(message.get("body", b"")) <= _SLICE_BYTES:
             await self._send(message)
         else:
             self._is_cut = not await self._is_sent(message)
 
     async def _is_begun(self, head: Message) -> bool:
-        said = Headers(raw=head["headers"]).get("content-length", "0")
-        size = int(head.get(HELD_BYTES, said))
+        size = int(Headers(raw=head["headers"]).get("content-length", "0"))
         if size <= _SLICE_BYTES:
             await self._send(head)
             return True
@@ -89,7 +80,7 @@ class _Answer:
 
     async def _is_sent(self, message: Message) -> bool:
         body: bytes = message["body"]
-        for begin in range(0, max(len(body), 1), _SLICE_BYTES):
+        for begin in range(0, len(body), _SLICE_BYTES):
             end = begin + _SLICE_BYTES
             more = end < len(body) or message.get("more_body", False)
             slice_ = {**message, "body": body[begin:end], "more_body": more}

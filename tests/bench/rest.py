@@ -127,26 +127,12 @@ class Connection:
         async with asyncio.timeout(_PATIENCE_S):
             self.writer.write(request)
             status, length = await self.head()
-            if length is None:
-                return status, await self._in_chunks()
             return status, await self.reader.readexactly(length)
 
-    async def head(self) -> tuple[int, int | None]:
-        """The status, and how long the body is; None: it comes in chunks."""
+    async def head(self) -> tuple[int, int]:
         lines = (await self.reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
         lengths = [line.partition(b":")[2] for line in lines if line.startswith(b"content-length")]
-        status = int(lines[0].split()[1])
-        if b"transfer-encoding: chunked" in lines:
-            return status, None
-        return status, int(lengths[0]) if lengths else 0
-
-    async def _in_chunks(self) -> bytes:
-        found = []
-        while size := int(await self.reader.readuntil(b"\r\n"), 16):
-            found.append(await self.reader.readexactly(size))
-            await self.reader.readexactly(2)
-        await self.reader.readexactly(2)
-        return b"".join(found)
+        return int(lines[0].split()[1]), int(lengths[0]) if lengths else 0
 
 
 def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:

@@ -76,16 +76,4 @@ def parse(answer: bytes) -> Answer:
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     pairs = (line.partition(": ") for line in lines)
-    headers = {name.lower(): value for name, _, value in pairs}
-    if headers.get("transfer-encoding") == "chunked":
-        body = unframed(body)
-    return Answer(int(first.split()[1]), headers, body)
-
-
-def unframed(body: bytes) -> bytes:
-    """What came in chunks. The last may be missing: the answer was not ended."""
-    found = b""
-    while body and (size := int((head := body.partition(b"\r\n"))[0], 16)):
-        found += head[2][:size]
-        body = head[2][size + 2 :]
-    return found
+    return Answer(int(first.split()[1]), {name.lower(): value for name, _, value in pairs}, body)

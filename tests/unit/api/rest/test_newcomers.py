@@ -144,7 +144,7 @@ async def test_no_more_hold_what_is_told_than_have_a_turn(
 ) -> None:
     """Where a round of the loop took a millisecond, 115 of 300 held theirs after 20 s, and 5 had been told."""
     held = most = 0
-    real = following.pieces
+    real = following._pieces
 
     def counted(*args: Any) -> Generator[Any, None, None]:
         nonlocal held, most
@@ -155,7 +155,7 @@ async def test_no_more_hold_what_is_told_than_have_a_turn(
         finally:
             held -= 1
 
-    monkeypatch.setattr(following, "pieces", counted)
+    monkeypatch.setattr(following, "_pieces", counted)
     begin = loop.rounds
     # So that all its timers go by rounds: with thirteen of them for a follower his turn would be over.
     monkeypatch.setattr(
