@@ -79,10 +79,12 @@ class AppendLine:
         self._put(_Bind(ref, log, is_ordered))
         return ref
 
-    def unbind(self, ref: int) -> None:
-        """Nothing more of it is sent; its results are wanted no more."""
+    def unbind(self, ref: int) -> int:
+        """Nothing more of it is sent; its results are wanted no more. So many appends were not sent."""
+        unsent = sum(isinstance(each, _Append) and each.ref == ref for each in self._queue)
         self._queue = deque(each for each in self._queue if each.ref != ref)
         self._free_refs.append(ref)
+        return unsent
 
     def submit(
         self, ref: int, block: bytes, condition: Condition | None, on_result: OnResult

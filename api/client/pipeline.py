@@ -129,13 +129,15 @@ class Pipeline:
         on_result = partial(self._on_result, self._generation, batch)
         self._line.submit(self._ref, batch.block, self._condition, on_result)
 
-    def _leave_line(self) -> None:
+    def _leave_line(self) -> list[Batch]:
+        """What the server may have: the oldest of what is in flight."""
         line, self._line = self._line, None
+        sent, self._sent = self._sent, 0
         self._generation += 1
-        self._sent = 0
         self._refused = None
         if line is not None and line.failure is None:
-            line.unbind(self._ref)
+            sent -= line.unbind(self._ref)
+        return list(self._flight)[:sent]
 
     # --- Results ------------------------------------------------------------------------------
 
@@ -179,11 +181,11 @@ class Pipeline:
         if not may_retry(error):
             self._stop(error, is_refusal=True)
             return
-        if error.outcome is not Outcome.NOT_APPLIED:
-            for each in list(self._flight)[: self._sent]:
-                each.is_doubtful = True
         is_known = self._owners.on_error(self._log, address, error)
-        self._leave_line()
+        left = self._leave_line()
+        if error.outcome is not Outcome.NOT_APPLIED:
+            for each in left:
+                each.is_doubtful = True
         self._pause = self._loop.call_later(
             self._pauses.next_s(error, is_known=is_known), self._go_again
         )
@@ -222,11 +224,10 @@ class Pipeline:
         """For good. After a refusal the server has taken nothing that was sent behind it."""
         if self.failure is not None:
             return
-        sent = 0 if is_refusal else self._sent
-        for each in list(self._flight)[:sent]:
-            each.is_doubtful = True
         self.failure = error
-        self._leave_line()
+        left = self._leave_line()
+        for each in () if is_refusal else left:
+            each.is_doubtful = True
         for timer in (self._pause, self._watchdog):
             if timer is not None:
                 timer.cancel()

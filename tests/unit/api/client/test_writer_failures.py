@@ -288,6 +288,28 @@ async def test_what_waits_for_a_connection_was_not_sent(site: Site) -> None:
     assert caught.value.outcome is Outcome.NOT_APPLIED
 
 
+@pytest.mark.parametrize("attempt_s", [0.3, PATIENCE_S])
+async def test_what_a_writer_sends_to_somebody_who_says_nothing_was_not_sent(
+    site: Site, attempt_s: float
+) -> None:
+    client = site.client("a")
+    log = await client.open("orders", create=True)
+    address = site.doors["a"].address
+    await site.stop("a")
+    await site.is_noticed(client, "a")
+    with (
+        socket.create_server((address.host, address.port)),
+        hurried(client, timeout_s=1, attempt_s=attempt_s),
+    ):
+        writer = log.writer()
+        with pytest.raises(QuorumTimeout) as caught:
+            await writer.submit(b"x")
+        assert caught.value.outcome is Outcome.NOT_APPLIED
+        with pytest.raises(QuorumTimeout) as flushed:
+            await writer.flush()
+    assert flushed.value.outcome is Outcome.NOT_APPLIED
+
+
 async def test_cancelling_a_wait_cancels_no_record(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     site.cores["a"].holds.add("append_stream")
