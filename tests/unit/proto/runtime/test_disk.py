@@ -577,7 +577,7 @@ async def test_what_is_read_ahead_has_a_bound_and_does_not_stay_for_ever(
     assert await file.read_at(4, 4) == b"4567"
     file.will_read(6, 4)
     assert await file.read_at(6, 4) == b"6789"
-    assert reads == [0, 4, 6]
+    assert sorted(reads) == [0, 4, 6]
     now_s += 2.0  # Nobody has come for the first one.
     file.will_read(2, 4)
     file.will_read(3, 4)
