@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import NodeNotReadyError
 
 from tests.bench.load import jobs, logs_jobs
 from tests.bench.load.logs_jobs import Clock
@@ -47,7 +48,8 @@ class AioKafka:
         await self._admin.close()
 
     async def make(self, log: str) -> None:
-        answer = await self._admin.create_topics([NewTopic(log, 1, _REPLICAS)])
+        new = NewTopic(log, 1, _REPLICAS)
+        answer = await _patiently(lambda: self._admin.create_topics([new]))
         code = answer.topic_errors[0][1]
         if code not in (0, _EXISTS):
             raise OSError(f"{log} cannot be made: {answer.topic_errors[0]}")
@@ -117,7 +119,7 @@ class AioKafka:
 
     async def _leader(self, log: str) -> int:
         """The number of the node; less than 0 if nobody leads it yet."""
-        (found,) = await self._admin.describe_topics([log])
+        (found,) = await _patiently(lambda: self._admin.describe_topics([log]))
         return int(found["partitions"][0]["leader"]) if found["partitions"] else -1
 
     async def _consumer(self, log: str) -> Any:
@@ -125,6 +127,16 @@ class AioKafka:
         await consumer.start()
         consumer.assign([TopicPartition(log, 0)])
         return consumer
+
+
+async def _patiently(ask: Callable[[], Awaitable[Any]]) -> Any:
+    """The admin client asks any node, and one that was killed and is back it knows by a dead connection first."""
+    async with asyncio.timeout(_TIMEOUT_S):
+        while True:
+            try:
+                return await ask()
+            except NodeNotReadyError:
+                await asyncio.sleep(_PAUSE_S)
 
 
 async def _serve() -> None:
