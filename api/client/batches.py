@@ -125,10 +125,11 @@ class Submission:
         return self._batch.offset_of(self._index)
 
     def done(self) -> bool:
+        """Whether it is known what became of it."""
         return self._batch.is_settled
 
     def result(self) -> Offset:
-        """Of one that is done."""
+        """The offset of one that is done. Raises what became of it, and `InvalidStateError` if it is not."""
         if not self._batch.is_settled:
             raise asyncio.InvalidStateError("it is on its way")
         return self._batch.offset_of(self._index)

@@ -49,7 +49,10 @@ def connect(
 
 
 class Client:
-    """Belongs to the loop on which it was made, and to its process: not to one forked from it."""
+    """Belongs to the loop on which it was made, and to its process: not to one forked from it.
+
+    Who is cancelled while he waits for a change has not called it off; who only asked leaves nothing behind.
+    """
 
     def __init__(self, servers: Iterable[str], config: LogClientConfig, security: Security) -> None:
         self.config = config
@@ -63,7 +66,10 @@ class Client:
     async def ask(
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
     ) -> Any:
-        """Any word of `rollbook.logservice.words` that one call answers. What the other methods use."""
+        """Any word of `rollbook.logservice.words` that one call answers. What the other methods use.
+
+        Cancelled, a change may have been made or not.
+        """
         return await self._calls.ask(word, timeout_s=timeout_s, server=server)
 
     # --- Logs ---------------------------------------------------------------------------------
@@ -71,7 +77,7 @@ class Client:
     async def open(self, name: str, create: LogConfig | bool = False) -> Log:
         """`create`: make it unless it is there; with a `LogConfig` it has to have that one.
 
-        Raises `NoSuchLog`, `LogExists`.
+        Raises `NoSuchLog`, `LogExists`. Cancelled, it may have been made or not.
         """
         log = LogName.parse(name)
         if create is False:
@@ -87,7 +93,7 @@ class Client:
         return [each.address for each in await self.servers()]
 
     async def logs(self, namespace: str = "", prefix: str = "") -> AsyncIterator[LogName]:
-        """By name."""
+        """Names, in their order: of one namespace or of all, as many as begin with `prefix`."""
         start_after = ""
         while True:
             page: words.LogNames = await self.ask(words.ListLogs(namespace, prefix, start_after))
@@ -100,7 +106,11 @@ class Client:
     async def delete(
         self, name: str, *, etag: str = "", grace_s: float | None = None
     ) -> words.DeleteLogAnswer:
-        """Gone at once for everybody; its ledgers go after a time of grace."""
+        """Gone at once for everybody; its ledgers go after a time of grace.
+
+        `etag`: only if its configuration is still the one that has it. Raises `NoSuchLog`. Cancelled, it
+        may be gone or not.
+        """
         grace_ms = None if grace_s is None else round(grace_s * 1000)
         answer: words.DeleteLogAnswer = await self.ask(
             words.DeleteLog(LogName.parse(name), etag, grace_ms)
@@ -115,20 +125,24 @@ class Client:
         return answer.owners
 
     async def servers(self) -> tuple[words.ServerView, ...]:
+        """Those that are registered, and how they are."""
         answer: words.Servers = await self.ask(words.ListServers())
         return answer.servers
 
     async def transfer(self, name: str, to: str) -> words.LogOwner:
-        """Hands the log over to that server, without failed appends."""
+        """Hands the log over to that server, without failed appends. Cancelled, it may move all the same."""
         answer: words.LogOwner = await self.ask(words.TransferLog(LogName.parse(name), to))
         return answer
 
     async def drain(self, server: str, *, resume: bool = False) -> int:
-        """How many logs it has yet to hand over."""
+        """Has a server hand over its logs and take no others, until `resume`; how many it has yet to hand
+        over. Cancelled, it may have been told or not.
+        """
         answer: words.DrainAnswer = await self.ask(words.DrainServer(server, resume))
         return answer.logs_left
 
     async def limits(self) -> words.ServiceLimits:
+        """What the server takes at most: records, batches, names, waits."""
         answer: words.ServiceLimits = await self.ask(words.GetLimits())
         return answer
 
@@ -145,10 +159,14 @@ class Client:
         return writer
 
     def disown(self, writer: "Ending") -> None:
+        """It has ended by itself."""
         self._writers.pop(writer, None)
 
     async def close(self) -> None:
-        """At once: records of writers that were not closed before are left in doubt. Idempotent."""
+        """At once: records of writers that were not closed before are left in doubt. Idempotent.
+
+        Cancelled, call it again: connections may be open still.
+        """
         self._calls.is_closed = True
         await self._meeting.close()
         for writer in list(self._writers):

@@ -35,7 +35,9 @@ class Cursor:
         may_rewind: bool = False,
     ) -> words.Cursor:
         """Moves it, or makes it. `version`: only if it still has this one; -1: only if there is
-        none. Raises `MetadataConflict`.
+        none. `protect`, `blob`: as they were, unless given. `may_rewind`: to before where it is, too.
+
+        Raises `MetadataConflict`. Cancelled, it may have moved or not: `get` tells, by its version.
         """
         request = words.CommitCursor(
             self.log,
@@ -52,8 +54,9 @@ class Cursor:
     async def mark(
         self, offset: int, blob: bytes = b"", *, version: int | None = None
     ) -> words.Cursor:
-        """Protected: what lies at `offset` and above it is not truncated."""
+        """`commit`, protected: what lies at `offset` and above it is not truncated. Cancelled, likewise."""
         return await self.commit(offset, blob=blob, protect=True, version=version)
 
     async def delete(self, *, version: int | None = None) -> None:
+        """It holds nothing back any more. `version` as of `commit`. Cancelled, it may be there or not."""
         await self._ask(words.DeleteCursor(self.log, self.name, version))

@@ -83,7 +83,7 @@ class Log:
         must_be_empty: bool = False,
         timeout_s: float | None = None,
     ) -> words.AppendAck:
-        """One atomic batch: all of them or none. Else as `append`."""
+        """One atomic batch: all of them or none. Else as `append`, also if it is cancelled."""
         records = Records(values, keys, headers, event_times)
         condition = condition_of(expect, epoch, must_be_empty)
         return await self._appender.append(records, condition, timeout_s)
@@ -176,6 +176,7 @@ class Log:
     async def state_of_tail(
         self, consistency: words.Consistency | str = words.Consistency.COMMITTED
     ) -> words.LogTail:
+        """Where it begins and ends, whether it is sealed, and whose it is. `consistency`: see `tail_offset`."""
         wanted = words.Consistency(consistency)
         answer: words.LogTail = await self._client.ask(words.GetTail(self.name, wanted))
         return answer
@@ -183,7 +184,10 @@ class Log:
     async def find(
         self, position: Start | None = None, *, timestamp: datetime | None = None
     ) -> Offset:
-        """The offset that is meant."""
+        """The offset that is meant by a position, or the first one that is not older than `timestamp`.
+
+        Raises `BeyondTail`.
+        """
         wanted = timestamp if timestamp is not None else position
         if wanted is None:
             raise InvalidRequest("find what? Give a position or a timestamp")
@@ -197,14 +201,21 @@ class Log:
     async def truncate(
         self, before: Start, *, plan: bool = False, force_roll: bool = False
     ) -> words.TruncateAnswer:
-        """What lies before is readable no more. `plan`: only say what would be done."""
+        """What lies before is readable no more. `plan`: only say what would be done.
+
+        `force_roll`: of the segment that is written, too, so that its space is freed. Raises `Guarded` where
+        a protected mark is in the way. Cancelled, it may have been done or not: `head_offset` tells.
+        """
         answer: words.TruncateAnswer = await self._client.ask(
             words.Truncate(self.name, position_of(before), plan, force_roll)
         )
         return answer
 
     async def seal(self, *, expect: int | None = None, epoch: int | None = None) -> Offset:
-        """Ends the log for good; its final tail."""
+        """Ends the log for good; its final tail. Conditions as of `append`.
+
+        Cancelled, it may be sealed or not: sealed again, it tells the same tail.
+        """
         condition = condition_of(expect, epoch, False)
         answer: words.SealAnswer = await self._client.ask(words.Seal(self.name, None, condition))
         return answer.tail
@@ -224,7 +235,7 @@ class Log:
         time is over, `"steal"` it. An error whose `outcome` is unknown may have left it to `holder`
         under an epoch that nobody heard of: asked again by the same `attempt`, a name that you draw
         at random for this one acquisition, `holder` is granted that one, or hears `StaleEpoch` if it
-        was released. Without a name only this one call asks again by itself.
+        was released. Without a name only this one call asks again by itself. Cancelled, it is as in doubt.
         """
         request = words.AcquireWriter(
             self.name, holder, words.AcquireMode(mode), round(ttl_s * 1000), attempt
@@ -233,12 +244,14 @@ class Log:
         return grant
 
     async def renew_writer(self, epoch: int) -> words.WriterGrant:
+        """Its time begins anew. Raises `StaleEpoch`. Cancelled, it may have begun anew or not."""
         grant: words.WriterGrant = await self._client.ask(
             words.RenewWriter(self.name, WriterEpoch(epoch))
         )
         return grant
 
     async def release_writer(self, epoch: int) -> None:
+        """The next one need not wait or steal. Raises `StaleEpoch`. Cancelled, it may be held or not."""
         await self._client.ask(words.ReleaseWriter(self.name, WriterEpoch(epoch)))
 
     # --- Cursors ------------------------------------------------------------------------------
@@ -248,17 +261,23 @@ class Log:
         return Cursor(self._client.ask, self.name, parse_cursor_name(name))
 
     async def cursors(self) -> tuple[words.Cursor, ...]:
+        """All that the log has, by name."""
         answer: words.Cursors = await self._client.ask(words.ListCursors(self.name))
         return answer.cursors
 
     # --- Administration -----------------------------------------------------------------------
 
     async def state(self) -> words.LogState:
+        """Its configuration and etag, its size, its owner, its writer."""
         answer: words.LogState = await self._client.ask(words.GetLog(self.name))
         return answer
 
     async def update(self, *, etag: str = "", **changes: Any) -> words.LogState:
-        """`update(retention_age_s=3600)`: fields of `LogConfig`."""
+        """`update(retention_age_s=3600)`: fields of `LogConfig`, which are changed together.
+
+        `etag`: only if its configuration is still the one that has it, else `MetadataConflict`. Cancelled, it
+        may have been changed or not: `state` tells.
+        """
         known = {field.name for field in fields(LogConfig)}
         if unknown := sorted(set(changes) - known):
             raise InvalidRequest(f"a log has no setting {', '.join(unknown)}")
@@ -269,11 +288,12 @@ class Log:
         return answer
 
     async def roll(self) -> SegmentId:
-        """A new segment begins, unless the one that is written is empty."""
+        """A new segment begins, unless the one that is written is empty. Cancelled, it may or may not."""
         answer: words.RollLogAnswer = await self._client.ask(words.RollLog(self.name))
         return answer.segment_id
 
     async def segments(self) -> list[words.SegmentView]:
+        """What it is made of, oldest first."""
         found: list[words.SegmentView] = []
         start: SegmentId | None = SegmentId(0)
         while start is not None:

@@ -62,6 +62,7 @@ class RecordBatch:
         return self._trimmed(found)
 
     def records(self) -> list[Record]:
+        """One object each: offset, value, key, headers, times."""
         found: list[Record] = []
         for block in self.blocks:
             found += block.records()
@@ -132,6 +133,7 @@ class EventReader:
         return None
 
     async def aclose(self) -> None:
+        """Hangs up: the server is told to send no more. At once, cancelled or not."""
         self.is_over = True
         self._hang_up()
 

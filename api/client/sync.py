@@ -17,7 +17,8 @@ Calls may come from any thread.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, Self
+from types import FunctionType
+from typing import Any, Self, TypeVar
 
 from rollbook.api.client import client as aio
 from rollbook.api.client.config import LogClientConfig
@@ -31,6 +32,8 @@ from rollbook.logservice.core.block import Headers, Record
 from rollbook.logservice.ids import LogName, Offset, SegmentId
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.runtime.loop_thread import LoopThread
+
+F = TypeVar("F")
 
 
 def connect(
@@ -73,8 +76,21 @@ def _shared_thread() -> LoopThread:
         return _threads[-1]
 
 
+def in_words_of(twin: type) -> Callable[[type[F]], type[F]]:
+    """What the methods of a face do not say of themselves their twins say for them: `help` shows it."""
+
+    def tell(face: type[F]) -> type[F]:
+        for name, what in vars(face).items():
+            if isinstance(what, FunctionType | property) and not what.__doc__:
+                what.__doc__ = getattr(getattr(twin, name, None), "__doc__", None)
+        return face
+
+    return tell
+
+
+@in_words_of(aio.Client)
 class SyncClient:
-    """`Client`, call by call."""
+    """`Client`, call by call. What is said there of being cancelled goes for KeyboardInterrupt here."""
 
     def __init__(self, thread: LoopThread, client: aio.Client) -> None:
         self._thread = thread
@@ -134,6 +150,7 @@ class SyncClient:
         self.close()
 
 
+@in_words_of(Log)
 class SyncLog:
     """`Log`, call by call."""
 
@@ -150,10 +167,12 @@ class SyncLog:
 
     @property
     def name(self) -> LogName:
+        """With its namespace."""
         return self._log.name
 
     @property
     def config(self) -> LogConfig:
+        """As it was when the log was opened, or updated by this object."""
         return self._log.config
 
     # --- Appending ----------------------------------------------------------------------------
@@ -297,7 +316,6 @@ class SyncLog:
         timeout_s: float | None = None,
         attempt: str = "",
     ) -> words.WriterGrant:
-        """As `Log.acquire_writer`."""
         work = self._log.acquire_writer(
             holder, mode, ttl_s=ttl_s, timeout_s=timeout_s, attempt=attempt
         )
@@ -335,6 +353,7 @@ class SyncLog:
         return self._thread.run(self._log.journal(limit))
 
 
+@in_words_of(Cursor)
 class SyncCursor:
     """`Cursor`, call by call."""
 

@@ -28,6 +28,7 @@ class SyncSubmission:
         self._index = index
 
     def done(self) -> bool:
+        """Whether it is known what became of it."""
         return self._batch.is_settled
 
     def result(self, timeout: float | None = None) -> Offset:
@@ -87,7 +88,10 @@ class SyncWriter:
         headers: Headers | None = None,
         event_time_us: int | None = None,
     ) -> SyncSubmission:
-        """On its way without any flush. Raises `EntryTooLarge`, and what has ended the writer."""
+        """On its way without any flush, once there is room; its `result()` is its offset.
+
+        Raises `EntryTooLarge`, and what has ended the writer.
+        """
         while True:
             try:
                 return self.try_submit(value, key=key, headers=headers, event_time_us=event_time_us)
@@ -102,7 +106,7 @@ class SyncWriter:
         headers: Headers | None = None,
         event_time_us: int | None = None,
     ) -> SyncSubmission:
-        """Raises `Overloaded` if there is no room now."""
+        """As `submit`, but raises `Overloaded` if there is no room now."""
         gathering = self._gathering
         with self._lock:
             index = gathering.add(value, key, headers, event_time_us, self._now)
@@ -156,15 +160,18 @@ class SyncWriter:
     # --- The pipeline's source, on the client's thread ------------------------------------------
 
     def take(self, *, only_full: bool) -> Batch | None:
+        """The next one to be sent; None: there is none yet."""
         with self._lock:
             return self._gathering.take(only_full=only_full)
 
     def on_settled(self, batch: Batch) -> None:
+        """It is known what became of it."""
         with self._has_changed:
             self._gathering.settle(batch)
             self._has_changed.notify_all()
 
     def on_stopped(self, error: RollbookError) -> None:
+        """Nothing is sent any more."""
         with self._has_changed:
             for batch in self._gathering.stop(error):
                 batch.settle(None, again(error, Outcome.NOT_APPLIED))

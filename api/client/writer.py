@@ -45,6 +45,7 @@ class Writer:
 
     @property
     def has_room(self) -> bool:
+        """Whether `submit` takes a record now."""
         return self._gathering.has_room
 
     def submit(
@@ -69,7 +70,7 @@ class Writer:
         return Submission(batch, index)
 
     async def ready(self) -> None:
-        """Waits for room. Raises what has ended the writer."""
+        """Waits for room. Raises what has ended the writer. Cancelled, nothing was submitted."""
         while not self._gathering.has_room:
             self._raise_failure()
             turn: asyncio.Future[None] = self._loop.create_future()
@@ -85,19 +86,25 @@ class Writer:
         headers: Headers | None = None,
         event_time_us: int | None = None,
     ) -> Submission:
-        """`submit`, after waiting for room."""
+        """`submit`, after waiting for room. Cancelled, it was not submitted."""
         while not self._gathering.has_room:
             await self.ready()
         return self.submit(value, key=key, headers=headers, event_time_us=event_time_us)
 
     async def flush(self) -> None:
-        """Waits until all that was submitted is durable. Raises what has ended the writer."""
+        """Waits until all that was submitted is durable. Raises what has ended the writer.
+
+        Cancelled, all of it is on its way still, and the writer takes more.
+        """
         if (last := self._gathering.last) is not None:
             await last.settled()
         self._raise_failure()
 
     async def close(self) -> None:
-        """Waits like `flush`, then submits are refused. Idempotent."""
+        """Waits like `flush`, then submits are refused. Idempotent.
+
+        Cancelled, it ends at once: what was not acked by then is left in doubt, as its submissions say.
+        """
         try:
             if self._gathering.failure is None:
                 await self.flush()
@@ -128,13 +135,16 @@ class Writer:
     # --- The pipeline's source ----------------------------------------------------------------
 
     def take(self, *, only_full: bool) -> Batch | None:
+        """The next one to be sent; None: there is none yet."""
         return self._gathering.take(only_full=only_full)
 
     def on_settled(self, batch: Batch) -> None:
+        """It is known what became of it."""
         self._gathering.settle(batch)
         self._offer_room()
 
     def on_stopped(self, error: RollbookError) -> None:
+        """Nothing is sent any more."""
         for batch in self._gathering.stop(error):
             batch.settle(None, again(error, Outcome.NOT_APPLIED))
             self._gathering.settle(batch)

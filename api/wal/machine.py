@@ -115,6 +115,7 @@ class StateMachine:
 
     @property
     def timeout_s(self) -> float:
+        """As its client's."""
         return self._client.config.timeout_s
 
     async def __aenter__(self) -> Self:
@@ -185,6 +186,7 @@ class StateMachine:
         return await self._snapshots.write(data, applied, epoch, before)
 
     def check(self) -> None:
+        """Raises what stopped it."""
         if self.failure is not None:
             raise again(self.failure, Outcome.NOT_APPLIED) from self.failure.__cause__
 
@@ -245,6 +247,7 @@ class StateMachine:
         self._term = term
 
     def end(self, term: Term) -> None:
+        """From here on it follows."""
         assert self._term is term
         self._term = None
         self.follow()
@@ -255,6 +258,7 @@ class StateMachine:
             self._following = asyncio.create_task(self._follow())
 
     async def stop_following(self) -> None:
+        """When it returns nobody but a term changes the state."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)

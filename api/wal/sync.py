@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from rollbook.api.client.sync import SyncClient, SyncLog
+from rollbook.api.client.sync import SyncClient, SyncLog, in_words_of
 from rollbook.api.wal import exclusive_writer, machine, term
 from rollbook.logservice.ids import Offset, WriterEpoch
 from rollbook.logservice.words import AcquireMode
@@ -44,6 +44,7 @@ class _Entered:
         self._thread.run(self._twin.__aexit__(kind, error, traceback))
 
 
+@in_words_of(exclusive_writer.ExclusiveWriter)
 class ExclusiveWriter(_Entered):
     """As `wal.aio.ExclusiveWriter`."""
 
@@ -61,14 +62,17 @@ class ExclusiveWriter(_Entered):
 
     @property
     def epoch(self) -> WriterEpoch:
+        """The one that it was granted."""
         return self._writer.epoch
 
     @property
     def fence(self) -> Offset:
+        """Below it is all that there will ever be of those who wrote before."""
         return self._writer.fence
 
     @property
     def failure(self) -> RollbookError | None:
+        """What has ended it; None: nothing has."""
         return self._writer.failure
 
     def append(self, value: bytes) -> Offset:
@@ -84,6 +88,7 @@ class ExclusiveWriter(_Entered):
         return await self._writer.submit(value)
 
 
+@in_words_of(machine.StateMachine)
 class StateMachine(_Entered):
     """As `wal.aio.StateMachine`."""
 
@@ -113,6 +118,7 @@ class StateMachine(_Entered):
 
     @property
     def failure(self) -> RollbookError | None:
+        """What has ended it; None: nothing has."""
         return self._machine.failure
 
     def lead(self, mode: AcquireMode | str = AcquireMode.WAIT) -> "Term":
@@ -131,6 +137,7 @@ class StateMachine(_Entered):
         return self._thread.run(self._machine.checkpoint())
 
 
+@in_words_of(term.Term)
 class Term(_Entered):
     """As `wal.aio.Term`."""
 

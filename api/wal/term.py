@@ -54,10 +54,12 @@ class Term:
 
     @property
     def epoch(self) -> WriterEpoch:
+        """Under which it appends."""
         return self._rules.epoch
 
     @property
     def is_over(self) -> bool:
+        """Whether anything has ended it; `over` says what."""
         return self._rules.over is not None
 
     async def __aenter__(self) -> Self:

@@ -1,0 +1,74 @@
+"""What is public says what it does, to `help` and to the reference; and a wait, what cancelling it leaves."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any, Final
+
+import pytest
+
+from rollbook.api import wal
+from rollbook.api.client import aio, sync, sync_writer
+from rollbook.api.client.log import Log
+from rollbook.api.grpc.methods import BY_REQUEST
+
+_SYNC: Final = (
+    *(sync.SyncClient, sync.SyncLog, sync.SyncCursor),
+    *(sync_writer.SyncWriter, sync_writer.SyncSubmission),
+)
+_AIO: Final = (
+    *(aio.Client, aio.Log, aio.Cursor, aio.Writer, aio.Submission),
+    *(aio.EventReader, aio.RecordBatch),
+)
+_WAL: Final = (wal.ExclusiveWriter, wal.StateMachine, wal.Term)
+_WAL_AIO: Final = (wal.aio.ExclusiveWriter, wal.aio.StateMachine, wal.aio.Term)
+
+
+def members(face: type) -> Iterator[tuple[str, Any]]:
+    for name, what in vars(face).items():
+        if not name.startswith("_") and isinstance(what, FunctionType | property):
+            yield name, what
+
+
+@pytest.mark.parametrize(
+    "face", [*_SYNC, *_AIO, *_WAL, *_WAL_AIO], ids=lambda face: f"{face.__module__}.{face.__name__}"
+)
+def test_everything_public_says_what_it_does(face: type) -> None:
+    found = dict(members(face))
+    assert face.__doc__
+    assert found
+    assert not [name for name, what in found.items() if not what.__doc__]
+
+
+@pytest.mark.parametrize("connect", [aio.connect, sync.connect])
+def test_so_does_connecting(connect: Callable[..., Any]) -> None:
+    assert connect.__doc__
+
+
+def test_both_faces_say_the_same() -> None:
+    assert sync.SyncLog.append.__doc__ == Log.append.__doc__
+
+
+def test_every_wait_says_what_cancelling_it_leaves() -> None:
+    """But for questions, which leave nothing, as `Client` says of all of them."""
+    changes = {word.__name__ for word, method in BY_REQUEST.items() if method.changes}
+    assert {"Truncate", "CommitCursor", "EnsureLog"} <= changes
+    asking = (aio.Client, aio.Log, aio.Cursor)
+    waits = [
+        (name, what)
+        for face in _AIO
+        for name, what in members(face)
+        if inspect.iscoroutinefunction(what)
+        and (face not in asking or set(what.__code__.co_names) & changes or name in _INDIRECT)
+    ]
+    assert len(waits) > 15
+    assert not [name for name, what in waits if "ancelled" not in (what.__doc__ or "")]
+
+
+_INDIRECT: Final = (
+    "ask",
+    "append",
+    "append_many",
+    "mark",
+    "close",
+)  # They change, and name no word.
