@@ -21,14 +21,16 @@ from typing import Final
 
 from rollbook.api.cli.bookie_settings import RealMachine
 from rollbook.api.cli.log_server import LogSettings, RunningLogServer, log_server
+from rollbook.api.cli.output import explain_error
 from rollbook.bookie.bookie import DEFAULT_PORT, Bookie, Settings
 from rollbook.bookie.config import BookieConfig, StorageConfig
 from rollbook.logservice.config import LogServerConfig, LogServiceConfig
 from rollbook.proto.cluster.cluster import initialise
-from rollbook.proto.errors import BadConfig, ClusterExists
+from rollbook.proto.errors import BadConfig, ClusterExists, RollbookError
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.metastore.embedded_owner import end_process
 from rollbook.proto.tasks import first_of
 
 BOOKIES_MAX: Final = 16
@@ -84,7 +86,7 @@ async def local_cluster(
             ) from error
         stack.push_async_callback(lock.release)
         url = f"sqlite://{folder}/metadata.db"
-        store = await open_metadata_store(url, serve=True, create=True)
+        store = await open_metadata_store(url, serve=True, create=True, on_fatal=_end_told)
         stack.push_async_callback(store.close)
         await _ensure_cluster(store, url)
         running: dict[str, Bookie] = {}
@@ -101,6 +103,13 @@ async def local_cluster(
             log_server(_log_settings(url, count, server, sizes), serves_store=False)
         )
         yield LocalCluster(url, running, logs)
+
+
+def _end_told(error: BaseException) -> None:
+    """Who runs a whole cluster looks at errors as `main` tells them, which does not come to it here."""
+    if isinstance(error, RollbookError):
+        explain_error(error)
+    end_process(error)
 
 
 async def _ensure_cluster(store: MetadataStore, url: str) -> None:

@@ -18,7 +18,7 @@ import click
 
 from rollbook import __version__
 from rollbook.api.cli.lazy import LazyGroup, Place
-from rollbook.api.cli.output import examples
+from rollbook.api.cli.output import examples, explain_error
 from rollbook.proto import errors
 
 FAILED: Final = 1
@@ -183,7 +183,7 @@ def main() -> None:
         _drop_output()
         sys.exit(DENIED if isinstance(error, PermissionError) else FAILED)
     except errors.RollbookError as error:
-        _explain(error)
+        explain_error(error)
         sys.exit(exit_code(error))
     if isinstance(result, int):  # What `ctx.exit(code)` came to.
         sys.exit(result)
@@ -207,15 +207,6 @@ def _command_that_was_typed() -> str:
             break
         path.append(word)
     return " ".join(path)
-
-
-def _explain(error: errors.RollbookError) -> None:
-    """One line on what happened, one on what to do; the reason is for scripts to match."""
-    what: Any = error.message or (error.__doc__ or "").partition("\n")[0]
-    where = " ".join(f"{name}={value}" for name, value in error.ids.items())
-    click.echo(f"error: {what}{f' ({where})' if where else ''} [{error.code.reason}]", err=True)
-    if error.next_step:
-        click.echo(f"  try: {error.next_step}", err=True)
 
 
 if __name__ == "__main__":

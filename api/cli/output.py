@@ -9,6 +9,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from rollbook.proto.errors import RollbookError
+
 _FORMATS: Final = ("table", "json", "ndjson")
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _THEN_MS: Final = 10**12  # In 2001: what is less is no time of ours but a duration.
@@ -80,6 +82,15 @@ def tell_rows(
         sys.stdout.flush()
     else:
         show_rows((*columns, *wide) if output == "wide" else columns, rows, output)
+
+
+def explain_error(error: RollbookError) -> None:
+    """One line on what happened, one on what to do; the reason is for scripts to match."""
+    what: Any = error.message or (error.__doc__ or "").partition("\n")[0]
+    where = " ".join(f"{name}={value}" for name, value in error.ids.items())
+    click.echo(f"error: {what}{f' ({where})' if where else ''} [{error.code.reason}]", err=True)
+    if error.next_step:
+        click.echo(f"  try: {error.next_step}", err=True)
 
 
 def as_lines(facts: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
+from rollbook.proto.runtime.metastore.embedded_owner import Fatal, end_process
 
 COMMAND_TIMEOUT_S: Final = 4.0  # Until ZooKeeper answers a command at first: somebody waits.
 NOBODY_TIMEOUT_S: Final = 2.0  # A new owner takes over in much less.
@@ -24,6 +25,7 @@ async def open_metadata_store(
     session_timeout_s: float = SESSION_TIMEOUT_S,
     operation_timeout_s: float = OPERATION_TIMEOUT_S,
     open_timeout_s: float | None = None,
+    on_fatal: Fatal = end_process,
     clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> MetadataStore:
@@ -34,7 +36,7 @@ async def open_metadata_store(
     now or when its owner dies. `visit`, for short commands: if nobody owns the file, this process
     uses it alone, until it closes. With neither there is somebody who serves within
     `NOBODY_TIMEOUT_S`, or `MetadataUnavailable`. `create`: a missing file is made, by a visit at
-    least; else it is `NoSuchCluster`.
+    least; else it is `NoSuchCluster`. `on_fatal`: ends this process, when what it owns cannot be kept.
     """
     clock, randomness = clock or SystemClock(), randomness or random.SystemRandom()
     if isinstance(url, str):
@@ -51,7 +53,9 @@ async def open_metadata_store(
             ).open(open_timeout_s)
         case Backend.SQLITE:
             role = Role.SERVER if serve else Role.VISITOR if visit or create else Role.CLIENT
-            connector = EmbeddedConnector(url.place, clock, randomness, role, create=create)
+            connector = EmbeddedConnector(
+                url.place, clock, randomness, role, create=create, on_fatal=on_fatal
+            )
             patience_s = NOBODY_TIMEOUT_S if role is Role.CLIENT else operation_timeout_s
             return await StoreClient(
                 connector,

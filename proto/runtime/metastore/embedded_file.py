@@ -28,6 +28,7 @@ from rollbook.proto.errors import (
     BadMetadata,
     DirectoryInUse,
     MetadataUnavailable,
+    OutcomeUnknown,
     UnsupportedVersion,
 )
 from rollbook.proto.metastore.core.service import Batch, Kept
@@ -85,8 +86,13 @@ class StoreFile:
             raise
 
     async def keep(self, batch: Batch) -> None:
-        """Durable when it returns. After a failure nobody knows what is in the file."""
-        await self._run(self._keep, batch)
+        """Durable when it returns. Raises `OutcomeUnknown`: nobody knows what is in the file then."""
+        try:
+            await self._run(self._keep, batch)
+        except sqlite3.Error as error:
+            is_full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+            mend = "make room on that disk" if is_full else "look what is wrong with that disk"
+            raise _not_kept(f"cannot write {self._path}: {error}", mend) from error
 
     async def close(self) -> None:
         await self._run(self._close)
@@ -165,8 +171,8 @@ class StoreFile:
         run("UPDATE store SET last_txn = ?, checksums = ?", (batch.last_txn, self._sum))
         run("COMMIT")
         for path, known in self._found.items():  # SQLite writes on to a file that has no name.
-            if _identity(path) != known:
-                raise MetadataUnavailable(f"{path} was removed or replaced")
+            if not os.path.exists(path) or _identity(path) != known:
+                raise _not_kept(f"{path} was removed or replaced", "bring it back")
 
     def _count(self, key: str | SessionId, checksum: int) -> int:
         self._sum += checksum - self._checksums.pop(key, 0)
@@ -178,6 +184,13 @@ class StoreFile:
         if hasattr(self, "_database"):
             self._database.close()
             _NEVER_CLOSED_IN_CHILDREN.pop(id(self._database), None)
+
+
+def _not_kept(reason: str, mend: str) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"{reason}; what was to be kept just then may be there or not",
+        next_step=f"{mend}, and start this again",
+    )
 
 
 def _create(path: str, store: str) -> None:

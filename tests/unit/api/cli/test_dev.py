@@ -14,10 +14,11 @@ from rollbook.api.cli.local_cluster import SMALL, local_cluster, usual_or_free
 from rollbook.api.cli.log_server import addresses_of
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.cluster.cluster import initialise
-from rollbook.proto.errors import BadConfig
+from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.metastore.embedded_owner import EXIT_STORE_FAILED
 from tests.support import bookies, processes
 from tests.support.processes import Child, Family
 
@@ -69,6 +70,20 @@ def test_what_was_appended_is_there_after_a_restart_however_it_was_ended(
             end(child)
             code = child.wait(PATIENCE_S)
             assert code == (0 if end is Child.terminate else -9)
+
+
+def test_metadata_that_cannot_be_kept_is_told_as_any_other_error(
+    children: Family, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """So is a full disk: which of its errors SQLite met makes no difference here."""
+    child, said = start_dev(children, tmp_path / "data")
+    (tmp_path / "data" / "metadata.db-wal").rename(tmp_path / "moved")
+    with rollbook.connect(said["logs"]) as client, pytest.raises(RollbookError):
+        client.open("orders", create=True)
+    assert child.wait(PATIENCE_S) == EXIT_STORE_FAILED
+    told = capfd.readouterr().err
+    assert f"error: {tmp_path}/data/metadata.db-wal was removed or replaced; " in told
+    assert "\n  try: bring it back, and start this again\n" in told
 
 
 def test_a_log_server_that_dies_is_replaced_by_another_one(

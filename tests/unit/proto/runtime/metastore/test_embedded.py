@@ -467,7 +467,7 @@ async def test_a_forked_child_that_ends_takes_no_acknowledged_write_along(
 
 
 async def test_a_failed_commit_ends_the_process_and_is_never_answered(
-    house: House, path: str, children: Family
+    house: House, path: str, children: Family, capfd: pytest.CaptureFixture[str]
 ) -> None:
     owner = children.start_module(SERVING, path, "create", "full")
     assert owner.line() == "ready"
@@ -480,6 +480,10 @@ async def test_a_failed_commit_ends_the_process_and_is_never_answered(
             made += 1
             owner.say(f"create /{made}")
     assert owner.wait() == EXIT_STORE_FAILED
+    told = capfd.readouterr().err
+    assert f"cannot write {path}: " in told
+    assert "may be there or not" in told
+    assert "and start this again" in told
     assert made > 5
     await until_state(states, SessionState.SUSPENDED)
     names = await heir.children("/")
