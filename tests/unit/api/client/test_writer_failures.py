@@ -232,6 +232,7 @@ async def test_who_lost_the_answer_is_granted_the_epoch_that_he_has(
 async def test_deadlines_fire_and_say_what_is_known(site: Site) -> None:
     client = site.client("a", batch_bytes_max=1024)
     log = await client.open("orders", create=True)
+    await log.append(b"first")  # The line stands: what is submitted leaves, however late.
     site.cores["a"].holds.add("append_stream")
     with hurried(client, timeout_s=1, attempt_s=0.2):
         writer = log.writer()
