@@ -31,8 +31,15 @@ def group(access: "LogAccess", **how: Any) -> None:
     retention_age = "7d"
     labels = { team = "checkout" }
 
-    Settings are those of `rollbook log create`. What the file does not name is left alone: other logs, and
-    other settings. `raw` is what was made or changed.
+    \b
+    times   retention_age roll_age dedupe_age delete_grace            "7d", "12h"
+    bytes   retention_bytes roll_bytes tail_cache_bytes
+            record_bytes_max batch_bytes_max                          "500M", 1000
+    counts  copies acks roll_entries dedupe_batches batch_records_max
+    others  exclusive = true, labels, description
+
+    Retention is given up by "none". What the file does not name is left alone: other logs, and other settings.
+    `raw` is what was made or changed.
     """
     from rollbook.api.cli import apply_work
 

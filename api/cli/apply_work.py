@@ -6,18 +6,33 @@ import click
 
 from rollbook.api.cli.confirming import ask_whether
 from rollbook.api.cli.log_access import LogAccess
-from rollbook.api.cli.log_work import settings_of, shown_setting
+from rollbook.api.cli.log_work import bytes_in, quorum_of, seconds_in, shown_setting
 from rollbook.api.cli.output import tell_rows
 from rollbook.api.client.client import Client
+from rollbook.api.nearest import SHOWN, did_you_mean
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
-from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.errors import BadConfig, NoSuchLog, RollbookError
 from rollbook.proto.runtime.config import read_config_file
 
 _SECTION: Final = "logs"
-_TEXTS: Final = ("retention_age", "retention_bytes", "roll_bytes", "roll_age", "description")
-_NUMBERS: Final = ("copies", "acks")
+_AGES: Final = {
+    "retention_age": "retention_age_s",
+    "roll_age": "roll_age_s",
+    "dedupe_age": "dedupe_age_s",
+    "delete_grace": "delete_grace_s",
+}
+_SIZES: Final = (
+    *("retention_bytes", "roll_bytes", "record_bytes_max", "batch_bytes_max"),
+    "tail_cache_bytes",
+)
+_COUNTS: Final = ("roll_entries", "dedupe_batches", "batch_records_max")
+_COPIES: Final = ("copies", "acks")
+SETTINGS: Final = frozenset(
+    (*_AGES, *_SIZES, *_COUNTS, *_COPIES, "exclusive", "labels", "description")
+)
+_UNBOUNDED: Final = "none"  # Of retention, where the server, or the file as it was, had a bound.
 _KEEPING: Final = ("retention_age_s", "retention_bytes")  # Fields; less of them deletes records.
 
 
@@ -47,32 +62,68 @@ def apply(access: LogAccess, path: str, dry_run: bool, yes: bool, output: str) -
 
 
 def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
-    """Fields of the configuration, by log. Raises `BadConfig`."""
+    """Fields of the configuration, by log. Raises `BadConfig`, with what to do."""
     found: dict[LogName, dict[str, Any]] = {}
-    for name, table in read_config_file(path, (_SECTION,)).get(_SECTION, {}).items():
-        try:
-            found[LogName.parse(name)] = _settings(table)
-        except RollbookError as error:
-            raise BadConfig(f"{path}: {name}: {error.message}") from None
+    name = ""
+    try:
+        for name, table in read_config_file(path, (_SECTION,)).get(_SECTION, {}).items():
+            if (log := LogName.parse(name)) in found:
+                raise BadConfig(f"another name of {log}, of which the file says something already")
+            found[log] = fields_of(table)
+    except RollbookError as error:
+        where = f"{path}: {name}: " if name else ""
+        advice = error.next_step or "rollbook apply --help"
+        raise BadConfig(f"{where}{error.message}", next_step=advice) from None
     return found
 
 
-def _settings(table: Any) -> dict[str, Any]:
+def fields_of(table: Any) -> dict[str, Any]:
+    """Of the configuration: those that the settings of one log say. Raises `InvalidRequest`, `BadConfig`."""
     if not isinstance(table, dict):
         raise BadConfig("no table")
-    labels, exclusive = table.pop("labels", {}), table.pop("exclusive", False)
-    if type(exclusive) is not bool or not isinstance(labels, dict):
-        raise BadConfig("exclusive is true or false, labels a table")
-    named: dict[str, Any] = dict.fromkeys((*_TEXTS, *_NUMBERS))
-    for key, value in table.items():
-        kind = int if key in _NUMBERS else str
-        if key not in named:
-            raise BadConfig(f"there is no setting {key[:100]!r}")
-        if type(value) is not kind:
-            raise BadConfig(f"{key} is a {'number' if kind is int else 'text'}")
-        named[key] = value
-    pairs = [f"{name}={value}" for name, value in labels.items()]
-    return settings_of(**named, exclusive=exclusive, labels=pairs)
+    found = dict(_field_of(key, value) for key, value in table.items() if key not in _COPIES)
+    copies, acks = (_number(key, table[key]) if key in table else None for key in _COPIES)
+    if copies is not None or acks is not None:
+        found["quorum"] = quorum_of(copies, acks)
+    LogConfig(**found)  # What no log can be is found before any log is touched.
+    return found
+
+
+def _field_of(key: str, value: Any) -> tuple[str, Any]:
+    if key not in SETTINGS:
+        known = f"known: {', '.join(sorted(SETTINGS))}"
+        raise BadConfig(
+            f"there is no setting {key[:SHOWN]!r}", next_step=did_you_mean(key, SETTINGS, known)
+        )
+    if value == _UNBOUNDED and (field := _AGES.get(key, key)) in _KEEPING:
+        return field, None
+    if key in _AGES:
+        return _AGES[key], seconds_in(_text(key, value, "7d"))
+    if key in _SIZES:
+        return key, value if type(value) is int else bytes_in(_text(key, value, "500M"))
+    if key in _COUNTS:
+        return key, _number(key, value)
+    if key == "labels":
+        if not isinstance(value, dict):
+            raise BadConfig("labels are a table", next_step='write { team = "checkout" }')
+        return key, tuple((name, _text(name, each, "checkout")) for name, each in value.items())
+    if key == "exclusive":
+        if type(value) is not bool:
+            raise BadConfig("exclusive is true or false", next_step="write it without quotes")
+        return "writer_mode", WriterMode.EXCLUSIVE if value else WriterMode.OPEN
+    return key, _text(key, value, "orders of the shop")
+
+
+def _number(key: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise BadConfig(f"{key} is a number from 1 on", next_step=f"write {key} = 3")
+    return value
+
+
+def _text(key: str, value: Any, such: str) -> str:
+    if type(value) is not str:
+        raise BadConfig(f"{key} is a text", next_step=f'write it in quotes, such as "{such}"')
+    return value
 
 
 async def _plan(

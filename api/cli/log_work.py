@@ -69,25 +69,30 @@ def settings_of(
 ) -> dict[str, Any]:
     """Those fields of the configuration that were named."""
     found: dict[str, Any] = {
-        "retention_age_s": retention_age and _seconds(retention_age),
-        "retention_bytes": retention_bytes and _bytes(retention_bytes),
-        "roll_bytes": roll_bytes and _bytes(roll_bytes),
-        "roll_age_s": roll_age and _seconds(roll_age),
+        "retention_age_s": retention_age and seconds_in(retention_age),
+        "retention_bytes": retention_bytes and bytes_in(retention_bytes),
+        "roll_bytes": roll_bytes and bytes_in(roll_bytes),
+        "roll_age_s": roll_age and seconds_in(roll_age),
         "writer_mode": WriterMode.EXCLUSIVE if exclusive else None,
         "labels": tuple(map(_label, labels)) or None,
         "description": description,
     }
     if copies or acks:
-        count = copies or max(3, acks or 0)
-        found["quorum"] = Quorum(count, count, acks or count // 2 + 1)
+        found["quorum"] = quorum_of(copies, acks)
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _seconds(text: str) -> int:
+def quorum_of(copies: int | None, acks: int | None) -> Quorum:
+    """What is not said follows from what is."""
+    count = copies or max(3, acks or 0)
+    return Quorum(count, count, acks or count // 2 + 1)
+
+
+def seconds_in(text: str) -> int:
     return parse_age_us(text) // 1_000_000
 
 
-def _bytes(text: str) -> int:
+def bytes_in(text: str) -> int:
     number, unit = (text[:-1], text[-1:].upper()) if text[-1:].isalpha() else (text, "")
     if not number.isdecimal() or (unit and unit not in _UNITS):
         raise InvalidRequest(f"{text!r} is no number of bytes; write 1000, 500M, 10G")

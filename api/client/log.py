@@ -13,6 +13,7 @@ from rollbook.api.client.positions import Start, condition_of, position_of
 from rollbook.api.client.reader import EventReader, RecordBatch, batches_of, records_of
 from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.writer import Writer
+from rollbook.api.nearest import did_you_mean
 from rollbook.logservice import words
 from rollbook.logservice.core.block import Headers, Record
 from rollbook.logservice.ids import (
@@ -280,7 +281,10 @@ class Log:
         """
         known = {field.name for field in fields(LogConfig)}
         if unknown := sorted(set(changes) - known):
-            raise InvalidRequest(f"a log has no setting {', '.join(unknown)}")
+            raise InvalidRequest(
+                f"a log has no setting {', '.join(unknown)}",
+                next_step=did_you_mean(unknown[0], known, f"known: {', '.join(sorted(known))}"),
+            )
         answer: words.LogState = await self._client.ask(
             words.UpdateLog(self.name, LogConfig(**changes), tuple(changes), etag)
         )

@@ -8,16 +8,15 @@ have no conditions, and may be asked with whatever whoever probes says to everyb
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from difflib import get_close_matches
 from typing import Any, Final
 
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
 
+from rollbook.api.nearest import SHOWN, did_you_mean
 from rollbook.proto.errors import InvalidRequest
 
 _OURS: Final = ("log-", "producer-")
-_SHOWN: Final = 80
 
 
 class KnownWords:
@@ -57,9 +56,7 @@ def _refuse_strangers(what: str, said: Iterable[str], known: frozenset[str]) -> 
     for name in said:
         if name in known or any(each[-1] == "*" and name.startswith(each[:-1]) for each in known):
             continue
-        close = get_close_matches(name[:_SHOWN], sorted(known), 1)
-        shown = name[:_SHOWN]
         raise InvalidRequest(
-            f"no {what} {shown!r} is known here",
-            next_step=f"did you mean {close[0]}?" if close else "leave it out",
+            f"no {what} {name[:SHOWN]!r} is known here",
+            next_step=did_you_mean(name, known, "leave it out"),
         )

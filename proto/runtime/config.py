@@ -155,7 +155,10 @@ def _read(path: str) -> bytes:
         with open(path, "rb") as file:
             content = file.read(CONFIG_BYTES_MAX + 1)
     except OSError as error:
-        raise BadConfig(f"cannot read the configuration {path}: {error.strerror}") from error
+        raise BadConfig(
+            f"cannot read the configuration {path}: {error.strerror}",
+            next_step="name a file that is there and that you may read",
+        ) from error
     if len(content) > CONFIG_BYTES_MAX:
         raise BadConfig(f"{path} is over {CONFIG_BYTES_MAX} bytes")
     return content

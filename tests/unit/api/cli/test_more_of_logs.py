@@ -165,6 +165,12 @@ def test_logs_become_what_a_file_says(shell: Shell, tmp_path: Path) -> None:
     assert changed["act"] == "~"
     assert changed["changes"] == {"retention_age_s": "604800 -> 86400"}
     assert shell.json("apply", str(spec))[0]["act"] == "="
+    spec.write_text(
+        '[logs."shop/applied"]\nretention_age = "none"\nexclusive = false\ndedupe_batches = 128'
+    )
+    shell.run("apply", str(spec))
+    config |= {"retention_age_s": None, "writer_mode": "open", "dedupe_batches": 128}
+    assert shell.json("log", "show", "shop/applied")["config"] == config
 
 
 @pytest.mark.parametrize(

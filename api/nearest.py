@@ -1,0 +1,13 @@
+"""A word that is not known here is perhaps one that is, misspelt."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Final
+
+SHOWN: Final = 80  # Of a word that somebody sent, in an answer to him.
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """What to do; `otherwise` where none is near."""
+    close = get_close_matches(word[:SHOWN], sorted(known), 1)
+    return f"did you mean {close[0]}?" if close else otherwise

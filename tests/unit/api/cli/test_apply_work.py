@@ -1,0 +1,127 @@
+"""What a file says of logs, before any log is touched."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import click
+import pytest
+
+from rollbook.api.cli.apply import group as command
+from rollbook.api.cli.apply_work import SETTINGS, fields_of, read_spec
+from rollbook.logservice.ids import LogName
+from rollbook.logservice.log_config import KIB, MIB, LogConfig, WriterMode
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.quorum import Quorum
+
+EVERYTHING = {
+    "copies": 5,
+    "acks": 3,
+    "exclusive": True,
+    "labels": {"team": "checkout"},
+    "retention_age": "7d",
+    "retention_bytes": "10G",
+    "roll_bytes": "64M",
+    "roll_age": "1h30m",
+    "roll_entries": 500,
+    "dedupe_batches": 128,
+    "dedupe_age": "2d",
+    "delete_grace": "1h",
+    "record_bytes_max": "64K",
+    "batch_bytes_max": 1_000_000,
+    "batch_records_max": 100,
+    "tail_cache_bytes": "32M",
+    "description": "orders of the shop",
+}
+
+
+def test_a_file_can_say_whatever_a_log_can_be() -> None:
+    assert set(EVERYTHING) == SETTINGS
+    said = fields_of(EVERYTHING)
+    assert set(said) == {each.name for each in fields(LogConfig)}
+    assert LogConfig(**said) == LogConfig(
+        quorum=Quorum(5, 5, 3),
+        roll_bytes=64 * MIB,
+        roll_entries=500,
+        roll_age_s=5400,
+        retention_age_s=7 * 86_400,
+        retention_bytes=10 * 1024 * MIB,
+        writer_mode=WriterMode.EXCLUSIVE,
+        dedupe_batches=128,
+        dedupe_age_s=2 * 86_400,
+        record_bytes_max=64 * KIB,
+        batch_bytes_max=1_000_000,
+        batch_records_max=100,
+        tail_cache_bytes=32 * MIB,
+        delete_grace_s=3600,
+        labels=(("team", "checkout"),),
+        description="orders of the shop",
+    )
+
+
+def test_the_help_names_every_setting() -> None:
+    told = command.get_help(click.Context(command, terminal_width=200)).split()
+    assert {word.rstrip(",") for word in told} >= SETTINGS
+
+
+def test_what_was_set_can_be_given_up() -> None:
+    given_up = {"retention_age": "none", "retention_bytes": "none", "labels": {}}
+    assert fields_of({**given_up, "exclusive": False, "description": ""}) == {
+        "retention_age_s": None,
+        "retention_bytes": None,
+        "labels": (),
+        "writer_mode": WriterMode.OPEN,
+        "description": "",
+    }
+
+
+def test_what_is_not_said_of_copies_follows() -> None:
+    assert fields_of({"copies": 5}) == {"quorum": Quorum(5, 5, 3)}
+    assert fields_of({"acks": 2}) == {"quorum": Quorum(3, 3, 2)}
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "advice"),
+    [
+        ("[logs.a]\nretention_ages = '7d'", "'retention_ages'", "did you mean retention_age?"),
+        ("[logs.a]\nretention_age_s = 7", "'retention_age_s'", "did you mean retention_age?"),
+        ("[logs.a]\ncolour = 'red'", "'colour'", "known: acks, batch_bytes_max, "),
+        ("[logs.a]\nretention_age = 7", "retention_age is a text", "write it in quotes"),
+        ("[logs.a]\nretention_age = '7 weeks'", "'7 weeks'", "rollbook apply --help"),
+        ("[logs.a]\nroll_age = 'none'", "'none'", "rollbook apply --help"),
+        ("[logs.a]\nroll_bytes = '1'", "roll_bytes 1 is outside", "rollbook apply --help"),
+        ("[logs.a]\nroll_entries = true", "a number from 1", "write roll_entries = 3"),
+        ("[logs.a]\nacks = 0", "a number from 1", "write acks = 3"),
+        ("[logs.a]\ncopies = 2\nacks = 3", "quorum", "rollbook apply --help"),
+        ("[logs.a]\nexclusive = 'yes'", "true or false", "write it without quotes"),
+        ("[logs.a]\nlabels = ['x']", "labels are a table", "write { team"),
+        ("[logs.a]\nlabels = { team = 3 }", "team is a text", "write it in quotes"),
+        ("[logs]\na = 3", "a: no table", "rollbook apply --help"),
+        ("[logs.a]\n[logs.'default/a']", "another name of default/a", "rollbook apply --help"),
+        ("[log.a]", "unknown section", "known: logs"),
+        ("no toml", "is not TOML", "rollbook apply --help"),
+    ],
+)
+def test_nonsense_is_told_with_what_to_do(
+    tmp_path: Path, text: str, what: str, advice: str
+) -> None:
+    path = tmp_path / "logs.toml"
+    path.write_text(text)
+    with pytest.raises(BadConfig) as caught:
+        read_spec(str(path))
+    assert caught.value.message.startswith(str(path))
+    assert what in caught.value.message
+    assert caught.value.next_step is not None
+    assert caught.value.next_step.startswith(advice)
+
+
+def test_so_is_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match="No such file") as caught:
+        read_spec(str(tmp_path / "nope.toml"))
+    assert caught.value.next_step == "name a file that is there and that you may read"
+
+
+def test_a_file_without_logs_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").write_text("")
+    assert read_spec(str(tmp_path / "empty.toml")) == {}
+    (tmp_path / "one.toml").write_text("[logs.a]")
+    assert read_spec(str(tmp_path / "one.toml")) == {LogName.parse("a"): {}}
