@@ -1,7 +1,7 @@
 """Looks after logs that nobody asks for: what has expired goes, and what was left behind.
 
 Each server looks after the logs that it owns, and after those that would be suggested to it and that
-nobody alive owns. Of each in turn:
+nobody has: a living server that a list names as the owner may have lost the log. Of each in turn:
 
     discarded ledgers        are deleted, if whoever discarded them did not come to it
     cursors that lag         are told of (`cursor_lags.py`), since nobody else does
@@ -23,7 +23,7 @@ import structlog
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState
 from rollbook.logservice.core.retention import find_expired, is_free
-from rollbook.logservice.ids import LogName, Offset, ServerId
+from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_nodes import LogNodes, StoredLog
 from rollbook.logservice.orphans import OrphanRepair
 from rollbook.logservice.truncation import delete_discarded, free_log, truncate
@@ -61,7 +61,7 @@ class LogKeeper(Protocol):
 
     def is_suggested(self, name: LogName) -> bool: ...
 
-    def is_alive(self, server_id: ServerId) -> bool: ...
+    def is_nobodys(self, name: LogName, listed: LedgerList) -> bool: ...
 
     async def owner_of(self, name: LogName, due: float) -> LogOwner: ...
 
@@ -174,11 +174,7 @@ class Sweeper:
         if owner is not None and stored.list.state is LogState.DELETED:
             # Elsewhere: no list says who answers for a sealed log.
             owner.lose("the log was deleted")
-        if (
-            owner is None
-            and stored.list.owner
-            and self._keeper.is_alive(stored.list.owner.server_id)
-        ):
+        if owner is None and not self._keeper.is_nobodys(name, stored.list):
             return
         if stored.list.discarded:
             stored = await delete_discarded(self._ledgers, self._nodes, stored)

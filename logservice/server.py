@@ -102,6 +102,7 @@ class LogServer:
         self._ground: Ground | None = None  # From `start` on.
         self._owners: dict[LogName, Owner] = {}
         self._openings: dict[LogName, asyncio.Task[Owner]] = {}
+        self._opened_from: dict[LogName, StoredLog | None] = {}  # The lists that they began with.
         self._closings: dict[LogName, asyncio.Task[None]] = {}
         self._endings: dict[asyncio.Task[None], None] = {}  # Of owners that were lost.
         self._unopened: OrderedDict[LogName, None] = OrderedDict()  # Those last tried in vain.
@@ -235,6 +236,7 @@ class LogServer:
     def _start(self, name: LogName, grounds: "_Grounds") -> "asyncio.Task[Owner]":
         opening = asyncio.get_running_loop().create_task(self._open(name, grounds))
         self._openings[name] = opening
+        self._opened_from[name] = grounds.seen
         opening.add_done_callback(_look_at)
         return opening
 
@@ -267,8 +269,8 @@ class LogServer:
             if not self.is_draining:
                 return _Grounds("this server has lost it", seen)
             # It could not be let go of in order.
-            await self.nodes.change(name, _let_go_by(self.server_id))
-            grounds = _Grounds("it was lost")
+            released = await self.nodes.change(name, _let_go_by(self.server_id))
+            grounds = _Grounds("it was lost", released)
         elif not self.membership.is_alive(owner.server_id):
             grounds = _Grounds(f"its owner {owner.server_id} is gone", seen)
         elif not await self._peers.is_dead(owner.address):
@@ -320,12 +322,19 @@ class LogServer:
         suggested = self._suggested(name, listed, ())
         return listed, suggested.info if suggested is not None else None, False
 
-    async def lacks_owner(self, name: LogName) -> bool:
-        """As far as this server can tell, which knows nobody while it starts."""
-        if self._ground is None or self.find(name) is not None:
+    def is_nobodys(self, name: LogName, listed: LedgerList) -> bool:
+        """Nobody has it who would go by this list when it has been changed; whoever opens it meanwhile comes across
+        the change. As far as this server can tell, which knows nobody while it starts.
+        """
+        if self._ground is None or self.find(name) is not None or name in self._closings:
             return False
-        _, info, is_owner = await self.whom_to_ask(name)
-        return not is_owner or (info is not None and info.server_id == self.server_id)
+        owner = listed.owner
+        if owner is None or owner.server_id != self.server_id:
+            return owner is None or not self.membership.is_alive(owner.server_id)
+        if name not in self._openings:
+            return True  # It was lost here.
+        seen = self._opened_from[name]  # It may be the opening that has been listed.
+        return seen is not None and listed.owner_epoch <= seen.list.owner_epoch
 
     async def _read(self, name: LogName) -> StoredLog:
         stored = await self.nodes.read(name)
@@ -358,7 +367,7 @@ class LogServer:
             self._on_unopened(name)
             raise
         finally:
-            del self._openings[name]
+            del self._openings[name], self._opened_from[name]
         self._unopened.pop(name, None)
         self.opened += 1
         logger.info(

@@ -467,8 +467,8 @@ class Service:
         except NotOwner:
             raise
         except Unavailable:
-            if not await _by(due, self.server.lacks_owner(request.log)):
-                raise  # Who has it would go on telling the head that he knows.
+            if self._loop.time() >= due:
+                raise  # Of what there is no time for nobody has to find out what became of it.
             answer = await _by(due, self._truncate_closed(request, due))
             if answer is None:
                 raise
@@ -482,7 +482,7 @@ class Service:
     async def _truncate_closed(
         self, request: words.Truncate, due: float
     ) -> words.TruncateAnswer | None:
-        """None if that takes an owner."""
+        """None if that takes an owner, or there is one, who would go on telling the head that he knows."""
         listed = (await self._read(request.log)).list
         ends = [each.next_offset for each in listed.segments if each.next_offset is not None]
         before = await self._resolve(
@@ -495,6 +495,7 @@ class Service:
         )
         return await truncate_closed(
             *(self._ledgers, self._nodes, request.log, before, ends[-1], event),
+            is_nobodys=partial(self.server.is_nobodys, request.log),
             dry_run=request.dry_run,
         )
 

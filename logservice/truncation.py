@@ -8,6 +8,7 @@ Whoever dies in between leaves `discarded` behind, and whoever comes by goes on 
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -17,6 +18,7 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.core.ledger_list import (
     LEDGER_OF_LOG,
     NOT_COUNTED,
+    LedgerList,
     LogEvent,
     LogState,
     Sizes,
@@ -94,14 +96,18 @@ async def truncate_closed(
     confirmed: Offset,
     event: LogEvent,
     *,
+    is_nobodys: Callable[[LedgerList], bool],
     dry_run: bool = False,
-) -> TruncateAnswer:
+) -> TruncateAnswer | None:
     """By whoever comes, without an owner: `confirmed` is where a closed segment ends, and stays so.
 
-    An owner who is there all the same finds the list changed. Raises as `truncate`.
+    None if there is one by the list that it would be changed from, so that nobody can come between.
+    Raises as `truncate`.
     """
     for _ in range(_RACES_MAX):
         stored = await nodes.read(name)
+        if not is_nobodys(stored.list):
+            return None
         try:
             stored, answer = await truncate(
                 *(nodes, stored, before),

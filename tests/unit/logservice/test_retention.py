@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from rollbook.logservice.core.ledger_list import LogEvent
+from rollbook.logservice.core.ledger_list import LedgerList, LogEvent
 from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.ids import CursorName, LogName, Offset, ServerId
 from rollbook.logservice.log_config import LogConfig
@@ -42,8 +42,8 @@ class Keeper:
     def is_suggested(self, name: LogName) -> bool:
         return name in self.suggested
 
-    def is_alive(self, server_id: ServerId) -> bool:
-        return server_id in self.alive
+    def is_nobodys(self, name: LogName, listed: LedgerList) -> bool:
+        return listed.owner is None or listed.owner.server_id not in self.alive
 
     async def owner_of(self, name: LogName, due: float) -> Owner:
         assert due > asyncio.get_running_loop().time()

@@ -11,7 +11,9 @@ from rollbook.logservice.core.ledger_list import LogState
 from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import INT64_MAX, AtOffset, LogName, Offset
 from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, LogConfig
-from rollbook.logservice.log_nodes import StoredLog
+from rollbook.logservice.log_nodes import StoredLog, StoredMarks
+from rollbook.logservice.opening import Opening
+from rollbook.logservice.owner import Owner
 from rollbook.logservice.segment_writer import make_ledger
 from rollbook.proto.errors import (
     AppendUnsettled,
@@ -150,6 +152,109 @@ def test_a_log_is_truncated_while_all_bookies_are_full() -> None:
         scene.set_bookies(is_full=False)
         assert (await a.append(log, b"4")).first_offset >= 3
         assert (await a.read_all(log))[0] == b"2"
+
+    play(story)
+
+
+async def make_three_segments(scene: Scene, server: Serving) -> LogName:
+    """Closed, with a record each; whoever owns it writes a fourth."""
+    log = log_suggested_to(server)
+    await scene.nodes.ensure(log, LogConfig(retention_age_s=60))
+    for value in (b"0", b"1", b"2"):
+        await server.append(log, value)
+        await server.ask(server.service.roll_log(words.RollLog(log), server.due()))
+    return log
+
+
+def test_what_its_server_has_lost_expires_while_all_bookies_are_full() -> None:
+    """It was listed as that one's, who lives, so nobody looked after it, and bookies stayed full."""
+
+    async def story(scene: Scene) -> None:
+        a, _ = await start_all(scene, "a", "b")
+        log = await make_three_segments(scene, a)
+        scene.set_bookies(is_full=True)
+        await refused(a.append(log, b"3"), AppendUnsettled)
+        await asyncio.sleep(61)
+        with suppress(Unavailable):  # The last segment takes an owner.
+            await a.run(a.log_server._sweeper.sweep())
+        listed = (await scene.stored(log)).list
+        assert listed.owner is not None
+        assert a.log_server.is_alive(listed.owner.server_id)
+        assert (listed.head, listed.discarded) == (3, ())
+        scene.set_bookies(is_full=False)
+
+    play(story)
+
+
+def test_a_log_that_was_lost_with_the_session_expires_though_nobody_asks_for_it() -> None:
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_three_segments(scene, a)
+        await a.append(log, b"3")
+        a.log_server._on_session_lost()
+        await asyncio.sleep(61)
+        await a.run(a.log_server._sweeper.sweep())  # It is opened, so its last segment is closed,
+        await asyncio.sleep(61)
+        await a.run(a.log_server._sweeper.sweep())  # and then expires.
+        assert (await scene.stored(log)).list.head == 4
+
+    play(story)
+
+
+@pytest.mark.parametrize("when", ["it is opened", "it is listed"])
+def test_who_opens_a_log_that_is_truncated_without_an_owner_knows_its_head(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether there is an owner was asked once, and changes were made from lists that came later."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_three_segments(scene, a)
+        scene.set_bookies(is_full=True)
+        await refused(a.append(log, b"3"), AppendUnsettled)
+        server, nodes = a.log_server, a.log_server.nodes
+        read_marks, begin = nodes.read_marks, Owner._begin
+        opening: list[asyncio.Task[Owner]] = []
+        is_listed, is_answered = asyncio.Event(), asyncio.Event()
+
+        async def slow_begin(owner: Owner, found: Opening, reason: str) -> None:
+            is_listed.set()
+            if when == "it is listed":
+                await is_answered.wait()
+            await begin(owner, found, reason)
+
+        async def late_read_marks(name: LogName) -> StoredMarks:
+            if not opening:
+                scene.set_bookies(is_full=False)
+                monkeypatch.setattr(Owner, "_begin", slow_begin)
+                opening.append(asyncio.ensure_future(server.owner_of(name, a.due())))
+                await (is_listed.wait() if when == "it is listed" else opening[0])
+            return await read_marks(name)
+
+        monkeypatch.setattr(nodes, "read_marks", late_read_marks)
+        request = words.Truncate(log, AtOffset(Offset(2)))
+        await refused(a.ask(a.service.truncate(request, a.due(20.0))), Unavailable)
+        is_answered.set()
+        owner = await scene.within(opening[0])
+        assert owner.head == (await scene.stored(log)).list.head == 0
+        assert (await a.ask(a.service.truncate(request, a.due()))).new_head == 2
+        assert owner.head == 2
+
+    play(story)
+
+
+def test_a_truncation_for_which_there_is_no_time_left_was_not_begun() -> None:
+    """It was answered as if nobody knew."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_three_segments(scene, a)
+        await a.ask(a.log_server.let_go(log, "the test says so"))
+        for bookie in scene.bookies.values():
+            bookie.scripted.node.kill()
+        request = words.Truncate(log, AtOffset(Offset(2)))
+        await refused(a.ask(a.service.truncate(request, a.due(0.5))), OwnerChanging)
+        assert (await scene.stored(log)).list.head == 0
 
     play(story)
 
