@@ -237,8 +237,13 @@ class LogServer:
         opening = asyncio.get_running_loop().create_task(self._open(name, grounds))
         self._openings[name] = opening
         self._opened_from[name] = grounds.seen
-        opening.add_done_callback(_look_at)
+        opening.add_done_callback(partial(self._on_opening_over, name))
         return opening
+
+    def _on_opening_over(self, name: LogName, opening: "asyncio.Task[Owner]") -> None:
+        """Also if it was given up before it began."""
+        del self._openings[name], self._opened_from[name]
+        _look_at(opening)
 
     async def _within(self, due: float, work: Coroutine[Any, Any, Any]) -> Any:
         try:
@@ -366,8 +371,6 @@ class LogServer:
         except RollbookError:
             self._on_unopened(name)
             raise
-        finally:
-            del self._openings[name], self._opened_from[name]
         self._unopened.pop(name, None)
         self.opened += 1
         logger.info(

@@ -15,6 +15,7 @@ from rollbook.logservice.log_nodes import StoredLog, StoredMarks
 from rollbook.logservice.opening import Opening
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.segment_writer import make_ledger
+from rollbook.logservice.server import _Grounds
 from rollbook.proto.errors import (
     AppendUnsettled,
     BeyondTail,
@@ -255,6 +256,19 @@ def test_a_truncation_for_which_there_is_no_time_left_was_not_begun() -> None:
         request = words.Truncate(log, AtOffset(Offset(2)))
         await refused(a.ask(a.service.truncate(request, a.due(0.5))), OwnerChanging)
         assert (await scene.stored(log)).list.head == 0
+
+    play(story)
+
+
+def test_a_log_can_be_opened_after_an_opening_that_was_given_up_before_it_began() -> None:
+    """Nobody forgot that one, so whoever came was told to come again, for ever."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        a.do(lambda: a.log_server._start(log, _Grounds("the test says so")).cancel())
+        await asyncio.sleep(0.01)
+        assert (await a.append(log, b"0")).first_offset == 0
 
     play(story)
 
