@@ -1,6 +1,7 @@
 # make demo: installs what running needs into .venv, then shows what Rollbook does.
 # make test: installs what testing needs besides, then runs every kind of test that stands.
-# Both use uv where it is installed, and plain python3 with venv and pip where it is not.
+# make site: docs/ as a site in build/site; MkDocs, in an environment of its own, judges its links.
+# All use uv where it is installed, and plain python3 with venv and pip where it is not.
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
@@ -17,10 +18,14 @@ test: .venv/.test
 check: .venv/.test
 	@$(BIN)/python -m tests check
 
-# docs/ as a site in build/site, with an environment of its own; needs uv.
 site: .venv/.run
 	$(BIN)/python -m tests.site build/pages
+ifneq ($(UV),)
 	UV_PROJECT_ENVIRONMENT=build/docs $(UV) sync --quiet --frozen --only-group docs
+else
+	@test -x build/docs/bin/python || $(PYTHON) -m venv build/docs
+	build/docs/bin/python -m pip install -q --require-hashes -r requirements-docs.lock
+endif
 	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --quiet --site-dir build/site
 
 # Schemathesis over what OpenAPI says, 20,000 requests, in an environment of its own; needs uv, and a quarter of an hour.
@@ -42,6 +47,7 @@ locks:
 	uv lock
 	uv export --quiet --frozen --no-emit-project --no-dev --output-file requirements.lock
 	uv export --quiet --frozen --no-emit-project --group test --extra spark --output-file requirements-test.lock
+	uv export --quiet --frozen --no-emit-project --only-group docs --output-file requirements-docs.lock
 
 .venv/.run: pyproject.toml uv.lock
 	@test -n "$(UV)$(PYTHON)" || { echo 'Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python3'; exit 1; }
