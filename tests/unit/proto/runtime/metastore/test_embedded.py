@@ -89,6 +89,18 @@ class House:
             await store.close()
 
 
+@contextlib.contextmanager
+def hurried(store: MetadataStore, operation_timeout_s: float) -> Iterator[None]:
+    """What is asked of it meanwhile has this time; it opened with all that a busy machine takes."""
+    assert isinstance(store, StoreClient)
+    before, store._operation_timeout_s = store._operation_timeout_s, operation_timeout_s
+    if store._timer is not None:  # For one that had more time.
+        store._timer.cancel()
+        store._timer = None
+    yield
+    store._operation_timeout_s = before
+
+
 @pytest.fixture
 async def house(path: str) -> AsyncIterator[House]:
     own = House(path)
@@ -329,9 +341,12 @@ async def test_a_session_that_does_not_come_back_to_the_new_owner_expires(house:
 
 async def test_commands_never_serve(house: House) -> None:
     owner = await house.open(create=True)
-    command = await house.open(serve=False, operation_timeout_s=0.5)
+    command = await house.open(serve=False)
+    assert isinstance(command, StoreClient)
     await owner.close()
-    with pytest.raises(MetadataUnavailable) as caught:
+    while "nobody serves" not in command._trouble:
+        await asyncio.sleep(0.01)
+    with hurried(command, 0.5), pytest.raises(MetadataUnavailable) as caught:
         await command.create("/a")
     assert "nobody serves" in str(caught.value)
     with pytest.raises(MetadataUnavailable):
@@ -340,11 +355,9 @@ async def test_commands_never_serve(house: House) -> None:
 
 async def test_a_command_without_a_server_is_told_soon_what_to_do(house: House) -> None:
     await (await house.open(create=True)).close()
-    started_s = asyncio.get_running_loop().time()
     with pytest.raises(MetadataUnavailable, match="nobody serves") as caught:
-        await house.open(serve=False, operation_timeout_s=60)
+        await house.open(serve=False, operation_timeout_s=3600)
     assert "start a server" in caught.value.next_step
-    assert asyncio.get_running_loop().time() - started_s < 10
 
 
 async def test_a_visit_needs_no_server_and_serves_nobody(house: House, path: str) -> None:
@@ -391,7 +404,7 @@ async def test_a_killed_owner_loses_nothing_acknowledged(
 ) -> None:
     owner = children.start_module(SERVING, path, "create")
     assert owner.line() == "ready"
-    heir = await house.open(session_timeout_s=5)
+    heir = await house.open(session_timeout_s=60)
     states, session = heir.session_events(), heir.session
     await heir.create("/e", b"", CreateMode.EPHEMERAL)
     for number in range(20):
@@ -416,13 +429,13 @@ async def test_a_stopped_owner_is_named_and_never_robbed(
 ) -> None:
     owner = children.start_module(SERVING, path, "create")
     assert owner.line() == "ready"
-    waiting = await house.open(operation_timeout_s=1.5, session_timeout_s=1.5)
+    waiting = await house.open(session_timeout_s=1.5)
     states = waiting.session_events()
     await waiting.create("/e", b"", CreateMode.EPHEMERAL)
     session = waiting.session
     owner.stop()
     await until_state(states, SessionState.SUSPENDED)
-    with pytest.raises(MetadataUnavailable) as caught:
+    with hurried(waiting, 1.5), pytest.raises(MetadataUnavailable) as caught:
         await waiting.get("/e")
     assert f"held by stopped process {owner.pid}" in str(caught.value)
     with pytest.raises(MetadataUnavailable) as caught:
@@ -495,17 +508,17 @@ async def test_a_failed_commit_is_fatal_at_once(path: str) -> None:
     connector = EmbeddedConnector(
         path, SystemClock(), random.Random(0), Role.SERVER, create=True, on_fatal=fatal.append
     )
-    store = await StoreClient(connector, random.Random(0), operation_timeout_s=0.3).open()
+    store = await StoreClient(connector, random.Random(0)).open()
     assert connector._owner is not None
 
     async def fail(batch: Batch) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
     connector._owner._file.keep = fail  # type: ignore[method-assign]  # A disk that fails.
-    with pytest.raises(OutcomeUnknown):
+    with hurried(store, 0.3), pytest.raises(OutcomeUnknown):
         await store.create("/a")
     del connector._owner._file.keep  # It works again, but who knows what is in it.
-    with pytest.raises(OutcomeUnknown):
+    with hurried(store, 0.3), pytest.raises(OutcomeUnknown):
         await store.get("/a")
     assert [str(error) for error in fatal] == ["disk I/O error"]
     await store.close()
@@ -560,16 +573,18 @@ async def test_a_close_that_is_cut_off_still_leaves_the_store(
     house: House, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await house.open(create=True)
-    disk = threading.Event()
+    begun, disk = threading.Event(), threading.Event()
     keep = StoreFile._keep
 
     def keep_late(file: StoreFile, batch: Batch) -> None:
+        begun.set()
         disk.wait()
         keep(file, batch)
 
     monkeypatch.setattr(StoreFile, "_keep", keep_late)
     writing = asyncio.create_task(store.create("/a"))
-    await asyncio.sleep(0.01)
+    while not begun.is_set():
+        await asyncio.sleep(0.01)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(CLOSE_TIMEOUT_S + 0.2):
             await store.close()
