@@ -26,7 +26,8 @@ else
 	@test -x build/docs/bin/python || $(PYTHON) -m venv build/docs
 	build/docs/bin/python -m pip install -q --require-hashes -r requirements-docs.lock
 endif
-	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --quiet --site-dir build/site
+	@# Not --quiet: what is not told does not fail it either.
+	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --site-dir build/site
 
 # Schemathesis over what OpenAPI says, 20,000 requests, in an environment of its own; needs uv, and a quarter of an hour.
 schemathesis: .venv/.test

@@ -164,7 +164,7 @@ def _values(schema: Mapping[str, Any]) -> str:
         return str(reference).rpartition("/")[2]
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
-    bounds = [f"{word} {schema[key]}" for key, word in _BOUNDS.items() if key in schema]
+    bounds = [f"{word} `{schema[key]}`" for key, word in _BOUNDS.items() if key in schema]
     default = [f"else `{schema['default']}`"] if schema.get("default") not in (None, "") else []
     return ", ".join([str(schema.get("type", "any")), *bounds, *default])
 
