@@ -117,6 +117,10 @@ class AppendStream:
                     self._tasks[line.task] = None
                     line.task.add_done_callback(self._tasks.pop)
 
+    def tell(self, results: Sequence[AppendResult]) -> None:
+        self._results += results
+        self._wake()
+
     async def ready(self) -> None:
         while self._bytes >= self._bytes_max and not self._is_closed:
             if self._room is None:
@@ -206,5 +210,8 @@ class AppendStream:
         while waiting and (result := waiting[0].result) is not None:
             self._results.append(result)
             self._freed += len(waiting.popleft().append.block) + _OVERHEAD_BYTES
+        self._wake()
+
+    def _wake(self) -> None:
         if self._news is not None and self._results and not self._news.done():
             self._news.set_result(None)

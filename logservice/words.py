@@ -114,10 +114,17 @@ class AppendStream(Protocol):
         """Waits while more is in flight than a stream may have; ask before `submit`."""
 
     async def results(self) -> Sequence[AppendResult]:
-        """Waits for some, and takes all that there are. One waits at a time."""
+        """Waits for some, and takes all that there are. One waits at a time; cancelled, it takes none."""
 
     async def close(self) -> None:
         """The client is gone. What was submitted goes on, and nobody is told how it ended."""
+
+
+class CoreStream(AppendStream, Protocol):
+    """As the service opens it. Who guards it settles some appends himself."""
+
+    def tell(self, results: Sequence[AppendResult]) -> None:
+        """These are among its results, too: of appends that were refused before they came here."""
 
 
 # --- Reading ----------------------------------------------------------------------------------
@@ -713,7 +720,7 @@ class ServiceCore(Protocol):
     """Any server answers; where only the owner can, another one raises `NotOwner`."""
 
     async def append(self, request: Append, due: float) -> AppendAck: ...
-    def open_append_stream(self) -> AppendStream: ...
+    def open_append_stream(self) -> CoreStream: ...
     async def read(self, request: Read, due: float) -> ReadAnswer: ...
     def read_stream(self, request: ReadStream) -> AsyncIterator[ReadEvent]:
         """An async generator: whoever leaves early closes it."""

@@ -15,7 +15,7 @@ from rollbook.api.access.audit import Audit
 from rollbook.api.access.core.grants import may_ask
 from rollbook.api.access.doorkeeper import Caller
 from rollbook.api.access.refusals import refusal_of, size_of
-from rollbook.logservice.words import AppendResult, AppendStream, Bind, StreamAppend
+from rollbook.logservice.words import AppendResult, Bind, CoreStream, StreamAppend
 from rollbook.proto.errors import ConnectionLost, InvalidRequest, Throttled, Unauthorized
 
 _NS_PER_S: Final = 1_000_000_000
@@ -26,7 +26,7 @@ _REFUSALS_MAX: Final = 1000  # That nobody has taken; then the stream is read no
 class GuardedStream:
     def __init__(
         self,
-        open_stream: Callable[[], AppendStream],
+        open_stream: Callable[[], CoreStream],
         caller: Caller,
         audit: Audit,
         now_ns: Callable[[], int],
@@ -34,10 +34,8 @@ class GuardedStream:
         """Raises `Throttled`."""
         self._caller, self._audit, self._now_ns = caller, audit, now_ns
         self._refused: dict[int, Unauthorized] = {}  # By ref.
-        self._refusals: list[AppendResult] = []  # Not told yet.
-        self._has_refused = asyncio.Event()
+        self._refusals = 0  # Of appends; nobody has taken them.
         self._are_taken = asyncio.Event()
-        self._asking: asyncio.Task[Sequence[AppendResult]] | None = None
         self._stack = ExitStack()
         try:
             self._stack.enter_context(caller.account.stream())
@@ -55,7 +53,7 @@ class GuardedStream:
             raise ConnectionLost("what it may do has changed: come in again")
         allowed = [bind for bind in binds if self._may(bind)]
         if self._refused:
-            appends = [each for each in appends if not self._is_refused(each)]
+            appends = self._without_refused(appends)
         meter = self._caller.account.appends
         if meter.is_limited:
             now_ns = self._now_ns()
@@ -74,13 +72,15 @@ class GuardedStream:
         self._on_refused(refusal, str(bind.log))
         return False
 
-    def _is_refused(self, append: StreamAppend) -> bool:
-        refusal = self._refused.get(append.ref)
-        if refusal is None:
-            return False
-        self._refusals.append(AppendResult(append.number, error=refusal))
-        self._has_refused.set()
-        return True
+    def _without_refused(self, appends: Sequence[StreamAppend]) -> list[StreamAppend]:
+        refusals = [
+            AppendResult(each.number, error=self._refused[each.ref])
+            for each in appends
+            if each.ref in self._refused
+        ]
+        self._refusals += len(refusals)
+        self._inner.tell(refusals)
+        return [each for each in appends if each.ref not in self._refused]
 
     def _on_refused(self, refusal: Unauthorized | Throttled, log: str) -> None:
         self._audit.refused(
@@ -93,7 +93,7 @@ class GuardedStream:
 
     async def ready(self) -> None:
         await self._inner.ready()
-        while len(self._refusals) >= _REFUSALS_MAX:
+        while self._refusals >= _REFUSALS_MAX:
             self._are_taken.clear()
             await self._are_taken.wait()
         meter = self._caller.account.appends
@@ -101,28 +101,11 @@ class GuardedStream:
             await asyncio.sleep(wait_ns / _NS_PER_S)
 
     async def results(self) -> Sequence[AppendResult]:
-        """A refusal does not wait for the results of others, and none of those is lost over it."""
-        while True:
-            if self._refusals:
-                found, self._refusals = self._refusals, []
-                self._has_refused.clear()
-                self._are_taken.set()
-                return found
-            if self._asking is None:
-                self._asking = asyncio.ensure_future(self._inner.results())
-            told = asyncio.ensure_future(self._has_refused.wait())
-            try:
-                await asyncio.wait((self._asking, told), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                told.cancel()
-            if self._asking.done():
-                asking, self._asking = self._asking, None
-                return asking.result()
+        results = await self._inner.results()
+        self._refusals = 0
+        self._are_taken.set()
+        return results
 
     async def close(self) -> None:
         self._stack.close()
-        self._are_taken.set()
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
         await self._inner.close()

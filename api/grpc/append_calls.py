@@ -37,8 +37,10 @@ async def serve_append_stream(core: Guarded, context: Context) -> None:
     finally:
         for side in sides:
             side.cancel()
-        await asyncio.gather(*sides, return_exceptions=True)
-        await stream.close()
+        try:
+            await asyncio.gather(*sides, return_exceptions=True)
+        finally:  # The client leaves while the server stops: then the call is cancelled twice.
+            await stream.close()
 
 
 class _Line:

@@ -284,6 +284,45 @@ async def test_what_is_refused_is_not_kept_without_end(there: Site) -> None:
     await stream.close()
 
 
+async def test_refusals_pass_what_is_not_settled_and_nobody_stays_who_waits(there: Site) -> None:
+    """Whoever waits for results may be cancelled at any time; nothing is lost by it, nothing left."""
+    CALLER.set(there.doorkeeper.admit(f"Bearer {token_of('appender')}"))
+    stream = Guarded(there.core, there.doorkeeper.audit).open_append_stream()
+    binds = [words.Bind(1, LOG, True), words.Bind(2, LogName("ns", "unseen"), True)]
+    there.core.holds.add("append_stream")
+    before = asyncio.all_tasks()
+    waiting = asyncio.ensure_future(stream.results())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert asyncio.all_tasks() == before
+    block = pack_block([b"z"])
+    stream.submit(binds, [words.StreamAppend(number, number, block) for number in (1, 2)])
+    async with asyncio.timeout(DEADLINE_S):
+        (refused,) = await stream.results()
+        assert (refused.number, type(refused.error)) == (2, Unauthorized)
+        there.core.release()
+        (taken,) = await stream.results()
+        assert (taken.number, taken.error) == (1, None)
+    await stream.close()
+
+
+async def test_refusals_that_nobody_takes_hold_the_stream(there: Site) -> None:
+    """G8."""
+    CALLER.set(there.doorkeeper.admit(f"Bearer {token_of('appender')}"))
+    stream = Guarded(there.core, there.doorkeeper.audit).open_append_stream()
+    unseen = words.Bind(1, LogName("ns", "unseen"), True)
+    block = pack_block([b"z"])
+    stream.submit([unseen], [words.StreamAppend(number, 1, block) for number in range(1000)])
+    ready = asyncio.ensure_future(stream.ready())
+    await asyncio.sleep(0)
+    assert not ready.done()
+    async with asyncio.timeout(DEADLINE_S):
+        assert len(await stream.results()) == 1000
+        await ready
+    await stream.close()
+
+
 async def test_a_stream_ends_with_its_rights(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """G4: a token that is gone opens nothing more, not even what it has opened."""
     monkeypatch.setattr(module, "_LOOK_NS", 0)

@@ -195,6 +195,7 @@ class FakeStream:
         self._logs: dict[int, tuple[LogName, bool]] = {}
         self._failed: dict[int, int] = {}
         self._results: deque[words.AppendResult] = deque()
+        self._refusals: list[words.AppendResult] = []
         self._told = asyncio.Event()
         self.is_closed = False
 
@@ -225,12 +226,21 @@ class FakeStream:
         while len(self._results) > self.WINDOW:
             await asyncio.sleep(0.001)
 
+    def tell(self, results: Sequence[words.AppendResult]) -> None:
+        self._refusals += results
+        self._told.set()
+
     async def results(self) -> Sequence[words.AppendResult]:
-        while not self._results or "append_stream" in self._core.holds:
+        while not (found := self._take()):
             self._told.clear()
             await self._core.pause(self._told)
-        found = list(self._results)
-        self._results.clear()
+        return found
+
+    def _take(self) -> list[words.AppendResult]:
+        found, self._refusals = self._refusals, []
+        if "append_stream" not in self._core.holds:
+            found += self._results
+            self._results.clear()
         return found
 
     async def close(self) -> None:
