@@ -85,22 +85,28 @@ def last_record(contents: bytearray) -> tuple[Record, list[Row]]:
     return last, rows
 
 
-def test_a_file_that_was_made_ready_is_looked_through_once(
-    died: FileSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is of the size of all others, and most starts find one."""
+def watch_reads(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
+    """How much each read of that file brings from now on; the window is small beside the file."""
 
     async def read_at(file: StepFile, position: int, length: int) -> bytes:
         found = await as_ever(file, position, length)
-        if file._number == blank:
+        if file._number == number:
             read_bytes.append(len(found))
         return found
 
-    *_, blank = journals(died)
     read_bytes: list[int] = []
     as_ever = StepFile.read_at
     monkeypatch.setattr(StepFile, "read_at", read_at)
     monkeypatch.setattr(journal_reading, "_WINDOW_BYTES", 4096)
+    return read_bytes
+
+
+def test_a_file_that_was_made_ready_is_looked_through_once(
+    died: FileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is of the size of all others, and most starts find one."""
+    *_, blank = journals(died)
+    read_bytes = watch_reads(monkeypatch, blank)
     storage = boot(died)
     assert step(storage.read(7, 0)) == entry(7, 0, PAYLOAD)
     once = CONFIG.journal_file_bytes
@@ -146,12 +152,6 @@ def test_the_doctor_looks_through_a_file_that_was_cut_short_in_pieces(
 ) -> None:
     """A journal file may be as large as the memory that is left. What is damaged is not read so."""
 
-    async def read_at(file: StepFile, position: int, length: int) -> bytes:
-        found = await as_ever(file, position, length)
-        if file._number == first:
-            read_bytes.append(len(found))
-        return found
-
     async def losses() -> list[tuple[str, str]]:
         store = await StoreFiles.open(StepDisk(died), CONFIG, random.Random(1))
         return [(loss.path, loss.what) async for loss in store.losses()]
@@ -161,10 +161,7 @@ def test_the_doctor_looks_through_a_file_that_was_cut_short_in_pieces(
     last, _ = last_record(contents)
     assert step(losses()) == []
     del contents[last.body_end - 100 :]
-    read_bytes: list[int] = []
-    as_ever = StepFile.read_at
-    monkeypatch.setattr(StepFile, "read_at", read_at)
-    monkeypatch.setattr(journal_reading, "_WINDOW_BYTES", 4096)
+    read_bytes = watch_reads(monkeypatch, first)
     path = f"/store/journal/{min(died.list_directory('/store/journal'))}"
     assert step(losses()) == [(path, SHORT_JOURNAL)]
     assert sum(read_bytes) > len(contents) > 3 * max(read_bytes)

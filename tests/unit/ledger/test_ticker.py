@@ -4,34 +4,17 @@ from functools import partial
 import pytest
 
 from rollbook.ledger.ticker import Ticker
+from tests.support.clocks import LoopTime
 
 TICK_S = 1000.0
 
 
-class Time:
-    """The loop's own, which can be moved on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        loop = asyncio.get_running_loop()
-        self._real, self._ahead_s = loop.time, 0.0
-        monkeypatch.setattr(loop, "time", self._now)
-
-    def _now(self) -> float:
-        return self._real() + self._ahead_s
-
-    async def pass_by(self, seconds: float) -> None:
-        """At once, as for a process that stood still; then many turns of the loop."""
-        self._ahead_s += seconds
-        for _ in range(50):
-            await asyncio.sleep(0)
-
-
 @pytest.fixture
-async def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    return Time(monkeypatch)
+async def time(monkeypatch: pytest.MonkeyPatch) -> LoopTime:
+    return LoopTime(monkeypatch)
 
 
-async def test_whoever_asks_is_called_once_and_a_tick_later(time: Time) -> None:
+async def test_whoever_asks_is_called_once_and_a_tick_later(time: LoopTime) -> None:
     ticker, called = Ticker(TICK_S), list[int]()
     ticker.call_next(partial(called.append, 1))
     await time.pass_by(0.8 * TICK_S)  # Up to an eighth less.
@@ -42,7 +25,7 @@ async def test_whoever_asks_is_called_once_and_a_tick_later(time: Time) -> None:
     assert called == [1]
 
 
-async def test_a_process_that_stood_still_has_not_ticked_meanwhile(time: Time) -> None:
+async def test_a_process_that_stood_still_has_not_ticked_meanwhile(time: LoopTime) -> None:
     """Else all deadlines passed before one answer was read."""
     ticker, count = Ticker(TICK_S), 0
 
@@ -61,7 +44,7 @@ async def test_a_process_that_stood_still_has_not_ticked_meanwhile(time: Time) -
     ticker.close()
 
 
-async def test_many_who_go_on_asking_are_called_equally_often(time: Time) -> None:
+async def test_many_who_go_on_asking_are_called_equally_often(time: LoopTime) -> None:
     ticker, counts = Ticker(TICK_S), [0] * 50
 
     def tick(number: int) -> None:
@@ -77,11 +60,15 @@ async def test_many_who_go_on_asking_are_called_equally_often(time: Time) -> Non
     ticker.close()
 
 
-async def test_a_long_tick_has_more_shares(time: Time) -> None:
-    ticker, called = Ticker(TICK_S, shares=2, share_s_max=TICK_S / 100), list[int]()
+async def ask_twice(time: LoopTime, ticker: Ticker, called: list[int], apart_s: float) -> None:
     for number in range(2):
         ticker.call_next(partial(called.append, number))
-        await time.pass_by(0.02 * TICK_S)
+        await time.pass_by(apart_s)
+
+
+async def test_a_long_tick_has_more_shares(time: LoopTime) -> None:
+    ticker, called = Ticker(TICK_S, shares=2, share_s_max=TICK_S / 100), list[int]()
+    await ask_twice(time, ticker, called, 0.02 * TICK_S)
     await time.pass_by(0.95 * TICK_S)
     assert not called
     await time.pass_by(0.02 * TICK_S)
@@ -91,12 +78,10 @@ async def test_a_long_tick_has_more_shares(time: Time) -> None:
     ticker.close()
 
 
-async def test_those_of_one_share_are_called_in_one_turn(time: Time) -> None:
+async def test_those_of_one_share_are_called_in_one_turn(time: LoopTime) -> None:
     ticker, called = Ticker(TICK_S, shares=4), list[int]()
     await time.pass_by(0.3 * TICK_S - asyncio.get_running_loop().time() % TICK_S + TICK_S)
-    for number in range(2):
-        ticker.call_next(partial(called.append, number))
-        await time.pass_by(0.1 * TICK_S)
+    await ask_twice(time, ticker, called, 0.1 * TICK_S)
     await time.pass_by(0.7 * TICK_S)
     assert not called
     await time.pass_by(0.1 * TICK_S)
@@ -104,7 +89,7 @@ async def test_those_of_one_share_are_called_in_one_turn(time: Time) -> None:
     ticker.close()
 
 
-async def test_a_ticker_that_is_closed_calls_nobody(time: Time) -> None:
+async def test_a_ticker_that_is_closed_calls_nobody(time: LoopTime) -> None:
     ticker, called = Ticker(TICK_S), list[int]()
     ticker.call_next(partial(called.append, 1))
     ticker.close()
@@ -112,7 +97,7 @@ async def test_a_ticker_that_is_closed_calls_nobody(time: Time) -> None:
     assert not called
 
 
-async def test_one_who_fails_takes_nobodys_ticks(time: Time) -> None:
+async def test_one_who_fails_takes_nobodys_ticks(time: LoopTime) -> None:
     """WR6: and the next ticks come in their time."""
     bugs: list[object] = []
     asyncio.get_running_loop().set_exception_handler(
