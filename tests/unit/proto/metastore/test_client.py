@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from typing import Any
 
 import pytest
 import structlog
@@ -27,8 +28,10 @@ from rollbook.proto.metastore.core.messages import (
     Welcome,
 )
 from rollbook.proto.ports import NO_SESSION, SessionState
+from tests.support.clocks import LoopTime
 
-TIMEOUT_S = 0.3
+TIMEOUT_S = 3000.0
+PAUSE_S = client.PAUSE_S_MAX  # It tries again within that.
 
 
 class Script:
@@ -74,90 +77,112 @@ class Script:
 
 
 def client_of(script: Script, **timeouts: float) -> StoreClient:
+    timeouts = {"session_timeout_s": 1000 * TIMEOUT_S, "operation_timeout_s": TIMEOUT_S} | timeouts
     return StoreClient(script, random.Random(0), **timeouts)  # type: ignore[arg-type]  # Both.
 
 
-async def test_an_idle_client_speaks_three_times_in_each_timeout() -> None:
+async def overdue(call: Awaitable[Any], time: LoopTime) -> Any:
+    """There are attempts to connect meanwhile, and then its time passes."""
+    waiting = asyncio.ensure_future(call)
+    await time.pass_by(PAUSE_S)
+    await time.pass_by(TIMEOUT_S)
+    return await waiting
+
+
+@pytest.fixture
+async def time(monkeypatch: pytest.MonkeyPatch) -> LoopTime:
+    return LoopTime(monkeypatch)
+
+
+async def test_an_idle_client_speaks_three_times_in_each_timeout(time: LoopTime) -> None:
     script = Script()
     store = await client_of(script, session_timeout_s=TIMEOUT_S).open()
-    started_s = asyncio.get_running_loop().time()
-    while len(script.asked) < 6:
-        await asyncio.sleep(TIMEOUT_S / 20)
-    took_s = asyncio.get_running_loop().time() - started_s
-    assert {type(ask.question) for ask in script.asked} == {Sync}
-    assert took_s < 4 * TIMEOUT_S
+    for _ in range(6):
+        await time.pass_by(TIMEOUT_S / 3)
+    assert [type(ask.question) for ask in script.asked] == [Sync] * 6
     assert len(script.hellos) == 1
     await store.close()
 
 
-async def test_a_silent_service_is_left_before_the_session_is_over() -> None:
+async def test_a_silent_service_is_left_before_the_session_is_over(time: LoopTime) -> None:
     script = Script()
-    store = await client_of(script, session_timeout_s=TIMEOUT_S, operation_timeout_s=60).open()
+    timeouts = {"session_timeout_s": TIMEOUT_S, "operation_timeout_s": 100 * TIMEOUT_S}
+    store = await client_of(script, **timeouts).open()
     states = store.session_events()
     assert (await anext(states)).state is SessionState.CONNECTED
     script.answers = False
-    started_s = asyncio.get_running_loop().time()
     call = asyncio.ensure_future(store.get("/a"))
+    for _ in range(2):
+        assert not call.done()
+        await time.pass_by(TIMEOUT_S / 3)
     event = await anext(states)
     assert (event.state, event.session) == (SessionState.SUSPENDED, 7)
-    assert asyncio.get_running_loop().time() - started_s < TIMEOUT_S
     with pytest.raises(ConnectionLost, match="it sleeps"):
         await call
     script.answers = True
-    assert (await anext(states)).state is SessionState.CONNECTED
+    back = asyncio.ensure_future(anext(states))
+    while not back.done():  # It may have said hello once more to nobody.
+        await time.pass_by(TIMEOUT_S / 3)
+    assert (await back).state is SessionState.CONNECTED
     assert {(hello.store, hello.session) for hello in script.hellos[1:]} == {("store", 7)}
     await store.close()
 
 
-async def test_a_call_without_an_answer_ends_at_its_deadline() -> None:
+async def test_a_call_without_an_answer_ends_at_its_deadline(time: LoopTime) -> None:
     script = Script()
-    store = await client_of(script, session_timeout_s=60, operation_timeout_s=0.1).open()
+    store = await client_of(script).open()
     script.answers = False
-    with pytest.raises(ConnectionLost, match=r"within 0.1 s: it sleeps"):
-        await store.create("/a")
+    with pytest.raises(ConnectionLost, match=rf"within {TIMEOUT_S:g} s: it sleeps"):
+        await overdue(store.create("/a"), time)
+    script.answers = True
     await store.close()
     assert script.closed
 
 
-async def test_a_watch_whose_start_is_in_doubt_is_stopped() -> None:
+async def test_a_watch_whose_start_is_in_doubt_is_stopped(time: LoopTime) -> None:
     script = Script()
-    store = await client_of(script, session_timeout_s=60, operation_timeout_s=0.1).open()
+    store = await client_of(script).open()
     script.answers = False
     with pytest.raises(ConnectionLost):
-        await store.watch("/a")
+        await overdue(store.watch("/a"), time)
     start, stop = (ask.question for ask in script.asked)
     assert isinstance(start, StartWatch)
     assert stop == StopWatch(start.watch_id)
     assert store._watches == {}
+    script.answers = True
     await store.close()
 
 
-async def test_an_attempt_that_takes_long_is_waited_for() -> None:
+async def test_an_attempt_that_takes_long_is_waited_for(time: LoopTime) -> None:
     """The store's file is large, and we are the one who reads it."""
     script = Script()
-    loop = asyncio.get_running_loop()
-    reading = loop.create_future()
+    reading = asyncio.Event()
 
     async def read_first(receiver: Receiver, timeout_s: float) -> Script:
-        await reading
+        await reading.wait()
         return await Script.connect(script, receiver, timeout_s)
 
     script.connect = read_first  # type: ignore[method-assign]  # Slower.
-    loop.call_later(0.2, reading.set_result, None)
-    async with await client_of(script).open(timeout_s=0.05) as store:
+    opening = asyncio.ensure_future(client_of(script).open())
+    for _ in range(3):
+        await time.pass_by(TIMEOUT_S)
+    assert not opening.done()
+    reading.set()
+    async with await opening as store:
         assert store.session == 7
 
 
-async def test_too_many_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_calls_are_refused(time: LoopTime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollbook.proto.metastore.client.CALLS_MAX", 2)
     script = Script()
-    store = await client_of(script, operation_timeout_s=0.1).open()
+    store = await client_of(script).open()
     script.answers = False
-    calls = [asyncio.ensure_future(store.get("/a")) for _ in range(2)]
+    calls = asyncio.gather(*(store.get("/a") for _ in range(2)), return_exceptions=True)
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
         await store.get("/a")
-    await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(each) for each in await overdue(calls, time)] == [ConnectionLost] * 2
+    script.answers = True
     await store.close()
 
 
@@ -168,31 +193,31 @@ async def test_what_cannot_be_mended_is_raised_at_once() -> None:
         await client_of(script).open()
 
 
-async def test_who_waits_is_told_why() -> None:
+async def test_who_waits_is_told_why(time: LoopTime) -> None:
     script = Script()
     script.refusal = MetadataUnavailable("nobody is there")
     with pytest.raises(MetadataUnavailable, match="nobody is there"):
-        await client_of(script, operation_timeout_s=0.05).open()
+        await overdue(client_of(script).open(), time)
     script.refusal = None
-    store = await client_of(script, operation_timeout_s=0.1).open()
+    store = await client_of(script).open()
     script.refusal = MetadataUnavailable("it left")
     script.receiver.on_lost("gone")
     await asyncio.sleep(0)
     with pytest.raises(MetadataUnavailable, match="it left"):
-        await store.get("/a")
-    await store.close()
+        await overdue(store.get("/a"), time)
+    await overdue(store.close(), time)
 
 
-async def test_trouble_after_the_opening_is_waited_out() -> None:
+async def test_trouble_after_the_opening_is_waited_out(time: LoopTime) -> None:
     """A file that cannot be opened now may be mended; meanwhile callers are told."""
     script = Script()
-    store = await client_of(script, operation_timeout_s=0.2).open()
+    store = await client_of(script).open()
     script.refusal = BadConfig("it is damaged")
     script.receiver.on_lost("gone")
     with pytest.raises((MetadataUnavailable, ConnectionLost), match=r"it is damaged|gone"):
-        await store.get("/a")
+        await overdue(store.get("/a"), time)
     with pytest.raises(MetadataUnavailable, match="it is damaged"):
-        await store.get("/a")
+        await overdue(store.get("/a"), time)
     script.refusal = None
     assert await store.get("/a") is None
     await store.close()
@@ -239,18 +264,18 @@ async def test_what_was_said_to_be_unsent_stays_unsent(how: str) -> None:
     await store.close()
 
 
-async def test_a_bug_in_a_connector_is_heard_of() -> None:
+async def test_a_bug_in_a_connector_is_heard_of(time: LoopTime) -> None:
     script = Script()
     script.refusal = ZeroDivisionError()  # type: ignore[assignment]  # A bug.
     with pytest.raises(ZeroDivisionError):
         await client_of(script).open()
     script.refusal = None
-    store = await client_of(script, operation_timeout_s=0.1).open()
+    store = await client_of(script).open()
     script.refusal = ZeroDivisionError("oops")  # type: ignore[assignment]  # A bug.
     script.receiver.on_lost("gone")
     with structlog.testing.capture_logs() as logs:
-        await asyncio.sleep(0.05)
+        await time.pass_by(PAUSE_S)
         with pytest.raises(MetadataUnavailable, match="oops"):
-            await store.get("/a")
+            await overdue(store.get("/a"), time)
     assert "metadata_client_failed" in [line["event"] for line in logs]
-    await store.close()
+    await overdue(store.close(), time)
