@@ -71,12 +71,14 @@ class Membership:
         self._own_root = own_root
         self._folder = f"{own_root}/{FOLDER}"
         self._on_session_lost = on_session_lost
-        self._record: ServerRecord | None = None  # What others see of this one.
+        self._record: ServerRecord | None = None  # What others are to see of this one.
+        self._told: ServerRecord | None = None  # What they see, if that is certain.
         self._lives: dict[ServerId, _Life] = {}
         self._servers: dict[str, ServerRecord] = {}
         self._suggestions = Suggestions(())
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
+        self._telling = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, record: ServerRecord) -> None:
@@ -142,17 +144,26 @@ class Membership:
     # --- This server ------------------------------------------------------------------------
 
     async def tell(self, *, is_draining: bool | None = None, logs_owned: int | None = None) -> None:
-        """Raises what the metadata store raises; it is told again with the next change."""
-        if self._record is None:
-            return
-        record = self._record
-        if is_draining is not None:
-            record = replace(record, is_draining=is_draining)
-        if logs_owned is not None:
-            record = replace(record, logs_owned=logs_owned)
-        if record != self._record:
+        """Raises what the metadata store raises. After `Unavailable` all is as it was; else, when nobody can say whether
+        others see it, they see it at the latest when something is told again.
+        """
+        async with self._telling:
+            if self._record is None:
+                return
+            before = record = self._record
+            if is_draining is not None:
+                record = replace(record, is_draining=is_draining)
+            if logs_owned is not None:
+                record = replace(record, logs_owned=logs_owned)
+            if record == self._told:
+                return
             self._record = record
-            await self._enter()
+            try:
+                await self._enter()
+            except Unavailable:
+                if self._record is record:  # Else it has been closed.
+                    self._record = before
+                raise
             life = self._lives.get(record.info.server_id)
             if life is not None:
                 changed = replace(life, record=record)
@@ -161,6 +172,7 @@ class Membership:
     async def _enter(self) -> None:
         """One node of this session, that says what is so now."""
         async with self._turn:
+            self._told = None
             while (record := self._record) is not None:
                 path, data = self._path(record), pack_server_record(record)
                 try:
@@ -178,6 +190,7 @@ class Membership:
                 except (SessionExpired, NoSuchNode, MetadataConflict):
                     await asyncio.sleep(_RETRY_PAUSE_S)
                     continue
+                self._told = record
                 return
 
     def _path(self, record: ServerRecord) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from rollbook.logservice.opening import Opening
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.segment_writer import make_ledger
 from rollbook.logservice.server import _Grounds
+from rollbook.proto.cluster.lost_replies import create_surely
 from rollbook.proto.errors import (
     AppendUnsettled,
     BeyondTail,
@@ -600,6 +602,31 @@ def test_a_drained_server_takes_nothing_until_it_is_told_to() -> None:
         await scene.until(lambda: owners_of(log, b) == [])  # It goes back where it belongs.
         assert (await Client(scene, a, b).append(log, b"2")).first_offset == 2
         assert owners_of(log, a, b) == ["a"]
+
+    play(story)
+
+
+@pytest.mark.parametrize("error", [Unavailable, OutcomeUnknown])
+def test_a_drain_that_failed_can_be_asked_for_again(
+    error: type[RollbookError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time it was taken for told, and others went on sending logs there."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        failures = [error("the store is away")]
+
+        async def create(*arguments: Any) -> None:
+            if failures:
+                raise failures.pop()
+            await create_surely(*arguments)
+
+        monkeypatch.setattr("rollbook.logservice.membership.create_surely", create)
+        request = words.DrainServer("a")
+        await refused(a.ask(a.service.drain_server(request, a.due())), error)
+        assert a.log_server.is_draining is (error is OutcomeUnknown)  # Else nothing was done.
+        await a.ask(a.service.drain_server(request, a.due()))
+        await scene.until(lambda: b.log_server.membership.suggestions.names == ("b",))
 
     play(story)
 
