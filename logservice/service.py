@@ -676,6 +676,10 @@ class Service:
 
     async def commit_cursor(self, request: words.CommitCursor, due: float) -> words.Cursor:
         owner = self.server.find(request.log)
+        if owner is not None and request.offset > owner.tail:
+            listed = (await _by(due, self._nodes.read(request.log))).list
+            if listed.owner_epoch != owner.owner_epoch:
+                owner = None  # It was replaced and is not told yet: others may have gone on.
         tail = None if owner is None else owner.tail
         return await _by(due, self._nodes.commit_cursor(request, tail))
 

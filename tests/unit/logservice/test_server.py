@@ -10,7 +10,7 @@ from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice import opening, words
 from rollbook.logservice.core.ledger_list import LogState
 from rollbook.logservice.ground import Ground
-from rollbook.logservice.ids import INT64_MAX, AtOffset, LogName, Offset
+from rollbook.logservice.ids import INT64_MAX, AtOffset, CursorName, LogName, Offset
 from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, LogConfig
 from rollbook.logservice.log_nodes import StoredLog, StoredMarks
 from rollbook.logservice.opening import Opening
@@ -627,6 +627,25 @@ def test_a_drain_that_failed_can_be_asked_for_again(
         assert a.log_server.is_draining is (error is OutcomeUnknown)  # Else nothing was done.
         await a.ask(a.service.drain_server(request, a.due()))
         await scene.until(lambda: b.log_server.membership.suggestions.names == ("b",))
+
+    play(story)
+
+
+def test_who_was_replaced_and_not_told_refuses_no_cursor_beyond_his_tail() -> None:
+    """SV6: it was final, and the consumer ended."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"0")
+        await a.run(a.log_server.membership.close())  # As if its lease had run out, unheard.
+        await scene.until(lambda: b.log_server.membership.find("a") is None)
+        await b.append(log, b"1")
+        assert a.log_server.find(log) is not None
+        request = words.CommitCursor(log, CursorName("c"), Offset(2))
+        assert (await a.ask(a.service.commit_cursor(request, a.due()))).offset == 2
+        beyond = words.CommitCursor(log, CursorName("c"), Offset(3))
+        await refused(b.ask(b.service.commit_cursor(beyond, b.due())), InvalidRequest)
 
     play(story)
 
