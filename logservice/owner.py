@@ -324,7 +324,15 @@ class Owner:
         `WAIT` waits for as long as the caller does. Raises `WriterHeld`, `LogSealed`, `StaleEpoch` if that
         attempt's epoch was released, and what `barrier` raises.
         """
-        return await self._writership.acquire(holder, mode, ttl_ms, attempt)
+        grant = await self._writership.acquire(holder, mode, ttl_ms, attempt)
+        self._log.info(
+            "writer_acquired",
+            holder=holder,
+            mode=mode.value,
+            writer_epoch=grant.writer_epoch,
+            fence_offset=grant.fence_offset,
+        )
+        return grant
 
     async def renew_writer(self, epoch: WriterEpoch) -> WriterGrant:
         """Raises `StaleEpoch`, and what `barrier` raises."""

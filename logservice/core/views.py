@@ -60,6 +60,8 @@ def _events(listed: LedgerList) -> Iterator[JournalEvent]:
 
 
 def _rolls(listed: LedgerList) -> Iterator[JournalEvent]:
+    """By whom, as long as it is told that he opened the log."""
+    servers = {event.owner_epoch: event.server_id or "" for event in listed.events}
     for segment in listed.segments:
         details = {
             "segment_id": str(segment.segment_id),
@@ -67,6 +69,5 @@ def _rolls(listed: LedgerList) -> Iterator[JournalEvent]:
             "base_offset": "" if segment.base_offset is None else str(segment.base_offset),
         }
         epoch, reason = segment.owner_epoch or NO_OWNER_YET, segment.reason
-        yield JournalEvent(
-            segment.first_timestamp_us, "segment_started", "", epoch, reason, details
-        )
+        server, at_us = servers.get(epoch, ""), segment.first_timestamp_us
+        yield JournalEvent(at_us, "segment_started", server, epoch, reason, details)

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from rollbook.logservice.core.ledger_list import LedgerList, Segment, SegmentState
+from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, Segment, SegmentState
 from rollbook.logservice.core.rolling import SEGMENTS_MAX
-from rollbook.logservice.core.views import segments_page
+from rollbook.logservice.core.views import journal_of, segments_page
 from rollbook.logservice.ids import FIRST_SEGMENT, Offset, OwnerEpoch, SegmentId
 from rollbook.proto.ids import LedgerId
-from tests.unit.logservice.lists import ANNA, EMPTY
+from tests.unit.logservice.lists import ANNA, BERT, EMPTY, closed
 
 
 def many(count: int) -> LedgerList:
@@ -45,3 +45,15 @@ def test_pages_go_on_behind_what_was_truncated_meanwhile() -> None:
     page = segments_page(truncated, page.next_segment, 100)
     assert [each.segment_id for each in page.segments] == list(range(20, 30))
     assert page.next_segment is None
+
+
+def test_the_journal_says_who_began_a_segment() -> None:
+    """As long as it has a word of that owner."""
+    listed = EMPTY.with_owner(ANNA).with_successor(LedgerId(7), "nobody owned it", 10)
+    listed = closed(listed, 0, 5, 15).with_owner(BERT).with_successor(LedgerId(8), "owner died", 20)
+    opened = LogEvent("log_opened", 20, listed.owner_epoch, BERT.server_id, "owner died")
+    listed = listed.with_event(opened).with_successor(LedgerId(9), "size", 30)
+    told = [(each.kind, each.server) for each in journal_of(listed, 100).events]
+    bert = BERT.server_id
+    assert sorted(told[1:3]) == [("log_opened", bert), ("segment_started", bert)]
+    assert (told[0], told[3]) == (("segment_started", bert), ("segment_started", ""))
