@@ -102,6 +102,33 @@ def test_every_help_ends_in_three_examples_that_can_be_typed() -> None:
             _parse(line, where)
 
 
+def test_the_tree_of_the_design_is_that_of_the_commands() -> None:
+    design = (ROOT / "api" / "cli" / "DESIGN.md").read_text()
+    (tree,) = re.findall(r"^```text\n(rollbook .*?)^```", design, re.MULTILINE | re.DOTALL)
+    found = {words for words, each in _commands() if not isinstance(each, click.Group)}
+    assert set(_told_by(tree)) == found
+
+
+def _told_by(tree: str) -> Iterator[tuple[str, ...]]:
+    """Each line: a group, where it is another one than above; its commands; after two spaces, what they are for."""
+    groups = {words for words, each in _commands() if isinstance(each, click.Group)}
+    group: tuple[str, ...] = ()
+    for line in tree.splitlines():
+        first, *rest = re.split(r"  +", line.strip())
+        words = tuple(first.split())
+        if words[0] == "rollbook":
+            group, words = words[1:2], words[2:]
+            if group not in groups:
+                yield group
+            elif not words:
+                words = tuple(rest[0].split())
+        within = group
+        if words and (*group, words[0]) in groups:
+            within, words = (*group, words[0]), words[1:]
+        for word in words:
+            yield (*within, word)
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
 def test_every_command_of_a_page_can_be_typed(page: str) -> None:
     found = _typed((ROOT / page).read_text())
