@@ -42,6 +42,7 @@ T = TypeVar("T")
 _MIB: Final = 1 << 20
 _AT_ONCE: Final = 16  # Logs that are made or deleted.
 _BURST_RECORDS: Final = 1_000
+_BURSTS_MIN: Final = 100
 _BURST_BYTES: Final = 4 * _MIB
 _WINDOW_BYTES_IN_ALL: Final = 128 * _MIB
 _WARM_UP_S: Final = 1.0
@@ -93,7 +94,7 @@ def measure_appends(
                 "writers": logs * writers,
                 "record_bytes": size,
                 **cost.of(count, size),
-                **_percentiles(latencies),
+                **percentiles(latencies),
             }
 
     tell(_run(access, measure, logs * writers), output, "records_per_s")
@@ -129,7 +130,7 @@ def measure_reads(
                 "readers": logs * readers,
                 "record_bytes": size,
                 **cost.of(count, size),
-                **_percentiles(latencies),
+                **percentiles(latencies),
             }
 
     tell(_run(access, measure, logs), output, "records_per_s")
@@ -164,7 +165,7 @@ def measure_tails(
                 "writers": logs * writers,
                 "record_bytes": size,
                 **facts,
-                **_percentiles(latencies),
+                **percentiles(latencies),
             }
 
     tell(_run(access, measure, logs * writers), output, "p99_ms")
@@ -216,7 +217,8 @@ async def _append_all(
 
 
 def _burst_records(size: int, records: int) -> int:
-    return max(1, min(_BURST_RECORDS, records, _BURST_BYTES // max(1, size)))
+    """One record of each is timed: of few records as many as make a percentile."""
+    return max(1, min(_BURST_RECORDS, records // _BURSTS_MIN, _BURST_BYTES // max(1, size)))
 
 
 async def _read_all(
@@ -421,10 +423,14 @@ class _Cost:
         }
 
 
-def _percentiles(latencies: Histogram) -> dict[str, float | None]:
-    shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999, "max_ms": 1.0}
-    found = {name: latencies.quantile(share) for name, share in shares.items()}
-    return {name: None if each is None else round(each * 1000, 3) for name, each in found.items()}
+def percentiles(latencies: Histogram) -> dict[str, float | None]:
+    """None where not one of those that were timed lies beyond: that would be the largest by another name."""
+    shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
+    timed = latencies.count
+    told = {name: share for name, share in shares.items() if timed * (1 - share) > 1 - 1e-9}
+    found = {name: latencies.quantile(share) for name, share in (told | {"max_ms": 1.0}).items()}
+    shown = {name: each and round(each * 1000, 3) for name, each in found.items()}
+    return {"timed": timed, **dict.fromkeys(shares), **shown}
 
 
 def _names(logs: Sequence[Log], keep: bool) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def show_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], output:
 def tell(facts: Mapping[str, Any], output: str, bare: str) -> None:
     """`bare`: the fact that is all of it as `raw`."""
     if output == "raw":
-        click.echo(facts[bare])
+        click.echo("-" if facts[bare] is None else facts[bare])
     else:
         show_facts(facts, output)
 

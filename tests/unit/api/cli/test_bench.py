@@ -14,6 +14,7 @@ import pytest
 
 from rollbook.api.cli import bench_work
 from rollbook.api.cli.bench_load import Pace, Stopwatch, at_pace, flood, new_latencies
+from rollbook.api.cli.bench_work import percentiles
 from rollbook.api.cli.demo_cluster import LOG_SERVERS
 from tests.support.dev import PATIENCE_S
 from tests.support.zookeeper import free_port
@@ -94,6 +95,43 @@ def benchmarks_logs(shell: Shell) -> list[str]:
 QUICK = ("--seconds", "0.2")
 
 
+def assert_ordered(found: dict[str, Any]) -> None:
+    told = [found[name] for name in ("p50_ms", "p99_ms", "p999_ms", "max_ms")]
+    told = [each for each in told if each is not None]
+    assert told[0] > 0
+    assert told == sorted(told)
+
+
+@pytest.mark.parametrize(
+    ("timed", "told"),
+    [
+        (0, {}),
+        (1, {"max_ms"}),
+        (2, {"p50_ms", "max_ms"}),
+        (99, {"p50_ms", "max_ms"}),
+        (100, {"p50_ms", "p99_ms", "max_ms"}),
+        (999, {"p50_ms", "p99_ms", "max_ms"}),
+        (1000, {"p50_ms", "p99_ms", "p999_ms", "max_ms"}),
+    ],
+)
+def test_a_percentile_is_told_of_as_many_as_have_one(timed: int, told: set[str]) -> None:
+    latencies = new_latencies()
+    for number in range(timed):
+        latencies.observe((number + 1) * 1_000_000)
+    found = percentiles(latencies)
+    assert found.pop("timed") == timed
+    assert {name for name, each in found.items() if each is not None} == set(told)
+    assert list(found) == ["p50_ms", "p99_ms", "p999_ms", "max_ms"]
+
+
+def test_of_few_records_enough_are_timed(shell: Shell) -> None:
+    """Each hundredth of them, and of what they leave over."""
+    found = shell.json("bench", "append", "--records", 1_000, "--seconds", 60)
+    assert (found["records"], found["timed"]) == (1_000, 100)
+    assert found["p99_ms"] <= found["max_ms"]
+    assert found["p999_ms"] is None
+
+
 def test_appends_are_counted_and_their_logs_deleted(shell: Shell) -> None:
     found = shell.json("bench", "append", "--size", 1000, "--logs", 2, "--writers", 2, *QUICK)
     assert (found["logs"], found["writers"], found["record_bytes"]) == (2, 4, 1000)
@@ -101,7 +139,8 @@ def test_appends_are_counted_and_their_logs_deleted(shell: Shell) -> None:
     rate = found["records"] / found["seconds"]
     assert found["records_per_s"] == pytest.approx(rate, rel=0.05)
     assert found["mib_per_s"] == pytest.approx(rate * 1000 / 2**20, rel=0.05, abs=0.01)
-    assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["p999_ms"] <= found["max_ms"]
+    assert found["timed"] > 0
+    assert_ordered(found)
     assert benchmarks_logs(shell) == []
 
 
@@ -126,8 +165,8 @@ def test_every_record_is_read_by_every_reader(shell: Shell, how: str) -> None:
 
 def test_what_is_followed_is_timed_from_end_to_end(shell: Shell) -> None:
     found = shell.json("bench", "tail", "--rate", 200, *QUICK)
-    assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
-    assert 0 < found["records"] <= 50
+    assert 0 < found["timed"] <= found["records"] <= 50
+    assert_ordered(found)
     assert benchmarks_logs(shell) == []
 
 
