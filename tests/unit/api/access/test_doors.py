@@ -62,6 +62,7 @@ from tests.unit.api.rest.log_routes import RAW, ROUTES, Route
 
 LOOPBACK = Address("127.0.0.1", 0)
 DEADLINE_S = 30.0
+HELD_S = DEADLINE_S  # For a call of somebody who says nothing.
 PRINCIPALS = {
     "reader": 'read = ["ns/log"]',
     "appender": 'append = ["ns/log"]',
@@ -398,7 +399,7 @@ async def test_strangers_hold_no_call(there: Site) -> None:
     for method in ("/rollbook.v1.LogAdmin/GetLimits", "/rollbook.v1.LogService/Read", "/no/such"):
         for who in (None, "expired"):
             call = channel.stream_unary(method)
-            silent = call(say_nothing(), timeout=DEADLINE_S, metadata=shown_by(who))
+            silent = call(say_nothing(), timeout=HELD_S, metadata=shown_by(who))
             assert await silent.code() is grpc.StatusCode.PERMISSION_DENIED
     checks = [
         channel.stream_unary("/grpc.health.v1.Health/Check")(say_nothing()) for _ in range(80)
@@ -805,7 +806,7 @@ async def test_a_certificate_alone_holds_no_call(
             *("/rollbook.v1.LogAdmin/GetLimits", "/rollbook.v1.LogService/ReadStream"),
             *("/rollbook.v1.LogService/AppendStream", "/grpc.health.v1.Health/Watch"),
         ):
-            silent = stranger.to(address).stream_stream(method)(say_nothing(), timeout=DEADLINE_S)
+            silent = stranger.to(address).stream_stream(method)(say_nothing(), timeout=HELD_S)
             assert await silent.code() is codes.PERMISSION_DENIED, method
         asks_nothing = known.to(address).stream_unary("/rollbook.v1.LogAdmin/GetLimits")
         call = asks_nothing(iter([]), timeout=DEADLINE_S)
