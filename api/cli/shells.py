@@ -3,6 +3,7 @@
 - Bash cuts words at colons, which ids and positions have, too: it is given the whole line to ask
   about, and of an answer what comes behind the last colon.
 - To fish a description may have commas.
+- To fish and zsh `--option=value` is one word, of which we are asked for the end: it stays behind its beginning.
 - Where an option takes a file or a directory, shells complete those themselves.
 """
 
@@ -47,21 +48,33 @@ _FISH: Final = """
 function %(complete_func)s
     set -lx COMP_WORDS (commandline -cp)
     set -lx COMP_CWORD (commandline -t)
+    set -l before (string match -r -- "^--[^=]*=" $COMP_CWORD)
+    set -l begun (string replace -r -- "^--[^=]*=" "" $COMP_CWORD)
     for completion in (env %(complete_var)s=fish_complete %(prog_name)s)
         set -l parts (string split --max 1 "," $completion)
         switch $parts[1]
             case dir
-                __fish_complete_directories $COMP_CWORD
+                for value in (__fish_complete_directories "$begun")
+                    echo "$before$value"
+                end
             case file
-                __fish_complete_path $COMP_CWORD
+                for value in (__fish_complete_path "$begun")
+                    echo "$before$value"
+                end
             case plain
-                echo $parts[2]
+                echo "$before$parts[2]"
         end
     end
 end
 
 complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
 """
+
+_ANSWERS: Final = "    for type key descr in "
+_ZSH: Final = ZshComplete.source_template.replace(  # Files are found by what follows.
+    _ANSWERS, f"    [[ $PREFIX == --*=* ]] && compset -P '*='\n{_ANSWERS}"
+)
+assert ZshComplete.source_template != _ZSH, "click's script is another one"
 
 
 def add_shells() -> None:
@@ -93,7 +106,16 @@ class _Fish(_WithFiles, FishComplete):
 
 
 class _Zsh(_WithFiles, ZshComplete):
-    pass
+    source_template = _ZSH
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        """What is found takes the place of all that was typed of a word."""
+        found = super().get_completions(args, incomplete)
+        option, equals, _ = incomplete.partition("=")
+        if equals and option.startswith("--"):
+            for each in found:
+                each.value = f"{option}={each.value}"
+        return found
 
 
 def _metavar_of_last(root: click.Command, words: Sequence[str]) -> str:

@@ -165,6 +165,21 @@ def test_files_and_directories_are_completed_where_an_option_takes_some(
         assert folder.rstrip("/") == "journal-1"  # Zsh takes its slash back where the line ends.
 
 
+def test_what_stands_behind_the_equals_sign_of_an_option_is_completed(
+    shell: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bookie-one.conf").touch()
+    (tmp_path / "journal-1").mkdir()
+    with on_a_terminal(shell, tmp_path) as terminal:
+        assert terminal.completed("rollbook ledger append --frame=nu") == [
+            *("ledger", "append", "--frame=nul"),
+        ]
+        typed = "rollbook server bookie --config=boo", "--journal-dir=jou"
+        *_, file, folder = terminal.completed(*typed)
+        assert file == "--config=bookie-one.conf"
+        assert folder.rstrip("/") == "--journal-dir=journal-1"
+
+
 def test_names_and_flags_with_colons_are_completed(shell: str, tmp_path: Path) -> None:
     """To bash a colon ends a word, as in the ids of most bookies."""
     metadata = f"sqlite:///{tmp_path}/metadata.db"
