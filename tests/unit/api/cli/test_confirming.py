@@ -20,7 +20,11 @@ import signal
 import sys
 from rollbook.api.cli import confirming, main
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # Ignored where tests run in the background.
+def interrupt(*_):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # It was heard: one that comes again is none.
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGINT, interrupt)  # Ignored where tests run in the background.
 
 def ask(**_):
     confirming.ask_whether("delete it", False)
