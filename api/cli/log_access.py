@@ -96,6 +96,8 @@ class LogAccess:
                 return "--tls-authorities FILE, with whoever signed its certificate"
             case Obstacle.NO_TLS:
                 return self._other_server(f"log://{where}")
+            case Obstacle.HTTP:
+                return f"{self._other_server('log://HOST:7400')}: that port is for HTTP"
             case Obstacle.HUNG_UP if self.server.startswith("log+tls://"):
                 return "--tls-certificate FILE, if it asks for one"
             case Obstacle.HUNG_UP:

@@ -8,6 +8,7 @@ from typing import Final
 class Obstacle(Enum):
     NOT_BELIEVED = "its certificate is not signed by anybody who is believed"
     NO_TLS = "it does not speak TLS"
+    HTTP = "it speaks HTTP/1 alone"  # As our own door for curl does.
     HUNG_UP = "it hung up before it said anything"  # As TLS does on whoever does not speak it.
     SILENCE = "nobody is there"
 
@@ -15,6 +16,7 @@ class Obstacle(Enum):
 _SIGNS: Final = (
     (Obstacle.NOT_BELIEVED, "CERTIFICATE_VERIFY_FAILED|name verification|peer name"),
     (Obstacle.NO_TLS, "WRONG_VERSION_NUMBER"),
+    (Obstacle.HTTP, r"http1\.x server"),
     (Obstacle.HUNG_UP, "socket closed|reset by peer|CERTIFICATE_REQUIRED|handshake_failure"),
 )
 

@@ -21,6 +21,11 @@ def parse_log_url(text: str) -> LogUrl:
     """Raises `BadConfig`."""
     text = text.strip()
     scheme, _, rest = text.partition("://") if "://" in text else ("log", "", text)
+    if scheme in ("http", "https"):
+        raise BadConfig(
+            f"{text!r} is where HTTP is spoken, and this is gRPC",
+            next_step="write log://HOST:7400, with the port that the server says is for logs",
+        )
     if scheme not in ("log", "log+tls"):
         raise BadConfig(
             f"{text!r} is no address of log servers",

@@ -333,7 +333,10 @@ class LedgerList:
         self._refuse_deleted()
         if head > confirmed:
             raise InvalidRequest(
-                "a log is not truncated beyond its tail", before=head, tail=confirmed
+                "a log is not truncated beyond its tail",
+                next_step=f"truncate up to {confirmed}, the tail, or to `latest`",
+                before=head,
+                tail=confirmed,
             )
         head = max(head, self.head)
         kept = self.first_kept(head, is_begun=is_begun)

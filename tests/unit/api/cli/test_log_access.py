@@ -1,5 +1,6 @@
 """What is advised to whoever cannot reach a log server, or may type it another way."""
 
+import asyncio
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from rollbook.api.cli.log import with_access
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.log_owning import acquire_writer
 from rollbook.api.cli.main import rollbook
+from rollbook.api.client.url import parse_log_url
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.proto.errors import (
@@ -40,6 +42,21 @@ async def advice(access: LogAccess) -> str:
     with pytest.raises(ServerUnreachable) as found, access.advising():
         await access.use(lambda client: client.limits())
     return found.value.next_step
+
+
+async def test_whoever_asks_the_port_of_http_is_told_so() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 421 Misdirected Request\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as http:
+        port = http.sockets[0].getsockname()[1]
+        told = await advice(access_to(f"log://127.0.0.1:{port}"))
+    assert told == "--server log://HOST:7400: that port is for HTTP"
+    with pytest.raises(BadConfig, match="HTTP is spoken") as found:
+        parse_log_url(f"http://127.0.0.1:{port}/v1")
+    assert found.value.next_step.startswith("write log://HOST:7400")
 
 
 async def test_whoever_is_not_understood_is_told_how_to_speak(tmp_path: Path) -> None:
