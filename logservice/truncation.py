@@ -199,8 +199,13 @@ async def delete_log(
             return await nodes.replace_guarded(
                 stored, stored.list.with_deleted(free_at_us).with_event(event), found=marks
             )
-        except Guarded:
-            raise
+        except Guarded as guarded:
+            raise Guarded(
+                "a protected mark holds the log",
+                log=str(name),
+                marks=guarded.ids["marks"],
+                next_step="delete these cursors first, or have them protect nothing",
+            ) from None
         except MetadataConflict:
             continue  # An owner rolls, or a cursor moves: once more.
     raise MetadataConflict("the list changes again and again", log=str(name))

@@ -167,7 +167,9 @@ def test_a_marked_log_is_not_deleted() -> None:
     async def story(scene: Scene) -> None:
         mark = CommitCursor(LOG, CursorName("snapshot"), Offset(0), is_protected=True)
         await scene.nodes.commit_cursor(mark)
-        await refused(delete_log(scene.nodes, LOG, 0, EVENT), Guarded)
+        refusal = await refused(delete_log(scene.nodes, LOG, 0, EVENT), Guarded)
+        assert refusal.ids == {"log": str(LOG), "marks": ("snapshot",)}, "it is about no offset"
+        assert "cursors" in refusal.next_step
         assert (await scene.stored()).list.state is LogState.OPEN
 
     play(story)
