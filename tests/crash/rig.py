@@ -28,7 +28,6 @@ PATIENCE_S: Final = 30.0  # For anything that has to happen, on a busy machine.
 _LOAD_BEFORE_A_CRASH: Final = 30  # Operations acknowledged since the last one.
 _CALM_S_MAX: Final = 0.1
 _STRAGGLERS_S: Final = 0.002
-_EVENTS_TAKE_S: Final = 5.0  # At most, with nobody at work any more.
 _LOOK_AGAIN_S: Final = 0.2
 _READS_AT_ONCE: Final = 500
 
@@ -180,7 +179,7 @@ class Rig:
 
     def _compare_mirrors(self, store: dict[str, str]) -> list[str]:
         """What each client knows from events must become what is there."""
-        deadline = time.monotonic() + _EVENTS_TAKE_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             self._said.clear()
             self._say("mirror")
