@@ -33,7 +33,7 @@ from rollbook.proto.ports import (
     Transport,
 )
 from rollbook.proto.wire.messages import IDENTITY_PLUGIN, Auth, AuthReply, Read
-from tests.simulation.kernel import Node, World
+from tests.simulation.kernel import Node, Process, World
 from tests.support.bookie_client import KEY, BookieClient
 from tests.unit.bookie.serving import add_entries
 from tests.unit.bookie.test_storage import add, adds
@@ -88,6 +88,12 @@ class Town:
             await self.eyes.close()
 
         self.world.run(scenario())
+
+    async def start(self) -> Process:
+        """It serves, and others see it."""
+        process = self.node.start(self.serve)
+        await self.until_seen()
+        return process
 
     async def until(self, holds: Callable[[], Awaitable[bool]]) -> float:
         """The moment it does."""
@@ -164,8 +170,7 @@ def test_it_says_who_it_is() -> None:
     """Its address may have been another's."""
 
     async def story(town: Town) -> None:
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         node = await town.eyes.get(WRITABLE)
         assert node is not None
         assert IDENTITY in unpack_service_info(ID, node.value).extensions
@@ -183,8 +188,7 @@ def test_told_to_end_it_is_out_of_sight_at_once() -> None:
     """B9: before its port is closed, and its clients have got their last answers."""
 
     async def story(town: Town) -> None:
-        process = town.node.start(town.serve)
-        await town.until_seen()
+        process = await town.start()
         client = BookieClient(3)
         await town.world.node("eyes").transport.connect(lambda: client, Address("b1", 3181), 1.0)
         started = town.world.now
@@ -203,8 +207,7 @@ def test_told_to_end_it_waits_for_nobody_for_long() -> None:
     """Neither for a metadata store that does not answer nor for clients that wait for news."""
 
     async def story(town: Town) -> None:
-        process = town.node.start(town.serve)
-        await town.until_seen()
+        process = await town.start()
         await asyncio.sleep(1)
         await add_entries(town.serving["b1"].storage, 1, [0])
         client = BookieClient(3)
@@ -229,8 +232,7 @@ def test_after_a_kill_it_is_back_at_once() -> None:
     """It holds the lock that the dead process held: RG2 without the wait."""
 
     async def story(town: Town) -> None:
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         before, started = await town.owner(), town.world.now
         town.node.restart()
 
@@ -247,8 +249,7 @@ def test_after_a_power_cut_it_waits_for_its_earlier_session() -> None:
     """RG2: nobody can say of a lock before the boot who holds it now, elsewhere."""
 
     async def story(town: Town) -> None:
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         before, cut = await town.owner(), town.world.now
         town.node.power_cut()
         town.node.restart()
@@ -269,8 +270,7 @@ def test_a_copy_of_its_directories_is_refused_while_it_lives() -> None:
     """RG2: the copy has the identity, and another lock."""
 
     async def story(town: Town) -> None:
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         before = await town.owner()
         copy = town.world.node("b1-copy")
         copy.disk.system = town.node.disk.system.after_power_cut(lambda count: count - 1)
@@ -286,8 +286,7 @@ def test_a_copy_of_its_directories_is_refused_while_it_lives() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_lost_session_is_followed_by_another(seed: int) -> None:
     async def story(town: Town) -> None:
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         await asyncio.sleep(1)  # It learns of it a moment later than we do.
         for lost in range(1, 4):
             before = await town.owner()
@@ -307,8 +306,7 @@ def test_a_lost_session_is_followed_by_another(seed: int) -> None:
 @pytest.mark.parametrize("pause_s", [SESSION_S / 4, SESSION_S * 5])
 def test_after_a_pause_it_is_registered(pause_s: float) -> None:
     async def story(town: Town) -> None:
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         town.node.pause()
         await asyncio.sleep(pause_s)
         assert await town.is_there(WRITABLE) == (pause_s < SESSION_S)
@@ -326,8 +324,7 @@ def test_a_pause_while_it_waits_for_its_earlier_session_does_no_harm(seed: int) 
     """The patience may run out while nothing can be heard; what counts is how it is then."""
 
     async def story(town: Town) -> None:
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         town.node.power_cut()
         town.node.restart()
         await asyncio.sleep(0.5 + seed / 4)
@@ -342,8 +339,7 @@ def test_a_pause_while_it_waits_for_its_earlier_session_does_no_harm(seed: int) 
 
 def test_a_registration_that_somebody_removed_comes_back() -> None:
     async def story(town: Town) -> None:
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         await town.eyes.delete(WRITABLE)
         await town.until_seen()
 
@@ -354,8 +350,7 @@ def test_it_ends_when_another_process_has_its_name() -> None:
     """RG2: while it was cut off somebody else registered under it, and stays."""
 
     async def story(town: Town) -> None:
-        process = town.node.start(town.serve)
-        await town.until_seen()
+        process = await town.start()
         town.world.network.isolate("b1")
         await town.until_gone()
         rival = await town.world.node("rival").metadata(session_timeout_s=SESSION_S)
@@ -374,8 +369,7 @@ def test_it_goes_read_only_and_back() -> None:
     """RG1: by an operator's word; in between it is seen in one place at least."""
 
     async def story(town: Town) -> None:
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         bookie = town.serving["b1"]
         unseen = 0
 
@@ -421,8 +415,7 @@ def test_on_a_full_disk_it_promises_nothing_until_its_start_is_counted() -> None
     async def story(town: Town) -> None:
         town.settings = replace(SETTINGS, space=SpaceConfig(reserve_bytes=0))
         disk = town.node.disk
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         await add_entries(town.serving["b1"].storage, 1, [0])
         snapshot = disk.image()
         town.node.kill()
@@ -454,8 +447,7 @@ def test_its_start_is_counted_though_the_metadata_store_was_away() -> None:
     async def story(town: Town) -> None:
         town.settings = replace(SETTINGS, space=SpaceConfig(reserve_bytes=0))
         disk = town.node.disk
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         town.node.kill()
         disk.capacity_bytes = 0
         town.node.start(town.serve)
@@ -475,8 +467,7 @@ def test_who_cannot_count_its_start_since_a_copy_was_first_ends() -> None:
     async def story(town: Town) -> None:
         town.settings = replace(SETTINGS, space=SpaceConfig(reserve_bytes=0))
         disk = town.node.disk
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         town.node.kill()
         copy = disk.image()
         disk.capacity_bytes = 0
@@ -502,8 +493,7 @@ def test_a_failed_journal_ends_it() -> None:
     """B6."""
 
     async def story(town: Town) -> None:
-        process = town.node.start(town.serve)
-        await town.until_seen()
+        process = await town.start()
         await asyncio.sleep(1)  # It learns of it a moment later than we do.
         town.node.disk.sync_error_odds = 1.0
         with suppress(RollbookError):
@@ -520,8 +510,7 @@ def test_a_failed_journal_ends_it_before_it_is_registered() -> None:
     """B6: it serves already, and its registration may take long."""
 
     async def story(town: Town) -> None:
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         town.node.kill()
         process = town.node.restart()
         del town.serving["b1"]
@@ -586,8 +575,7 @@ def test_a_cluster_without_layout_gets_it_written_down_and_one_without_id_does_w
         for name in ("LAYOUT", "INSTANCEID", "cookies", "available/readonly"):
             await town.eyes.delete(f"{ROOT}/{name}")
         await town.eyes.delete("/rollbook")
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         assert await town.is_there(f"{ROOT}/LAYOUT")
         assert not await town.is_there(f"{ROOT}/INSTANCEID")
         assert await town.is_there(f"{ROOT}/cookies/{ID}")
@@ -602,8 +590,7 @@ def test_the_layout_that_is_written_down_is_the_one_that_the_url_names() -> None
         await town.eyes.delete(f"{ROOT}/LAYOUT")
         config = replace(SETTINGS.bookie, metadata=f"zk+longhierarchical://zk1{ROOT}")
         town.settings = replace(SETTINGS, bookie=config)
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         node = await town.eyes.get(f"{ROOT}/LAYOUT")
         assert node is not None
         assert unpack_layout(node.value) is Layout.LONG_HIERARCHICAL
@@ -642,8 +629,7 @@ def test_behind_tls_it_is_found_where_it_says() -> None:
         config = replace(SETTINGS.bookie, tls_listen="b1:3182", tls_certificate="c")
         town.settings = replace(SETTINGS, bookie=config)
         town.tls = town.node.transport  # Any: what is behind it is the transport's affair.
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         node = await town.eyes.get(WRITABLE)
         assert node
         assert unpack_service_info(ID, node.value).tls_address == Address("b1", 3182)
@@ -692,8 +678,7 @@ def test_who_comes_while_it_tries_its_port_is_hung_up_on(monkeypatch: pytest.Mon
             return listener
 
         monkeypatch.setattr(town.node.transport, "listen", listen_until_called)
-        town.node.start(town.serve)
-        await town.until_seen()
+        await town.start()
         async with asyncio.timeout(PATIENCE_S):
             await callers[0].lost
 

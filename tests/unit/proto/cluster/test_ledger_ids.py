@@ -40,6 +40,15 @@ async def counters(store: FaultyStore) -> Counters:
     return Counters(store.store)
 
 
+@pytest.fixture
+async def ids(counters: Counters) -> LedgerIds:
+    """Its first id was drawn, and with it all was made that ids need."""
+    ids = LedgerIds(counters, ROOT)
+    assert await ids.draw() == 0
+    counters.writes = 0
+    return ids
+
+
 async def test_the_first_ids_are_short(counters: Counters) -> None:
     ids = LedgerIds(counters, ROOT)
     assert [await ids.draw() for _ in range(3)] == [0, 1, 2]
@@ -55,19 +64,16 @@ async def test_ids_never_come_back(counters: Counters, rival: MetadataStore) -> 
     assert await LedgerIds(counters, ROOT).draw() == 100
 
 
-async def test_what_is_wanted_at_the_same_time_is_drawn_together(counters: Counters) -> None:
-    ids = LedgerIds(counters, ROOT)
-    await ids.draw()
-    counters.writes = 0
+async def test_what_is_wanted_at_the_same_time_is_drawn_together(
+    counters: Counters, ids: LedgerIds
+) -> None:
     assert sorted(await asyncio.gather(*(ids.draw() for _ in range(50)))) == list(range(1, 51))
     assert counters.writes <= 4
     assert await counters.children(f"{ROOT}/idgen") == []
 
 
-async def test_a_crowd_hears_of_its_ids_in_one_turn(counters: Counters) -> None:
+async def test_a_crowd_hears_of_its_ids_in_one_turn(counters: Counters, ids: LedgerIds) -> None:
     """A turn of a busy loop takes milliseconds: one each is seconds for a crowd."""
-    ids = LedgerIds(counters, ROOT)
-    await ids.draw()
     crowd = [asyncio.ensure_future(ids.draw()) for _ in range(200)]
     while not crowd[1].done():
         await asyncio.sleep(0)
@@ -77,10 +83,8 @@ async def test_a_crowd_hears_of_its_ids_in_one_turn(counters: Counters) -> None:
 
 @pytest.mark.parametrize("leaves", [0, 1, 2])
 async def test_somebody_who_is_cancelled_keeps_nobody_from_drawing(
-    counters: Counters, leaves: int
+    counters: Counters, ids: LedgerIds, leaves: int
 ) -> None:
-    ids = LedgerIds(counters, ROOT)
-    await ids.draw()
     drawing = [asyncio.ensure_future(ids.draw()) for _ in range(4)]
     await asyncio.sleep(0)
     drawing[leaves].cancel()
@@ -90,10 +94,9 @@ async def test_somebody_who_is_cancelled_keeps_nobody_from_drawing(
     assert len({*drawn, await ids.draw()}) == 4
 
 
-async def test_of_a_draw_that_fails_all_who_wait_for_it_hear_at_once(counters: Counters) -> None:
-    ids = LedgerIds(counters, ROOT)
-    await ids.draw()
-    counters.writes = 0
+async def test_of_a_draw_that_fails_all_who_wait_for_it_hear_at_once(
+    counters: Counters, ids: LedgerIds
+) -> None:
     # The first one draws, and removes his node, while the others gather.
     counters.fates.extend([Fate.OK, Fate.OK, *[Fate.REQUEST_LOST] * 6])
     drawing = [asyncio.ensure_future(ids.draw()) for _ in range(10)]
@@ -104,11 +107,10 @@ async def test_of_a_draw_that_fails_all_who_wait_for_it_hear_at_once(counters: C
     assert await ids.draw() > 0
 
 
-async def test_a_crowd_is_served_in_the_order_in_which_it_came(counters: Counters) -> None:
+async def test_a_crowd_is_served_in_the_order_in_which_it_came(
+    counters: Counters, ids: LedgerIds
+) -> None:
     """And with few transactions: five draw, and a few remove the nodes."""
-    ids = LedgerIds(counters, ROOT)
-    await ids.draw()
-    counters.writes = 0
     crowd = [asyncio.ensure_future(ids.draw()) for _ in range(1000)]
     while not any(each.done() for each in crowd[1:]):
         await asyncio.sleep(0)
@@ -119,9 +121,9 @@ async def test_a_crowd_is_served_in_the_order_in_which_it_came(counters: Counter
     assert await counters.children(f"{ROOT}/idgen") == []
 
 
-async def test_what_was_drawn_before_drawing_failed_is_handed_out(counters: Counters) -> None:
-    ids = LedgerIds(counters, ROOT)
-    await ids.draw()
+async def test_what_was_drawn_before_drawing_failed_is_handed_out(
+    counters: Counters, ids: LedgerIds
+) -> None:
     # The first one draws, and removes his node; then 256 of the others are drawn.
     counters.fates.extend([Fate.OK, Fate.OK, Fate.OK, *[Fate.REQUEST_LOST] * 6])
     drawing = [asyncio.ensure_future(ids.draw()) for _ in range(300)]
@@ -131,11 +133,9 @@ async def test_what_was_drawn_before_drawing_failed_is_handed_out(counters: Coun
 
 
 async def test_a_node_that_is_gone_keeps_no_other_from_being_removed(
-    counters: Counters, rival: MetadataStore
+    counters: Counters, ids: LedgerIds, rival: MetadataStore
 ) -> None:
     """It went with its session, and the others are of the next one."""
-    ids = LedgerIds(counters, ROOT)
-    await ids.draw()
 
     async def lose_one() -> None:
         await rival.delete(f"{ROOT}/idgen/ID-0000000002")
@@ -148,10 +148,9 @@ async def test_a_node_that_is_gone_keeps_no_other_from_being_removed(
 
 async def test_nodes_whose_removal_fails_are_removed_by_the_next_one_to_draw(
     counters: Counters,
+    ids: LedgerIds,
 ) -> None:
     """Else they stay for as long as the session: for weeks."""
-    ids = LedgerIds(counters, ROOT)
-    await ids.draw()
     # One is drawn and removed, the others are drawn; then the first 256 are not removed.
     counters.fates.extend([*[Fate.OK] * 5, Fate.REQUEST_LOST])
     await asyncio.gather(*(ids.draw() for _ in range(600)))
@@ -199,9 +198,8 @@ async def test_nodes_of_a_counter_that_is_gone_keep_no_others_from_being_removed
 
 async def test_who_is_cancelled_while_he_removes_nodes_leaves_them_to_the_next_one(
     counters: Counters,
+    ids: LedgerIds,
 ) -> None:
-    ids = LedgerIds(counters, ROOT)
-    await ids.draw()
     crowd = [asyncio.ensure_future(ids.draw()) for _ in range(600)]
     while not crowd[-1].done():
         await asyncio.sleep(0)
@@ -224,18 +222,16 @@ async def test_of_a_draw_that_reaches_the_end_the_first_numbers_count(counters: 
     assert drawn == [LAST - 1, LAST, 1 << 32]
 
 
-async def test_a_number_whose_reply_was_lost_is_given_up(counters: Counters) -> None:
-    ids = LedgerIds(counters, ROOT)
-    await ids.draw()
+async def test_a_number_whose_reply_was_lost_is_given_up(
+    counters: Counters, ids: LedgerIds
+) -> None:
     counters.fates.extend((Fate.ANSWER_LOST, Fate.EXPIRED, Fate.OK))
     assert await ids.draw() == 2
     counters.fates.extend((Fate.OK, Fate.REQUEST_LOST))  # The node is not removed: it will go.
     assert [await ids.draw(), await ids.draw()] == [3, 4]
 
 
-async def test_drawing_ends_at_some_time(counters: Counters) -> None:
-    ids = LedgerIds(counters, ROOT)
-    await ids.draw()
+async def test_drawing_ends_at_some_time(counters: Counters, ids: LedgerIds) -> None:
     counters.fates.extend([Fate.REQUEST_LOST] * 6)
     with pytest.raises(MetadataUnavailable):
         await ids.draw()
