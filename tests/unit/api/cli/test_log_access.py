@@ -45,9 +45,9 @@ async def advice(access: LogAccess) -> str:
 
 
 async def test_whoever_asks_the_port_of_http_is_told_so() -> None:
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 421 Misdirected Request\r\ncontent-length: 0\r\n\r\n")
-        await writer.drain()
+        await reader.read()  # Until it hangs up: closed before, what was written may be lost.
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as http:
