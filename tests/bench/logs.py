@@ -2,8 +2,8 @@
 that run in the same turns: the same jobs (`load/logs_jobs.py`), sizes and windows, three copies, and
 every ack means that the record is synced to disk.
 
-While one side is measured the other rests. Targets are factors of the best of the others in this very run,
-besides absolute ones.
+While one side is measured the others rest, and before each turn the machine comes to rest. Targets are factors
+of the best of the others in this very run, besides absolute ones.
 """
 
 import sys
@@ -25,6 +25,7 @@ from tests.bench.load.jobs import SHARES
 from tests.bench.logs_jetstream import jetstream
 from tests.bench.logs_kafka import kafka
 from tests.bench.logs_peers import CannotBeHad, LogSide
+from tests.bench.stillness import until_still
 from tests.support import log_processes
 from tests.support.log_processes import LogProcesses
 
@@ -157,6 +158,7 @@ class _Runs:
         self._aside = [side.name for side in sides if not side.is_synced]
         for number in range(runs):
             for side in sides:
+                until_still()  # Else who comes next pays for what this one's servers have yet to do.
                 for what, value in measure(side, number).items():
                     self._found.setdefault(what, {}).setdefault(side.name, []).append(value)
 

@@ -3,18 +3,20 @@ like, and draws what it found."""
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.bench import Figure, compared, logs, logs_kafka, plots
+from tests.bench.ledger import Found
 from tests.bench.load.jobs import SHARES, percentiles
 from tests.bench.logs import JOBS, OURS_ALONE, UNSYNCED, figures
-from tests.bench.logs_peers import CannotBeHad, fetch
+from tests.bench.logs_peers import CannotBeHad, LogSide, fetch
 from tests.support import log_processes
 
 
@@ -80,6 +82,35 @@ def test_whoever_does_not_sync_sets_no_mark() -> None:
     found = list(compared("it", "/s", values, 2.0, 15.0, aside=["Kafka, not synced"]))
     assert [figure.name for figure in found] == ["it: ours", "it: Kafka", "it: Kafka, not synced"]
     assert (found[0].rival_name, found[0].target, found[0].advantage) == ("Kafka", 20.0, 3.0)
+
+
+def test_the_machine_comes_to_rest_before_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else who comes after Kafka pays for what its servers have yet to do."""
+    happened: list[str] = []
+    monkeypatch.setattr(logs, "until_still", lambda: happened.append("rest"))
+    sides = [_Side("ours"), _Side("Kafka")]
+
+    def measure(side: LogSide, number: int) -> dict[str, float]:
+        happened.append(f"{side.name} {number}")
+        return {"rate": 1.0}
+
+    logs._Runs(sides, 2, measure)
+    turns = ["ours 0", "Kafka 0", "ours 1", "Kafka 1"]
+    assert happened == [each for turn in turns for each in ("rest", turn)]
+
+
+class _Side(LogSide):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def run(self, job: str, **arguments: Any) -> Found:
+        raise NotImplementedError
+
+    def cpu_s(self) -> Mapping[str, float]:
+        raise NotImplementedError
+
+    def spare(self) -> AbstractContextManager[Mapping[str, int]]:
+        raise NotImplementedError
 
 
 def test_a_spread_says_how_many_are_no_slower() -> None:
