@@ -18,6 +18,7 @@ from rollbook.proto.ports import MetadataStore, SessionEvent, SessionState, Watc
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metastore.embedded_owner import Owner
+from rollbook.proto.runtime.metastore.zookeeper import ZooKeeperStore
 from tests.support.cutting_proxy import CuttingProxy, Dialect
 
 OPERATION_TIMEOUT_S: Final = 20.0
@@ -26,6 +27,23 @@ SHORT_SESSION_S: Final = (
     1.0  # For those that shall end: the least that a ZooKeeper for tests grants.
 )
 DEADLINE_S: Final = 60.0  # For what must come; nothing takes nearly as long.
+
+
+@contextlib.contextmanager
+def hurried(store: MetadataStore, timeout_s: float) -> Iterator[None]:
+    """What is asked of it meanwhile has this time; it opened with all that a busy machine takes."""
+    if isinstance(store, StoreClient):
+        before, store._operation_timeout_s = store._operation_timeout_s, timeout_s
+        if store._timer is not None:  # For one that had more time.
+            store._timer.cancel()
+            store._timer = None
+        yield
+        store._operation_timeout_s = before
+    else:
+        assert isinstance(store, ZooKeeperStore)
+        before, store._timeout_s = store._timeout_s, timeout_s
+        yield
+        store._timeout_s = before
 
 
 class Site(ABC):

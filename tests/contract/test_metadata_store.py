@@ -36,6 +36,7 @@ from tests.contract.stores import (
     DEADLINE_S,
     SHORT_SESSION_S,
     Site,
+    hurried,
     next_event,
     until_gone,
     until_state,
@@ -535,11 +536,11 @@ async def test_a_request_waits_for_the_connection(site: Site) -> None:
 
 
 async def test_a_request_that_was_never_sent_did_nothing(site: Site) -> None:
-    mine, other = await site.open(operation_timeout_s=0.3), await site.open()
+    mine, other = await site.open(), await site.open()
     states = mine.session_events()
     await site.suspend(mine)
     await until_state(states, SessionState.SUSPENDED)
-    with pytest.raises(MetadataUnavailable):
+    with hurried(mine, 0.3), pytest.raises(MetadataUnavailable):
         await mine.create("/never")
     await site.resume(mine)
     await until_state(states, SessionState.CONNECTED)

@@ -1,7 +1,6 @@
 """What only the ZooKeeper store can get wrong: its server, its thread, TLS and credentials."""
 
 import asyncio
-import contextlib
 import logging
 import re
 import socket
@@ -9,6 +8,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from rollbook.proto.ports import (
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metastore.kazoo_link import _Handler
 from rollbook.proto.runtime.metastore.zookeeper import ZooKeeperStore
-from tests.contract.stores import next_event, until_state
+from tests.contract.stores import hurried, next_event, until_state
 from tests.support.cutting_proxy import ZOOKEEPER, CuttingProxy, Direction
 from tests.support.zookeeper import (
     LocalZooKeeper,
@@ -60,11 +60,8 @@ def make(
     )
 
 
-@contextlib.contextmanager
-def impatient(store: ZooKeeperStore) -> Iterator[None]:
-    patience_s, store._timeout_s = store._timeout_s, IMPATIENT_S
-    yield
-    store._timeout_s = patience_s
+def impatient(store: ZooKeeperStore) -> AbstractContextManager[None]:
+    return hurried(store, IMPATIENT_S)
 
 
 @pytest.fixture

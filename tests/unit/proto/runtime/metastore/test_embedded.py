@@ -39,7 +39,7 @@ from rollbook.proto.runtime.metastore import embedded_owner, open_metadata_store
 from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
 from rollbook.proto.runtime.metastore.embedded_file import StoreFile
 from rollbook.proto.runtime.metastore.embedded_owner import EXIT_STORE_FAILED, Owner
-from tests.contract.stores import next_event, until_gone, until_state
+from tests.contract.stores import hurried, next_event, until_gone, until_state
 from tests.support import processes
 from tests.support.processes import Family
 
@@ -87,18 +87,6 @@ class House:
     async def close(self) -> None:
         for store in reversed(self._stores):
             await store.close()
-
-
-@contextlib.contextmanager
-def hurried(store: MetadataStore, operation_timeout_s: float) -> Iterator[None]:
-    """What is asked of it meanwhile has this time; it opened with all that a busy machine takes."""
-    assert isinstance(store, StoreClient)
-    before, store._operation_timeout_s = store._operation_timeout_s, operation_timeout_s
-    if store._timer is not None:  # For one that had more time.
-        store._timer.cancel()
-        store._timer = None
-    yield
-    store._operation_timeout_s = before
 
 
 @pytest.fixture
