@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 
+from rollbook.api.client import aio
 from rollbook.api.grpc.methods import METHODS
 from tests import site
 from tests.support import pages
@@ -161,3 +162,10 @@ def test_the_reference_names_what_exists() -> None:
             assert getattr(importlib.import_module(module), last).__doc__, name
         else:
             assert importlib.import_module(name).__doc__, name
+
+
+def test_the_reference_has_whatever_a_client_has() -> None:
+    told = re.findall(r"^::: ([\w.]+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    for name in aio.__all__:
+        module = getattr(aio, name).__module__
+        assert module in told or f"{module}.{name}" in told, name
