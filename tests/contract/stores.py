@@ -23,9 +23,7 @@ from tests.support.cutting_proxy import CuttingProxy, Dialect
 
 OPERATION_TIMEOUT_S: Final = 20.0
 SESSION_TIMEOUT_S: Final = 10.0  # No accidents on a busy machine.
-SHORT_SESSION_S: Final = (
-    1.0  # For those that shall end: the least that a ZooKeeper for tests grants.
-)
+SHORT_SESSION_S: Final = 3.0  # For those that shall end, and not where a machine stands still.
 DEADLINE_S: Final = 60.0  # For what must come; nothing takes nearly as long.
 
 
