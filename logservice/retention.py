@@ -63,7 +63,9 @@ class LogKeeper(Protocol):
 
     def is_nobodys(self, name: LogName, listed: LedgerList) -> bool: ...
 
-    async def owner_of(self, name: LogName, due: float) -> LogOwner: ...
+    async def owner_of(
+        self, name: LogName, due: float, *, heeds_preference: bool = True
+    ) -> LogOwner: ...
 
 
 class Lags(Protocol):
@@ -202,7 +204,8 @@ class Sweeper:
             await delete_discarded(self._ledgers, self._nodes, stored)
         if stored is None or expiry.needs_owner:
             due = asyncio.get_running_loop().time() + _OPEN_DEADLINE_S
-            owner = await self._keeper.owner_of(name, due)
+            # Whom it was sent to looks after it only while it owns it, and gets it back.
+            owner = await self._keeper.owner_of(name, due, heeds_preference=False)
             await owner.truncate(expiry.head, reason=RETENTION)
 
     async def _truncate(self, stored: StoredLog, head: Offset, now_us: int) -> StoredLog:

@@ -213,8 +213,8 @@ class LogServer:
             await owner.prove()
         return self.find(name)
 
-    async def owner_of(self, name: LogName, due: float) -> Owner:
-        """The owner, opened if this server should have the log.
+    async def owner_of(self, name: LogName, due: float, *, heeds_preference: bool = True) -> Owner:
+        """The owner, opened if this server should have the log, by its name alone if no preference is heeded.
 
         Raises `NotOwner` with whom to ask, `OwnerChanging`, `NoSuchLog`, `LogDeleted`, and what keeps
         a log from being opened; all of it before anything was done. Cancelled, an opening goes on.
@@ -224,7 +224,7 @@ class LogServer:
             if work is None:
                 if self._ground is None:
                     raise OwnerChanging("this server starts", retry_after_ms=_RETRY_MS)
-                grounds = await self._within(due, self._why_ours(name))
+                grounds = await self._within(due, self._why_ours(name, heeds_preference))
                 if self._is_closed:
                     raise _being_stopped()
                 if self.find(name) or name in self._openings or name in self._closings:
@@ -259,13 +259,13 @@ class LogServer:
                 raise _being_stopped() from None  # What it waited for was, and not the request.
             raise
 
-    async def _why_ours(self, name: LogName) -> "_Grounds":
+    async def _why_ours(self, name: LogName, heeds_preference: bool) -> "_Grounds":
         """Why to open it here; else raises whom to ask."""
         asked_s = asyncio.get_running_loop().time()
-        grounds = await self._grounds(name)
+        grounds = await self._grounds(name, heeds_preference)
         return replace(grounds, detect_s=asyncio.get_running_loop().time() - asked_s)
 
-    async def _grounds(self, name: LogName) -> "_Grounds":
+    async def _grounds(self, name: LogName, heeds_preference: bool) -> "_Grounds":
         seen = await self._read(name)
         listed, owner, without = seen.list, seen.list.owner, tuple[str, ...]()
         if owner is None:
@@ -292,7 +292,8 @@ class LogServer:
                 f"its owner {owner.server_id} refuses connections", seen, is_rude=True
             )
             without = (server_name(owner.server_id),)
-        await self._require_suggested(name, listed, without)
+        judged = listed if heeds_preference else listed.with_preferred_server("")
+        await self._require_suggested(name, judged, without)
         return grounds
 
     async def _require_suggested(

@@ -204,6 +204,27 @@ def test_a_log_that_was_lost_with_the_session_expires_though_nobody_asks_for_it(
     play(story)
 
 
+def test_a_log_that_was_sent_elsewhere_expires_when_nobody_owns_it() -> None:
+    """Whom its name suggests was told to ask that one, who looks after none that it does not own."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b", idle_s_max=5.0)
+        log = await make_three_segments(scene, a)
+        await a.ask(a.service.transfer_log(words.TransferLog(log, "b"), a.due()))
+        await b.append(log, b"3")
+        await asyncio.sleep(90)  # It was let go of within ten.
+        assert owners_of(log, a, b) == []
+        for server in (a, b):
+            await server.run(server.log_server._sweeper.sweep())
+        await scene.until(lambda: owners_of(log, a, b) == [])
+        listed = (await scene.stored(log)).list
+        assert (listed.head, [each.records for each in listed.segments]) == (4, [0])
+        await b.append(log, b"4")  # It stays there.
+        assert listed.preferred_server == "b"
+
+    play(story)
+
+
 @pytest.mark.parametrize("when", ["it is opened", "it is listed"])
 def test_who_opens_a_log_that_is_truncated_without_an_owner_knows_its_head(
     when: str, monkeypatch: pytest.MonkeyPatch
