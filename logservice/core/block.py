@@ -726,10 +726,22 @@ class Block:
         start, end = spans[section]
         return memoryview(body)[start:end]
 
+    def bytes_before(self, index: int) -> int:
+        """What the first so many records take of the body, but for the bits that mark what they lack."""
+        spans = self._open()[1]
+        size = self._strings_before(Section.VALUE_OFFSETS, index)
+        if Section.KEY_OFFSETS in spans:
+            size += self._strings_before(Section.KEY_OFFSETS, index)
+        if Section.EVENT_TIMES in spans:
+            size += 8 * index
+        if Section.HEADER_OFFSETS in spans:
+            (headers,) = self._ints(Section.HEADER_OFFSETS, index, index + 1)
+            size += 4 * index + self._strings_before(Section.HEADER_NAME_OFFSETS, headers)
+            size += self._strings_before(Section.HEADER_VALUE_OFFSETS, headers)
+        return size
+
     def values(self) -> list[bytes]:
-        if not self.count:
-            return []
-        return self._strings(Section.VALUE_OFFSETS, self.count)
+        return self._values(0, self.count)
 
     def value(self, index: int) -> bytes:
         """Of one record, for whoever wants no other."""
@@ -741,41 +753,27 @@ class Block:
         return body[base + start : base + end]
 
     def keys(self) -> list[bytes | None]:
-        if Section.KEYS not in self._open()[1]:
-            return [None] * self.count
-        keys = self._strings(Section.KEY_OFFSETS, self.count)
-        return self._masked(Section.KEY_VALIDITY, keys)
+        return self._keys(0, self.count)
 
     def event_times(self) -> list[int | None]:
-        body, spans = self._open()
-        if Section.EVENT_TIMES not in spans:
-            return [None] * self.count
-        times = struct.unpack_from(f"<{self.count}q", body, spans[Section.EVENT_TIMES][0])
-        return self._masked(Section.EVENT_TIME_VALIDITY, times)
+        return self._event_times(0, self.count)
 
     def headers(self) -> list[Headers]:
-        if Section.HEADER_OFFSETS not in self._open()[1]:
-            return [NO_HEADERS] * self.count
-        offsets = self._ints(Section.HEADER_OFFSETS, self.count + 1)
-        names = [name.decode() for name in self._strings(Section.HEADER_NAME_OFFSETS, offsets[-1])]
-        contents = self._strings(Section.HEADER_VALUE_OFFSETS, offsets[-1])
-        return [
-            dict(zip(names[start:end], contents[start:end], strict=True))
-            if end > start
-            else NO_HEADERS
-            for start, end in pairwise(offsets)
-        ]
+        return self._headers(0, self.count)
 
-    def records(self) -> list[Record]:
-        base, count = self._header.base_offset, self._header.records
+    def records(self, start: int = 0, end: int | None = None) -> list[Record]:
+        """All, or those from one index to another: so much is taken apart, and no more."""
+        base = self._header.base_offset
+        if end is None:
+            end = self.count
         if len(self._open()[1]) == 2:  # Values only, as most blocks.
             rest: tuple[Any, ...] = (repeat(None), repeat(NO_HEADERS))
             event_times: Any = repeat(None)
         else:
-            rest = (self.keys(), self.headers())
-            event_times = self.event_times()
+            rest = (self._keys(start, end), self._headers(start, end))
+            event_times = self._event_times(start, end)
         rows: Iterator[tuple[Any, ...]] = zip(
-            *(range(base, base + count), self.values(), *rest),
+            *(range(base + start, base + end), self._values(start, end), *rest),
             *(repeat(self._header.timestamp_us), event_times),
             strict=False,  # Repeats never end.
         )
@@ -793,22 +791,64 @@ class Block:
             self._opened = _as_stored(lambda data: _open(data, self._header, CEILING), self.data)
         return self._opened
 
-    def _ints(self, section: Section, count: int) -> tuple[int, ...]:
-        body, spans = self._open()
-        return struct.unpack_from(f"<{count}i", body, spans[section][0])
+    def _values(self, start: int, end: int) -> list[bytes]:
+        return self._strings(Section.VALUE_OFFSETS, start, end) if end > start else []
 
-    def _strings(self, offsets: Section, count: int) -> list[bytes]:
-        body, spans = self._open()
-        start, end = spans[offsets + 1]
-        data = body[start:end]
-        return [data[start:end] for start, end in pairwise(self._ints(offsets, count + 1))]
+    def _keys(self, start: int, end: int) -> list[bytes | None]:
+        if Section.KEYS not in self._open()[1]:
+            return [None] * (end - start)
+        keys = self._strings(Section.KEY_OFFSETS, start, end)
+        return self._masked(Section.KEY_VALIDITY, keys, start)
 
-    def _masked(self, validity: Section, items: Sequence[T]) -> list[T | None]:
+    def _event_times(self, start: int, end: int) -> list[int | None]:
+        body, spans = self._open()
+        if Section.EVENT_TIMES not in spans:
+            return [None] * (end - start)
+        first = spans[Section.EVENT_TIMES][0] + 8 * start
+        times = struct.unpack_from(f"<{end - start}q", body, first)
+        return self._masked(Section.EVENT_TIME_VALIDITY, times, start)
+
+    def _headers(self, start: int, end: int) -> list[Headers]:
+        if Section.HEADER_OFFSETS not in self._open()[1]:
+            return [NO_HEADERS] * (end - start)
+        ends = self._ints(Section.HEADER_OFFSETS, start, end + 1)
+        first, last = ends[0], ends[-1]
+        packed_names = self._strings(Section.HEADER_NAME_OFFSETS, first, last)
+        names = [name.decode() for name in packed_names]
+        contents = self._strings(Section.HEADER_VALUE_OFFSETS, first, last)
+        return [
+            dict(zip(names[a - first : b - first], contents[a - first : b - first], strict=True))
+            if b > a
+            else NO_HEADERS
+            for a, b in pairwise(ends)
+        ]
+
+    def _ints(self, section: Section, start: int, end: int) -> tuple[int, ...]:
+        body, spans = self._open()
+        return struct.unpack_from(f"<{end - start}i", body, spans[section][0] + 4 * start)
+
+    def _strings(self, offsets: Section, start: int, end: int) -> list[bytes]:
+        body, spans = self._open()
+        ends = self._ints(offsets, start, end + 1)
+        base, first = spans[offsets + 1][0], ends[0]
+        data = body[base + first : base + ends[-1]]
+        if first:
+            return [data[a - first : b - first] for a, b in pairwise(ends)]
+        return [data[a:b] for a, b in pairwise(ends)]
+
+    def _strings_before(self, offsets: Section, index: int) -> int:
+        """The bytes of the first so many, and of their offsets."""
+        return self._ints(offsets, index, index + 1)[0] + 4 * index
+
+    def _masked(self, validity: Section, items: Sequence[T], start: int) -> list[T | None]:
+        """`start`: the index of the first of them."""
         body, spans = self._open()
         if validity not in spans:
             return list(items)
-        start, end = spans[validity]
-        bits = bin(int.from_bytes(body[start:end], "little") | 1 << len(items))[:2:-1]
+        base, skipped = spans[validity][0], start % 8
+        marks = body[base + start // 8 : base + (start + len(items) + 7) // 8]
+        bits = bin(int.from_bytes(marks, "little") >> skipped | 1 << len(items))
+        bits = bits[: -len(items) - 1 : -1]
         return [item if bit == "1" else None for item, bit in zip(items, bits, strict=True)]
 
 

@@ -1,8 +1,10 @@
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from rollbook.logservice.core.block import (
     CEILING,
@@ -52,6 +54,21 @@ def test_what_was_packed_is_read(batch: Batch) -> None:
             )
         )
     ]
+
+
+@given(batches(), st.data())
+def test_a_run_of_records_is_what_all_of_them_have_there(batch: Batch, data: st.DataObject) -> None:
+    block = Block(stamped_at(batch.pack(), 1000))
+    start = data.draw(st.integers(0, block.count))
+    end = data.draw(st.integers(start, block.count))
+    assert block.records(start, end) == block.records()[start:end]
+    sizes = [block.bytes_before(index) for index in range(block.count + 1)]
+    for record, (before, behind) in zip(block.records(), pairwise(sizes), strict=True):
+        held = len(record.value) + len(record.key or b"")
+        held += sum(len(name) + len(value) for name, value in record.headers.items())
+        assert behind - before >= held + 4
+    assert sizes[0] == 0
+    assert sizes[-1] <= block.unpacked_bytes
 
 
 @given(batches())
