@@ -268,6 +268,8 @@ def _storage(keys: _Keys) -> dict[str, Any]:
             next_step="name the fastest disk's",
         )
     cache_mib = keys.integer("dbStorage_readAheadCacheMaxSizeMb")
+    # `journalMaxSizeMB` is not `journal_file_bytes`: a file of ours takes its whole size from the disk as it begins,
+    # and is replayed whole. BookKeeper's usual 2 GiB is the bound of one that grows.
     return _given(
         journal_dir=journals[0] if journals else None,
         ledger_dirs=list(keys.texts("ledgerDirectories")),
