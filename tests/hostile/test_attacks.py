@@ -17,6 +17,7 @@ from tests.support.bookies import RunningBookie
 
 _MIB: Final = 1024 * 1024
 _LARGEST_BYTES: Final = 5 * _MIB - 1024
+_COUNTED: Final = 500_000
 _SOON: Final = {
     "ROLLBOOK_SERVER_FRAME_TIMEOUT_S": "2",
     "ROLLBOOK_SERVER_UNREAD_TIMEOUT_S": "5",
@@ -34,7 +35,15 @@ def test_an_attack_costs_little_and_ends(attack: Attack, victim: RunningBookie) 
     cost = cost_of(victim, attack, 20)
     assert cost.ended == cost.connections
     assert cost.bytes_each <= _MIB
-    assert cost.cpu_ms_each <= 10.0
+    assert cost.cpu_ms_each <= max(10.0, _counting_ms())
+
+
+def _counting_ms() -> float:
+    """What a slow machine takes for as much work as ten milliseconds are on one that is not."""
+    began = time.process_time()
+    for _ in range(_COUNTED):
+        pass
+    return 1000 * (time.process_time() - began)
 
 
 def test_large_requests_that_stay_unfinished_share_one_pool(victim: RunningBookie) -> None:
