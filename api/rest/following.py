@@ -7,7 +7,7 @@
 
 What those who do not take it cost is bounded, however many they are:
 
-    unsent     an event tells a piece of the log of at most `_PIECE_BYTES`, or one record, and is
+    unsent     an event tells a piece of the log, of 16 KiB or one record (`pieces.py`), and is
                written, `_SLICE_BYTES` at a time, when all before it has left
     untaken    whoever takes nothing for `_PATIENCE_S` keeps neither the event nor a reader. When he
                takes something he is read for again, from the very record on
@@ -32,10 +32,10 @@ from starlette.types import Receive, Scope, Send
 from rollbook.api.rest.door import Door
 from rollbook.api.rest.json_words import to_json
 from rollbook.api.rest.newcomers import Newcomer
+from rollbook.api.rest.pieces import PIECE_BYTES, pieces
 from rollbook.api.rest.problems import problem_of
-from rollbook.api.rest.record_json import Encoding, dumped, record_json
+from rollbook.api.rest.record_json import Encoding, dumped
 from rollbook.api.rest.untaken import is_taken
-from rollbook.logservice.core.block import Block
 from rollbook.logservice.ids import FIRST_OFFSET, Offset
 from rollbook.logservice.words import (
     CaughtUp,
@@ -54,7 +54,6 @@ logger = structlog.get_logger()
 
 SSE: Final = "text/event-stream"
 
-_PIECE_BYTES: Final = 16 * 1024  # Of values and keys, before they are written as JSON.
 _SLICE_BYTES: Final = 32 * 1024
 _RESTS_BYTES_MAX: Final = 32 * 1024 * 1024
 _PATIENCE_S: Final = 0.25
@@ -105,7 +104,7 @@ class Follow(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         telling = asyncio.ensure_future(self._tell(send))
-        gone = asyncio.ensure_future(_until_gone(receive))
+        gone = asyncio.ensure_future(until_gone(receive))
         self._door.followers[telling] = None
         try:
             await asyncio.wait((telling, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -144,10 +143,10 @@ class Follow(Response):
         stands = FIRST_OFFSET  # Whatever is told first says where.
         while event is not None:
             is_last = isinstance(event, Sealed | Moving | Stopped) or is_end(event)
-            pieces = told(event, self._encoding, stands)
+            telling = told(event, self._encoding, stands)
             is_much = _is_much(event)
             event = None
-            while (piece := next(pieces, None)) is not None:
+            while (piece := next(telling, None)) is not None:
                 if is_much:  # News of a log that grows wait for nobody.
                     await self._newcomer.wait()
                 resumes_at = await self._tell_piece(piece, send)
@@ -156,14 +155,14 @@ class Follow(Response):
                     continue
                 self._newcomer.on_nothing_taken()
                 del piece
-                pieces.close()
+                telling.close()
                 await self._let_go()
                 await send(_body(b""))  # When what was unsent is taken.
                 self._events = self._again(resumes_at)
                 break
             if is_last:
                 return
-            del pieces
+            del telling
             assert self._events is not None
             event = await anext(self._events, None)
 
@@ -204,7 +203,7 @@ def is_end(event: Any) -> bool:
 
 
 def _is_much(event: Any) -> bool:
-    return isinstance(event, Records) and sum(map(len, event.blocks)) > _PIECE_BYTES
+    return isinstance(event, Records) and sum(map(len, event.blocks)) > PIECE_BYTES
 
 
 def told(event: Any, encoding: Encoding, stands: Offset) -> Generator[Told, None, None]:
@@ -239,26 +238,9 @@ def _alone(event: Any, stands: Offset) -> Generator[Told, None, None]:
 def _pieces(
     blocks: tuple[bytes, ...], start: Offset, end: Offset, encoding: Encoding
 ) -> Generator[Told, None, None]:
-    held: list[dict[str, Any]] = []
-    size = 0
-    told_below = next_offset = start
-    rest = list(reversed(blocks))
-    del blocks
-    while rest:  # What was told is not kept.
-        records = Block(rest.pop()).records()
-        records.reverse()
-        while records:
-            record = records.pop()
-            if not start <= record.offset < end:
-                continue
-            held.append(record_json(record, encoding))
-            size += len(record.value) + len(record.key or b"") + 64
-            next_offset = Offset(record.offset + 1)
-            if size >= _PIECE_BYTES:
-                yield Told("records", told_below, next_offset, {"records": held})
-                held, size, told_below = [], 0, next_offset
-    if held:
-        yield Told("records", told_below, next_offset, {"records": held})
+    for piece in pieces(blocks, start, end, encoding):
+        yield Told("records", piece.start, piece.next_offset, {"records": piece.records})
+        del piece
 
 
 def _sse(kind: str, next_offset: Offset | None, end: bytes, facts: dict[str, Any]) -> bytes:
@@ -279,6 +261,6 @@ async def _is_taken(text: bytes, send: Send) -> bool:
     return await is_taken(_body(text), send, _PATIENCE_S)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -32,6 +32,7 @@ from rollbook.api.rest.parameters import (
     position,
 )
 from rollbook.api.rest.problems import response_of
+from rollbook.api.rest.reading import RangeResponse
 from rollbook.api.rest.record_json import (
     BLOCK,
     JSON,
@@ -40,7 +41,6 @@ from rollbook.api.rest.record_json import (
     Encoding,
     block_of,
     dumped,
-    records_json,
 )
 from rollbook.logservice import words
 from rollbook.logservice.core.block import Block, Headers
@@ -197,7 +197,7 @@ def record_routes(door: Door) -> APIRouter:
         fails = on_truncated or words.OnTruncated.FAIL
         asked = words.Read(log, begin, limit, max_bytes, wait_ms, fails)
         answer: words.ReadAnswer = await door.ask(asked, how, more_ms=wait_ms)
-        return _read_response(kind, answer, until, encoding, waited=wait_ms > 0)
+        return _read_response(door, kind, answer, until, encoding, waited=wait_ms > 0)
 
     @routes.head(f"{LOG}/records/{{offset}}", include_in_schema=False)
     @routes.get(
@@ -389,7 +389,13 @@ def _offset_of(text: str, name: str) -> Offset:
 
 
 def _read_response(
-    kind: str, answer: words.ReadAnswer, until: int | None, encoding: Encoding, *, waited: bool
+    door: Door,
+    kind: str,
+    answer: words.ReadAnswer,
+    until: int | None,
+    encoding: Encoding,
+    *,
+    waited: bool,
 ) -> Response:
     end = answer.next_offset
     if until is not None:
@@ -408,14 +414,7 @@ def _read_response(
         return Response(status_code=204, headers=headers)
     if kind == BLOCK:
         return Response(b"".join(answer.blocks), 200, headers, BLOCK)
-    found = {
-        "records": records_json(answer.blocks, answer.first_offset, end, encoding),
-        "next_offset": end,
-        "head": answer.head,
-        "tail": answer.tail,
-        "is_sealed": answer.is_sealed,
-    }
-    return Response(dumped(found), 200, headers, JSON)
+    return RangeResponse(door.newcomers, answer, end, encoding, headers)
 
 
 def _record_response(data: bytes, offset: int, known: list[str], *, is_for_all: bool) -> Response:

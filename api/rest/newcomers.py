@@ -5,7 +5,8 @@ much before it shows, as JSON, and when twenty of his kind come at once others w
 
     a piece    at a time is what newcomers are told of much, all of them together (`line.py`)
     no more    is a newcomer whoever was told more than can lie about: he takes it, as fast as he likes
-    again      is one who then takes nothing for a while: room was made for as much
+    again      is a follower one who then takes nothing for a while: room was made for as much. A range ends;
+               of that a newcomer is whoever asks for one
 
 What one waits in all is less than a turn (`shared_room.py`): nobody's turn is over while he has yet to be told.
 """

@@ -22,7 +22,7 @@ A line is parsed by itself, in C: half a microsecond for a record of 100 B.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from functools import partial
 from typing import Any, Final
@@ -31,8 +31,8 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 
 from rollbook.api.rest.json_words import b64, from_b64
-from rollbook.logservice.core.block import Block, Record, by_name, pack_block
-from rollbook.logservice.ids import INT64_MAX, Offset, ProducerRef
+from rollbook.logservice.core.block import Record, by_name, pack_block
+from rollbook.logservice.ids import INT64_MAX, ProducerRef
 from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
 from rollbook.proto.errors import EntryTooLarge, InvalidRequest
 
@@ -226,17 +226,6 @@ def _event_time(record: dict[str, Any]) -> int | None:
 
 
 # --- To bodies --------------------------------------------------------------------------------
-
-
-def records_json(
-    blocks: Iterable[bytes], start: Offset, end: Offset, encoding: Encoding
-) -> list[dict[str, Any]]:
-    return [
-        record_json(record, encoding)
-        for block in blocks
-        for record in Block(block).records()
-        if start <= record.offset < end
-    ]
 
 
 def record_json(record: Record, encoding: Encoding) -> dict[str, Any]:

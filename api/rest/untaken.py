@@ -3,11 +3,13 @@
 a slice    is written when the one before it has left, so that an answer goes on for as long as somebody
            takes it, and its connection is not idle meanwhile
 counted    is an answer from its head on, which may have to wait as well: for those before it on its connection
+in pieces  is one that says itself what it holds by now (`HOLD`), before it begins and whenever that changes
 stalled    while half of the room is taken, whoever takes nothing for a moment is hung up on
 full       whoever asks then hears so (`Overloaded`); those who take theirs make room within moments
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -16,6 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rollbook.api.rest.problems import response_of
 from rollbook.proto.errors import Overloaded
 
+Hold = Callable[[int], bool]
+"""Says how much an answer holds by now; whether it may, and whether anybody is there to take it."""
+
+HOLD: Final = "rollbook.hold"  # In a request's scope: its `Hold`.
 _SLICE_BYTES: Final = 64 * 1024  # What is not more than that is not counted.
 _PATIENCE_S: Final = 0.25
 _RETRY_MS: Final = 1000
@@ -39,7 +45,7 @@ class Untaken:
         """What `app` answers, within these bounds."""
         answer = _Answer(self, send)
         try:
-            await app(scope, receive, answer.send)
+            await app({**scope, HOLD: answer.hold}, receive, answer.send)
         finally:
             self.bytes -= answer.held_bytes
         if answer.is_refused:  # Said when nothing is held: this may have to wait, too.
@@ -48,39 +54,51 @@ class Untaken:
 
 
 class _Answer:
-    """One. What the application has of it is all there: it says so (`Content-Length`)."""
+    """One. What the application has of it is all there, and it says so (`Content-Length`), or it says what it holds."""
 
     def __init__(self, room: Untaken, send: Send) -> None:
         self.held_bytes = 0
         self.is_refused = False  # Before any of it was sent.
         self._is_cut = False  # Of an answer that stays unfinished the connection is closed.
+        self._has_begun = False
         self._room = room
         self._send = send
+
+    def hold(self, size: int) -> bool:
+        """Who has begun, and may not hold more, is cut."""
+        if self.is_refused or self._is_cut:
+            return False
+        more = size - self.held_bytes
+        if more > 0 and not self._room.has_room_for(more):
+            self._is_cut, self.is_refused = self._has_begun, not self._has_begun
+            return False
+        self.held_bytes = size
+        self._room.bytes += more
+        return True
 
     async def send(self, message: Message) -> None:
         if self.is_refused or self._is_cut:
             return
         if message["type"] == "http.response.start":
             self.is_refused = not await self._is_begun(message)
-        elif len(message.get("body", b"")) <= _SLICE_BYTES:
+            self._has_begun = not self.is_refused
+        elif not self.held_bytes and len(message.get("body", b"")) <= _SLICE_BYTES:
             await self._send(message)
         else:
             self._is_cut = not await self._is_sent(message)
 
     async def _is_begun(self, head: Message) -> bool:
         size = int(Headers(raw=head["headers"]).get("content-length", "0"))
-        if size <= _SLICE_BYTES:
-            await self._send(head)
-            return True
-        if not self._room.has_room_for(size):
+        if size > _SLICE_BYTES and not self.hold(max(size, self.held_bytes)):
             return False
-        self.held_bytes = size
-        self._room.bytes += size
-        return await self._is_taken(head)
+        if self.held_bytes:
+            return await self._is_taken(head)
+        await self._send(head)
+        return True
 
     async def _is_sent(self, message: Message) -> bool:
         body: bytes = message["body"]
-        for begin in range(0, len(body), _SLICE_BYTES):
+        for begin in range(0, max(len(body), 1), _SLICE_BYTES):
             end = begin + _SLICE_BYTES
             more = end < len(body) or message.get("more_body", False)
             slice_ = {**message, "body": body[begin:end], "more_body": more}
