@@ -37,6 +37,7 @@ _PATIENCE_S: Final = 60.0
 _LED_S: Final = (0.3, 0.9)  # How long a leader lives.
 _AWAY_S: Final = (0.0, 1.0)
 _FROZEN_S: Final = (0.1, 0.9)  # When another one leads already.
+_LOOK_AGAIN_S: Final = 0.1
 _FREEZES_EVERY: Final = 3
 _SERVER_DIES_EVERY: Final = 7  # With the leader.
 _ON_ITS_WAY_NS: Final = 20_000_000  # What was said before a strike is heard by then.
@@ -140,12 +141,12 @@ class Run:
         await asyncio.gather(*healing)
         for actor in (*self._servers.values(), *self.nodes.values()):
             await actor.until_ready(_PATIENCE_S)
+        async with asyncio.timeout(_PATIENCE_S):
+            await self._until_truncated()
         is_over.set()
         await asyncio.gather(*working)
         async with asyncio.timeout(_PATIENCE_S):
             await self.auditor.audit(self._newest_keys())
-        async with rollbook.aio.connect(self._url) as client:
-            self.head = await (await client.open("kv")).head_offset()
 
     def _strike(self, is_killed: bool) -> "asyncio.Task[None]":
         node = self.nodes[self._leader]
@@ -175,6 +176,14 @@ class Run:
         self.struck[-1] = self.struck[-1]._replace(owner_died=True)
         self._servers[name].kill()
         self._servers[name].start()
+
+    async def _until_truncated(self) -> None:
+        """Behind a snapshot, for which a slow machine may have had too little work done."""
+        async with rollbook.aio.connect(self._url) as client:
+            log = await client.open("kv")
+            while not (head := await log.head_offset()):
+                await asyncio.sleep(_LOOK_AGAIN_S)
+        self.head = head
 
     def _newest_keys(self) -> list[str]:
         keys = {op.key: op.called_ns for client in self.clients for op in client.history}
