@@ -279,6 +279,35 @@ async def test_who_is_still_sending_hears_why_he_is_refused(
     await server.close()
 
 
+async def test_what_is_not_looked_at_is_read_in_larger_turns_and_what_is_forgotten_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A body with a length, and what comes behind a refusal."""
+    turns: list[tuple[bool, int, bool]] = []
+    receive = module._Connection.data_received
+
+    def seen(self: module._Connection, data: bytes) -> None:
+        receive(self, data)
+        is_forgotten = self._unheard is not None
+        reads_at_once: int = self.transport.max_size  # type: ignore[attr-defined]
+        turns.append((is_forgotten, reads_at_once, self.transport.is_reading()))
+
+    monkeypatch.setattr(module._Connection, "data_received", seen)
+    server = await RestServer.start(made(), HttpConfig(LOOPBACK), lambda _: "")
+    client = Client(server.address)
+    kind = {"content-type": "application/octet-stream"}
+    answer = await client.ask("POST", f"{LOG}/records", bytes(500_000), **kind)
+    assert answer.status == 201
+    assert {reads for _, reads, _ in turns[:-1]} == {128 * 1024}
+    assert turns[-1][1] == 16 * 1024, "whatever is said next is looked at"
+    turns.clear()
+    await client.say(b"GET / HTTP/1.1\r\nx : y\r\n\r\n" + bytes(100_000))
+    forgotten = [turn for turn in turns if turn[0]][1:]  # The first of them was still heard.
+    assert forgotten
+    assert {turn[1:] for turn in forgotten} == {(128 * 1024, False)}
+    await server.close()
+
+
 @pytest.mark.parametrize("is_sent", [False, True])
 async def test_who_asks_whether_to_send_a_body_is_let_go_when_he_is_refused(
     there: There, monkeypatch: pytest.MonkeyPatch, *, is_sent: bool
