@@ -26,12 +26,14 @@ RAW = {"content-type": "application/octet-stream"}
 
 class Server:
     def __init__(self, children: Family, url: str, name: str) -> None:
-        quorum = {f"ROLLBOOK_LOG_SERVICE_{each}": "1" for each in ("ENSEMBLE", "WRITE", "ACK")}
+        settings = {"ENSEMBLE": 1, "WRITE": 1, "ACK": 1, "REBALANCE_AFTER_S": 3600}
         self.child: Child = children.start_module(
             "rollbook.api.cli.main",
             *("server", "log", "--metadata", url, "--server-name", name, "--log-level", "error"),
             *("--listen", "127.0.0.1:0", "--rest", "127.0.0.1:0"),
-            environment=quorum,
+            environment={
+                f"ROLLBOOK_LOG_SERVICE_{key}": str(each) for key, each in settings.items()
+            },
         )
         self.url = self.child.line(PATIENCE_S).split()[1]
         assert self.child.line(PATIENCE_S).startswith("ready: ")
