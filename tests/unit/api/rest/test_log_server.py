@@ -289,7 +289,7 @@ async def test_what_is_not_looked_at_is_read_in_larger_turns_and_what_is_forgott
     def seen(self: module._Connection, data: bytes) -> None:
         receive(self, data)
         is_forgotten = self._unheard is not None
-        reads_at_once: int = self.transport.max_size  # type: ignore[attr-defined]
+        reads_at_once: int = self.transport.max_size  # type: ignore[attr-defined]  # asyncio's own.
         turns.append((is_forgotten, reads_at_once, self.transport.is_reading()))
 
     monkeypatch.setattr(module._Connection, "data_received", seen)
