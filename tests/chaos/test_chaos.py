@@ -20,6 +20,7 @@ _SEEDS: Final = range(4)  # One is enough as a rule.
 _PATIENCE_S: Final = 60.0
 
 
+@pytest.mark.timeout(600)  # Several runs, each with a patience of its own.
 @pytest.mark.parametrize(
     ("flaw", "rule"), [("ends_at_the_lac", "lost"), ("calls_pending_refused", "refused")]
 )

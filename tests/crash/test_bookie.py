@@ -21,6 +21,8 @@ from tests.support.processes import ChildFailed
 
 _LARGE: Final = 16 << 20
 
+pytestmark = pytest.mark.timeout(600)  # Each crash has a patience of its own.
+
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[ForgetfulDisk]:

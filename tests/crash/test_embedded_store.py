@@ -17,6 +17,8 @@ from tests.support import forgetful
 from tests.support.forgetful import ForgetfulDisk
 from tests.support.processes import ChildFailed, family
 
+pytestmark = pytest.mark.timeout(600)  # Each crash has a patience of its own.
+
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[ForgetfulDisk]:
@@ -32,14 +34,14 @@ def silent(_text: str) -> None:
 def test_killed_owners_lose_no_promise(tmp_path: Path) -> None:
     crashes = run_kills(tmp_path, 12, 1, silent)
     assert not crashes.violations
-    assert crashes.acknowledged > 500
+    assert crashes.acknowledged > 12 * 30  # What is waited for before each crash.
     assert crashes.unknown > 0  # Else nobody was at work when they died.
 
 
 def test_power_cuts_lose_no_promise(disk: ForgetfulDisk) -> None:
     crashes = run_power_cuts(disk, 4, 1, silent)
     assert not crashes.violations
-    assert crashes.acknowledged > 200
+    assert crashes.acknowledged > 4 * 30
     assert disk.statistics()["forgets"] == 4
 
 
