@@ -154,6 +154,8 @@ class Servers:
         if service is None:
             return
         server = service.server
+        if server._is_closed:
+            return  # No belief of its makes it open anything.
         busy = (server._openings, server._closings)
         if server.find(log) is None and not any(log in each for each in busy):
             context = self._world.node(name).context.copy()
