@@ -241,8 +241,8 @@ class LogServer:
         return opening
 
     def _on_opening_over(self, name: LogName, opening: "asyncio.Task[Owner]") -> None:
-        """Also if it was given up before it began."""
-        del self._openings[name], self._opened_from[name]
+        if self._openings.get(name) is opening:  # Given up before it began.
+            del self._openings[name], self._opened_from[name]
         _look_at(opening)
 
     async def _within(self, due: float, work: Coroutine[Any, Any, Any]) -> Any:
@@ -351,6 +351,12 @@ class LogServer:
     # --- Opening ----------------------------------------------------------------------------
 
     async def _open(self, name: LogName, grounds: "_Grounds") -> Owner:
+        try:
+            return await self._opened(name, grounds)
+        finally:  # Not a turn later: who finds no owner, and an opening that is over, would ask for ever.
+            del self._openings[name], self._opened_from[name]
+
+    async def _opened(self, name: LogName, grounds: "_Grounds") -> Owner:
         loop = asyncio.get_running_loop()
         since_s = loop.time()
         try:

@@ -296,6 +296,42 @@ def test_a_log_can_be_opened_after_an_opening_that_was_given_up_before_it_began(
     play(story)
 
 
+def test_nobody_waits_for_an_opening_that_is_over() -> None:
+    """Lost as soon as it was opened, and asked for in the same turn: the loop went round for ever."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        server, loop = a.log_server, asyncio.get_running_loop()
+        asking: list[asyncio.Task[Owner]] = []
+        opened, tries = server._opened, 0
+
+        async def lost_at_once(name: LogName, grounds: _Grounds) -> Owner:
+            nonlocal tries
+            tries += 1
+            owner = await opened(name, grounds)
+            if tries == 1:
+                owner.lose("the test says so")
+                asking.append(loop.create_task(server.owner_of(log, loop.time() + 5)))
+            return owner
+
+        server._opened = lost_at_once  # type: ignore[method-assign]  # To be in that very turn.
+        server_find, asked = server.find, 0
+
+        def find(name: LogName) -> Owner | None:
+            nonlocal asked
+            asked += 1
+            assert asked < 1000, "it asks again and again, and lets nobody else run"
+            return server_find(name)
+
+        server.find = find  # type: ignore[method-assign]  # Else this would not end.
+        assert (await a.append(log, b"0")).first_offset == 0
+        assert (await asking[0]).failure is None
+        assert tries == 2
+
+    play(story)
+
+
 def test_an_opening_that_is_given_up_ends_no_request_as_if_that_had_been_cancelled() -> None:
     """A drain that has no more time gives up what is being opened."""
 
