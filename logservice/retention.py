@@ -180,6 +180,8 @@ class Sweeper:
             return
         if stored.list.discarded:
             stored = await delete_discarded(self._ledgers, self._nodes, stored)
+            if owner is None and not self._keeper.is_nobodys(name, stored.list):
+                return  # Somebody has opened it meanwhile.
         if is_free(stored.list, self._now_us):
             await free_log(self._ledgers, self._nodes, stored, self._now_us)
         elif stored.list.state is not LogState.DELETED:

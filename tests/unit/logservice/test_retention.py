@@ -5,17 +5,19 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice import retention
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent
 from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.ids import CursorName, LogName, Offset, ServerId
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.log_nodes import StoredLog
+from rollbook.logservice.log_nodes import LogNodes, StoredLog
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.retention import Sweeper
-from rollbook.logservice.truncation import delete_log
+from rollbook.logservice.truncation import delete_discarded, delete_log
 from rollbook.logservice.words import CommitCursor
 from rollbook.proto.errors import MetadataUnavailable, NoSuchLog
-from tests.unit.logservice.owner_scene import LEASE_S, LOG, Scene, Server, play, refused
+from tests.unit.logservice.owner_scene import LEASE_S, LOG, Held, Scene, Server, play, refused
 
 AGE_S = 600
 AGING = LogConfig(retention_age_s=AGE_S, roll_age_s=600)
@@ -227,6 +229,34 @@ def test_what_is_somebody_elses_is_left_alone() -> None:
         await keeper.sweep()
         assert await scene.stored() == stored
         await owner.close()
+
+    swept(story)
+
+
+def test_what_somebody_opens_while_its_leftovers_are_deleted_is_his(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Truncated beside him, it would have two heads until he looks at the list."""
+
+    async def story(scene: Scene, keeper: Keeper) -> None:
+        await two_segments(scene)
+        stored = await scene.stored()
+        await scene.nodes.replace(stored, stored.list.with_head(Offset(1), Offset(2)))
+        await asyncio.sleep(AGE_S + 1)
+        server, opened = await scene.server("s1"), list[Held]()
+
+        async def slow_delete(ledgers: Ledgers, nodes: LogNodes, stored: StoredLog) -> StoredLog:
+            if not opened:
+                opened.append(await server.open())
+                owner = (await scene.stored()).list.owner
+                assert owner is not None
+                keeper.alive = [owner.server_id]
+            return await delete_discarded(ledgers, nodes, stored)
+
+        monkeypatch.setattr(retention, "delete_discarded", slow_delete)
+        await keeper.sweep()
+        assert (await scene.stored()).list.head == opened[0].owner.head == 1
+        await opened[0].close()
 
     swept(story)
 
