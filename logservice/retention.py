@@ -63,6 +63,8 @@ class LogKeeper(Protocol):
 
     def is_nobodys(self, name: LogName, listed: LedgerList) -> bool: ...
 
+    async def release_lost(self) -> None: ...
+
     async def owner_of(
         self, name: LogName, due: float, *, heeds_preference: bool = True
     ) -> LogOwner: ...
@@ -113,6 +115,7 @@ class Sweeper:
         if not await self._clock_is_right():
             return
         self._lags.on_sweep()
+        await self._keeper.release_lost()
         for name in list(self._keeper.owned_logs):
             await self._try(name)
         async for name in self._nodes.all_names():

@@ -44,6 +44,7 @@ from rollbook.logservice.retention import Sweeper
 from rollbook.logservice.tail_cache import TailMemory
 from rollbook.proto.errors import (
     LogDeleted,
+    NoSuchLog,
     NotOwner,
     OutcomeUnknown,
     OwnerChanging,
@@ -59,6 +60,7 @@ _RETRY_MS: Final = 100
 _HAND_OVER: Final = "handed over to"
 _LOOK_S: Final = 5.0
 _UNOPENED_MAX: Final = 100_000
+_LOST_MAX: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class LogServer:
         self._closings: dict[LogName, asyncio.Task[None]] = {}
         self._endings: dict[asyncio.Task[None], None] = {}  # Of owners that were lost.
         self._unopened: OrderedDict[LogName, None] = OrderedDict()  # Those last tried in vain.
+        self._lost: OrderedDict[LogName, None] = OrderedDict()  # Lists may still name this server.
         self._may_open = asyncio.Semaphore(config.opens_max)
         self._balancing: asyncio.Task[None] | None = None
         self.cursor_lags: Final = CursorLags(nodes, self)
@@ -379,6 +382,7 @@ class LogServer:
             self._on_unopened(name)
             raise
         self._unopened.pop(name, None)
+        self._lost.pop(name, None)
         self.opened += 1
         logger.info(
             "log_opened",
@@ -407,6 +411,9 @@ class LogServer:
     def _on_lost(self, name: LogName, owner: Owner) -> None:
         if self._owners.get(name) is owner:
             del self._owners[name]
+            self._lost[name] = None
+            if len(self._lost) > _LOST_MAX:
+                self._lost.popitem(last=False)
         ending = asyncio.get_running_loop().create_task(owner.ended())
         self._endings[ending] = None
         ending.add_done_callback(self._endings.pop)
@@ -433,6 +440,24 @@ class LogServer:
 
     async def resume(self) -> None:
         await self.membership.tell(is_draining=False)
+
+    async def release_lost(self) -> None:
+        """Lists that name this server for logs that it has lost: nobody else would look after those, and it
+        does not if their names suggest another.
+        """
+        for name in list(self._lost):
+            self._lost.pop(name, None)
+            try:
+                stored = await self.nodes.read(name)
+                owner = stored.list.owner
+                is_ours = owner is not None and owner.server_id == self.server_id
+                if is_ours and self.is_nobodys(name, stored.list):
+                    await self.nodes.replace(stored, stored.list.with_released())
+            except NoSuchLog:
+                pass
+            except RollbookError as error:
+                self._lost[name] = None
+                logger.info("log_not_disowned", log=str(name), reason=error.code.reason)
 
     async def transfer(self, name: LogName, to: ServerRecord) -> None:
         """Lets go of a log that it owns, for that server to open when somebody asks for it there, and

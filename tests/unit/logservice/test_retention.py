@@ -47,6 +47,9 @@ class Keeper:
     def is_nobodys(self, name: LogName, listed: LedgerList) -> bool:
         return listed.owner is None or listed.owner.server_id not in self.alive
 
+    async def release_lost(self) -> None:
+        pass  # It has lost none.
+
     async def owner_of(self, name: LogName, due: float, *, heeds_preference: bool = True) -> Owner:
         assert due > asyncio.get_running_loop().time()
         if name not in self.owners:

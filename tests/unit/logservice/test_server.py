@@ -225,6 +225,26 @@ def test_a_log_that_was_sent_elsewhere_expires_when_nobody_owns_it() -> None:
     play(story)
 
 
+def test_a_log_that_was_sent_elsewhere_and_lost_there_expires() -> None:
+    """Its list named a server that lived, and had not got it."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b", idle_s_max=1000.0)
+        log = await make_three_segments(scene, a)
+        await a.ask(a.service.transfer_log(words.TransferLog(log, "b"), a.due()))
+        await b.append(log, b"3")
+        b.do(b.log_server._on_session_lost)
+        await scene.until(lambda: owners_of(log, a, b) == [])
+        await asyncio.sleep(90)
+        for server in (b, a):
+            await server.run(server.log_server._sweeper.sweep())
+        await scene.until(lambda: owners_of(log, a, b) == [])
+        assert (await scene.stored(log)).list.head == 4
+        await b.append(log, b"4")  # It stays there.
+
+    play(story)
+
+
 @pytest.mark.parametrize("when", ["it is opened", "it is listed"])
 def test_who_opens_a_log_that_is_truncated_without_an_owner_knows_its_head(
     when: str, monkeypatch: pytest.MonkeyPatch
