@@ -73,6 +73,7 @@ class Membership:
         self._on_session_lost = on_session_lost
         self._record: ServerRecord | None = None  # What others are to see of this one.
         self._told: ServerRecord | None = None  # What they see, if that is certain.
+        self._maybe_seen: ServerRecord | None = None  # What was written last, as far as is known.
         self._lives: dict[ServerId, _Life] = {}
         self._servers: dict[str, ServerRecord] = {}
         self._suggestions = Suggestions(())
@@ -160,7 +161,9 @@ class Membership:
             self._record = record
             try:
                 await self._enter()
-            except Unavailable:
+            except Unavailable as error:
+                if self._maybe_seen is record:
+                    raise OutcomeUnknown(f"others may see it already: {error.message}") from error
                 if self._record is record:  # Else it has been closed.
                     self._record = before
                 raise
@@ -179,6 +182,7 @@ class Membership:
                     await create_surely(
                         self._store, path, data, lambda _: True, CreateMode.EPHEMERAL
                     )
+                    self._maybe_seen = record
                     node = await read_surely(self._store, path)
                     if node is None:
                         continue

@@ -17,12 +17,13 @@ from rollbook.logservice.opening import Opening
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.segment_writer import make_ledger
 from rollbook.logservice.server import _Grounds
-from rollbook.proto.cluster.lost_replies import create_surely
+from rollbook.proto.cluster.lost_replies import create_surely, delete_surely, read_surely
 from rollbook.proto.errors import (
     AppendUnsettled,
     BeyondTail,
     InvalidRequest,
     LogDeleted,
+    MetadataUnavailable,
     NoSuchLog,
     NoSuchServer,
     NotOwner,
@@ -35,6 +36,7 @@ from rollbook.proto.errors import (
     Unavailable,
     retry_after_ms,
 )
+from rollbook.proto.ports import MetadataStore, Node
 from tests.unit.logservice.owner_scene import PATIENCE_S, Scene, block_of, play, refused
 from tests.unit.logservice.service_scene import (
     Client,
@@ -703,6 +705,33 @@ def test_a_drain_that_failed_can_be_asked_for_again(
         await refused(a.ask(a.service.drain_server(request, a.due())), error)
         assert a.log_server.is_draining is (error is OutcomeUnknown)  # Else nothing was done.
         await a.ask(a.service.drain_server(request, a.due()))
+        await scene.until(lambda: b.log_server.membership.suggestions.names == ("b",))
+
+    play(story)
+
+
+def test_a_drain_that_others_may_have_seen_is_not_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was written, and could not be read: this server said that nothing was done, and went on opening logs."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        membership, failures = a.log_server.membership, [MetadataUnavailable("the store is away")]
+        assert membership._record is not None
+        path = membership._path(membership._record)
+        await a.run(delete_surely(membership._store, path, is_ours=membership._is_ours))
+
+        async def read(store: MetadataStore, asked: str, **how: bool) -> Node | None:
+            if failures and asked == path and store is membership._store:
+                raise failures.pop()
+            return await read_surely(store, asked, **how)
+
+        monkeypatch.setattr("rollbook.logservice.membership.read_surely", read)
+        request = words.DrainServer("a")
+        await refused(a.ask(a.service.drain_server(request, a.due())), OutcomeUnknown)
+        assert not failures
+        assert a.log_server.is_draining
         await scene.until(lambda: b.log_server.membership.suggestions.names == ("b",))
 
     play(story)
