@@ -12,6 +12,8 @@ import itertools
 import mmap
 import os
 import socket
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +27,7 @@ from rollbook.proto.runtime.logs import configure_logs
 from tests.bench import Figure, judged, parts_of
 from tests.bench.load import generator
 from tests.bench.load.generator import Result
+from tests.bench.load.held_disk import CannotHold, reads_held_to
 from tests.bench.load.victim import Victim, victim
 from tests.bench.load.work import (
     Batch,
@@ -45,6 +48,7 @@ GC_INTERVAL_S: Final = 1
 OLD_LEDGERS: Final = 1_000_000  # Ids of those that are there before.
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
+HELD_BYTES_PER_S: Final = 1_000_000_000
 _SINK: Final = "tests.bench.load.sink"
 _BARE_SERVER: Final = "tests.bench.load.bare_server"
 
@@ -257,6 +261,26 @@ class _Cold(NamedTuple):
 
 
 def cold_reads(runs: int, size: Size) -> Iterator[Figure]:
+    yield from _cold_reads(
+        runs, "cold reads of 16 KiB in order", 16 * KIB, 1 / 0.6, size.cold_bytes
+    )
+    yield from _cold_reads(runs, "cold reads of 1 KB in order", 1_000, None, size.cold_bytes)
+
+
+def cold_reads_held(runs: int, size: Size) -> Iterator[Figure]:
+    """The same of a disk whose rate is known: elsewhere it may be that of somebody's memory."""
+    what = f"cold reads of 16 KiB in order, the disk held to {HELD_BYTES_PER_S // 10**6:,} MB/s"
+    try:
+        with reads_held_to(HELD_BYTES_PER_S, Path(tempfile.gettempdir())):
+            # As much as makes the first moments, which are not held, count for little.
+            yield from _cold_reads(runs, what, 16 * KIB, 1 / 0.6, 4 * size.cold_bytes)
+    except CannotHold as error:
+        print(f"{what}: not measured: {error}", file=sys.stderr)
+
+
+def _cold_reads(
+    runs: int, what: str, payload_bytes: int, times_max: float | None, cold_bytes: int
+) -> Iterator[Figure]:
     """One ledger from its first entry on, in turns with plain readers of the same files: each run is the
     bookie, the readers, the readers, the bookie. So nobody has more than the other of what a cache
     below the machine keeps of who came before, or of a disk that gets slower.
@@ -267,40 +291,38 @@ def cold_reads(runs: int, size: Size) -> Iterator[Figure]:
     what this machine, this generator and this language reach if nothing is verified or put together.
     The bookie's own cache is small here, so that nothing is left in it from the run before.
     """
-    for name, payload_bytes, times_max in (("16 KiB", 16 * KIB, 1 / 0.6), ("1 KB", 1_000, None)):
-        entries = size.cold_bytes // payload_bytes
-        cold: list[_Cold] = []
-        bare: list[_Cold] = []
-        files_s: list[tuple[float, float]] = []
-        with victim({"ROLLBOOK_STORAGE_CACHE_BYTES": str(8 * MIB)}) as bookie:
-            _run(bookie.address, [add_batches([1], entries, payload_bytes, BATCH_BYTES)])
-            work = [batch_read_batches(1, entries, payload_bytes, MIB // payload_bytes)]
-            for _ in range(runs):
-                ours = [_read_cold(bookie, work, entry_bytes(payload_bytes))]
-                theirs = [_read_files(bookie)]
-                bare.append(_read_barely(bookie))
-                theirs.append(_read_files(bookie))
-                ours.append(_read_cold(bookie, work, entry_bytes(payload_bytes)))
-                cold.append(_Cold(*map(mean, zip(*ours, strict=True))))
-                plain_s, direct_s = map(mean, zip(*theirs, strict=True))
-                files_s.append((plain_s, direct_s))
-        what = f"cold reads of {name} in order"
-        ours_s = [each.took_s for each in cold]
-        bare_s = [each.took_s for each in bare]
-        yield _rate(what, ours_s)
-        readers = ("a plain reader of the files", times_max), ("one past the page cache", None)
-        for (reader, target), theirs_s in zip(readers, zip(*files_s, strict=True), strict=True):
-            yield _rate(f"{what}: {reader}", theirs_s)
-            ratios = [ours / theirs for ours, theirs in zip(ours_s, theirs_s, strict=True)]
-            yield judged(f"{what}: time by {reader}", "times", target, ratios)
-        server = f"{what}: a bare server of the files"
-        yield _rate(server, bare_s)
-        ratios = [ours / theirs for ours, theirs in zip(ours_s, bare_s, strict=True)]
-        yield judged(f"{what}: time by a bare server", "times", None, ratios)
-        yield judged(f"{server}: CPU", "s/GB", None, [1e9 * each.cpu_s for each in bare])
-        yield judged(f"{what}: CPU", "s/GB", None, [1e9 * each.cpu_s for each in cold])
-        generator_cpu_s = [1e9 * each.generator_cpu_s for each in cold]
-        yield judged(f"{what}: CPU of the generator", "s/GB", None, generator_cpu_s)
+    entries = cold_bytes // payload_bytes
+    cold: list[_Cold] = []
+    bare: list[_Cold] = []
+    files_s: list[tuple[float, float]] = []
+    with victim({"ROLLBOOK_STORAGE_CACHE_BYTES": str(8 * MIB)}) as bookie:
+        _run(bookie.address, [add_batches([1], entries, payload_bytes, BATCH_BYTES)])
+        work = [batch_read_batches(1, entries, payload_bytes, MIB // payload_bytes)]
+        for _ in range(runs):
+            ours = [_read_cold(bookie, work, entry_bytes(payload_bytes))]
+            theirs = [_read_files(bookie)]
+            bare.append(_read_barely(bookie))
+            theirs.append(_read_files(bookie))
+            ours.append(_read_cold(bookie, work, entry_bytes(payload_bytes)))
+            cold.append(_Cold(*map(mean, zip(*ours, strict=True))))
+            plain_s, direct_s = map(mean, zip(*theirs, strict=True))
+            files_s.append((plain_s, direct_s))
+    ours_s = [each.took_s for each in cold]
+    bare_s = [each.took_s for each in bare]
+    yield _rate(what, ours_s)
+    readers = ("a plain reader of the files", times_max), ("one past the page cache", None)
+    for (reader, target), theirs_s in zip(readers, zip(*files_s, strict=True), strict=True):
+        yield _rate(f"{what}: {reader}", theirs_s)
+        ratios = [ours / theirs for ours, theirs in zip(ours_s, theirs_s, strict=True)]
+        yield judged(f"{what}: time by {reader}", "times", target, ratios)
+    server = f"{what}: a bare server of the files"
+    yield _rate(server, bare_s)
+    ratios = [ours / theirs for ours, theirs in zip(ours_s, bare_s, strict=True)]
+    yield judged(f"{what}: time by a bare server", "times", None, ratios)
+    yield judged(f"{server}: CPU", "s/GB", None, [1e9 * each.cpu_s for each in bare])
+    yield judged(f"{what}: CPU", "s/GB", None, [1e9 * each.cpu_s for each in cold])
+    generator_cpu_s = [1e9 * each.generator_cpu_s for each in cold]
+    yield judged(f"{what}: CPU of the generator", "s/GB", None, generator_cpu_s)
 
 
 def _read_cold(bookie: Victim, work: Sequence[Sequence[Batch]], each_bytes: int) -> _Cold:
@@ -471,6 +493,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "alone": alone,
     "cached-reads": cached_reads,
     "cold-reads": cold_reads,
+    "cold-reads-held": cold_reads_held,
     "written": written,
     "checkpoints": beside_checkpoints,
     "compaction": beside_collection,

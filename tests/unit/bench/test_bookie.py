@@ -22,6 +22,7 @@ from tests.support import processes
         ("alone", {"µs", "times"}),
         ("cached-reads", {"entries/s"}),
         ("cold-reads", {"MB/s", "times", "s/GB"}),
+        ("cold-reads-held", {"MB/s", "times", "s/GB"}),
         ("compaction", {"ms", "times", "MB"}),
     ],
 )

@@ -1,0 +1,74 @@
+"""A disk of a known rate: the system holds this process, and those that it starts, to so many bytes read a second.
+
+By a control group, version 1 or 2; so it wants root. On a virtual machine a disk has what a cache below the machine,
+or a quota, leaves it at the moment; held to less than that, it is as quick as it is said to be.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_DEVICES: Final = Path("/sys/dev/block")
+
+
+class CannotHold(Exception):
+    """It says why."""
+
+
+@contextmanager
+def reads_held_to(bytes_per_s: int, folder: Path) -> Iterator[None]:
+    """Of the disk that has the folder. Whoever is started within ends within. Raises `CannotHold`."""
+    device = _whole_device(folder)
+    try:
+        home, group = _new_group(device, bytes_per_s)
+    except OSError as error:
+        raise CannotHold(f"no disk can be held for this process: {error}") from error
+    try:
+        _move_to(group)
+        try:
+            yield
+        finally:
+            _move_to(home)
+    finally:
+        group.rmdir()
+
+
+def _move_to(group: Path) -> None:
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _new_group(device: str, bytes_per_s: int) -> tuple[Path, Path]:
+    """The one that this process is in, and the one that is held."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    memberships = [line.split(":", 2) for line in lines]
+    paths = {name: path for _, names, path in memberships for name in names.split(",")}
+    if "blkio" in paths:
+        home = parent = _GROUPS / "blkio" / paths["blkio"].lstrip("/")
+        setting, value = "blkio.throttle.read_bps_device", f"{device} {bytes_per_s}"
+    else:  # Version 2: who has members has no limits to give, but for the root.
+        home = _GROUPS / paths[""].lstrip("/")
+        parent = _GROUPS if home == _GROUPS else home.parent
+        setting, value = "io.max", f"{device} rbps={bytes_per_s}"
+        (parent / "cgroup.subtree_control").write_text("+io")
+    group = parent / f"held-disk-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / setting).write_text(value)
+    except OSError:
+        group.rmdir()
+        raise
+    return home, group
+
+
+def _whole_device(folder: Path) -> str:
+    """As `major:minor`; limits are of disks, not of their partitions."""
+    number = folder.stat().st_dev
+    device = (_DEVICES / f"{os.major(number)}:{os.minor(number)}").resolve()
+    if not device.exists():
+        raise CannotHold(f"{folder} is on no disk of its own; TMPDIR names another folder")
+    if (device / "partition").exists():
+        device = device.parent
+    return (device / "dev").read_text().strip()
