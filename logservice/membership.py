@@ -146,7 +146,7 @@ class Membership:
 
     async def tell(self, *, is_draining: bool | None = None, logs_owned: int | None = None) -> None:
         """Raises what the metadata store raises. After `Unavailable` all is as it was; else, when nobody can say whether
-        others see it, they see it at the latest when something is told again.
+        others see it, and when this is cancelled, they see it at the latest when something is told again.
         """
         async with self._telling:
             if self._record is None:

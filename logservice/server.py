@@ -48,6 +48,7 @@ from rollbook.proto.errors import (
     NotOwner,
     OutcomeUnknown,
     OwnerChanging,
+    QuorumTimeout,
     RollbookError,
     Unavailable,
 )
@@ -427,7 +428,7 @@ class LogServer:
 
     async def drain(self, due: float) -> int:
         """Takes no more logs, and hands over those that it has; how many are left when it is due."""
-        await self.membership.tell(is_draining=True)
+        await self._tell(due, is_draining=True)
         try:
             async with asyncio.timeout_at(due):
                 while self._owners or self._openings or self._closings:
@@ -438,8 +439,19 @@ class LogServer:
             pass
         return len(self._owners) + len(self._closings)
 
-    async def resume(self) -> None:
-        await self.membership.tell(is_draining=False)
+    async def resume(self, due: float) -> None:
+        await self._tell(due, is_draining=False)
+
+    async def _tell(self, due: float, *, is_draining: bool) -> None:
+        try:
+            async with asyncio.timeout_at(due):
+                await self.membership.tell(is_draining=is_draining)
+        except TimeoutError:
+            does = "takes no more logs" if is_draining else "takes logs again"
+            raise QuorumTimeout(
+                f"the metadata store did not say in time that {self.server_id} {does}: others may see it or not",
+                next_step="ask for the same again",
+            ) from None
 
     async def release_lost(self) -> None:
         """Lists that name this server for logs that it has lost: nobody else would look after those, and it

@@ -734,7 +734,7 @@ class Service:
         if target.info.server_id != self.server.server_id:
             raise NotOwner("ask that server itself", owner=target.info.address, owner_epoch=0)
         if request.resume:
-            await self.server.resume()
+            await self.server.resume(due)
             return words.DrainAnswer(len(self.server.owned_logs))
         return words.DrainAnswer(await self.server.drain(due))
 

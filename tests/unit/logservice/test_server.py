@@ -33,6 +33,7 @@ from rollbook.proto.errors import (
     OwnerLost,
     QuorumTimeout,
     RollbookError,
+    SessionExpired,
     Unavailable,
     retry_after_ms,
 )
@@ -733,6 +734,37 @@ def test_a_drain_that_others_may_have_seen_is_not_taken_back(
         assert not failures
         assert a.log_server.is_draining
         await scene.until(lambda: b.log_server.membership.suggestions.names == ("b",))
+
+    play(story)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_whoever_drains_is_answered_while_no_session_lasts(
+    resume: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It registered again without end, and the request stood for as long."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        if resume:
+            await a.ask(a.service.drain_server(words.DrainServer("a"), a.due()))
+        is_away = True
+
+        async def create(*arguments: Any) -> None:
+            if is_away:
+                raise SessionExpired
+            await create_surely(*arguments)
+
+        monkeypatch.setattr("rollbook.logservice.membership.create_surely", create)
+        request = words.DrainServer("a", resume=resume)
+        asking = scene.within(a.ask(a.service.drain_server(request, a.due(1.0))))
+        error = await refused(asking, QuorumTimeout)
+        assert error.outcome is Outcome.UNKNOWN
+        assert error.next_step
+        is_away = False
+        await a.ask(a.service.drain_server(request, a.due()))
+        names = ("a", "b") if resume else ("b",)
+        await scene.until(lambda: b.log_server.membership.suggestions.names == names)
 
     play(story)
 
