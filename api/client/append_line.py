@@ -81,10 +81,12 @@ class AppendLine:
 
     def unbind(self, ref: int) -> int:
         """Nothing more of it is sent; its results are wanted no more. So many appends were not sent."""
-        unsent = sum(isinstance(each, _Append) and each.ref == ref for each in self._queue)
+        unsent = [each for each in self._queue if isinstance(each, _Append) and each.ref == ref]
+        for append in unsent:  # No result of theirs will ever take them away.
+            del self._waiting[append.number]
         self._queue = deque(each for each in self._queue if each.ref != ref)
         self._free_refs.append(ref)
-        return unsent
+        return len(unsent)
 
     def submit(
         self, ref: int, block: bytes, condition: Condition | None, on_result: OnResult
@@ -108,10 +110,6 @@ class AppendLine:
     async def close(self) -> None:
         self._end(ConnectionLost("the line was closed"))
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def abandon(self, error: RollbookError) -> None:
-        """It does not answer: whoever waits is told."""
-        self._end(error)
 
     def _put(self, each: _Bind | _Append) -> None:
         self._queue.append(each)

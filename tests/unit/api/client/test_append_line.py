@@ -1,6 +1,8 @@
 """What one append stream sends, message by message."""
 
 import asyncio
+import gc
+import weakref
 from typing import Any, cast
 
 from rollbook.api.client.append_line import AppendLine
@@ -76,3 +78,21 @@ async def test_what_is_bound_is_bound_before_it_is_used() -> None:
     for message in await sent(300, 10):
         bound.update(each.ref for each in message.binds)
         assert {each.ref for each in message.appends} <= bound
+
+
+async def test_what_was_never_sent_is_not_kept_for_a_result() -> None:
+    """A writer that left kept its records for as long as the stream of others went on."""
+    stream = Stream()
+    line = AppendLine(cast(Channels, OneChannel(stream)), "127.0.0.1:7400")
+
+    def on_result(ack: object, error: object) -> None: ...
+
+    kept = weakref.ref(on_result)
+    ref = line.bind(LogName.parse("orders"), is_ordered=True)
+    line.submit(ref, b"x", None, on_result)
+    del on_result
+    assert line.unbind(ref) == 1
+    gc.collect()
+    assert kept() is None
+    await line.close()
+    assert not stream.messages
