@@ -90,14 +90,15 @@ class LogAccess:
         return f"{flags} --insecure" if is_said else flags
 
     def _way_to_reach(self, obstacle: Obstacle) -> str:
-        where = self.server.rpartition("://")[2]
+        scheme, _, where = self.server.rpartition("://")
         match obstacle:
             case Obstacle.NOT_BELIEVED:
                 return "--tls-authorities FILE, with whoever signed its certificate"
             case Obstacle.NO_TLS:
                 return self._other_server(f"log://{where}")
             case Obstacle.HTTP:
-                return f"{self._other_server('log://HOST:7400')}: that port is for HTTP"
+                url = f"{scheme or 'log'}://HOST:7400"
+                return f"{self._other_server(url)}: that port is for HTTP"
             case Obstacle.HUNG_UP if self.server.startswith("log+tls://"):
                 return "--tls-certificate FILE, if it asks for one"
             case Obstacle.HUNG_UP:

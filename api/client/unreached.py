@@ -16,7 +16,7 @@ class Obstacle(Enum):
 _SIGNS: Final = (
     (Obstacle.NOT_BELIEVED, "CERTIFICATE_VERIFY_FAILED|name verification|peer name"),
     (Obstacle.NO_TLS, "WRONG_VERSION_NUMBER"),
-    (Obstacle.HTTP, r"http1\.x server"),
+    (Obstacle.HTTP, r"http1\.x server|selected ALPN"),
     (Obstacle.HUNG_UP, "socket closed|reset by peer|CERTIFICATE_REQUIRED|handshake_failure"),
 )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import ssl
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,22 @@ async def test_whoever_asks_the_port_of_http_is_told_so() -> None:
     with pytest.raises(BadConfig, match="HTTP is spoken") as found:
         parse_log_url(f"http://127.0.0.1:{port}/v1")
     assert found.value.next_step.startswith("write log://HOST:7400")
+
+
+async def test_whoever_asks_the_port_of_https_is_told_so(tmp_path: Path) -> None:
+    """Such a port speaks TLS, but agrees to no HTTP/2: each was told to start a server."""
+    authority = Authority.make(tmp_path)
+    files = authority.issue("server", "IP:127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+
+    def is_met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(is_met, "127.0.0.1", 0, ssl=context) as https:
+        url = f"log+tls://127.0.0.1:{https.sockets[0].getsockname()[1]}"
+        told = await advice(access_to(url, authority.certificate))
+    assert told == "--server log+tls://HOST:7400: that port is for HTTP"
 
 
 async def test_whoever_is_not_understood_is_told_how_to_speak(tmp_path: Path) -> None:
