@@ -13,10 +13,9 @@ import click
 
 from rollbook.api.cli.bookie_options import LOG_LEVEL_VARIABLE, LOG_LEVELS, bookie_options
 from rollbook.api.cli.output import examples
+from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-EXIT_STORAGE_FAILED: Final = 74
 
 
 @click.group(

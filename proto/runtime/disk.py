@@ -81,9 +81,24 @@ class _Device:
         self._threads.close()
 
 
+class _Naming:
+    """What the system says no to names the file, as it does itself where it was asked by name."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = self._path
+
+
 class SystemFile:
-    def __init__(self, descriptor: int, device: _Device) -> None:
+    def __init__(self, path: str, descriptor: int, device: _Device) -> None:
         self._descriptor = descriptor
+        self._naming = _Naming(path)
         self._device = device
         self._turn = asyncio.Lock()  # Fair: first come, first served.
         self._written_s = -_CALM_S  # When it was, last.
@@ -138,12 +153,13 @@ class SystemFile:
 
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
         async with self._turn:
-            _write_fully(self._open_descriptor(), position, buffers)
+            with self._naming:
+                _write_fully(self._open_descriptor(), position, buffers)
             self._on_changed()
 
     async def sync(self) -> None:
         async with self._turn:
-            await self._device.run(lambda: os.fdatasync(self._open_descriptor()))
+            await self._run(lambda: os.fdatasync(self._open_descriptor()))
 
     async def write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
         size = sum(map(len, buffers))
@@ -151,7 +167,7 @@ class SystemFile:
             if self._device.is_quick(size):
                 self._write_and_sync_here(position, buffers)
                 return
-            took_s = await self._device.run(lambda: self._write_and_sync(position, buffers))
+            took_s = await self._run(lambda: self._write_and_sync(position, buffers))
             if _is_small(size):
                 self._device.on_small_sync(took_s)
             self._on_changed()
@@ -165,7 +181,8 @@ class SystemFile:
 
     def _write_and_sync_here(self, position: int, buffers: Sequence[Buffer]) -> None:
         began_s = time.monotonic()
-        self._write_and_sync(position, buffers)
+        with self._naming:
+            self._write_and_sync(position, buffers)
         ended_s = time.monotonic()
         self._on_changed()
         self._device.on_small_sync(ended_s - began_s)
@@ -176,7 +193,7 @@ class SystemFile:
 
     async def truncate(self, size: int) -> None:
         async with self._turn:
-            await self._device.run(lambda: os.ftruncate(self._open_descriptor(), size))
+            await self._run(lambda: os.ftruncate(self._open_descriptor(), size))
             self._on_changed()
 
     async def allocate(self, position: int, length: int) -> None:
@@ -190,7 +207,7 @@ class SystemFile:
                 raise
 
         async with self._turn:
-            await self._device.run(work)
+            await self._run(work)
             self._on_changed()
 
     async def close(self) -> None:
@@ -203,6 +220,10 @@ class SystemFile:
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
                 await self._device.run(lambda: os.close(descriptor))
+
+    async def _run(self, work: Callable[[], None]) -> float:
+        with self._naming:
+            return await self._device.run(work)
 
     @property
     def _is_calm(self) -> bool:
@@ -250,7 +271,7 @@ class SystemDisk:
 
     async def open(self, path: str, mode: OpenMode) -> SystemFile:
         # Python opens with O_CLOEXEC: a child never inherits a descriptor.
-        return SystemFile(os.open(path, _FLAGS[mode], 0o600), self._device)
+        return SystemFile(path, os.open(path, _FLAGS[mode], 0o600), self._device)
 
     async def stat(self, path: str) -> FileStat | None:
         try:

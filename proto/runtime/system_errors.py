@@ -1,8 +1,13 @@
 """What the system says went wrong, for people: without numbers and without asyncio's words around it."""
 
+import errno
 import os
 import socket
+import sqlite3
 import ssl
+from typing import Final
+
+MAKE_ROOM: Final = "make room on that disk"
 
 
 def told(error: BaseException) -> str:
@@ -12,3 +17,10 @@ def told(error: BaseException) -> str:
     elif isinstance(error, socket.gaierror):
         return error.strerror or str(error)
     return str(error) or type(error).__name__
+
+
+def is_full(error: BaseException) -> bool:
+    """Of a disk, or of somebody's part of it."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from rollbook.proto.runtime.metastore.embedded_owner import EXIT_STORE_FAILED
+from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 from tests.crash import CrashResult
 from tests.crash.rig import PATIENCE_S, SESSION_TIMEOUT_S, Outcome, Rig
 from tests.crash.series import Report, crash_in_series
@@ -77,7 +77,7 @@ class Servers:
 
         rig.listen_until(has_ended, "the owner to end")
         for server in ended:
-            if (status := server.wait()) != EXIT_STORE_FAILED:
+            if (status := server.wait()) != EXIT_STORAGE_FAILED:
                 rig.judge.violations.append(f"an owner whose disk failed ended with {status}")
             self._servers.remove(server)
         disk.fail_sync(0)

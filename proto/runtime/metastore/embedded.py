@@ -30,7 +30,7 @@ from rollbook.proto.runtime.metastore.embedded_owner import (
     end_process,
     socket_address,
 )
-from rollbook.proto.runtime.system_errors import told
+from rollbook.proto.runtime.system_errors import MAKE_ROOM, is_full, told
 from rollbook.proto.wire.frames import FrameDecoder
 
 
@@ -69,7 +69,7 @@ class EmbeddedConnector:
         except OSError as error:
             raise BadConfig(
                 f"cannot use {self._path}: {told(error)}",
-                next_step="its directory must be there for the user who runs this, and writable",
+                next_step=f"{MAKE_ROOM}, and start this again" if is_full(error) else _WRITABLE,
             ) from error
 
     async def _connect(self, receiver: Receiver) -> Channel:
@@ -125,6 +125,7 @@ class EmbeddedConnector:
         return protocol
 
 
+_WRITABLE: Final = "its directory must be there for the user who runs this, and writable"
 _ADVICE: Final = "start a server on it, or wait for the one that starts"
 
 

@@ -34,6 +34,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.metastore.core.service import Batch, Kept
 from rollbook.proto.metastore.core.tree import Row, Tree
 from rollbook.proto.ports import SessionId
+from rollbook.proto.runtime.system_errors import MAKE_ROOM, is_full
 
 FORMAT: Final = 1  # SQLite's user_version.
 APPLICATION_ID: Final = 0x526F6C6C  # "Roll": tells our files from other SQLite files.
@@ -90,9 +91,7 @@ class StoreFile:
         try:
             await self._run(self._keep, batch)
         except sqlite3.Error as error:
-            is_full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
-            mend = "make room on that disk" if is_full else "look what is wrong with that disk"
-            raise _not_kept(f"cannot write {self._path}: {error}", mend) from error
+            raise _not_kept(f"cannot write {self._path}: {error}", _mend(error)) from error
 
     async def close(self) -> None:
         await self._run(self._close)
@@ -110,7 +109,7 @@ class StoreFile:
             try:
                 _create(self._path, new_id)
             except sqlite3.Error as error:  # A full disk, as a rule.
-                raise MetadataUnavailable(f"cannot make {self._path}: {error}") from error
+                raise _unusable(f"cannot make {self._path}", error) from error
         try:
             return self._load()
         except sqlite3.DatabaseError as error:
@@ -120,7 +119,7 @@ class StoreFile:
                 raise DirectoryInUse(f"another program has {self._path} open") from error
             if kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
                 raise _damaged(self._path, str(error)) from error
-            raise MetadataUnavailable(f"cannot read {self._path}: {error}") from error
+            raise _unusable(f"cannot read {self._path}", error) from error
 
     def _load(self) -> Kept:
         self._database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
@@ -184,6 +183,16 @@ class StoreFile:
         if hasattr(self, "_database"):
             self._database.close()
             _NEVER_CLOSED_IN_CHILDREN.pop(id(self._database), None)
+
+
+def _mend(error: sqlite3.Error) -> str:
+    return MAKE_ROOM if is_full(error) else "look what is wrong with that disk"
+
+
+def _unusable(what: str, error: sqlite3.Error) -> MetadataUnavailable:
+    return MetadataUnavailable(
+        f"{what}: {error}", next_step=f"{_mend(error)}, and start this again"
+    )
 
 
 def _not_kept(reason: str, mend: str) -> OutcomeUnknown:

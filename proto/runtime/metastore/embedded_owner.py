@@ -10,7 +10,7 @@ removed and made anew, and the file opened; an owner that leaves removes nothing
 the process, since no child inherits it: executed programs by O_CLOEXEC, forked ones close it first
 of all. It is never stolen: a stopped owner stalls the store, and whoever waits is told its number.
 
-What cannot be kept ends the process, with status `EXIT_STORE_FAILED`: memory is ahead of the file
+What cannot be kept ends the process, with status `EXIT_STORAGE_FAILED`: memory is ahead of the file
 then, and only the file counts. The next owner starts from there.
 """
 
@@ -44,13 +44,13 @@ from rollbook.proto.metastore.core.service import Batch
 from rollbook.proto.metastore.host import Host
 from rollbook.proto.metastore.local import LocalChannel
 from rollbook.proto.ports import Clock, Randomness
+from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 from rollbook.proto.runtime.metastore.embedded_file import StoreFile
 from rollbook.proto.runtime.system_errors import told
 from rollbook.proto.wire.frames import FrameDecoder
 
 logger = structlog.get_logger()
 
-EXIT_STORE_FAILED: Final = 74  # EX_IOERR of sysexits.h.
 CONNECTIONS_MAX: Final = 1024
 UNANSWERED_MAX: Final = 128  # Of one connection: enough to fill a batch.
 UNREAD_EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -61,9 +61,9 @@ Fatal = Callable[[BaseException], None]
 
 
 def end_process(error: BaseException) -> None:
-    logger.error("metadata_store_failed", reason=str(error), exit_status=EXIT_STORE_FAILED)
+    logger.error("metadata_store_failed", reason=str(error), exit_status=EXIT_STORAGE_FAILED)
     sys.stderr.flush()
-    os._exit(EXIT_STORE_FAILED)
+    os._exit(EXIT_STORAGE_FAILED)
 
 
 class StoreLock:

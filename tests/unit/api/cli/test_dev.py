@@ -17,8 +17,8 @@ from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address
+from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.runtime.metastore.embedded_owner import EXIT_STORE_FAILED
 from tests.support import bookies, processes
 from tests.support.processes import Child, Family
 
@@ -80,7 +80,7 @@ def test_metadata_that_cannot_be_kept_is_told_as_any_other_error(
     (tmp_path / "data" / "metadata.db-wal").rename(tmp_path / "moved")
     with rollbook.connect(said["logs"]) as client, pytest.raises(RollbookError):
         client.open("orders", create=True)
-    assert child.wait(PATIENCE_S) == EXIT_STORE_FAILED
+    assert child.wait(PATIENCE_S) == EXIT_STORAGE_FAILED
     told = capfd.readouterr().err
     assert f"error: {tmp_path}/data/metadata.db-wal was removed or replaced; " in told
     assert "\n  try: bring it back, and start this again\n" in told

@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 
 from rollbook.api.cli.main import exit_code, rollbook
-from rollbook.api.cli.server import EXIT_STORAGE_FAILED
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import ConnectionLost, NoSuchLedger, RollbookError
 from rollbook.proto.formats.service_info import unpack_service_info
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore
+from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.tls import TlsFiles
 from rollbook.proto.wire.adds import AddReplies

@@ -151,6 +151,35 @@ async def test_room_that_is_not_enough_is_given_back(
     await file.close()
 
 
+async def test_what_cannot_be_changed_is_named(
+    disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`rollbook dev` on a full disk said so, and not of which of its directories."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = str(tmp_path / "f")
+    file = await disk.open(path, OpenMode.CREATE)
+    for name in ("posix_fallocate", "pwritev", "fdatasync", "ftruncate"):
+        monkeypatch.setattr(os, name, fail)
+    for change in (
+        file.allocate(0, 10),
+        file.write_at(0, [b"x"]),
+        file.write_and_sync(0, [b"x"]),
+        file.write_and_sync(0, [b"x" * 1_000_000]),
+        file.sync(),
+        file.truncate(0),
+    ):
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as caught:
+            await change
+        assert caught.value.filename == path
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as caught:
+        file.write_and_sync_now(0, [b"x"])
+    assert caught.value.filename == path
+    await file.close()
+
+
 async def test_open_modes(disk: SystemDisk, tmp_path: Path) -> None:
     path = str(tmp_path / "f")
     with pytest.raises(FileNotFoundError):

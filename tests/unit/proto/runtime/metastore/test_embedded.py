@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
+import re
 import signal
 import socket
 import sqlite3
@@ -35,10 +37,11 @@ from rollbook.proto.ports import (
     WatchEvent,
 )
 from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 from rollbook.proto.runtime.metastore import embedded_owner, open_metadata_store
 from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
 from rollbook.proto.runtime.metastore.embedded_file import StoreFile
-from rollbook.proto.runtime.metastore.embedded_owner import EXIT_STORE_FAILED, Owner
+from rollbook.proto.runtime.metastore.embedded_owner import Owner
 from tests.contract.stores import hurried, next_event, until_gone, until_state
 from tests.support import processes
 from tests.support.processes import Family
@@ -480,7 +483,7 @@ async def test_a_failed_commit_ends_the_process_and_is_never_answered(
         while owner.line() == "made":
             made += 1
             owner.say(f"create /{made}")
-    assert owner.wait() == EXIT_STORE_FAILED
+    assert owner.wait() == EXIT_STORAGE_FAILED
     told = capfd.readouterr().err
     assert f"cannot write {path}: " in told
     assert "may be there or not" in told
@@ -489,6 +492,41 @@ async def test_a_failed_commit_ends_the_process_and_is_never_answered(
     await until_state(states, SessionState.SUSPENDED)
     names = await heir.children("/")
     assert {str(number) for number in range(made)} <= set(names)
+
+
+def sqlite_error(code: int) -> sqlite3.Error:
+    error = sqlite3.OperationalError("it cannot")
+    error.sqlite_errorcode = code
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (OSError(errno.ENOSPC, "no room"), "make room on that disk, and start this again"),
+        (OSError(errno.EDQUOT, "no room"), "make room on that disk, and start this again"),
+        (OSError(errno.EACCES, "no"), "its directory must be there"),
+        (sqlite_error(sqlite3.SQLITE_FULL), "make room on that disk, and start this again"),
+        (sqlite_error(sqlite3.SQLITE_IOERR), "look what is wrong with that disk"),
+    ],
+    ids=repr,
+)
+async def test_a_store_that_cannot_be_made_says_what_to_do(
+    path: str, error: Exception, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk: nothing, or to look for its directory."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("rollbook.proto.runtime.metastore.embedded_file._create", fail)
+    store = StoreClient(
+        EmbeddedConnector(path, SystemClock(), random.Random(0), Role.SERVER, create=True),
+        random.Random(0),
+    )
+    with pytest.raises((BadConfig, MetadataUnavailable), match=re.escape(path)) as caught:
+        await store.open(0.001)
+    assert caught.value.next_step.startswith(advice)
 
 
 async def test_a_failed_commit_is_fatal_at_once(path: str) -> None:
@@ -520,7 +558,7 @@ async def test_nothing_is_acknowledged_once_the_file_is_gone(
     assert owner.line() == "ready"
     os.rename(f"{path}{gone}", f"{path}.moved")
     owner.say("create /a")
-    assert owner.wait() == EXIT_STORE_FAILED
+    assert owner.wait() == EXIT_STORAGE_FAILED
 
 
 async def test_taking_is_refused_while_another_has_it(path: str) -> None:
