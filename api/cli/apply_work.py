@@ -6,7 +6,7 @@ import click
 
 from rollbook.api.cli.confirming import ask_whether
 from rollbook.api.cli.log_access import LogAccess
-from rollbook.api.cli.log_work import bytes_in, quorum_of, seconds_in, shown_setting
+from rollbook.api.cli.log_work import bytes_in, in_order, quorum_of, seconds_in, shown_setting
 from rollbook.api.cli.output import tell_rows
 from rollbook.api.client.client import Client
 from rollbook.api.nearest import SHOWN, did_you_mean
@@ -106,7 +106,7 @@ def _field_of(key: str, value: Any) -> tuple[str, Any]:
     if key == "labels":
         if not isinstance(value, dict):
             raise BadConfig("labels are a table", next_step='write { team = "checkout" }')
-        return key, tuple((name, _text(name, each, "checkout")) for name, each in value.items())
+        return key, in_order((name, _text(name, each, "checkout")) for name, each in value.items())
     if key == "exclusive":
         if type(value) is not bool:
             raise BadConfig("exclusive is true or false", next_step="write it without quotes")

@@ -1,6 +1,6 @@
 """What `rollbook log` does to logs as a whole; `log_records` does what is about their records."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final
 
@@ -74,7 +74,7 @@ def settings_of(
         "roll_bytes": roll_bytes and bytes_in(roll_bytes),
         "roll_age_s": roll_age and seconds_in(roll_age),
         "writer_mode": WriterMode.EXCLUSIVE if exclusive else None,
-        "labels": tuple(map(_label, labels)) or None,
+        "labels": in_order(map(_label, labels)) or None,
         "description": description,
     }
     if copies or acks:
@@ -97,6 +97,11 @@ def bytes_in(text: str) -> int:
     if not number.isdecimal() or (unit and unit not in _UNITS):
         raise InvalidRequest(f"{text!r} is no number of bytes; write 1000, 500M, 10G")
     return int(number) * _UNITS.get(unit, 1)
+
+
+def in_order(labels: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """As servers tell them: named in another order they are the same."""
+    return tuple(sorted(labels))
 
 
 def _label(text: str) -> tuple[str, str]:

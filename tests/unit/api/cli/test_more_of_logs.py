@@ -136,7 +136,7 @@ SPEC = """
 [logs."shop/applied"]
 retention_age = "7d"
 roll_bytes = "64M"
-labels = { team = "checkout" }
+labels = { team = "checkout", area = "shop" }
 exclusive = true
 
 [logs.as-it-is]
@@ -171,6 +171,8 @@ def test_logs_become_what_a_file_says(shell: Shell, tmp_path: Path) -> None:
     shell.run("apply", str(spec))
     config |= {"retention_age_s": None, "writer_mode": "open", "dedupe_batches": 128}
     assert shell.json("log", "show", "shop/applied")["config"] == config
+    again = ("log", "create", "shop/applied", "--label", "team=checkout", "--label", "area=shop")
+    assert shell.json(*again)["created"] is False, "labels have no order"
 
 
 @pytest.mark.parametrize(
