@@ -68,6 +68,8 @@ class LogConfig:
             raise BadConfig(f"a description has at most {_DESCRIPTION_CHARACTERS_MAX} characters")
 
 
+# Stands in a change for limits that it does not name: the log's own judge those that it does, not the defaults.
+UNNAMED_LIMITS: Final = {"record_bytes_max": 1, "batch_bytes_max": BATCH_BYTES_CEILING}
 _BOUNDS: Final = (
     ("roll_bytes", 64 * KIB, _BYTES_MAX),
     ("roll_entries", 16, 2**31),

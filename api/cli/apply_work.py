@@ -1,5 +1,6 @@
 """What `rollbook apply` does."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 import click
@@ -12,7 +13,7 @@ from rollbook.api.client.client import Client
 from rollbook.api.nearest import SHOWN, did_you_mean
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
-from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.logservice.log_config import UNNAMED_LIMITS, LogConfig, WriterMode
 from rollbook.proto.errors import BadConfig, NoSuchLog, RollbookError
 from rollbook.proto.runtime.config import read_config_file
 
@@ -85,7 +86,7 @@ def fields_of(table: Any) -> dict[str, Any]:
     copies, acks = (_number(key, table[key]) if key in table else None for key in _COPIES)
     if copies is not None or acks is not None:
         found["quorum"] = quorum_of(copies, acks)
-    LogConfig(**found)  # What no log can be is found before any log is touched.
+    LogConfig(**UNNAMED_LIMITS | found)  # What no log can be is found before any is looked at.
     return found
 
 
@@ -133,8 +134,10 @@ async def _plan(
     try:
         state: words.LogState = await client.ask(words.GetLog(log))
     except NoSuchLog:
+        _require_possible(log, LogConfig(), settings)
         told = {name: shown_setting(value) for name, value in settings.items()}
         return row | {"act": "+", "changes": told}
+    _require_possible(log, state.config, settings)
     for name, value in settings.items():
         if (has := getattr(state.config, name)) != value:
             if name in _KEEPING and value is not None and (has is None or value < has):
@@ -143,11 +146,19 @@ async def _plan(
     return row | {"act": "~" if row["changes"] else "="}
 
 
+def _require_possible(log: LogName, has: LogConfig, settings: dict[str, Any]) -> None:
+    """Before any log is touched."""
+    try:
+        replace(has, **settings)
+    except BadConfig as error:
+        raise BadConfig(f"{log}: {error.message}", next_step="name both in the file") from None
+
+
 async def _do(client: Client, log: LogName, act: str, settings: dict[str, Any]) -> None:
     if act == "=":
         return
     if act == "+":
         await client.ask(words.EnsureLog(log))
     if settings:
-        change = words.UpdateLog(log, LogConfig(**settings), tuple(settings))
+        change = words.UpdateLog(log, LogConfig(**UNNAMED_LIMITS | settings), tuple(settings))
         await client.ask(change)

@@ -171,6 +171,13 @@ def test_logs_become_what_a_file_says(shell: Shell, tmp_path: Path) -> None:
     shell.run("apply", str(spec))
     config |= {"retention_age_s": None, "writer_mode": "open", "dedupe_batches": 128}
     assert shell.json("log", "show", "shop/applied")["config"] == config
+    for limit in ("record_bytes_max = '64K'", "batch_bytes_max = '500K'"):
+        spec.write_text(f'[logs."shop/applied"]\n{limit}\n[logs.limited]\nrecord_bytes_max = 1')
+        shell.run("apply", str(spec))
+    spec.write_text('[logs.never]\n[logs."shop/applied"]\nrecord_bytes_max = "1M"')
+    shell.run("apply", str(spec), code=2)
+    assert "shop/applied: record_bytes_max is above batch_bytes_max" in shell.errors
+    shell.run("log", "show", "never", code=3)
     again = ("log", "create", "shop/applied", "--label", "team=checkout", "--label", "area=shop")
     assert shell.json(*again)["created"] is False, "labels have no order"
 

@@ -179,6 +179,11 @@ async def test_administration(site: Site) -> None:
     state = await log.update(retention_age_s=None, description="all orders")
     assert state.config.retention_age_s is None
     assert state.config.labels == (("team", "x"),)
+    await log.update(record_bytes_max=1000)
+    state = await log.update(batch_bytes_max=2000)  # Less than a record has where nobody said it.
+    assert (state.config.record_bytes_max, state.config.batch_bytes_max) == (1000, 2000)
+    with pytest.raises(BadConfig):
+        await log.update(record_bytes_max=2001)
     assert await log.roll() == 1
     assert (await log.segments())[0].state is words.SegmentState.OPEN
     assert (await log.journal())[0].details == {"ledger_id": "7"}

@@ -95,6 +95,18 @@ async def test_a_change_is_made_from_the_version_that_was_seen(there: Site) -> N
     assert (await there.ask("PATCH", LOG, b"{}")).status == 400  # What it is was not said.
 
 
+async def test_a_limit_is_judged_beside_those_of_the_log(there: Site) -> None:
+    """Not beside the defaults of what was not named."""
+    for name, value, status in (
+        *(("record_bytes_max", 1000, 200), ("batch_bytes_max", 2000, 200)),
+        *(("record_bytes_max", 2001, 400), ("record_bytes_max", 2000, 200)),
+    ):
+        answer = await said(there, "PATCH", LOG, {name: value}, **{"if-match": "*"})
+        assert answer.status == status, answer.body
+    config = there.core.cluster.logs[NAME].config
+    assert (config.record_bytes_max, config.batch_bytes_max) == (2000, 2000)
+
+
 async def test_listing_goes_by_pages(there: Site) -> None:
     for number in range(5):
         there.core.cluster.make(f"ns/a{number}")
