@@ -68,6 +68,7 @@ SESSION_TIMEOUT_S: Final = 10.0
 OPERATION_TIMEOUT_S: Final = 10.0
 CLOSE_TIMEOUT_S: Final = 1.0  # An owner that died is followed sooner than that.
 CALLS_MAX: Final = 10_000
+_OPENING_PARTS: Final = 10  # Of the time that an opening has.
 PAUSE_S_MIN: Final = 0.01  # Between attempts to connect; doubles, with jitter.
 PAUSE_S_MAX: Final = 0.5
 
@@ -142,13 +143,18 @@ class StoreClient:
             raise
         return self
 
-    def _limit_opening(self, timeout_s: float) -> None:
-        asyncio.get_running_loop().call_later(timeout_s, self._on_opening_overdue, timeout_s)
+    def _limit_opening(self, timeout_s: float, parts: int = _OPENING_PARTS) -> None:
+        """Each part begins where the one before ends: while this process stands still one of them goes by."""
+        step_s = timeout_s / _OPENING_PARTS
+        loop = asyncio.get_running_loop()
+        loop.call_later(step_s, self._on_opening_waits, timeout_s, parts - 1)
 
-    def _on_opening_overdue(self, timeout_s: float) -> None:
+    def _on_opening_waits(self, timeout_s: float, parts_left: int) -> None:
         if self._opened.done():
             return
-        if self._connecting:  # Perhaps it reads a large file; an attempt under way is waited for.
+        if parts_left:
+            self._limit_opening(timeout_s, parts_left)
+        elif self._connecting:  # Perhaps it reads a large file; an attempt under way is waited for.
             self._limit_opening(timeout_s)
         else:
             self._opened.set_exception(self._unreachable())

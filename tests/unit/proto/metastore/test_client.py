@@ -85,7 +85,8 @@ async def overdue(call: Awaitable[Any], time: LoopTime) -> Any:
     """There are attempts to connect meanwhile, and then its time passes."""
     waiting = asyncio.ensure_future(call)
     await time.pass_by(PAUSE_S)
-    await time.pass_by(TIMEOUT_S)
+    while not waiting.done():
+        await time.pass_by(TIMEOUT_S)
     return await waiting
 
 
@@ -168,6 +169,20 @@ async def test_an_attempt_that_takes_long_is_waited_for(time: LoopTime) -> None:
         await time.pass_by(TIMEOUT_S)
     assert not opening.done()
     reading.set()
+    async with await opening as store:
+        assert store.session == 7
+
+
+async def test_who_stood_still_while_it_opened_has_its_time_all_the_same(time: LoopTime) -> None:
+    """A command on a laptop that was closed for a minute said that nobody serves."""
+    script = Script()
+    script.refusal = MetadataUnavailable("nobody is there yet")
+    opening = asyncio.ensure_future(client_of(script).open())
+    for _ in range(5):
+        await time.pass_by(10 * TIMEOUT_S)
+    assert not opening.done()
+    script.refusal = None
+    await time.pass_by(PAUSE_S)
     async with await opening as store:
         assert store.session == 7
 
