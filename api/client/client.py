@@ -142,7 +142,7 @@ class Client:
         return answer.logs_left
 
     async def limits(self) -> words.ServiceLimits:
-        """What the server takes at most: records, batches, names, waits."""
+        """What the server takes at most: of a record, a batch, a message, a stream, a cursor's blob."""
         answer: words.ServiceLimits = await self.ask(words.GetLimits())
         return answer
 

@@ -37,7 +37,7 @@ class Cursor:
         """Moves it, or makes it. `version`: only if it still has this one; -1: only if there is
         none. `protect`, `blob`: as they were, unless given. `may_rewind`: to before where it is, too.
 
-        Raises `MetadataConflict`. Cancelled, it may have moved or not: `get` tells, by its version.
+        Raises `MetadataConflict`, `CursorAhead`. Cancelled, it may have moved or not: `get` tells, by its version.
         """
         request = words.CommitCursor(
             self.log,
@@ -54,9 +54,15 @@ class Cursor:
     async def mark(
         self, offset: int, blob: bytes = b"", *, version: int | None = None
     ) -> words.Cursor:
-        """`commit`, protected: what lies at `offset` and above it is not truncated. Cancelled, likewise."""
+        """`commit` with this `blob`, protected: what lies at `offset` and above it is not truncated.
+
+        Cancelled, likewise.
+        """
         return await self.commit(offset, blob=blob, protect=True, version=version)
 
     async def delete(self, *, version: int | None = None) -> None:
-        """It holds nothing back any more. `version` as of `commit`. Cancelled, it may be there or not."""
+        """It holds nothing back any more. `version` as of `commit`.
+
+        Raises `NoSuchCursor`, `MetadataConflict`. Cancelled, it may be there or not.
+        """
         await self._ask(words.DeleteCursor(self.log, self.name, version))
