@@ -9,8 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests import kinds
-from tests.tally import Tally
+try:
+    from tests import kinds
+    from tests.tally import Tally
+except ModuleNotFoundError as error:
+    sys.exit(
+        f"{error.name} is not installed for {sys.executable}: "
+        "`make .venv/.test` installs what tests need; then run .venv/bin/python -m tests …"
+    )
 
 
 def main() -> int:

@@ -31,3 +31,15 @@ def test_what_needs_curl_is_skipped_without_it_or_fails_where_it_is_required(
         assert done.stderr.endswith(f"ROLLBOOK_TEST_REQUIRE demands {reason}\n")
     else:
         assert f"skipped: {reason}\n" in done.stdout
+
+
+def test_without_its_packages_it_says_in_a_line_what_to_type() -> None:
+    """It was a traceback."""
+    without = [sys.executable, "-S", "-m", "tests", "check"]
+    done = subprocess.run(
+        without, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "is not installed" in line
+    assert "make .venv/.test" in line
