@@ -80,7 +80,8 @@ def compared(
 def parts_of(parts: Collection[str], only: Collection[str] | None) -> Collection[str]:
     """What `--only` names; all parts if it is not given."""
     if unknown := [name for name in only or () if name not in parts]:
-        sys.exit(f"no such part: {', '.join(unknown)}; there are {', '.join(parts)}")
+        known = "".join(f"\n    {name}" for name in parts)
+        sys.exit(f"no such part: {', '.join(map(repr, unknown))}; there are{known}")
     return only or parts
 
 
