@@ -10,6 +10,7 @@ Whoever dies in between leaves `discarded` behind, and whoever comes by goes on 
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -101,7 +102,8 @@ async def truncate_closed(
 ) -> TruncateAnswer | None:
     """By whoever comes, without an owner: `confirmed` is where a closed segment ends, and stays so.
 
-    None if there is one by the list that it would be changed from, so that nobody can come between.
+    None if there is one by the list that it would be changed from, so that nobody can come between; `event` is told
+    with the epoch of that list's last owner.
     Raises as `truncate`.
     """
     for _ in range(_RACES_MAX):
@@ -113,7 +115,7 @@ async def truncate_closed(
                 *(nodes, stored, before),
                 confirmed=confirmed,
                 is_begun=False,
-                event=event,
+                event=replace(event, owner_epoch=stored.list.owner_epoch),
                 dry_run=dry_run,
             )
         except Guarded:

@@ -154,6 +154,8 @@ def test_a_log_is_truncated_while_all_bookies_are_full() -> None:
         assert (told.old_head, told.new_head, told.records) == (0, 2, 2)
         stored = await scene.stored(log)
         assert (stored.list.head, stored.list.discarded) == (2, ())
+        event = stored.list.events[-1]
+        assert (event.kind, event.owner_epoch) == ("log_truncated", stored.list.owner_epoch)
         await refused(a.ask(a.service.truncate(until(4), a.due(20.0))), Unavailable)
         scene.set_bookies(is_full=False)
         assert (await a.append(log, b"4")).first_offset >= 3
