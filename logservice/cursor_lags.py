@@ -68,8 +68,9 @@ class CursorLags:
         self._cursors: dict[LogName, _Cursors] = {}  # Those looked at longest ago first.
         # Of logs that nobody owns, those with cursors that lag: as they were when they were read.
         self._idle: dict[LogName, _End] = {}
-        # Of logs, owned or idle, that have more cursors than are read: how many more.
+        # Of logs that have more cursors than are read, how many more: while they are owned here, and idle ones.
         self._beyond: dict[LogName, int] = {}
+        self._beyond_idle: dict[LogName, int] = {}
         self._not_passed: dict[LogName, None] = {}  # Of those that are known, by this sweep.
         self._passed: dict[LogName, Offset] = {}  # Not read yet, and their tails.
         self._looking: asyncio.Task[None] | None = None
@@ -87,7 +88,7 @@ class CursorLags:
 
     def on_sweep(self) -> None:
         """One begins, whatever became of the one before."""
-        self._not_passed = dict.fromkeys((*self._idle, *self._beyond))
+        self._not_passed = dict.fromkeys((*self._idle, *self._beyond_idle))
 
     def on_idle(self, log: LogName, listed: LedgerList) -> None:
         """Nobody owns it. What fails leaves what was known."""
@@ -107,8 +108,7 @@ class CursorLags:
         """To the end. What was not passed is owned by somebody, gone, or looked after elsewhere."""
         for log in self._not_passed:
             self._idle.pop(log, None)
-            if self._owners.find(log) is None:
-                self._beyond.pop(log, None)
+            self._beyond_idle.pop(log, None)
 
     async def close(self) -> None:
         """Idempotent."""
@@ -132,7 +132,9 @@ class CursorLags:
 
     def untold(self) -> int:
         """Cursors of which no lag is known, because their logs have too many."""
-        return sum(self._beyond.values())
+        owned = sum(more for log, more in self._beyond.items() if self._owners.find(log))
+        idle = sum(more for log, more in self._beyond_idle.items() if not self._owners.find(log))
+        return owned + idle
 
     def _may_begin(self, task: asyncio.Task[None] | None) -> bool:
         return not self._is_closed and (task is None or task.done())
@@ -144,7 +146,7 @@ class CursorLags:
                 for log in self._in_turn():
                     # First, so that one that cannot be read holds nobody up the next time.
                     self._cursors[log] = self._cursors.pop(log, ())
-                    self._cursors[log] = await self._cursors_of(log)
+                    self._cursors[log] = await self._cursors_of(log, self._beyond)
 
     async def _read_passed(self) -> None:
         """What fails leaves what was known."""
@@ -155,7 +157,7 @@ class CursorLags:
                 continue  # Since then, by this server, and its owner knows better.
             with suppress(RollbookError, TimeoutError):
                 async with asyncio.timeout(_INTERVAL_S):
-                    cursors = await self._cursors_of(log)
+                    cursors = await self._cursors_of(log, self._beyond_idle)
                 self._idle.pop(log, None)
                 if lagging := [each for each in cursors if each[1] < tail]:
                     self._idle[log] = log, tail, lagging
@@ -165,16 +167,18 @@ class CursorLags:
     def _in_turn(self) -> list[LogName]:
         owned = dict.fromkeys(self._owners.owned_logs)
         self._cursors = {log: each for log, each in self._cursors.items() if log in owned}
+        self._beyond = {log: each for log, each in self._beyond.items() if log in owned}
         return [*(log for log in owned if log not in self._cursors), *self._cursors]
 
-    async def _cursors_of(self, log: LogName) -> _Cursors:
+    async def _cursors_of(self, log: LogName, beyond: dict[LogName, int]) -> _Cursors:
+        """`beyond`: is told there how many more it has."""
         try:
-            found, beyond = await self._nodes.first_cursors(log, _READ_MAX)
+            found, more = await self._nodes.first_cursors(log, _READ_MAX)
         except Missing:
-            found, beyond = (), 0
-        self._beyond.pop(log, None)
-        if beyond:
-            self._beyond[log] = beyond
+            found, more = (), 0
+        beyond.pop(log, None)
+        if more:
+            beyond[log] = more
         return heapq.nsmallest(LAGS_MAX, ((c.name, c.offset) for c in found), key=itemgetter(1))
 
 
