@@ -13,6 +13,7 @@ from tests.architecture.source import ROOT, Module, modules
 _ROW: Final = re.compile(r"^\| `([a-z_]+)` \| (debug|info|warning|error) \| (.+) \|$", re.MULTILINE)
 _LEVELS: Final = ("info", "warning", "error")
 _OF_LOGS: Final = ("api/access", "api/grpc", "logservice")
+_OF_LOGS_OVER_HTTP: Final = ("api/rest/forwarding.py", "api/rest/reading.py")
 _ELSEWHERE: Final = (
     *("api/cli/bookie_server.py", "api/cli/bookie_settings.py"),
     *("proto/cluster/registration.py", "api/access/doorkeeper.py", "api/access/audit.py"),
@@ -25,7 +26,7 @@ def _logging() -> list[Module]:
         each
         for each in found
         if each.package == "bookie"
-        or (each.path.parts[:2] == ("api", "rest") and each.path.name != "forwarding.py")
+        or (each.path.parts[:2] == ("api", "rest") and str(each.path) not in _OF_LOGS_OVER_HTTP)
         or str(each.path) in _ELSEWHERE
     ]
 
@@ -65,7 +66,7 @@ def _logging_of_logs() -> list[Module]:
     return [
         each
         for each in [*modules("logservice"), *modules("api")]
-        if str(each.path).startswith(_OF_LOGS) or each.path.name == "forwarding.py"
+        if str(each.path).startswith(_OF_LOGS) or str(each.path) in _OF_LOGS_OVER_HTTP
     ]
 
 
