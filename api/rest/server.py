@@ -12,7 +12,7 @@ Nobody gets much without having shown the token:
     an answer      as fast as it is taken; large ones of all requests together (`untaken.py`)
     the loop       a number of headers, trailers, fields of a query, and small chunks of a body (`chunks.py`): the
                    parser looks at each of them, and thousands hold up everybody. And a slice of what it says
-                   in a turn
+                   in a turn; of those who come in one go one begins at a time (`line.py`)
     a path         has no escapes: no name here needs one, and `%2F` would make two names of one
     a refusal      is heard also by who is sending still: for a moment what he sends is read, and forgotten
     a stream       goes on for as long as somebody takes it; whoever takes nothing is hung up on
@@ -79,7 +79,8 @@ _EXCHANGE_S: Final = (
 )
 _BODY_S: Final = 10.0
 _HANDSHAKE_S: Final = 5.0
-_ROUNDS_OF_PIPELINED: Final = 16  # In about as many an append is served, but for its waits.
+_ROUNDS_OF_REQUEST: Final = 16  # In about as many an append is served, but for its waits.
+_FIRST_WAITS_S_MAX: Final = 0.25  # However many come.
 _LINGER_S: Final = 1.0  # Or as much as a body may have,
 _FORGOTTEN_EVERY_S: Final = 0.01  # so much of it at a time as is read of what is not looked at.
 _KEEP_ALIVE_S: Final = 5
@@ -212,7 +213,7 @@ class _Crowd:
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        self.pipelined = Line(_ROUNDS_OF_PIPELINED)
+        self.line = Line(_ROUNDS_OF_REQUEST)
         self._connections: dict[_Connection, None] = {}
 
     def enter(self, connection: "_Connection") -> bool:
@@ -365,22 +366,34 @@ class _Connection(H11Protocol):
             self._watch()
 
     def handle_events(self) -> None:
-        """Of requests that were sent before an answer others are served first: many can be sent in one go."""
+        """Whoever was answered begins at once. A connection's first request, and those that were sent before an
+        answer, stand in one line: many can come in one go, and others are served in between.
+        """
         if self._next is not None:  # With what comes meanwhile.
             return
         if self._is_answered and self._parser.has_more:
-            self.flow.pause_reading()
-            self._unset_keepalive_if_required()  # It is not idle; `_watch` still bounds it.
-            self._next = self.loop.create_task(self._serve_next())
+            self._wait_in_line(None)
+        elif self.cycle is None and self._parser.has_more:
+            self._wait_in_line(_FIRST_WAITS_S_MAX)
         else:
-            super().handle_events()
+            self._look_at_more()
 
-    async def _serve_next(self) -> None:
-        await self._crowd.pipelined.wait()
+    def _wait_in_line(self, patience_s: float | None) -> None:
+        self.flow.pause_reading()
+        self._unset_keepalive_if_required()  # It is not idle; `_watch` still bounds it.
+        self._next = self.loop.create_task(self._serve_next(patience_s))
+
+    async def _serve_next(self, patience_s: float | None) -> None:
+        await self._crowd.line.wait(patience_s)
         self._next = None
         if not self.transport.is_closing():
             self.flow.resume_reading()
-            super().handle_events()
+            self._look_at_more()
+
+    def _look_at_more(self) -> None:
+        super().handle_events()
+        if self._unheard is None:
+            self._read_at_once(_PLAIN_BYTES if self._parser.is_in_plain_body else _SLICE_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._crowd.leave(self)
@@ -423,8 +436,6 @@ class _Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._unheard is None:
             super().data_received(data)
-            if self._unheard is None:
-                self._read_at_once(_PLAIN_BYTES if self._parser.is_in_plain_body else _SLICE_BYTES)
             return
         self._unheard -= len(data)
         if self._unheard < 0:
