@@ -6,11 +6,11 @@ between    two of them blocks are held as they are stored, and the body of one, 
 wanted     is decided by a block's header: one that lies behind what is wanted is not opened
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
-from rollbook.api.rest.record_json import Encoding, record_json
+from rollbook.api.rest.record_json import Encoding, records_json
 from rollbook.logservice.core.block import Block, Record, span_of
 from rollbook.logservice.ids import Offset
 
@@ -21,11 +21,11 @@ _FRAME_BYTES: Final = 64  # Names of fields, offset, time: about so much for eac
 class Piece(NamedTuple):
     start: Offset
     next_offset: Offset
-    records: list[dict[str, Any]]
+    records: bytes  # An array, as JSON.
 
 
 def pieces(
-    blocks: Iterable[bytes], start: Offset, end: Offset, encoding: Encoding
+    blocks: Sequence[bytes], start: Offset, end: Offset, encoding: Encoding
 ) -> Iterator[Piece]:
     """Raises what is wrong with a block when it comes to it."""
     held: list[Record] = []
@@ -43,24 +43,21 @@ def pieces(
             index, room = behind, room - size
             if room <= 0:
                 next_offset = Offset(block.base_offset + behind)
-                records = [record_json(record, encoding) for record in held]
+                records = records_json(held, encoding)
                 held, room = [], PIECE_BYTES
                 yield Piece(told_below, next_offset, records)
                 del records
                 told_below = next_offset
     if held:
-        records = [record_json(record, encoding) for record in held]
-        yield Piece(told_below, Offset(held[-1].offset + 1), records)
+        next_offset = Offset(held[-1].offset + 1)
+        yield Piece(told_below, next_offset, records_json(held, encoding))
 
 
-def wanted(blocks: Iterable[bytes], start: Offset, end: Offset) -> list[bytes]:
-    """Those that have any of it."""
-    found = []
-    for block in blocks:
-        first, behind = span_of(block)
-        if first < end and behind > start:
-            found.append(block)
-    return found
+def wanted(blocks: Sequence[bytes], start: Offset, end: Offset) -> list[bytes]:
+    """Those that have any of it; they are in order. There can be one for each record."""
+    first = bisect_right(blocks, start, key=lambda block: span_of(block)[1])
+    behind = bisect_left(blocks, end, key=lambda block: span_of(block)[0])
+    return list(blocks[first:behind])
 
 
 def _run(block: Block, index: int, last: int, room: int) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from rollbook.api.rest.newcomers import Newcomer
 from rollbook.api.rest.pieces import PIECE_BYTES, Piece, pieces, wanted
 from rollbook.api.rest.record_json import JSON, Encoding, dumped
 from rollbook.api.rest.untaken import HOLD, Hold
-from rollbook.logservice.core.block import Block, Codec
+from rollbook.logservice.core.block import packed_body_of
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.words import ReadAnswer
 
@@ -102,7 +102,7 @@ class RangeResponse(Response):
         piece = next(self._pieces, None)
         if piece is None:
             return before.removeprefix(b",") + self._rest, True
-        text = before + dumped(piece.records)[1:-1]
+        text = before + piece.records[1:-1]
         is_all = piece.next_offset >= self._end
         return (text + self._rest if is_all else text), is_all
 
@@ -112,9 +112,7 @@ class RangeResponse(Response):
 
 def held_by(blocks: list[bytes]) -> int:
     """While they are told: all of them as they are stored, and the body of one, if it is packed."""
-    headers = [Block(block) for block in blocks]
-    bodies = [block.unpacked_bytes for block in headers if block.codec is not Codec.NONE]
-    return sum(map(len, blocks)) + max(bodies, default=0)
+    return sum(map(len, blocks)) + max(map(packed_body_of, blocks), default=0)
 
 
 def _facts(answer: ReadAnswer, end: Offset) -> dict[str, object]:

@@ -92,6 +92,7 @@ _HEADER: Final = struct.Struct("<4sIqqqqBBBBIIIIIq")
 _CLIENT_HEADER: Final = struct.Struct("<BBBBIIIIIq")
 _SERVER_HEADER: Final = struct.Struct("<qqqq")
 _SPAN: Final = struct.Struct("<q28xI")  # From the server's half on: base offset, count.
+_PACKING: Final = struct.Struct("<B14xI")  # From the codec on, with the unpacked size.
 _CRC: Final = struct.Struct("<I")
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 _UNSTAMPED: Final = bytes(_CLIENT_HALF - _SERVER_HALF)
@@ -655,6 +656,12 @@ def span_of(block: bytes) -> tuple[Offset, Offset]:
     """Where a stamped block starts and ends, from its header alone: what routing needs."""
     base_offset, count = _SPAN.unpack_from(block, _SERVER_HALF)
     return base_offset, base_offset + count
+
+
+def packed_body_of(block: bytes) -> int:
+    """How much a stamped block's body takes beside it when it is open, from its header alone: 0 if it is not packed."""
+    codec, unpacked_bytes = _PACKING.unpack_from(block, _CLIENT_HALF + 1)
+    return unpacked_bytes if codec else 0
 
 
 class Block:

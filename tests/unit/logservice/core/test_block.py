@@ -17,6 +17,7 @@ from rollbook.logservice.core.block import (
     check_block,
     pack_block,
     pack_control_block,
+    packed_body_of,
     span_of,
     stamped,
 )
@@ -87,6 +88,8 @@ def test_the_server_writes_its_half_and_nothing_else(batch: Batch) -> None:
     assert (read.base_offset, read.next_offset) == span_of(block)
     assert (read.timestamp_us, read.owner_epoch, read.writer_epoch) == (2**61, 2**60, 2**59)
     assert read.producer == batch.producer
+    is_packed = read.codec is not Codec.NONE
+    assert packed_body_of(block) == (read.unpacked_bytes if is_packed else 0)
     assert check_block(block, CEILING) == check_block(packed, CEILING)  # A retry of what was read.
 
 
