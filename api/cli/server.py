@@ -13,7 +13,6 @@ import click
 
 from rollbook.api.cli.bookie_options import LOG_LEVEL_VARIABLE, LOG_LEVELS, bookie_options
 from rollbook.api.cli.output import examples
-from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,6 +74,7 @@ def bookie(**flags: Any) -> None:
     directories in ROLLBOOK_LEDGER_DIR are separated by commas.
     """
     from rollbook.api.cli.bookie_server import StorageFailed, run_bookie  # `--help` is quick.
+    from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 
     try:
         run_bookie(flags)
