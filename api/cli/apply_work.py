@@ -65,14 +65,14 @@ def apply(access: LogAccess, path: str, dry_run: bool, yes: bool, output: str) -
 def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
     """Fields of the configuration, by log. Raises `BadConfig`, with what to do."""
     found: dict[LogName, dict[str, Any]] = {}
-    name = ""
+    where = ""  # The file's own errors name it.
     try:
         for name, table in read_config_file(path, (_SECTION,)).get(_SECTION, {}).items():
+            where = f"{path}: {name}: "
             if (log := LogName.parse(name)) in found:
                 raise BadConfig(f"another name of {log}, of which the file says something already")
             found[log] = fields_of(table)
     except RollbookError as error:
-        where = f"{path}: {name}: " if name else ""
         advice = error.next_step or "rollbook apply --help"
         raise BadConfig(f"{where}{error.message}", next_step=advice) from None
     return found
