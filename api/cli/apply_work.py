@@ -92,10 +92,10 @@ def fields_of(table: Any) -> dict[str, Any]:
 
 def _field_of(key: str, value: Any) -> tuple[str, Any]:
     if key not in SETTINGS:
-        known = f"known: {', '.join(sorted(SETTINGS))}"
-        raise BadConfig(
-            f"there is no setting {key[:SHOWN]!r}", next_step=did_you_mean(key, SETTINGS, known)
-        )
+        advice = did_you_mean(key, SETTINGS, f"known: {', '.join(sorted(SETTINGS))}")
+        if isinstance(value, dict):  # To TOML a dot begins a table within the table.
+            advice = 'name the log in quotes, such as [logs."orders.v2"]'
+        raise BadConfig(f"there is no setting {key[:SHOWN]!r}", next_step=advice)
     if value == _UNBOUNDED and (field := _AGES.get(key, key)) in _KEEPING:
         return field, None
     if key in _AGES:

@@ -95,6 +95,7 @@ def test_what_is_not_said_of_copies_follows() -> None:
         ("[logs.a]\nexclusive = 'yes'", "true or false", "write it without quotes"),
         ("[logs.a]\nlabels = ['x']", "labels are a table", "write { team"),
         ("[logs.a]\nlabels = { team = 3 }", "team is a text", "write it in quotes"),
+        ("[logs.orders.v2]", "orders: there is no setting 'v2'", "name the log in quotes"),
         ("[logs.'']", "the log name ''", "rollbook apply --help"),
         ("[logs]\na = 3", "a: no table", "rollbook apply --help"),
         ("[logs.a]\n[logs.'default/a']", "another name of default/a", "rollbook apply --help"),
