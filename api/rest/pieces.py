@@ -43,14 +43,17 @@ def pieces(
             index, room = behind, room - size
             if room <= 0:
                 next_offset = Offset(block.base_offset + behind)
-                records = records_json(held, encoding)
-                held, room = [], PIECE_BYTES
-                yield Piece(told_below, next_offset, records)
-                del records
-                told_below = next_offset
+                yield _made(told_below, next_offset, held, encoding)
+                told_below, room = next_offset, PIECE_BYTES
     if held:
-        next_offset = Offset(held[-1].offset + 1)
-        yield Piece(told_below, next_offset, records_json(held, encoding))
+        yield _made(told_below, Offset(held[-1].offset + 1), held, encoding)
+
+
+def _made(start: Offset, next_offset: Offset, held: list[Record], encoding: Encoding) -> Piece:
+    """What is held is not any more: a piece may wait for long."""
+    piece = Piece(start, next_offset, records_json(held, encoding))
+    held.clear()
+    return piece
 
 
 def wanted(blocks: Sequence[bytes], start: Offset, end: Offset) -> list[bytes]:

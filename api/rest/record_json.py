@@ -27,7 +27,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final
 
-from pydantic_core import from_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 from starlette.datastructures import Headers
 
 from rollbook.api.rest.json_words import b64, from_b64
@@ -226,6 +226,30 @@ def _event_time(record: dict[str, Any]) -> int | None:
 
 
 # --- To bodies --------------------------------------------------------------------------------
+
+
+def records_json(records: Sequence[Record], encoding: Encoding) -> bytes:
+    """An array, as `dumped` would have it, in a third of its time."""
+    if encoding is Encoding.JSON:  # Of numbers each writer has a form of its own.
+        return dumped([record_json(record, encoding) for record in records])
+    if encoding is Encoding.AUTO and (told := _texts_told(records)) is not None:
+        return told
+    return to_json([record_json(record, encoding) for record in records])
+
+
+def _texts_told(records: Sequence[Record]) -> bytes | None:
+    """Those of values alone, all of them text, as most are: each is decoded where it is written."""
+    plain = [
+        {"offset": offset, "timestamp_us": timestamp_us, "data": value}
+        for offset, value, key, headers, timestamp_us, event_time_us in records
+        if key is None and event_time_us is None and not headers
+    ]
+    if len(plain) < len(records):
+        return None
+    try:
+        return to_json(plain)
+    except PydanticSerializationError:  # It is no text.
+        return None
 
 
 def record_json(record: Record, encoding: Encoding) -> dict[str, Any]:
