@@ -433,7 +433,7 @@ async def test_who_has_sent_half_a_head_is_still_to_begin(there: There, begun: l
         halves = [await asyncio.open_connection(*_place(there)) for _ in range(5)]
         for _, writer in halves:
             writer.write(_HEAD)
-        connections = there.server._http._state.connections
+        connections: Any = there.server._http._state.connections
         while sum(len(each.conn.trailing_data[0]) == len(_HEAD) for each in connections) < 5:
             await asyncio.sleep(0)
         for _, writer in halves:
@@ -453,8 +453,7 @@ async def test_who_was_answered_waits_for_nobody_who_has_just_come(
         for _ in range(2):
             writer.write(_HEAD + b"\r\n")
             assert (await reader.readuntil(b"OK\n")).startswith(b"HTTP/1.1 200")
-            (connection,) = there.server._http._state.connections
-            monkeypatch.setattr(connection._crowd, "line", _Standstill())  # type: ignore[attr-defined]  # Ours.
+            monkeypatch.setattr(line.Line, "wait", lambda *_: asyncio.Event().wait())
         writer.close()
 
 
@@ -467,13 +466,6 @@ async def test_however_many_come_at_once_none_waits_long_for_others(
     await endless.wait()
     monkeypatch.setattr(line.Line, "wait", endless.wait)
     assert (await there.client.get("/healthz")).status == 200
-
-
-class _Standstill:
-    """A line in which nobody's turn comes."""
-
-    async def wait(self, _: float | None) -> None:
-        await asyncio.Event().wait()
 
 
 async def test_a_body_may_come_in_many_small_chunks(there: There) -> None:
