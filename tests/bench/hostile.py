@@ -217,8 +217,8 @@ async def _p99_over_http_ms(server: RestServer) -> float:
     async with server.connection() as connection:
 
         async def append() -> None:
-            status, body = await connection.ask(said)
-            assert status == 201, body
+            answer = await connection.ask(said)
+            assert answer.status == 201, answer.body
 
         return await _p99_on_time_ms(append)
 

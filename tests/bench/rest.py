@@ -20,6 +20,7 @@ from tests.bench import Figure, judged
 from tests.support import bookies, log_processes
 from tests.support.log_processes import LogProcesses
 from tests.support.processes import Child
+from tests.unit.api.rest.http_client import Connection
 
 BATCH_BYTES: Final = 64 * 1024
 RECORD_BYTES: Final = 100
@@ -110,29 +111,12 @@ class RestServer:
         return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) * 1024
 
     @asynccontextmanager
-    async def connection(self) -> "AsyncIterator[Connection]":
+    async def connection(self) -> AsyncIterator[Connection]:
         reader, writer = await asyncio.open_connection(*self.place, limit=MIB)
         try:
             yield Connection(reader, writer)
         finally:
             writer.close()
-
-
-class Connection:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    async def ask(self, request: bytes) -> tuple[int, bytes]:
-        async with asyncio.timeout(_PATIENCE_S):
-            self.writer.write(request)
-            status, length = await self.head()
-            return status, await self.reader.readexactly(length)
-
-    async def head(self) -> tuple[int, int]:
-        lines = (await self.reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
-        lengths = [line.partition(b":")[2] for line in lines if line.startswith(b"content-length")]
-        return int(lines[0].split()[1]), int(lengths[0]) if lengths else 0
 
 
 def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
@@ -148,8 +132,8 @@ def log_path(name: str) -> str:
 
 async def made(connection: Connection, name: str) -> str:
     path = log_path(name)
-    status, body = await connection.ask(request("PUT", path))
-    assert status in (200, 201), body
+    answer = await connection.ask(request("PUT", path))
+    assert answer.status in (200, 201), answer.body
     return path
 
 
@@ -158,20 +142,20 @@ async def make_logs(server: RestServer, short: str, long: str) -> None:
     lines = LINE * (BATCH_BYTES // len(LINE))
     async with server.connection() as connection:
         for path in (short, long):
-            status, body = await connection.ask(request("PUT", path))
-            assert status in (200, 201), body
+            answer = await connection.ask(request("PUT", path))
+            assert answer.status in (200, 201), answer.body
         said = request("POST", f"{long}/records", lines, content_type="application/x-ndjson")
         for _ in range(50):
-            assert (await connection.ask(said))[0] == 201
+            assert (await connection.ask(said)).status == 201
 
 
 async def is_served(server: RestServer, path: str) -> bool:
     """Whether a record can be appended and read."""
     async with server.connection() as connection:
         said = request("POST", f"{path}/records", b"x", content_type="application/octet-stream")
-        status, _ = await connection.ask(said)
-        found, body = await connection.ask(request("GET", f"{path}/records?from=-1"))
-        return (status, found) == (201, 200) and b'"data":"x"' in body
+        appended = await connection.ask(said)
+        read = await connection.ask(request("GET", f"{path}/records?from=-1"))
+        return (appended.status, read.status) == (201, 200) and b'"data":"x"' in read.body
 
 
 async def append_batches(server: RestServer, size: Size) -> tuple[float, float]:
@@ -188,8 +172,8 @@ async def append_batches(server: RestServer, size: Size) -> tuple[float, float]:
             await is_ready.wait()
             done = 0
             while time.monotonic() < until[0]:
-                status, body = await connection.ask(said)
-                assert status == 201, body
+                answer = await connection.ask(said)
+                assert answer.status == 201, answer.body
                 done += count
             return done
 
@@ -216,8 +200,8 @@ async def append_alone(server: RestServer, size: Size) -> tuple[float, float]:
         taken = []
         for _ in range(size.alone):
             started = time.monotonic()
-            status, body = await connection.ask(said)
-            assert status == 201, body
+            answer = await connection.ask(said)
+            assert answer.status == 201, answer.body
             taken.append((time.monotonic() - started) * 1000)
         return median(taken), quantiles(taken, n=100)[98]
 
@@ -227,7 +211,7 @@ async def tail_events(server: RestServer, size: Size) -> tuple[float, float]:
         path = await made(writing, "tailed")
         follow = request("GET", f"{path}/records?from=latest", accept="text/event-stream")
         reading.writer.write(follow)
-        assert (await reading.head())[0] == 200
+        assert (await reading.head()).status == 200
         taken: list[float] = []
 
         async def hear() -> None:
@@ -242,7 +226,7 @@ async def tail_events(server: RestServer, size: Size) -> tuple[float, float]:
         while not hearing.done():
             sent = repr(time.monotonic()).encode()
             said = request("POST", f"{path}/records", sent, content_type="application/octet-stream")
-            assert (await writing.ask(said))[0] == 201
+            assert (await writing.ask(said)).status == 201
             await asyncio.sleep(0.01)
         await hearing
         return median(taken), quantiles(taken, n=100)[98]
@@ -268,9 +252,9 @@ async def _made_long(connection: Connection, size: Size) -> tuple[str, int]:
     path = await made(connection, "long")
     count = BATCH_BYTES // len(LINE)
     said = request("POST", f"{path}/records", LINE * count, content_type="application/x-ndjson")
-    _, told = await connection.ask(request("GET", f"{path}/tail"))
-    for _ in range(json.loads(told)["tail"] // count, size.backlog_batches):
-        assert (await connection.ask(said))[0] == 201
+    told = await connection.ask(request("GET", f"{path}/tail"))
+    for _ in range(told.json["tail"] // count, size.backlog_batches):
+        assert (await connection.ask(said)).status == 201
     return path, count * size.backlog_batches
 
 

@@ -1,13 +1,20 @@
-"""The plainest HTTP client there is, for a server on the same loop."""
+"""The plainest HTTP client there is, for a server on the same loop.
+
+`Client` asks once per connection, `Connection` again and again. What comes is told apart by `_answer`, which asks
+for bytes and knows of no socket.
+"""
 
 import asyncio
 import json
+from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from rollbook.proto.ports import Address
 
 DEADLINE_S = 30.0
+_LINE: Final = b"\r\n"
+_EMPTY_LINE: Final = b"\r\n\r\n"
 
 
 @dataclass
@@ -72,8 +79,76 @@ class Client:
                 writer.close()
 
 
-def parse(answer: bytes) -> Answer:
-    head, _, body = answer.partition(b"\r\n\r\n")
-    first, *lines = head.decode().split("\r\n")
+class Connection:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def ask(self, request: bytes, deadline_s: float = DEADLINE_S) -> Answer:
+        async with asyncio.timeout(deadline_s):
+            self.writer.write(request)
+            return await self._take(_answer())
+
+    async def head(self) -> Answer:
+        """Of an answer whose body is the caller's to read."""
+        return await self._take(_head())
+
+    async def _take(self, steps: "_Steps") -> Answer:
+        wanted = next(steps)
+        while True:
+            if isinstance(wanted, bytes):
+                found = await self.reader.readuntil(wanted)
+            else:
+                found = await self.reader.readexactly(wanted)
+            try:
+                wanted = steps.send(found)
+            except StopIteration as stop:
+                return _ended(stop)
+
+
+def parse(said: bytes) -> Answer:
+    """The first answer, or as much of it as was said before the connection ended."""
+    steps, at = _answer(), 0
+    wanted = next(steps)
+    while True:
+        if isinstance(wanted, bytes):
+            found = said.find(wanted, at)
+            end = found + len(wanted) if found >= 0 else len(said)
+        else:
+            end = at + wanted
+        found_part, at = said[at:end], min(end, len(said))
+        try:
+            wanted = steps.send(found_part)
+        except StopIteration as stop:
+            return _ended(stop)
+
+
+def _ended(stop: StopIteration) -> Answer:
+    answer = stop.value
+    assert isinstance(answer, Answer)
+    return answer
+
+
+_Steps = Generator[bytes | int, bytes, Answer]
+"""Wants everything up to there, or so many bytes; less comes only where no more will."""
+
+
+def _answer() -> _Steps:
+    answer = yield from _head()
+    if answer.headers.get("transfer-encoding") == "chunked":
+        parts = []
+        while size := int((yield _LINE).partition(b";")[0] or b"0", 16):
+            parts.append((yield size))
+            yield len(_LINE)
+        while (yield _LINE).strip():
+            pass  # Trailers.
+        answer.body = b"".join(parts)
+    elif length := int(answer.headers.get("content-length", "0")):
+        answer.body = yield length
+    return answer
+
+
+def _head() -> _Steps:
+    first, *lines = (yield _EMPTY_LINE).decode().rstrip().split("\r\n")
     pairs = (line.partition(": ") for line in lines)
-    return Answer(int(first.split()[1]), {name.lower(): value for name, _, value in pairs}, body)
+    return Answer(int(first.split()[1]), {name.lower(): value for name, _, value in pairs}, b"")
