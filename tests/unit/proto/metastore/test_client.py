@@ -165,12 +165,23 @@ async def test_an_attempt_that_takes_long_is_waited_for(time: LoopTime) -> None:
 
     script.connect = read_first  # type: ignore[method-assign]  # Slower.
     opening = asyncio.ensure_future(client_of(script).open())
-    for _ in range(3):
+    for _ in range(3 * client._OPENING_PARTS):
         await time.pass_by(TIMEOUT_S)
     assert not opening.done()
     reading.set()
     async with await opening as store:
         assert store.session == 7
+
+
+async def test_who_opens_in_vain_is_told_when_its_time_is_over(time: LoopTime) -> None:
+    script = Script()
+    script.refusal = MetadataUnavailable("nobody is there")
+    opening = asyncio.ensure_future(client_of(script).open())
+    await asyncio.sleep(0)  # Its time begins.
+    for _ in range(client._OPENING_PARTS):
+        assert not opening.done()
+        await time.pass_by(TIMEOUT_S / client._OPENING_PARTS)
+    assert isinstance(opening.exception(), MetadataUnavailable)
 
 
 async def test_who_stood_still_while_it_opened_has_its_time_all_the_same(time: LoopTime) -> None:
@@ -185,6 +196,21 @@ async def test_who_stood_still_while_it_opened_has_its_time_all_the_same(time: L
     await time.pass_by(PAUSE_S)
     async with await opening as store:
         assert store.session == 7
+
+
+async def test_who_leaves_waits_for_a_silent_service_no_longer_than_a_moment(
+    time: LoopTime,
+) -> None:
+    script = Script()
+    store = await client_of(script).open()
+    script.answers = False
+    closing = asyncio.ensure_future(store.close())
+    while not script.asked:
+        await asyncio.sleep(0)
+    assert not closing.done()
+    await time.pass_by(client.CLOSE_TIMEOUT_S)
+    assert closing.done()
+    assert script.closed
 
 
 async def test_too_many_calls_are_refused(time: LoopTime, monkeypatch: pytest.MonkeyPatch) -> None:
