@@ -74,7 +74,6 @@ _ANSWERS: Final = "    for type key descr in "
 _ZSH: Final = ZshComplete.source_template.replace(  # Files are found by what follows.
     _ANSWERS, f"    [[ $PREFIX == --*=* ]] && compset -P '*='\n{_ANSWERS}"
 )
-assert ZshComplete.source_template != _ZSH, "click's script is another one"
 
 
 def add_shells() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import runpy
 import select
 import shutil
 import subprocess
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from click.shell_completion import ZshComplete
 
+from rollbook.api.cli import shells
 from tests.tally import missing_piece
 
 PATIENCE_S: Final = 60.0
@@ -178,6 +181,15 @@ def test_what_stands_behind_the_equals_sign_of_an_option_is_completed(
         *_, file, folder = terminal.completed(*typed)
         assert file == "--config=bookie-one.conf"
         assert folder.rstrip("/") == "--journal-dir=journal-1"
+
+
+def test_a_click_with_another_script_for_zsh_costs_the_other_shells_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And zsh only what stands behind equals signs: ours is made from click's, whose version is the user's."""
+    monkeypatch.setattr(ZshComplete, "source_template", "%(complete_func)s() { true }")
+    of_zsh = runpy.run_path(shells.__file__)["_Zsh"]
+    assert of_zsh.source_template == ZshComplete.source_template
 
 
 def test_names_and_flags_with_colons_are_completed(shell: str, tmp_path: Path) -> None:
