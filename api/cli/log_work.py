@@ -89,7 +89,11 @@ def quorum_of(copies: int | None, acks: int | None) -> Quorum:
 
 
 def seconds_in(text: str) -> int:
-    return parse_age_us(text) // 1_000_000
+    """Raises `InvalidRequest`: a part of a second would be lost, and 500ms of grace be none."""
+    seconds, lost = divmod(parse_age_us(text), 1_000_000)
+    if lost:
+        raise InvalidRequest(f"{text!r} is no whole number of seconds")
+    return seconds
 
 
 def bytes_in(text: str) -> int:
