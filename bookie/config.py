@@ -35,9 +35,10 @@ class BookieConfig:
             raise BadConfig("session_timeout_s must be 0.5 to 600", settings=("session_timeout_s",))
         if not 0 <= self.drain_s <= 60:
             raise BadConfig("drain_s must be 0 to 60", settings=("drain_s",))
-        if (self.tls_listen or self.http_tls) and not self.tls_certificate:
+        if (self.tls_listen or self.http_tls or self.tls_key) and not self.tls_certificate:
             raise BadConfig(
-                "TLS needs tls_certificate", settings=("tls_listen", "http_tls", "tls_certificate")
+                "TLS needs tls_certificate",
+                settings=("tls_listen", "http_tls", "tls_key", "tls_certificate"),
             )
 
 

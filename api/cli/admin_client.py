@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
+from rollbook.proto.certificates import require_certificate_of
 from rollbook.proto.errors import (
     BadConfig,
     BookieUnreachable,
@@ -63,6 +64,11 @@ class AdminClient:
         return _answer_of(response.status, response.getheader("content-type", ""), answer)
 
     def _after_hang_up(self) -> str:
+        if self.url.startswith("https:") and self.tls_certificate:
+            return (
+                f"have the authorities that the bookie was given as --tls-authorities signed {self.tls_certificate}, and "
+                "is it in force? `openssl x509 -noout -issuer -dates -in FILE` says who signed it, and until when it holds"
+            )
         if self.url.startswith("https:"):
             return (
                 "was the bookie given --tls-authorities? Then show a certificate that these have "
@@ -80,6 +86,7 @@ class AdminClient:
             raise BadConfig(
                 f"{self.url} is no address", next_step="write for example http://127.0.0.1:8001"
             )
+        require_certificate_of(self.tls_key or "", self.tls_certificate or "", "--tls-certificate")
         if scheme == "http":
             return http.client.HTTPConnection(host, port or 8001, timeout=_TIMEOUT_S)
         try:

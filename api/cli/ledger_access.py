@@ -14,6 +14,7 @@ from rollbook.api.cli.metadata_option import Metadata
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.connecting import connect
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.certificates import require_certificate_of
 from rollbook.proto.errors import (
     BadConfig,
     InvalidRequest,
@@ -68,13 +69,14 @@ class Access:
                 next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
             )
         tls = None
+        require_certificate_of(self.tls_key or "", self.tls_certificate or "", "--tls-certificate")
         if self.tls_authorities:
             tls = client_context(
                 self.tls_authorities,
                 certificate=self.tls_certificate or "",
                 key=self.tls_key or "",
             )
-        elif self.tls_certificate or self.tls_key:
+        elif self.tls_certificate:
             raise BadConfig("TLS needs --tls-authorities: who signs the bookies' certificates")
         config = replace(self._config(), **settings)
         async with connect(

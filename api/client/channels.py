@@ -16,6 +16,7 @@ import grpc
 
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX
 from rollbook.proto.addresses import is_loopback, parse_address
+from rollbook.proto.certificates import require_certificate_of
 from rollbook.proto.errors import BadConfig
 
 Metadata = Sequence[tuple[str, str]]
@@ -49,6 +50,7 @@ class Security:
 
     def credentials(self) -> grpc.ChannelCredentials | None:
         """Raises `BadConfig`."""
+        require_certificate_of(self.key, self.certificate, "certificate=, or --tls-certificate")
         if not self.uses_tls:
             return None
         key = self.key or self.certificate

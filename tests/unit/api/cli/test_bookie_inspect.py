@@ -562,6 +562,15 @@ async def test_where_a_certificate_is_wanted_it_is_shown(tmp_path: Path) -> None
         refused = (await asyncio.to_thread(run, "readonly", *words)).exception
         assert isinstance(refused, errors.ConnectionLost)
         assert "--tls-certificate" in refused.next_step
+        (tmp_path / "others").mkdir()
+        other = Authority.make(tmp_path / "others").issue("other", "IP:127.0.0.1")
+        shown = ("--tls-certificate", other.certificate, "--tls-key", other.key)
+        not_believed = (await asyncio.to_thread(run, "readonly", *words, *shown)).exception
+        assert isinstance(not_believed, errors.ConnectionLost)
+        assert f"signed {other.certificate}" in not_believed.next_step
+        alone = (await asyncio.to_thread(run, "readonly", *words, "--tls-key", mine.key)).exception
+        assert isinstance(alone, errors.BadConfig)
+        assert "--tls-certificate" in alone.next_step
         nothing = ("--tls-certificate", str(tmp_path / "none"))
         unread = (await asyncio.to_thread(run, "readonly", *words, *nothing)).exception
         assert isinstance(unread, errors.BadConfig)

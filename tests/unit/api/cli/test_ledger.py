@@ -183,7 +183,9 @@ def test_wrong_usage_is_told(shell: Shell) -> None:
     shell.run("create", "--write", 4, code=2)
     shell.run("create", "--ensemble", 4, code=5)
     assert "rollbook cluster info" in shell.errors
-    shell.run("ls", "--tls-key", "key.pem", code=2)
+    for more in ((), ("--tls-authorities", "ca.pem")):
+        shell.run("ls", "--tls-key", "key.pem", *more, code=2)
+        assert "--tls-certificate" in shell.errors
     shell.run("append", "--frame", "len32", stdin=b"\0\0\0\5abc", code=2)
 
 

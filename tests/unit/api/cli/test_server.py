@@ -367,6 +367,7 @@ async def test_a_second_process_on_its_directories_is_refused(
         (["--listen", "0.0.0.0:0", "--insecure"], "nobody can connect to 0.0.0.0"),
         (["--listen", "here:there"], "no host:port"),
         (["--tls-listen", "127.0.0.1:0"], "TLS needs tls_certificate"),
+        (["--tls-key", "key.pem"], "TLS needs tls_certificate"),
         (["--journal-dir", "/tmp/another"], "one journal directory"),
         (["--bookie-id", "a/b"], "bookie id"),
         (["--metadata", "memory:"], "gone when this process ends"),

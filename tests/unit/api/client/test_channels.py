@@ -55,3 +55,11 @@ async def test_appends_go_through_however_many_wait(
     for each in waiting:
         each.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("uses_tls", [False, True])
+def test_a_key_without_its_certificate_is_refused(uses_tls: bool) -> None:
+    """It was shown to nobody, and nobody was told."""
+    with pytest.raises(BadConfig, match=r"key\.pem") as caught:
+        Channels(Security(uses_tls, key="key.pem"))
+    assert "certificate=" in caught.value.next_step

@@ -1,0 +1,15 @@
+"""Which files of TLS go with which."""
+
+from rollbook.proto.errors import BadConfig
+
+
+def require_certificate_of(key: str, certificate: str, said_as: str) -> None:
+    """Raises `BadConfig`: a key alone would be left lying without a word, and nobody be shown anything.
+
+    `said_as`: how a certificate is given here.
+    """
+    if key and not certificate:
+        raise BadConfig(
+            f"the key {key} is for a certificate, and there is none",
+            next_step=f"say {said_as}, too",
+        )
