@@ -83,7 +83,7 @@ class AppendLine:
         """Nothing more of it is sent; its results are wanted no more. So many appends were not sent."""
         unsent = [each for each in self._queue if isinstance(each, _Append) and each.ref == ref]
         for append in unsent:  # No result of theirs will ever take them away.
-            del self._waiting[append.number]
+            self._waiting.pop(append.number, None)
         self._queue = deque(each for each in self._queue if each.ref != ref)
         self._free_refs.append(ref)
         return len(unsent)
