@@ -32,7 +32,7 @@ def test_an_answer_is_what_it_was_before_it_was_framed(said: bytes) -> None:
 async def test_answers_on_one_connection_are_told_apart_however_they_come(step: int) -> None:
     """What came in chunks had no length, and was taken for the next answer."""
     reader = asyncio.StreamReader()
-    connection = Connection(reader, Nobody())  # type: ignore[arg-type]
+    connection = Connection(reader, Nobody())  # type: ignore[arg-type]  # Who only writes.
     said = [IN_CHUNKS, WITH_LENGTH, EMPTY, IN_CHUNKS, WITH_LENGTH]
     whole = b"".join(said)
 
