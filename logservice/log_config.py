@@ -30,25 +30,41 @@ class WriterMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    quorum: Quorum = DEFAULT_QUORUM  # Holds from the next segment on.
-    # A segment ends with whichever comes first. Larger: fewer ledgers, coarser truncation.
+    """What a log is like. What is not named when it is made is as its server has it."""
+
+    # What stands below a field is what the reference says of it.
+    quorum: Quorum = DEFAULT_QUORUM
+    """How many bookies keep each record, and how many confirm it; a change holds from the next segment on."""
     roll_bytes: int = 256 * MIB
+    """A segment ends when it is as large: larger ones mean fewer ledgers, and coarser truncation."""
     roll_entries: int = 100_000
-    roll_age_s: int = 3600  # Of idle logs too: what is to expire has to be in a closed ledger.
-    # Segments go when they are older, or the log is larger; never past a protected mark.
+    """A segment ends when it has as many entries; an entry holds what was appended together."""
+    roll_age_s: int = 3600
+    """A segment ends at this age, that of an idle log, too: what is to expire has to be in a closed ledger."""
     retention_age_s: int | None = None
+    """Segments go when all of their records are older, but none that a protected mark holds; None: none does."""
     retention_bytes: int | None = None
+    """The oldest segments go when the log is larger, but none that a protected mark holds; None: none does."""
     writer_mode: WriterMode = WriterMode.OPEN
-    # What a retry may be late and is still recognised, for each producer.
+    """OPEN: everybody may append. EXCLUSIVE: only whoever holds the newest writer epoch."""
     dedupe_batches: int = 64
+    """A retry is recognised among as many batches of its producer, the last ones."""
     dedupe_age_s: int = 86_400
+    """A producer that has been silent for longer is forgotten, and so are its retries."""
     record_bytes_max: int = MIB
-    batch_bytes_max: int = 4 * MIB  # Unpacked, with keys, headers and offsets.
+    """The largest value, key or header of a record."""
+    batch_bytes_max: int = 4 * MIB
+    """The largest batch: all of it, unpacked, with keys, headers and offsets."""
     batch_records_max: int = 10_000
-    tail_cache_bytes: int = 16 * MIB  # Larger: slower readers are served from memory.
-    delete_grace_s: int = 86_400  # How long a deleted log keeps its ledgers.
-    labels: tuple[tuple[str, str], ...] = ()  # By distinct names.
+    """The most records that are appended in one batch."""
+    tail_cache_bytes: int = 16 * MIB
+    """How much of the log's end is kept in memory: with more of it slower readers are served from there."""
+    delete_grace_s: int = 86_400
+    """How long a log that is deleted keeps its ledgers."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Pairs of name and value, by distinct names, for whoever sorts logs."""
     description: str = ""
+    """For people."""
 
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:

@@ -7,7 +7,14 @@ import click
 
 from rollbook.api.cli.confirming import ask_whether
 from rollbook.api.cli.log_access import LogAccess
-from rollbook.api.cli.log_work import bytes_in, in_order, quorum_of, seconds_in, shown_setting
+from rollbook.api.cli.log_work import (
+    UNBOUNDED,
+    bytes_in,
+    in_order,
+    quorum_of,
+    seconds_in,
+    shown_setting,
+)
 from rollbook.api.cli.output import tell_rows
 from rollbook.api.client.client import Client
 from rollbook.api.nearest import SHOWN, did_you_mean
@@ -33,7 +40,6 @@ _COPIES: Final = ("copies", "acks")
 SETTINGS: Final = frozenset(
     (*_AGES, *_SIZES, *_COUNTS, *_COPIES, "exclusive", "labels", "description")
 )
-_UNBOUNDED: Final = "none"  # Of retention, where the server, or the file as it was, had a bound.
 _KEEPING: Final = ("retention_age_s", "retention_bytes")  # Fields; less of them deletes records.
 
 
@@ -96,7 +102,7 @@ def _field_of(key: str, value: Any) -> tuple[str, Any]:
         if isinstance(value, dict):  # To TOML a dot begins a table within the table.
             advice = 'name the log in quotes, such as [logs."orders.v2"]'
         raise BadConfig(f"there is no setting {key[:SHOWN]!r}", next_step=advice)
-    if value == _UNBOUNDED and (field := _AGES.get(key, key)) in _KEEPING:
+    if value == UNBOUNDED and (field := _AGES.get(key, key)) in _KEEPING:
         return field, None
     if key in _AGES:
         return _AGES[key], seconds_in(_text(key, value, "7d"))

@@ -138,8 +138,8 @@ with_access: Final = with_access_to(DEFAULT_SERVER, DEFAULT_SERVER)
 
 def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
-        click.option("--retention-age", metavar="TIME", help="What is older goes: 7d, 12h."),
-        click.option("--retention-bytes", metavar="BYTES", help="What is beyond goes: 10G, 500M."),
+        click.option("--retention-age", metavar="TIME", help="What is older goes: 7d, 12h; none: nothing."),
+        click.option("--retention-bytes", metavar="BYTES", help="What is beyond goes: 10G, 500M; none: nothing."),
         click.option("--roll-bytes", metavar="BYTES", help="A segment ends at this size."),
         click.option("--roll-age", metavar="TIME", help="A segment ends at this age."),
         click.option("--exclusive", is_flag=True, help="Only who holds its writer epoch appends."),

@@ -14,6 +14,7 @@ from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.errors import InvalidRequest, LogExists
 from rollbook.proto.quorum import Quorum
 
+UNBOUNDED: Final = "none"  # Of retention, where the server, or the log as it was, had a bound.
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SEGMENT_COLUMNS: Final = (
     *(
@@ -69,8 +70,6 @@ def settings_of(
 ) -> dict[str, Any]:
     """Those fields of the configuration that were named."""
     found: dict[str, Any] = {
-        "retention_age_s": retention_age and seconds_in(retention_age),
-        "retention_bytes": retention_bytes and bytes_in(retention_bytes),
         "roll_bytes": roll_bytes and bytes_in(roll_bytes),
         "roll_age_s": roll_age and seconds_in(roll_age),
         "writer_mode": WriterMode.EXCLUSIVE if exclusive else None,
@@ -79,7 +78,14 @@ def settings_of(
     }
     if copies or acks:
         found["quorum"] = quorum_of(copies, acks)
-    return {name: value for name, value in found.items() if value is not None}
+    found = {name: value for name, value in found.items() if value is not None}
+    if retention_age:
+        found["retention_age_s"] = None if retention_age == UNBOUNDED else seconds_in(retention_age)
+    if retention_bytes:
+        found["retention_bytes"] = (
+            None if retention_bytes == UNBOUNDED else bytes_in(retention_bytes)
+        )
+    return found
 
 
 def quorum_of(copies: int | None, acks: int | None) -> Quorum:

@@ -1,10 +1,13 @@
 """The guides work as written, on one cluster; and what pages say of tests and pages is so."""
 
+import ast
 import importlib
 import os
 import re
 import unicodedata
 from collections.abc import Iterator
+from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +15,7 @@ import pytest
 
 from rollbook.api.client import aio
 from rollbook.api.grpc.methods import METHODS
+from rollbook.logservice import log_config
 from tests import site
 from tests.support import pages
 from tests.support.dev import RunningDev, running_dev
@@ -169,3 +173,23 @@ def test_the_reference_has_whatever_a_client_has() -> None:
     for name in aio.__all__:
         module = getattr(aio, name).__module__
         assert module in told or f"{module}.{name}" in told, name
+
+
+def test_the_reference_says_what_each_setting_of_a_log_is() -> None:
+    """It named them alone: what stands behind a field as a comment is not in it."""
+    tree = ast.parse(Path(log_config.__file__).read_text())
+    (body,) = (
+        node.body
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == "LogConfig"
+    )
+    told = {
+        field.target.id
+        for field, below in pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and str(below.value.value).endswith(".")
+    }
+    assert told == {field.name for field in fields(log_config.LogConfig)}

@@ -75,6 +75,11 @@ def test_the_life_of_a_log(shell: Shell) -> None:
     assert shell.json("log", "create", "shop/orders", "--retention-age", "1w")["tail"] == 0
     shell.run("log", "create", "shop/orders", "--retention-age", "8d", code=4)
     assert "[LOG_EXISTS]\n  try: rollbook apply " in shell.errors
+    shell.run("log", "create", "shop/orders", "--retention-age", "none", code=4)
+    kept = ("log", "create", "shop/kept", "--retention-age", "none", "--retention-bytes", "none")
+    assert [shell.json(*kept)["created"] for _ in range(2)] == [True, False]
+    config = shell.json("log", "show", "shop/kept")["config"]
+    assert (config["retention_age_s"], config["retention_bytes"]) == (None, None)
     assert shell.run("log", "ls", "or", "--namespace", "shop", "-o", "raw") == "shop/orders\n"
     assert shell.json("log", "append", "shop/orders", "a", "b", "c")["next_offset"] == 3
     assert shell.run("log", "roll", "shop/orders", "-o", "raw") == "1\n"
