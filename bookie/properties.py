@@ -174,6 +174,8 @@ def translate(
     Raises `BadConfig` on a value that makes no sense.
     """
     keys = _Keys(properties)
+    # `maxBatchReadSize` is not asked for: it keeps a bookie's memory from batches, which are made in steps here, as large as
+    # their frame, what their client takes and the memory at hand allow (`answers.py`).
     tables = {
         "bookie": {**_place(keys, address_of), **_doors(keys)},
         "storage": _storage(keys),
