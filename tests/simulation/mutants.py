@@ -252,7 +252,7 @@ MUTANTS: Final = (
     Mutant("one-negative", Parts(recovery=OneNegative), 150),
     Mutant("ack-before-sync", Parts(bookie=AckBeforeSync), 50),
     Mutant("retried-sync", Parts(bookie=RetriedSync), 500),
-    Mutant("one-copy", Parts(recovery=OneCopy), 6_000),
+    Mutant("one-copy", Parts(recovery=OneCopy), 20, drill=drills.lone_copy),
     Mutant("no-hold", Parts(writer=NoHold), 1_000),
     Mutant("moving-lac", Parts(recovery=MovingLac), 4_000),
     Mutant("forgotten-fence", Parts(bookie=ForgottenFence), 400),
@@ -268,7 +268,7 @@ MUTANTS: Final = (
     Mutant("starts-too-low", Parts(recovery=StartsTooLow), 300, drill=drills.new_members),
     Mutant("publishes-early", Parts(recovery=PublishesEarly), 600),
     Mutant("ignores-recovery", Parts(writer=IgnoresRecovery), 400),
-    Mutant("old-copies-count", Parts(writer=OldCopiesCount), 5_000),
+    Mutant("old-copies-count", Parts(writer=OldCopiesCount), 50, drill=drills.all_replaced),
     Mutant("trusts-its-journal", Parts(bookie=TrustsItsJournal), 500),
     Mutant("lac-fence-on-one", Parts(recovery=LacFenceOnOne), 250, is_equivalent=True),
 )

@@ -78,6 +78,41 @@ def new_members(rng: random.Random) -> Happening:
     return steps, faults
 
 
+def lone_copy(rng: random.Random) -> Happening:
+    """Of an entry there is one copy, and as recovery writes it back it hears of nobody else any more."""
+    apart = log_uniform(rng, (2 * MS, 10 * MS))
+    away = rng.randint(4 * apart, 8 * apart)
+    begins_us = 200 * MS
+    appended_us = begins_us + rng.randint(4 * apart, 9 * apart)
+    # It fences, and asks twice, before it writes.
+    goes_us = begins_us + 20 * apart + rng.randint(3 * away, 4 * away)
+    _, *others = rng.sample(_FIRST, 3)
+    faults = (
+        _far_apart(apart),
+        *(_slow(WRITER, name, rng.randint(15 * apart, 30 * apart)) for name in others),
+        *(_slow(_RECOVERY, name, away) for name in others),
+        *(Fault(goes_us, Kind.CUT, (_RECOVERY, name), 1300 * MS) for name in others),
+    )
+    return (Step(begins_us, _RECOVERY, RECOVER), Step(appended_us, WRITER, APPEND)), faults
+
+
+def all_replaced(rng: random.Random) -> Happening:
+    """Who has an entry is replaced while the others that shall have it are slow, one more than the other."""
+    has, *others = rng.sample(_FIRST, 3)
+    quick, slow = rng.sample(BOOKIES[3:], 2)
+    appended_us = 200 * MS
+    goes_us = appended_us + rng.randint(5 * MS, 20 * MS)
+    again_us = goes_us + rng.randint(0, 50 * MS)
+    quick_by = rng.randint(40 * MS, 240 * MS)
+    faults = (
+        *(Fault(appended_us - MS, Kind.CUT, (WRITER, name), 900 * MS) for name in others),
+        Fault(goes_us, Kind.CUT, (WRITER, has), 900 * MS),
+        _slow(WRITER, quick, quick_by),
+        _slow(WRITER, slow, quick_by + rng.randint(5 * MS, 300 * MS)),
+    )
+    return (Step(appended_us, WRITER, APPEND), Step(again_us, WRITER, APPEND)), faults
+
+
 def _far_apart(by_us: int) -> Fault:
     everybody = (*BOOKIES, WRITER, *RECOVERIES, METADATA)
     return Fault(_BEGIN_US, Kind.FAR_APART, everybody, amount=by_us)
@@ -87,4 +122,4 @@ def _slow(a: str, b: str, by_us: int) -> Fault:
     return Fault(_BEGIN_US, Kind.SLOW_LINK, (a, b), amount=by_us)
 
 
-DRILLS: Final = (late_adds, dark_recovery, new_members)
+DRILLS: Final = (late_adds, dark_recovery, new_members, lone_copy, all_replaced)
