@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from rollbook.api.rest import reading, untaken
+from rollbook.api.rest import line, newcomers, reading, untaken
 from rollbook.api.rest.line import Line
 from rollbook.api.rest.newcomers import ROUNDS
 from rollbook.api.rest.pieces import Piece, pieces
@@ -19,6 +22,7 @@ from rollbook.logservice.core.block import Block, Codec, pack_block, stamped
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.words import ReadAnswer
 from rollbook.proto.errors import BlockCorrupt
+from tests.unit.api.rest.loop_rounds import Loop
 
 COUNT = 20_000
 DEADLINE_S = 30
@@ -89,9 +93,10 @@ def serve(
     method: str = "GET",
     room: Untaken | None = None,
     end: int | None = None,
+    in_line: Line | None = None,
 ) -> asyncio.Task[None]:
     wanted = answer.next_offset if end is None else Offset(end)
-    response = RangeResponse(Line(ROUNDS), answer, wanted, Encoding.AUTO, {})
+    response = RangeResponse(in_line or Line(ROUNDS), answer, wanted, Encoding.AUTO, {})
     scope = {"type": "http", "method": method}
     room = room or Untaken(2**24)
     return asyncio.ensure_future(room.serve(response, scope, client.receive, client.send))
@@ -142,6 +147,22 @@ async def test_others_come_in_however_many_blocks_there_are(
         most = max(most, looked_at - before)
     assert looked_at == client.body.count(b'"offset"') == 2000
     assert most <= 256
+
+
+async def test_newcomers_have_theirs_made_in_one_line_until_they_have_shown_that_they_take_it(
+    made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "_REST_S", 3600)  # Rounds alone count.
+    monkeypatch.setattr(newcomers, "_WAITS_S_MAX", 3600)
+    in_line, loop, rounds = Line(ROUNDS), Loop(), list[int]()
+    serving = asyncio.gather(*(serve(Client(), in_line=in_line) for _ in range(3)))
+    while not serving.done():
+        rounds += [loop.rounds] * (len(made) - len(rounds))
+        await asyncio.sleep(0)
+    loop.end()
+    at_first = 3 * newcomers._UNTAKEN_BYTES_MAX // (32 * 1024)  # No piece is as large.
+    assert all(b - a >= ROUNDS - 1 for a, b in pairwise(rounds[:at_first]))
+    assert all(b - a < ROUNDS - 1 for a, b in pairwise(rounds[-at_first:]))
 
 
 async def test_one_piece_is_made_for_who_takes_nothing(made: list[int]) -> None:
@@ -217,6 +238,7 @@ async def test_of_a_large_range_the_first_record_is_a_small_answer(made: list[in
     ("values", "codec"),
     [
         ([b"x" * 2_000_000], Codec.ZSTD),
+        ([b"x" * 100] * 20_000, Codec.ZSTD),
         ([b"\x01" * 4_000_000], Codec.NONE),
         ([b""] * 50_000, Codec.NONE),
     ],
@@ -237,6 +259,30 @@ async def test_what_is_held_is_counted(values: list[bytes], codec: Codec) -> Non
     await serving
     assert room.bytes == 0
     assert len(json.loads(client.body)["records"]) == len(values)
+
+
+async def test_what_was_made_into_one_piece_is_held_no_more() -> None:
+    client, room = Client(), Untaken(2**30)
+    client.takes.clear()
+    block = block_of([b"x" * 2_000_000], 5)
+    references = sys.getrefcount(block)
+    serving = serve(client, answer_of(block, count=1), room=room)
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert sys.getrefcount(block) == references
+    held = room.bytes
+    client.takes.set()
+    await serving
+    assert held == len(client.body)
+
+
+async def test_blocks_that_nobody_wants_are_not_counted() -> None:
+    blocks = [block_of([b"x" * 1_000_000], 5 + number) for number in range(3)]
+    answer = replace(answer_of(*blocks, count=3), first_offset=Offset(6))
+    client, room = Client(), Untaken(2_000_000)
+    await serve(client, answer, room=room, end=7)
+    assert client.head["status"] == 200
+    assert [record["offset"] for record in json.loads(client.body)["records"]] == [6]
 
 
 async def test_a_large_record_that_there_is_no_room_for_cuts_the_answer() -> None:
