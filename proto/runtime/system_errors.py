@@ -3,7 +3,6 @@
 import errno
 import os
 import socket
-import sqlite3
 import ssl
 from typing import Final
 
@@ -21,6 +20,4 @@ def told(error: BaseException) -> str:
 
 def is_full(error: BaseException) -> bool:
     """Of a disk, or of somebody's part of it."""
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

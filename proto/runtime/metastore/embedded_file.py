@@ -34,7 +34,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.metastore.core.service import Batch, Kept
 from rollbook.proto.metastore.core.tree import Row, Tree
 from rollbook.proto.ports import SessionId
-from rollbook.proto.runtime.system_errors import MAKE_ROOM, is_full
+from rollbook.proto.runtime.system_errors import MAKE_ROOM
 
 FORMAT: Final = 1  # SQLite's user_version.
 APPLICATION_ID: Final = 0x526F6C6C  # "Roll": tells our files from other SQLite files.
@@ -186,7 +186,8 @@ class StoreFile:
 
 
 def _mend(error: sqlite3.Error) -> str:
-    return MAKE_ROOM if is_full(error) else "look what is wrong with that disk"
+    is_full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+    return MAKE_ROOM if is_full else "look what is wrong with that disk"
 
 
 def _unusable(what: str, error: sqlite3.Error) -> MetadataUnavailable:
