@@ -103,7 +103,7 @@ class Follow(Response):
         self._end = b"" if end is None else b"..%d" % end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        telling = asyncio.ensure_future(self._tell(send))
+        telling = asyncio.ensure_future(self._tell(send, scope["path"]))
         gone = asyncio.ensure_future(until_gone(receive))
         self._door.followers[telling] = None
         try:
@@ -117,7 +117,7 @@ class Follow(Response):
             del self._door.followers[telling]
             await self._let_go()
 
-    async def _tell(self, send: Send) -> None:
+    async def _tell(self, send: Send, path: str) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         if self._is_sse:
             await send(_body(b"retry: %d\n\n" % _RESUME_MS))
@@ -128,7 +128,7 @@ class Follow(Response):
         except RollbookError as error:
             await send(_body(self._write("error", None, dumped(problem_of(error)))))
         except Exception as error:  # Where a request ends.
-            logger.error("http_request_failed", exc_info=error)
+            logger.error("http_request_failed", path=path, exc_info=error)
             surprise = RollbookError("something unexpected happened; the log says what")
             await send(_body(self._write("error", None, dumped(problem_of(surprise)))))
         await send(_body(b"", more=False))

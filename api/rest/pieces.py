@@ -1,6 +1,6 @@
 """Records in pieces: so many at a time are made into JSON, and no more are taken apart meanwhile.
 
-a piece    has `_PIECE_BYTES` of values, keys and headers, and a record more at most, each of them counted as
+a piece    has `PIECE_BYTES` of values, keys and headers, and a record more at most, each of them counted as
            `_FRAME_BYTES` besides: 256 empty ones, or a large one, whose JSON nobody can make in part
 between    two of them blocks are held as they are stored, and the body of one, unpacked, if it is packed
 wanted     is decided by a block's header: one that lies behind what is wanted is not opened

@@ -53,7 +53,7 @@ class RangeResponse(Response):
         blocks = wanted(answer.blocks, answer.first_offset, end)
         self._held_bytes = held_by(blocks)
         self._pieces: Iterator[Piece] = pieces(blocks, answer.first_offset, end, encoding)
-        self._end = end
+        self._made_below, self._end = answer.first_offset, end
         self._rest = b"]," + dumped(_facts(answer, end))[1:]
         self._newcomer = Newcomer(newcomers)
 
@@ -76,12 +76,14 @@ class RangeResponse(Response):
             return
         gone = asyncio.ensure_future(until_gone(receive))
         try:
-            await self._tell(text, send, hold, gone)
+            await self._tell(text, send, hold, gone, scope["path"])
         finally:
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
 
-    async def _tell(self, text: bytes, send: Send, hold: Hold, gone: asyncio.Future[None]) -> None:
+    async def _tell(
+        self, text: bytes, send: Send, hold: Hold, gone: asyncio.Future[None], path: str
+    ) -> None:
         await self._send_head(send)
         is_all = False
         while hold(self._held_bytes + max(len(text), _TEXT_BYTES)) and not gone.done():
@@ -94,7 +96,8 @@ class RangeResponse(Response):
             try:
                 text, is_all = self._next_text(b",")
             except Exception as error:  # Where a request ends.
-                logger.error("http_range_cut", exc_info=error)
+                at = self._made_below
+                logger.error("http_range_cut", path=path, next_offset=at, exc_info=error)
                 return
 
     def _next_text(self, before: bytes) -> tuple[bytes, bool]:
@@ -103,6 +106,7 @@ class RangeResponse(Response):
         if piece is None:
             return before.removeprefix(b",") + self._rest, True
         text = before + piece.records[1:-1]
+        self._made_below = piece.next_offset
         is_all = piece.next_offset >= self._end
         return (text + self._rest if is_all else text), is_all
 

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from rollbook.api.grpc.methods import METHODS, Kind
 from rollbook.logservice.core.block import Block, pack_block
@@ -85,6 +86,24 @@ async def test_an_error_in_the_middle_is_the_last_event(there: Site) -> None:
                 problem = json.loads(rest)
                 assert problem["event"] == "error"
             assert_told(problem, said)
+
+
+async def test_what_nobody_expected_in_the_middle_is_told_to_the_log_alone(there: Site) -> None:
+    """Which says where it was."""
+    log = there.core.cluster.logs[LogName("ns", "log")]
+    log.append(pack_block([b"x"]), None)
+    with capture_logs() as logged:
+        async with there.open("GET", f"{LOG}/records?from=0", b"", **LINES) as stream:
+            parts = stream.parts()
+            while b"caught_up" not in await anext(parts):
+                pass
+            there.core.failures["read_stream_later"].append(ZeroDivisionError("secret"))
+            log.append(pack_block([b"y"]), None)
+            rest = b"".join([part async for part in parts])
+    assert json.loads(rest)["event"] == "error"
+    assert b"secret" not in rest
+    (failed,) = logged
+    assert (failed["event"], failed["path"]) == ("http_request_failed", f"{LOG}/records")
 
 
 async def test_not_owner_is_told_as_where_to_go() -> None:

@@ -97,7 +97,7 @@ def serve(
 ) -> asyncio.Task[None]:
     wanted = answer.next_offset if end is None else Offset(end)
     response = RangeResponse(in_line or Line(ROUNDS), answer, wanted, Encoding.AUTO, {})
-    scope = {"type": "http", "method": method}
+    scope = {"type": "http", "method": method, "path": "/v1/some-log"}
     room = room or Untaken(2**24)
     return asyncio.ensure_future(room.serve(response, scope, client.receive, client.send))
 
@@ -319,4 +319,6 @@ async def test_what_is_wrong_later_ends_an_answer_that_nobody_takes_for_whole() 
     assert client.body.count(b'"offset"') > 500
     with pytest.raises(ValueError, match=r"."):  # Without chunks (HTTP/1.0) this alone tells it.
         json.loads(client.body)
-    assert [each["event"] for each in logged] == ["http_range_cut"]
+    (cut,) = logged
+    assert (cut["event"], cut["path"]) == ("http_range_cut", "/v1/some-log")
+    assert 5 < cut["next_offset"] <= 1005
