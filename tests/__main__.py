@@ -13,6 +13,8 @@ try:
     from tests import kinds
     from tests.tally import Tally
 except ModuleNotFoundError as error:
+    if str(error.name).startswith("tests."):
+        raise  # Nothing to install: a mistake of ours.
     sys.exit(
         f"{error.name} is not installed for {sys.executable}: "
         "`make .venv/.test` installs what tests need; then run .venv/bin/python -m tests …"

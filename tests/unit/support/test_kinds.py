@@ -43,3 +43,18 @@ def test_without_its_packages_it_says_in_a_line_what_to_type() -> None:
     (line,) = done.stderr.splitlines()
     assert "is not installed" in line
     assert "make .venv/.test" in line
+
+
+def test_what_is_missing_of_the_tests_themselves_is_a_traceback() -> None:
+    """Nothing that can be installed brings it."""
+    without = "import runpy, sys; sys.modules['tests.tally'] = None; runpy.run_module('tests')"
+    done = subprocess.run(
+        [sys.executable, "-c", without],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")
