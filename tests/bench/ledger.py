@@ -36,12 +36,13 @@ from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.wire.digest import DigestType
 from tests.bench import Figure, compared, judged, parts_of, peer
-from tests.bench.stillness import until_still
+from tests.bench.stillness import awake, lie_down
 from tests.interop.cluster import ROLLBOOK, Cluster, Make, empty
 from tests.support import bookie_client, zookeeper
 from tests.support.processes import REPOSITORY, Child
 
 _JOB_TIMEOUT_S: Final = 180.0
+_WAKE_UP_S: Final = 1.0
 _ATTEMPTS: Final = 3  # At a run that Java fails at.
 _ADDS_MAX: Final = 5_000_000
 _CREATION_TOKEN: Final = 4711
@@ -82,6 +83,18 @@ class Side:
     """What `run` is told; the first is our default, or Java's better one at most things."""
     run: Callable[..., Found]
 
+    def pids(self) -> Collection[int]:
+        return self.cluster.children.pids()
+
+    def ailment(self) -> str | None:
+        """All three bookies take adds, of each of its clients."""
+        try:
+            for client in self.clients:
+                _add(self, client, _WAKE_UP_S)
+        except (BenchFailed, peer.PeerFailed) as error:
+            return str(error)
+        return None
+
     def bookies_cpu_s(self) -> float:
         return sum(bookie.cpu_s for bookie in self.cluster.bookies)
 
@@ -100,7 +113,9 @@ def figures(
         for client in java.clients:
             with suppress(peer.PeerFailed):  # It has said why.
                 _add(java, client, size.warm_up_s)
+        lie_down(java)
         _add(ours, "v3", size.warm_up_s)
+        lie_down(ours)
         for name in wanted:
             yield from JOBS[name](ours, java, runs, size)
 
@@ -122,8 +137,8 @@ def _in_turns(
     for _ in range(runs):
         for side, client in ((ours, "v3"), *((java, each) for each in java_clients)):
             label = _label(side, client)
-            until_still()
-            measured = _patiently(measure, side, client)
+            with awake(side):
+                measured = _patiently(measure, side, client)
             failed[label] += not measured
             for what, value in measured.items():
                 found.setdefault(what, {}).setdefault(label, []).append(value)
@@ -202,7 +217,8 @@ def _few_adds(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]
 
 def _many_adds(ours: Side, _java: Side, runs: int, size: Size) -> Iterator[Figure]:
     job = {"size": 100, "window": 1_000, "many": 50, "count": _ADDS_MAX, "seconds": size.seconds}
-    rates = [_per_second(ours.run("adds", "v3", **job)) for _ in range(runs)]
+    with awake(ours):
+        rates = [_per_second(ours.run("adds", "v3", **job)) for _ in range(runs)]
     yield judged("adds of 100 B, window 1,000, by append_many of 50: ours", "adds/s", None, rates)
 
 
@@ -354,6 +370,10 @@ def cluster_of(
 class OurClient:
     def __init__(self, child: Child) -> None:
         self._child = child
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
 
     def run(self, job: str, client: str, **arguments: Any) -> Found:
         self._child.say(json.dumps({"do": job, "client": client, **arguments}))

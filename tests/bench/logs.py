@@ -2,7 +2,7 @@
 that run in the same turns: the same jobs (`load/logs_jobs.py`), sizes and windows, three copies, and
 every ack means that the record is synced to disk.
 
-While one side is measured the others rest, and before each turn the machine comes to rest. Targets are factors
+While one side is measured the others sleep (`stillness`). Targets are factors
 of the best of the others in this very run, besides absolute ones.
 """
 
@@ -25,7 +25,7 @@ from tests.bench.load.jobs import SHARES
 from tests.bench.logs_jetstream import jetstream
 from tests.bench.logs_kafka import kafka
 from tests.bench.logs_peers import CannotBeHad, LogSide
-from tests.bench.stillness import until_still
+from tests.bench.stillness import awake, lie_down
 from tests.support import log_processes
 from tests.support.log_processes import LogProcesses
 
@@ -81,6 +81,9 @@ class OurSide(LogSide):
     def run(self, job: str, **arguments: Any) -> Found:
         return self._client.run(job, "", **arguments)
 
+    def pids(self) -> Collection[int]:
+        return self._cluster.children.pids()
+
     def cpu_s(self) -> Mapping[str, float]:
         return {
             "the log server": sum(each.cpu_s for each in self._cluster.servers.values()),
@@ -116,14 +119,21 @@ def figures(
     with sides_of({} if all(name in OURS_ALONE for name in wanted) else PEERS) as sides:
         for side in sides:
             print(f"{side.name}: {side.about}", file=sys.stderr)
+        for side in sides:
+            lie_down(side)
         for name in wanted:
-            yield from JOBS[name](_taking_part(name, sides), runs, size)
+            if name in OURS_ALONE:
+                with awake(sides[0]):
+                    yield from JOBS[name](sides[:1], runs, size)
+            else:
+                taking_part = [side for side in sides if side.is_synced or name in UNSYNCED]
+                yield from JOBS[name](taking_part, runs, size)
 
 
-def _taking_part(job: str, sides: Sequence[LogSide]) -> Sequence[LogSide]:
-    if job in OURS_ALONE:
-        return sides[:1]
-    return [side for side in sides if side.is_synced or job in UNSYNCED]
+def _in_turns(sides: Sequence[LogSide]) -> Iterator[LogSide]:
+    for side in sides:
+        with awake(side):
+            yield side
 
 
 @contextmanager
@@ -157,8 +167,7 @@ class _Runs:
         self._found: dict[str, dict[str, list[float]]] = {}
         self._aside = [side.name for side in sides if not side.is_synced]
         for number in range(runs):
-            for side in sides:
-                until_still()  # Else who comes next pays for what this one's servers have yet to do.
+            for side in _in_turns(sides):
                 for what, value in measure(side, number).items():
                     self._found.setdefault(what, {}).setdefault(side.name, []).append(value)
 
@@ -216,7 +225,7 @@ def _flood(
         rate = found["count"] / found["seconds"]
         return {"rate": rate, "MB": rate * record_bytes / 1e6, **_ms(found), **costs}
 
-    for side in sides:  # Nobody's first run counts.
+    for side in _in_turns(sides):  # Nobody's first run counts.
         measure(side, 0)
     found = _Runs(sides, runs, measure)
     what = f"one pipelined writer, {record_bytes:,} B"
@@ -265,7 +274,7 @@ def _replay(
 ) -> Iterator[Figure]:
     """Others make one object of each record: both of our ways are held against that."""
     logs = {}
-    for side in sides:
+    for side in _in_turns(sides):
         log = side.new_log("replay")
         job = {"size": record_bytes, "count": size.replayed_bytes // record_bytes, "seconds": 120}
         logs[side.name] = log, side.run("flood", log=log, **job)["count"] + 1  # And the first.
@@ -303,14 +312,14 @@ def _replay_large(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[F
 
 
 def _many_logs(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
-    logs = {side.name: _make_logs(side, "many", size.logs) for side in sides}
+    logs = {side.name: _make_logs(side, "many", size.logs) for side in _in_turns(sides)}
 
     def measure(side: LogSide, _: int) -> Mapping[str, float]:
         job = {"size": 100, "window": size.logs, "count": _RECORDS_MAX, "seconds": size.seconds}
         found, costs = _costing(side, "round_robin", logs=logs[side.name], **job)
         return {"rate": found["count"] / found["seconds"], **costs}
 
-    for side in sides:  # A first record costs more.
+    for side in _in_turns(sides):  # A first record costs more.
         measure(side, 0)
     found = _Runs(sides, runs, measure)
     what = f"{size.logs:,} logs in turn, single records, one stream"

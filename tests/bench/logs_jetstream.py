@@ -7,7 +7,8 @@ The server is built from its Go module; its Python client has a virtual environm
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import urllib.request
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from tests.support.zookeeper import free_port
 SERVER: Final = "github.com/nats-io/nats-server/v2@v2.15.0"
 CLIENT: Final = "nats-py==2.16.0"
 _NODES: Final = ("node-1", "node-2", "node-3")
+_HEALTH_S: Final = 5.0
 _FILE_BYTES_MAX: Final = 64 << 30
 
 
@@ -45,6 +47,7 @@ class JetStreamSide(LogSide):
         self._server = server
         self._ports = {name: free_port() for name in _NODES}
         self._routes = {name: free_port() for name in _NODES}
+        self._monitors = {name: free_port() for name in _NODES}
         self._nodes = {name: self._start(name) for name in _NODES}
         url = ",".join(f"nats://127.0.0.1:{port}" for port in self._ports.values())
         command = (python, "-m", "tests.bench.load.jetstream_worker", url)
@@ -55,6 +58,19 @@ class JetStreamSide(LogSide):
 
     def cpu_s(self) -> Mapping[str, float]:
         return {"three servers": sum(cpu_s(node.pid) for node in self._nodes.values())}
+
+    def pids(self) -> Collection[int]:
+        running = [node.pid for node in self._nodes.values() if node.is_running]
+        return [*running, self._client.pid]
+
+    def ailing_replica(self) -> str | None:
+        """A node is healthy once all its streams have a leader and keep up with it."""
+        for name, port in self._monitors.items():
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=_HEALTH_S)
+            except OSError as error:
+                return f"{name} is not healthy: {error}"
+        return None
 
     @contextmanager
     def spare(self) -> Iterator[Mapping[str, int]]:
@@ -69,6 +85,7 @@ class JetStreamSide(LogSide):
         settings = {
             "server_name": name,
             "listen": f"127.0.0.1:{self._ports[name]}",
+            "http": f"127.0.0.1:{self._monitors[name]}",
             "log_file": str(self._folder / f"{name}.log"),
             "jetstream": {
                 "store_dir": str(self._folder / name),

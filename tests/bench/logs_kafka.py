@@ -13,7 +13,7 @@ import re
 import shutil
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,6 +130,13 @@ class KafkaSide(LogSide):
 
     def cpu_s(self) -> Mapping[str, float]:
         return {"three servers": self._nodes.cpu_s()}
+
+    def pids(self) -> Collection[int]:
+        return [*self._nodes.pids.values(), self._client.pid]
+
+    def ailing_replica(self) -> str | None:
+        count = self.run("lagging")["count"]
+        return f"{count} logs have no leader, or a replica that is not in sync" if count else None
 
     @contextmanager
     def spare(self) -> Iterator[Mapping[str, int]]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from tests.support.processes import REPOSITORY, ChildFailed
 _FETCH_TIMEOUT_S: Final = 900
 _READY_S: Final = 90.0
 _PAUSE_S: Final = 0.5
+_WARM_UP: Final = 300  # Appends: caches are cold after a sleep.
 _NUMBERS: Final = itertools.count(1)
 
 
@@ -45,6 +46,24 @@ class LogSide(ABC):
     @abstractmethod
     def cpu_s(self) -> Mapping[str, float]:
         """So far, by who took it."""
+
+    @abstractmethod
+    def pids(self) -> Collection[int]:
+        """Of all its processes that run."""
+
+    def ailing_replica(self) -> str | None:
+        """Whichever does not keep up, as far as anybody else tells."""
+        return None
+
+    def ailment(self) -> str | None:
+        """A log that is new, on all servers, takes appends."""
+        try:
+            if (ailing := self.ailing_replica()) is not None:
+                return ailing
+            self.run("alone", log=self.new_log("awake"), size=100, count=_WARM_UP)
+        except (BenchFailed, ChildFailed, BrokenPipeError) as error:
+            return f"{error}; {self.complaints()}"
+        return None
 
     @abstractmethod
     def spare(self) -> AbstractContextManager[Mapping[str, int]]:

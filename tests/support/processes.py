@@ -138,6 +138,10 @@ class Family:
         """`python -m module …`, with our imports."""
         return self.start(sys.executable, "-m", module, *arguments, environment=environment)
 
+    def pids(self) -> list[int]:
+        """Of those that run."""
+        return [child.pid for child in self._children if child.is_running]
+
     def forget_ended(self) -> None:
         """Lets go of the pipes of children that ended."""
         for child in [child for child in self._children if not child.is_running]:

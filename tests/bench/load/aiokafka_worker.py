@@ -107,6 +107,15 @@ class AioKafka:
                 yield len(messages), sum([len(message.value) for message in messages])
         await consumer.stop()
 
+    async def lagging(self) -> int:
+        """How many logs have no leader, or replicas that are not in sync."""
+        topics = await _patiently(self._admin.describe_topics)
+        return sum(
+            part["leader"] < 0 or len(part["isr"]) < len(part["replicas"])
+            for topic in topics
+            for part in topic["partitions"]
+        )
+
     async def owner(self, log: str) -> str:
         return str(await self._leader(log))
 
@@ -141,7 +150,7 @@ async def _patiently(ask: Callable[[], Awaitable[Any]]) -> Any:
 
 async def _serve() -> None:
     async with AioKafka(sys.argv[1]) as stream:
-        await jobs.serve(lambda job: logs_jobs.run(stream, job))
+        await jobs.serve(lambda job: logs_jobs.run_kafka(stream, job))
 
 
 if __name__ == "__main__":

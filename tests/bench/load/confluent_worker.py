@@ -158,6 +158,15 @@ class Confluent:
             yield len(messages), sum([len(message.value()) for message in messages])
         consumer.close()
 
+    async def lagging(self) -> int:
+        """How many logs have no leader, or replicas that are not in sync."""
+        topics = (await asyncio.to_thread(self._admin.list_topics, timeout=_TIMEOUT_S)).topics
+        return sum(
+            part.leader < 0 or len(part.isrs) < len(part.replicas)
+            for topic in topics.values()
+            for part in topic.partitions.values()
+        )
+
     async def owner(self, log: str) -> str:
         return str(await asyncio.to_thread(_leader, self._admin, log))
 
@@ -200,4 +209,4 @@ def _check(error: Any) -> None:
 
 if __name__ == "__main__":
     stream = Confluent(sys.argv[1], {} if sys.argv[2] == "synced" else _UNSYNCED)
-    asyncio.run(jobs.serve(lambda job: logs_jobs.run(stream, job)))
+    asyncio.run(jobs.serve(lambda job: logs_jobs.run_kafka(stream, job)))

@@ -110,6 +110,17 @@ async def run(client: LogClient, job: Job) -> Found:
     return await _JOBS[job["do"]](client, job)
 
 
+class KafkaClient(LogClient, Protocol):
+    async def lagging(self) -> int:
+        """How many logs have no leader, or replicas that are not in sync."""
+
+
+async def run_kafka(client: KafkaClient, job: Job) -> Found:
+    if job["do"] == "lagging":
+        return {"count": await client.lagging()}
+    return await run(client, job)
+
+
 def _records(size: int) -> list[bytes]:
     return [os.urandom(size) for _ in range(_POOL)]
 

@@ -3,6 +3,7 @@ like, and draws what it found."""
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
@@ -12,16 +13,17 @@ from typing import Any
 
 import pytest
 
-from tests.bench import Figure, compared, logs, logs_kafka, plots
-from tests.bench.ledger import Found
+from tests.bench import Figure, compared, logs, logs_kafka, plots, stillness
+from tests.bench.ledger import BenchFailed, Found
 from tests.bench.load.jobs import SHARES, percentiles
 from tests.bench.logs import JOBS, OURS_ALONE, UNSYNCED, figures
 from tests.bench.logs_peers import CannotBeHad, LogSide, fetch
 from tests.support import log_processes
+from tests.support.processes import family
 
 
 def test_a_job_that_does_not_exist_is_refused_before_anything_runs() -> None:
-    with pytest.raises(SystemExit, match="no such part: nothing; there are small"):
+    with pytest.raises(SystemExit, match=r"no such part: .nothing.; there are\s+small"):
         next(figures(1, only=["nothing"]))
     assert set(OURS_ALONE) < set(JOBS)
     assert set(UNSYNCED) < set(JOBS)
@@ -84,27 +86,67 @@ def test_whoever_does_not_sync_sets_no_mark() -> None:
     assert (found[0].rival_name, found[0].target, found[0].advantage) == ("Kafka", 20.0, 3.0)
 
 
-def test_the_machine_comes_to_rest_before_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else who comes after Kafka pays for what its servers have yet to do."""
+def test_while_one_is_measured_the_others_sleep() -> None:
+    """Processes that Kafka's two sides share are awake in the turn of each; who wakes has worked before it counts."""
     happened: list[str] = []
-    monkeypatch.setattr(logs, "until_still", lambda: happened.append("rest"))
-    sides = [_Side("ours"), _Side("Kafka")]
+    with family() as children:
+        ours, server, one, other = (children.start("sleep", "600").pid for _ in range(4))
+        sides = [
+            _Side("ours", [ours]),
+            _Side("Kafka", [server, one]),
+            _Side("by another", [server, other]),
+        ]
+        for side in sides:
+            stillness.lie_down(side)
 
-    def measure(side: LogSide, number: int) -> dict[str, float]:
-        happened.append(f"{side.name} {number}")
-        return {"rate": 1.0}
+        def measure(side: LogSide, number: int) -> dict[str, float]:
+            assert isinstance(side, _Side)
+            for pid in (ours, server, one, other):
+                _wait_for(pid, "S" if pid in side.pids() else "T")
+            happened.append(f"{side.name} {number}")
+            assert side.worked == number + 1
+            return {"rate": 1.0}
 
-    logs._Runs(sides, 2, measure)
-    turns = ["ours 0", "Kafka 0", "ours 1", "Kafka 1"]
-    assert happened == [each for turn in turns for each in ("rest", turn)]
+        logs._Runs(sides, 2, measure)
+        for pid in children.pids():
+            _wait_for(pid, "T")
+    assert happened == [f"{side.name} {number}" for number in range(2) for side in sides]
+
+
+def test_who_does_not_come_back_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stillness, "_BACK_S", 0.0)
+    monkeypatch.setattr(stillness, "_PAUSE_S", 0.0)
+    side = _Side("Kafka", [])
+    side.fails_with = "7 logs have no leader"
+    with (
+        pytest.raises(stillness.NotBack, match=r"Kafka does not work .* 7 logs have no leader"),
+        stillness.awake(side),
+    ):
+        pytest.fail("its turn began")
+
+
+def _wait_for(pid: int, state: str) -> None:
+    """As `/proc` tells it: S waits for something, T stands still."""
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
+        time.sleep(0.01)
 
 
 class _Side(LogSide):
-    def __init__(self, name: str) -> None:
+    fails_with: str | None = None
+    worked = 0
+
+    def __init__(self, name: str, pids: list[int]) -> None:
         self.name = name
+        self._pids = pids
+
+    def pids(self) -> list[int]:
+        return self._pids
 
     def run(self, job: str, **arguments: Any) -> Found:
-        raise NotImplementedError
+        if self.fails_with is not None:
+            raise BenchFailed(self.fails_with)
+        self.worked += 1
+        return {}
 
     def cpu_s(self) -> Mapping[str, float]:
         raise NotImplementedError
