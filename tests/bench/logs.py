@@ -367,12 +367,12 @@ def _resident_mib(pid: int, name: str) -> float:
 
 def _per_log(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
     (ours,) = sides
-    logs: list[str] = []
+    logs = _make_logs(ours, "per-log", 1)
     yield from _steps(
         (ours, runs, size),
         {count: f"{count:,} logs" for count in size.more_logs},
         lambda count: logs.extend(_make_logs(ours, "per-log", count - len(logs))),
-        lambda: logs,
+        (logs[:1], logs),
         at_once=1,
         beside=(_AT_ONCE,),
     )
@@ -380,8 +380,7 @@ def _per_log(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure
 
 def _per_segment(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figure]:
     (ours,) = sides
-    log, segments = ours.new_log("per-segment"), 1
-    ours.run("make", logs=[log])
+    (plain, log), segments = _make_logs(ours, "per-segment", 2), 1
 
     def grow(count: int) -> None:
         nonlocal segments
@@ -389,36 +388,38 @@ def _per_segment(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Fi
         segments = count
 
     what = {count: f"{count:,} segments" for count in size.more_segments}
-    yield from _steps((ours, runs, size), what, grow, lambda: [log], at_once=_AT_ONCE)
+    yield from _steps((ours, runs, size), what, grow, ([plain], [log]), at_once=_AT_ONCE)
 
 
 def _steps(
     how: tuple[LogSide, int, Size],
     what: Mapping[int, str],
     grow: Callable[[int], object],
-    logs: Callable[[], list[str]],
+    logs: tuple[Sequence[str], Sequence[str]],
     *,
     at_once: int,
     beside: Sequence[int] = (),
 ) -> Iterator[Figure]:
-    """CPU of the log server and its bookies; flat means: no more than a fifth above the first.
+    """CPU of the log server and its bookies for the second of both `logs`, which grow; flat means: no more
+    than a fifth above the first, which does not, measured in turns with it: a machine's speed drifts.
 
     With so many at once; and `beside` that with others, without a target.
     """
     side, runs, size = how
-    first: float | None = None
     for count, name in what.items():
         grow(count)
         for each in (at_once, *beside):
             job = {"size": 100, "count": _RECORDS_MAX, "seconds": size.seconds / 2, "at_once": each}
-            costs = []
+            costs: tuple[list[float], list[float]] = [], []
             for _ in range(runs):
-                cost = _costing(side, "steps", logs=logs(), **job)[1]
-                costs.append(sum(cost.values()) - cost["CPU of the client"])
-            target = 1.2 * first if first is not None and each == at_once else None
-            figure = judged(f"cost of an append, {each} at once, {name}", "µs", target, costs)
-            first = figure.value if first is None else first
-            yield figure
+                for some, found in zip(logs, costs, strict=True):
+                    cost = _costing(side, "steps", logs=some, **job)[1]
+                    found.append(sum(cost.values()) - cost["CPU of the client"])
+            said = f"cost of an append, {each} at once"
+            yield judged(f"{said}, {name}", "µs", None, costs[1])
+            target = 1.2 if each == at_once else None
+            ratios = [grown / small for small, grown in zip(*costs, strict=True)]
+            yield judged(f"{said}, {name} by one, in turns", "times", target, ratios)
 
 
 def _make_logs(side: LogSide, prefix: str, count: int) -> list[str]:
