@@ -256,6 +256,11 @@ class _Parser(h11.Connection):
         return bool(self._unparsed or self.trailing_data[0])
 
     @property
+    def has_head(self) -> bool:
+        """A whole one, whatever is wrong with it."""
+        return _END_OF_HEAD.search(self.trailing_data[0] + self._unparsed) is not None
+
+    @property
     def is_in_plain_body(self) -> bool:
         """Nothing in it is looked at."""
         return self.their_state is h11.SEND_BODY and not self._is_chunked
@@ -344,8 +349,8 @@ class _Connection(H11Protocol):
 
     @property
     def is_wanted(self) -> bool:
-        """A request is being served, or waits for others."""
-        return self.is_serving or self._next is not None
+        """A request is being served, or waits for others; part of a head is none, nor is a byte now and then."""
+        return self.is_serving or (self._next is not None and self._parser.has_head)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn's.
         super().connection_made(transport)

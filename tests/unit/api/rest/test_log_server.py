@@ -617,6 +617,49 @@ async def test_idle_ones_make_room_for_those_who_come(there: There) -> None:
         writer.close()
 
 
+async def test_who_has_not_said_a_whole_head_makes_room_though_he_stands_in_line(
+    there: There, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then kept each of them there, as it put him into the line anew."""
+    with monkeypatch.context() as patch:
+        halves = await _in_line_for_ever(there, patch, _HEAD)
+    assert (await there.client.get("/healthz")).status == 200
+    async with asyncio.timeout(DEADLINE_S):
+        assert await halves[0][0].read() == b""
+    for _, writer in halves:
+        writer.close()
+
+
+async def test_who_has_said_one_and_stands_in_line_does_not(
+    there: There, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = await _in_line_for_ever(there, monkeypatch, _HEAD + b"\r\n")
+    assert await there.client.say(_HEAD + b"\r\n") == b""
+    assert there.connections == 8
+    for _, writer in waiting:
+        writer.close()
+
+
+async def _in_line_for_ever(
+    there: There, patch: pytest.MonkeyPatch, said: bytes
+) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Eight, who have said that."""
+    in_line = asyncio.Semaphore(0)
+
+    async def wait(*_: Any) -> None:
+        in_line.release()
+        await asyncio.Event().wait()
+
+    patch.setattr(line.Line, "wait", wait)
+    async with asyncio.timeout(DEADLINE_S):
+        callers = [await asyncio.open_connection(*_place(there)) for _ in range(8)]
+        for _, writer in callers:
+            writer.write(said)
+        for _ in callers:
+            await in_line.acquire()
+    return callers
+
+
 async def test_the_system_takes_little_for_who_takes_nothing(there: There) -> None:
     """Left to itself it took 4 MiB of the log for each follower."""
     _, writer = await asyncio.open_connection(*_place(there))
