@@ -40,6 +40,7 @@ FORMAT: Final = 1  # SQLite's user_version.
 APPLICATION_ID: Final = 0x526F6C6C  # "Roll": tells our files from other SQLite files.
 _BUSY_S: Final = 1.0
 _CHUNK_BYTES: Final = 1024 * 1024
+_NOT_PERMITTED: Final = (sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 T = TypeVar("T")
 
@@ -191,9 +192,10 @@ def _mend(error: sqlite3.Error) -> str:
 
 
 def _unusable(what: str, error: sqlite3.Error) -> MetadataUnavailable:
-    return MetadataUnavailable(
-        f"{what}: {error}", next_step=f"{_mend(error)}, and start this again"
-    )
+    mend = _mend(error)
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _NOT_PERMITTED:
+        mend = "look whether whoever runs this may read and write it, and its directory"
+    return MetadataUnavailable(f"{what}: {error}", next_step=f"{mend}, and start this again")
 
 
 def _not_kept(reason: str, mend: str) -> OutcomeUnknown:

@@ -508,6 +508,14 @@ def sqlite_error(code: int) -> sqlite3.Error:
         (OSError(errno.EACCES, "no"), "its directory must be there"),
         (sqlite_error(sqlite3.SQLITE_FULL), "make room on that disk, and start this again"),
         (sqlite_error(sqlite3.SQLITE_IOERR), "look what is wrong with that disk"),
+        (
+            sqlite_error(sqlite3.SQLITE_CANTOPEN),
+            "look whether whoever runs this may read and write it",
+        ),
+        (
+            sqlite_error(sqlite3.SQLITE_READONLY),
+            "look whether whoever runs this may read and write it",
+        ),
     ],
     ids=repr,
 )
