@@ -27,7 +27,7 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -335,6 +335,7 @@ class _Connection(H11Protocol):
     _unsent = -1  # When the watchdog last looked.
     _is_answered = False  # Just now.
     _next: asyncio.Task[None] | None = None  # It waits for others.
+    _first_may_wait_s = _FIRST_WAITS_S_MAX  # Yet, in however many pieces it comes.
     _unheard: int | None = None  # So much may yet be forgotten; None: it is heard.
 
     def __init__(self, crowd: _Crowd, *uvicorns: Any) -> None:
@@ -377,19 +378,29 @@ class _Connection(H11Protocol):
         if self._next is not None:  # With what comes meanwhile.
             return
         if self._is_answered and self._parser.has_more:
-            self._wait_in_line(None)
-        elif self.cycle is None and self._parser.has_more:
-            self._wait_in_line(_FIRST_WAITS_S_MAX)
+            self._wait_in_line(self._serve_next())
+        elif self.cycle is None and self._parser.has_more and self._first_may_wait_s > 0:
+            self._wait_in_line(self._serve_first())
         else:
             self._look_at_more()
 
-    def _wait_in_line(self, patience_s: float | None) -> None:
+    def _wait_in_line(self, serve: Coroutine[None, None, None]) -> None:
         self.flow.pause_reading()
         self._unset_keepalive_if_required()  # It is not idle; `_watch` still bounds it.
-        self._next = self.loop.create_task(self._serve_next(patience_s))
+        self._next = self.loop.create_task(serve)
 
-    async def _serve_next(self, patience_s: float | None) -> None:
+    async def _serve_first(self) -> None:
+        began_s = self.loop.time()
+        patience_s = self._first_may_wait_s
         await self._crowd.line.wait(patience_s)
+        self._first_may_wait_s = patience_s - (self.loop.time() - began_s)
+        self._go_on()
+
+    async def _serve_next(self) -> None:
+        await self._crowd.line.wait()
+        self._go_on()
+
+    def _go_on(self) -> None:
         self._next = None
         if not self.transport.is_closing():
             self.flow.resume_reading()

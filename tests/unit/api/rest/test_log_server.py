@@ -640,6 +640,29 @@ async def test_who_has_said_one_and_stands_in_line_does_not(
         writer.close()
 
 
+async def test_a_head_in_pieces_waits_no_longer_than_one_that_comes_at_once(
+    there: There, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: asyncio.Queue[float] = asyncio.Queue()
+
+    async def wait(_: line.Line, patience_s: float) -> None:
+        told.put_nowait(patience_s)
+        await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(line.Line, "wait", wait)
+    monkeypatch.setattr(module._Connection, "_first_may_wait_s", 600.0)
+    _, writer = await asyncio.open_connection(*_place(there))
+    left_s = []
+    async with asyncio.timeout(DEADLINE_S):
+        for piece in (_HEAD[:5], _HEAD[5:9], _HEAD[9:]):
+            writer.write(piece)
+            left_s.append(await told.get())
+    assert left_s[0] == 600.0
+    assert left_s[1] < 600.0
+    assert left_s[2] < left_s[1]
+    writer.close()
+
+
 async def _in_line_for_ever(
     there: There, patch: pytest.MonkeyPatch, said: bytes
 ) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
