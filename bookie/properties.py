@@ -147,7 +147,7 @@ KEYS_OF: Final = {
     "read_only": ("forceReadOnlyBookie",),
     "http": ("httpServerHost", "httpServerPort", "httpServerEnabled"),
     "tls_certificate": ("tlsCertificatePath", "tlsKeyStoreType"),
-    "tls_key": ("tlsKeyStore", "tlsKeyStoreType"),
+    "tls_key": ("tlsKeyStore", "tlsKeyStoreType", "tlsCertificatePath"),
     "tls_authorities": ("tlsTrustStore", "tlsClientAuthentication", "tlsKeyStoreType"),
     "journal_dir": ("journalDirectories", "journalDirectory"),
     "ledger_dirs": ("ledgerDirectories",),
@@ -252,10 +252,11 @@ def _doors(keys: _Keys) -> dict[str, Any]:
         http["http"] = _join(host or "127.0.0.1", _DEFAULT_HTTP_PORT if port is None else port)
     if keys.text("tlsKeyStoreType").upper() != "PEM":
         return http  # Java's own kinds of key stores stay Java's.
+    certificate, key = keys.text("tlsCertificatePath"), keys.text("tlsKeyStore")
     trusted = keys.text("tlsTrustStore")
     return http | _given(
-        tls_certificate=keys.text("tlsCertificatePath"),
-        tls_key=keys.text("tlsKeyStore"),
+        tls_certificate=certificate,
+        tls_key=key if certificate else "",  # BookKeeper minds none where no TLS is asked for.
         tls_authorities=trusted if keys.flag("tlsClientAuthentication") else "",
     )
 

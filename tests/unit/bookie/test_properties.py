@@ -281,6 +281,7 @@ def test_http_and_tls() -> None:
     pem = translated(f"{files}tlsKeyStoreType=PEM")["bookie"]
     assert (pem["tls_certificate"], pem["tls_key"], pem["tls_authorities"]) == ("/c", "/k", "/t")
     assert "tls_certificate" not in translated(f"{files}tlsKeyStoreType=JKS")["bookie"]
+    assert "tls_key" not in translated("tlsKeyStore=/k\ntlsKeyStoreType=PEM")["bookie"]
 
 
 def test_a_full_disk_is_one_that_says_so() -> None:
