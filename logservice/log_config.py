@@ -30,7 +30,7 @@ class WriterMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """What a log is like. What is not named when it is made is as its server has it."""
+    """What a log is like. Copies that are not named when it is made are as many as its server has."""
 
     # What stands below a field is what the reference says of it.
     quorum: Quorum = DEFAULT_QUORUM

@@ -18,6 +18,7 @@ from rollbook.api.cli.cluster_health import server_records
 from rollbook.api.cli.cluster_work import run_on_store
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.proto.addresses import is_loopback
+from rollbook.proto.certificates import require_certificate_of
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.errors import RollbookError, ServerUnreachable, Unavailable
@@ -153,6 +154,7 @@ class _Wire:
 
 
 def _tls(access: LogAccess) -> ssl.SSLContext:
+    require_certificate_of(access.tls_key or "", access.tls_certificate or "", "--tls-certificate")
     context = ssl.create_default_context(cafile=access.tls_authorities)
     if access.tls_certificate:
         context.load_cert_chain(access.tls_certificate, access.tls_key)
