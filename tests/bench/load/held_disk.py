@@ -27,7 +27,10 @@ def reads_held_to(bytes_per_s: int, folder: Path) -> Iterator[None]:
     except OSError as error:
         raise CannotHold(f"no disk can be held for this process: {error}") from error
     try:
-        _move_to(group)
+        try:
+            _move_to(group)
+        except OSError as error:
+            raise CannotHold(f"no disk can be held for this process: {error}") from error
         try:
             yield
         finally:

@@ -19,6 +19,7 @@ from tests.bench.load.jobs import SHARES, percentiles
 from tests.bench.logs import JOBS, OURS_ALONE, UNSYNCED, figures
 from tests.bench.logs_peers import CannotBeHad, LogSide, fetch
 from tests.support import log_processes
+from tests.support.bookies import PATIENCE_S
 from tests.support.processes import family
 
 
@@ -127,7 +128,9 @@ def test_who_does_not_come_back_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def _wait_for(pid: int, state: str) -> None:
     """As `/proc` tells it: S waits for something, T stands still."""
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while (found := Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]) != state:
+        assert time.monotonic() < deadline_s, f"process {pid} is {found}, not {state}"
         time.sleep(0.01)
 
 

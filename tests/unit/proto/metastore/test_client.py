@@ -81,12 +81,18 @@ def client_of(script: Script, **timeouts: float) -> StoreClient:
     return StoreClient(script, random.Random(0), **timeouts)  # type: ignore[arg-type]  # Both.
 
 
+_TIMEOUTS_MAX = 10  # Until a call has ended.
+
+
 async def overdue(call: Awaitable[Any], time: LoopTime) -> Any:
     """There are attempts to connect meanwhile, and then its time passes."""
     waiting = asyncio.ensure_future(call)
     await time.pass_by(PAUSE_S)
-    while not waiting.done():
+    for _ in range(_TIMEOUTS_MAX):
+        if waiting.done():
+            break
         await time.pass_by(TIMEOUT_S)
+    assert waiting.done()
     return await waiting
 
 
