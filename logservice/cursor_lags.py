@@ -132,8 +132,9 @@ class CursorLags:
 
     def untold(self) -> int:
         """Cursors of which no lag is known, because their logs have too many."""
-        owned = sum(more for log, more in self._beyond.items() if self._owners.find(log))
-        idle = sum(more for log, more in self._beyond_idle.items() if not self._owners.find(log))
+        find = self._owners.find
+        owned = sum(more for log, more in self._beyond.items() if find(log) is not None)
+        idle = sum(more for log, more in self._beyond_idle.items() if find(log) is None)
         return owned + idle
 
     def _may_begin(self, task: asyncio.Task[None] | None) -> bool:
