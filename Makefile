@@ -7,6 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 UV     := $(shell command -v uv 2>/dev/null)
 BIN    := .venv/bin
+NEEDS_UV = test -n "$(UV)" || { echo 'This needs uv: python3 -m pip install uv, or make UV=/path/to/uv'; exit 1; }
 export UV_PYTHON_DOWNLOADS = never
 
 demo: .venv/.run
@@ -31,6 +32,7 @@ endif
 
 # Schemathesis over what OpenAPI says, 20,000 requests, in an environment of its own; needs uv, and a quarter of an hour.
 schemathesis: .venv/.test
+	@$(NEEDS_UV)
 	UV_PROJECT_ENVIRONMENT=build/schemathesis $(UV) sync --quiet --frozen --only-group schemathesis
 	$(BIN)/python -m tests rest --schemathesis --cases $(or $(CASES),20000)
 
@@ -41,6 +43,7 @@ sbom: .venv/.run
 
 # The wheel, the same bytes each time, and its checksum; needs uv.
 wheel:
+	@$(NEEDS_UV)
 	$(UV) build --quiet --wheel --out-dir dist
 	cd dist && sha256sum rollbook-*.whl > SHA256SUMS
 
