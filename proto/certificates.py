@@ -3,7 +3,7 @@
 from rollbook.proto.errors import BadConfig
 
 
-def require_certificate_of(key: str, certificate: str, said_as: str) -> None:
+def require_certificate_of(key: str | None, certificate: str | None, said_as: str) -> None:
     """Raises `BadConfig`: a key alone would be left lying without a word, and nobody be shown anything.
 
     `said_as`: how a certificate is given here.

@@ -86,7 +86,7 @@ class AdminClient:
             raise BadConfig(
                 f"{self.url} is no address", next_step="write for example http://127.0.0.1:8001"
             )
-        require_certificate_of(self.tls_key or "", self.tls_certificate or "", "--tls-certificate")
+        require_certificate_of(self.tls_key, self.tls_certificate, "--tls-certificate")
         if scheme == "http":
             return http.client.HTTPConnection(host, port or 8001, timeout=_TIMEOUT_S)
         try:

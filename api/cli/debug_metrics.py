@@ -154,7 +154,7 @@ class _Wire:
 
 
 def _tls(access: LogAccess) -> ssl.SSLContext:
-    require_certificate_of(access.tls_key or "", access.tls_certificate or "", "--tls-certificate")
+    require_certificate_of(access.tls_key, access.tls_certificate, "--tls-certificate")
     context = ssl.create_default_context(cafile=access.tls_authorities)
     if access.tls_certificate:
         context.load_cert_chain(access.tls_certificate, access.tls_key)

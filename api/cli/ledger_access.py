@@ -69,7 +69,7 @@ class Access:
                 next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
             )
         tls = None
-        require_certificate_of(self.tls_key or "", self.tls_certificate or "", "--tls-certificate")
+        require_certificate_of(self.tls_key, self.tls_certificate, "--tls-certificate")
         if self.tls_authorities:
             tls = client_context(
                 self.tls_authorities,

@@ -14,9 +14,8 @@ from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.errors import InvalidRequest, LogExists
 from rollbook.proto.quorum import Quorum
 
-UNBOUNDED: Final = (
-    "none"  # Of retention: as it is of a new log, and not of one that is there with a bound.
-)
+# Of retention: as it is of a new log, and not of one that is there with a bound.
+UNBOUNDED: Final = "none"
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SEGMENT_COLUMNS: Final = (
     *(
