@@ -23,19 +23,13 @@ def reads_held_to(bytes_per_s: int, folder: Path) -> Iterator[None]:
     """Of the disk that has the folder. Whoever is started within ends within. Raises `CannotHold`."""
     device = _whole_device(folder)
     try:
-        home, group = _new_group(device, bytes_per_s)
+        home, group = _enter_group(device, bytes_per_s)
     except OSError as error:
         raise CannotHold(f"no disk can be held for this process: {error}") from error
     try:
-        try:
-            _move_to(group)
-        except OSError as error:
-            raise CannotHold(f"no disk can be held for this process: {error}") from error
-        try:
-            yield
-        finally:
-            _move_to(home)
+        yield
     finally:
+        _move_to(home)
         group.rmdir()
 
 
@@ -43,8 +37,8 @@ def _move_to(group: Path) -> None:
     (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
-def _new_group(device: str, bytes_per_s: int) -> tuple[Path, Path]:
-    """The one that this process is in, and the one that is held."""
+def _enter_group(device: str, bytes_per_s: int) -> tuple[Path, Path]:
+    """The one that this process was in, and the one that is held, in which it is now."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     memberships = [line.split(":", 2) for line in lines]
     paths = {name: path for _, names, path in memberships for name in names.split(",")}
@@ -60,6 +54,7 @@ def _new_group(device: str, bytes_per_s: int) -> tuple[Path, Path]:
     group.mkdir()
     try:
         (group / setting).write_text(value)
+        _move_to(group)
     except OSError:
         group.rmdir()
         raise
