@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from rollbook.api.client.channels import Channels
 from rollbook.api.client.retrying import again
 from rollbook.api.grpc.methods import APPEND_STREAM
-from rollbook.api.grpc.status import error_of, error_of_call, hung_up
+from rollbook.api.grpc.status import LISTENS_KEY, error_of, error_of_call, hung_up
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, WriterEpoch
 from rollbook.logservice.words import AppendAck, Condition
 from rollbook.proto.errors import (
@@ -119,7 +119,10 @@ class AppendLine:
     async def _send(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await self._call.wait_for_connection()  # What is withdrawn until then was never sent.
+            # Until the server listens nothing is sent: where a write meets the end of a stream, gRPC tells that
+            # instead of what the server said.
+            if LISTENS_KEY not in (await self._call.initial_metadata() or ()):
+                return
             while True:
                 if not self._queue:
                     self._wake = loop.create_future()

@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from rollbook.api.access.guarded import Guarded
-from rollbook.api.grpc.status import detail_of
+from rollbook.api.grpc.status import LISTENS_KEY, detail_of
 from rollbook.logservice.ids import INT64_MAX, LogName, Offset, WriterEpoch
 from rollbook.logservice.words import (
     AppendResult,
@@ -28,6 +28,7 @@ Context = Any  # grpc.aio.ServicerContext, of bytes.
 
 
 async def serve_append_stream(core: Guarded, context: Context) -> None:
+    await context.send_initial_metadata(((LISTENS_KEY, "1"),))
     stream = core.open_append_stream()
     line = _Line(stream, context)
     sides = [asyncio.ensure_future(side) for side in (line.listen(), line.answer())]

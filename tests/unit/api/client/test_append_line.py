@@ -5,9 +5,13 @@ import gc
 import weakref
 from typing import Any, cast
 
+import grpc
+
 from rollbook.api.client.append_line import AppendLine
 from rollbook.api.client.channels import Channels
+from rollbook.api.grpc.status import LISTENS_KEY
 from rollbook.logservice.ids import LogName
+from rollbook.proto.errors import Outcome, RollbookError
 from rollbook.proto.v1 import log_pb2
 
 KIB = 1024
@@ -18,8 +22,12 @@ class Stream:
 
     def __init__(self) -> None:
         self.messages: list[log_pb2.AppendStreamRequest] = []
+        self.headers = asyncio.Event()
+        self.headers.set()
 
-    async def wait_for_connection(self) -> None: ...
+    async def initial_metadata(self) -> grpc.aio.Metadata:
+        await self.headers.wait()
+        return grpc.aio.Metadata((LISTENS_KEY, "1"))
 
     async def write(self, data: bytes) -> None:
         self.messages.append(log_pb2.AppendStreamRequest.FromString(data))
@@ -78,6 +86,21 @@ async def test_what_is_bound_is_bound_before_it_is_used() -> None:
     for message in await sent(300, 10):
         bound.update(each.ref for each in message.binds)
         assert {each.ref for each in message.appends} <= bound
+
+
+async def test_nothing_is_sent_before_the_server_listens() -> None:
+    """A refusal that met a write was told as a stream that broke, and left the append in doubt."""
+    stream = Stream()
+    stream.headers.clear()
+    line = AppendLine(cast(Channels, OneChannel(stream)), "127.0.0.1:7400")
+    results = list[RollbookError | None]()
+    ref = line.bind(LogName.parse("orders"), is_ordered=True)
+    line.submit(ref, b"x", None, lambda ack, error: results.append(error))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not stream.messages
+    await line.close()
+    assert [error and error.outcome for error in results] == [Outcome.NOT_APPLIED]
 
 
 async def test_what_was_never_sent_is_not_kept_for_a_result() -> None:

@@ -9,6 +9,8 @@ from rollbook.api.grpc.append_calls import serve_append_stream
 class SilentContext:
     """Of a client that says nothing."""
 
+    async def send_initial_metadata(self, headers: object) -> None: ...
+
     async def read(self) -> bytes:
         await asyncio.Event().wait()
         raise AssertionError

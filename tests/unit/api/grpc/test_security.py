@@ -1,5 +1,6 @@
 """Who may ask: certificates and the token."""
 
+import asyncio
 import os
 import subprocess
 from collections.abc import AsyncIterator
@@ -90,6 +91,22 @@ async def test_without_the_token(
             await log.state()
         with pytest.raises(Unauthorized):
             await log.events().next()
+
+
+async def test_nothing_of_what_is_refused_is_in_doubt(
+    server: GrpcServer, files: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many messages it would have been."""
+    async with client_of(server, token=TOKEN, authorities=files.certificate) as client:
+        log = await client.open("orders", create=True)
+        monkeypatch.setattr(client.channels, "shown_to", lambda _: ())
+        for _ in range(3):
+            told = await asyncio.gather(
+                *(log.append(b"x") for _ in range(1000)), return_exceptions=True
+            )
+            assert {(type(each), getattr(each, "outcome", None)) for each in told} == {
+                (Unauthorized, Outcome.NOT_APPLIED)
+            }
 
 
 async def test_health_needs_no_token(server: GrpcServer, files: TlsFiles) -> None:
