@@ -10,6 +10,8 @@ at once.
 """
 
 import asyncio
+import math
+from contextlib import suppress
 from enum import Enum
 from typing import Final
 
@@ -47,7 +49,8 @@ from rollbook.proto.ports import NO_SESSION, CreateMode, MetadataStore, Node, Se
 
 logger = structlog.get_logger()
 
-_TICK_S: Final = 2.0  # By so much a store may be late to end a session.
+_TICK_S: Final = 2.0  # By so much a store that listens may be late to end a session.
+_LOOK_AGAIN_S: Final = 0.5
 _RETRY_PAUSE_S: Final = 0.5
 
 
@@ -98,6 +101,7 @@ class BookieRegistration:
         self._bookie_id = bookie_id
         self._data = pack_service_info(info)
         self._patience_s = session_timeout_s + _TICK_S
+        self._looks = math.ceil(self._patience_s / _LOOK_AGAIN_S)
         self._holder = info.holder
         self._standing: Standing | None = None  # As asked for last.
         self.is_registered = False  # As far as one can know; a session may be over unheard.
@@ -239,26 +243,31 @@ class BookieRegistration:
         if await self._remove_dead(path):
             return
         logger.info("waiting_for_earlier_session", bookie=self._bookie_id, path=path)
+        node = None
         watch = await self._store.watch(path)
         try:
-            async with asyncio.timeout(self._patience_s):
-                while await self._is_strangers(path):
-                    if await anext(watch, None) is None:
-                        raise MetadataUnavailable("the metadata store was closed", path=path)
-        except TimeoutError:
-            # Time may have passed while this process stood still, and nothing was heard.
-            node = await read_surely(self._store, path)
-            if node is None or self._is_ours(node):
-                return
-            raise id_taken(
-                "another process is registered under this bookie id, and was so for "
-                f"{self._patience_s:g} s; this one does not serve",
-                *(path, self._bookie_id, node, self._url),
-                "stop it, or give this bookie an id of its own; if it is dead, start again when "
-                "its session is over",
-            ) from None
+            for _ in range(self._looks):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._patience_s / self._looks):
+                        while await self._is_strangers(path):
+                            if await anext(watch, None) is None:
+                                raise MetadataUnavailable(
+                                    "the metadata store was closed", path=path
+                                )
+                # However long this process stood still, or the store, which then ends nothing (MS3): that was one look.
+                node = await read_surely(self._store, path)
+                if node is None or self._is_ours(node):
+                    return
         finally:
             await watch.close()
+        assert node is not None
+        raise id_taken(
+            "another process is registered under this bookie id, and was so for "
+            f"{self._patience_s:g} s; this one does not serve",
+            *(path, self._bookie_id, node, self._url),
+            "stop it, or give this bookie an id of its own; if it is dead, start again when "
+            "its session is over",
+        )
 
     async def _remove_dead(self, path: str) -> bool:
         """Whether what stands there was left by a process that is known to be dead."""

@@ -22,6 +22,7 @@ from rollbook.proto.ports import (
     MetadataStore,
     SessionId,
 )
+from tests.support.clocks import LoopTime
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 
 ROOT = "/ledgers"
@@ -183,6 +184,40 @@ async def test_a_restarted_bookie_waits_for_its_earlier_session(
         await registering
     assert await standing(rival) == [WRITABLE]
     await earlier.close()
+
+
+@pytest.mark.parametrize("who", ["the bookie", "the store"])
+async def test_an_earlier_session_is_waited_for_in_looks(
+    service: MemoryService, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """RG2: time in which the store does not listen ends no session (MS3): where a machine stood still for two seconds
+    a bookie that came back gave up.
+    """
+    earlier = await service.connect()
+    await earlier.create(WRITABLE, b"", CreateMode.EPHEMERAL)
+    store = FaultyStore(await service.connect(session_timeout_s=100 * DEADLINE_S))  # Not silent.
+    time, first_look = LoopTime(monkeypatch), 6
+
+    async def stand_still() -> None:
+        await time.pass_by(2 * DEADLINE_S)
+
+    if who == "the store":  # It is asked, and answers late.
+        store.before_read[first_look] = [stand_still]
+    registering = asyncio.get_running_loop().create_task(
+        registration_of(store).register(Standing.WRITABLE)
+    )
+    while store.reads < first_look and not registering.done():
+        await asyncio.sleep(0)
+    if who == "the bookie":
+        await stand_still()
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert not registering.done()
+    service.expire(earlier.session)
+    await registering
+    assert await standing(store) == [WRITABLE]
+    await earlier.close()
+    await store.close()
 
 
 @pytest.mark.parametrize("before", [WRITABLE, READ_ONLY])
