@@ -46,6 +46,7 @@ async def service() -> AsyncIterator[MemoryService]:
     await service.close()
 
 
+@pytest.mark.timeout(600)  # Each play has a patience of its own, for slow disks too.
 async def test_stores_agree_on_random_histories(zookeeper_server: ZooKeeperServer) -> None:
     tally = Tally("histories")
     said: list[str] = []
