@@ -3,11 +3,12 @@
 Clients import this module: it loads nothing heavy.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Final
+from typing import Final, Self
 
-from rollbook.proto.errors import BadConfig
+from rollbook.proto.errors import BadConfig, InvalidRequest
 from rollbook.proto.quorum import Quorum
 
 KIB: Final = 1024
@@ -29,8 +30,8 @@ class WriterMode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class LogConfig:
-    """What a log is like. Copies that are not named when it is made are as many as its server has."""
+class ConfigValues:
+    """Values for fields of a configuration, each of which is possible by itself: what a change is said in."""
 
     # What stands below a field is what the reference says of it.
     quorum: Quorum = DEFAULT_QUORUM
@@ -71,8 +72,6 @@ class LogConfig:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise BadConfig(f"{name} {value} is outside {low} … {high}")
-        if self.record_bytes_max > self.batch_bytes_max:
-            raise BadConfig("record_bytes_max is above batch_bytes_max: a batch holds its records")
         if len(self.labels) > _LABELS_MAX or len(dict(self.labels)) != len(self.labels):
             raise BadConfig(f"labels are at most {_LABELS_MAX}, by distinct names")
         for text in (text for label in self.labels for text in label):
@@ -84,8 +83,27 @@ class LogConfig:
             raise BadConfig(f"a description has at most {_DESCRIPTION_CHARACTERS_MAX} characters")
 
 
-# Stands in a change for limits that it does not name: the log's own judge those that it does, not the defaults.
-UNNAMED_LIMITS: Final = {"record_bytes_max": 1, "batch_bytes_max": BATCH_BYTES_CEILING}
+@dataclass(frozen=True, slots=True)
+class LogConfig(ConfigValues):
+    """What a log is like. Copies that are not named when it is made are as many as its server has."""
+
+    def __post_init__(self) -> None:
+        # By name: `super()` means the class as it was before it had slots.
+        ConfigValues.__post_init__(self)
+        if self.record_bytes_max > self.batch_bytes_max:
+            raise BadConfig("record_bytes_max is above batch_bytes_max: a batch holds its records")
+
+    def with_values(self, values: ConfigValues, names: Iterable[str]) -> Self:
+        """With those of `values` that are named; what comes out is judged, not what the others would be."""
+        known = {field.name for field in fields(self)}
+        changes = {}
+        for name in names:
+            if name not in known:
+                raise InvalidRequest(f"a log's configuration has no {name[:80]!r}")
+            changes[name] = getattr(values, name)
+        return replace(self, **changes)
+
+
 _BOUNDS: Final = (
     ("roll_bytes", 64 * KIB, _BYTES_MAX),
     ("roll_entries", 16, 2**31),

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from rollbook.logservice import words
 from rollbook.logservice.append_stream import AppendStream
@@ -516,8 +516,7 @@ class Service:
         def with_config(listed: LedgerList) -> LedgerList:
             self._require_no_other_owner(listed)
             _require_etag(listed, request.etag)
-            changes = {name: _field(request.config, name) for name in request.fields}
-            return listed.with_config(replace(listed.config, **changes))
+            return listed.with_config(listed.config.with_values(request.config, request.fields))
 
         stored = await _by(due, self._nodes.change(request.log, with_config))
         try:
@@ -786,12 +785,6 @@ def _is_dated(tail: LogTail) -> bool:
 def _require_etag(listed: LedgerList, etag: str) -> None:
     if etag and etag != etag_of(listed.config):
         raise MetadataConflict("the configuration has changed", etag=etag_of(listed.config))
-
-
-def _field(config: LogConfig, name: str) -> Any:
-    if name not in LogConfig.__dataclass_fields__:
-        raise InvalidRequest(f"a log's configuration has no {name[:80]!r}")
-    return getattr(config, name)
 
 
 async def _by(due: float, work: Awaitable[T]) -> T:

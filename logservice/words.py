@@ -34,7 +34,7 @@ from rollbook.logservice.ids import (
     ServerId,
     WriterEpoch,
 )
-from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.log_config import ConfigValues, LogConfig
 from rollbook.proto.errors import InvalidRequest, RollbookError
 from rollbook.proto.ids import EntryId, LedgerId
 
@@ -501,8 +501,8 @@ class GetLog:
 @dataclass(frozen=True, slots=True)
 class UpdateLog:
     log: LogName
-    config: LogConfig
-    fields: tuple[str, ...]  # Of `config`: those that are to change.
+    config: ConfigValues
+    fields: tuple[str, ...]  # Of `config`: those that are to change, and nothing else.
     etag: str = ""  # Empty: whatever it has become.
 
 

@@ -20,7 +20,7 @@ from rollbook.api.client.client import Client
 from rollbook.api.nearest import SHOWN, did_you_mean
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
-from rollbook.logservice.log_config import UNNAMED_LIMITS, LogConfig, WriterMode
+from rollbook.logservice.log_config import ConfigValues, LogConfig, WriterMode
 from rollbook.proto.errors import BadConfig, NoSuchLog, RollbookError
 from rollbook.proto.runtime.config import read_config_file
 
@@ -92,7 +92,7 @@ def fields_of(table: Any) -> dict[str, Any]:
     copies, acks = (_number(key, table[key]) if key in table else None for key in _COPIES)
     if copies is not None or acks is not None:
         found["quorum"] = quorum_of(copies, acks)
-    LogConfig(**UNNAMED_LIMITS | found)  # What no log can be is found before any is looked at.
+    ConfigValues(**found)  # What no log can be is found before any is looked at.
     return found
 
 
@@ -166,5 +166,5 @@ async def _do(client: Client, log: LogName, act: str, settings: dict[str, Any]) 
     if act == "+":
         await client.ask(words.EnsureLog(log))
     if settings:
-        change = words.UpdateLog(log, LogConfig(**UNNAMED_LIMITS | settings), tuple(settings))
+        change = words.UpdateLog(log, ConfigValues(**settings), tuple(settings))
         await client.ask(change)

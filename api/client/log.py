@@ -24,7 +24,7 @@ from rollbook.logservice.ids import (
     parse_cursor_name,
     parse_offset,
 )
-from rollbook.logservice.log_config import UNNAMED_LIMITS, LogConfig
+from rollbook.logservice.log_config import ConfigValues, LogConfig
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.runtime.loop_thread import LoopThread
 
@@ -286,7 +286,7 @@ class Log:
                 next_step=did_you_mean(unknown[0], known, f"known: {', '.join(sorted(known))}"),
             )
         answer: words.LogState = await self._client.ask(
-            words.UpdateLog(self.name, LogConfig(**UNNAMED_LIMITS | changes), tuple(changes), etag)
+            words.UpdateLog(self.name, ConfigValues(**changes), tuple(changes), etag)
         )
         self.config = answer.config
         return answer

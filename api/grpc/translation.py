@@ -36,16 +36,20 @@ from rollbook.logservice.ids import (
     parse_cursor_name,
     parse_position,
 )
+from rollbook.logservice.log_config import ConfigValues
 from rollbook.proto.errors import InvalidRequest, RollbookError
 from rollbook.proto.v1 import admin_pb2, cluster_pb2, cursor_pb2, log_pb2
 
 Convert = Callable[[Any], Any]
 
 _MODULES: Final = (log_pb2, cursor_pb2, admin_pb2, cluster_pb2)
+# Its fields are those of a whole one, and are set one by one.
+_CALLED_OTHERWISE: Final[dict[type, str]] = {ConfigValues: "LogConfig"}
 
 
 def message_of(word: type) -> type[Message]:
-    for name in (f"{word.__name__}Request", word.__name__):
+    called = _CALLED_OTHERWISE.get(word, word.__name__)
+    for name in (f"{called}Request", called):
         for module in _MODULES:
             if found := getattr(module, name, None):
                 message: type[Message] = found

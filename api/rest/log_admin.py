@@ -28,7 +28,7 @@ from rollbook.api.rest.problems import problem_of
 from rollbook.api.rest.record_json import JSON, dumped, parse_body
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName, SegmentId
-from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, UNNAMED_LIMITS, LogConfig
+from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, ConfigValues, LogConfig
 from rollbook.proto.errors import (
     BadConfig,
     CursorAhead,
@@ -190,7 +190,7 @@ def _logs(door: Door, routes: APIRouter) -> None:
     async def update_log(request: Request, log: Log, how: How, etag: ETag) -> Response:
         """Changes those fields of the configuration that are named, if it still has the `ETag`."""
         wanted = await _said(request, is_required=True)
-        config = from_json(UNNAMED_LIMITS | wanted, LogConfig)
+        config = from_json(wanted, ConfigValues)
         names = tuple(field_names(LogConfig)[each] for each in wanted)
         return _state_response(await door.ask(words.UpdateLog(log, config, names, etag), how))
 

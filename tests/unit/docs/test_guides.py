@@ -181,7 +181,7 @@ def test_the_reference_says_what_each_setting_of_a_log_is() -> None:
     (body,) = (
         node.body
         for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.name == "LogConfig"
+        if isinstance(node, ast.ClassDef) and node.name == "ConfigValues"
     )
     told = {
         field.target.id

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from rollbook.logservice.log_config import BATCH_BYTES_CEILING, LogConfig
-from rollbook.proto.errors import BadConfig
+from rollbook.logservice.log_config import BATCH_BYTES_CEILING, ConfigValues, LogConfig
+from rollbook.proto.errors import BadConfig, InvalidRequest
 
 
 def test_the_defaults_hold_together() -> None:
@@ -39,3 +39,29 @@ def test_the_defaults_hold_together() -> None:
 def test_what_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadConfig):
         dataclasses.replace(LogConfig(), **wrong)
+
+
+def test_a_change_is_laid_over_what_a_log_has() -> None:
+    """What it does not name is nobody's word, and judges nothing."""
+    has = LogConfig(record_bytes_max=1000, batch_bytes_max=3000, description="small")
+    changed = has.with_values(ConfigValues(batch_bytes_max=2000), ("batch_bytes_max",))
+    assert changed == dataclasses.replace(has, batch_bytes_max=2000)
+    assert has.with_values(ConfigValues(batch_bytes_max=2000), ()) == has
+    given_up = changed.with_values(ConfigValues(), ("description",))
+    assert given_up.description == ""
+
+
+def test_what_comes_out_of_a_change_is_judged_as_a_whole() -> None:
+    has = LogConfig(record_bytes_max=1000, batch_bytes_max=2000)
+    with pytest.raises(BadConfig, match="a batch holds its records"):
+        has.with_values(ConfigValues(record_bytes_max=2001), ("record_bytes_max",))
+    both = ConfigValues(record_bytes_max=5000, batch_bytes_max=6000)
+    changed = has.with_values(both, ("record_bytes_max", "batch_bytes_max"))
+    assert (changed.record_bytes_max, changed.batch_bytes_max) == (5000, 6000)
+
+
+def test_a_change_names_fields_that_there_are() -> None:
+    with pytest.raises(InvalidRequest, match="'with_values'"):
+        LogConfig().with_values(ConfigValues(), ("with_values",))
+    with pytest.raises(BadConfig, match="roll_entries 1 is outside"):
+        ConfigValues(roll_entries=1)

@@ -11,7 +11,7 @@ from rollbook.logservice import opening, words
 from rollbook.logservice.core.ledger_list import LogState
 from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import INT64_MAX, AtOffset, CursorName, LogName, Offset
-from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, LogConfig
+from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, ConfigValues, LogConfig
 from rollbook.logservice.log_nodes import StoredLog, StoredMarks
 from rollbook.logservice.opening import Opening
 from rollbook.logservice.owner import Owner
@@ -20,6 +20,7 @@ from rollbook.logservice.server import _Grounds
 from rollbook.proto.cluster.lost_replies import create_surely, delete_surely, read_surely
 from rollbook.proto.errors import (
     AppendUnsettled,
+    BadConfig,
     BeyondTail,
     InvalidRequest,
     LogDeleted,
@@ -409,6 +410,35 @@ def test_a_configuration_that_is_stored_is_not_answered_as_refused() -> None:
         asked_at = scene.world.now
         await refused(b.ask(b.service.update_log(update, b.due(0.5))), QuorumTimeout)
         assert scene.world.now - asked_at < 1.0
+
+    play(story)
+
+
+def test_changes_at_once_do_not_make_what_neither_was_allowed_to() -> None:
+    """SV7: each is possible beside what the log had; the second one is judged beside what the first one made."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        for number in range(20):
+            log = await make_log(scene, log_suggested_to(a, number))
+
+            async def change(server: Serving, log: LogName = log, **limits: Any) -> bool:
+                update = words.UpdateLog(log, ConfigValues(**limits), tuple(limits))
+                try:
+                    await server.ask(server.service.update_log(update, server.due()))
+                except BadConfig:
+                    return False
+                return True
+
+            assert await change(a, record_bytes_max=1000)
+            assert await change(a, batch_bytes_max=2000)
+            done = await asyncio.gather(
+                change(a, record_bytes_max=2000), change(b, batch_bytes_max=1000)
+            )
+            assert sorted(done) == [False, True]
+            config = (await scene.stored(log)).list.config
+            limits = (config.record_bytes_max, config.batch_bytes_max)
+            assert limits == ((2000, 2000) if done[0] else (1000, 1000))
 
     play(story)
 

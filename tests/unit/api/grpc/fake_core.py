@@ -496,8 +496,8 @@ class FakeCore:
         log = self.cluster.log(request.log)
         if request.etag not in ("", str(log.etag)):
             raise MetadataConflict(etag=str(log.etag))
-        changes = {name: getattr(request.config, name) for name in request.fields}
-        log.config, log.etag = replace(log.config, **changes), log.etag + 1
+        log.config = log.config.with_values(request.config, request.fields)
+        log.etag += 1
         return self._state(log)
 
     def _state(self, log: FakeLog, *, was_created: bool = False) -> words.LogState:

@@ -8,21 +8,21 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from rollbook.logservice.core.block import pack_block
 from rollbook.logservice.ids import AtOffset, CursorName, LogName, Offset, Position
-from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.logservice.log_config import ConfigValues, LogConfig, WriterMode
 from rollbook.logservice.words import Append, Seal
 from rollbook.proto.errors import OffsetMismatch, RollbookError
 from rollbook.proto.quorum import Quorum
 
 LOG = LogName("ns", "log")
-CONFIG = LogConfig(
-    quorum=Quorum(5, 3, 2),
-    roll_bytes=1 << 20,
-    retention_age_s=60,
-    retention_bytes=0,
-    writer_mode=WriterMode.EXCLUSIVE,
-    labels=(("a", "b"), ("c", "d")),
-    description="text",
-)
+SAID: dict[str, Any] = {
+    "quorum": Quorum(5, 3, 2),
+    "roll_bytes": 1 << 20,
+    "retention_age_s": 60,
+    "retention_bytes": 0,
+    "writer_mode": WriterMode.EXCLUSIVE,
+    "labels": (("a", "b"), ("c", "d")),
+    "description": "text",
+}
 
 
 def sample(word: Any, *, is_full: bool = True) -> Any:
@@ -52,8 +52,8 @@ def _value(hint: Any, *, is_full: bool) -> Any:
         return LOG
     if hint == Position:
         return AtOffset(Offset(3))
-    if hint is LogConfig:
-        return CONFIG if is_full else LogConfig()
+    if hint in (ConfigValues, LogConfig):
+        return hint(**SAID if is_full else {})
     if hint is RollbookError:
         return OffsetMismatch("it moved", expected=1, tail=2)
     if get_origin(hint) is tuple:

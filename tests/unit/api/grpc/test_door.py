@@ -14,10 +14,11 @@ from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.plain_records import request_word
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.logservice.core.block import Block, pack_block
+from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.words import Append
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
-from rollbook.proto.v1 import error_pb2, log_pb2
+from rollbook.proto.v1 import admin_pb2, error_pb2, log_pb2
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -160,3 +161,26 @@ def test_off_loopback_it_wants_tls_and_a_token() -> None:
 async def test_a_taken_port_is_refused(door: Door) -> None:
     with pytest.raises(BadConfig, match="cannot serve gRPC"):
         await GrpcServer.start(door.core, GrpcConfig(door.server.address))
+
+
+async def test_one_limit_can_be_changed_whatever_the_defaults_of_others_are(door: Door) -> None:
+    """A client in another language names one field and its value, and nothing else."""
+    door.core.cluster.make("orders")
+
+    async def change(name: str, value: int) -> admin_pb2.LogConfig:
+        request = admin_pb2.UpdateLogRequest(log="orders", fields=[name])
+        setattr(request.config, name, value)
+        answer = await door.ask("LogAdmin/UpdateLog", request, admin_pb2.LogState)
+        found: admin_pb2.LogConfig = answer.config
+        return found
+
+    await change("record_bytes_max", 1000)
+    config = await change("batch_bytes_max", 2000)  # Less than a record has where nobody said it.
+    assert (config.record_bytes_max, config.batch_bytes_max) == (1000, 2000)
+    assert config.roll_entries == LogConfig().roll_entries
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await change("record_bytes_max", 2001)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == (
+        "BAD_CONFIG: record_bytes_max is above batch_bytes_max: a batch holds its records"
+    )
