@@ -6,9 +6,10 @@ counts is the most that was ever resident. `--gib` makes the ledgers shorter, no
 has no room for all, and a machine that takes more than five minutes: the figure says how much it was.
 
 Then the crowd: connections that do nothing, and readers that take their answers slowly. Others add at a
-steady pace: without the crowd, while it comes and everybody in it asks for all that he may at once, when
-that rush is over, and without it again: what changes meanwhile on the machine is in both. The crowd gets the processor last: what it takes of the machine is not what a
-bookie's other clients wait for, and on machines of their own they would not.
+steady pace to the bookie that has the crowd, while it comes and everybody in it asks for all that he may at
+once, and when that rush is over; then in turns, two seconds each, with another bookie that has none, while the
+crowd stands still: what changes on the machine is in both. The crowd gets the processor last: what it takes of
+the machine is not what a bookie's other clients wait for, and on machines of their own they would not.
 """
 
 import itertools
@@ -17,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import mean
 from typing import Final
 
 from tests.bench import Figure, judged, parts_of, show_progress
@@ -38,6 +38,9 @@ _TURNS_AT_ONCE: Final = 4  # Of all ledgers: so many adds are made before they a
 _ROOM: Final = 2.5  # Bytes on disk for each byte of entries, at worst and for a moment.
 _FILLING_S_MAX: Final = 300.0
 _RUSH_MS_MAX: Final = 100.0  # Of 2,000 requests for 4 MiB each, in one moment.
+_WINDOWS: Final = (
+    4  # With each crowd, and as many without: a slow moment of the disk is in one of many.
+)
 _CROWD_GONE_S: Final = 1.0  # Until the bookie has closed what it leaves.
 _CROWD_S_MAX: Final = 120.0  # Until it is there, whoever else has the processor.
 
@@ -135,30 +138,32 @@ def _all_well(result: Result) -> Result:
 
 def _crowd(runs: int, size: Size) -> Iterator[Figure]:
     found_ms: dict[str, list[float]] = {"without": [], "rush": [], "with": []}
+    short = replace(size, paced_adds=size.paced_adds // _WINDOWS)
     ledger_ids = itertools.count(2)
-    with victim() as bookie, processes.family() as family:
-        _run(bookie.address, [add_batches([1], size.read_entries, 1_000, BATCH_BYTES)])
-        _paced(bookie, size, ledger_ids)  # The first one warms up.
-        before = bookie.bookie.resident_bytes
-        bookie.bookie.forget_peak()
+    with victim() as calm, victim() as crowded, processes.family() as family:
+        for bookie in (calm, crowded):
+            _run(bookie.address, [add_batches([1], size.read_entries, 1_000, BATCH_BYTES)])
+            _paced(bookie, size, ledger_ids)  # The first one warms up.
+        before = crowded.bookie.resident_bytes
+        crowded.bookie.forget_peak()
         for run in range(runs):
             show_progress("crowds", run, runs)
-            found_ms["without"].append(_paced(bookie, size, ledger_ids))
-            words = (*map(str, bookie.address), str(size.idle), str(size.slow), "1")
+            words = (*map(str, crowded.address), str(size.idle), str(size.slow), "1")
             crowd = family.start_module("tests.bench.load.crowd", *words, str(size.read_entries))
-            found_ms["rush"].append(_paced(bookie, size, ledger_ids))
+            found_ms["rush"].append(_paced(crowded, size, ledger_ids))
             assert crowd.line(_CROWD_S_MAX) == "there"
-            found_ms["with"].append(_paced(bookie, size, ledger_ids))
+            for _ in range(_WINDOWS):
+                crowd.stop()
+                found_ms["without"].append(_paced(calm, short, ledger_ids))
+                crowd.resume()
+                found_ms["with"].append(_paced(crowded, short, ledger_ids))
             assert crowd.is_running
             crowd.end_input()
             crowd.wait()
             family.forget_ended()
             time.sleep(_CROWD_GONE_S)
-            found_ms["without"][-1] = mean(
-                (found_ms["without"][-1], _paced(bookie, size, ledger_ids))
-            )
         show_progress("", runs, runs)
-        grown = bookie.bookie.most_resident_bytes - before
+        grown = crowded.bookie.most_resident_bytes - before
     name = f"{size.idle:,} idle connections, {size.slow:,} slow readers"
     ratios = [one / other for one, other in zip(found_ms["with"], found_ms["without"], strict=True)]
     yield judged("adds alone, p99", "ms", None, found_ms["without"])
