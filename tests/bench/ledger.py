@@ -313,7 +313,7 @@ def _label(side: Side, client: str) -> str:
 @contextmanager
 def _sides() -> Iterator[tuple[Side, Side]]:
     with (
-        zookeeper.running() as server,
+        zookeeper.running([f"maxSessionTimeout={peer.SESSION_MS}"]) as server,
         zookeeper.tree(server) as one,
         zookeeper.tree(server) as other,
         tempfile.TemporaryDirectory() as folder,

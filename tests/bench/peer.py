@@ -26,6 +26,9 @@ PROJECT: Final = JavaProject(
     ),
     downloads_mb=140,
 )
+# Longer than it sleeps while others are measured: with its session lost it took half a minute to work
+# again. A ZooKeeper gives as much of it as it allows.
+SESSION_MS: Final = 600_000
 BOOKIE: Final = "org.apache.bookkeeper.server.Main"
 BOOKIE_SETTINGS: Final = {
     "ledgerStorageClass": "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage",
@@ -37,11 +40,11 @@ BOOKIE_SETTINGS: Final = {
     # without a word, too. A client that asks for two acks of three holds back for nobody's third: a bookie
     # that stands still for a sixth of a second while the others take 60,000 adds a second is there.
     "maxPendingAddRequestsPerThread": "0",  # As many as there are.
-    "zkTimeout": "30000",
+    "zkTimeout": str(SESSION_MS),
 }
 _CLIENT_SETTINGS: Final[Mapping[str, str | int]] = {
     "throttle": 0,
-    "zkTimeout": 30_000,
+    "zkTimeout": SESSION_MS,
     "addEntryTimeoutSec": 60,
     "readEntryTimeoutSec": 60,
     "clientTcpUserTimeoutMillis": 60_000,
