@@ -157,7 +157,8 @@ def _require_possible(log: LogName, has: LogConfig, settings: dict[str, Any]) ->
     try:
         replace(has, **settings)
     except BadConfig as error:
-        raise BadConfig(f"{log}: {error.message}", next_step="name both in the file") from None
+        advice = "name both in the file, so that they go together"
+        raise BadConfig(f"{log}: {error.message}", next_step=advice) from None
 
 
 async def _do(client: Client, log: LogName, act: str, settings: dict[str, Any]) -> None:

@@ -193,3 +193,6 @@ def test_the_reference_says_what_each_setting_of_a_log_is() -> None:
         and str(below.value.value).endswith(".")
     }
     assert told == {field.name for field in fields(log_config.LogConfig)}
+    page = (DOCS / "reference.md").read_text()
+    (options,) = re.findall(r"(?m)^::: rollbook\S+\.LogConfig\n((?: .*\n)+)", page)
+    assert "inherited_members: true" in options, "the fields are inherited"
