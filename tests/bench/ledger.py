@@ -1,7 +1,7 @@
 """Our client on our bookies beside Apache BookKeeper's client on its bookies, in turns, on one machine.
 
-Two clusters of three bookies share one ZooKeeper; while one is measured the other rests, and has come
-to rest before. Both clients run the same jobs with the same sizes, windows and quorums (E3 Qw3 Qa2,
+Two clusters of three bookies share one ZooKeeper; while one is measured the other sleeps
+(`stillness`). Both clients run the same jobs with the same sizes, windows and quorums (E3 Qw3 Qa2,
 CRC32C), each in a process of its own, and report in the same words (`load/ledger_worker.py`,
 `java/…/Peer.java`). Java is warmed up first; what is compared are medians of runs made in turns: ours,
 V2, V3, ours, …
