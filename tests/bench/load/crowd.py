@@ -2,9 +2,9 @@
 
     python -m tests.bench.load.crowd HOST PORT IDLE SLOW LEDGER ENTRIES
 
-Slow ones ask for all that fits, and take some KiB of it a few times a second. It says `there` when all
-have connected and asked, and the rush of their first answers is over; it ends with its standard input.
-It runs when nobody else wants the processor.
+Slow ones ask for all that fits, and take some KiB of it a few times a second, each at moments of its own: they have
+nothing to do with each other. It says `there` when all have connected and asked, and the rush of their first
+answers is over; it ends with its standard input. It runs when nobody else wants the processor.
 """
 
 import os
@@ -38,7 +38,9 @@ def _requests(ledger_id: int, entries: int, chance: random.Random) -> bytes:
 
 
 def _take_some(readers: list[socket.socket]) -> None:
+    """Takes `_STEP_S`, or longer where the processor is wanted."""
     for reader in readers:
+        time.sleep(_STEP_S / len(readers))
         try:
             if not reader.recv(_TAKEN_BYTES):
                 sys.exit("the bookie hung up on a reader that takes some")
@@ -59,10 +61,9 @@ def main(host: str, port: str, idle: str, slow: str, ledger_id: str, entries: st
         reader.setblocking(False)
         readers.append(reader)
     for _ in range(_RUSH_STEPS):
-        time.sleep(_STEP_S)
         _take_some(readers)
     os.write(1, b"there\n")
-    while not select.select([0], [], [], _STEP_S)[0]:
+    while not select.select([0], [], [], 0)[0]:
         _take_some(readers)
     for connection in (*kept, *readers):
         connection.close()
