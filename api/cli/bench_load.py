@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -16,21 +16,6 @@ from rollbook.proto.errors import Overloaded
 from rollbook.proto.stats import Histogram
 
 _NS_PER_S: Final = 1_000_000_000
-
-
-def _bounds_ns() -> Iterator[int]:
-    """From a microsecond to a hundred seconds, each 1 % above the one before."""
-    bound = 1_000.0
-    while bound < 100 * _NS_PER_S:
-        yield round(bound)
-        bound *= 1.01
-
-
-BOUNDS_NS: Final = tuple(_bounds_ns())
-
-
-def new_latencies() -> Histogram:
-    return Histogram(BOUNDS_NS, _NS_PER_S)
 
 
 class Clock(Protocol):

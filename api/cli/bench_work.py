@@ -15,15 +15,9 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from rollbook.api.cli.bench_load import (
-    Pace,
-    Stopwatch,
-    at_pace,
-    flood,
-    in_turn,
-    new_latencies,
-)
+from rollbook.api.cli.bench_load import Pace, Stopwatch, at_pace, flood, in_turn
 from rollbook.api.cli.demo_cluster import LOG_SERVERS, demo_cluster
+from rollbook.api.cli.latencies import new_latencies, percentiles
 from rollbook.api.cli.ledger_access import bar
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.output import tell
@@ -421,16 +415,6 @@ class _Cost:
             "mib_per_s": round(records * size / elapsed / _MIB, 2),
             "client_cpu_us_per_record": round(cpu / max(1, records) * 1e6, 2),
         }
-
-
-def percentiles(latencies: Histogram) -> dict[str, float | None]:
-    """None where not one of those that were timed lies beyond: that would be the largest by another name."""
-    shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
-    timed = latencies.count
-    told = {name: share for name, share in shares.items() if timed * (1 - share) > 1 - 1e-9}
-    found = {name: latencies.quantile(share) for name, share in (told | {"max_ms": 1.0}).items()}
-    shown = {name: each and round(each * 1000, 3) for name, each in found.items()}
-    return {"timed": timed, **dict.fromkeys(shares), **shown}
 
 
 def _names(logs: Sequence[Log], keep: bool) -> dict[str, Any]:

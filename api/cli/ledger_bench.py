@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from rollbook.api.cli.latencies import new_latencies, percentiles
 from rollbook.api.cli.ledger_access import Access, bar, custom_of
 from rollbook.api.cli.output import tell
 from rollbook.ledger.config import ClientConfig
@@ -59,7 +60,7 @@ async def _measure_appends(
     """`window` entries on their way, in tens; the first second warms up and does not count."""
     payload = os.urandom(size)
     together = max(1, window // 10)
-    took: list[float] = []
+    latencies = new_latencies()
     pending: deque[asyncio.Future[range]] = deque()
     calm_collector()
     keep_freed_memory()
@@ -69,7 +70,7 @@ async def _measure_appends(
 
     def note(asked_at: float, future: "asyncio.Future[range]") -> None:
         if started and not future.cancelled() and future.exception() is None:
-            took.append(time.perf_counter() - asked_at)
+            latencies.observe(round((time.perf_counter() - asked_at) * 1e9))
 
     with bar("appending", int(seconds * 10)) as advance:
         shown_at = 0
@@ -90,15 +91,13 @@ async def _measure_appends(
         elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu_started
         count = writer.last_add_confirmed - counted_from
         await writer.flush()
-    took.sort()
     return {
         "entry_bytes": size,
         "window": window,
         "adds": count,
         "adds_per_s": round(count / elapsed),
         "mib_per_s": round(count * size / elapsed / 2**20, 1),
-        "p50_ms": round(took[len(took) // 2] * 1000, 2) if took else None,
-        "p99_ms": round(took[len(took) * 99 // 100] * 1000, 2) if took else None,
+        **percentiles(latencies),
         "client_cpu_us_per_add": round(cpu / max(1, count) * 1e6, 2),
     }
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rollbook.api.cli import bench_work
-from rollbook.api.cli.bench_load import Pace, Stopwatch, at_pace, flood, new_latencies
-from rollbook.api.cli.bench_work import percentiles
+from rollbook.api.cli.bench_load import Pace, Stopwatch, at_pace, flood
 from rollbook.api.cli.demo_cluster import LOG_SERVERS
+from rollbook.api.cli.latencies import new_latencies, percentiles
 from tests.support.dev import PATIENCE_S
 from tests.support.zookeeper import free_port
 from tests.unit.api.cli.shell import Shell

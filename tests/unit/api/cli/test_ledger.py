@@ -172,6 +172,8 @@ def test_a_benchmark_cleans_up(shell: Shell) -> None:
     facts = shell.json("bench", "--seconds", "0.5", "--size", 10, "--window", 100, "--protocol", 2)
     assert isinstance(facts, dict)
     assert facts["adds_per_s"] > 0
+    assert 0 < facts["timed"] <= facts["adds"] + 100
+    assert (facts["p99_ms"] is None) == (facts["timed"] < 100)
     assert facts["reads"] >= facts["adds"] > 0
     assert shell.run("ls", "-o", "raw") == before
 

@@ -1,0 +1,34 @@
+"""How long things took, for whoever measures from the shell: bounded, however many they are."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from rollbook.proto.stats import Histogram
+
+_NS_PER_S: Final = 1_000_000_000
+
+
+def _bounds_ns() -> Iterator[int]:
+    """From a microsecond to a hundred seconds, each 1 % above the one before."""
+    bound = 1_000.0
+    while bound < 100 * _NS_PER_S:
+        yield round(bound)
+        bound *= 1.01
+
+
+_BOUNDS_NS: Final = tuple(_bounds_ns())
+
+
+def new_latencies() -> Histogram:
+    """Observes nanoseconds."""
+    return Histogram(_BOUNDS_NS, _NS_PER_S)
+
+
+def percentiles(latencies: Histogram) -> dict[str, float | None]:
+    """None where not one of those that were timed lies beyond: that would be the largest by another name."""
+    shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
+    timed = latencies.count
+    told = {name: share for name, share in shares.items() if timed * (1 - share) > 1 - 1e-9}
+    found = {name: latencies.quantile(share) for name, share in (told | {"max_ms": 1.0}).items()}
+    shown = {name: each and round(each * 1000, 3) for name, each in found.items()}
+    return {"timed": timed, **dict.fromkeys(shares), **shown}
