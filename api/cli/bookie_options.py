@@ -21,7 +21,7 @@ LOG_LEVEL_VARIABLE: Final = "ROLLBOOK_LOG_LEVEL"
 _OPTIONS: Final = (
     click.option("--metadata", metavar="URL", help="zk://host,host/ledgers or sqlite:///path."),
     click.option(
-        "--bookie-id", metavar="ID", help="For ever.  [default: the advertised HOST:PORT]"
+        "--bookie-id", metavar="ID", help="Its id for ever.  [default: the advertised HOST:PORT]"
     ),
     click.option(
         "--listen",

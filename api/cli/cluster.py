@@ -89,7 +89,7 @@ def info(metadata: Metadata, output: str) -> None:
 @with_metadata
 @output_option
 def health(metadata: Metadata, output: str) -> None:
-    """Show whether bookies and log servers are there and can be reached from here.
+    """Show whether bookies and log servers can be reached from here.
 
     Ends with 0 if all is well, 8 if it works but one is down, read-only, draining or out of reach, 5 if
     no bookie takes entries or no log server can be reached.

@@ -158,7 +158,7 @@ def show(access: "Access", **how: Any) -> None:
 @_password_option
 @bare_output_option
 def verify(access: "Access", **how: Any) -> None:
-    """Read every copy from every bookie that should have one, and say which are not as they should be.
+    """Read every copy of every entry, and say which ones are not sound.
 
     A copy is missing, bad (its digest is wrong), different (from most others), unknown (its bookie
     may have lost it) or unreachable. Nothing is mended. Ends with 0 if all are good, 8 if some are
@@ -211,9 +211,10 @@ def create(access: "Access", **how: Any) -> None:
 @_frame_option
 @bare_output_option
 def append(access: "Access", **how: Any) -> None:
-    """Write standard input to a ledger, new or made by `create`, and close it.
+    """Write standard input to a ledger, and close it.
 
-    The quorum options are for a new one. What was confirmed before an interruption stays.
+    The ledger is new, or made by `create`. The quorum options are for a new one. What was
+    confirmed before an interruption stays.
     """
     from rollbook.api.cli import ledger_entries
 
@@ -252,7 +253,7 @@ def rm(access: "Access", **how: Any) -> None:
 @_password_option
 @bare_output_option
 def recover(access: "Access", **how: Any) -> None:
-    """Stop the writer of a ledger for good, find its end, close it there.
+    """Stop a ledger's writer for good, and close it at its end.
 
     Everything that was confirmed is in it afterwards. `raw` is the last entry.
     """
@@ -315,7 +316,10 @@ def read(access: "Access", **how: Any) -> None:
 @click.option("--keep", is_flag=True, help="Do not delete the ledger afterwards.")
 @bare_output_option
 def bench(access: "Access", **how: Any) -> None:
-    """Append to a ledger of its own as fast as goes, read it back, delete it. `raw`: adds a second."""
+    """Measure appending to a ledger and reading it. `raw`: adds a second.
+
+    The ledger is one of its own, deleted afterwards unless `--keep`.
+    """
     from rollbook.api.cli import ledger_bench
 
     ledger_bench.measure(access, **how)

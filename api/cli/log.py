@@ -45,9 +45,9 @@ def group() -> None:
 _OPTIONS: Final = (
     context_option("server"),
     click.option("--token-file", metavar="FILE", envvar="ROLLBOOK_TOKEN_FILE", show_envvar=True,
-                 help="What it holds is shown to the server."),
+                 help="Holds the token to show to the server."),
     click.option("--tls-authorities", metavar="FILE", help="Who must have signed its certificate."),
-    click.option("--tls-certificate", metavar="FILE", help="Ours, if it wants one."),
+    click.option("--tls-certificate", metavar="FILE", help="Ours, if the server wants one."),
     click.option("--tls-key", metavar="FILE", help="Our key."),
     click.option("--insecure", is_flag=True, help="Show the token in the clear off loopback, too."),
     click.option("--timeout", "timeout_s", type=click.FloatRange(0.1), default=10.0,
@@ -59,7 +59,7 @@ _frame_option: Final = click.option(
     type=click.Choice(_FRAMES),
     default="lf",
     show_default=True,
-    help="What ends a record: a newline, a zero; or its length in 4 bytes comes first; or there is but one.",
+    help="A record ends at a newline or a zero byte, has its length in 4 bytes before it, or is all there is.",
 )
 _format_option: Final = click.option(
     "-f",

@@ -60,7 +60,9 @@ def _log_level_option(command: F) -> F:
 @click.option("--tls-listen", metavar="HOST:PORT", help="Speaks TLS there.")
 @click.option("--tls-certificate", metavar="FILE", help="Its certificate, with the chain.")
 @click.option("--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]")
-@click.option("--tls-authorities", metavar="FILE", help="Who must have signed its clients'.")
+@click.option(
+    "--tls-authorities", metavar="FILE", help="Who must have signed its clients' certificates."
+)
 @click.option("--insecure", is_flag=True, help="Let it listen off loopback without TLS or token.")
 @click.option("--read-only", is_flag=True, help="Take no new entries.")
 @_log_level_option
@@ -91,9 +93,13 @@ _LOG_SERVER_OPTIONS: Final = (
     click.option(
         "--advertise", metavar="HOST:PORT", help="Where clients find it.  [default: --listen]"
     ),
-    click.option("--rest", metavar="HOST:PORT", help="Of HTTP, such as :7480.  [default: nowhere]"),
     click.option(
-        "--server-name", metavar="NAME", help="For ever.  [default: the advertised HOST:PORT]"
+        "--rest", metavar="HOST:PORT", help="Serves HTTP there: :7480.  [default: nowhere]"
+    ),
+    click.option(
+        "--server-name",
+        metavar="NAME",
+        help="Its name for ever.  [default: the advertised HOST:PORT]",
     ),
     click.option("--token-file", metavar="FILE", help="Who shows this token may use the logs."),
     click.option("--access-file", metavar="FILE", help="Who may do what: `rollbook access`."),
@@ -101,7 +107,9 @@ _LOG_SERVER_OPTIONS: Final = (
     click.option(
         "--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"
     ),
-    click.option("--tls-authorities", metavar="FILE", help="Who must have signed its clients'."),
+    click.option(
+        "--tls-authorities", metavar="FILE", help="Who must have signed its clients' certificates."
+    ),
     click.option(
         "--insecure", is_flag=True, help="Let it listen off loopback without TLS and token."
     ),
