@@ -32,8 +32,10 @@ from rollbook.bookie.core.records import (
     Kind,
     Purpose,
     Row,
+    align,
 )
 from rollbook.bookie.core.solo import Solo
+from rollbook.bookie.core.zeros_ahead import ZerosAhead
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BookieFailed
@@ -95,6 +97,7 @@ class Journal:
         on_filled: Callable[[JournalFile], None],
     ) -> None:
         self.active: JournalFile  # From `open` on.
+        self._zeros: ZerosAhead  # In it.
         self.queued_bytes = 0
         self.is_full = False  # No room for another file: what is left is for fences and recovery.
         self.failure: BaseException | None = None
@@ -306,6 +309,8 @@ class Journal:
             return False
         if not (self._fits(waiting.size) and self.active.records.file.is_quick(waiting.size)):
             return False
+        if not self._zeros.reach(align(self.active.end + waiting.size)):
+            return False  # Some go with it, and that takes a while.
         try:  # Until it is durable it goes on to wait: should that fail, it is told with all others.
             write = self.active.packer.pack([waiting.item])
             started_ns = self._clock.monotonic_ns()
@@ -347,7 +352,8 @@ class Journal:
 
     async def _write(self, write: Write) -> None:
         started_ns = self._clock.monotonic_ns()
-        await self.active.records.file.write_and_sync(write.position, write.buffers)
+        buffers = [*write.buffers, self._zeros.behind(write.position, write.end)]
+        await self.active.records.file.write_and_sync(write.position, buffers)
         self._on_synced(write, self._clock.monotonic_ns() - started_ns)
 
     def _on_synced(self, write: Write, took_ns: int) -> None:
@@ -397,6 +403,9 @@ class Journal:
             records.header.file_id, FILE_HEADER_BYTES, next_sequence, next_sequence - 1
         )
         path = journal_path(self._config.journal_dir, records.header.number)
+        self._zeros = ZerosAhead(
+            FILE_HEADER_BYTES, records.header.allocated_bytes, self._config.zeros_ahead_bytes
+        )
         return JournalFile(path, records, packer)
 
     async def _prepare(self, number: int) -> RecordFile:

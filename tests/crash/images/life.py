@@ -105,6 +105,7 @@ def _draw_config(chance: random.Random) -> StorageConfig:
         cache_bytes=64 * 1024,
         waiting_files_max=chance.choice((1, 4)),
         idle_after_ms=chance.choice((1, 5, 5, 50)),
+        zeros_ahead_bytes=chance.choice((0, 8 * 1024, 256 * 1024)),
     )
 
 

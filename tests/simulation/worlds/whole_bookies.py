@@ -23,6 +23,7 @@ SMALL_STORAGE: Final = StorageConfig(
     cache_bytes=32 * 1024,
     queued_bytes_max=64 * 1024,
     waiting_files_max=2,
+    zeros_ahead_bytes=8 * 1024,
 )
 SMALL_SERVER: Final = ServerConfig(
     frame_bytes_max=64 * 1024,

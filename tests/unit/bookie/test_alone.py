@@ -1,7 +1,9 @@
 """Who adds alone is answered in the step that brought his add, where the disk is quick."""
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +11,9 @@ from rollbook.bookie.core.control import Control, Operation
 from rollbook.bookie.journal import journal_path
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import BookieFailed
+from rollbook.proto.ports import Buffer
 from tests.simulation.kernel import Node
+from tests.simulation.kernel.disk import SimulatedFile
 from tests.unit.bookie.test_storage import CONFIG, KEY, add, adds, entry, tell
 
 ENOUGH = CONFIG.alone_after_chunks
@@ -163,6 +167,31 @@ def test_silence_is_noticed_behind_a_write_that_was_made_at_once() -> None:
         assert storage.end_of_journal[1] == behind + 512
 
     tell(story)
+
+
+def test_a_write_that_takes_zeros_along_is_not_made_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stretch, synced = 8 * 1024, Counter[str]()
+    write_and_sync = SimulatedFile.write_and_sync
+
+    async def watched(self: SimulatedFile, position: int, buffers: Sequence[Buffer]) -> None:
+        contents = b"".join(buffers)
+        synced["with zeros"] += contents[512:] == bytes(stretch - position % stretch - 512)
+        await write_and_sync(self, position, buffers)
+
+    async def story(storage: Storage, node: Node) -> None:
+        node.disk.quick_odds = 1.0
+        client = await be_alone(storage)
+        _, end = storage.end_of_journal
+        synced.clear()
+        for position in range(end, 3 * stretch, 512):
+            assert client.add() == (position % stretch > 0)
+            await client.until_heard()
+        assert synced["with zeros"] == 2
+
+    monkeypatch.setattr(SimulatedFile, "write_and_sync", watched)
+    tell(story, config=replace(CONFIG, zeros_ahead_bytes=stretch))
 
 
 def test_a_file_that_is_full_is_followed_by_the_next_one() -> None:

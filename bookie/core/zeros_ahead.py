@@ -1,0 +1,42 @@
+"""How far ahead of its end a journal file has been written, with zeros.
+
+The first write of a block that was only allocated changes what the file system knows of it, and
+its sync commits that, too: with small writes this is up to half of a sync. So a small write that
+comes to where nothing was written takes zeros for a whole stretch along, and the writes that
+follow find blocks that were written before. A large one does as much at once; zeros would only
+be more to write.
+
+Nothing depends on them but time: what was never written is zeros, too.
+"""
+
+from functools import cache
+from typing import Final
+
+from rollbook.proto.ports import Buffer
+
+_LARGE_SHARE: Final = 8  # Of a stretch: from there on zeros cost what they save.
+
+
+class ZerosAhead:
+    def __init__(self, end: int, allocated_bytes: int, stretch_bytes: int) -> None:
+        """Written up to `end`, of a file of that size; stretches of 0: never any."""
+        self._end = end
+        self._allocated_bytes = allocated_bytes
+        self._stretch_bytes = stretch_bytes
+
+    def reach(self, end: int) -> bool:
+        """Whether a write up to there would take none along."""
+        return end <= self._end or not self._stretch_bytes
+
+    def behind(self, position: int, end: int) -> Buffer:
+        """What the write from `position` to `end` takes along, which is then made."""
+        if self.reach(end) or end - position > self._stretch_bytes // _LARGE_SHARE:
+            return b""
+        stretches = -(-end // self._stretch_bytes)
+        self._end = max(end, min(stretches * self._stretch_bytes, self._allocated_bytes))
+        return memoryview(_zeros(self._stretch_bytes))[: self._end - end]
+
+
+@cache
+def _zeros(length: int) -> bytes:
+    return bytes(length)
