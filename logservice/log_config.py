@@ -58,8 +58,9 @@ class ConfigValues:
     """The largest batch: all of it, unpacked, with keys, headers and offsets."""
     batch_records_max: int = 10_000
     """The most records that are appended in one batch."""
-    tail_cache_bytes: int = 16 * MIB
-    """How much of the log's end is kept in memory: with more of it slower readers are served from there."""
+    tail_cache_bytes: int = 128 * MIB
+    """How much of the log's end its owner keeps in memory at most: readers are served from there, at twice the
+    speed. What all logs of a server keep together is bounded by its `tail_memory_bytes`."""
     delete_grace_s: int = 86_400
     """How long a log that is deleted keeps its ledgers."""
     labels: tuple[tuple[str, str], ...] = ()
