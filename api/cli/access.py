@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import click
 
+from rollbook.api.cli.numbers import WholeNumber
 from rollbook.api.cli.output import examples, list_output_option
 
 _FILE: Final = click.option(
@@ -44,12 +45,12 @@ def group() -> None:
 @click.option("--deny", multiple=True, metavar="LOGS", help="Not these, whatever else is said.")
 @click.option("--monitor", is_flag=True, help="May see what servers count (/metrics).")
 @click.option("--certificate", multiple=True, metavar="NAME", help="Shown in place of a token.")
-@click.option("--days", type=click.IntRange(min=1), help="The token expires.  [default: never]")
-@click.option("--append-records-per-s", type=click.IntRange(min=1), metavar="N")
-@click.option("--append-bytes-per-s", type=click.IntRange(min=1), metavar="N")
-@click.option("--read-records-per-s", type=click.IntRange(min=1), metavar="N")
-@click.option("--read-bytes-per-s", type=click.IntRange(min=1), metavar="N")
-@click.option("--streams", type=click.IntRange(min=1), metavar="N", help="Open at a time.")
+@click.option("--days", type=WholeNumber(min=1), help="The token expires.  [default: never]")
+@click.option("--append-records-per-s", type=WholeNumber(min=1), metavar="N")
+@click.option("--append-bytes-per-s", type=WholeNumber(min=1), metavar="N")
+@click.option("--read-records-per-s", type=WholeNumber(min=1), metavar="N")
+@click.option("--read-bytes-per-s", type=WholeNumber(min=1), metavar="N")
+@click.option("--streams", type=WholeNumber(min=1), metavar="N", help="Open at a time.")
 def add(**what: Any) -> None:
     """Add a principal, and print its token.
 

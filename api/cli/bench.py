@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rollbook.api.cli.log import with_access_to
+from rollbook.api.cli.numbers import Number, WholeNumber
 from rollbook.api.cli.output import bare_output_option, examples
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ def group() -> None:
 def _sizes(records: int | None, size_min: int = 0) -> Callable[[Any], Any]:
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         options = (
-            click.option("--size", type=click.IntRange(size_min, 4 << 20), default=100,
+            click.option("--size", type=WholeNumber(size_min, 4 << 20), default=100,
                          show_default=True, metavar="BYTES", help="Of a record."),
-            click.option("--records", type=click.IntRange(1), default=records,
+            click.option("--records", type=WholeNumber(1), default=records,
                          show_default=records is not None,
                          help="In all." if records else "At most so many in all."),
-            click.option("--logs", type=click.IntRange(1, 10_000), default=1, show_default=True,
+            click.option("--logs", type=WholeNumber(1, 10_000), default=1, show_default=True,
                          help="So many logs, all at the same time."),
         )  # fmt: skip
         for option in reversed(options):
@@ -54,13 +55,13 @@ def _sizes(records: int | None, size_min: int = 0) -> Callable[[Any], Any]:
 def _pace(rate: float | None) -> Callable[[Any], Any]:
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         options = (
-            click.option("--writers", type=click.IntRange(1, 1_000), default=1, show_default=True,
+            click.option("--writers", type=WholeNumber(1, 1_000), default=1, show_default=True,
                          help="To each log."),
-            click.option("--rate", type=click.FloatRange(0, min_open=True), default=rate,
+            click.option("--rate", type=Number(0, min_open=True), default=rate,
                          show_default=rate is not None,
                          help="Records a second in all."
                          + ("" if rate else "  [default: as fast as goes]")),
-            click.option("--seconds", type=click.FloatRange(0, min_open=True), default=10.0,
+            click.option("--seconds", type=Number(0, min_open=True), default=10.0,
                          show_default=True, help="After one to warm up."),
         )  # fmt: skip
         for option in reversed(options):
@@ -85,7 +86,7 @@ _keep_option: Final = click.option("--keep", is_flag=True, help="Do not delete t
 @_pace(None)
 @click.option(
     "--in-flight",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help="Records of each writer; 1 is one after the other.  [default: as many as it has room for]",
 )
 @_keep_option
@@ -112,7 +113,7 @@ def append(access: "LogAccess", **how: Any) -> None:
 @_with_access
 @_sizes(1_000_000)
 @click.option(
-    "--readers", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Of each log."
+    "--readers", type=WholeNumber(1, 1_000), default=1, show_default=True, help="Of each log."
 )
 @click.option(
     "--as",

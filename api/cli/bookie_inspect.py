@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from rollbook.api.cli.numbers import WholeNumber
 from rollbook.api.cli.output import (
     examples,
     list_output_option,
@@ -297,8 +298,8 @@ def info(where: Where, output: str) -> None:
     "ledgers --after 1000 --limit 50",
     "ledgers --journal-dir /data/journal --ledger-dir /data/ledgers -o ndjson | jq .ledger_id",
 )
-@click.option("--after", type=click.IntRange(-1), default=-1, help="Only ids above this one.")
-@click.option("--limit", type=click.IntRange(1), help="No more than so many.")
+@click.option("--after", type=WholeNumber(-1), default=-1, help="Only ids above this one.")
+@click.option("--limit", type=WholeNumber(1), help="No more than so many.")
 @list_output_option
 @_either
 def ledgers(where: Where, after: int, limit: int | None, output: str) -> None:
@@ -331,7 +332,7 @@ async def _ledgers_in(store: "StoreFiles", after: int, limit: int | None) -> lis
     "ledger 7 --verify -o json",
     "ledger 7 --journal-dir /data/journal --ledger-dir /data/ledgers",
 )
-@click.argument("ledger_id", type=click.IntRange(0))
+@click.argument("ledger_id", type=WholeNumber(0))
 @click.option("--verify", is_flag=True, help="Read all of it, from a running bookie's disk.")
 @output_option
 @_either
@@ -377,7 +378,7 @@ async def _ledger_in(store: "StoreFiles", ledger_id: int) -> dict[str, Any]:
     "journal 12 --journal-dir /data/journal --ledger-dir /data/ledgers",
     "journal 12 --journal-dir /data/journal --ledger-dir /data/ledgers -o ndjson | tail -1",
 )
-@click.argument("number", type=click.IntRange(1), required=False)
+@click.argument("number", type=WholeNumber(1), required=False)
 @list_output_option
 @_files
 def journal(where: Where, number: int | None, output: str) -> None:
@@ -396,7 +397,7 @@ def journal(where: Where, number: int | None, output: str) -> None:
     "entrylog 5 --journal-dir /data/journal --ledger-dir /data/ledgers",
     "entrylog 5 --records --journal-dir /data/journal --ledger-dir /data/ledgers -o ndjson",
 )
-@click.argument("number", type=click.IntRange(1), required=False)
+@click.argument("number", type=WholeNumber(1), required=False)
 @click.option("--records", is_flag=True, help="Its records, instead of its ledgers.")
 @list_output_option
 @_files

@@ -10,6 +10,7 @@ from rollbook.api.cli.log import (
     with_access,
     yes_option,
 )
+from rollbook.api.cli.numbers import WholeNumber
 from rollbook.api.cli.output import bare_output_option, examples, list_output_option
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def show(access: "LogAccess", **how: Any) -> None:
 @click.option("--protect/--no-protect", default=None, help="Hold truncation back, or no more.")
 @click.option("--rewind", is_flag=True, help="It may go back.")
 @click.option(
-    "--version", type=click.IntRange(-1), metavar="N", help="Only from this one; -1: make it."
+    "--version", type=WholeNumber(-1), metavar="N", help="Only from this one; -1: make it."
 )
 @bare_output_option
 def move(access: "LogAccess", **how: Any) -> None:

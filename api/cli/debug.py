@@ -6,6 +6,7 @@ import click
 
 from rollbook.api.cli.log import completed_by, with_access
 from rollbook.api.cli.metadata_option import metadata_option
+from rollbook.api.cli.numbers import WholeNumber
 from rollbook.api.cli.output import examples
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def group() -> None:
 @metadata_option(
     "With the cluster's bookies, who of all can be reached, and their metrics.  [default: the context's]"
 )
-@click.option("--logs-max", type=click.IntRange(0), default=1000, show_default=True)
+@click.option("--logs-max", type=WholeNumber(0), default=1000, show_default=True)
 def bundle(access: "LogAccess", **how: Any) -> None:
     """Write what servers and logs say of themselves into one file. No records, no tokens.
 

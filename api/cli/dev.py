@@ -6,6 +6,7 @@ The cluster itself is in `local_cluster.py`, which is loaded when the command is
 import click
 
 from rollbook.api.cli.bookie_options import LOG_LEVELS
+from rollbook.api.cli.numbers import WholeNumber
 from rollbook.api.cli.output import examples
 
 
@@ -18,7 +19,7 @@ from rollbook.api.cli.output import examples
 )
 @click.option(
     "--bookies",
-    type=click.IntRange(1, 16),
+    type=WholeNumber(1, 16),
     default=3,
     show_default=True,
     help="With 3 or more, one may fail without harm.",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rollbook.api.cli.metadata_option import Metadata, with_metadata
+from rollbook.api.cli.numbers import Number, WholeNumber
 from rollbook.api.cli.output import bare_output_option, examples, list_output_option
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 FRAMES: Final = ("lf", "nul", "len32", "whole")
 _DIGESTS: Final = ("crc32c", "crc32", "hmac", "dummy")
-_ID: Final = click.IntRange(min=0, max=2**63 - 1)
+_ID: Final = WholeNumber(min=0, max=2**63 - 1)
 
 
 @click.group(
@@ -57,11 +58,11 @@ _password_option: Final = click.option(
 )
 _yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
 _quorum_options: Final = (
-    click.option("--ensemble", type=click.IntRange(1), default=3, show_default=True,
+    click.option("--ensemble", type=WholeNumber(1), default=3, show_default=True,
                  help="Bookies that share the ledger."),
-    click.option("--write", type=click.IntRange(1), default=3, show_default=True,
+    click.option("--write", type=WholeNumber(1), default=3, show_default=True,
                  help="Copies of each entry."),
-    click.option("--ack", type=click.IntRange(1), default=2, show_default=True,
+    click.option("--ack", type=WholeNumber(1), default=2, show_default=True,
                  help="Copies on disk that confirm it."),
     click.option("--digest", type=click.Choice(_DIGESTS), default="crc32c", show_default=True,
                  help="What protects its bytes."),
@@ -119,7 +120,7 @@ def _with_quorum(command: Callable[..., Any]) -> Callable[..., Any]:
 @with_access
 @click.option("--long", "-l", is_flag=True, help="With what the metadata says of each.")
 @click.option("--start", type=_ID, default=0, help="From this id on.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@click.option("--limit", type=WholeNumber(1), help="At most so many.")
 @list_output_option
 def ls(access: "Access", **how: Any) -> None:
     """List the cluster's ledgers, by their ids."""
@@ -276,7 +277,7 @@ def recover(access: "Access", **how: Any) -> None:
 @with_access
 @click.option("--first", type=_ID, default=0, help="From this entry on.")
 @click.option("--last", type=_ID, help="Up to this one.  [default: the last that is confirmed]")
-@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@click.option("--limit", type=WholeNumber(1), help="At most so many.")
 @click.option(
     "--follow", "-f", is_flag=True, help="Go on with the writer until the ledger is closed."
 )
@@ -301,18 +302,16 @@ def read(access: "Access", **how: Any) -> None:
 @with_access
 @_with_quorum
 @click.option(
-    "--size", type=click.IntRange(0), default=100, show_default=True, help="Bytes of an entry."
+    "--size", type=WholeNumber(0), default=100, show_default=True, help="Bytes of an entry."
 )
 @click.option(
     "--window",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=1000,
     show_default=True,
     help="Entries on their way.",
 )
-@click.option(
-    "--seconds", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Of appending."
-)
+@click.option("--seconds", type=Number(0.1), default=10.0, show_default=True, help="Of appending.")
 @click.option("--keep", is_flag=True, help="Do not delete the ledger afterwards.")
 @bare_output_option
 def bench(access: "Access", **how: Any) -> None:

@@ -11,6 +11,7 @@ import click
 
 from rollbook.api.cli.context_option import context_option, named_of
 from rollbook.api.cli.lazy import LazyGroup, Place
+from rollbook.api.cli.numbers import Number, WholeNumber
 from rollbook.api.cli.output import bare_output_option, examples, list_output_option
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ _OPTIONS: Final = (
     click.option("--tls-certificate", metavar="FILE", help="Ours, if the server wants one."),
     click.option("--tls-key", metavar="FILE", help="Our key."),
     click.option("--insecure", is_flag=True, help="Show the token in the clear off loopback, too."),
-    click.option("--timeout", "timeout_s", type=click.FloatRange(0.1), default=10.0,
+    click.option("--timeout", "timeout_s", type=Number(0.1), default=10.0,
                  show_default=True, help="Seconds to wait for the servers, with all retries."),
 )  # fmt: skip
 yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -69,7 +70,7 @@ _format_option: Final = click.option(
     help="In place of -o: %o offset, %t time, %k key, %v value, %h headers, \\n; %v{hex}. "
     "A terminal is shown what would command it, as \\x1b.",
 )
-_limit_option: Final = click.option("--limit", type=click.IntRange(1), help="At most so many.")
+_limit_option: Final = click.option("--limit", type=WholeNumber(1), help="At most so many.")
 
 
 def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
@@ -143,8 +144,8 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--roll-bytes", metavar="BYTES", help="A segment ends at this size."),
         click.option("--roll-age", metavar="TIME", help="A segment ends at this age."),
         click.option("--exclusive", is_flag=True, help="Only who holds its writer epoch appends."),
-        click.option("--copies", type=click.IntRange(1), help="Of each record, on as many bookies."),
-        click.option("--acks", type=click.IntRange(1), help="Copies on disk that confirm it."),
+        click.option("--copies", type=WholeNumber(1), help="Of each record, on as many bookies."),
+        click.option("--acks", type=WholeNumber(1), help="Copies on disk that confirm it."),
         click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="May be repeated."),
         click.option("--description", help="For people."),
     )  # fmt: skip
@@ -237,7 +238,7 @@ def segments(access: "LogAccess", **how: Any) -> None:
 )
 @log_argument
 @with_access
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@click.option("--limit", type=WholeNumber(1, 1000), default=100, show_default=True)
 @bare_output_option
 def journal(access: "LogAccess", **how: Any) -> None:
     """Show what befell a log, newest first: owners, rolls, truncations, and why."""
@@ -306,7 +307,7 @@ def _require_one_dress(template: str | None) -> None:
 @click.option(
     "--to",
     "end",
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     help="Up to this offset, without it.  [default: the tail]",
 )
 @_limit_option

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rollbook.api.cli.log import log_argument, with_access, yes_option
+from rollbook.api.cli.numbers import WholeNumber
 from rollbook.api.cli.output import bare_output_option, examples
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def acquire(access: "LogAccess", **how: Any) -> None:
     )
 )
 @log_argument
-@click.argument("epoch", type=click.IntRange(0))
+@click.argument("epoch", type=WholeNumber(0))
 @with_access
 @bare_output_option
 def release(access: "LogAccess", **how: Any) -> None:

@@ -9,6 +9,7 @@ import click
 
 from rollbook.api.cli.ledger import with_access
 from rollbook.api.cli.log import completed_by
+from rollbook.api.cli.numbers import WholeNumber
 from rollbook.api.cli.output import examples, output_option
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def group() -> None:
 @click.option("--token-file", metavar="FILE", help="Of its admin pages.")
 @click.option("--ca-file", metavar="FILE", help="Who signs the certificate of its admin pages.")
 @click.option(
-    "--rate", "mib_per_s", type=click.IntRange(1), default=64, show_default=True,
+    "--rate", "mib_per_s", type=WholeNumber(1), default=64, show_default=True,
     help="MiB a second that are copied at most.",
 )  # fmt: skip
 @output_option

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from rollbook.api.cli.bookie_options import LOG_LEVEL_VARIABLE, LOG_LEVELS, bookie_options
+from rollbook.api.cli.numbers import WholeNumber
 from rollbook.api.cli.output import examples
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -162,7 +163,7 @@ def log(**flags: Any) -> None:
 @click.option("--data", metavar="DIR", required=True, help="Made if need be.")
 @click.option(
     "--bookies",
-    type=click.IntRange(1, 16),
+    type=WholeNumber(1, 16),
     default=3,
     show_default=True,
     help="All on this machine's disk: they guard against rot, not against its loss.",

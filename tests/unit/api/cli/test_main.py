@@ -10,6 +10,7 @@ import click
 import pytest
 
 from rollbook.api.cli import main as cli
+from rollbook.api.cli.numbers import Number, WholeNumber
 from rollbook.proto import errors
 
 
@@ -79,8 +80,18 @@ def test_every_list_can_be_bare_or_wide() -> None:
         ),
         (
             ("log", "read", "x", "--limit", "k"),
-            "Invalid value for '--limit': 'k' is not a valid integer range",
+            "Invalid value for '--limit': k is no whole number from 1 on",
             "rollbook log read",
+        ),
+        (
+            ("ledger", "read", "x"),
+            f"Invalid value for 'LEDGER_ID': x is no whole number from 0 to {2**63 - 1}",
+            "rollbook ledger read",
+        ),
+        (
+            ("bench", "append", "--seconds", "0"),
+            "Invalid value for '--seconds': 0 is no number above 0",
+            "rollbook bench append",
         ),
         (
             ("log", "create", "shop", "--retention-age"),
@@ -108,6 +119,17 @@ def test_wrong_usage_is_two_and_is_told_as_all_that_is_wrong(
     assert ended.value.code == 2
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", f"error: {what} [USAGE]\n  try: {command} --help\n")
+
+
+def test_numbers_that_are_none_are_told_in_words_of_ours() -> None:
+    """A range of click's own would name its type: `not a valid integer range`."""
+    params = [param for each in _commands(cli.rollbook) for param in each.params]
+    numbers = [
+        each.type for each in params if isinstance(each.type, click.IntRange | click.FloatRange)
+    ]
+    assert len(numbers) > 30
+    assert all(isinstance(each, WholeNumber | Number) for each in numbers)
+    assert not [each for each in params if each.type in (click.INT, click.FLOAT)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+"""Numbers that are typed: what is none, or is out of range, is told in words, with the range that there is."""
+
+from typing import Any
+
+import click
+
+
+class WholeNumber(click.IntRange):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value} is no whole number{_within(self.min, self.max)}", param, ctx)
+
+
+class Number(click.FloatRange):
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            limits = _within(self.min, self.max, is_open=self.min_open)
+            self.fail(f"{value} is no number{limits}", param, ctx)
+
+
+def _within(first: float | None, last: float | None, *, is_open: bool = False) -> str:
+    if first is not None and last is not None:
+        return f" from {first} to {last}"
+    if first is not None:
+        return f" above {first}" if is_open else f" from {first} on"
+    return "" if last is None else f" up to {last}"
