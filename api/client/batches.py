@@ -130,9 +130,14 @@ class Submission:
 
     def result(self) -> Offset:
         """The offset of one that is done. Raises what became of it, and `InvalidStateError` if it is not."""
-        if not self._batch.is_settled:
+        batch = self._batch
+        if (
+            ack := batch.ack
+        ) is not None:  # As `offset_of`, but with no call for each record, not even of a type.
+            return ack.first_offset + self._index  # type: ignore[return-value]
+        if batch.error is None:
             raise asyncio.InvalidStateError("it is on its way")
-        return self._batch.offset_of(self._index)
+        raise batch.error
 
     def add_done_callback(self, callback: Callable[["Submission"], None]) -> None:
         """Called on the loop; soon, if it is done."""

@@ -18,7 +18,9 @@ class LogClientConfig:
     retry_pause_s_max: float = 0.25  # up to this. Longer: failovers are noticed later.
 
     # --- Writer: larger batches cost less for each record, and are waited for longer. --------
-    batch_bytes_max: int = 256 * _KIB  # Allocators give larger pieces back, and fetch them anew.
+    # With all that frames it, a piece of 256 KiB: so much a connection to a bookie takes at a time at either end,
+    # and allocators give larger pieces back, and fetch them anew.
+    batch_bytes_max: int = 255 * _KIB
     batch_records_max: int = 10_000
     window_bytes: int = 8 * _MIB  # Not yet acked, in memory.
     window_batches: int = 64

@@ -26,7 +26,8 @@ _EXTRA_BYTES: Final = 64  # Offsets and times of keys and headers, likewise.
 
 
 class Gathering:
-    def __init__(self, config: LogClientConfig, log: LogConfig) -> None:
+    def __init__(self, config: LogClientConfig, log: LogConfig, clock: Callable[[], float]) -> None:
+        """`clock` tells the loop's time."""
         body_bytes_max = log.batch_bytes_max - _BLOCK_BYTES
         self._records_max = min(config.batch_records_max, log.batch_records_max)
         self._bytes_max = min(config.batch_bytes_max, body_bytes_max)
@@ -34,11 +35,14 @@ class Gathering:
         self._window_bytes = config.window_bytes
         self._window_batches = config.window_batches
         self._timeout_s = config.timeout_s
+        self._clock = clock
         self._room = 0  # Bytes that still go into the open batch.
         self._unsettled: dict[Batch, int] = {}  # How much they hold of the window; in order.
         self._unsettled_bytes = 0
         self._full: deque[Batch] = deque()
-        self.open: Batch | None = None
+        self._open: Batch | None = None
+        self._values: list[bytes] = []  # Its own.
+        self.newest: Batch  # Where the record is that was added last; from the first on.
         self.failure: RollbookError | None = None  # Its outcome: of all that was sent.
 
     @property
@@ -60,15 +64,39 @@ class Gathering:
         key: bytes | None,
         headers: Headers | None,
         event_time_us: int | None,
-        clock: Callable[[], float],
     ) -> int:
-        """Its index in the open batch; 0: that is a new one.
+        """Its index in `newest`; 0: that is a new one.
 
         Raises `EntryTooLarge`, and `Overloaded` if the window is full.
         """
+        values = self._values
+        index = len(values)
         size = len(value)
-        if size > self._record_bytes_max or value.__class__ is not bytes:
-            value = self._checked(value)
+        room = self._room - size - _OFFSET_BYTES
+        if (  # What most records are not is told from here in one step: each of these has cost them.
+            room < 0
+            or index >= self._records_max
+            or size > self._record_bytes_max
+            or type(value) is not bytes
+            or key is not None
+            or headers
+            or event_time_us is not None
+        ):
+            return self._add_with_care(value, key, headers, event_time_us)
+        self._room = room
+        values.append(value)
+        return index
+
+    def _add_with_care(
+        self,
+        value: bytes,
+        key: bytes | None,
+        headers: Headers | None,
+        event_time_us: int | None,
+    ) -> int:
+        """Whatever the record is, and whether the open batch has room for it or not."""
+        value = self._checked(value)
+        size = len(value)
         has_extras = key is not None or headers or event_time_us is not None
         if has_extras:
             if event_time_us is not None:
@@ -78,15 +106,13 @@ class Gathering:
                 raise EntryTooLarge(
                     f"a record of {size} bytes with its key and headers", limit=self._bytes_max
                 )
-        room = self._room - size - _OFFSET_BYTES
-        batch = self.open
-        if room < 0 or batch is None or len(batch.values) >= self._records_max:
-            batch = self._begin(clock())
+        batch, room = self._open, self._room - size - _OFFSET_BYTES
+        if room < 0 or batch is None or len(self._values) >= self._records_max:
+            batch = self._begin()
             room = self._bytes_max - size - _OFFSET_BYTES
         self._room = room
-        values = batch.values
-        values.append(value)
-        index = len(values) - 1
+        index = len(self._values)
+        self._values.append(value)
         if has_extras:
             batch.add_extras(index, key, headers, event_time_us)
         return index
@@ -108,22 +134,24 @@ class Gathering:
         self._full.clear()
         return never_sent
 
-    def _begin(self, now: float) -> Batch:
+    def _begin(self) -> Batch:
         if (failure := self.failure) is not None:
             raise again(failure, Outcome.NOT_APPLIED)
         if not self.has_room:
             raise Overloaded("the writer's window is full", next_step="wait for `ready()`")
         self._shut()
-        batch = self.open = Batch(now + self._timeout_s)
+        batch = self._open = self.newest = Batch(self._clock() + self._timeout_s)
+        self._values = batch.values
         self._unsettled[batch] = 0
         return batch
 
     def _shut(self) -> None:
-        if (batch := self.open) is not None:
+        if (batch := self._open) is not None:
             size = self._unsettled[batch] = self._bytes_max - self._room
             self._unsettled_bytes += size
             self._full.append(batch)
-        self.open = None
+        self._open = None
+        self._values = []
         self._room = 0
 
     def _checked(self, value: object) -> bytes:

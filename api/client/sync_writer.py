@@ -74,7 +74,7 @@ class SyncWriter:
         self._thread = thread
         self._on_closed = on_closed
         self._clock = SystemClock()
-        self._gathering = Gathering(config, log)
+        self._gathering = Gathering(config, log, self._now)
         self._lock = threading.Lock()  # Around the gathering.
         self._has_changed = threading.Condition(self._lock)
         self._is_pumping = False
@@ -109,14 +109,13 @@ class SyncWriter:
         """As `submit`, but raises `Overloaded` if there is no room now."""
         gathering = self._gathering
         with self._lock:
-            index = gathering.add(value, key, headers, event_time_us, self._now)
-            batch = gathering.open
+            index = gathering.add(value, key, headers, event_time_us)
+            batch = gathering.newest
             wakes = not index and not self._is_pumping
             if wakes:
                 self._is_pumping = True
         if wakes:
             self._thread.soon(self._pump)
-        assert batch is not None
         return SyncSubmission(batch, index)
 
     def flush(self) -> None:

@@ -36,8 +36,8 @@ class Writer:
         on_closed: Callable[["Writer"], None],
     ) -> None:
         self._config = config
-        self._gathering = Gathering(config, log)
         self._loop = asyncio.get_running_loop()
+        self._gathering = Gathering(config, log, self._loop.time)
         self._pipeline = make_pipeline(self)
         self._on_closed = on_closed
         self._is_pumping = False
@@ -61,13 +61,11 @@ class Writer:
         Raises `Overloaded` if there is no room, `EntryTooLarge`, and what has ended the writer.
         """
         gathering = self._gathering
-        index = gathering.add(value, key, headers, event_time_us, self._loop.time)
-        batch = gathering.open
-        assert batch is not None
+        index = gathering.add(value, key, headers, event_time_us)
         if not index and not self._is_pumping:
             self._is_pumping = True
             self._loop.call_soon(self._pump)
-        return Submission(batch, index)
+        return Submission(gathering.newest, index)
 
     async def ready(self) -> None:
         """Waits for room. Raises what has ended the writer. Cancelled, nothing was submitted."""

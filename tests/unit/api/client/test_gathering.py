@@ -1,0 +1,129 @@
+"""What a writer takes in, in which batch it goes, and what its submitter is told."""
+
+import asyncio
+import os
+import random
+from array import array
+from itertools import count
+
+import pytest
+
+from rollbook.api.client.batches import Batch, Submission
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.gathering import Gathering
+from rollbook.bookie import handler
+from rollbook.ledger import outbox
+from rollbook.logservice.core.block import Block, Codec, stamped
+from rollbook.logservice.ids import Offset, OwnerEpoch, ProducerRef, WriterEpoch
+from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.words import AppendAck
+from rollbook.proto.errors import EntryTooLarge, InvalidRequest, QuorumTimeout
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.wire.digest import DigestType, LedgerDigest
+from rollbook.proto.wire.v3_adds import V3AddPacker
+
+KIB = 1024
+PRODUCER = ProducerRef(b"p" * 16, 0, 0)
+
+
+def gathering_of(log: LogConfig | None = None, config: LogClientConfig | None = None) -> Gathering:
+    return Gathering(config or LogClientConfig(), log or LogConfig(), lambda: 0.0)
+
+
+def add(gathering: Gathering, value: bytes, key: bytes | None = None) -> tuple[Batch, int]:
+    index = gathering.add(value, key, None, None)
+    return gathering.newest, index
+
+
+def block_of(batch: Batch) -> Block:
+    batch.pack(PRODUCER, Codec.NONE)
+    return Block(
+        stamped(batch.block, base_offset=0, base_timestamp_us=0, owner_epoch=1, writer_epoch=0)
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_record_is_where_its_submitter_was_told(seed: int) -> None:
+    rng = random.Random(seed)
+    gathering = gathering_of(
+        config=LogClientConfig(
+            batch_bytes_max=2 * KIB,
+            batch_records_max=rng.choice((3, 20, 1000)),
+            window_batches=1000,
+        )
+    )
+    told: dict[Batch, list[tuple[bytes, bytes | None]]] = {}
+    taken = []
+    for number in range(300):
+        value = rng.randbytes(rng.choice((0, 10, 100, 400)))
+        key = rng.choice((None, None, b"key of %d" % number))
+        batch, index = add(gathering, value, key)
+        assert index == len(told.setdefault(batch, []))
+        told[batch].append((value, key))
+        if rng.random() < 0.05 and (some := gathering.take(only_full=rng.random() < 0.5)):
+            taken.append(some)
+            gathering.settle(some)
+    while last := gathering.take(only_full=False):
+        taken.append(last)
+    assert taken == list(told)  # In order.
+    for batch in taken:
+        block = block_of(batch)
+        assert [*zip(block.values(), block.keys(), strict=True)] == told[batch]
+        assert block.count <= gathering._records_max
+        assert len(block.data) <= 2 * KIB + 200  # And what frames it.
+
+
+def test_a_view_takes_as_much_room_as_its_bytes() -> None:
+    """It has eight times as many of them as items."""
+    gathering = gathering_of(config=LogClientConfig(batch_bytes_max=2 * KIB))
+    view = memoryview(array("q", range(100)))
+    batches = [gathering.newest for _ in range(10) if gathering.add(view, None, None, None) >= 0]  # type: ignore[arg-type]
+    gathering.take(only_full=False)
+    assert max(len(block_of(batch).data) for batch in set(batches)) <= 2 * KIB + 200
+    with pytest.raises(EntryTooLarge):
+        gathering_of(LogConfig(record_bytes_max=799)).add(view, None, None, None)  # type: ignore[arg-type]
+
+
+def test_what_is_refused_leaves_the_batch_as_it_was() -> None:
+    gathering = gathering_of(LogConfig(record_bytes_max=100))
+    batch, _ = add(gathering, b"first")
+    with pytest.raises(EntryTooLarge):
+        add(gathering, bytes(101))
+    with pytest.raises(InvalidRequest):
+        add(gathering, b"keyed", key="text")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest):
+        add(gathering, ["a list"])  # type: ignore[arg-type]
+    assert add(gathering, b"second") == (batch, 1)
+    assert batch.values == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, KIB])
+def test_a_full_batch_reaches_a_bookie_in_one_piece(size: int) -> None:
+    """Cut in two it is copied at either end, and each takes a system call and a turn of the loop more."""
+    gathering = gathering_of()
+    value = os.urandom(size)
+    while (batch := gathering.take(only_full=True)) is None:
+        add(gathering, value)
+    digest = LedgerDigest(DigestType.CRC32C, b"", LedgerId(1 << 40))
+    packer = V3AddPacker(bytes(20), digest, count(1 << 40))
+    frame = packer.pack(EntryId(1 << 30), EntryId(1 << 30), 1 << 50, block_of(batch).data)
+    assert len(frame) <= min(outbox.CHUNK_BYTES_MAX, handler.CHUNK_BYTES_MAX)
+
+
+def test_a_submission_says_what_became_of_it() -> None:
+    def submission() -> Submission:
+        return Submission(Batch(0.0), 3)
+
+    coming, acked, failed = submission(), submission(), submission()
+    ack = AppendAck(
+        *(Offset(40), Offset(50), 0, False, OwnerEpoch(1), WriterEpoch(0)),
+        *(LedgerId(1), EntryId(1)),
+    )
+    acked._batch.settle(ack, None)
+    failed._batch.settle(None, QuorumTimeout("too late"))
+    with pytest.raises(asyncio.InvalidStateError):
+        coming.result()
+    assert acked.result() == 43
+    with pytest.raises(QuorumTimeout):
+        failed.result()
+    assert [each.done() for each in (coming, acked, failed)] == [False, True, True]
