@@ -1,37 +1,42 @@
-"""A disk that is held gives no more than was said; where none can be held, that is said."""
+"""A disk that is held is held to what was said; where none can be held, that is said."""
 
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.bench.load.held_disk import CannotHold, reads_held_to
-from tests.bench.load.victim import drop_from_cache
 
-_BYTES = 8_000_000
+_BYTES_PER_S = 8_000_000
 
 
-def test_a_held_disk_is_no_quicker_and_is_let_go(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(bytes(_BYTES))
-    drop_from_cache(file)
+def test_a_held_disk_is_held_to_what_was_said_and_is_let_go(tmp_path: Path) -> None:
+    """How quick it is then is the system's: what it was told is asked for."""
     before = _memberships()
-    refusal = ""
-    began = time.monotonic()
+    limits, refusal = "", ""
     try:
-        with reads_held_to(_BYTES, tmp_path):
+        with reads_held_to(_BYTES_PER_S, tmp_path):
             assert _memberships() != before
-            file.read_bytes()
+            limits = _limits_of_this_process()
     except CannotHold as error:  # Not for everybody.
         refusal = str(error)
-    assert time.monotonic() - began > 0.5 or "no disk" in refusal
+    assert str(_BYTES_PER_S) in limits or "no disk" in refusal
     assert _memberships() == before
 
 
 def test_a_folder_that_is_on_no_disk_is_refused() -> None:
-    with pytest.raises(CannotHold, match="TMPDIR"), reads_held_to(_BYTES, Path("/proc")):
+    with pytest.raises(CannotHold, match="TMPDIR"), reads_held_to(_BYTES_PER_S, Path("/proc")):
         pass
 
 
 def _memberships() -> str:
     return Path("/proc/self/cgroup").read_text()
+
+
+def _limits_of_this_process() -> str:
+    lines = [line.split(":", 2) for line in _memberships().splitlines()]
+    paths = {name: path.lstrip("/") for _, names, path in lines for name in names.split(",")}
+    if "blkio" in paths:
+        setting = Path("blkio", paths["blkio"], "blkio.throttle.read_bps_device")
+    else:
+        setting = Path(paths[""], "io.max")
+    return (Path("/sys/fs/cgroup") / setting).read_text()
