@@ -18,6 +18,7 @@ import click
 
 from rollbook.api.cli.demo_cluster import LOG_SERVERS, DemoCluster, demo_cluster
 from rollbook.api.cli.demo_work import Appending, check, make_records, require
+from rollbook.api.cli.latencies import percentiles
 from rollbook.api.client.client import Client, connect
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.log import Log
@@ -94,8 +95,10 @@ async def _append(cluster: DemoCluster, client: Client, log: Log, records: Seque
     async with log.writer() as writer, asyncio.TaskGroup() as group:
         appending = Appending(writer, records)
         watching = group.create_task(appending.watch())
-        took_ms = sorted(await appending.alone(ALONE))
-        p50_ms, p99_ms = took_ms[ALONE // 2], took_ms[ALONE * 99 // 100]
+        took = percentiles(await appending.alone(ALONE))
+        p50_ms, p99_ms = took["p50_ms"], took["p99_ms"]
+        assert p50_ms is not None, "so many have one"
+        assert p99_ms is not None, "and the other"
         _tell("append", f"{ALONE:,} one by one: acked after {p50_ms:.1f} ms, p99 {p99_ms:.1f} ms")
         took_s = await appending.at_speed(AT_SPEED)
         _tell("append", f"{AT_SPEED:,} as fast as goes: {AT_SPEED / took_s:,.0f} records/s")

@@ -9,10 +9,12 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
+from rollbook.api.cli.latencies import new_latencies
 from rollbook.api.client.batches import Submission
 from rollbook.api.client.reader import RecordBatch
 from rollbook.api.client.writer import Writer
 from rollbook.proto.errors import Corrupt
+from rollbook.proto.stats import Histogram
 
 RECORD_BYTES: Final = 100
 _TICK_S: Final = 0.01
@@ -56,14 +58,14 @@ class Appending:
             self.acked += 1
             self._has_news.set()
 
-    async def alone(self, count: int) -> list[float]:
-        """One after the other. How long each took, in ms."""
-        took_ms: list[float] = []
+    async def alone(self, count: int) -> Histogram:
+        """One after the other. How long they took."""
+        took = new_latencies()
         for _ in range(count):
-            begun_s = time.monotonic()
+            begun_ns = time.monotonic_ns()
             await self._submit()
-            took_ms.append((time.monotonic() - begun_s) * 1000)
-        return took_ms
+            took.observe(time.monotonic_ns() - begun_ns)
+        return took
 
     async def at_speed(self, count: int) -> float:
         """As fast as goes. How long all of them took."""
