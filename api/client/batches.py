@@ -131,10 +131,8 @@ class Submission:
     def result(self) -> Offset:
         """The offset of one that is done. Raises what became of it, and `InvalidStateError` if it is not."""
         batch = self._batch
-        if (
-            ack := batch.ack
-        ) is not None:  # As `offset_of`, but with no call for each record, not even of a type.
-            return ack.first_offset + self._index  # type: ignore[return-value]
+        if (ack := batch.ack) is not None:  # As `offset_of`, with no call.
+            return ack.first_offset + self._index  # type: ignore[return-value]  # Not of its type, either.
         if batch.error is None:
             raise asyncio.InvalidStateError("it is on its way")
         raise batch.error
