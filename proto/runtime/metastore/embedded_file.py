@@ -220,6 +220,7 @@ def _create(path: str, store: str) -> None:
     os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL, 0o600))
     database = sqlite3.connect(unfinished, isolation_level=None)
     try:
+        database.execute("PRAGMA synchronous = OFF")  # Dozens of syncs of what has no name yet.
         database.executescript(_SCHEMA)
         roots = [(path, *row) for path, row in Tree().rows()]
         checksums = [_checksum(root) for root in roots]

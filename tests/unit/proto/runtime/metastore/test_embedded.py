@@ -163,6 +163,54 @@ async def test_a_new_file_does_not_inherit_the_log_of_a_deleted_one(
     await house.open(create=True)
 
 
+async def test_what_has_no_name_yet_is_synced_once_it_is_whole(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a sync takes a second, one for each statement took most of a minute."""
+    levels: dict[str, int] = {}
+
+    class Watched(sqlite3.Connection):
+        def close(self) -> None:
+            ((file,),) = self.execute("SELECT file FROM pragma_database_list LIMIT 1")
+            levels[file], *_ = self.execute("PRAGMA synchronous").fetchone()
+            super().close()
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *to, **how: connect(*to, factory=Watched, **how))
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def sync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    file, _ = await StoreFile.open(path, "1")
+    await file.close()
+    off, full = 0, 2
+    assert levels == {f"{path}.new": off, path: full}
+    assert synced[:2] == [f"{path}.new", os.path.dirname(path)]
+
+
+async def test_a_slow_disk_of_this_process_is_not_told_as_somebody_who_is_silent(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_synced = asyncio.Event()
+
+    async def keep_late(_file: StoreFile, _batch: Batch) -> None:
+        await is_synced.wait()
+
+    store = await open_metadata_store(f"sqlite://{path}", create=True, serve=True)
+    try:
+        monkeypatch.setattr(StoreFile, "keep", keep_late)
+        monkeypatch.setattr(store, "_operation_timeout_s", 0.05)
+        with pytest.raises(OutcomeUnknown, match=f"the disk of {path}, which this process holds"):
+            await store.create("/a")
+    finally:
+        is_synced.set()
+        await store.close()
+
+
 async def test_a_path_too_long_for_a_socket_address(tmp_path: Path) -> None:
     folder = tmp_path / ("d" * 100) / ("e" * 100)
     folder.mkdir(parents=True)
