@@ -223,7 +223,7 @@ def test_no_help_loads_what_its_command_does() -> None:
         "demo",
     }
     words |= {"apply", "context", "cursor", "debug", "log_writer"}
-    words |= {"context_option", "metadata_option"}
+    words |= {"context_option", "metadata_option", "numbers"}
     words |= {"dev", "explain", "lazy", "ledger", "log", "main", "output", "recovery", "server"}
     values = {
         "bookie.core.remedies",
