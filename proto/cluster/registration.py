@@ -101,7 +101,7 @@ class BookieRegistration:
         self._bookie_id = bookie_id
         self._data = pack_service_info(info)
         self._patience_s = session_timeout_s + _TICK_S
-        self._looks = math.ceil(self._patience_s / _LOOK_AGAIN_S)
+        self._looks = max(1, math.ceil(self._patience_s / _LOOK_AGAIN_S))
         self._holder = info.holder
         self._standing: Standing | None = None  # As asked for last.
         self.is_registered = False  # As far as one can know; a session may be over unheard.
@@ -263,7 +263,7 @@ class BookieRegistration:
         assert node is not None
         raise id_taken(
             "another process is registered under this bookie id, and was so for "
-            f"{self._patience_s:g} s; this one does not serve",
+            f"at least {self._patience_s:g} s; this one does not serve",
             *(path, self._bookie_id, node, self._url),
             "stop it, or give this bookie an id of its own; if it is dead, start again when "
             "its session is over",
