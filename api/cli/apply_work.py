@@ -41,6 +41,7 @@ SETTINGS: Final = frozenset(
     (*_AGES, *_SIZES, *_COUNTS, *_COPIES, "exclusive", "labels", "description")
 )
 _KEEPING: Final = ("retention_age_s", "retention_bytes")  # Fields; less of them deletes records.
+_TOGETHER: Final = frozenset(("record_bytes_max", "batch_bytes_max"))  # One bounds the other.
 
 
 def apply(access: LogAccess, path: str, dry_run: bool, yes: bool, output: str) -> None:
@@ -92,7 +93,8 @@ def fields_of(table: Any) -> dict[str, Any]:
     copies, acks = (_number(key, table[key]) if key in table else None for key in _COPIES)
     if copies is not None or acks is not None:
         found["quorum"] = quorum_of(copies, acks)
-    ConfigValues(**found)  # What no log can be is found before any is looked at.
+    # What no log can be is found before any is looked at.
+    (LogConfig if found.keys() >= _TOGETHER else ConfigValues)(**found)
     return found
 
 

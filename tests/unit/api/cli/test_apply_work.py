@@ -90,6 +90,10 @@ def test_what_is_not_said_of_copies_follows() -> None:
         ("[logs.a]\nroll_age = 'none'", "'none'", "rollbook apply --help"),
         ("[logs.a]\ndelete_grace = '500ms'", "no whole number of seconds", "rollbook apply --help"),
         ("[logs.a]\nroll_bytes = '1'", "roll_bytes 1 is outside", "rollbook apply --help"),
+        (
+            "[logs.a]\nrecord_bytes_max = 2000000\nbatch_bytes_max = 1000000",
+            *("record_bytes_max is above batch_bytes_max", "rollbook apply --help"),
+        ),
         ("[logs.a]\nroll_entries = true", "a number from 1", "write roll_entries = 3"),
         ("[logs.a]\nacks = 0", "a number from 1", "write acks = 3"),
         ("[logs.a]\ncopies = 2\nacks = 3", "quorum", "rollbook apply --help"),
