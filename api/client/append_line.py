@@ -37,6 +37,7 @@ _MESSAGE_BYTES: Final = 1024 * 1024
 # A thousand logs in one message would take turns with the server, and that with its bookies, as a whole.
 _MESSAGE_APPENDS: Final = 128
 _APPEND_BYTES: Final = 32  # What frames a block.
+_GREETING_S: Final = 10.0  # A server that says nothing for so long is left for another line.
 
 
 class _Bind(NamedTuple):
@@ -119,9 +120,7 @@ class AppendLine:
     async def _send(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            # Until the server listens nothing is sent: where a write meets the end of a stream, gRPC tells that
-            # instead of what the server said.
-            if LISTENS_KEY not in (await self._call.initial_metadata() or ()):
+            if not await self._server_listens():
                 return
             while True:
                 if not self._queue:
@@ -132,6 +131,24 @@ class AppendLine:
             pass  # The receiving side knows why.
         except grpc.aio.UsageError:
             pass  # Likewise: the call was over.
+
+    async def _server_listens(self) -> bool:
+        """Once it says so. Before that nothing is sent: where a write meets the end of a stream, gRPC
+        tells that instead of what the server said.
+        """
+        try:
+            async with asyncio.timeout(_GREETING_S):
+                if LISTENS_KEY in (await self._call.initial_metadata() or ()):
+                    return True
+                await self._call.code()  # It was refused, and the receiving side knows why.
+        except TimeoutError:
+            self._end(
+                ServerUnreachable(
+                    f"{self.address} has not said within {_GREETING_S:g} s that it listens",
+                    next_step="see whether it hangs, or is of an earlier release than this client",
+                )
+            )
+        return False
 
     def _next_message(self) -> bytes:
         """A bind comes before the appends of its message, so none whose ref has been used in it."""
@@ -203,9 +220,9 @@ class AppendLine:
 
 def _told(error: RollbookError, *, was_sent: bool) -> RollbookError:
     """What the end of the stream says of one append; for each an error of its own."""
-    if isinstance(error, Unauthorized | UnsupportedVersion):
+    if isinstance(error, Unauthorized | UnsupportedVersion | ServerUnreachable):
         return again(error, Outcome.NOT_APPLIED)  # Before anything was read.
-    if isinstance(error, ServerUnreachable) or not was_sent:
+    if not was_sent:
         return ServerUnreachable(error.message, **error.ids)
     if isinstance(error, Invalid):
         return again(error, Outcome.UNKNOWN)

@@ -28,11 +28,13 @@ Context = Any  # grpc.aio.ServicerContext, of bytes.
 
 
 async def serve_append_stream(core: Guarded, context: Context) -> None:
-    await context.send_initial_metadata(((LISTENS_KEY, "1"),))
     stream = core.open_append_stream()
-    line = _Line(stream, context)
-    sides = [asyncio.ensure_future(side) for side in (line.listen(), line.answer())]
+    sides: list[asyncio.Future[None]] = []
     try:
+        # It is let in: now the client may send. Sooner, a refusal would leave in doubt what met it on its way.
+        await context.send_initial_metadata(((LISTENS_KEY, "1"),))
+        line = _Line(stream, context)
+        sides += (asyncio.ensure_future(side) for side in (line.listen(), line.answer()))
         await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
         next(side for side in sides if side.done()).result()
     finally:

@@ -6,12 +6,14 @@ import weakref
 from typing import Any, cast
 
 import grpc
+import pytest
 
-from rollbook.api.client.append_line import AppendLine
+from rollbook.api.client import append_line
+from rollbook.api.client.append_line import AppendLine, AppendLines
 from rollbook.api.client.channels import Channels
 from rollbook.api.grpc.status import LISTENS_KEY
 from rollbook.logservice.ids import LogName
-from rollbook.proto.errors import Outcome, RollbookError
+from rollbook.proto.errors import Outcome, RollbookError, ServerUnreachable
 from rollbook.proto.v1 import log_pb2
 
 KIB = 1024
@@ -24,10 +26,17 @@ class Stream:
         self.messages: list[log_pb2.AppendStreamRequest] = []
         self.headers = asyncio.Event()
         self.headers.set()
+        self.greeting = grpc.aio.Metadata((LISTENS_KEY, "1"))
+
+    async def wait_for_connection(self) -> None: ...
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
         await self.headers.wait()
-        return grpc.aio.Metadata((LISTENS_KEY, "1"))
+        return self.greeting
+
+    async def code(self) -> grpc.StatusCode:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
 
     async def write(self, data: bytes) -> None:
         self.messages.append(log_pb2.AppendStreamRequest.FromString(data))
@@ -101,6 +110,33 @@ async def test_nothing_is_sent_before_the_server_listens() -> None:
     assert not stream.messages
     await line.close()
     assert [error and error.outcome for error in results] == [Outcome.NOT_APPLIED]
+
+
+@pytest.mark.parametrize("says_something", [False, True])
+async def test_a_server_that_does_not_say_that_it_listens_is_left(
+    says_something: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an earlier release says nothing before it is sent something: both waited for ever, and so
+    did whoever came to that stream later.
+    """
+    monkeypatch.setattr(append_line, "_GREETING_S", 0.05)
+    stream = Stream()
+    stream.greeting = grpc.aio.Metadata()
+    if not says_something:
+        stream.headers.clear()
+    lines = AppendLines(cast(Channels, OneChannel(stream)))
+    line = lines.to("127.0.0.1:7400")
+    heard: asyncio.Future[RollbookError | None] = asyncio.get_running_loop().create_future()
+    ref = line.bind(LogName.parse("orders"), is_ordered=True)
+    line.submit(ref, b"x", None, lambda ack, error: heard.set_result(error))
+    async with asyncio.timeout(30):
+        error = await heard
+    assert isinstance(error, ServerUnreachable)
+    assert error.outcome is Outcome.NOT_APPLIED
+    assert error.next_step
+    assert not stream.messages
+    assert lines.to("127.0.0.1:7400") is not line
+    await lines.close()
 
 
 async def test_what_was_never_sent_is_not_kept_for_a_result() -> None:
