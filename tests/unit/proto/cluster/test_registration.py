@@ -361,7 +361,9 @@ async def test_whose_session_outlasts_ours_is_named(
 ) -> None:
     """RG2: whether it lives nobody can know."""
     await rival.create(WRITABLE, theirs, CreateMode.EPHEMERAL)
-    with pytest.raises(NodeExists, match=r"for at least 0\.05 s; this one does not serve") as refused:
+    with pytest.raises(
+        NodeExists, match=r"for at least 0\.05 s; this one does not serve"
+    ) as refused:
         await registration_of(store, patience_s=0.05).register(Standing.WRITABLE)
     assert refused.value.ids == {
         "path": WRITABLE,
