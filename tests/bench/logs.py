@@ -48,6 +48,8 @@ class Size:
     logs: int = 1_000
     after_kill_s: float = 4.0
     silent_readers: int = 20
+    tail_slice_bytes: int = 1_000_000_000
+    tail_slices: int = 10
     more_logs: tuple[int, ...] = (1, 100, 1_000, 10_000)
     more_segments: tuple[int, ...] = (1, 10, 100, 1_000)
 
@@ -373,6 +375,33 @@ def _silent_readers(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator
     yield judged(what, "MiB", 64.0, found)
 
 
+def _long_tail(sides: Sequence[LogSide], _runs: int, size: Size) -> Iterator[Figure]:
+    """What readers cost a server beyond the appends. Once, since it is much to write, and to one bookie."""
+    (ours,) = sides
+    assert isinstance(ours, OurSide)
+    grown = {}
+    for has_readers in (False, True):
+        log = ours.new_log("long-tail")
+        pid = ours.restart()
+        ours.run("thin", log=log)
+        ours.run("alone", log=log, size=100, count=_WARM_UP)
+        time.sleep(_SETTLE_S)
+        before = _resident_mib(pid, "VmRSS")
+        if has_readers:
+            ours.run("attend", log=log)
+        flood = {"log": log, "size": KIB, "count": size.tail_slice_bytes // KIB, "seconds": 120}
+        records = sum(ours.run("flood", **flood)["count"] for _ in range(size.tail_slices))
+        if has_readers:
+            ours.run("followed", count=records)
+        grown[has_readers] = _resident_mib(pid, "VmHWM") - before
+    what = f"{records * KIB / 1e9:.3g} GB, appended"
+    yield judged(
+        f"{what}, followed by one and unread by another: memory of the log server, beyond that without",
+        *("MiB", 64.0, [grown[True] - grown[False]]),
+    )
+    yield judged(f"{what}, without readers: what it grows by", "MiB", None, [grown[False]])
+
+
 def _resident_mib(pid: int, name: str) -> float:
     """Of `/proc/PID/status`: VmRSS is now, VmHWM the most ever."""
     (line,) = (
@@ -455,9 +484,10 @@ JOBS: Final[Mapping[str, Work]] = {
     "many-logs": _many_logs,
     "failover": _failover,
     "silent-readers": _silent_readers,
+    "long-tail": _long_tail,
     "per-log": _per_log,
     "per-segment": _per_segment,
 }
-OURS_ALONE: Final = ("silent-readers", "per-log", "per-segment")
+OURS_ALONE: Final = ("silent-readers", "long-tail", "per-log", "per-segment")
 UNSYNCED: Final = ("small", "large", "alone", "tailing")
 """Where it matters whether an ack means a sync."""

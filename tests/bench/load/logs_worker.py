@@ -9,16 +9,21 @@ what that has to say to gRPC from being heard (`api/grpc/__init__.py`), which co
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
 
 from rollbook import aio
 from rollbook.api.cli import bench_load
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.grpc.methods import READ_STREAM
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.quorum import Quorum
 from rollbook.proto.v1 import log_pb2
 from tests.bench.load import jobs, logs_jobs
 from tests.bench.load.jobs import Found, Job, Stopwatch
 from tests.bench.load.logs_jobs import Clock
+
+_ALL_READ_S: Final = 60.0
 
 
 class OurLogs:
@@ -26,6 +31,8 @@ class OurLogs:
         self._client = client
         self._logs: dict[str, aio.Log] = {}
         self._writers: dict[str, aio.Writer] = {}
+        self._attending = AsyncExitStack()
+        self._followed = 0
 
     async def make(self, log: str) -> None:
         await self._open(log)
@@ -81,15 +88,43 @@ class OurLogs:
 
     async def stare(self, log: str, readers: int, seconds: float) -> None:
         """So many ask for all of it, each on a connection of its own, and read nothing."""
+        async with self._stared_at(log, readers):
+            await asyncio.sleep(seconds)
+
+    @asynccontextmanager
+    async def _stared_at(self, log: str, readers: int) -> AsyncIterator[None]:
         request = log_pb2.ReadStreamRequest(log=log, start="0").SerializeToString()
         owner = await self.owner(log)
         channels = [Channels(Security()) for _ in range(readers)]
         calls = [each.to(owner).unary_stream(READ_STREAM.path)(request) for each in channels]
         for call in calls:
             await call.initial_metadata()
-        await asyncio.sleep(seconds)
+        yield
         for channel in channels:
             await channel.close()
+
+    async def thin(self, log: str) -> None:
+        """Makes one that has a single copy."""
+        self._logs[log] = await self._client.open(log, create=LogConfig(quorum=Quorum(1, 1, 1)))
+
+    async def attend(self, log: str) -> None:
+        """From now on one reads all that is appended, and one who asked for all of it nothing."""
+        is_ready = asyncio.Event()
+        self._followed = 0
+        self._attending = AsyncExitStack()
+        await self._attending.enter_async_context(self._stared_at(log, 1))
+        following = asyncio.ensure_future(self.tail(log, self._count, is_ready))
+        self._attending.callback(following.cancel)
+        await is_ready.wait()
+
+    def _count(self, _value: bytes) -> None:
+        self._followed += 1
+
+    async def followed(self, count: int) -> None:
+        """Both leave once so many have been read."""
+        async with asyncio.timeout(_ALL_READ_S), self._attending:
+            while self._followed < count:
+                await asyncio.sleep(0.1)
 
     async def roll(self, log: str) -> None:
         await (await self._open(log)).roll()
@@ -110,10 +145,18 @@ async def _serve() -> None:
 
 
 async def _run(ours: OurLogs, job: Job) -> Found:
-    if job["do"] != "stare":
-        return await logs_jobs.run(ours, job)
+    alone: dict[str, Callable[..., Awaitable[None]]] = {
+        "stare": ours.stare,
+        "thin": ours.thin,
+        "attend": ours.attend,
+        "followed": ours.followed,
+    }
+    do = job.pop("do")
+    if do not in alone:
+        return await logs_jobs.run(ours, job | {"do": do})
+    del job["client"]
     stopwatch = Stopwatch()
-    await ours.stare(job["log"], job["readers"], job["seconds"])
+    await alone[do](**job)
     return stopwatch.read()
 
 
