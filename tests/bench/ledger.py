@@ -6,6 +6,9 @@ CRC32C), each in a process of its own, and report in the same words (`load/ledge
 `java/…/Peer.java`). Java is warmed up first; what is compared are medians of runs made in turns: ours,
 V2, V3, ours, …
 
+Adds have a fourth in turn, "bare Python" (`ledger_bare`): what this language leaves to whoever gives up checks, index
+and futures. It is shown, and held against nobody.
+
 A run at which Java fails is made again, and what Java says goes to standard error. If it goes on failing
 its figure is of the other runs, and its name says so.
 
@@ -21,9 +24,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -35,12 +39,13 @@ from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.wire.digest import DigestType
-from tests.bench import Figure, compared, judged, parts_of, peer
+from tests.bench import Figure, compared, judged, ledger_bare, parts_of, peer
 from tests.bench.stillness import awake, lie_down
 from tests.interop.cluster import ROLLBOOK, Cluster, Make, empty
 from tests.support import bookie_client, zookeeper
 from tests.support.processes import REPOSITORY, Child
 
+_BARE: Final = "bare Python"
 _JOB_TIMEOUT_S: Final = 180.0
 _WAKE_UP_S: Final = 1.0
 _ATTEMPTS: Final = 3  # At a run that Java fails at.
@@ -78,7 +83,7 @@ class Side:
     """A cluster and the client that goes with it."""
 
     name: str
-    cluster: Cluster
+    cluster: Cluster | ledger_bare.BareCluster
     clients: tuple[str, ...]
     """What `run` is told; the first is our default, or Java's better one at most things."""
     run: Callable[..., Found]
@@ -99,6 +104,12 @@ class Side:
         return sum(bookie.cpu_s for bookie in self.cluster.bookies)
 
 
+class Sides(NamedTuple):
+    ours: Side
+    java: Side
+    bare: Side  # At adds.
+
+
 def _per_second(found: Found) -> float:
     return float(found["count"] / found["seconds"])
 
@@ -109,15 +120,16 @@ def figures(
     """`only`: keys of `JOBS`."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     wanted = parts_of(JOBS, only)
-    with _sides() as (ours, java):
-        for client in java.clients:
+    with _sides() as sides:
+        for client in sides.java.clients:
             with suppress(peer.PeerFailed):  # It has said why.
-                _add(java, client, size.warm_up_s)
-        lie_down(java)
-        _add(ours, "v3", size.warm_up_s)
-        lie_down(ours)
+                _add(sides.java, client, size.warm_up_s)
+        lie_down(sides.java)
+        _add(sides.ours, "v3", size.warm_up_s)
+        lie_down(sides.ours)
+        lie_down(sides.bare)
         for name in wanted:
-            yield from JOBS[name](ours, java, runs, size)
+            yield from JOBS[name](sides, runs, size)
 
 
 def _add(side: Side, client: str, seconds: float, size: int = 100, window: int = 1_000) -> Found:
@@ -125,17 +137,20 @@ def _add(side: Side, client: str, seconds: float, size: int = 100, window: int =
 
 
 def _in_turns(
-    ours: Side,
-    java: Side,
+    sides: Sides,
     runs: int,
     measure: Callable[[Side, str], Mapping[str, float]],
     java_clients: Sequence[str] = ("v2", "v3"),
+    *,
+    with_bare: bool = False,
 ) -> dict[str, dict[str, list[float]]]:
     """What was found, by its name and then by the client's."""
+    turns = [(sides.ours, "v3"), *((sides.java, client) for client in java_clients)]
+    turns += [(sides.bare, "bare")] if with_bare else []
     found: dict[str, dict[str, list[float]]] = {}
     failed: Counter[str] = Counter()
     for _ in range(runs):
-        for side, client in ((ours, "v3"), *((java, each) for each in java_clients)):
+        for side, client in turns:
             label = _label(side, client)
             with awake(side):
                 measured = _patiently(measure, side, client)
@@ -168,9 +183,11 @@ def _told(
     }
 
 
+_beside: Final = partial(compared, aside=[_BARE])
+
+
 def _adds(
-    ours: Side,
-    java: Side,
+    sides: Sides,
     runs: int,
     size: Size,
     *,
@@ -192,17 +209,17 @@ def _adds(
             "bookies": bookies_s / count * 1e6,
         }
 
-    found = _in_turns(ours, java, runs, measure)
+    found = _in_turns(sides, runs, measure, with_bare=True)
     what = f"adds of {bytes_:,} B, window {window:,}"
-    yield from compared(what, "adds/s", found["rate"], factor, target)
-    yield from compared(f"{what}: p99", "ms", found["p99"], p99_factor, None)
-    yield from compared(f"{what}: CPU of the client", "µs/add", found["client"], None, cpu_us_max)
-    yield from compared(f"{what}: CPU of three bookies", "µs/add", found["bookies"], None, None)
+    yield from _beside(what, "adds/s", found["rate"], factor, target)
+    yield from _beside(f"{what}: p99", "ms", found["p99"], p99_factor, None)
+    yield from _beside(f"{what}: CPU of the client", "µs/add", found["client"], None, cpu_us_max)
+    yield from _beside(f"{what}: CPU of three bookies", "µs/add", found["bookies"], None, None)
 
 
-def _large_adds(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
+def _large_adds(sides: Sides, runs: int, size: Size) -> Iterator[Figure]:
     return _adds(
-        *(ours, java, runs, size),
+        *(sides, runs, size),
         bytes_=KIB,
         factor=1.5,
         target=75_000.0,
@@ -211,28 +228,28 @@ def _large_adds(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figur
     )
 
 
-def _few_adds(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
-    return _adds(*(ours, java, runs, size), window=100, factor=1.5, target=None, cpu_us_max=None)
+def _few_adds(sides: Sides, runs: int, size: Size) -> Iterator[Figure]:
+    return _adds(*(sides, runs, size), window=100, factor=1.5, target=None, cpu_us_max=None)
 
 
-def _many_adds(ours: Side, _java: Side, runs: int, size: Size) -> Iterator[Figure]:
+def _many_adds(sides: Sides, runs: int, size: Size) -> Iterator[Figure]:
     job = {"size": 100, "window": 1_000, "many": 50, "count": _ADDS_MAX, "seconds": size.seconds}
-    with awake(ours):
-        rates = [_per_second(ours.run("adds", "v3", **job)) for _ in range(runs)]
+    with awake(sides.ours):
+        rates = [_per_second(sides.ours.run("adds", "v3", **job)) for _ in range(runs)]
     yield judged("adds of 100 B, window 1,000, by append_many of 50: ours", "adds/s", None, rates)
 
 
-def _alone(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
+def _alone(sides: Sides, runs: int, size: Size) -> Iterator[Figure]:
     def measure(side: Side, client: str) -> dict[str, float]:
         found = side.run("adds", client, size=100, window=1, count=size.alone, seconds=60)
         return {"p50": found["p50_ns"] / 1e6, "p99": found["p99_ns"] / 1e6}
 
-    found = _in_turns(ours, java, runs, measure)
-    yield from compared("one add at a time: p50", "ms", found["p50"], 1.0, None)
-    yield from compared("one add at a time: p99", "ms", found["p99"], 0.5, None)
+    found = _in_turns(sides, runs, measure, with_bare=True)
+    yield from _beside("one add at a time: p50", "ms", found["p50"], 1.0, None)
+    yield from _beside("one add at a time: p99", "ms", found["p99"], 0.5, None)
 
 
-def _reads(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
+def _reads(sides: Sides, runs: int, size: Size) -> Iterator[Figure]:
     """Batches over V2 are the best that Java can do; its V3 reads entry by entry."""
     fill = {"size": KIB, "window": 1_000, "count": size.read_entries, "seconds": 120}
     ledgers: dict[str, int] = {}
@@ -250,47 +267,48 @@ def _reads(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
         )
         return {"rate": found["bytes"] / found["seconds"] / 1e6}
 
-    found = _in_turns(ours, java, runs, measure)
+    found = _in_turns(sides, runs, measure)
     what = "a closed ledger of 1 KiB entries, cached, 4 requests open"
     yield from compared(what, "MB/s", found["rate"], 1.0, None)
 
 
-def _recoveries(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
+def _recoveries(sides: Sides, runs: int, size: Size) -> Iterator[Figure]:
     def measure(side: Side, client: str) -> dict[str, float]:
+        assert isinstance(side.cluster, Cluster)
         ledger = asyncio.run(_leave_open(side.cluster, size.recovered))
         found = side.run("recover", client, ledger=ledger)
         if found["last"] != size.recovered - 1:
             raise BenchFailed(f"{side.name} recovered up to {found['last']}")
         return {"s": found["seconds"]}
 
-    times = _in_turns(ours, java, runs, measure, ("v3", "v3-tuned"))["s"]
+    times = _in_turns(sides, runs, measure, ("v3", "v3-tuned"))["s"]
     what = f"recovery of {size.recovered:,} entries past the LAC"
     tenths = [median(each) / 10 for label, each in times.items() if _client_of(label) == "Java V3"]
     yield from compared(what, "s", times, 0.5, min([0.4, *tenths]))
 
 
-def _openings(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
+def _openings(sides: Sides, runs: int, size: Size) -> Iterator[Figure]:
     def measure(side: Side, client: str) -> dict[str, float]:
         found = side.run("recover_idle", client, size=100, count=size.opened)
         return {"p50": found["p50_ns"] / 1e6}
 
-    found = _in_turns(ours, java, runs, measure)
+    found = _in_turns(sides, runs, measure)
     what = "opening a ledger with nothing to recover: p50"
     yield from compared(what, "ms", found["p50"], None, 8.0)
 
 
-def _tailing(ours: Side, java: Side, runs: int, size: Size) -> Iterator[Figure]:
+def _tailing(sides: Sides, runs: int, size: Size) -> Iterator[Figure]:
     """Only version 3 has long polls."""
 
     def measure(side: Side, client: str) -> dict[str, float]:
         found = side.run("tail", client, size=100, rate=1_000, count=size.tailed)
         return {"p50": found["p50_ns"] / 1e6}
 
-    times = _in_turns(ours, java, runs, measure, ("v3",))["p50"]
+    times = _in_turns(sides, runs, measure, ("v3",))["p50"]
     yield from compared("append to tailing reader at 1,000/s: p50", "ms", times, None, 2.0)
 
 
-JOBS: Final[Mapping[str, Callable[[Side, Side, int, Size], Iterator[Figure]]]] = {
+JOBS: Final[Mapping[str, Callable[[Sides, int, Size], Iterator[Figure]]]] = {
     "adds": _adds,
     "large-adds": _large_adds,
     "few-adds": _few_adds,
@@ -304,14 +322,14 @@ JOBS: Final[Mapping[str, Callable[[Side, Side, int, Size], Iterator[Figure]]]] =
 
 
 def _label(side: Side, client: str) -> str:
-    return "ours" if side.name == "ours" else f"Java {client.upper()}"
+    return f"Java {client.upper()}" if side.name == "java" else side.name
 
 
 # --- What runs ------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _sides() -> Iterator[tuple[Side, Side]]:
+def _sides() -> Iterator[Sides]:
     with (
         zookeeper.running([f"maxSessionTimeout={peer.SESSION_MS}"]) as server,
         zookeeper.tree(server) as one,
@@ -319,6 +337,7 @@ def _sides() -> Iterator[tuple[Side, Side]]:
         tempfile.TemporaryDirectory() as folder,
         cluster_of(one, Path(folder, "ours"), Make.ROLLBOOK) as ours,
         cluster_of(other, Path(folder, "java"), Make.JAVA) as java,
+        ledger_bare.running(Path(folder, "bare")) as bare,
     ):
         worker = ours.children.start_module("tests.bench.load.ledger_worker", ours.metadata)
         peer_log = Path(folder, "peer.log")
@@ -333,9 +352,10 @@ def _sides() -> Iterator[tuple[Side, Side]]:
                 print(told, file=sys.stderr, flush=True)
                 raise
 
-        yield (
+        yield Sides(
             Side("ours", ours, ("v3", "v2"), OurClient(worker).run),
             Side("java", java, ("v2", "v3"), run_java),
+            Side(_BARE, bare, ("bare",), OurClient(bare.start_client()).run),
         )
 
 

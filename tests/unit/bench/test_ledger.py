@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.bench import Figure, compared
-from tests.bench.ledger import JOBS, Side, Size, figures
+from tests.bench.ledger import JOBS, Side, Sides, Size, figures
 from tests.bench.peer import PeerFailed
 
 
@@ -72,21 +72,48 @@ def _java(outcomes: list[Any]) -> Side:
     return _side("java", run)
 
 
-OURS = _side("ours", lambda *_, **__: _tailed(1))
+def _beside_ours(java: Side, bare: Any = None) -> Sides:
+    return Sides(
+        _side("ours", lambda *_, **__: _tailed(1)), java, _side("bare Python", bare or _never)
+    )
+
+
+def _never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("it can add, and nothing else")
+
+
 FAILED = PeerFailed("no bookies")
 
 
 def test_a_run_that_java_fails_at_is_made_again() -> None:
     outcomes = [FAILED, _tailed(5), FAILED, FAILED, _tailed(7)]
-    mine, others = JOBS["tailing"](OURS, _java(outcomes), 2, Size())
+    mine, others = JOBS["tailing"](_beside_ours(_java(outcomes)), 2, Size())
     assert (mine.value, mine.rival, mine.rival_name) == (1.0, 6.0, "Java V3")
     assert others.value == 6.0
     assert not outcomes
 
 
 def test_that_java_goes_on_failing_is_told_and_ends_nothing() -> None:
-    mine, others = JOBS["tailing"](OURS, _java([_tailed(5), FAILED, FAILED, FAILED]), 2, Size())
+    mine, others = JOBS["tailing"](
+        _beside_ours(_java([_tailed(5), FAILED, FAILED, FAILED])), 2, Size()
+    )
     assert mine.rival == 5.0
     assert others.name.endswith("Java V3, but for 1 of 2 runs")
-    (alone,) = JOBS["tailing"](OURS, _java([FAILED] * 6), 2, Size())
+    (alone,) = JOBS["tailing"](_beside_ours(_java([FAILED] * 6)), 2, Size())
     assert (alone.value, alone.rival, alone.holds) == (1.0, None, True)
+
+
+# --- What Python can reach ------------------------------------------------------------------------
+
+
+def test_bare_python_is_shown_beside_adds_and_held_against_nobody() -> None:
+    added = {"p50_ns": 9_000_000, "p99_ns": 9_000_000}
+    sides = _beside_ours(
+        _java([added] * 2), lambda *_, **__: {"p50_ns": 100_000, "p99_ns": 200_000}
+    )
+    sides = sides._replace(ours=_side("ours", lambda *_, **__: added))
+    found = {figure.name: figure for figure in JOBS["alone"](sides, 1, Size())}
+    bare = found["one add at a time: p50: bare Python"]
+    assert (bare.value, bare.target, bare.rival) == (0.1, None, None)
+    assert found["one add at a time: p50: ours"].rival_name == "Java V2"
+    assert found["one add at a time: p50: ours"].target == 9.0
