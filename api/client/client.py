@@ -15,6 +15,7 @@ from rollbook.api.client.url import parse_log_url
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.runtime.allocator import keep_pieces_of_messages
 
 DEFAULTS: Final = LogClientConfig()
 
@@ -55,6 +56,7 @@ class Client:
     """
 
     def __init__(self, servers: Iterable[str], config: LogClientConfig, security: Security) -> None:
+        keep_pieces_of_messages()
         self.config = config
         self.owners = Owners(servers)
         self.channels = Channels(security)

@@ -1,22 +1,33 @@
-"""What the C library does with large pieces of memory that a server has let go of.
+"""What the C library does with large pieces of memory that a process has let go of.
 
 Left alone, glibc gives them back to the system, and the next one of that size is fresh pages again: to
 touch these costs eight times as much as to copy into memory that is there. Every answer of a megabyte
 paid for it several times, a fifth of all that reading costs a bookie.
 """
 
-import ctypes
+from functools import cache
 from typing import Final
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # As `mallopt` knows them.
 _KEPT_BYTES: Final = 64 * 1024 * 1024  # At most, of what is free at the end of the heap.
 # From here on pieces are the system's, always. The most allowed.
 _LARGE_BYTES: Final = 32 * 1024 * 1024
+_LESSON_BYTES: Final = (
+    4 * 1024 * 1024
+)  # What a message of ours, and gRPC's copies of it, are far from.
 
 
 def keep_freed_memory() -> None:
     """Of this process; elsewhere than on glibc it does nothing."""
+    import ctypes  # Clients have no use for it, and would wait for it as they start.
+
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
         mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+@cache
+def keep_pieces_of_messages() -> None:
+    """For a library, which leaves settings to the program: glibc goes by the largest piece that it was given back."""
+    bytearray(_LESSON_BYTES)
