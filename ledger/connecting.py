@@ -16,6 +16,7 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.runtime.allocator import keep_pieces_of_messages
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.logs import log_as_a_library
 from rollbook.proto.runtime.metastore import open_metadata_store
@@ -40,6 +41,7 @@ def connect(
     Raises `NoSuchCluster`, `MetadataUnavailable`, `BadConfig`, `WrongCluster`. Cancelled, it leaves
     nothing behind.
     """
+    keep_pieces_of_messages()
     return Connecting(metadata, config, tls, visits, open_timeout_s)
 
 
