@@ -309,7 +309,8 @@ class Journal:
             return False
         if not (self._fits(waiting.size) and self.active.records.file.is_quick(waiting.size)):
             return False
-        if not self._zeros.reach(align(self.active.end + waiting.size)):
+        position = self.active.end
+        if not self._zeros.takes_none(position, align(position + waiting.size)):
             return False  # Some go with it, and that takes a while.
         try:  # Until it is durable it goes on to wait: should that fail, it is told with all others.
             write = self.active.packer.pack([waiting.item])

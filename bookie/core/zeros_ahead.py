@@ -24,13 +24,14 @@ class ZerosAhead:
         self._allocated_bytes = allocated_bytes
         self._stretch_bytes = stretch_bytes
 
-    def reach(self, end: int) -> bool:
-        """Whether a write up to there would take none along."""
-        return end <= self._end or not self._stretch_bytes
+    def takes_none(self, position: int, end: int) -> bool:
+        """Whether the write from `position` to `end` is to be made without any."""
+        is_large = end - position > self._stretch_bytes // _LARGE_SHARE
+        return end <= self._end or is_large or not self._stretch_bytes
 
     def behind(self, position: int, end: int) -> Buffer:
         """What the write from `position` to `end` takes along, which is then made."""
-        if self.reach(end) or end - position > self._stretch_bytes // _LARGE_SHARE:
+        if self.takes_none(position, end):
             return b""
         stretches = -(-end // self._stretch_bytes)
         self._end = max(end, min(stretches * self._stretch_bytes, self._allocated_bytes))

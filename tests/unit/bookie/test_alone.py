@@ -35,10 +35,10 @@ class Client:
         if self.has_bug:
             raise ValueError("a bug")
 
-    def add(self) -> bool:
+    def add(self, payload: bytes = b"payload") -> bool:
         """Whether it was answered in this very step."""
         ids = (self._ledger_id, self._next_entry)
-        assert self._storage.add(adds(ids), self.on_done).refusals == (None,)
+        assert self._storage.add(adds(ids, payload=payload), self.on_done).refusals == (None,)
         self._next_entry += 1
         assert len(self.heard) < self._next_entry  # Never within that call.
         self._storage.go_on()
@@ -192,6 +192,17 @@ def test_a_write_that_takes_zeros_along_is_not_made_at_once(
 
     monkeypatch.setattr(SimulatedFile, "write_and_sync", watched)
     tell(story, config=replace(CONFIG, zeros_ahead_bytes=stretch))
+
+
+def test_so_is_a_large_one_which_takes_none() -> None:
+    """It never was, since nothing had been written ahead of it."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        node.disk.quick_odds = 1.0
+        client = await be_alone(storage)
+        assert [client.add(bytes(4000)) for _ in range(6)] == [True] * 6
+
+    tell(story, config=replace(CONFIG, zeros_ahead_bytes=8 * 1024))
 
 
 def test_a_file_that_is_full_is_followed_by_the_next_one() -> None:

@@ -22,16 +22,17 @@ def test_a_small_write_takes_zeros_along_up_to_the_end_of_a_stretch() -> None:
 def test_those_that_follow_in_it_take_none() -> None:
     subject = zeros()
     subject.behind(1 * KIB, 2 * KIB)
-    assert subject.reach(STRETCH)
+    assert subject.takes_none(2 * KIB, 3 * KIB)
     assert not subject.behind(2 * KIB, 3 * KIB)
     assert not subject.behind(STRETCH - KIB, STRETCH)
-    assert not subject.reach(STRETCH + 1)
+    assert not subject.takes_none(STRETCH - KIB, STRETCH + 1)
     assert len(subject.behind(STRETCH - KIB, STRETCH + KIB)) == STRETCH - KIB
 
 
 def test_a_large_write_takes_none_and_the_small_one_behind_it_does() -> None:
     subject = zeros()
     end = KIB + SMALL + 512
+    assert subject.takes_none(KIB, end)
     assert not subject.behind(KIB, end)
     assert len(subject.behind(end, end + SMALL)) == STRETCH - end - SMALL
 
@@ -39,7 +40,7 @@ def test_a_large_write_takes_none_and_the_small_one_behind_it_does() -> None:
 def test_none_lie_behind_the_end_of_the_file() -> None:
     subject = zeros(allocated=STRETCH + 3 * KIB)
     assert len(subject.behind(STRETCH, STRETCH + KIB)) == 2 * KIB
-    assert subject.reach(STRETCH + 3 * KIB)
+    assert subject.takes_none(STRETCH, STRETCH + 3 * KIB)
 
 
 def test_a_file_that_grows_beyond_its_size_gets_none() -> None:
@@ -48,7 +49,7 @@ def test_a_file_that_grows_beyond_its_size_gets_none() -> None:
 
 def test_who_wants_none_gets_none() -> None:
     subject = zeros(stretch=0)
-    assert subject.reach(512 * KIB)
+    assert subject.takes_none(KIB, 512 * KIB)
     assert not subject.behind(KIB, 2 * KIB)
 
 
@@ -59,11 +60,13 @@ def test_no_byte_is_written_ahead_twice_and_none_before_the_end(
     subject, position, ahead_to = zeros(stretch=stretch), KIB, KIB
     for size in sizes:
         end = position + size
+        takes_none = subject.takes_none(position, end)
         found = len(subject.behind(position, end))
+        assert not (takes_none and found)
         assert found <= stretch
         if found:
             assert end > ahead_to
             ahead_to = end + found
             assert ahead_to <= 1024 * KIB
-        assert subject.reach(end) or not found
+        assert subject.takes_none(position, end)
         position = end
