@@ -5,7 +5,8 @@ bytes: one that never reads costs nothing, and finds out when it comes back that
 then it reads them from the bookies.
 
 Each log keeps so much at most, and all logs of a server together no more than `TailMemory` has (LS11):
-beyond it the log that was appended to the longest ago gives its oldest blocks.
+beyond it the log that holds most gives its oldest blocks, unless none has more than a sixteenth; then
+the one that was appended to the longest ago.
 """
 
 import asyncio
@@ -13,17 +14,19 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final
 
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import RollbookError
 
 _BLOCK_BYTES: Final = 200  # What a block costs besides its bytes.
+_SHARES: Final = 16  # What a log has beyond one of these it has while no other one needs it.
 _DROP_AT: Final = 64  # Dropped blocks that are still in the list; then it is cut.
 
 _Kept = tuple[Offset, Offset, bytes]
 _END: Final = itemgetter(1)
+_BYTES: Final = attrgetter("bytes")
 
 
 class TailMemory:
@@ -33,18 +36,23 @@ class TailMemory:
         self.bytes_max = bytes_max
         self.bytes = 0
         self._caches: OrderedDict[TailCache, None] = OrderedDict()  # By when each was added to.
+        self._large: dict[TailCache, None] = {}  # Who has more than its share.
 
     def on_added(self, cache: "TailCache", count: int) -> None:
         self._caches[cache] = None
         self._caches.move_to_end(cache)
+        if cache.bytes > self.bytes_max // _SHARES:
+            self._large[cache] = None
         self.bytes += count
         while self.bytes > self.bytes_max and self._caches:
-            oldest = next(iter(self._caches))
-            if not oldest.drop_oldest():
-                del self._caches[oldest]
+            giver = max(self._large, key=_BYTES, default=None) or next(iter(self._caches))
+            if not giver.drop_oldest():
+                del self._caches[giver]
 
-    def on_dropped(self, count: int) -> None:
+    def on_dropped(self, cache: "TailCache", count: int) -> None:
         self.bytes -= count
+        if cache.bytes <= self.bytes_max // _SHARES:
+            self._large.pop(cache, None)
 
     def on_closed(self, cache: "TailCache") -> None:
         self._caches.pop(cache, None)
@@ -56,7 +64,7 @@ class TailCache:
         self.bytes_max = bytes_max
         self.end: RollbookError | None = None  # Why nothing follows any more.
         self._memory = memory
-        self._bytes = 0
+        self.bytes = 0  # Of what is here.
         self._kept: list[_Kept] = []
         self._dropped = 0  # How many at the beginning of the list are gone.
         self._waiting: dict[asyncio.Future[None], None] = {}
@@ -81,9 +89,9 @@ class TailCache:
             self.tail = next_offset
             added += len(block) + _BLOCK_BYTES
         self._kept.extend(blocks)
-        self._bytes += added
+        self.bytes += added
         self._memory.on_added(self, added)
-        while self._bytes > self.bytes_max:
+        while self.bytes > self.bytes_max:
             self.drop_oldest()
         if self._waiting:
             self.wake()
@@ -95,8 +103,8 @@ class TailCache:
         cost = len(self._kept[self._dropped][2]) + _BLOCK_BYTES
         self._kept[self._dropped] = (*self._kept[self._dropped][:2], b"")
         self._dropped += 1
-        self._bytes -= cost
-        self._memory.on_dropped(cost)
+        self.bytes -= cost
+        self._memory.on_dropped(self, cost)
         if self._dropped >= _DROP_AT and 2 * self._dropped >= len(self._kept):
             del self._kept[: self._dropped]
             self._dropped = 0
@@ -106,8 +114,9 @@ class TailCache:
         """Nothing follows: who waits is told so. Idempotent."""
         if self.end is None:
             self.end = end
-            self._memory.on_dropped(self._bytes)
-            self._kept, self._dropped, self._bytes = [], 0, 0
+            held, self.bytes = self.bytes, 0
+            self._memory.on_dropped(self, held)
+            self._kept, self._dropped = [], 0
             self._memory.on_closed(self)
             self.wake()
 

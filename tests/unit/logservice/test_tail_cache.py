@@ -34,21 +34,53 @@ def test_a_log_keeps_so_much_and_no_more() -> None:
 
 
 def test_all_logs_together_keep_so_much_and_no_more() -> None:
-    """The one that was appended to the longest ago gives first."""
+    """Of those that have no more than a sixteenth the one that was appended to the longest ago gives first."""
     memory = TailMemory(MIB)
-    caches = [TailCache(Offset(0), MIB, memory) for _ in range(5)]
+    caches = [TailCache(Offset(0), MIB, memory) for _ in range(20)]
     for cache in caches:
-        add(cache, *[1000] * 400)
-    assert memory.bytes <= MIB
-    assert [cache.start == cache.tail for cache in caches[:2]] == [True, True]
-    assert 0 < caches[2].start < 400
-    assert caches[3].start == 0
-    assert caches[4].start == 0
-    add(caches[0], 500_000)
-    assert caches[0].start == 400
+        add(cache, *[1000] * 50)  # 60,000 of 65,536 bytes.
+        assert memory.bytes <= MIB
+    assert [cache.start == cache.tail for cache in caches] == [True] * 2 + [False] * 18
+    assert 0 < caches[2].start < 50
+    assert [cache.start for cache in caches[3:]] == [0] * 17
+    add(caches[2], 100)
+    add(caches[0], *[1000] * 20)
+    assert caches[2].start > 0
+    assert 0 < caches[3].start < 50
     for cache in caches:
         cache.close(OwnerChanging())
     assert memory.bytes == 0
+
+
+def test_who_holds_most_gives_first() -> None:
+    """Two busy logs left nothing to all others."""
+    memory = TailMemory(MIB)
+    busy = [TailCache(Offset(0), MIB // 2, memory) for _ in range(2)]
+    quiet = [TailCache(Offset(0), MIB // 2, memory) for _ in range(8)]
+    for _ in range(40):
+        for cache in quiet:
+            add(cache, 1000)
+        for cache in busy:
+            add(cache, *[10_000] * 10)
+        assert memory.bytes <= MIB
+    assert [cache.start for cache in quiet] == [0] * 8
+    assert sum(cache.bytes for cache in busy) > MIB // 2
+    assert abs(busy[0].bytes - busy[1].bytes) < 30_000
+    for cache in (*busy, *quiet):
+        cache.close(OwnerChanging())
+    assert memory.bytes == 0
+
+
+def test_one_log_has_all_of_it_while_no_other_needs_it() -> None:
+    memory = TailMemory(MIB)
+    first, second = (TailCache(Offset(0), MIB, memory) for _ in range(2))
+    add(first, *[10_000] * 200)
+    assert memory.bytes > MIB - 20_000
+    add(second, *[10_000] * 20)
+    assert second.start == 0
+    first.close(OwnerChanging())
+    add(second, *[10_000] * 200)
+    assert second.bytes == memory.bytes > MIB - 20_000
 
 
 def test_a_block_larger_than_all_is_not_kept() -> None:
