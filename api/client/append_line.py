@@ -37,7 +37,7 @@ _MESSAGE_BYTES: Final = 1024 * 1024
 # A thousand logs in one message would take turns with the server, and that with its bookies, as a whole.
 _MESSAGE_APPENDS: Final = 128
 _APPEND_BYTES: Final = 32  # What frames a block.
-_GREETING_S: Final = 10.0  # A server that says nothing for so long is left for another line.
+_GREETING_S: Final = 2.5  # A server that says nothing for so long is left: before an attempt is over, which is told less of.
 
 
 class _Bind(NamedTuple):
@@ -144,8 +144,8 @@ class AppendLine:
         except TimeoutError:
             self._end(
                 ServerUnreachable(
-                    f"{self.address} has not said within {_GREETING_S:g} s that it listens",
-                    next_step="see whether it hangs, or is of an earlier release than this client",
+                    f"{self.address} has not said within {_GREETING_S:g} s that it listens: "
+                    "it hangs, or is of an earlier release than this client"
                 )
             )
         return False

@@ -123,6 +123,7 @@ class Appender:
     async def _append(self, block: bytes, condition: Condition | None, due: float) -> AppendAck:
         loop = asyncio.get_running_loop()
         pauses, is_doubtful = Pauses(self._config), False
+        why = ""
         while True:
             try:
                 line = self._bound_line()
@@ -134,11 +135,11 @@ class Appender:
                 async with asyncio.timeout_at(min(due, loop.time() + self._config.attempt_s)):
                     ack = await result
             except TimeoutError:
-                failure: RollbookError = QuorumTimeout("not acked in time")
+                failure: RollbookError = QuorumTimeout(f"not acked in time{why}")
                 if line.withdraw(number):
                     failure.outcome = Outcome.NOT_APPLIED
             except RollbookError as error:
-                failure = error
+                failure, why = error, f"; the last attempt: {error.message}"
             else:
                 self._owners.learn(self._log, line.address, ack.owner_epoch)
                 return ack

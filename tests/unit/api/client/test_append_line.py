@@ -10,7 +10,10 @@ import pytest
 
 from rollbook.api.client import append_line
 from rollbook.api.client.append_line import AppendLine, AppendLines
+from rollbook.api.client.appender import Appender, Records
 from rollbook.api.client.channels import Channels
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.owners import Owners
 from rollbook.api.grpc.status import LISTENS_KEY
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import Outcome, RollbookError, ServerUnreachable
@@ -133,9 +136,23 @@ async def test_a_server_that_does_not_say_that_it_listens_is_left(
         error = await heard
     assert isinstance(error, ServerUnreachable)
     assert error.outcome is Outcome.NOT_APPLIED
-    assert error.next_step
+    assert "earlier release" in error.message
     assert not stream.messages
     assert lines.to("127.0.0.1:7400") is not line
+    await lines.close()
+
+
+async def test_so_hears_whoever_appends_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """He heard that it was not acked in time, and of what was tried last nothing."""
+    monkeypatch.setattr(append_line, "_GREETING_S", 0.05)
+    stream = Stream()
+    stream.headers.clear()
+    lines = AppendLines(cast(Channels, OneChannel(stream)))
+    owners = Owners(["127.0.0.1:7400"])
+    appender = Appender(LogName.parse("orders"), lines, owners, LogClientConfig())
+    with pytest.raises(RollbookError, match="earlier release") as caught:
+        await appender.append(Records([b"x"]), None, 1.0)
+    assert caught.value.outcome is Outcome.NOT_APPLIED
     await lines.close()
 
 
