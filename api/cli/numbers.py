@@ -1,5 +1,6 @@
 """Numbers that are typed: what is none, or is out of range, is told in words, with the range that there is."""
 
+import math
 from typing import Any
 
 import click
@@ -18,10 +19,13 @@ class Number(click.FloatRange):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         try:
-            return super().convert(value, param, ctx)
+            number = super().convert(value, param, ctx)
         except click.BadParameter:
+            number = math.nan
+        if not math.isfinite(number):
             limits = _within(self.min, self.max, is_open=self.min_open)
             self.fail(f"{value} is no number{limits}", param, ctx)
+        return number
 
 
 def _within(first: float | None, last: float | None, *, is_open: bool = False) -> str:

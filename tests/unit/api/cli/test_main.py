@@ -94,6 +94,11 @@ def test_every_list_can_be_bare_or_wide() -> None:
             "rollbook bench append",
         ),
         (
+            ("bench", "append", "--seconds", "nan"),
+            "Invalid value for '--seconds': nan is no number above 0",
+            "rollbook bench append",
+        ),
+        (
             ("log", "create", "shop", "--retention-age"),
             "Option '--retention-age' requires an argument",
             "rollbook log create",
