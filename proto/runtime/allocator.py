@@ -12,9 +12,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # As `mallopt` knows them.
 _KEPT_BYTES: Final = 64 * 1024 * 1024  # At most, of what is free at the end of the heap.
 # From here on pieces are the system's, always. The most allowed.
 _LARGE_BYTES: Final = 32 * 1024 * 1024
-_LESSON_BYTES: Final = (
-    4 * 1024 * 1024
-)  # What a message of ours, and gRPC's copies of it, are far from.
+# What a message of ours, and gRPC's copies of it, are far from.
+_LESSON_BYTES: Final = 4 * 1024 * 1024
 
 
 def keep_freed_memory() -> None:
