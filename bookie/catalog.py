@@ -141,6 +141,7 @@ class CatalogFiles:
         self._next: _Generation | None = None  # Being written.
         self._writing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
+        self._has_failed = asyncio.Event()
         self.give_way: Callable[[], Awaitable[None]] = _next_turn  # Others have adds to answer.
 
     # --- Opening ------------------------------------------------------------------------------
@@ -340,7 +341,7 @@ class CatalogFiles:
         """
         async with self._turn:
             if self._failure:
-                raise BookieFailed("the catalog could not be written") from self._failure
+                raise _unwritten(self._failure) from self._failure
             body = b"".join(make())
             if not body:
                 return
@@ -351,12 +352,23 @@ class CatalogFiles:
                 for _ in self.catalog.applying(body):
                     await self.give_way()
             except BaseException as error:
-                self._failure = error
+                self._fail(error)
                 if isinstance(error, OSError):
-                    raise BookieFailed("the catalog could not be written") from error
+                    raise _unwritten(error) from error
                 raise
             if self._current.is_due and (self._writing is None or self._writing.done()):
                 self._writing = asyncio.create_task(self._begin_anew())
+
+    async def until_failed(self) -> None:
+        """Waits for it, and raises `BookieFailed`: whoever committed may not be heard by those who would end the process."""
+        await self._has_failed.wait()
+        assert self._failure
+        raise _unwritten(self._failure) from self._failure
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        if isinstance(error, Exception):  # Whoever cancels a commit ends the process himself.
+            self._has_failed.set()
 
     async def _tell_next(self, body: bytes) -> None:
         new = self._next
@@ -382,7 +394,8 @@ class CatalogFiles:
                         return
                 await self.give_way()
         except BaseException as error:
-            self._failure, self._next = error, None
+            self._fail(error)
+            self._next = None
             await new.close()
             raise
         await former.close()
@@ -429,7 +442,7 @@ class CatalogFiles:
         try:
             await self._remove(generation)
         except OSError as error:
-            self._failure = error
+            self._fail(error)
             raise BookieFailed("a half-made catalog could not be removed") from error
 
     async def _remove(self, generation: int) -> None:
@@ -444,6 +457,12 @@ class CatalogFiles:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
         await self._current.close()
+
+
+def _unwritten(cause: BaseException) -> BookieFailed:
+    return BookieFailed(
+        f"the catalog could not be written: {cause}", next_step="restart the bookie"
+    )
 
 
 async def _next_turn() -> None:

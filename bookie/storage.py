@@ -171,6 +171,7 @@ class Storage:
     def start(self) -> None:
         self._tasks = [
             asyncio.create_task(self._journal.run()),
+            asyncio.create_task(self._catalog_files.until_failed()),
             asyncio.create_task(self._run_checkpoints()),
         ]
 

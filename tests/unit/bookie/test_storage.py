@@ -760,6 +760,20 @@ def test_a_failed_write_or_sync_stops_the_bookie(odds: str) -> None:
     tell(story)
 
 
+def test_so_does_a_catalog_that_could_not_be_written_whoever_wrote_it() -> None:
+    """B6: only he was told, who may be at the other end of a connection."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await add(storage, (7, 0))
+        node.disk.sync_error_odds = 1.0
+        with pytest.raises(BookieFailed, match=r"the catalog could not be written: .*error"):
+            await storage.doubt([(7, 0, 0)])
+        async with asyncio.timeout(10):
+            assert isinstance(await storage.failed(), BookieFailed)
+
+    tell(story)
+
+
 def test_overload_is_answered_busy_and_recovery_still_passes() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.hang()
