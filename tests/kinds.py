@@ -92,9 +92,10 @@ def everything(arguments: argparse.Namespace) -> Tally:
         kinds["leaders"] = ["tests", "chaos", "--of=kv", "--leaders=8", first]
     bookies = "--seeds=250" if arguments.thorough else "--seeds=60"
     kinds["bookies"] = ["tests", "simulate", "--world=bookie", bookies, first]
-    ledgers = "--seeds=1100" if arguments.thorough else "--seeds=100"
+    # More than are to count, 1,000 and 150: one in ten proves too little.
+    ledgers = "--seeds=1250" if arguments.thorough else "--seeds=100"
     kinds["ledgers"] = ["tests", "simulate", "--world=ledger", ledgers, first]
-    logs = "--seeds=150" if arguments.thorough else "--seeds=30"
+    logs = "--seeds=180" if arguments.thorough else "--seeds=30"
     kinds["logs"] = ["tests", "simulate", "--world=logs", logs, first]
     style = _STYLE | {"generated": ["tests.generate", "--check"]} if arguments.thorough else {}
     every = style | {"unit": ["tests", "unit", "--of=cores"]} | kinds
