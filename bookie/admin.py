@@ -20,7 +20,6 @@ from rollbook.proto.errors import BookieFailed, BookieReadOnly, NoSuchLedger, Un
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Clock, Disk
 from rollbook.proto.stats import Histogram
-from rollbook.proto.tasks import to_its_end
 
 _SANITY_S: Final = 5.0
 _LISTED_NS_MAX: Final = 60 * 1_000_000_000
@@ -216,12 +215,10 @@ class Admin:
     async def settle_doubts(
         self, stamp: str, ledger_id: int, ranges: Sequence[tuple[int, int]]
     ) -> None:
-        """Whoever hangs up meanwhile leaves the catalog whole."""
-        await to_its_end(self._bookie.storage.settle(stamp, ledger_id, ranges))
+        await self._bookie.storage.settle(stamp, ledger_id, ranges)
 
     async def settle_everything(self, stamp: str) -> None:
-        """Likewise."""
-        await to_its_end(self._bookie.settle_everything(stamp))
+        await self._bookie.settle_everything(stamp)
 
     # --- Space --------------------------------------------------------------------------------
 
