@@ -35,13 +35,14 @@ class TailMemory:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
+        self._share_bytes = bytes_max // _SHARES
         self._caches: OrderedDict[TailCache, None] = OrderedDict()  # By when each was added to.
         self._large: dict[TailCache, None] = {}  # Who has more than its share.
 
     def on_added(self, cache: "TailCache", count: int) -> None:
         self._caches[cache] = None
         self._caches.move_to_end(cache)
-        if cache.bytes > self.bytes_max // _SHARES:
+        if cache.bytes > self._share_bytes:
             self._large[cache] = None
         self.bytes += count
         while self.bytes > self.bytes_max and self._caches:
@@ -51,7 +52,7 @@ class TailMemory:
 
     def on_dropped(self, cache: "TailCache", count: int) -> None:
         self.bytes -= count
-        if cache.bytes <= self.bytes_max // _SHARES:
+        if cache.bytes <= self._share_bytes:
             self._large.pop(cache, None)
 
     def on_closed(self, cache: "TailCache") -> None:
