@@ -365,12 +365,9 @@ def _silent_readers(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator
     ours.run("flood", log=log, size=KIB, count=size.replayed_bytes // KIB, seconds=120)
     found = []
     for _ in range(runs):
-        pid = ours.restart()
-        ours.run("alone", log=log, size=100, count=_WARM_UP)
-        time.sleep(_SETTLE_S)
-        before = _resident_mib(pid, "VmRSS")
+        growth_mib = _begun_anew(ours, log)
         ours.run("stare", log=log, readers=size.silent_readers, seconds=size.seconds)
-        found.append(_resident_mib(pid, "VmHWM") - before)
+        found.append(growth_mib())
     what = f"{size.silent_readers} readers that never read: memory of the log server, at most"
     yield judged(what, "MiB", 64.0, found)
 
@@ -382,24 +379,30 @@ def _long_tail(sides: Sequence[LogSide], _runs: int, size: Size) -> Iterator[Fig
     grown = {}
     for has_readers in (False, True):
         log = ours.new_log("long-tail")
-        pid = ours.restart()
         ours.run("thin", log=log)
-        ours.run("alone", log=log, size=100, count=_WARM_UP)
-        time.sleep(_SETTLE_S)
-        before = _resident_mib(pid, "VmRSS")
+        growth_mib = _begun_anew(ours, log)
         if has_readers:
             ours.run("attend", log=log)
         flood = {"log": log, "size": KIB, "count": size.tail_slice_bytes // KIB, "seconds": 120}
         records = sum(ours.run("flood", **flood)["count"] for _ in range(size.tail_slices))
         if has_readers:
             ours.run("followed", count=records)
-        grown[has_readers] = _resident_mib(pid, "VmHWM") - before
+        grown[has_readers] = growth_mib()
     what = f"{records * KIB / 1e9:.3g} GB, appended"
     yield judged(
         f"{what}, followed by one and unread by another: memory of the log server, beyond that without",
         *("MiB", 64.0, [grown[True] - grown[False]]),
     )
     yield judged(f"{what}, without readers: what it grows by", "MiB", None, [grown[False]])
+
+
+def _begun_anew(ours: OurSide, log: str) -> Callable[[], float]:
+    """A server that has loaded what it ever will: by how much it has grown at most since then."""
+    pid = ours.restart()
+    ours.run("alone", log=log, size=100, count=_WARM_UP)
+    time.sleep(_SETTLE_S)
+    before = _resident_mib(pid, "VmRSS")
+    return lambda: _resident_mib(pid, "VmHWM") - before
 
 
 def _resident_mib(pid: int, name: str) -> float:

@@ -17,6 +17,7 @@ from typing import Final
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.requests import RequestDecoder
+from tests.bench.load.bare import connections
 
 _FILE_BYTES: Final = 64 * 1024 * 1024
 _CHUNK_BYTES: Final = 1024 * 1024
@@ -27,13 +28,8 @@ def _main(path: str) -> None:
     for position in range(0, _FILE_BYTES, _CHUNK_BYTES):
         os.pwrite(file, bytes(_CHUNK_BYTES), position)
     os.fsync(file)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        print(listening.getsockname()[1], flush=True)
-        while True:
-            connection, _ = listening.accept()
-            with connection:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                _serve(connection, file)
+    for connection in connections():
+        _serve(connection, file)
 
 
 def _serve(connection: socket.socket, file: int) -> None:

@@ -13,6 +13,8 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 
+from tests.bench.load.bare import connections
+
 
 def _answers(paths: Sequence[str], size: int) -> Iterator[bytes]:
     for path in paths:
@@ -25,15 +27,10 @@ def _answers(paths: Sequence[str], size: int) -> Iterator[bytes]:
 
 
 def _main(request_bytes: int, reply_bytes: int, paths: Sequence[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        print(listening.getsockname()[1], flush=True)
-        while True:
-            connection, _ = listening.accept()
-            with connection:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                answers = _answers(paths, reply_bytes)
-                while connection.recv(request_bytes, socket.MSG_WAITALL):
-                    connection.sendall(next(answers))
+    for connection in connections():
+        answers = _answers(paths, reply_bytes)
+        while connection.recv(request_bytes, socket.MSG_WAITALL):
+            connection.sendall(next(answers))
 
 
 if __name__ == "__main__":

@@ -19,21 +19,16 @@ from contextlib import ExitStack
 from typing import Final
 
 from tests.bench.load import jobs
-from tests.bench.load.jobs import Found, Job, Stopwatch, percentiles
+from tests.bench.load.jobs import ADDS_BURSTS, ADDS_SAMPLED, Found, Job, Stopwatch, percentiles
 from tests.bench.load.work import add_batches, entry_bytes
 
-_SAMPLED: Final = 16  # As in `ledger_worker`;
-_BURSTS: Final = 8  # this, too.
 _ACK_QUORUM: Final = 2
-_BEHIND_BYTES_MAX: Final = (
-    16 * 1024 * 1024
-)  # The last bookie's, as with our client: then all wait for it.
+# The last bookie's, as with our client: then all wait for it.
+_BEHIND_BYTES_MAX: Final = 16 * 1024 * 1024
 _SILENCE_S: Final = 60.0
 _ANSWERS_BYTES: Final = 1024 * 1024
 _LEDGER: Final = 4711
-_FIRST_ENTRY: Final = (
-    100_000  # A whole add of version 3, as long as most would be: its answer is the answer.
-)
+_FIRST_ENTRY: Final = 100_000  # An add that is as long as most would be: its answer is the answer.
 _pack_number: Final = struct.Struct(">q").pack
 _NUMBER_BYTES: Final = 8
 
@@ -68,7 +63,7 @@ class _Writer:
         frames = b"".join((self._head, self._between.join(map(_pack_number, numbers)), self._tail))
         for line in self._lines:
             line.sendall(frames)
-        self._sampled.extend((self.sent + at, since_ns) for at in range(0, count, _SAMPLED))
+        self._sampled.extend((self.sent + at, since_ns) for at in range(0, count, ADDS_SAMPLED))
         self.sent += count
 
     def hear(self) -> None:
@@ -98,7 +93,7 @@ class _Writer:
 
 
 def _add(ports: Sequence[int], job: Job) -> Found:
-    burst = max(1, job["window"] // _BURSTS)
+    burst = max(1, job["window"] // ADDS_BURSTS)
     window = job["window"] // burst * burst
     with ExitStack() as stack:
         writer = _Writer(ports, job["size"], stack)

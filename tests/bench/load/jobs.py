@@ -25,6 +25,10 @@ async def serve(run: Callable[[Job], Awaitable[Found]]) -> None:
         print(json.dumps(answer), flush=True)
 
 
+ADDS_SAMPLED: Final = 16  # Every so manieth add is timed: to time each would be the load.
+ADDS_BURSTS: Final = 8  # That a window holds.
+
+
 class Stopwatch:
     """Of the wall, and of this process on all its threads."""
 

@@ -18,11 +18,9 @@ import structlog
 from rollbook.ledger import ClientConfig, Ledgers, LedgerWriter, connect
 from rollbook.proto.runtime.collector import calm_collector
 from tests.bench.load import jobs
-from tests.bench.load.jobs import Found, Job, Stopwatch, percentiles
+from tests.bench.load.jobs import ADDS_BURSTS, ADDS_SAMPLED, Found, Job, Stopwatch, percentiles
 
 PASSWORD: Final = b"secret"
-_SAMPLED: Final = 16  # Every so manieth append is timed: a callback for each would be the load.
-_BURSTS: Final = 8
 
 
 async def _create(ledgers: Ledgers) -> LedgerWriter:
@@ -39,12 +37,12 @@ async def _adds(ledgers: Ledgers, job: Job) -> Found:
 async def _append_each(writer: LedgerWriter, job: Job) -> Found:
     """A future for each entry; in bursts, of which so many are under way as the window holds."""
     payload, window = b"x" * job["size"], job["window"]
-    burst = max(1, window // _BURSTS)
+    burst = max(1, window // ADDS_BURSTS)
 
     def append(clock: _Latencies) -> "asyncio.Future[Any]":
         for number in range(burst):
             future = writer.append(payload)
-            if number % _SAMPLED == 0:
+            if number % ADDS_SAMPLED == 0:
                 clock.start(future)
         return future
 

@@ -97,11 +97,13 @@ class OurLogs:
         owner = await self.owner(log)
         channels = [Channels(Security()) for _ in range(readers)]
         calls = [each.to(owner).unary_stream(READ_STREAM.path)(request) for each in channels]
-        for call in calls:
-            await call.initial_metadata()
-        yield
-        for channel in channels:
-            await channel.close()
+        try:
+            for call in calls:
+                await call.initial_metadata()
+            yield
+        finally:
+            for channel in channels:
+                await channel.close()
 
     async def thin(self, log: str) -> None:
         """Makes one that has a single copy."""
