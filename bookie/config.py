@@ -59,6 +59,10 @@ class StorageConfig:
     # Of the journal, behind small writes, whose syncs are up to twice as quick then. Larger: fewer
     # writes take longer, each for longer. 0, none: for file systems that never write in place.
     zeros_ahead_bytes: int = 256 * 1024
+    # Of what was written last, in the system's memory for whoever reads it from there. Larger: who is
+    # that far behind waits for no disk; but to write to memory that was not used before takes up to
+    # four times as long on a virtual machine. 0: as the system likes.
+    page_cache_bytes: int = 512 * MIB
 
     def __post_init__(self) -> None:
         if not self.journal_dir:
@@ -86,6 +90,8 @@ class StorageConfig:
         ):
             if getattr(self, name) <= 0:
                 raise BadConfig(f"{name} must be above zero", settings=(name,))
+        if self.page_cache_bytes < 0:
+            raise BadConfig("page_cache_bytes must not be negative", settings=("page_cache_bytes",))
         if not 0 <= self.zeros_ahead_bytes <= 16 * MIB:
             raise BadConfig(
                 "zeros_ahead_bytes must be 0 to 16 MiB", settings=("zeros_ahead_bytes",)

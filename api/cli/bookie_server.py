@@ -30,6 +30,7 @@ from rollbook.proto.errors import BadConfig, BookieFailed, RollbookError
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector
+from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.limits import allow_open_files
 from rollbook.proto.runtime.logs import configure_logs, set_level
 from rollbook.proto.runtime.network import SocketTransport
@@ -67,7 +68,7 @@ async def serve_bookie(settings: Settings) -> None:
     settings = _within_limits(settings)
     keep_freed_memory()
     store = await open_store(settings.bookie, serve=True)
-    machine = RealMachine()
+    machine = RealMachine(SystemDisk(settings.storage.page_cache_bytes))
     bookie = await Bookie.open(machine, store, settings, tls)
     reason, is_serving = "told to", False
     try:

@@ -29,6 +29,7 @@ from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import BadConfig, ClusterExists, RollbookError
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore
+from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metastore.embedded_owner import end_process
 from rollbook.proto.tasks import first_of
@@ -48,10 +49,11 @@ class Sizes:
     index_bytes: int
     cache_bytes: int
     tail_memory_bytes: int
+    page_cache_bytes: int  # For all bookies.
 
 
-SMALL: Final = Sizes(32 * _MIB, 16 * _MIB, 32 * _MIB, 64 * _MIB)
-LARGE: Final = Sizes(128 * _MIB, 96 * _MIB, 192 * _MIB, 256 * _MIB)
+SMALL: Final = Sizes(32 * _MIB, 16 * _MIB, 32 * _MIB, 64 * _MIB, 256 * _MIB)
+LARGE: Final = Sizes(128 * _MIB, 96 * _MIB, 192 * _MIB, 256 * _MIB, 1536 * _MIB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ async def local_cluster(
     Raises `DirectoryInUse` if another process runs it, `BadConfig` if that can be no directory of ours,
     and what keeps a part from starting.
     """
-    machine = RealMachine()
+    machine = RealMachine(SystemDisk(sizes.page_cache_bytes))
     async with AsyncExitStack() as stack:
         try:
             await machine.disk.make_directory(folder)

@@ -23,6 +23,7 @@ from typing import Final, TypeVar
 
 from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import Buffer, DiskSpace, FileStat, OpenMode
+from rollbook.proto.runtime.disk_pages import WrittenLately
 from rollbook.proto.runtime.disk_reads import (
     Ahead,
     DirectFiles,
@@ -53,10 +54,11 @@ _FLAGS: Final = {
 class _Device:
     """Where to wait for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, written_kept_bytes: int) -> None:
         self.readers = Threads("disk-read", _READ_THREADS)
         self.ahead = Ahead()
         self.direct = DirectFiles()
+        self.written = WrittenLately(written_kept_bytes)
         self._threads = Threads("disk", _SYNC_THREADS)
         self._under_way = 0
         self._expected_s = 1.0  # How long a small sync may take: the slowest, gradually forgotten.
@@ -67,7 +69,7 @@ class _Device:
     def on_small_sync(self, took_s: float) -> None:
         self._expected_s = max(took_s, self._expected_s * _SLOWNESS_KEPT)
 
-    async def run(self, work: Callable[[], None]) -> float:
+    async def run(self, work: Callable[[], object]) -> float:
         """Returns how many seconds it took, without the way to the thread and back."""
         self._under_way += 1
         try:
@@ -100,6 +102,7 @@ class SystemFile:
         self._descriptor = descriptor
         self._naming = _Naming(path)
         self._device = device
+        self._written = device.written.of(descriptor)
         self._turn = asyncio.Lock()  # Fair: first come, first served.
         self._written_s = -_CALM_S  # When it was, last.
         self._is_foreseen = False  # Somebody says what he will read.
@@ -154,8 +157,8 @@ class SystemFile:
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
         async with self._turn:
             with self._naming:
-                _write_fully(self._open_descriptor(), position, buffers)
-            self._on_changed()
+                end = _write_fully(self._open_descriptor(), position, buffers)
+            self._on_written(position, end)
 
     async def sync(self) -> None:
         async with self._turn:
@@ -170,7 +173,7 @@ class SystemFile:
             took_s = await self._run(lambda: self._write_and_sync(position, buffers))
             if _is_small(size):
                 self._device.on_small_sync(took_s)
-            self._on_changed()
+            self._on_written(position, position + size)
 
     def is_quick(self, size: int) -> bool:
         return self._device.is_quick(size) and not self._turn.locked()
@@ -182,14 +185,15 @@ class SystemFile:
     def _write_and_sync_here(self, position: int, buffers: Sequence[Buffer]) -> None:
         began_s = time.monotonic()
         with self._naming:
-            self._write_and_sync(position, buffers)
+            end = self._write_and_sync(position, buffers)
         ended_s = time.monotonic()
-        self._on_changed()
+        self._on_written(position, end)
         self._device.on_small_sync(ended_s - began_s)
 
-    def _write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
-        _write_fully(self._open_descriptor(), position, buffers)
+    def _write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> int:
+        end = _write_fully(self._open_descriptor(), position, buffers)
         os.fdatasync(self._open_descriptor())
+        return end
 
     async def truncate(self, size: int) -> None:
         async with self._turn:
@@ -217,11 +221,12 @@ class SystemFile:
                 await self._reads_ended.wait()
             await self._device.ahead.end(self)
             self._device.direct.forget(self)
+            self._written.close()
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
                 await self._device.run(lambda: os.close(descriptor))
 
-    async def _run(self, work: Callable[[], None]) -> float:
+    async def _run(self, work: Callable[[], object]) -> float:
         with self._naming:
             return await self._device.run(work)
 
@@ -229,6 +234,10 @@ class SystemFile:
     def _is_calm(self) -> bool:
         """Nobody writes: he would wait for direct reads, and what is read ahead would soon be outdated."""
         return time.monotonic() - self._written_s >= _CALM_S
+
+    def _on_written(self, position: int, end: int) -> None:
+        self._on_changed()
+        self._written.on_written(position, end)
 
     def _on_changed(self) -> None:
         self._written_s = time.monotonic()
@@ -266,8 +275,9 @@ def _token_of(descriptor: int) -> str:
 
 
 class SystemDisk:
-    def __init__(self) -> None:
-        self._device = _Device()
+    def __init__(self, written_kept_bytes: int = 0) -> None:
+        """So much of what it writes stays in the page cache, 0: as the system likes."""
+        self._device = _Device(written_kept_bytes)
 
     async def open(self, path: str, mode: OpenMode) -> SystemFile:
         # Python opens with O_CLOEXEC: a child never inherits a descriptor.
@@ -330,7 +340,8 @@ def _is_small(size: int) -> bool:
     return size <= _ON_THE_SPOT_BYTES
 
 
-def _write_fully(descriptor: int, position: int, buffers: Sequence[Buffer]) -> None:
+def _write_fully(descriptor: int, position: int, buffers: Sequence[Buffer]) -> int:
+    """Returns where it ends."""
     for start in range(0, len(buffers), _BUFFERS_PER_WRITE):
         batch = buffers[start : start + _BUFFERS_PER_WRITE]
         expected = sum(map(len, batch))
@@ -341,3 +352,4 @@ def _write_fully(descriptor: int, position: int, buffers: Sequence[Buffer]) -> N
                 done = os.pwrite(descriptor, rest, position + expected - len(rest))
                 rest = rest[done:]
         position += expected
+    return position

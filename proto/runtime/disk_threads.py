@@ -15,7 +15,7 @@ class Job:
     if somebody waits there.
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], object]) -> None:
         self.has_ended = False
         self.took_s = 0.0  # Without the way to the thread and back.
         self._work = work
@@ -70,12 +70,12 @@ class Threads:
         for thread in self._threads:
             thread.start()
 
-    def start(self, work: Callable[[], None]) -> Job:
+    def start(self, work: Callable[[], object]) -> Job:
         job = Job(work)
         self._jobs.put(job)
         return job
 
-    async def run(self, work: Callable[[], None]) -> float:
+    async def run(self, work: Callable[[], object]) -> float:
         """Returns how many seconds it took there, without the way."""
         job = self.start(work)
         await job.wait()

@@ -1,0 +1,90 @@
+"""How much of what was written the system keeps in its memory.
+
+Whoever reads what was written lately finds it there, and all of it would stay until memory is short. But
+each page of memory that was not used before is dear: on a virtual machine the host has to find it, which
+takes several times as long as to write to it. So only what was written last stays, and what was
+written before lets go of its pages, for what is written next.
+"""
+
+import asyncio
+import mmap
+import os
+from collections import deque
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+_NOT_NEEDED: Final[int | None] = getattr(os, "POSIX_FADV_DONTNEED", None)
+_STRETCH_BYTES: Final = 256 * 1024  # Is let go of at one go, on the loop: some 50 µs.
+# The system keeps pages by the bunch, and lets go of those alone that are asked for from end to end.
+_BUNCH_BYTES: Final = 2 * 1024 * 1024
+
+
+class _Stretch(NamedTuple):
+    of: "Written"
+    start: int
+    end: int
+
+
+class WrittenLately:
+    """Of all files of a disk."""
+
+    def __init__(self, bytes_max: int) -> None:
+        """0: as the system likes."""
+        self._bytes_max = bytes_max if _NOT_NEEDED is not None else 0
+        self._bytes = 0
+        self._stretches: deque[_Stretch] = deque()  # Oldest first.
+
+    def of(self, descriptor: int) -> "Written":
+        return Written(self, descriptor)
+
+    def add(self, stretch: _Stretch) -> None:
+        if not self._bytes_max:
+            return
+        self._stretches.append(stretch)
+        self._bytes += stretch.end - stretch.start
+        if self._bytes > self._bytes_max:  # Whoever waits for this write hears of it first.
+            asyncio.get_running_loop().call_soon(self._let_go)
+
+    def _let_go(self) -> None:
+        while self._bytes > self._bytes_max:
+            oldest = self._stretches.popleft()
+            self._bytes -= oldest.end - oldest.start
+            oldest.of.let_go(oldest.start, oldest.end)
+
+    def forget(self, written: "Written") -> None:
+        gone = [stretch for stretch in self._stretches if stretch.of is written]
+        if gone:
+            self._stretches = deque(each for each in self._stretches if each.of is not written)
+            self._bytes -= sum(stretch.end - stretch.start for stretch in gone)
+
+
+class Written:
+    """Of one open file that grows at its end; what is written once more counts once."""
+
+    def __init__(self, lately: WrittenLately, descriptor: int) -> None:
+        self._lately = lately
+        self._descriptor = descriptor
+        self._start = 0  # Of what does not count yet.
+        self._end = 0
+
+    def on_written(self, position: int, end: int) -> None:
+        if end <= self._end:
+            return
+        if position > self._end + _STRETCH_BYTES:  # What lies between was written by somebody else.
+            self._start = position - position % mmap.PAGESIZE
+        self._end = end
+        if end - self._start >= _STRETCH_BYTES:
+            whole = end - end % mmap.PAGESIZE
+            self._lately.add(_Stretch(self, self._start, whole))
+            self._start = whole
+
+    def let_go(self, start: int, end: int) -> None:
+        """And of a bunch across its start, which stayed when what lies before that went."""
+        assert _NOT_NEEDED is not None
+        start = max(0, start - _BUNCH_BYTES)
+        with suppress(OSError):  # It is advice.
+            os.posix_fadvise(self._descriptor, start, end - start, _NOT_NEEDED)
+
+    def close(self) -> None:
+        """Before its descriptor. What it has stays: perhaps somebody opens it again."""
+        self._lately.forget(self)
