@@ -28,6 +28,7 @@ from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.explicit_lac import ExplicitLac
 from rollbook.ledger.ledger_tail import LedgerTail
+from rollbook.ledger.outbox import CHUNK_BYTES_MAX
 from rollbook.ledger.stand_ins import StandIns
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.errors import (
@@ -53,7 +54,7 @@ from rollbook.proto.wire.v3_adds import V3AddPacker
 logger = structlog.get_logger()
 
 _SEND_AHEAD_BYTES: Final = 1024 * 1024  # Handed to a connection, and not taken by its socket.
-_EARLY_BYTES: Final = 96 * 1024  # Gathered in one turn: bookies may begin while it goes on.
+_EARLY_BYTES: Final = CHUNK_BYTES_MAX  # Gathered in one turn: bookies may begin while it goes on.
 _LOOK_AGAIN_S: Final = 0.01  # Whether a socket that was full takes more.
 _GATHER_S: Final = 0.002  # At most: with the next add others learn what is confirmed.
 _BUSY_PAUSE_S_MIN: Final = 0.02  # Doubled with each "busy" in a row,

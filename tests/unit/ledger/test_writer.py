@@ -1138,11 +1138,11 @@ def test_much_of_one_turn_leaves_before_it_ends(written: dict[str, list[int]]) -
     async def story(scene: WriterScene) -> None:
         await scene.append(1)
         await asyncio.sleep(1)
-        futures = [scene.writer.append(b"x" * 1_000) for _ in range(150)]
+        futures = [scene.writer.append(b"x" * 1_000) for _ in range(350)]
         early = {name: sum(counts) - 1 for name, counts in written.items()}
         assert len({*early.values()}) == 1
-        assert 50 < early["b1"] < 100
-        assert await asyncio.gather(*futures) == list(range(1, 151))
-        assert [*map(sum, written.values())][:2] == [151, 151]
+        assert 200 < early["b1"] < 300
+        assert await asyncio.gather(*futures) == list(range(1, 351))
+        assert [*map(sum, written.values())][:2] == [351, 351]
 
     play_writer(story)
