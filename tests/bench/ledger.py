@@ -125,7 +125,7 @@ def figures(
             with suppress(peer.PeerFailed):  # It has said why.
                 _add(sides.java, client, size.warm_up_s)
         lie_down(sides.java)
-        _add(sides.ours, "v3", size.warm_up_s)
+        _add(sides.ours, "v3", size.warm_up_s * len(sides.java.clients))  # As long as Java in all.
         lie_down(sides.ours)
         lie_down(sides.bare)
         for name in wanted:
