@@ -33,7 +33,6 @@ def let_go(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
         assert advice == os.POSIX_FADV_DONTNEED
         assert position <= max(0, ends.get(descriptor, 0) - BUNCH), "one across the end stays"
         assert (position + length) % PAGESIZE == 0
-        os.fstat(descriptor)  # It is open.
         ends[descriptor] = position + length
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
@@ -101,11 +100,12 @@ async def test_what_was_there_before_does_not_count(
 async def test_a_file_that_was_closed_takes_nothing_from_others(
     disk: SystemDisk, tmp_path: Path, let_go: dict[int, int]
 ) -> None:
+    """Whatever its descriptor is of by then."""
     closed = await disk.open(str(tmp_path / "closed"), OpenMode.CREATE)
-    file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     for number in range(32):
         await closed.write_at(number * len(PIECE), [PIECE])
     await closed.close()
+    file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     for number in range(32):
         await file.write_at(number * len(PIECE), [PIECE])
         await asyncio.sleep(0)
