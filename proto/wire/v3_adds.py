@@ -166,6 +166,21 @@ class _AddGroup(AddGroup):
         return bytes(replies)
 
 
+@dataclass(slots=True)
+class _LoneAdd(AddGroup):
+    """One add, and no more: it needs none of what is worth its while for many."""
+
+    ledger_varint: bytes = b""
+    txn_id: bytes = b""
+    entry_varint: bytes = b""
+
+    def pack_replies(self, error: Failure = None) -> bytes:
+        status = pack_varint(v3.code_of(error))
+        txn_bytes, entry_bytes = len(self.txn_id), len(self.entry_varint)
+        before, between = _around_reply(txn_bytes, status, self.ledger_varint, entry_bytes)
+        return b"".join((before, self.txn_id, between, self.entry_varint))
+
+
 _Append = Callable[[Any], None]
 _Opened = tuple[_AddGroup, _Append, _Append, _Append, _Append, _Append, _Append]
 """A group and how to add to its columns: looked up once, since writers may come in turn."""
@@ -173,6 +188,7 @@ _Places = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 """Where an add has its transaction id, its entry id, and its entry."""
 
 
+@lru_cache(maxsize=4096)
 def _around_reply(
     txn_bytes: int, status: bytes, ledger_id: bytes, entry_bytes: int
 ) -> tuple[bytes, bytes]:
@@ -214,6 +230,10 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
         if entry[0] & 0x7F | high_bits != entry_id:
             break
         writer = (ledger, key, priority, buffer[entry_end:end])
+        if position == first and end == size:
+            place = (entry_id,), (lac,), (entry_start,), (entry_end,)
+            lone = _lone_add(writer, ledger_id, place, txn_id, entry)
+            return (Adds(buffer, first, end, [lone]), end) if lone else (None, first)
         if writer != current or ledger_id != current_ledger_id:
             opened = groups.get(writer) or _open_group(writer)
             if opened is None or ledger_id != opened[0].ledger_id:
@@ -365,10 +385,10 @@ def _unpack_high_bits(varint: bytes) -> int:
 
 
 def _open_group(writer: tuple[bytes, ...]) -> _Opened | None:
-    ledger, key, priority, tail = writer
-    if tail not in _TAILS:  # It may be as long as a frame, and nothing of it is to be remembered.
+    unpacked = _unpack_writer_of(writer)
+    if unpacked is None:
         return None
-    fields, ledger_varint = _unpack_writer(ledger, key, priority, tail)
+    fields, ledger_varint = unpacked
     group = _AddGroup(*fields, ledger_varint=ledger_varint)
     lists = group.lists
     return (
@@ -380,6 +400,28 @@ def _open_group(writer: tuple[bytes, ...]) -> _Opened | None:
         lists.txn_ids.append,
         lists.entry_varints.append,
     )
+
+
+def _lone_add(
+    writer: tuple[bytes, ...],
+    ledger_id: int,
+    columns: tuple[tuple[EntryId], tuple[EntryId], tuple[int], tuple[int]],
+    txn_id: bytes,
+    entry_varint: bytes,
+) -> _LoneAdd | None:
+    unpacked = _unpack_writer_of(writer)
+    if unpacked is None or ledger_id != unpacked[0][0]:
+        return None
+    fields, ledger_varint = unpacked
+    return _LoneAdd(*fields, *columns, ledger_varint, txn_id, entry_varint)
+
+
+def _unpack_writer_of(writer: tuple[bytes, ...]) -> tuple[WriterFields, bytes] | None:
+    if (
+        writer[-1] not in _TAILS
+    ):  # It may be as long as a frame, and nothing of it is to be remembered.
+        return None
+    return _unpack_writer(*writer)
 
 
 @lru_cache(WRITERS_MAX)  # Writers come again, each with every append.

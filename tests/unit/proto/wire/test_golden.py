@@ -138,7 +138,7 @@ def test_add_is_read(frame: bytes, is_recovery: bool) -> None:
     assert (group.ledger_id, group.ledger_key) == (LEDGER, KEY)
     assert (group.is_recovery, group.is_high_priority) == (is_recovery, is_recovery)
     assert not group.is_sync_deferred
-    assert (group.entry_ids, group.lacs) == ([E0], [NO_ENTRY])
+    assert ([*group.entry_ids], [*group.lacs]) == ([E0], [NO_ENTRY])
     assert adds.buffer[group.starts[0] : group.ends[0]] == HELLO
 
 

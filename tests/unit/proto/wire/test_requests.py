@@ -124,7 +124,7 @@ def test_a_fencing_read_keeps_its_place_between_adds(version: int) -> None:
     assert isinstance(before, Adds)
     assert isinstance(call, Call)
     assert isinstance(behind, Adds)
-    assert (before.groups[0].entry_ids, behind.groups[0].entry_ids) == ([E0], [E1])
+    assert [*before.groups[0].entry_ids, *behind.groups[0].entry_ids] == [E0, E1]
     assert call.request == read
 
 
