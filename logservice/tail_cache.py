@@ -5,8 +5,8 @@ bytes: one that never reads costs nothing, and finds out when it comes back that
 then it reads them from the bookies.
 
 Each log keeps so much at most, and all logs of a server together no more than `TailMemory` has (LS11):
-beyond it the log that holds most gives its oldest blocks, unless none has more than a sixteenth; then
-the one that was appended to the longest ago.
+beyond it the oldest block goes, of those logs that have more than a sixteenth. If there is none, the log
+that was appended to the longest ago gives its oldest.
 """
 
 import asyncio
@@ -24,9 +24,10 @@ _BLOCK_BYTES: Final = 200  # What a block costs besides its bytes.
 _SHARES: Final = 16  # What a log has beyond one of these it has while no other one needs it.
 _DROP_AT: Final = 64  # Dropped blocks that are still in the list; then it is cut.
 
-_Kept = tuple[Offset, Offset, bytes]
+_Confirmed = tuple[Offset, Offset, bytes]
+_Kept = tuple[Offset, Offset, bytes, int]  # Since when.
 _END: Final = itemgetter(1)
-_BYTES: Final = attrgetter("bytes")
+_OLDEST: Final = attrgetter("oldest")
 
 
 class TailMemory:
@@ -36,17 +37,21 @@ class TailMemory:
         self.bytes_max = bytes_max
         self.bytes = 0
         self._share_bytes = bytes_max // _SHARES
-        self._caches: OrderedDict[TailCache, None] = OrderedDict()  # By when each was added to.
+        self.added = 0  # Bytes ever: a block is as old as there were few when it came.
+        self._caches = OrderedDict[TailCache, None]()  # By when each was added to.
         self._large: dict[TailCache, None] = {}  # Who has more than its share.
 
     def on_added(self, cache: "TailCache", count: int) -> None:
+        self.bytes += count
+        self.added += count
         self._caches[cache] = None
         self._caches.move_to_end(cache)
         if cache.bytes > self._share_bytes:
             self._large[cache] = None
-        self.bytes += count
+
+    def make_room(self) -> None:
         while self.bytes > self.bytes_max and self._caches:
-            giver = max(self._large, key=_BYTES, default=None) or next(iter(self._caches))
+            giver = min(self._large, key=_OLDEST, default=None) or next(iter(self._caches))
             if not giver.drop_oldest():
                 del self._caches[giver]
 
@@ -80,20 +85,26 @@ class TailCache:
         """Readers that wait for more."""
         return len(self._waiting)
 
-    def add(self, blocks: Sequence[_Kept]) -> None:
+    @property
+    def oldest(self) -> int:
+        """How much had been added to all when the first block that is here came."""
+        return self._kept[self._dropped][3]
+
+    def add(self, blocks: Sequence[_Confirmed]) -> None:
         """They are confirmed, and follow each other and the tail. Whoever waits is told once."""
         if not blocks:
             return
-        added = 0
+        added, since = 0, self._memory.added
         for base_offset, next_offset, block in blocks:
             assert base_offset == self.tail, "offsets are dense"
             self.tail = next_offset
             added += len(block) + _BLOCK_BYTES
-        self._kept.extend(blocks)
+            self._kept.append((base_offset, next_offset, block, since))
         self.bytes += added
         self._memory.on_added(self, added)
-        while self.bytes > self.bytes_max:
+        while self.bytes > self.bytes_max:  # First: what it may not keep takes nothing from others.
             self.drop_oldest()
+        self._memory.make_room()
         if self._waiting:
             self.wake()
 
@@ -101,8 +112,9 @@ class TailCache:
         """Whether there is another one."""
         if self._dropped == len(self._kept):
             return False
-        cost = len(self._kept[self._dropped][2]) + _BLOCK_BYTES
-        self._kept[self._dropped] = (*self._kept[self._dropped][:2], b"")
+        base_offset, next_offset, block, since = self._kept[self._dropped]
+        cost = len(block) + _BLOCK_BYTES
+        self._kept[self._dropped] = (base_offset, next_offset, b"", since)
         self._dropped += 1
         self.bytes -= cost
         self._memory.on_dropped(self, cost)
@@ -132,7 +144,7 @@ class TailCache:
         if index == len(kept) or kept[index][0] > offset:
             return None
         blocks: list[bytes] = []
-        for _, next_offset, block in islice(kept, index, None):
+        for _, next_offset, block, _ in islice(kept, index, None):
             bytes_max -= len(block)
             if blocks and bytes_max < 0:
                 break
