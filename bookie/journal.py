@@ -123,8 +123,8 @@ class Journal:
         self._has_unsaid = False  # Durable, and no record says so yet.
         self._is_silent = False  # And nothing was added for a while.
         self._silence_timer: asyncio.TimerHandle | None = None
-        self._idle_s = config.idle_after_ms / 1000
-        self._written_s = 0.0  # When it was added to last, by the loop's clock.
+        self._idle_ns = config.idle_after_ms * 1_000_000
+        self._written_ns = 0  # When it was added to last.
 
     async def open(self, spare: RecordFile | None, number: int, next_sequence: int) -> None:
         """The first file of this process: one that was ready, or a new one."""
@@ -248,17 +248,17 @@ class Journal:
 
     def _expect_silence_if_unsaid(self) -> None:
         if self._has_unsaid and self._silence_timer is None:
-            self._expect_silence(self._idle_s)
+            self._expect_silence(self._idle_ns)
 
-    def _expect_silence(self, delay_s: float) -> None:
+    def _expect_silence(self, delay_ns: int) -> None:
         loop = asyncio.get_running_loop()
-        self._silence_timer = loop.call_later(delay_s, self._on_silence)
+        self._silence_timer = loop.call_later(delay_ns / 1e9, self._on_silence)
 
     def _on_silence(self) -> None:
         self._silence_timer = None
-        missing_s = self._written_s + self._idle_s - asyncio.get_running_loop().time()
-        if missing_s > 0:
-            self._expect_silence(missing_s)
+        missing_ns = self._written_ns + self._idle_ns - self._clock.monotonic_ns()
+        if missing_ns > 0:
+            self._expect_silence(missing_ns)
         else:
             self._is_silent = True
             self._wake()
@@ -298,7 +298,7 @@ class Journal:
         """Readers find it."""
         self._on_written(self.active, write)
         self._has_unsaid, self._is_silent = True, False
-        self._written_s = asyncio.get_running_loop().time()
+        self._written_ns = self._clock.monotonic_ns()
 
     def _write_at_once(self) -> bool:
         """What waits, while the task that writes has nothing to do; False: that has to do it."""
