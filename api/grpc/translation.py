@@ -84,6 +84,7 @@ def event_kinds(union: Any) -> dict[str, type]:
     return {_snake(kind.__name__): kind for kind in get_args(union)}
 
 
+@cache
 def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
