@@ -188,7 +188,7 @@ _Places = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 """Where an add has its transaction id, its entry id, and its entry."""
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(WRITERS_MAX)
 def _around_reply(
     txn_bytes: int, status: bytes, ledger_id: bytes, entry_bytes: int
 ) -> tuple[bytes, bytes]:
@@ -231,8 +231,8 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
             break
         writer = (ledger, key, priority, buffer[entry_end:end])
         if position == first and end == size:
-            place = (entry_id,), (lac,), (entry_start,), (entry_end,)
-            lone = _lone_add(writer, ledger_id, place, txn_id, entry)
+            columns = (entry_id,), (lac,), (entry_start,), (entry_end,)
+            lone = _lone_add(writer, ledger_id, columns, txn_id, entry)
             return (Adds(buffer, first, end, [lone]), end) if lone else (None, first)
         if writer != current or ledger_id != current_ledger_id:
             opened = groups.get(writer) or _open_group(writer)
@@ -417,11 +417,8 @@ def _lone_add(
 
 
 def _unpack_writer_of(writer: tuple[bytes, ...]) -> tuple[WriterFields, bytes] | None:
-    if (
-        writer[-1] not in _TAILS
-    ):  # It may be as long as a frame, and nothing of it is to be remembered.
-        return None
-    return _unpack_writer(*writer)
+    # A strange tail may be as long as a frame, and nothing of it is to be remembered.
+    return _unpack_writer(*writer) if writer[-1] in _TAILS else None
 
 
 @lru_cache(WRITERS_MAX)  # Writers come again, each with every append.
