@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import structlog
 
-from tests.bench import Figure
+from tests.bench import Figure, bare_disk
 from tests.support import curl
 from tests.tally import Tally, clean, missing_piece, progress_line
 
@@ -463,8 +463,10 @@ def bench(arguments: argparse.Namespace) -> Tally | None:
     if unknown := [f"--{name}" for name in sizes if name not in taken]:
         sys.exit(f"bench {arguments.name} is measured as a whole: leave {', '.join(unknown)} out")
     figures: list[Figure] = []
+    sync_ms = bare_disk.sync_ms()
     if not arguments.json:
-        print(f"bench {arguments.name}: medians of {arguments.runs} runs", flush=True)
+        disk = f"on a disk that syncs a bare write of 4 KiB in {sync_ms} ms"
+        print(f"bench {arguments.name}: medians of {arguments.runs} runs, {disk}", flush=True)
     for figure in module.figures(arguments.runs, **sizes):
         figures.append(figure)
         if not arguments.json:
@@ -472,7 +474,8 @@ def bench(arguments: argparse.Namespace) -> Tally | None:
     load = [before, _load()]
     if arguments.json:
         rows = [asdict(figure) for figure in figures]
-        print(json.dumps({"bench": arguments.name, "load": load, "figures": rows}))
+        found = {"bench": arguments.name, "sync_ms": sync_ms, "load": load, "figures": rows}
+        print(json.dumps(found))
     else:
         print(f"load average over the last minute: {load[0]:.2f} before, {load[1]:.2f} after")
     if arguments.plot:

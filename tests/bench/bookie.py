@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 from rollbook.proto.runtime.logs import configure_logs
 from tests.bench import Figure, judged, parts_of
+from tests.bench.bare_disk import bare_journal
 from tests.bench.load import generator
 from tests.bench.load.generator import Result
 from tests.bench.load.held_disk import CannotHold, reads_held_to
@@ -49,6 +50,7 @@ OLD_LEDGERS: Final = 1_000_000  # Ids of those that are there before.
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 HELD_BYTES_PER_S: Final = 1_000_000_000
+_SECTOR_BYTES: Final = 512  # What an add alone takes in the journal.
 _SINK: Final = "tests.bench.load.sink"
 _BARE_SERVER: Final = "tests.bench.load.bare_server"
 
@@ -189,7 +191,7 @@ def alone(runs: int, size: Size) -> Iterator[Figure]:
     adds_us: list[float] = []
     syncs_us: list[float] = []
     with victim() as bookie, ExitStack() as stack:
-        bare = stack.enter_context(_bare_journal(bookie.folder / "bare"))
+        bare = stack.enter_context(bare_journal(bookie.folder / "bare", _SECTOR_BYTES))
         client = stack.enter_context(socket.create_connection(bookie.address))
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for run in range(runs):
@@ -203,27 +205,6 @@ def alone(runs: int, size: Size) -> Iterator[Figure]:
     yield judged("one add of 100 B alone, p50", "µs", None, adds_us)
     yield judged("a bare write and sync of its size, p50", "µs", None, syncs_us)
     yield judged("one add alone, by the bare write", "times", 2.0, ratios)
-
-
-@contextmanager
-def _bare_journal(path: Path) -> Iterator[Callable[[], float]]:
-    """Appends a sector to a file that was allocated like a journal's, and syncs; returns how long."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-    os.posix_fallocate(descriptor, 0, 16 * 1024 * 1024)
-    os.fdatasync(descriptor)
-    sector = bytes(512)
-    positions = itertools.count(0, len(sector))
-
-    def write() -> float:
-        began = time.perf_counter()
-        os.pwrite(descriptor, sector, next(positions))
-        os.fdatasync(descriptor)
-        return time.perf_counter() - began
-
-    try:
-        yield write
-    finally:
-        os.close(descriptor)
 
 
 def _ask(client: socket.socket, batch: Batch) -> float:
