@@ -23,7 +23,8 @@ Clients import this module: it loads nothing heavy.
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, NewType, Self
+from operator import index
+from typing import Final, NewType, Self, SupportsIndex
 
 from rollbook.proto.errors import InvalidRequest
 
@@ -69,10 +70,23 @@ def parse_cursor_name(text: str) -> CursorName:
     return CursorName(parse_name(text, "the cursor name"))
 
 
-def parse_offset(value: int) -> Offset:
-    if not 0 <= value <= OFFSET_MAX:
-        raise InvalidRequest(f"offset {value} is outside 0 … 2^63-1")
-    return Offset(value)
+def parse_offset(value: SupportsIndex) -> Offset:
+    return Offset(_parse_number(value, "offset"))
+
+
+def parse_writer_epoch(value: SupportsIndex) -> WriterEpoch:
+    return WriterEpoch(_parse_number(value, "writer epoch"))
+
+
+def _parse_number(value: SupportsIndex, what: str) -> int:
+    """Whatever counts as a whole number, of other libraries, too. Raises `InvalidRequest`."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise InvalidRequest(f"{what} {value!r:.80} is no whole number") from None
+    if not 0 <= number <= INT64_MAX:
+        raise InvalidRequest(f"{what} {number} is outside 0 … 2^63-1")
+    return number
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -229,7 +243,6 @@ def parse_age_us(text: str) -> int:
 
 
 def _parse_time_us(text: str) -> int:
-    """Before 1970 there was no record: the earliest time is that of the first one."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -238,7 +251,10 @@ def _parse_time_us(text: str) -> int:
         ) from None
     if time.tzinfo is None:
         raise InvalidRequest(f"{text[:80]!r} names no time zone; end it with Z for UTC")
-    try:
-        return max((time - _EPOCH) // timedelta(microseconds=1), 0)
-    except OverflowError:
-        raise InvalidRequest(f"{text[:80]!r} is outside the years 1 … 9999") from None
+    return time_us_of(time)
+
+
+def time_us_of(time: datetime) -> int:
+    """Of one with its zone. Outside 1970 … 9999 there is no record: the nearest time means the same."""
+    since = (time - _EPOCH) // timedelta(microseconds=1)
+    return min(max(since, 0), TIMESTAMP_US_MAX)

@@ -13,6 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels
+from rollbook.api.client.forks import require_own_process
 from rollbook.api.client.retrying import again
 from rollbook.api.grpc.methods import APPEND_STREAM
 from rollbook.api.grpc.status import LISTENS_KEY, error_of, error_of_call, hung_up
@@ -69,6 +70,8 @@ class AppendLine:
         self._wake: asyncio.Future[None] | None = None
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._send()), loop.create_task(self._receive())]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_over)
 
     def bind(self, log: LogName, *, is_ordered: bool) -> int:
         """A ref of the caller's own."""
@@ -203,6 +206,13 @@ class AppendLine:
             else:
                 on_result(None, error_of(result.error))
 
+    def _on_task_over(self, task: "asyncio.Task[None]") -> None:
+        """A defect of ours, or of who is called from here, leaves nobody waiting for what does not come."""
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            self._end(ConnectionLost(f"the line broke: {bug!r}"))
+            context = {"message": f"the line to {self.address} broke", "exception": bug}
+            task.get_loop().call_exception_handler(context)
+
     def _end(self, error: RollbookError) -> None:
         if self.failure is not None:
             return
@@ -264,6 +274,7 @@ class AppendLines:
 
     def to(self, address: str) -> AppendLine:
         """Raises `ClientClosed`."""
+        require_own_process()
         if self._is_closed:
             raise ClientClosed
         line = self._lines.get(address)

@@ -101,9 +101,9 @@ class Appender:
         self, records: Records, condition: Condition | None, timeout_s: float | None
     ) -> AppendAck:
         """Cancelled, it may have been appended or not."""
+        due = asyncio.get_running_loop().time() + self._config.timeout_of(timeout_s)
         producer = self._idle.pop() if self._idle else _Producer()
         block = _checked(records.pack(producer.next_ref, self._codec))
-        due = asyncio.get_running_loop().time() + (timeout_s or self._config.timeout_s)
         try:
             ack = await self._append(block, condition, due)
         except RollbookError as error:

@@ -6,6 +6,7 @@ for it. A batch is settled once, for all its records.
 
 import asyncio
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 from rollbook.logservice.core.block import Codec, Headers, pack_block
@@ -35,7 +36,7 @@ class Batch:
         self.is_doubtful = False  # An attempt may have taken effect.
         self.ack: AppendAck | None = None
         self.error: RollbookError | None = None
-        self.waiters: list[Callable[[], None]] = []
+        self.waiters: list[Callable[[], object]] = []
 
     @property
     def is_settled(self) -> bool:
@@ -54,7 +55,7 @@ class Batch:
             self.keys.append(key)
         if headers:
             self.headers = _padded(self.headers, index)
-            self.headers.append(headers)
+            self.headers.append(dict(headers))  # He may change his.
         if event_time_us is not None:
             self.event_times = _padded(self.event_times, index)
             self.event_times.append(event_time_us)
@@ -138,8 +139,9 @@ class Submission:
         raise batch.error
 
     def add_done_callback(self, callback: Callable[["Submission"], None]) -> None:
-        """Called on the loop; soon, if it is done."""
+        """Called on the loop soon after it is done; what it raises is the loop's business."""
+        loop = asyncio.get_running_loop()
         if self._batch.is_settled:
-            asyncio.get_running_loop().call_soon(callback, self)
+            loop.call_soon(callback, self)
         else:
-            self._batch.waiters.append(lambda: callback(self))
+            self._batch.waiters.append(partial(loop.call_soon, callback, self))

@@ -49,12 +49,14 @@ class Calls:
     ) -> Any:
         """The answer's word. `server`: of this one and of no other."""
         loop = asyncio.get_running_loop()
-        method = BY_REQUEST[type(word)]
+        method = BY_REQUEST.get(type(word))
+        if method is None:
+            raise InvalidRequest(f"{word!r:.80} is no word that one call answers")
         log: LogName | None = getattr(word, "log", None)
         if isinstance(word, words.AcquireWriter) and not word.attempt:
             word = replace(word, attempt=new_attempt())
-        data = pack(word).SerializeToString()
-        due = loop.time() + (timeout_s or self._config.timeout_s)
+        data = _packed(word)
+        due = loop.time() + self._config.timeout_of(timeout_s)
         connect_due = min(due, loop.time() + self._config.connect_s)
         pauses, is_doubtful = Pauses(self._config), False
         while True:
@@ -97,6 +99,15 @@ class Calls:
             raise ClientClosed if self.is_closed else lost from None
         self._was_answered = True
         return answer_of(method.answer, answer)
+
+
+def _packed(word: Any) -> bytes:
+    """Raises `InvalidRequest` for what a caller gave that no message holds."""
+    try:
+        data: bytes = pack(word).SerializeToString()
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"{type(word).__name__}: {error}") from None
+    return data
 
 
 def new_attempt() -> str:

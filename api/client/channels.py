@@ -14,10 +14,11 @@ from typing import Any, Final
 
 import grpc
 
+from rollbook.api.client.forks import require_own_process
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX
 from rollbook.proto.addresses import is_loopback, parse_address
 from rollbook.proto.certificates import require_certificate_of
-from rollbook.proto.errors import BadConfig
+from rollbook.proto.errors import BadConfig, ClientClosed
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -82,6 +83,7 @@ class Channels:
         self._channels: dict[tuple[str, bool], grpc.aio.Channel] = {}
         self._calls: dict[tuple[str, str, bool], Any] = {}
         self._shown: dict[str, Metadata] = {}
+        self._is_closed = False
 
     def shown_to(self, address: str) -> Metadata:
         """With each call."""
@@ -95,7 +97,8 @@ class Channels:
         return (("authorization", f"Bearer {self._security.token}"),)
 
     def to(self, address: str, *, waits: bool = False) -> Any:
-        """`waits`: for calls that do, however long."""
+        """`waits`: for calls that do, however long. Raises `ClientClosed`."""
+        self._require_open()
         if (found := self._channels.get((address, waits))) is None:
             if self._credentials is None:
                 found = grpc.aio.insecure_channel(address, options=_OPTIONS)
@@ -105,13 +108,20 @@ class Channels:
         return found
 
     def call(self, address: str, path: str, *, waits: bool = False) -> Any:
-        """Of one request and one answer, in bytes."""
+        """Of one request and one answer, in bytes. Raises as `to`."""
+        self._require_open()
         if (found := self._calls.get((address, path, waits))) is None:
             found = self.to(address, waits=waits).unary_unary(path)
             self._calls[address, path, waits] = found
         return found
 
+    def _require_open(self) -> None:
+        require_own_process()
+        if self._is_closed:
+            raise ClientClosed
+
     async def close(self) -> None:
+        self._is_closed = True
         for channel in self._channels.values():
             await channel.close()
         self._channels.clear()

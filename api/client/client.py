@@ -8,13 +8,16 @@ from rollbook.api.client.append_line import AppendLines
 from rollbook.api.client.calls import Calls
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.forks import on_used
 from rollbook.api.client.log import Log, names_of
 from rollbook.api.client.meeting import Meeting
 from rollbook.api.client.owners import Owners
+from rollbook.api.client.positions import milliseconds_of
 from rollbook.api.client.url import parse_log_url
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import ClientClosed
 from rollbook.proto.runtime.allocator import keep_pieces_of_messages
 
 DEFAULTS: Final = LogClientConfig()
@@ -56,6 +59,7 @@ class Client:
     """
 
     def __init__(self, servers: Iterable[str], config: LogClientConfig, security: Security) -> None:
+        on_used()
         keep_pieces_of_messages()
         self.config = config
         self.owners = Owners(servers)
@@ -113,7 +117,7 @@ class Client:
         `etag`: only if its configuration is still the one that has it. Raises `NoSuchLog`. Cancelled, it
         may be gone or not.
         """
-        grace_ms = None if grace_s is None else round(grace_s * 1000)
+        grace_ms = None if grace_s is None else milliseconds_of(grace_s, "grace_s")
         answer: words.DeleteLogAnswer = await self.ask(
             words.DeleteLog(LogName.parse(name), etag, grace_ms)
         )
@@ -154,6 +158,11 @@ class Client:
         return answer
 
     # --- The end ------------------------------------------------------------------------------
+
+    def require_open(self) -> None:
+        """Raises `ClientClosed`."""
+        if self._calls.is_closed:
+            raise ClientClosed
 
     def adopt(self, writer: W) -> W:
         """To be ended with the client."""

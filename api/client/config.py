@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.proto.errors import BadConfig
+from rollbook.proto.errors import BadConfig, InvalidRequest
 
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
@@ -30,6 +30,14 @@ class LogClientConfig:
     heartbeat_s: float = 5.0
     silences_max: int = 3  # Heartbeats that may fail to come, or tell of no progress.
 
+    def timeout_of(self, timeout_s: float | None) -> float:
+        """Of one call that says so, or nothing. Raises `InvalidRequest`."""
+        if timeout_s is None:
+            return self.timeout_s
+        if not timeout_s > 0:
+            raise InvalidRequest(f"timeout_s has to be above 0, not {timeout_s}")
+        return timeout_s
+
     def __post_init__(self) -> None:
         for name in (
             *(
@@ -42,7 +50,7 @@ class LogClientConfig:
             ),
             *("window_batches", "heartbeat_s", "silences_max"),
         ):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise BadConfig(f"{name} has to be above 0")
         if not 0 < self.retry_pause_s_min <= self.retry_pause_s_max:
             raise BadConfig("retry_pause_s_min has to be above 0 and up to retry_pause_s_max")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rollbook.api.client.appender import PRODUCER_ID_BYTES, Appender, Records
 from rollbook.api.client.cursor import Cursor
 from rollbook.api.client.pipeline import Pipeline, Source
-from rollbook.api.client.positions import Start, condition_of, position_of
+from rollbook.api.client.positions import Start, condition_of, milliseconds_of, position_of
 from rollbook.api.client.reader import EventReader, RecordBatch, batches_of, records_of
 from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.writer import Writer
@@ -20,9 +20,9 @@ from rollbook.logservice.ids import (
     LogName,
     Offset,
     SegmentId,
-    WriterEpoch,
     parse_cursor_name,
     parse_offset,
+    parse_writer_epoch,
 )
 from rollbook.logservice.log_config import ConfigValues, LogConfig
 from rollbook.proto.errors import InvalidRequest
@@ -90,7 +90,10 @@ class Log:
         return await self._appender.append(records, condition, timeout_s)
 
     def writer(self, *, epoch: int | None = None) -> Writer:
-        """Appends in order, exactly once, many at a time. `epoch`: of an exclusive writer."""
+        """Appends in order, exactly once, many at a time. `epoch`: of an exclusive writer.
+
+        Raises `ClientClosed`.
+        """
         client = self._client
         pipeline = self._pipelines(epoch)
         return client.adopt(Writer(client.config, self.config, pipeline, client.disown))
@@ -104,6 +107,7 @@ class Log:
 
     def _pipelines(self, epoch: int | None) -> Callable[[Source], Pipeline]:
         client, condition = self._client, condition_of(None, epoch, False)
+        client.require_open()
 
         def make(source: Source) -> Pipeline:
             return Pipeline(
@@ -239,7 +243,11 @@ class Log:
         was released. Without a name only this one call asks again by itself. Cancelled, it is as in doubt.
         """
         request = words.AcquireWriter(
-            self.name, holder, words.AcquireMode(mode), round(ttl_s * 1000), attempt
+            self.name,
+            holder,
+            words.AcquireMode(mode),
+            milliseconds_of(ttl_s, "ttl_s"),
+            attempt,
         )
         grant: words.WriterGrant = await self._client.ask(request, timeout_s=timeout_s)
         return grant
@@ -247,13 +255,13 @@ class Log:
     async def renew_writer(self, epoch: int) -> words.WriterGrant:
         """Its time begins anew. Raises `StaleEpoch`. Cancelled, it may have begun anew or not."""
         grant: words.WriterGrant = await self._client.ask(
-            words.RenewWriter(self.name, WriterEpoch(epoch))
+            words.RenewWriter(self.name, parse_writer_epoch(epoch))
         )
         return grant
 
     async def release_writer(self, epoch: int) -> None:
         """The next one need not wait or steal. Raises `StaleEpoch`. Cancelled, it may be held or not."""
-        await self._client.ask(words.ReleaseWriter(self.name, WriterEpoch(epoch)))
+        await self._client.ask(words.ReleaseWriter(self.name, parse_writer_epoch(epoch)))
 
     # --- Cursors ------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from rollbook.api.client.retrying import Pauses, again, in_doubt, may_retry
 from rollbook.logservice.core.block import Codec
 from rollbook.logservice.ids import LogName, ProducerRef
 from rollbook.logservice.words import AppendAck, Condition
-from rollbook.proto.errors import BadFrame, Outcome, QuorumTimeout, RollbookError
+from rollbook.proto.errors import BadFrame, InvalidRequest, Outcome, QuorumTimeout, RollbookError
 
 
 class Source(Protocol):
@@ -105,8 +105,8 @@ class Pipeline:
         self._flight.append(batch)
         try:
             batch.pack(ProducerRef(self._producer_id, 0, self._next_seq), self._codec)
-        except RollbookError as error:  # Headers that were changed meanwhile.
-            self._stop(error, is_refusal=False)
+        except Exception as error:  # noqa: BLE001  # Whatever it is: else who submitted it waits for ever.
+            self._stop(InvalidRequest(f"a batch cannot be packed: {error!r}"), is_refusal=False)
             return False
         self._next_seq += 1
         self._flight_bytes += batch.size

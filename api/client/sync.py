@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar
 from rollbook.api.client import client as aio
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.cursor import Cursor
+from rollbook.api.client.forks import on_used
 from rollbook.api.client.log import Log
 from rollbook.api.client.positions import Start
 from rollbook.api.client.reader import Event, EventReader, RecordBatch, lost
@@ -47,6 +48,7 @@ def connect(
     insecure: bool = False,
 ) -> "SyncClient":
     """As `rollbook.aio.connect`; the caller calls `close`, or uses `with`."""
+    on_used()
     thread = _shared_thread()
     client = thread.call(
         lambda: aio.connect(
@@ -71,8 +73,8 @@ def _shared_thread() -> LoopThread:
     is one in a process, calls a loop that it has once seen, closed or not.
     """
     with _making:
-        if not _threads or not _threads[-1].is_alive:  # None was needed yet, or this is a fork.
-            _threads[:] = [LoopThread("rollbook-client")]
+        if not _threads:
+            _threads.append(LoopThread("rollbook-client"))
         return _threads[-1]
 
 

@@ -1,12 +1,14 @@
 """`log.writer()` for programs without an event loop: filled by any thread, emptied by the client's own."""
 
+import logging
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.forks import require_own_process
 from rollbook.api.client.gathering import Gathering
 from rollbook.api.client.pipeline import Pipeline
 from rollbook.api.client.retrying import again
@@ -16,6 +18,8 @@ from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import ClientClosed, Outcome, Overloaded, RollbookError
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.loop_thread import LoopThread
+
+_logger: Final = logging.getLogger(__name__)
 
 
 class SyncSubmission:
@@ -41,12 +45,18 @@ class SyncSubmission:
         return self._batch.offset_of(self._index)
 
     def add_done_callback(self, callback: Callable[["SyncSubmission"], None]) -> None:
-        """Called on the client's thread, which it must not block; at once, if it is done."""
+        """Called on the client's thread, which it must not block; at once, if it is done.
+
+        What it raises is logged, as futures do it: nobody is there to hear of it.
+        """
         is_called = threading.Lock()  # Whoever gets it calls.
 
         def call() -> None:
             if is_called.acquire(blocking=False):
-                callback(self)
+                try:
+                    callback(self)
+                except Exception:
+                    _logger.exception("a done-callback of %r failed", self)
 
         self._batch.waiters.append(call)
         if self._batch.is_settled:
@@ -55,6 +65,7 @@ class SyncSubmission:
 
 def wait_for(batch: Batch, timeout: float | None) -> bool:
     """Whether it is settled. The other thread settles it first and then tells who waits."""
+    require_own_process()
     told = threading.Event()
     batch.waiters.append(told.set)
     return batch.is_settled or told.wait(timeout)
@@ -184,6 +195,7 @@ class SyncWriter:
 
     def _wait_for_room(self) -> None:
         """Ends for certain: whatever is in the window has a deadline."""
+        require_own_process()
         with self._has_changed:
             self._has_changed.wait_for(
                 lambda: self._gathering.has_room or self._gathering.failure is not None

@@ -54,6 +54,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise, repeat
+from operator import index
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -322,8 +323,14 @@ def _pack_validity(items: Sequence[object | None]) -> bytes:
 
 def check_event_time(time_us: int) -> None:
     """Raises `InvalidRequest` for what no block can hold."""
-    if not -INT64_MAX <= time_us <= INT64_MAX:
-        raise InvalidRequest("an event time has 63 bits and a sign")
+    try:
+        is_one = -INT64_MAX <= index(time_us) <= INT64_MAX
+    except TypeError:
+        is_one = False
+    if not is_one:
+        raise InvalidRequest(
+            f"event time {time_us!r:.80} is no whole number of microseconds of 63 bits and a sign"
+        )
 
 
 def check_header_name(name: str) -> None:
@@ -337,9 +344,14 @@ def check_header_name(name: str) -> None:
 
 def _pack_times(times: Sequence[int | None]) -> bytes:
     present = [time or 0 for time in times]
-    check_event_time(min(present))
-    check_event_time(max(present))
-    return struct.pack(f"<{len(present)}q", *present)
+    try:
+        check_event_time(min(present))
+        check_event_time(max(present))
+        return struct.pack(f"<{len(present)}q", *present)
+    except (TypeError, struct.error):  # Which one is worth looking for now.
+        for time in present:
+            check_event_time(time)
+        raise
 
 
 def _pack_headers(headers: Sequence[Headers | None]) -> list[_Packed]:

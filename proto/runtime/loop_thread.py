@@ -1,10 +1,13 @@
 """An event loop in a thread of its own, for callers that know nothing of loops."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from rollbook.proto.errors import ClientClosed
 
 T = TypeVar("T")
 
@@ -13,6 +16,7 @@ class LoopThread:
     """The thread does not keep the process alive; what it owns is ended by `close`."""
 
     def __init__(self, name: str) -> None:
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -22,15 +26,15 @@ class LoopThread:
         return self._thread.is_alive()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Begins it there."""
+        """Begins it there. Raises `ClientClosed`."""
         if not self.is_alive:
             work.close()
-            raise RuntimeError("it was closed")
+            raise self._over()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Does it there and waits for it. An interrupted caller cancels it."""
-        assert threading.current_thread() is not self._thread
+        self._require_other_thread(work)
         future = self.submit(work)
         try:
             return future.result()
@@ -38,15 +42,23 @@ class LoopThread:
             future.cancel()
             raise
 
+    def _require_other_thread(self, work: Coroutine[Any, Any, T]) -> None:
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError(
+                "called on the client's own thread, as from a callback: it would wait for itself"
+            )
+
     def start(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Does it there some time soon, unless all is over; from any thread, its own, too."""
         if self.is_alive:
             asyncio.run_coroutine_threadsafe(make(), self._loop)
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """The cheapest way to have something done there, unless all is over."""
-        if self.is_alive:
-            self._loop.call_soon_threadsafe(callback)
+        """The cheapest way to have something done there. Raises `ClientClosed`."""
+        if not self.is_alive:
+            raise self._over()
+        self._loop.call_soon_threadsafe(callback)
 
     def call(self, function: Callable[[], T]) -> T:
         """Like `run`, of what does not wait but needs the loop."""
@@ -55,6 +67,11 @@ class LoopThread:
             return function()
 
         return self.run(work())
+
+    def _over(self) -> ClientClosed:
+        if self._pid != os.getpid():
+            return ClientClosed("it belongs to the process that this one was forked from")
+        return ClientClosed()
 
     def close(self) -> None:
         """What still runs there is cancelled. Idempotent."""

@@ -10,7 +10,7 @@ import pytest
 
 from rollbook.ledger import sync
 from rollbook.ledger.config import ClientConfig
-from rollbook.proto.errors import NoSuchLedger, Unauthorized
+from rollbook.proto.errors import ClientClosed, NoSuchLedger, Unauthorized
 from rollbook.proto.runtime.loop_thread import LoopThread
 from tests.support import processes
 from tests.support.ledger_cluster import ProcessCluster
@@ -95,7 +95,7 @@ def test_an_iteration_may_outlive_its_client(url: str) -> None:
         assert next(reading) == next(tailing)
     del reading, tailing
     gc.collect()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ClientClosed):
         reader.read_last_confirmed()
 
 

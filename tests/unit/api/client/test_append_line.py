@@ -15,7 +15,8 @@ from rollbook.api.client.channels import Channels
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owners import Owners
 from rollbook.api.grpc.status import LISTENS_KEY
-from rollbook.logservice.ids import LogName
+from rollbook.logservice.ids import LogName, WriterEpoch
+from rollbook.logservice.words import Condition
 from rollbook.proto.errors import Outcome, RollbookError, ServerUnreachable
 from rollbook.proto.v1 import log_pb2
 
@@ -113,6 +114,24 @@ async def test_nothing_is_sent_before_the_server_listens() -> None:
     assert not stream.messages
     await line.close()
     assert [error and error.outcome for error in results] == [Outcome.NOT_APPLIED]
+
+
+async def test_a_defect_ends_the_line_and_is_told() -> None:
+    """Its task ended, and the line was taken for one that works."""
+    stream, told = Stream(), list[object]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(type(context["exception"])))
+    lines = AppendLines(cast(Channels, OneChannel(stream)))
+    line = lines.to("127.0.0.1:7400")
+    heard: asyncio.Future[RollbookError | None] = loop.create_future()
+    ref = line.bind(LogName.parse("orders"), is_ordered=True)
+    bad = Condition(writer_epoch=WriterEpoch(-1))  # As nobody gives it who is checked.
+    line.submit(ref, b"x", bad, lambda ack, error: heard.set_result(error))
+    async with asyncio.timeout(30):
+        assert (await heard) is not None
+    assert told == [ValueError]
+    assert lines.to("127.0.0.1:7400") is not line
+    await lines.close()
 
 
 @pytest.mark.parametrize("says_something", [False, True])

@@ -1,14 +1,17 @@
 """The same client without an event loop: against a server on a loop of its own."""
 
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 import rollbook
 from rollbook.api.client.reader import RecordBatch
-from rollbook.api.client.sync import SyncClient
+from rollbook.api.client.sync import SyncClient, SyncLog
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.logservice import words
@@ -179,3 +182,127 @@ def test_clients_come_and_go_on_one_loop(url: str) -> None:
         one.limits()
     clients = [thread for thread in threading.enumerate() if thread.name == "rollbook-client"]
     assert len(clients) == 1
+
+
+def test_a_callback_that_fails_is_told_and_nothing_else_is(
+    client: SyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It took the line along, and every later append of the client, to all logs, with it."""
+    log, other = client.open("orders", create=True), client.open("payments", create=True)
+
+    def fail(_: object) -> None:
+        raise KeyError
+
+    def call_back(_: object) -> None:
+        other.append(b"from within")
+
+    with log.writer() as writer:
+        submission = writer.submit(b"x")
+        submission.add_done_callback(fail)
+        submission.add_done_callback(call_back)
+        assert submission.result(30) == 0
+        writer.flush()
+        assert other.append(b"y").first_offset == 0
+    told = [each.exc_info[1] for each in caplog.records if each.exc_info]
+    assert [type(each) for each in told] == [KeyError, RuntimeError]
+    assert "own thread" in str(told[1])
+
+
+_NUMBERS = ({"epoch": -1}, {"epoch": 2**64}, {"epoch": 1.5}, {"epoch": "1"}, {"expect": 1.5})
+
+
+@pytest.mark.parametrize("numbers", _NUMBERS, ids=str)
+def test_a_number_that_is_none_is_its_callers_business_alone(
+    client: SyncClient, numbers: dict[str, Any]
+) -> None:
+    log = client.open("orders", create=True)
+    with pytest.raises(InvalidRequest):
+        log.append(b"x", **numbers)
+    assert log.append(b"y").first_offset == 0
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client, log: log.journal(-1),
+        lambda client, log: log.renew_writer(-1),
+        lambda client, log: log.acquire_writer("me", ttl_s=float("inf")),
+        lambda client, log: client.delete("orders", grace_s=-1),
+        lambda client, log: client.ask("x"),
+        lambda client, log: log.append(b"x", timeout_s=0),
+        lambda client, log: log.append(b"x", event_time_us=1.5),
+        lambda client, log: log.append_many([b"x"] * 3, event_times=[1, 1.5, 3]),
+        lambda client, log: log.read(1.5).__next__(),
+    ],
+)
+def test_what_no_message_holds_is_refused_before_it_is_sent(
+    client: SyncClient, ask: Callable[[SyncClient, SyncLog], object]
+) -> None:
+    log = client.open("orders", create=True)
+    with pytest.raises(InvalidRequest):
+        ask(client, log)
+    assert log.append(b"y").first_offset == 0
+
+
+def test_a_client_that_is_closed_reads_and_writes_no_more(url: str) -> None:
+    with rollbook.connect(url, PATIENT) as client:
+        log = client.open("orders", create=True)
+        log.append(b"x")
+        told = list[type]()
+        is_there = threading.Event()
+
+        def follow() -> None:
+            try:
+                for _ in log.tail("earliest"):
+                    is_there.set()
+            except ClientClosed as error:
+                told.append(type(error))
+
+        follower = threading.Thread(target=follow)
+        follower.start()
+        assert is_there.wait(30)
+    follower.join(30)
+    assert told == [ClientClosed]
+    for late in (log.writer, lambda: next(log.read()), lambda: next(log.tail(0))):
+        with pytest.raises(ClientClosed):
+            late()
+
+
+_FORK = """
+import os, signal, sys
+import rollbook
+from rollbook.proto.errors import ClientClosed
+
+def told(work):
+    try:
+        return f"no error: {work()!r}"
+    except ClientClosed as error:
+        return "refused"
+
+client = rollbook.connect(sys.argv[1])
+log = client.open("orders", create=True)
+writer = log.writer()
+submission = writer.submit(b"before")
+submission.result(30)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(30)
+    print([told(work) for work in (
+        lambda: rollbook.connect(sys.argv[1]),
+        lambda: log.append(b"x"),
+        lambda: writer.submit(b"x").result(),
+        lambda: next(log.read()),
+        lambda: client.open("orders"),
+    )], flush=True)
+    os._exit(0)
+_, status = os.waitpid(pid, 0)
+print(status, log.append(b"after").first_offset)
+"""
+
+
+def test_a_process_that_was_forked_from_a_client_is_told_so(url: str) -> None:
+    """gRPC would hang there, or end it."""
+    found = subprocess.run(
+        [sys.executable, "-c", _FORK, url], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert found.stdout.splitlines() == [str(["refused"] * 5), "0 1"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rollbook.api.client.batches import Submission
+from rollbook.api.client.batches import Batch, Submission
 from rollbook.logservice import words
 from rollbook.logservice.core.block import Block
 from rollbook.logservice.ids import OwnerEpoch
@@ -369,14 +369,42 @@ async def test_a_record_that_is_none_is_refused_alone(site: Site) -> None:
     assert values_of(site, "orders") == [b"before", b"after"]
 
 
-async def test_headers_that_change_meanwhile_end_the_writer_and_not_the_program(
-    site: Site,
-) -> None:
+async def test_headers_are_those_that_were_submitted(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     headers = {"good": b"v"}
     submission = log.writer().submit(b"x", headers=headers)
     headers[""] = b"v"
-    assert await outcomes([submission]) == [Outcome.NOT_APPLIED]
+    await submission
+    assert [record.headers async for record in log.read()] == [{"good": b"v"}]
+
+
+async def test_a_batch_that_cannot_be_packed_ends_its_writer_and_nobody_waits(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    log = await site.client("a").open("orders", create=True)
+    monkeypatch.setattr(Batch, "pack", fail)
+    writer = log.writer()
+    assert await outcomes([writer.submit(b"x"), writer.submit(b"y")]) == [Outcome.NOT_APPLIED] * 2
+    with pytest.raises(InvalidRequest):
+        await writer.flush()
+
+
+async def test_a_callback_that_fails_is_the_loops_business(site: Site) -> None:
+    def fail(_: object) -> None:
+        raise KeyError
+
+    told = list[object]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(type(context["exception"])))
+    log = await site.client("a").open("orders", create=True)
+    async with log.writer() as writer:
+        writer.submit(b"x").add_done_callback(fail)
+        await writer.flush()
+        assert await writer.submit(b"y") == 1
+    assert told == [KeyError]
 
 
 async def test_nonsense_of_a_server_is_a_broken_line(site: Site) -> None:

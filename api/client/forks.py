@@ -1,0 +1,37 @@
+"""A process that was forked from one that has used a client.
+
+gRPC does not live on there: its threads are gone, and what they held stays locked, so that a call hangs or
+ends the process. Whoever uses a client there is told so at once. (`multiprocessing` forks, unless told otherwise,
+on Linux up to Python 3.13.)
+"""
+
+import os
+
+from rollbook.proto.errors import ClientClosed
+
+
+class _Process:
+    is_used = False
+    is_forked = False  # From one that was used.
+
+    def on_forked(self) -> None:
+        self.is_forked = self.is_used
+
+
+_process = _Process()
+os.register_at_fork(after_in_child=_process.on_forked)
+
+
+def on_used() -> None:
+    """A client is made. Raises `ClientClosed`."""
+    require_own_process()
+    _process.is_used = True
+
+
+def require_own_process() -> None:
+    """Raises `ClientClosed`."""
+    if _process.is_forked:
+        raise ClientClosed(
+            "this process was forked from one that has used a client, which does not work on in it",
+            next_step='start it with multiprocessing.get_context("spawn"), or connect in no process before it forks',
+        )
