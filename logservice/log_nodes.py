@@ -130,7 +130,12 @@ class LogNodes:
                 except LogExists:
                     continue  # Somebody was quicker: let us see with which configuration.
             if stored.list.state is LogState.DELETED:
-                raise LogDeleted(log=str(name), free_at_us=stored.list.free_at_us)
+                raise LogDeleted(
+                    "a log that was deleted keeps its name until its ledgers go",
+                    next_step="take another name, or wait until a minute or so after `free_at_us`",
+                    log=str(name),
+                    free_at_us=stored.list.free_at_us,
+                )
             if config is not None and config != stored.list.config:
                 raise LogExists(log=str(name))
             return stored, False

@@ -43,20 +43,27 @@ class Placement:
         """Raises `NotEnoughBookies`."""
         healthy, resting = self._candidates(live, now_ns, excluded=())
         if len(healthy) + len(resting) < quorum.ensemble:
-            behind_tls = start = ""
-            if self._uses_tls:
-                behind_tls, start = " behind TLS", " with --tls-listen"
-            raise NotEnoughBookies(
-                f"{len(healthy) + len(resting)} bookies take new entries{behind_tls}, "
-                f"and an ensemble of {quorum.ensemble} is wanted",
-                next_step=f"start bookies{start}, or make it anew with fewer copies",
-            )
+            raise self._too_few(len(healthy) + len(resting), len(live.read_only), quorum)
         # Quarantine weighs more than racks: an ensemble with a dead member has a copy less.
         healthy += resting[: max(0, quorum.ensemble - len(healthy))]
         members: dict[int, BookieId] = {}
         for slot in range(quorum.ensemble):
             members[slot] = self._pick(quorum, members, slot, healthy)
         return tuple(members.values())
+
+    def _too_few(self, usable: int, read_only: int, quorum: Quorum) -> NotEnoughBookies:
+        behind_tls, start = (" behind TLS", " with --tls-listen") if self._uses_tls else ("", "")
+        others = room = ""
+        if (
+            read_only
+        ):  # A disk that is full, as a rule: who hears of none looks for bookies that have died.
+            others = f", {read_only} are read-only"
+            room = "make room on the disks of those that are read-only, "
+        return NotEnoughBookies(
+            f"{usable} bookies take new entries{behind_tls}{others}, "
+            f"and an ensemble of {quorum.ensemble} is wanted",
+            next_step=f"{room}start bookies{start}, or make it anew with fewer copies",
+        )
 
     def pick_replacements(
         self,

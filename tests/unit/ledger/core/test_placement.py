@@ -38,7 +38,13 @@ def placement(health: Health | None = None, racks: str = "", seed: int = 1) -> P
 def test_only_bookies_that_take_entries_are_picked() -> None:
     ensemble = placement().pick_ensemble(Q332, live(3, read_only=5), 0)
     assert sorted(ensemble) == sorted(names(0, 1, 2))
-    with pytest.raises(NotEnoughBookies, match=r"2 bookies take new entries.*start bookies"):
+    with pytest.raises(NotEnoughBookies, match=r"2 bookies take new entries, and.*· start bookies"):
+        placement().pick_ensemble(Q332, live(2), 0)
+
+
+def test_who_is_read_only_is_told_of() -> None:
+    """On a full disk three bookies ran, and it was said to start some."""
+    with pytest.raises(NotEnoughBookies, match=r"2 bookies take .*, 5 are read-only, .*make room"):
         placement().pick_ensemble(Q332, live(2, read_only=5), 0)
 
 
