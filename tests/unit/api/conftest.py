@@ -1,20 +1,8 @@
-"""Commands that run in the process of a test say how its log is to be; the next test hears it anew."""
+"""What several of the faces need."""
 
 import io
-from collections.abc import Iterator
 
 import pytest
-import structlog
-
-from rollbook.proto.runtime.logs import level_now, set_level
-
-
-@pytest.fixture(autouse=True)
-def _log_as_before() -> Iterator[None]:
-    level = level_now()
-    yield
-    set_level(level)
-    structlog.reset_defaults()
 
 
 @pytest.fixture

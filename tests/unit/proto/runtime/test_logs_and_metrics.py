@@ -26,12 +26,9 @@ from rollbook.proto.stats import (
 def test_an_event_is_one_json_line_without_secrets() -> None:
     stream = io.StringIO()
     configure_logs(stream=stream)
-    try:
-        logger = structlog.get_logger().bind(ledger_id=7)
-        logger.info("ledger_fenced", password="canary", by="b1")
-        logger.debug("not_shown")
-    finally:
-        structlog.reset_defaults()
+    logger = structlog.get_logger().bind(ledger_id=7)
+    logger.info("ledger_fenced", password="canary", by="b1")
+    logger.debug("not_shown")
     (line,) = stream.getvalue().splitlines()
     event = json.loads(line)
     assert event.pop("timestamp").endswith("Z")
@@ -45,22 +42,18 @@ def test_an_event_is_one_json_line_without_secrets() -> None:
 
 
 def test_a_library_logs_where_its_program_says(caplog: pytest.LogCaptureFixture) -> None:
-    structlog.reset_defaults()
     log_as_a_library()
-    try:
-        with caplog.at_level("WARNING", "rollbook"):
-            logger = structlog.get_logger("rollbook.ledger.bookies")
-            logger.info("not_shown")
-            logger.warning("bookie_connection_lost", bookie="bk-1", password="canary")
-        (record,) = caplog.records
-        assert (record.name, record.levelname) == ("rollbook.ledger.bookies", "WARNING")
-        assert record.getMessage() == "event='bookie_connection_lost' bookie='bk-1' password='***'"
-        configure_logs(stream=io.StringIO())
-        before = structlog.get_config()
-        log_as_a_library()  # Whoever has configured it knows better.
-        assert structlog.get_config() == before
-    finally:
-        structlog.reset_defaults()
+    with caplog.at_level("WARNING", "rollbook"):
+        logger = structlog.get_logger("rollbook.ledger.bookies")
+        logger.info("not_shown")
+        logger.warning("bookie_connection_lost", bookie="bk-1", password="canary")
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("rollbook.ledger.bookies", "WARNING")
+    assert record.getMessage() == "event='bookie_connection_lost' bookie='bk-1' password='***'"
+    configure_logs(stream=io.StringIO())
+    before = structlog.get_config()
+    log_as_a_library()  # Whoever has configured it knows better.
+    assert structlog.get_config() == before
 
 
 def test_a_log_that_cannot_be_written_stops_nobody() -> None:
@@ -72,10 +65,7 @@ def test_a_log_that_cannot_be_written_stops_nobody() -> None:
             raise OSError(errno.ENOSPC, "full")
 
     configure_logs(stream=Full())
-    try:
-        structlog.get_logger().error("disk_full")
-    finally:
-        structlog.reset_defaults()
+    structlog.get_logger().error("disk_full")
 
 
 @pytest.mark.parametrize(
@@ -89,10 +79,7 @@ def test_colours_are_for_terminals_that_want_them(
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
     configure_logs(as_json=False, stream=stream)
-    try:
-        structlog.get_logger().info("ledger_fenced")
-    finally:
-        structlog.reset_defaults()
+    structlog.get_logger().info("ledger_fenced")
     assert ("\x1b[" in stream.getvalue()) is is_coloured
 
 

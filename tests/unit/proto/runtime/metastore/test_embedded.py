@@ -693,7 +693,6 @@ async def test_hostile_bytes_end_their_connection_with_one_line(
 ) -> None:
     store = await house.open(create=True)
     loop = asyncio.get_running_loop()
-    structlog.reset_defaults()  # Whatever ran before in this process has set a level.
     with structlog.testing.capture_logs() as logs, socket.socket(socket.AF_UNIX) as stranger:
         stranger.setblocking(False)
         stranger.connect(f"{path}.sock")

@@ -1,0 +1,16 @@
+"""What runs in the process of a test says how its log is to be; the next test hears it anew."""
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from rollbook.proto.runtime.logs import level_now, set_level
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    level = level_now()
+    yield
+    set_level(level)
+    structlog.reset_defaults()
