@@ -13,7 +13,6 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels
-from rollbook.api.client.forks import require_own_process
 from rollbook.api.client.retrying import again
 from rollbook.api.grpc.methods import APPEND_STREAM
 from rollbook.api.grpc.status import LISTENS_KEY, error_of, error_of_call, hung_up
@@ -273,8 +272,8 @@ class AppendLines:
         self._is_closed = False
 
     def to(self, address: str) -> AppendLine:
-        """Raises `ClientClosed`."""
-        require_own_process()
+        """Raises `ClientClosed`, `InvalidRequest`."""
+        self._channels.require_own_loop()
         if self._is_closed:
             raise ClientClosed
         line = self._lines.get(address)

@@ -8,6 +8,7 @@ In the clear a token is shown to this machine alone, unless told otherwise: not 
 (`BadConfig`), nor to one that a server has named, which hears none and will say that it wants one.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,7 +19,7 @@ from rollbook.api.client.forks import require_own_process
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX
 from rollbook.proto.addresses import is_loopback, parse_address
 from rollbook.proto.certificates import require_certificate_of
-from rollbook.proto.errors import BadConfig, ClientClosed
+from rollbook.proto.errors import BadConfig, ClientClosed, InvalidRequest
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -83,6 +84,7 @@ class Channels:
         self._channels: dict[tuple[str, bool], grpc.aio.Channel] = {}
         self._calls: dict[tuple[str, str, bool], Any] = {}
         self._shown: dict[str, Metadata] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None  # Of whoever used them first.
         self._is_closed = False
 
     def shown_to(self, address: str) -> Metadata:
@@ -97,7 +99,7 @@ class Channels:
         return (("authorization", f"Bearer {self._security.token}"),)
 
     def to(self, address: str, *, waits: bool = False) -> Any:
-        """`waits`: for calls that do, however long. Raises `ClientClosed`."""
+        """`waits`: for calls that do, however long. Raises `ClientClosed`, `InvalidRequest`."""
         self._require_open()
         if (found := self._channels.get((address, waits))) is None:
             if self._credentials is None:
@@ -115,8 +117,21 @@ class Channels:
             self._calls[address, path, waits] = found
         return found
 
-    def _require_open(self) -> None:
+    def require_own_loop(self) -> None:
+        """In another one, or another process, answers would come to nobody. Raises `ClientClosed`, `InvalidRequest`."""
         require_own_process()
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise InvalidRequest(
+                "this client belongs to another event loop",
+                next_step="connect in the loop that uses it, one client for each `asyncio.run`; "
+                "threads without a loop share what `rollbook.connect` returns",
+            )
+
+    def _require_open(self) -> None:
+        self.require_own_loop()
         if self._is_closed:
             raise ClientClosed
 

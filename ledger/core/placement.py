@@ -54,9 +54,7 @@ class Placement:
     def _too_few(self, usable: int, read_only: int, quorum: Quorum) -> NotEnoughBookies:
         behind_tls, start = (" behind TLS", " with --tls-listen") if self._uses_tls else ("", "")
         others = room = ""
-        if (
-            read_only
-        ):  # A disk that is full, as a rule: who hears of none looks for bookies that have died.
+        if read_only:  # Disks that are full, as a rule; untold, one would look for the dead.
             others = f", {read_only} are read-only"
             room = "make room on the disks of those that are read-only, "
         return NotEnoughBookies(

@@ -56,6 +56,9 @@ class OneChannel:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
+    def require_own_loop(self) -> None:
+        """There is but one."""
+
     def to(self, address: str) -> Any:
         return self
 

@@ -1,6 +1,7 @@
 """Whom calls of one client hold up."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -9,7 +10,7 @@ from rollbook.api.client.client import connect
 from rollbook.api.grpc import server
 from rollbook.logservice import words
 from rollbook.logservice.ids import Offset
-from rollbook.proto.errors import BadConfig
+from rollbook.proto.errors import BadConfig, InvalidRequest
 from tests.unit.api.client.conftest import Site
 
 CALLS = 3
@@ -33,6 +34,28 @@ def test_servers_that_a_server_names_hear_no_token_in_the_clear() -> None:
     assert list(Channels(Security(token="secret")).shown_to("[::1]:7400")) == shown
     assert list(Channels(Security(True, token="secret")).shown_to(FAR)) == shown
     assert list(Channels(Security(token="secret", insecure=True)).shown_to(FAR)) == shown
+
+
+@pytest.mark.parametrize("use", ["append", "read", "tail_offset"])
+async def test_another_loop_is_told_where_to_connect(site: Site, use: str) -> None:
+    """It would wait for answers that come to the loop where the client was first used."""
+    await site.start("a")
+    client = site.client("a")
+    log = await client.open("orders", create=True)
+    assert (await log.append(b"here")).first_offset == 0
+    uses: dict[str, Callable[[], Awaitable[object]]] = {
+        "append": lambda: log.append(b"there"),
+        "read": lambda: anext(log.read()),
+        "tail_offset": log.tail_offset,
+    }
+
+    async def elsewhere() -> None:
+        await uses[use]()
+
+    with pytest.raises(InvalidRequest, match="another event loop") as told:
+        await asyncio.to_thread(asyncio.run, elsewhere())
+    assert "connect in the loop" in told.value.next_step
+    assert (await log.append(b"here again")).first_offset == 1
 
 
 async def test_appends_go_through_however_many_wait(
