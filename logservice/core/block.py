@@ -95,6 +95,7 @@ _SERVER_HEADER: Final = struct.Struct("<qqqq")
 _SPAN: Final = struct.Struct("<q28xI")  # From the server's half on: base offset, count.
 _PACKING: Final = struct.Struct("<B14xI")  # From the codec on, with the unpacked size.
 _CRC: Final = struct.Struct("<I")
+_PAIR: Final = struct.Struct("<ii")
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 _UNSTAMPED: Final = bytes(_CLIENT_HALF - _SERVER_HALF)
 _DIRECTORY_ENTRY: Final = struct.Struct("<HBBIII")
@@ -107,6 +108,8 @@ _UINT32_MAX: Final = 2**32 - 1
 _TOP: Final = 1 << 31
 _TOPS_KEPT_MAX: Final = 16_384  # So that what is kept is little.
 _SECTIONS_MAX: Final = 64
+_ONE_SIZE_COUNTS: Final = 32  # Strings of one size are cut out by multiples of that,
+_ONE_SIZE_MAX: Final = 4096  # so many at most, since what cuts them is remembered.
 _HEADER_NAME_BYTES_MAX: Final = 255
 _HEADER_NAME: Final = re.compile(r"[!-~]{1,255}")
 _PRINTABLE: Final = bytes(range(0x21, 0x7F))
@@ -848,12 +851,16 @@ class Block:
 
     def _strings(self, offsets: Section, start: int, end: int) -> list[bytes]:
         body, spans = self._open()
-        ends = self._ints(offsets, start, end + 1)
-        base, first = spans[offsets + 1][0], ends[0]
+        ends_at, base = spans[offsets][0] + 4 * start, spans[offsets + 1][0]
+        found = _cut_of_one_size(body, ends_at, base, end - start)
+        ends = self._ints(offsets, start + len(found), end + 1)
+        first = ends[0]
         data = body[base + first : base + ends[-1]]
         if first:
-            return [data[a - first : b - first] for a, b in pairwise(ends)]
-        return [data[a:b] for a, b in pairwise(ends)]
+            found += [data[a - first : b - first] for a, b in pairwise(ends)]
+        else:
+            found += [data[a:b] for a, b in pairwise(ends)]
+        return found
 
     def _strings_before(self, offsets: Section, index: int) -> int:
         """The bytes of the first so many, and of their offsets."""
@@ -869,6 +876,28 @@ class Block:
         bits = bin(int.from_bytes(marks, "little") >> skipped | 1 << len(items))
         bits = bits[: -len(items) - 1 : -1]
         return [item if bit == "1" else None for item, bit in zip(items, bits, strict=True)]
+
+
+def _cut_of_one_size(body: bytes, ends_at: int, base: int, count: int) -> list[bytes]:
+    """Of so many strings the first, nearly all, if these are of one size, as they mostly are; else none.
+    They are cut by one call, which costs a third of cutting them one by one.
+    """
+    count = min(count, _ONE_SIZE_MAX) // _ONE_SIZE_COUNTS * _ONE_SIZE_COUNTS
+    if not count:
+        return []
+    start, size = _PAIR.unpack_from(body, ends_at)
+    _, last = _PAIR.unpack_from(body, ends_at + 4 * count - 4)
+    if start or not size or last != size * count:
+        return []
+    ends, cut = _cutter(size, count)
+    return [*cut(body, base)] if body.startswith(ends, ends_at) else []
+
+
+@lru_cache(32)
+def _cutter(size: int, count: int) -> tuple[bytes, Callable[[bytes, int], tuple[bytes, ...]]]:
+    """Where such strings end, and what cuts them."""
+    ends = struct.pack(f"<{count + 1}i", *range(0, size * count + 1, size))
+    return ends, struct.Struct(f"{size}s" * count).unpack_from
 
 
 def _as_stored(look: Callable[[bytes], T], data: bytes) -> T:

@@ -72,6 +72,25 @@ def test_a_run_of_records_is_what_all_of_them_have_there(batch: Batch, data: st.
     assert sizes[-1] <= block.unpacked_bytes
 
 
+@pytest.mark.parametrize("count", [31, 32, 33, 63, 64, 100, 255, 4096, 4097])
+@pytest.mark.parametrize("other", [None, 0, 1, 15, -1])
+@pytest.mark.parametrize("size", [0, 1, 40])
+def test_strings_of_one_size_are_cut_as_any_others(
+    size: int, count: int, other: int | None
+) -> None:
+    """One of them may have another size, first and last included; and where one begins does not matter."""
+    values = [bytes([number % 251]) * size for number in range(count)]
+    if other is not None:
+        values[other] = b"another"
+    block = Block(pack_block(values, keys=values[::-1]))
+    assert block.values() == values
+    assert block.keys() == values[::-1]
+    for start, end in ((0, count), (1, count), (0, count - 1), (7, min(count, 40)), (30, 31)):
+        found = block.records(start, end)
+        assert [each.value for each in found] == values[start:end]
+        assert [each.key for each in found] == values[::-1][start:end]
+
+
 @given(batches())
 def test_the_server_writes_its_half_and_nothing_else(batch: Batch) -> None:
     packed = batch.pack()
