@@ -17,7 +17,7 @@ from rollbook.api.access.doorkeeper import CALLER, Caller, Doorkeeper, anybody
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.append_calls import serve_append_stream
 from rollbook.api.grpc.methods import METHODS, PACKAGE, Kind, Method, late
-from rollbook.api.grpc.plain_records import answer_message, event_message, request_word
+from rollbook.api.grpc.plain_records import answer_message, request_word, told_event
 from rollbook.api.grpc.status import status_of, text_of, trailers_of
 from rollbook.api.grpc.translation import message_of
 from rollbook.proto.errors import InvalidRequest, RollbookError
@@ -121,7 +121,7 @@ def _watch(core: Guarded, method: Method) -> Handler:
         events = core.watch(method, request_word(request, method.request))
         try:
             async for event in events:
-                told = event_message(request, event).SerializeToString()
+                told = told_event(request, event)
                 del event  # Whoever does not read keeps one copy here, and not three.
                 await _tell(context, told)
         finally:

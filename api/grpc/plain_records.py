@@ -6,7 +6,7 @@ A block of theirs is framed here, and blocks are taken apart here. All else pass
 from collections.abc import Sequence
 from typing import Any
 
-from rollbook.api.grpc.translation import pack, pack_event, unpack
+from rollbook.api.grpc.translation import pack, pack_event, pack_records, unpack
 from rollbook.logservice.core.block import Block, by_name, pack_block
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.words import Append, ReadAnswer, Records
@@ -28,14 +28,16 @@ def answer_message(request: Any, answer: Any) -> Any:
     return packed
 
 
-def event_message(request: Any, event: Any) -> Any:
+def told_event(request: Any, event: Any) -> bytes:
     """A `LogTail`, or an event of a reader."""
     if not isinstance(request, log_pb2.ReadStreamRequest):
-        return pack(event)
+        return bytes(pack(event).SerializeToString())
+    if isinstance(event, Records) and not request.as_records:
+        return pack_records(event)
     packed = pack_event(event)
-    if isinstance(event, Records) and request.as_records:
+    if isinstance(event, Records):
         _take_apart(packed.records, event.blocks, event.base_offset, event.next_offset)
-    return packed
+    return packed.SerializeToString()
 
 
 def _framed(message: log_pb2.AppendRequest) -> log_pb2.AppendRequest:

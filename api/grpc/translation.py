@@ -37,8 +37,10 @@ from rollbook.logservice.ids import (
     parse_position,
 )
 from rollbook.logservice.log_config import ConfigValues
+from rollbook.logservice.words import Records
 from rollbook.proto.errors import InvalidRequest, RollbookError
 from rollbook.proto.v1 import admin_pb2, cluster_pb2, cursor_pb2, log_pb2
+from rollbook.proto.wire.varint import pack_varint
 
 Convert = Callable[[Any], Any]
 
@@ -72,6 +74,31 @@ def pack_event(event: Any) -> log_pb2.ReadEvent:
     packed = log_pb2.ReadEvent()
     getattr(packed, _snake(type(event).__name__)).CopyFrom(pack(event))
     return packed
+
+
+def pack_records(event: Records) -> bytes:
+    """What `pack_event` gives, serialized, and nothing of it is copied more than once: by way of messages
+    an event of half a MiB takes several times as long to make as all else that is done for it.
+    """
+    inner: list[bytes] = []
+    for block in event.blocks:
+        inner += (_BLOCK_TAG, pack_varint(len(block)), block)
+    if event.base_offset:  # Zero is what is absent.
+        inner += (_BASE_OFFSET_TAG, pack_varint(event.base_offset))
+    if event.next_offset:
+        inner += (_NEXT_OFFSET_TAG, pack_varint(event.next_offset))
+    return b"".join((_RECORDS_TAG, pack_varint(sum(map(len, inner))), *inner))
+
+
+def _tag(message: type[Message], field: str, wire_type: int) -> bytes:
+    return pack_varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | wire_type)
+
+
+_NUMBER, _BYTES = 0, 2  # As protobuf calls wire types.
+_RECORDS_TAG: Final = _tag(log_pb2.ReadEvent, "records", _BYTES)
+_BLOCK_TAG: Final = _tag(log_pb2.Records, "blocks", _BYTES)
+_BASE_OFFSET_TAG: Final = _tag(log_pb2.Records, "base_offset", _NUMBER)
+_NEXT_OFFSET_TAG: Final = _tag(log_pb2.Records, "next_offset", _NUMBER)
 
 
 def unpack_event(message: log_pb2.ReadEvent, kinds: Mapping[str, type]) -> Any:

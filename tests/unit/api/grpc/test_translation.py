@@ -13,10 +13,12 @@ from rollbook.api.grpc.translation import (
     message_of,
     pack,
     pack_event,
+    pack_records,
     unpack,
     unpack_event,
 )
 from rollbook.logservice import words
+from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import InvalidRequest, RollbookError
 from rollbook.proto.v1 import admin_pb2, cluster_pb2, cursor_pb2, error_pb2, log_pb2
 from tests.unit.api.grpc.samples import sample
@@ -76,6 +78,15 @@ def test_an_event_comes_back_as_it_went(kind: Any) -> None:
     event = sample(kind)
     told = log_pb2.ReadEvent.FromString(pack_event(event).SerializeToString())
     assert unpack_event(told, event_kinds(words.ReadEvent)) == event
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1], [127, 128], [300_000, 20_000, 0]])
+@pytest.mark.parametrize("offsets", [(0, 0), (0, 1), (127, 128), (2**40, 2**63 - 1)])
+def test_records_packed_by_hand_are_those_of_protobuf(
+    sizes: list[int], offsets: tuple[int, int]
+) -> None:
+    event = words.Records(tuple(map(bytes, sizes)), *map(Offset, offsets))
+    assert pack_records(event) == pack_event(event).SerializeToString()
 
 
 def test_an_event_of_the_future_is_none() -> None:
