@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -464,9 +465,13 @@ def bench(arguments: argparse.Namespace) -> Tally | None:
         sys.exit(f"bench {arguments.name} is measured as a whole: leave {', '.join(unknown)} out")
     figures: list[Figure] = []
     sync_ms = bare_disk.sync_ms()
+    # Two builds of the same version differ by a fifth.
+    python = f"{platform.python_version()}, {os.path.realpath(sys.executable)}"
     if not arguments.json:
-        disk = f"on a disk that syncs a bare write of 4 KiB in {sync_ms} ms"
-        print(f"bench {arguments.name}: medians of {arguments.runs} runs, {disk}", flush=True)
+        print(f"bench {arguments.name}: medians of {arguments.runs} runs", flush=True)
+        print(
+            f"Python {python}; a disk that syncs a bare write of 4 KiB in {sync_ms} ms", flush=True
+        )
     for figure in module.figures(arguments.runs, **sizes):
         figures.append(figure)
         if not arguments.json:
@@ -474,8 +479,8 @@ def bench(arguments: argparse.Namespace) -> Tally | None:
     load = [before, _load()]
     if arguments.json:
         rows = [asdict(figure) for figure in figures]
-        found = {"bench": arguments.name, "sync_ms": sync_ms, "load": load, "figures": rows}
-        print(json.dumps(found))
+        machine = {"python": python, "sync_ms": sync_ms, "load": load}
+        print(json.dumps({"bench": arguments.name, **machine, "figures": rows}))
     else:
         print(f"load average over the last minute: {load[0]:.2f} before, {load[1]:.2f} after")
     if arguments.plot:
