@@ -12,6 +12,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.atomic.AtomicReference;
 import org.apache.bookkeeper.client.BKException;
 import org.apache.bookkeeper.client.BookKeeper;
 import org.apache.bookkeeper.client.LedgerEntry;
@@ -216,6 +217,7 @@ public final class Peer {
         long[] sent = new long[count];
         long[] latencies = new long[count];
         byte[] payload = payload(job);
+        AtomicReference<Exception> failure = new AtomicReference<>();
         LedgerHandle writer = create(job);
         ReadHandle reader = client(job).newOpenLedgerOp().withLedgerId(writer.getId())
                 .withPassword(PASSWORD).withDigestType(DigestType.CRC32C)
@@ -242,7 +244,7 @@ public final class Peer {
                     }
                 }
             } catch (Exception error) {
-                throw new IllegalStateException(error);
+                failure.set(error);
             }
         });
         tailing.start();
@@ -259,6 +261,9 @@ public final class Peer {
         Thread.sleep(100);
         writer.addEntry(payload);  // Without one more the reader never hears of the last.
         tailing.join(30_000);
+        if (failure.get() != null || tailing.isAlive()) {  // Else what it never heard took no time.
+            throw new IllegalStateException("the tailing reader did not hear of all: " + failure.get());
+        }
         double cpuSeconds = (cpuNanos() - cpu) / 1e9;
         writer.close();
         return figures(seconds, cpuSeconds, latencies, count, writer.getId());
