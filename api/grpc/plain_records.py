@@ -29,7 +29,7 @@ def answer_message(request: Any, answer: Any) -> Any:
 
 
 def told_event(request: Any, event: Any) -> bytes:
-    """A `LogTail`, or an event of a reader."""
+    """A `LogTail`, or an event of a reader, serialized."""
     if not isinstance(request, log_pb2.ReadStreamRequest):
         return bytes(pack(event).SerializeToString())
     if isinstance(event, Records) and not request.as_records:

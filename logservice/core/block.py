@@ -879,8 +879,8 @@ class Block:
 
 
 def _cut_of_one_size(body: bytes, ends_at: int, base: int, count: int) -> list[bytes]:
-    """Of so many strings the first, nearly all, if these are of one size, as they mostly are; else none.
-    They are cut by one call, which costs a third of cutting them one by one.
+    """Of so many strings the first, up to 4096 and nearly all, if these are of one size, as they mostly
+    are; else none. They are cut by one call, which costs a third of cutting them one by one.
     """
     count = min(count, _ONE_SIZE_MAX) // _ONE_SIZE_COUNTS * _ONE_SIZE_COUNTS
     if not count:

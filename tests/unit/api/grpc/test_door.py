@@ -73,6 +73,22 @@ async def test_records_without_blocks_are_appended_and_read(door: Door) -> None:
     assert (answer.first_offset, answer.next_offset, answer.head, answer.tail) == (1, 2, 0, 2)
 
 
+async def test_events_tell_records_without_blocks(door: Door) -> None:
+    door.core.cluster.make("orders")
+    request = log_pb2.AppendRequest(log="orders", block=pack_block([b"a", b"b"]))
+    await door.ask("LogService/Append", request, log_pb2.AppendAck)
+    stream = door.channel.unary_stream(
+        "/rollbook.v1.LogService/ReadStream",
+        request_serializer=log_pb2.ReadStreamRequest.SerializeToString,
+        response_deserializer=log_pb2.ReadEvent.FromString,
+    )
+    asked = log_pb2.ReadStreamRequest(log="orders", start="earliest", as_records=True)
+    event: Any = await stream(asked, timeout=30).read()
+    assert not event.records.blocks
+    assert [(each.offset, each.value) for each in event.records.records] == [(0, b"a"), (1, b"b")]
+    assert (event.records.base_offset, event.records.next_offset) == (0, 2)
+
+
 def test_the_names_of_a_map_are_framed_in_order() -> None:
     """LS6: a map has another order in another process, and a retry was refused as another batch."""
     names = [f"{number:02}" for number in range(12)]

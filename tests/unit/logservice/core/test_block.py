@@ -91,6 +91,16 @@ def test_strings_of_one_size_are_cut_as_any_others(
         assert [each.key for each in found] == values[::-1][start:end]
 
 
+@pytest.mark.parametrize("codec", Codec)
+def test_strings_whose_sizes_make_up_for_each_other_are_not_of_one_size(codec: Codec) -> None:
+    values = [b"aaaa", b"bbb", b"ccccc", *[b"dddd"] * 61]
+    headers = [{f"{number:02}": value} for number, value in enumerate(values)]
+    block = Block(pack_block(values, headers=headers, codec=codec))
+    assert block.values() == values
+    assert block.headers() == headers
+    assert [each.headers for each in block.records(1, 40)] == headers[1:40]
+
+
 @given(batches())
 def test_the_server_writes_its_half_and_nothing_else(batch: Batch) -> None:
     packed = batch.pack()
