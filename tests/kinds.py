@@ -465,7 +465,7 @@ def bench(arguments: argparse.Namespace) -> Tally | None:
         sys.exit(f"bench {arguments.name} is measured as a whole: leave {', '.join(unknown)} out")
     figures: list[Figure] = []
     sync_ms = bare_disk.sync_ms()
-    # Two builds of the same version differ by a fifth.
+    # How it was built decides a fifth of many figures.
     python = f"{platform.python_version()}, {os.path.realpath(sys.executable)}"
     if not arguments.json:
         print(f"bench {arguments.name}: medians of {arguments.runs} runs", flush=True)
