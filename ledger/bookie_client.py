@@ -149,6 +149,7 @@ class BookieClient(asyncio.BufferedProtocol):
         # Adds: open channels, and closed ones' replies that are still to come.
         self._channels: dict[LedgerId, AddChannel] = {}
         self._owed: dict[LedgerId, int] = {}
+        self._settling: asyncio.Future[None] | None = None  # Somebody waits until none are.
         # What waits to be sent.
         self._outbox = Outbox()
         self._gathered: list[bytes] = []  # In front of it: small adds of this turn of the loop.
@@ -279,6 +280,17 @@ class BookieClient(asyncio.BufferedProtocol):
             self._on_given_up()
         channel.on_lost()
 
+    async def settled(self) -> None:
+        """Returns when closed channels have all their answers, or the connection is over."""
+        while self._owed and not self.is_over:
+            self._settling = self._settling or self._loop.create_future()
+            await asyncio.shield(self._settling)
+
+    def _tell_settled(self) -> None:
+        if self._settling is not None and (self.is_over or not self._owed):
+            self._settling.set_result(None)
+            self._settling = None
+
     def _left_behind(self) -> int:
         """Bytes that closed channels wrote and that are still not sent."""
         waiting = [each for each in self._outbox if isinstance(each, WaitingAdds)]
@@ -365,6 +377,7 @@ class BookieClient(asyncio.BufferedProtocol):
             self._owed[ledger_id] -= count
             if not self._owed[ledger_id]:
                 del self._owed[ledger_id]
+                self._tell_settled()
         else:
             raise BadFrame(f"replies to adds to ledger {ledger_id} that were not sent")
 
@@ -442,6 +455,7 @@ class BookieClient(asyncio.BufferedProtocol):
         if self.is_over:
             return
         self.is_over = True
+        self._tell_settled()
         self._transport.abort()
         if self._timer is not None:
             self._timer.cancel()

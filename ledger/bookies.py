@@ -49,6 +49,7 @@ __all__ = ("AddChannel", "AddSink", "Bookies")
 logger = structlog.get_logger()
 
 _GOODBYE_S: Final = 5.0
+_LAST_COPIES_S: Final = 1.0  # At the end, for those that closed channels wrote.
 
 _FORGET_BATCHES_S: Final = 600.0
 # What comes to rest in one share of a tick is told in one turn.
@@ -208,16 +209,26 @@ class Bookies:
         return link.add_channel(ledger_id, sink, is_high_priority)
 
     async def close(self) -> None:
-        """Ends every connection; calls raise, channels are lost. Nothing is left when it returns."""
+        """Ends every connection; calls raise, channels are lost. Nothing is left when it returns.
+
+        What closed channels wrote has a moment to arrive: the third copies of last entries, of which
+        a program that ends with its writer would leave but two.
+        """
         self._is_closed = True
         links = list(self._links.values())
-        for link in links:
-            link.stop()
-        for link in links:
-            await link.stopped()
-        self._links.clear()
-        self.ticker.close()
-        self.rests.close()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_COPIES_S):
+                    for client in [link.client for link in links if link.client]:
+                        await client.settled()
+        finally:
+            for link in links:
+                link.stop()
+            for link in links:
+                await link.stopped()
+            self._links.clear()
+            self.ticker.close()
+            self.rests.close()
 
     # ------------------------------------------------------------------------------------------
 

@@ -984,6 +984,48 @@ def test_closing_ends_whatever_waits() -> None:
     play(story, bookies=("b1", "b3"))
 
 
+def test_what_closed_channels_wrote_has_a_moment_to_arrive() -> None:
+    """A program that ended with its writer left two copies of its last entries."""
+
+    async def story(scene: Scene) -> None:
+        bookie = scene.bookie("b1")
+        channel = scene.bookies.add_channel(B1, L7, Listening())
+        await scene.until(lambda: channel.is_open)
+        (peer,) = bookie.peers
+        peer.transport.pause_reading()
+        channel.write(frames_of(scene, 30, 50_000), 30)
+        channel.close()
+        asyncio.get_running_loop().call_later(0.5, peer.transport.resume_reading)
+        await scene.bookies.close()
+        assert sum(adds.count for adds in peer.adds) == 30
+
+    play(story)
+
+
+@pytest.mark.parametrize("ending", ["silence", "a cut", "cancelled"])
+def test_nobody_waits_long_for_it(ending: str) -> None:
+    async def story(scene: Scene) -> None:
+        loop = asyncio.get_running_loop()
+        bookie = scene.bookie("b1")
+        bookie.on_adds = ignore
+        channel = scene.bookies.add_channel(B1, L7, Listening())
+        await scene.until(lambda: channel.is_open)
+        channel.write(frames_of(scene, 3), 3)
+        channel.close()
+        began = loop.time()
+        closing = asyncio.ensure_future(scene.bookies.close())
+        if ending == "a cut":
+            loop.call_later(0.2, bookie.peers[0].transport.abort)
+        elif ending == "cancelled":
+            loop.call_later(0.2, closing.cancel)
+        await asyncio.gather(closing, return_exceptions=True)
+        assert closing.cancelled() == (ending == "cancelled")
+        assert loop.time() - began < (1.1 if ending == "silence" else 0.5)
+        await scene.until(lambda: bookie.peers[0].is_gone)
+
+    play(story)
+
+
 def test_busy_is_the_callers_to_judge() -> None:
     async def story(scene: Scene) -> None:
         for error in (Overloaded, BookieFailed):
