@@ -280,6 +280,12 @@ class BookieClient(asyncio.BufferedProtocol):
             self._on_given_up()
         channel.on_lost()
 
+    @property
+    def is_only_owed(self) -> bool:
+        """Nobody uses it any more, but adds of closed channels are on their way."""
+        is_asked = not all(call.future.done() for call in self._waiting.values())
+        return bool(self._owed) and not self._channels and not is_asked
+
     async def settled(self) -> None:
         """Returns when closed channels have all their answers, or the connection is over."""
         while self._owed and not self.is_over:
@@ -386,7 +392,8 @@ class BookieClient(asyncio.BufferedProtocol):
         key = _v2_key_of_reply(reply) if answer.txn_id is None else answer.txn_id
         call = self._waiting.pop(key, None)
         if call is None:
-            if isinstance(reply, Refusal) and any(c.unanswered for c in self._channels.values()):
+            awaited = self._owed or any(c.unanswered for c in self._channels.values())
+            if isinstance(reply, Refusal) and awaited:
                 self._end(reply.error("it refuses adds", bookie=self.bookie))
             elif answer.txn_id is None:
                 raise BadFrame(f"a {type(reply).__name__} that nobody asked for")

@@ -131,6 +131,8 @@ class Bookies:
 
         Cancelled, it may have been carried out or not; its reply is dropped.
         """
+        if self._is_closed:
+            raise BookieUnreachable("the client was closed", bookie=bookie)
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
         link = self._link(bookie, request)
@@ -211,24 +213,29 @@ class Bookies:
     async def close(self) -> None:
         """Ends every connection; calls raise, channels are lost. Nothing is left when it returns.
 
-        What closed channels wrote has a moment to arrive: the third copies of last entries, of which
-        a program that ends with its writer would leave but two.
+        Connections that nobody uses any more have a second at most for what closed channels wrote: the
+        third copies of last entries, of which a program that ends with its writer would leave but two.
+        Cancelled, it ends them, too.
         """
         self._is_closed = True
         links = list(self._links.values())
+        last = [each.client for each in links if each.client and each.client.is_only_owed]
+        for link in links:
+            if link.client not in last:
+                link.stop()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_COPIES_S):
-                    for client in [link.client for link in links if link.client]:
+                    for client in last:
                         await client.settled()
         finally:
             for link in links:
                 link.stop()
-            for link in links:
-                await link.stopped()
             self._links.clear()
             self.ticker.close()
             self.rests.close()
+            for link in links:
+                await link.stopped()
 
     # ------------------------------------------------------------------------------------------
 

@@ -129,7 +129,7 @@ class SyncLedgers(_Closing):
             yield from ids
 
     def close(self) -> None:
-        """Ends whatever it has opened. Idempotent."""
+        """Ends whatever it has opened; third copies have a second at most to arrive. Idempotent."""
         if self._thread.is_alive:
             self._thread.run(self._ledgers.close())
             self._thread.close()

@@ -1002,6 +1002,27 @@ def test_what_closed_channels_wrote_has_a_moment_to_arrive() -> None:
     play(story)
 
 
+def test_whoever_still_uses_a_connection_is_told_at_once_that_it_ends() -> None:
+    """What was written by others there is not waited for."""
+
+    async def story(scene: Scene) -> None:
+        loop = asyncio.get_running_loop()
+        bookie = scene.bookie("b1")
+        bookie.on_adds = bookie.on_call = ignore
+        channel = scene.bookies.add_channel(B1, L7, Listening())
+        await scene.until(lambda: channel.is_open)
+        channel.write(frames_of(scene, 3), 3)
+        channel.close()
+        waiting = asyncio.ensure_future(outcome(scene.bookies, read(1)))
+        await asyncio.sleep(0.1)
+        began = loop.time()
+        await scene.bookies.close()
+        assert isinstance(await waiting, ConnectionLost)
+        assert loop.time() - began < 0.1
+
+    play(story)
+
+
 @pytest.mark.parametrize("ending", ["silence", "a cut", "cancelled"])
 def test_nobody_waits_long_for_it(ending: str) -> None:
     async def story(scene: Scene) -> None:
@@ -1014,6 +1035,9 @@ def test_nobody_waits_long_for_it(ending: str) -> None:
         channel.close()
         began = loop.time()
         closing = asyncio.ensure_future(scene.bookies.close())
+        await asyncio.sleep(0)
+        with pytest.raises(BookieUnreachable):
+            await scene.bookies.call(B1, read(1), deadline_s=9)
         if ending == "a cut":
             loop.call_later(0.2, bookie.peers[0].transport.abort)
         elif ending == "cancelled":

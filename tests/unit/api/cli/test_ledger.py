@@ -204,7 +204,7 @@ def test_copies_that_are_not_there_are_named(shell: Shell, cluster: ProcessClust
     wait_until_sound(shell, ledger_id)
     (sound,) = json.loads(shell.run("verify", ledger_id, "-o", "json"))
     assert (sound["verdict"], sound["copies"], sound["flaws"]) == ("sound", {"good": 6}, [])
-    # Of other tests' ledgers a third copy may lack, if a bookie was slow for a second.
+    # Of other tests' ledgers a third copy may be lacking, if a bookie was slow for a second.
     told = shell.run("verify", "--all", "-o", "raw", code=None)
     assert b"%d sound" % ledger_id in told.splitlines()
 
