@@ -5,6 +5,7 @@ from typing import Final
 
 import pytest
 
+from rollbook.proto.errors import AppendUnsettled, LedgerFenced, RollbookError
 from tests.interop.puppet import Entry, JavaError, Shape
 
 ALL: Final = Shape(3, 3, 2)
@@ -35,3 +36,30 @@ def refused(name: str) -> pytest.RaisesExc[JavaError]:
         return True
 
     return pytest.raises(JavaError, check=is_it)
+
+
+# A third copy of what was confirmed before may meet the fence, too, if its bookie is slow:
+
+
+def java_is_fenced_off() -> pytest.RaisesExc[JavaError]:
+    """Around an append of Java's. A bookie that refused a third copy is one that failed to it, at its next append; for that
+    one it wants another bookie, and there is none.
+    """
+    names = ("BKLedgerFencedException", "BKNotEnoughBookiesException")
+
+    def is_it(error: JavaError) -> bool:
+        assert error.name in names, error
+        return True
+
+    return pytest.raises(JavaError, check=is_it)
+
+
+def we_are_fenced_off() -> pytest.RaisesExc[RollbookError]:
+    """Around an append of ours. A writer that such a copy has told of the fence takes nothing any more."""
+
+    def is_it(error: RollbookError) -> bool:
+        told = error.__cause__ if isinstance(error, AppendUnsettled) else error
+        assert isinstance(told, LedgerFenced), error
+        return True
+
+    return pytest.raises(RollbookError, check=is_it)

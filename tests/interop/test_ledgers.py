@@ -3,7 +3,14 @@
 import pytest
 
 from tests.interop.cluster import Cluster
-from tests.interop.expectations import ALL, STRIPED, entries, payloads, refused
+from tests.interop.expectations import (
+    ALL,
+    STRIPED,
+    entries,
+    java_is_fenced_off,
+    payloads,
+    refused,
+)
 from tests.interop.puppet import PASSWORD, Client, Digest, Protocol, Puppet, Shape, awaited
 
 LARGEST = 5 * 1024 * 1024 - 256  # A frame is 5 MiB with its length, its headers and the entry's.
@@ -37,7 +44,7 @@ def test_recovery_keeps_what_was_acknowledged_and_fences_the_writer(
     reader = client.open(writer.ledger_id, digest, recover=True)
     assert (reader.last_confirmed, reader.length) == (19, 20 * 100)
     assert reader.read(0, 19) == entries(written)
-    with refused("BKLedgerFencedException"):
+    with java_is_fenced_off():
         writer.append([b"late"])
     metadata = client.metadata(writer.ledger_id)
     assert (metadata["state"], metadata["last_entry"]) == ("CLOSED", 19)
@@ -62,7 +69,7 @@ def test_a_writer_is_fenced_at_full_speed(client: Client) -> None:
     assert last >= 499
     assert reader.read(0, last) == entries(written)[: last + 1]
     if last < 2999:
-        with refused("BKLedgerFencedException"):
+        with java_is_fenced_off():
             rest.result()
 
 
