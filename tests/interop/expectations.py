@@ -28,24 +28,8 @@ def entries(written: list[bytes]) -> list[Entry]:
     return found
 
 
-def refused(name: str) -> pytest.RaisesExc[JavaError]:
-    """Around a call that the client must answer with an exception of that name."""
-
-    def is_it(error: JavaError) -> bool:
-        assert error.name == name, error
-        return True
-
-    return pytest.raises(JavaError, check=is_it)
-
-
-# A third copy of what was confirmed before may meet the fence, too, if its bookie is slow:
-
-
-def java_is_fenced_off() -> pytest.RaisesExc[JavaError]:
-    """Around an append of Java's. A bookie that refused a third copy is one that failed to it, at its next append; for that
-    one it wants another bookie, and there is none.
-    """
-    names = ("BKLedgerFencedException", "BKNotEnoughBookiesException")
+def refused(*names: str) -> pytest.RaisesExc[JavaError]:
+    """Around a call that the client must answer with an exception of that name, or of one of these."""
 
     def is_it(error: JavaError) -> bool:
         assert error.name in names, error
@@ -54,8 +38,15 @@ def java_is_fenced_off() -> pytest.RaisesExc[JavaError]:
     return pytest.raises(JavaError, check=is_it)
 
 
+def java_is_fenced_off() -> pytest.RaisesExc[JavaError]:
+    """Around an append of Java's. A third copy of what was confirmed before may meet the fence, too, if its
+    bookie is slow: to Java that bookie has failed, for whose place there is no other.
+    """
+    return refused("BKLedgerFencedException", "BKNotEnoughBookiesException")
+
+
 def we_are_fenced_off() -> pytest.RaisesExc[RollbookError]:
-    """Around an append of ours. A writer that such a copy has told of the fence takes nothing any more."""
+    """Around an append of ours. A writer that such a third copy has told of the fence takes nothing more."""
 
     def is_it(error: RollbookError) -> bool:
         told = error.__cause__ if isinstance(error, AppendUnsettled) else error
