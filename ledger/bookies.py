@@ -131,8 +131,6 @@ class Bookies:
 
         Cancelled, it may have been carried out or not; its reply is dropped.
         """
-        if self._is_closed:
-            raise BookieUnreachable("the client was closed", bookie=bookie)
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
         link = self._link(bookie, request)
@@ -219,17 +217,18 @@ class Bookies:
         """
         self._is_closed = True
         links = list(self._links.values())
-        last = [each.client for each in links if each.client and each.client.is_only_owed]
+        last = [link for link in links if link.client and link.client.is_only_owed]
         for link in links:
-            if link.client not in last:
+            if link not in last:
                 link.stop()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_COPIES_S):
-                    for client in last:
-                        await client.settled()
+                    for link in last:
+                        if link.client:
+                            await link.client.settled()
         finally:
-            for link in links:
+            for link in last:
                 link.stop()
             self._links.clear()
             self.ticker.close()
@@ -253,11 +252,11 @@ class Bookies:
         return ledger_id % self._config.connections_per_bookie
 
     def _link_in(self, bookie: BookieId, version: int, lane: int) -> "Link":
+        if self._is_closed:
+            raise BookieUnreachable("the client was closed", bookie=bookie)
         link_id = (bookie, int(version), lane)
         link = self._links.get(link_id)
         if link is None:
-            if self._is_closed:
-                raise BookieUnreachable("the client was closed", bookie=bookie)
             link = self._links[link_id] = Link(link_id, self._shared)
         return link
 

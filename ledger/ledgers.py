@@ -110,7 +110,8 @@ class Ledgers:
         """Ends whatever it has opened, and leaves nothing behind.
 
         Ledgers that are still written stay open, for recovery to close: close their writers first.
-        Third copies of what these wrote have a second at most to arrive. Idempotent. Cancelled, it goes on to its end first.
+        Third copies of what these wrote have a second at most to arrive. Idempotent. Cancelled, it
+        goes on to its end first.
         """
         self._is_closed = True
         await to_its_end(self._close())

@@ -90,6 +90,18 @@ def is_open(channel: AddChannel) -> bool:
     return channel.is_open
 
 
+async def closed_while_stuck(scene: Scene) -> Peer:
+    """A channel has written 30 adds to a bookie that reads nothing for now, and was closed."""
+    bookie = scene.bookie("b1")
+    channel = scene.bookies.add_channel(B1, L7, Listening())
+    await scene.until(lambda: channel.is_open)
+    (peer,) = bookie.peers
+    peer.transport.pause_reading()
+    channel.write(frames_of(scene, 30, 50_000), 30)
+    channel.close()
+    return peer
+
+
 def refuse(error: type[RollbookError], peer: Peer, call: Call) -> None:
     peer.send(call.answer(refusal_of(call.request, error)))
 
@@ -720,13 +732,7 @@ def test_what_a_closed_channel_wrote_is_sent_all_the_same() -> None:
     """Its third copies are wanted, though nobody waits for them."""
 
     async def story(scene: Scene) -> None:
-        bookie = scene.bookie("b1")
-        channel = scene.bookies.add_channel(B1, L7, Listening())
-        await scene.until(lambda: channel.is_open)
-        (peer,) = bookie.peers
-        peer.transport.pause_reading()
-        channel.write(frames_of(scene, 30, 50_000), 30)
-        channel.close()
+        peer = await closed_while_stuck(scene)
         peer.transport.resume_reading()
         await scene.until(lambda: sum(adds.count for adds in peer.adds) == 30)
 
@@ -853,6 +859,24 @@ def test_a_refusal_of_adds_reaches_the_channel() -> None:
         channel.write(frames_of(scene, 2), 2)
         await scene.until(lambda: len(sink.heard) == 2)
         assert {replies.error for replies in sink.replies} == {LedgerFenced}
+
+    play(story)
+
+
+def test_a_bookie_that_refuses_everything_is_not_waited_for_by_closed_channels() -> None:
+    async def story(scene: Scene) -> None:
+        bookie = scene.bookie("b1")
+        bookie.on_call = bookie.on_adds = ignore
+        assert isinstance(await outcome(scene.bookies, read(1), 0.1), BookieTimeout)
+        channel = scene.bookies.add_channel(B1, L7, Listening())
+        await scene.until(lambda: channel.is_open)
+        channel.write(frames_of(scene, 1), 1)
+        channel.close()
+        (peer,) = bookie.peers
+        await scene.until(lambda: peer.adds)
+        peer.send(peer.calls[0].answer(Refusal(Unauthorized)))
+        await asyncio.sleep(0.1)
+        assert peer.is_gone
 
     play(story)
 
@@ -988,13 +1012,7 @@ def test_what_closed_channels_wrote_has_a_moment_to_arrive() -> None:
     """A program that ended with its writer left two copies of its last entries."""
 
     async def story(scene: Scene) -> None:
-        bookie = scene.bookie("b1")
-        channel = scene.bookies.add_channel(B1, L7, Listening())
-        await scene.until(lambda: channel.is_open)
-        (peer,) = bookie.peers
-        peer.transport.pause_reading()
-        channel.write(frames_of(scene, 30, 50_000), 30)
-        channel.close()
+        peer = await closed_while_stuck(scene)
         asyncio.get_running_loop().call_later(0.5, peer.transport.resume_reading)
         await scene.bookies.close()
         assert sum(adds.count for adds in peer.adds) == 30
