@@ -110,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     hostile = kind.add_parser("hostile", help="connections that mean no good, at every door")
     hostile.set_defaults(run=kinds.hostile)
 
+    regressions = kind.add_parser(
+        "regressions", help="defects that users met, each by name, through the doors they used"
+    )
+    regressions.add_argument("pytest_arguments", nargs="*", help="handed to pytest, after `--`")
+    regressions.set_defaults(run=kinds.regressions)
+
     fuzz = kind.add_parser("fuzz", help="mutated bytes through every decoder")
     fuzz.add_argument("--runs", type=_count, default=50_000, help="inputs in all (50,000)")
     fuzz.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")

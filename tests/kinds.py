@@ -80,6 +80,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
         "fuzz": ["--runs=200000" if arguments.thorough else "--runs=50000", first],
         "rest": ["--cases=3000" if arguments.thorough else "--cases=300", first],
         "newcomer": [],
+        "regressions": [],
     }
     if arguments.thorough:
         sizes |= {"interop": [], "chaos": ["--seconds=40", first]}
@@ -109,7 +110,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
 # They wait for clocks more than they compute, so that two of them have room beside each other: the
 # first ones for sessions, faults and commands, the others for processes.
 _WAITING: Final[tuple[str, ...]] = ("contract", "chaos", "owners", "leaders", "doors")
-_PATIENT: Final[tuple[str, ...]] = ("crash", "hostile", "interop")
+_PATIENT: Final[tuple[str, ...]] = ("crash", "hostile", "interop", "regressions")
 # The others know no time but their own, or have patience: they take what is left of the processors.
 _GIVING_WAY: Final = ("nice", "-n", "10")
 
@@ -408,6 +409,16 @@ def _chaos_of_leaders(arguments: argparse.Namespace) -> Tally:
 def hostile(_arguments: argparse.Namespace) -> Tally:
     """Connections that mean no good, against a real process."""
     return _pytest("tests/hostile")
+
+
+def regressions(arguments: argparse.Namespace) -> Tally:
+    """Each defect that users met, by name: gone, or back."""
+    register = importlib.import_module("tests.regressions.defects").Register()
+    tally = _pytest("tests/regressions", *arguments.pytest_arguments, plugins=[register])
+    for line in register.lines():
+        print(line)
+    print(f"{len(register.defects)} defects")
+    return tally
 
 
 def fuzz(arguments: argparse.Namespace) -> Tally:
