@@ -37,13 +37,13 @@ from rollbook.bookie.core.compaction import (
 from rollbook.bookie.core.disk_usage import DiskUsage, pick_directory
 from rollbook.bookie.core.doubt import EVERYTHING
 from rollbook.bookie.core.memtable import Columns, Place
-from rollbook.bookie.core.pace import Pace
 from rollbook.bookie.entry_log import EntryLog, EntryLogs
 from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log import NewLog, SortedLog, SortedWriter
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import TornRecord, WrongCluster
 from rollbook.proto.ids import NO_ENTRY
+from rollbook.proto.pace import Pace
 from rollbook.proto.ports import Clock, Disk, Randomness
 from rollbook.proto.tasks import to_its_end
 

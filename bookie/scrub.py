@@ -20,11 +20,11 @@ from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.catalog import Held
 from rollbook.bookie.core.doubt import EVERYTHING, Range
 from rollbook.bookie.core.memtable import Place
-from rollbook.bookie.core.pace import Pace
 from rollbook.bookie.entry_log import EntryLog
 from rollbook.bookie.record_file import Cache
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import EntryStateUnknown, TornRecord
+from rollbook.proto.pace import Pace
 from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import to_its_end
 

@@ -22,6 +22,7 @@ import structlog
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import NoSuchLedger, RollbookError, Superseded, WrongBookie, WrongCluster
 from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.pace import Pace
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.healing import Range
@@ -85,7 +86,7 @@ class Healer:
         self._includes_all = includes_all
         self._is_rehearsal = is_rehearsal
         self._loop = asyncio.get_running_loop()
-        self._paid_until = 0.0  # For the bytes that went so far.
+        self._pace = Pace(config.bytes_per_s_max)
 
     async def heal(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> Healing:
         """`on_progress` hears how many ledgers are done, and of how many.
@@ -190,7 +191,6 @@ class Healer:
 
     async def _pay(self, size: int) -> None:
         """No more bytes a second than is configured, however many ledgers are at it."""
-        now = self._loop.time()
-        self._paid_until = max(self._paid_until, now) + size / self._config.bytes_per_s_max
-        if (ahead_s := self._paid_until - now - 0.5) > 0:
-            await asyncio.sleep(ahead_s)
+        wait_s = self._pace.spend(size, int(self._loop.time() * 1e9))
+        if wait_s:
+            await asyncio.sleep(wait_s)

@@ -2,25 +2,9 @@
 
 from typing import Final
 
-_AHEAD_S: Final = 0.05
 _STEP_NS_MIN: Final = 500_000
 _STEP_NS_MAX: Final = 5_000_000  # What seems to take longer waited for the disk.
 _IDLE_TURN_NS: Final = 100_000  # In less than that nobody parsed, packed or answered anything much.
-
-
-class Pace:
-    """Bytes a second. What was not used is not saved up beyond `_AHEAD_S`: no burst follows a pause."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        assert bytes_per_s > 0
-        self.bytes_per_s = bytes_per_s
-        self._free_ns = 0  # When everything that was spent has been earned.
-
-    def spend(self, size: int, now_ns: int) -> float:
-        """Seconds to wait before going on."""
-        cost_ns = int(size / self.bytes_per_s * 1e9)
-        self._free_ns = max(self._free_ns, now_ns - int(_AHEAD_S * 1e9)) + cost_ns
-        return max(0, self._free_ns - now_ns) / 1e9
 
 
 class Rests:

@@ -1,0 +1,20 @@
+"""Spreads work in the background evenly over time, at a rate in bytes per second and without bursts."""
+
+from typing import Final
+
+_AHEAD_S: Final = 0.05
+
+
+class Pace:
+    """Bytes a second. What was not used is not saved up beyond `_AHEAD_S`: no burst follows a pause."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        assert bytes_per_s > 0
+        self.bytes_per_s = bytes_per_s  # Can be changed at any time.
+        self._free_ns = 0  # When everything that was spent has been earned.
+
+    def spend(self, size: int, now_ns: int) -> float:
+        """Seconds to wait before going on."""
+        cost_ns = int(size / self.bytes_per_s * 1e9)
+        self._free_ns = max(self._free_ns, now_ns - int(_AHEAD_S * 1e9)) + cost_ns
+        return max(0, self._free_ns - now_ns) / 1e9
