@@ -116,6 +116,7 @@ class LogReader:
         self._loop = asyncio.get_running_loop()
         self._ready: deque[ReadEvent] = deque()
         self._end: ReadEvent | RollbookError | None = None
+        self._moving_to: str | None = None  # The address of the server where reading is to go on.
         self._step: asyncio.Task[None] | None = None
         self._resting: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -149,6 +150,8 @@ class LogReader:
         if due is None:
             due = self._loop.time() + self._heartbeat_s
         while not self._ready:
+            if self._end is None and self._moving_to is not None:
+                self._move(self._moving_to)
             if isinstance(self._end, RollbookError):
                 raise self._end
             if self._end is not None:
@@ -158,9 +161,19 @@ class LogReader:
             else:
                 is_over = not await self._take_from_ledgers(due)
             if is_over and not self._ready:
-                return await self._progress()
+                progress = await self._progress()
+                if not self._ready:  # A step that was under way may have read records meanwhile.
+                    return progress
         self._idle = self._loop.call_later(_IDLE_S, self._rest)
         return self._ready.popleft()
+
+    def _move(self, address: str) -> None:
+        """Ends with `Moving`, behind all that was returned (RL5). A step that is under way is stopped: it could
+        read records that nobody would be given.
+        """
+        if self._step is not None:
+            self._step.cancel()
+        self._end = Moving(address, self._trail.next_offset)
 
     async def close(self) -> None:
         """Idempotent."""
@@ -183,7 +196,7 @@ class LogReader:
         self._told_by = owner.owner_epoch
         self._waits_for = WaitsFor.NOTHING
         if self._trail.next_offset >= owner.tail:
-            self._go_live(owner.tail)
+            self._go_live()
         return True
 
     async def _take_from_memory(self, memory: Subscription, due: float) -> bool:
@@ -214,7 +227,7 @@ class LogReader:
         self._tell_records(blocks, start)
         owner = self._find_owner()
         if owner is not None and self._trail.next_offset >= owner.tail:
-            self._go_live(owner.tail)
+            self._go_live()
         return True
 
     def _is_at_the_end(self) -> bool:
@@ -258,7 +271,7 @@ class LogReader:
         stored = await self._read_list()
         listed = stored.list
         if listed.owner is not None and NO_OWNER_YET < self._told_by < listed.owner_epoch:
-            self._end = Moving(listed.owner.address, self._trail.next_offset)
+            self._moving_to = listed.owner.address
             return
         match self._trail.pick(listed):
             case Enter(segment, first_entry):
@@ -286,7 +299,7 @@ class LogReader:
                 await self._list_changed(stored)
             case AwaitOwner():
                 self._waits_for = WaitsFor.OWNER
-                self._go_live(self._trail.next_offset)
+                self._go_live()
                 await self._list_changed(stored)
 
     async def _read_list(self) -> StoredLog:
@@ -327,7 +340,7 @@ class LogReader:
         """As far as bookies tell; an owner knows better, whose last block they hear of by the next."""
         self._waits_for = WaitsFor.NOTHING
         if self._find_owner() is None:
-            self._go_live(self._trail.next_offset)
+            self._go_live()
 
     async def _leave_ledger(self) -> None:
         """Whoever is cancelled meanwhile leaves nothing behind."""
@@ -390,10 +403,10 @@ class LogReader:
             self._bytes_told += len(block)
         self._ready.append(Records(tuple(piece), start, self._trail.next_offset))
 
-    def _go_live(self, tail: Offset) -> None:
+    def _go_live(self) -> None:
         if not self._is_live:
             self._is_live = True
-            self._ready.append(CaughtUp(tail))
+            self._ready.append(CaughtUp(self._trail.next_offset))
 
     def _fall_behind(self) -> None:
         if self._is_live:
@@ -439,7 +452,7 @@ class LogReader:
                 if listed.unclosed:
                     address = await self._revive()
                     if address and (listed.owner is None or listed.owner.address != address):
-                        self._end = Moving(address, self._trail.next_offset)
+                        self._moving_to = address
                 ledger = self._ledger
                 if ledger is not None and ledger.last_add_confirmed >= self._trail.next_entry:
                     block = await read_block(ledger, ledger.last_add_confirmed)

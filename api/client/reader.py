@@ -148,7 +148,10 @@ class EventReader:
             self._expect(event.start)
             self.position = event.end
         elif isinstance(event, words.Moving):
-            self._expect(event.resume_offset)
+            if self.position is None or event.resume_offset > self.position:
+                self._expect(
+                    event.resume_offset
+                )  # A server that names an earlier one has not lost anything.
             self._hang_up()
             self._moving_to = event.server
             return None
