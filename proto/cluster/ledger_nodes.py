@@ -1,34 +1,30 @@
 """Ledger metadata in its nodes: create, read, compare-and-swap, delete, list.
 
-Parents are made on demand and removed when they are empty, by every client of the cluster; a create
-that loses its parent to such a removal makes it again.
+Parents come and go with what lies below them (`sparse_nodes.py`).
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.lost_replies import (
     children_surely,
-    create_surely,
     delete_surely,
-    ensure_node,
     read_surely,
     set_surely,
+    transact_surely,
 )
+from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
 from rollbook.proto.errors import (
     BadMetadata,
     InvalidRequest,
     MetadataConflict,
     NodeExists,
-    NodeNotEmpty,
     NoSuchCluster,
     NoSuchLedger,
     NoSuchNode,
-    OutcomeUnknown,
-    Unavailable,
 )
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.ledger_metadata import pack_ledger_metadata, unpack_ledger_metadata
@@ -43,11 +39,19 @@ from rollbook.proto.formats.paths import (
 )
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.metadata import LedgerMetadata
-from rollbook.proto.ports import ANY_VERSION, MetadataStore, Node, Watch
+from rollbook.proto.ports import (
+    ANY_VERSION,
+    Check,
+    MetadataStore,
+    Node,
+    Op,
+    SessionId,
+    Set,
+    Watch,
+)
 
 _LOWEST: Final = LedgerId(0)
 _ID_RACES_MAX: Final = 100  # Lost in a row to clients that pick ids themselves.
-_PARENT_RACES_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +98,12 @@ class LedgerNodes:
                 return False
             return found.creation_token == metadata.creation_token
 
-        for _ in range(_PARENT_RACES_MAX):
-            try:
-                await create_surely(self._store, path, pack_ledger_metadata(metadata), is_ours)
-            except NoSuchNode:
-                await self._make_parents(path)
-            else:
-                return StoredLedger(metadata, 0, metadata.created_ms)
-        raise MetadataConflict("its parents are removed again and again", path=path)
+        data = pack_ledger_metadata(metadata)
+        try:
+            await create_sparse(self._store, self._root, path, data, is_ours)
+        except NoSuchNode:
+            raise NoSuchCluster(path=self._root) from None
+        return StoredLedger(metadata, 0, metadata.created_ms)
 
     async def read(self, ledger_id: LedgerId, *, fresh: bool = False) -> StoredLedger:
         """Raises `NoSuchLedger`, but not because a replica of the store lags behind."""
@@ -132,6 +134,32 @@ class LedgerNodes:
             raise NoSuchLedger(ledger_id=ledger_id) from None
         return StoredLedger(metadata, version, stored.created_ms)
 
+    async def swap(
+        self,
+        stored: StoredLedger,
+        metadata: LedgerMetadata,
+        checks: Sequence[Check],
+        session: SessionId,
+    ) -> StoredLedger:
+        """An update that is made in this session, while all `checks` hold, or never.
+
+        Raises `SessionExpired`; `MetadataConflict` or `NoSuchNode` if the ledger or what was checked
+        is not as it was read, with `op=INDEX` in its ids: the ledger comes after the checks.
+        """
+        path = self.path(metadata.ledger_id)
+        data = pack_ledger_metadata(metadata)
+
+        async def was_made() -> bool:
+            node = await read_surely(self._store, path)
+            return node is not None and (node.stat.version, node.value) == (
+                stored.version + 1,
+                data,
+            )
+
+        ops: tuple[Op, ...] = (*checks, Set(path, data, stored.version))
+        await transact_surely(self._store, ops, was_made, session=session)
+        return StoredLedger(metadata, stored.version + 1, stored.created_ms)
+
     async def delete(self, ledger_id: LedgerId, version: int | None = ANY_VERSION) -> None:
         """Raises `NoSuchLedger`, and `MetadataConflict` if it has another version."""
         path = self.path(ledger_id)
@@ -139,34 +167,11 @@ class LedgerNodes:
             await delete_surely(self._store, path, version)
         except NoSuchNode:
             raise NoSuchLedger(ledger_id=ledger_id) from None
-        await self._remove_empty_parents(path)
+        await remove_empty_parents(self._store, self._root, path)
 
     def ids(self, start: LedgerId = _LOWEST) -> "LedgerWalk":
         """All ledgers from `start` on, in the order of their ids."""
         return LedgerWalk(self._store, self._root, self._layout, start)
-
-    async def _make_parents(self, path: str) -> None:
-        parts = path[len(self._root) + 1 :].split("/")[:-1]
-        made = self._root
-        for part in parts:
-            made = f"{made}/{part}"
-            try:
-                await ensure_node(self._store, made)
-            except NoSuchNode:
-                if made.rpartition("/")[0] == self._root:
-                    raise NoSuchCluster(path=self._root) from None
-                return  # Removed under our hands; the caller comes back.
-
-    async def _remove_empty_parents(self, path: str) -> None:
-        parent = path.rpartition("/")[0]
-        while parent != self._root:
-            try:
-                await delete_surely(self._store, parent)
-            except (NodeNotEmpty, NoSuchNode):
-                return
-            except (Unavailable, OutcomeUnknown):
-                return  # The ledger is gone, whatever becomes of them; empty ones harm nobody.
-            parent = parent.rpartition("/")[0]
 
 
 class LedgerWalk:

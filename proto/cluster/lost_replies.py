@@ -10,6 +10,10 @@ tells:
 Contents alone prove nothing: two clients may want the same. Nothing that was sent on an old
 connection happens any more once a new one answers, so a read then tells the truth.
 
+A write that is safe only while a lock is held names the session that holds it: it is made in that
+session or never. A request belongs to the session in which it was made, so one look before each
+attempt is enough.
+
 These functions answer definitely, `MetadataUnavailable` for not made included, or raise
 `ConnectionLost` after several attempts: the outcome is unknown, and stays so until the caller reads
 the node at a better time.
@@ -29,7 +33,7 @@ from rollbook.proto.errors import (
     SessionExpired,
     Superseded,
 )
-from rollbook.proto.ports import ANY_VERSION, CreateMode, MetadataStore, Node, Op
+from rollbook.proto.ports import ANY_VERSION, CreateMode, MetadataStore, Node, Op, SessionId
 
 ATTEMPTS: Final = 6  # Each of them waits for the connection as long as the store does.
 _PAUSE_S: Final = 0.02  # Doubles.
@@ -46,17 +50,20 @@ async def create_surely(
     mode: CreateMode = CreateMode.PERSISTENT,
     *,
     only_if_lost: bool = False,
+    session: SessionId | None = None,
 ) -> None:
     """Raises `NodeExists` if the node is another's, and `NoSuchNode` if it has no parent.
 
     `only_if_lost`: others may write what `is_ours` goes by, so it has a say only after a reply was
     lost; else a node that exists is another's.
-    An ephemeral node is asked for in one session only: `SessionExpired` if that is over.
+    An ephemeral node is asked for in one session only, `session` if it is given: `SessionExpired` if
+    that is over.
     """
     lost = False
     for attempt in range(ATTEMPTS):
         await _pause(attempt)
         try:
+            _require(store, session)
             await store.create(path, value, mode)
             return
         except NodeExists:
@@ -69,7 +76,7 @@ async def create_surely(
                 return
             raise
         except SessionExpired:
-            if mode.is_ephemeral:
+            if mode.is_ephemeral or session is not None:
                 raise
         except MetadataUnavailable:
             if not lost:
@@ -124,11 +131,13 @@ async def delete_surely(
     path: str,
     version: int | None = ANY_VERSION,
     is_ours: IsOurs = lambda _: True,
+    *,
+    session: SessionId | None = None,
 ) -> None:
     """Raises `NoSuchNode` if it was gone before, `MetadataConflict`, `NodeNotEmpty`.
 
     Before it is asked for again `is_ours` looks at what is there: a session that ended may have
-    taken the node along.
+    taken the node along. `session`: only in that one; raises `SessionExpired` once it is over.
     """
     lost = False
     for attempt in range(ATTEMPTS):
@@ -138,6 +147,7 @@ async def delete_surely(
                 node = await _look(store, path)
                 if node is None or not is_ours(node):
                     raise NoSuchNode(path=path)
+            _require(store, session)
             await store.delete(path, version)
             return
         except NoSuchNode:
@@ -145,7 +155,8 @@ async def delete_surely(
                 return
             raise
         except SessionExpired:
-            continue
+            if session is not None:
+                raise
         except MetadataUnavailable:
             if not lost:
                 raise
@@ -155,20 +166,26 @@ async def delete_surely(
 
 
 async def transact_surely(
-    store: MetadataStore, ops: Sequence[Op], was_made: Callable[[], Awaitable[bool]]
+    store: MetadataStore,
+    ops: Sequence[Op],
+    was_made: Callable[[], Awaitable[bool]],
+    *,
+    session: SessionId | None = None,
 ) -> None:
     """Raises what the first op that fails raises.
 
-    `was_made` looks for what no other transaction can have written.
+    `was_made` looks for what no other transaction can have written. `session`: only in that one;
+    raises `SessionExpired` if it is over, and the transaction was not made in it.
     """
     lost = False
     for attempt in range(ATTEMPTS):
         await _pause(attempt)
         try:
+            _require(store, session)
             await store.transaction(ops)
             return
         except (Superseded, Missing) as refusal:
-            if isinstance(refusal, SessionExpired):
+            if isinstance(refusal, SessionExpired) and session is None:
                 continue
             if lost and await _settle(was_made()):
                 return
@@ -203,6 +220,11 @@ async def children_surely(store: MetadataStore, path: str) -> list[str]:
         except (ConnectionLost, SessionExpired):
             continue
     raise MetadataUnavailable(path=path)
+
+
+def _require(store: MetadataStore, session: SessionId | None) -> None:
+    if session is not None and store.session != session:
+        raise SessionExpired(session=session)
 
 
 async def _look(store: MetadataStore, path: str) -> Node | None:

@@ -16,12 +16,14 @@ from rollbook.proto.errors import (
     NodeExists,
     NoSuchCluster,
     NoSuchLedger,
+    NoSuchNode,
+    SessionExpired,
 )
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.paths import ledger_path
 from rollbook.proto.ids import LEDGER_ID_MAX, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, draw_creation_token
-from rollbook.proto.ports import MetadataStore
+from rollbook.proto.ports import Check, MetadataStore
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType
 from tests.golden import metadata as golden
@@ -124,7 +126,7 @@ async def test_parents_removed_between_the_making_of_two_are_made_again(
     ledgers: LedgerNodes, store: FaultyStore, rival: MetadataStore
 ) -> None:
     store.writes = 0
-    store.before_write[3] = [lambda: rival.delete(f"{ROOT}/00")]  # Leaf, 00, and now 00/0000.
+    store.before_write[4] = [lambda: rival.delete(f"{ROOT}/00")]  # Leaf, 00/0000, 00, 00/0000.
     await ledgers.create(ledger(3))
     assert await walk(ledgers) == [3]
 
@@ -356,3 +358,39 @@ async def make_node(store: MetadataStore, path: str) -> None:
         made = f"{made}/{name}"
         if await store.get(made) is None:
             await store.create(made)
+
+
+# --- A swap under a lock ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fate", [Fate.OK, Fate.ANSWER_LOST, Fate.REQUEST_LOST])
+async def test_a_swap_is_made_once_while_what_it_rests_on_is_there(
+    ledgers: LedgerNodes, store: FaultyStore, rival: MetadataStore, fate: Fate
+) -> None:
+    """LR1."""
+    stored = await ledgers.create(ledger(3))
+    await rival.create("/lock")
+    wanted = stored.metadata.with_recovery_started()
+    store.fates.append(fate)
+    swapped = await ledgers.swap(stored, wanted, [Check("/lock")], store.session)
+    assert swapped == await ledgers.read(LedgerId(3))
+
+
+@pytest.mark.parametrize("fate", [Fate.OK, Fate.REQUEST_LOST])
+async def test_a_swap_is_never_made_once_its_session_or_a_check_is_gone(
+    ledgers: LedgerNodes, store: FaultyStore, rival: MetadataStore, fate: Fate
+) -> None:
+    stored = await ledgers.create(ledger(3))
+    wanted = stored.metadata.with_recovery_started()
+    store.fates.append(fate)
+    with pytest.raises(NoSuchNode):
+        await ledgers.swap(stored, wanted, [Check("/lock")], store.session)
+    await rival.create("/lock")
+    with pytest.raises(SessionExpired):
+        await ledgers.swap(stored, wanted, [Check("/lock")], store.session + 1)
+    store.fates.append(Fate.EXPIRED)
+    with pytest.raises(SessionExpired):
+        await ledgers.swap(stored, wanted, [Check("/lock")], store.session)
+    await rival.set(ledgers.path(LedgerId(3)), b"changed")
+    with pytest.raises(MetadataConflict):
+        await ledgers.swap(stored, wanted, [Check("/lock")], store.session)

@@ -1,0 +1,52 @@
+"""Nodes deep in a tree whose inner nodes exist only while something lies below them.
+
+Parents are made on demand and removed when they are empty, by every client of the cluster, Java's,
+too; a create that loses its parent to such a removal makes it again.
+"""
+
+from typing import Final
+
+from rollbook.proto.cluster.lost_replies import (
+    IsOurs,
+    create_surely,
+    delete_surely,
+)
+from rollbook.proto.errors import (
+    MetadataConflict,
+    NodeNotEmpty,
+    NoSuchNode,
+    OutcomeUnknown,
+    Unavailable,
+)
+from rollbook.proto.ports import MetadataStore
+
+_RACES_MAX: Final = 20
+
+
+async def create_sparse(
+    store: MetadataStore, top: str, path: str, value: bytes, is_ours: IsOurs
+) -> None:
+    """Raises `NodeExists`, and `NoSuchNode` if `top` is not there.
+
+    Most parents exist, so the node itself is tried first, then its parents from below.
+    """
+    for _ in range(_RACES_MAX):
+        try:
+            return await create_surely(store, path, value, is_ours)
+        except NoSuchNode:
+            parent = path.rpartition("/")[0]
+            if parent == top:
+                raise
+            await create_sparse(store, top, parent, b"", lambda _: True)
+    raise MetadataConflict("its parents are removed again and again", path=path)
+
+
+async def remove_empty_parents(store: MetadataStore, top: str, path: str) -> None:
+    """Of a node that was deleted; `top` stays. Empty ones that are left do no harm."""
+    parent = path.rpartition("/")[0]
+    while parent != top:
+        try:
+            await delete_surely(store, parent)
+        except (NodeNotEmpty, NoSuchNode, Unavailable, OutcomeUnknown):
+            return
+        parent = parent.rpartition("/")[0]
