@@ -339,6 +339,12 @@ class ClusterExists(Superseded):
     code = Code("CLUSTER_EXISTS", "ALREADY_EXISTS", 409)
 
 
+class LifecycleConflict(Superseded):
+    """The bookie's lifecycle state does not allow this."""
+
+    code = Code("LIFECYCLE_CONFLICT", "FAILED_PRECONDITION", 409)
+
+
 class DirectoryInUse(Superseded):
     """Another process holds this directory or file."""
 

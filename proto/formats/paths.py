@@ -31,6 +31,7 @@ SHORT_IDS: Final = "idgen"
 LONG_IDS: Final = "idgen-long"
 ID_PREFIX: Final = "ID-"  # Of ephemeral sequential nodes; the number is the id, or its low half.
 OWN_BOOKIES: Final = "bookies"  # In our own tree: what we know of each bookie beyond its cookie.
+LIFECYCLE: Final = "lifecycle"  # In our own tree: whether a bookie stays or leaves.
 HIGH_PREFIX: Final = "HOB-"  # Under LONG_IDS; the number is the high half of the ids below it.
 
 FIRST_LONG_ID: Final = LedgerId(2**31 - 1)

@@ -1,0 +1,104 @@
+"""Whether each bookie stays in the cluster or leaves it (`formats/lifecycle.py`).
+
+    <own root>/lifecycle/<bookie id>    no node: the bookie is Active
+
+A node is kept when its bookie becomes Active again, so that its version only grows: a change that was
+made from an older state is refused. `bookie remove` deletes it together with the cookie.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
+from rollbook.proto.cluster.lost_replies import (
+    children_surely,
+    ensure_node,
+    read_surely,
+    transact_surely,
+)
+from rollbook.proto.errors import (
+    BadMetadata,
+    InvalidRequest,
+    NoSuchNode,
+    UnsupportedVersion,
+)
+from rollbook.proto.formats.lifecycle import Lifecycle, pack_lifecycle, unpack_lifecycle
+from rollbook.proto.formats.paths import LIFECYCLE
+from rollbook.proto.ids import BookieId, parse_bookie_id
+from rollbook.proto.ports import Check, Create, MetadataStore, Op, SessionId, Set, Watch
+
+logger = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLifecycle:
+    bookie: BookieId
+    lifecycle: Lifecycle
+    version: int | None  # None: there is no node.
+
+
+class LifecycleNodes:
+    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+        self._store = store
+        self._cluster = cluster
+        self.folder = f"{cluster.own_root}/{LIFECYCLE}"
+
+    def path(self, bookie: BookieId) -> str:
+        return f"{self.folder}/{bookie}"
+
+    async def read(self, bookie: BookieId) -> StoredLifecycle:
+        """Raises `BadMetadata`, `UnsupportedVersion`: nobody guesses whether a bookie leaves."""
+        node = await read_surely(self._store, self.path(bookie))
+        if node is None:
+            return StoredLifecycle(bookie, Lifecycle(), None)
+        return StoredLifecycle(bookie, unpack_lifecycle(node.value), node.stat.version)
+
+    async def list(self) -> list[StoredLifecycle]:
+        """Of bookies that have a node. One that cannot be read is logged and left out."""
+        try:
+            names = await children_surely(self._store, self.folder)
+        except NoSuchNode:
+            return []
+        found = []
+        for name in names:
+            try:
+                found.append(await self.read(parse_bookie_id(name)))
+            except (BadMetadata, UnsupportedVersion, InvalidRequest) as error:
+                logger.warning("lifecycle_unreadable", bookie=name, reason=error.message)
+        return [each for each in found if each.version is not None]
+
+    async def write(
+        self,
+        found: StoredLifecycle,
+        lifecycle: Lifecycle,
+        *,
+        checks: Sequence[Check] = (),
+        session: SessionId | None = None,
+    ) -> StoredLifecycle:
+        """From exactly what was found, while `checks` hold; `session`: in that one or never.
+
+        `lifecycle` carries a token that was drawn for this write. Raises `MetadataConflict`,
+        `NodeExists` or `NoSuchNode` if something is not so any more, `SessionExpired`.
+        """
+        assert lifecycle.token
+        assert lifecycle.token != found.lifecycle.token
+        await ensure_own_root(self._store, self._cluster)
+        await ensure_node(self._store, self.folder)
+        path, data = self.path(found.bookie), pack_lifecycle(lifecycle)
+        change: Op = Create(path, data) if found.version is None else Set(path, data, found.version)
+        version = 0 if found.version is None else found.version + 1
+
+        async def was_made() -> bool:
+            node = await read_surely(self._store, path)
+            return node is not None and (node.stat.version, node.value) == (version, data)
+
+        await transact_surely(self._store, (*checks, change), was_made, session=session)
+        return StoredLifecycle(found.bookie, lifecycle, version)
+
+    async def watch(self, bookie: BookieId | None = None) -> Watch:
+        """Of one bookie's node, or of all."""
+        if bookie is not None:
+            return await self._store.watch(self.path(bookie))
+        return await self._store.watch(self.folder, recursive=True)

@@ -1,0 +1,376 @@
+"""The tree by which auditors and replication workers work together, ours and Java's
+(`formats/replication.py` has its layout).
+
+- A mark says that copies of a ledger are missing on these bookies, or, without bookies, that its copies
+  are badly placed. Marking twice adds what is new (MK1).
+- Only the holder of a ledger's lock removes its mark, from the version that it read before it began,
+  in the session that holds the lock or never: what was marked meanwhile stays (MK2).
+- A lock belongs to the session that made it. Everything that is safe only under the lock names
+  `Lock.check` in its transaction, and is made in `Lock.session` or never (MK3).
+- A node that cannot be read raises `BadMetadata`; callers log it and go on with the next (MK4).
+
+Drain tasks have the form of marks and lie in our own tree (`MarkTree`): Java's worker would find the
+copies of a draining bookie sound, and delete the marks.
+"""
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from rollbook.proto.cluster.lost_replies import (
+    children_surely,
+    create_surely,
+    delete_surely,
+    ensure_node,
+    ensure_path,
+    read_surely,
+    set_surely,
+    transact_surely,
+)
+from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
+from rollbook.proto.errors import (
+    BadMetadata,
+    MetadataConflict,
+    NodeExists,
+    NoSuchNode,
+    SessionExpired,
+)
+from rollbook.proto.formats.replication import (
+    CHECKED_ALL,
+    CHECKED_PLACEMENT,
+    CHECKED_REPLICAS,
+    DISABLED,
+    ELECTION,
+    LAYOUT,
+    LOCKS,
+    LOST_BOOKIE_DELAY,
+    MARKS,
+    ROOT,
+    Mark,
+    check_replication_layout,
+    ledger_of_mark,
+    mark_name,
+    mark_path,
+    pack_checked_at,
+    pack_lock,
+    pack_mark,
+    pack_replication_layout,
+    pack_seconds,
+    unpack_checked_at,
+    unpack_lock,
+    unpack_mark,
+    unpack_seconds,
+)
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.ports import (
+    Check,
+    CreateMode,
+    Delete,
+    MetadataStore,
+    SessionId,
+    Watch,
+)
+
+_RACES_MAX: Final = 20  # With others that mark the same ledger.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMark:
+    ledger_id: LedgerId
+    mark: Mark
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    ledger_id: LedgerId
+    path: str
+    session: SessionId
+
+    @property
+    def check(self) -> Check:
+        """With the session it proves that the lock is held: no other client can make one in it."""
+        return Check(self.path)
+
+
+class Checked(Enum):
+    """The checks whose time of completion BookKeeper keeps."""
+
+    ALL_LEDGERS = CHECKED_ALL
+    PLACEMENT = CHECKED_PLACEMENT
+    REPLICAS = CHECKED_REPLICAS
+
+
+class MarkTree:
+    """Marks below one folder, which exists."""
+
+    def __init__(self, store: MetadataStore, folder: str) -> None:
+        self._store = store
+        self.folder = folder
+
+    def path(self, ledger_id: LedgerId) -> str:
+        return f"{self.folder}/{mark_path(ledger_id)}"
+
+    async def mark(self, ledger_id: LedgerId, missing: Iterable[BookieId], now_ms: int) -> bool:
+        """Whether anything was new (MK1). Raises `BadMetadata` if the mark that is there cannot be read."""
+        path, missing = self.path(ledger_id), tuple(missing)
+        new = pack_mark(Mark(()).with_missing(missing, now_ms) if missing else Mark((), now_ms))
+        for _ in range(_RACES_MAX):
+            try:
+                await create_sparse(
+                    self._store, self.folder, path, new, lambda node: node.value == new
+                )
+                return True
+            except NodeExists:
+                found = await self.read(ledger_id)
+            if found is None:
+                continue
+            changed = found.mark.with_missing(missing, now_ms)
+            if changed == found.mark:
+                return False
+            try:
+                await set_surely(self._store, path, pack_mark(changed), found.version)
+                return True
+            except (MetadataConflict, NoSuchNode):
+                continue
+        raise MetadataConflict("the mark changes again and again", path=path)
+
+    async def read(self, ledger_id: LedgerId) -> StoredMark | None:
+        """None: the ledger is not marked. Raises `BadMetadata` (MK4)."""
+        path = self.path(ledger_id)
+        node = await read_surely(self._store, path)
+        if node is None:
+            return None
+        try:
+            return StoredMark(ledger_id, unpack_mark(node.value), node.stat.version)
+        except BadMetadata as error:
+            raise BadMetadata(error.message, path=path) from None
+
+    async def unmark(self, stored: StoredMark, lock: Lock) -> bool:
+        """Whether the mark is gone; False: it was marked again, and stays (MK2).
+
+        Raises `SessionExpired` or `NoSuchNode` if the lock is not held any more.
+        """
+        assert lock.ledger_id == stored.ledger_id
+        path = self.path(stored.ledger_id)
+
+        async def was_made() -> bool:
+            return await read_surely(self._store, path) is None
+
+        try:
+            await transact_surely(
+                self._store,
+                (lock.check, Delete(path, stored.version)),
+                was_made,
+                session=lock.session,
+            )
+        except MetadataConflict:
+            return False
+        except NoSuchNode as error:
+            if error.ids.get("op") == 0:
+                raise
+            return True  # Somebody without our rule, or a person.
+        await remove_empty_parents(self._store, self.folder, path)
+        return True
+
+    async def ids(self) -> AsyncIterator[LedgerId]:
+        """All marked ledgers in the order of their ids. Those that are marked meanwhile may be missed."""
+        await read_surely(self._store, self.folder)  # From here on no replica lags behind this.
+        pending = [(0, self.folder)]
+        while pending:
+            depth, folder = pending.pop()
+            try:
+                names = await children_surely(self._store, folder)
+            except NoSuchNode:
+                continue  # Its last mark went meanwhile.
+            if depth < _DEPTH:
+                pending += [(depth + 1, f"{folder}/{name}") for name in reversed(names)]
+                continue
+            for name in names:
+                ledger_id = ledger_of_mark(name)
+                if ledger_id is not None and self.path(ledger_id) == f"{folder}/{name}":
+                    yield ledger_id
+
+    def ledger_of(self, path: str) -> LedgerId | None:
+        """Of an event of `watch`; None: it is about a folder."""
+        ledger_id = ledger_of_mark(path.rpartition("/")[2])
+        return ledger_id if ledger_id is not None and self.path(ledger_id) == path else None
+
+    async def watch(self) -> Watch:
+        return await self._store.watch(self.folder, recursive=True)
+
+
+_DEPTH: Final = 4  # Folders above a mark.
+
+
+class Marks(MarkTree):
+    """BookKeeper's own tree. One for each session, which then knows all locks that the session holds."""
+
+    def __init__(self, store: MetadataStore, root: str) -> None:
+        super().__init__(store, f"{root}/{ROOT}/{MARKS}")
+        self._root = root
+        self._top = f"{root}/{ROOT}"
+        self._held: dict[LedgerId, Lock] = {}
+        self._strays: dict[LedgerId, Lock] = {}  # The session may have them; nobody uses them.
+
+    async def prepare(self) -> None:
+        """Makes the folders. Raises `BadMetadata` if marks are kept here in another form."""
+        await ensure_node(self._store, self._top)
+        path, layout = f"{self._top}/{LAYOUT}", pack_replication_layout()
+        await ensure_node(self._store, path, layout)
+        node = await read_surely(self._store, path)
+        if node is not None:
+            check_replication_layout(node.value)
+        for name in (MARKS, LOCKS, ELECTION):
+            await ensure_node(self._store, f"{self._top}/{name}")
+
+    @property
+    def election_folder(self) -> str:
+        return f"{self._top}/{ELECTION}"
+
+    # --- Locks --------------------------------------------------------------------------------
+
+    async def take(self, ledger_id: LedgerId, holder: str) -> Lock | None:
+        """None: somebody has it, be it somebody of this session. Raises `SessionExpired`, `Unavailable`.
+
+        `holder` is for people. Cancelled, or after an unknown outcome, the session may have the lock;
+        it is released, or taken after all, by the next call.
+        """
+        session = self._store.session
+        await self._release_strays(but=ledger_id)
+        held = self._held.get(ledger_id)
+        if held is not None and held.session == session:
+            return None
+        lock = Lock(ledger_id, f"{self._top}/{LOCKS}/{mark_name(ledger_id)}", session)
+        self._held[ledger_id] = lock
+        try:
+            await create_surely(
+                self._store,
+                lock.path,
+                pack_lock(holder),
+                lambda node: node.stat.owner == session,
+                CreateMode.EPHEMERAL,
+                session=session,
+            )
+        except NodeExists:
+            self._forget(lock)
+            return None
+        except BaseException:
+            self._forget(lock)
+            self._strays[ledger_id] = lock
+            raise
+        self._strays.pop(ledger_id, None)
+        return lock
+
+    async def release(self, lock: Lock) -> None:
+        """Raises `Unavailable` or `OutcomeUnknown`; a later `take` tries again.
+
+        Nothing that was begun under the lock may be under way any more.
+        """
+        self._strays[lock.ledger_id] = lock
+        try:
+            await delete_surely(
+                self._store,
+                lock.path,
+                is_ours=lambda node: node.stat.owner == lock.session,
+                session=lock.session,
+            )
+        except (NoSuchNode, SessionExpired):
+            pass  # It went with its session.
+        finally:
+            self._forget(lock)
+        self._strays.pop(lock.ledger_id, None)
+
+    async def _release_strays(self, but: LedgerId) -> None:
+        for ledger_id, lock in list(self._strays.items()):
+            if ledger_id != but and ledger_id not in self._held:
+                self._held[ledger_id] = lock  # Nobody takes it before it is gone.
+                await self.release(lock)
+
+    def _forget(self, lock: Lock) -> None:
+        if self._held.get(lock.ledger_id) is lock:
+            del self._held[lock.ledger_id]
+
+    async def locked(self) -> set[LedgerId]:
+        """Ledgers that somebody has locked."""
+        try:
+            names = await children_surely(self._store, f"{self._top}/{LOCKS}")
+        except NoSuchNode:
+            return set()
+        return {ledger_id for name in names if (ledger_id := ledger_of_mark(name)) is not None}
+
+    async def holder(self, ledger_id: LedgerId) -> str | None:
+        """Who has locked it, by its own word; None: nobody."""
+        path = f"{self._top}/{LOCKS}/{mark_name(ledger_id)}"
+        node = await read_surely(self._store, path)
+        try:
+            return unpack_lock(node.value) if node else None
+        except BadMetadata:
+            return "?"
+
+    # --- The switch ---------------------------------------------------------------------------
+
+    async def is_enabled(self) -> bool:
+        return await read_surely(self._store, self._switch) is None
+
+    async def disable(self) -> None:
+        """Nothing begins from now on; idempotent."""
+        await ensure_path(self._store, self._switch, self._root)
+
+    async def enable(self) -> None:
+        try:
+            await delete_surely(self._store, self._switch)
+        except NoSuchNode:
+            pass
+
+    async def watch_switch(self) -> Watch:
+        return await self._store.watch(self._switch)
+
+    @property
+    def _switch(self) -> str:
+        return f"{self._top}/{DISABLED}"
+
+    # --- Settings and times -------------------------------------------------------------------
+
+    async def delay(self) -> tuple[int, int] | None:
+        """Seconds, and how often they were written; None: nobody has set them. Raises `BadMetadata`."""
+        node = await read_surely(self._store, self._delay)
+        return (unpack_seconds(node.value), node.stat.version) if node else None
+
+    async def set_delay(self, seconds: int) -> None:
+        """Written again unchanged it asks the auditor to audit now."""
+        await self._put(self._delay, pack_seconds(seconds))
+
+    async def watch_delay(self) -> Watch:
+        return await self._store.watch(self._delay)
+
+    @property
+    def _delay(self) -> str:
+        return f"{self._top}/{LOST_BOOKIE_DELAY}"
+
+    async def checked_at_ms(self, check: Checked) -> int | None:
+        """When it was last completed. What cannot be read counts as never."""
+        node = await read_surely(self._store, f"{self._top}/{check.value}")
+        try:
+            return unpack_checked_at(node.value) if node else None
+        except BadMetadata:
+            return None
+
+    async def set_checked_at(self, check: Checked, at_ms: int) -> None:
+        await self._put(f"{self._top}/{check.value}", pack_checked_at(at_ms))
+
+    async def _put(self, path: str, value: bytes) -> None:
+        """The last one wins."""
+        for _ in range(_RACES_MAX):
+            node = await read_surely(self._store, path)
+            try:
+                if node is None:
+                    await ensure_path(self._store, path.rpartition("/")[0], self._root)
+                    await create_surely(self._store, path, value, lambda n: n.value == value)
+                else:
+                    await set_surely(self._store, path, value, node.stat.version)
+                return
+            except (NodeExists, MetadataConflict, NoSuchNode):
+                continue
+        raise MetadataConflict("it is written again and again", path=path)

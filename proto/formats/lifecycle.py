@@ -1,0 +1,87 @@
+"""What our own tree keeps of a bookie's life in the cluster: whether it stays, leaves, or may go.
+
+JSON, `{"state": "draining", "token": "4e0c…", "since_ms": 17…, "ledgers": 120, "is_forced": false,
+"reason": "", "version": 1}`. A bookie without such a node is Active. `token` is drawn for each write:
+it tells whose write it was when a reply was lost (LR1).
+
+The node is apart from the bookie's record: a start writes the record, a drain this, and neither may
+make the other's write fail. It is not below the cookie, which Java could not delete then.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from rollbook.proto.errors import BadMetadata, UnsupportedVersion
+from rollbook.proto.formats.bounds import check_size
+
+_VERSION: Final = 1
+_TOKEN: Final = re.compile(r"[0-9a-f]{0,32}")
+
+
+class LifecycleState(Enum):
+    ACTIVE = "active"
+    DRAINING = "draining"  # Its ledgers are copied elsewhere; it is read-only.
+    DRAINED = "drained"  # No ledger names it; it is read-only.
+    DRAINING_FAILED = "draining-failed"  # Nothing is copied any more; it is read-only.
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    state: LifecycleState = LifecycleState.ACTIVE
+    token: str = ""
+    since_ms: int = 0  # Of this state; for people.
+    ledgers: int = 0  # That named it when the drain began.
+    is_forced: bool = False  # Begun although too few bookies remain for some ledgers.
+    reason: str = ""  # Why a drain failed, or why it began again by itself.
+
+    def __post_init__(self) -> None:
+        assert _TOKEN.fullmatch(self.token)
+        assert self.since_ms >= 0
+        assert self.ledgers >= 0
+
+    @property
+    def takes_entries(self) -> bool:
+        """Whether the bookie may be writable, and a target of copies."""
+        return self.state is LifecycleState.ACTIVE
+
+
+def pack_lifecycle(lifecycle: Lifecycle) -> bytes:
+    fields = {
+        "version": _VERSION,
+        "state": lifecycle.state.value,
+        "token": lifecycle.token,
+        "since_ms": lifecycle.since_ms,
+        "ledgers": lifecycle.ledgers,
+        "is_forced": lifecycle.is_forced,
+        "reason": lifecycle.reason,
+    }
+    return json.dumps(fields, sort_keys=True).encode("ascii")
+
+
+def unpack_lifecycle(data: bytes) -> Lifecycle:
+    """Raises `BadMetadata`, `UnsupportedVersion`."""
+    check_size(data)
+    try:
+        fields = json.loads(data)
+        version, state = fields["version"], fields["state"]
+        token, reason = fields["token"], fields.get("reason", "")
+        since_ms, ledgers = fields["since_ms"], fields.get("ledgers", 0)
+        is_forced = fields.get("is_forced", False)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise BadMetadata(f"not the lifecycle of a bookie: {data[:80]!r}") from None
+    if version != _VERSION:
+        raise UnsupportedVersion(f"a bookie's lifecycle of version {version!r:.20}")
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise BadMetadata(f"{token!r:.80} is no token of a lifecycle")
+    if not isinstance(reason, str) or type(is_forced) is not bool:
+        raise BadMetadata(f"not the lifecycle of a bookie: {data[:80]!r}")
+    if not all(type(each) is int and 0 <= each < 2**63 for each in (since_ms, ledgers)):
+        raise BadMetadata(f"not the lifecycle of a bookie: {data[:80]!r}")
+    try:
+        known = LifecycleState(state)
+    except ValueError:
+        raise BadMetadata(f"{state!r:.40} is no state of a bookie") from None
+    return Lifecycle(known, token, since_ms, ledgers, is_forced, reason)

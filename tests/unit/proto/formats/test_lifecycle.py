@@ -1,0 +1,60 @@
+"""Whether a bookie stays or leaves, to the byte."""
+
+import json
+
+import pytest
+
+from rollbook.proto.errors import BadMetadata, UnsupportedVersion
+from rollbook.proto.formats.lifecycle import (
+    Lifecycle,
+    LifecycleState,
+    pack_lifecycle,
+    unpack_lifecycle,
+)
+
+DRAINING = Lifecycle(LifecycleState.DRAINING, "4e0c", 1700, 12, True, "said so")
+PACKED = (
+    b'{"is_forced": true, "ledgers": 12, "reason": "said so", "since_ms": 1700, '
+    b'"state": "draining", "token": "4e0c", "version": 1}'
+)
+
+
+def test_a_lifecycle_is_written_and_read() -> None:
+    """B2."""
+    assert pack_lifecycle(DRAINING) == PACKED
+    assert unpack_lifecycle(PACKED) == DRAINING
+    for state in LifecycleState:
+        assert unpack_lifecycle(pack_lifecycle(Lifecycle(state))) == Lifecycle(state)
+
+
+def test_only_an_active_bookie_takes_entries() -> None:
+    """B3, B4, B8, B12, B15: Active is the default."""
+    assert [state for state in LifecycleState if Lifecycle(state).takes_entries] == [
+        LifecycleState.ACTIVE
+    ]
+    assert Lifecycle().takes_entries
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("state", "gone"), ("state", 1), ("state", []), ("token", "X"), ("token", 4)),
+        *(("since_ms", -1), ("since_ms", 1.5), ("ledgers", True), ("ledgers", 2**63)),
+        *(("is_forced", 1), ("reason", None)),
+    ],
+)
+def test_damage_is_refused(field: str, value: object) -> None:
+    fields = json.loads(PACKED) | {field: value}
+    with pytest.raises(BadMetadata):
+        unpack_lifecycle(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"1", b"\xff", b"[" * 100_000])
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(BadMetadata):
+        unpack_lifecycle(data)
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(UnsupportedVersion):
+        unpack_lifecycle(PACKED.replace(b'"version": 1', b'"version": 2'))
