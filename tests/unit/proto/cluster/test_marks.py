@@ -106,7 +106,7 @@ async def test_a_mark_is_made_whatever_is_lost(
 async def test_two_auditors_that_mark_one_ledger_lose_nothing(
     marks: Marks, service: MemoryService
 ) -> None:
-    """MK1: both names are there, whoever was first."""
+    """MK1: both names are there, in either order."""
     async with await service.connect() as other:
         theirs = Marks(other, ROOT)
         await asyncio.gather(marks.mark(L7, [B1], 1), theirs.mark(L7, [B2], 2))

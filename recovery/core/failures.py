@@ -1,0 +1,104 @@
+"""What became of attempts to repair one ledger, and when the next one is due.
+
+JSON, `{"attempts": 3, "code": "BOOKIE_UNREACHABLE", "message": "…", "failed_ms": 17…, "next_try_ms": 17…,
+"losses": [[0, 11, ["b1:3181", "b2:3181"]]], "version": 1}`, in a node of its own for each ledger
+(`recovery/tasks.py`). It is kept in our own tree, since a mark has no room for it, and removed with the
+repair's success.
+
+A ledger is *unrecoverable* iff every holder of some of its entries said ABSENT or showed bad bytes: then
+`losses` names those entries and holders. That state has no next try: a person decides. What is UNKNOWN or
+unreachable waits, however long that lasts.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.proto.errors import BadMetadata, InvalidRequest, UnsupportedVersion
+from rollbook.proto.formats.bounds import check_size
+from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
+
+_VERSION: Final = 1
+FIRST_PAUSE_S: Final = 5
+PAUSE_S_MAX: Final = 600
+_LOSSES_MAX: Final = 100  # Ranges that are kept; more of them would not help a reader.
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Entries of which no holder has a good copy; both ends are inclusive."""
+
+    first_entry: EntryId
+    last_entry: EntryId
+    holders: tuple[BookieId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    attempts: int = 0
+    code: str = ""  # Of the latest error.
+    message: str = ""
+    failed_ms: int = 0
+    next_try_ms: int | None = 0  # None: not by itself; a person decides.
+    losses: tuple[Loss, ...] = ()
+
+    @property
+    def is_unrecoverable(self) -> bool:
+        return bool(self.losses)
+
+    def is_due(self, now_ms: int) -> bool:
+        """Clocks differ and jump: a next try that lies further away than any pause is due."""
+        if self.next_try_ms is None:
+            return False
+        return not now_ms < self.next_try_ms <= now_ms + PAUSE_S_MAX * 1000
+
+
+def after_failure(
+    before: Failure | None, now_ms: int, code: str, message: str, losses: Sequence[Loss] = ()
+) -> Failure:
+    """The pause doubles from 5 s to 10 min."""
+    attempts = (before.attempts if before else 0) + 1
+    pause_s = min(FIRST_PAUSE_S * 2 ** min(attempts - 1, 20), PAUSE_S_MAX)
+    next_try_ms = None if losses else now_ms + pause_s * 1000
+    return Failure(attempts, code, message, now_ms, next_try_ms, tuple(losses[:_LOSSES_MAX]))
+
+
+def pack_failure(failure: Failure) -> bytes:
+    fields = {
+        "version": _VERSION,
+        "attempts": failure.attempts,
+        "code": failure.code,
+        "message": failure.message,
+        "failed_ms": failure.failed_ms,
+        "next_try_ms": failure.next_try_ms,
+        "losses": [
+            [loss.first_entry, loss.last_entry, list(loss.holders)] for loss in failure.losses
+        ],
+    }
+    return json.dumps(fields, sort_keys=True).encode("ascii")
+
+
+def unpack_failure(data: bytes) -> Failure:
+    """Raises `BadMetadata`, `UnsupportedVersion`."""
+    check_size(data)
+    try:
+        fields = json.loads(data)
+        version = fields["version"]
+        if version != _VERSION:
+            raise UnsupportedVersion(f"a failure of version {version!r:.20}")
+        texts = fields["code"], fields["message"]
+        numbers = [fields["attempts"], fields["failed_ms"], fields["next_try_ms"]]
+        losses = tuple(
+            Loss(EntryId(first), EntryId(last), tuple(map(parse_bookie_id, holders)))
+            for first, last, holders in fields["losses"]
+        )
+        numbers += [each for loss in losses for each in (loss.first_entry, loss.last_entry)]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidRequest):
+        raise BadMetadata(f"not a failure of a repair: {data[:80]!r}") from None
+    if not all(isinstance(each, str) for each in texts):
+        raise BadMetadata(f"not a failure of a repair: {data[:80]!r}")
+    wrong = [each for each in numbers if each is not None and type(each) is not int]
+    if wrong or fields["attempts"] is None or fields["failed_ms"] is None:
+        raise BadMetadata(f"not a failure of a repair: {data[:80]!r}")
+    return Failure(fields["attempts"], *texts, fields["failed_ms"], fields["next_try_ms"], losses)

@@ -1,0 +1,119 @@
+"""From which state a bookie may go to which, and who decides it.
+
+                    drain (person)                finish (steward)
+       Active ─────────────────────► Draining ─────────────────────► Drained
+         ▲                            │     ▲                         │  ▲
+         │ cancel (person)            │     │ retry (person)          │  │ mark_drained (person)
+         ├────────────────────────────┤     │                         │  │
+         │                  fail      │     └──── revert (steward) ───┘  │
+         │                 (steward)  ▼                                  │
+         └────────────────────── DrainingFailed ─────────────────────────┘
+
+A bookie that is not Active is read-only. Only Active begins to drain; DrainingFailed changes by hand
+only (LC1). Each change is a value of its own with the token that its writer drew, written from the
+version that it was made from; the steward's name its vote, so an old steward changes nothing (LC2).
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Final
+
+from rollbook.proto.errors import LifecycleConflict
+from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
+from rollbook.proto.ids import BookieId
+from rollbook.proto.metadata import LedgerMetadata
+
+_ACTIVE, _DRAINING = LifecycleState.ACTIVE, LifecycleState.DRAINING
+_DRAINED, _FAILED = LifecycleState.DRAINED, LifecycleState.DRAINING_FAILED
+REASON_CHARS_MAX: Final = 500
+
+
+# --- A person's ------------------------------------------------------------------------------
+
+
+def drain(
+    found: Lifecycle, token: str, now_ms: int, *, ledgers: int, is_forced: bool = False
+) -> Lifecycle:
+    """`ledgers`: how many name it now; for showing progress. Raises `LifecycleConflict`."""
+    _require(found, "drain", _ACTIVE)
+    return Lifecycle(_DRAINING, token, now_ms, ledgers, is_forced)
+
+
+def retry(found: Lifecycle, token: str, now_ms: int, *, ledgers: int) -> Lifecycle:
+    """Raises `LifecycleConflict`."""
+    _require(found, "retry the drain of", _FAILED)
+    return Lifecycle(_DRAINING, token, now_ms, ledgers, found.is_forced)
+
+
+def cancel(found: Lifecycle, token: str, now_ms: int) -> Lifecycle:
+    """What was copied stays copied. Raises `LifecycleConflict`."""
+    _require(found, "undrain", _DRAINING, _DRAINED, _FAILED)
+    return Lifecycle(_ACTIVE, token, now_ms)
+
+
+def mark_drained(found: Lifecycle, token: str, now_ms: int) -> Lifecycle:
+    """A person has mended or given up what could not be copied. Raises `LifecycleConflict`."""
+    _require(found, "mark as drained", _FAILED)
+    return _next(found, _DRAINED, token, now_ms, found.reason)
+
+
+# --- The steward's ---------------------------------------------------------------------------
+
+
+def finish(found: Lifecycle, token: str, now_ms: int) -> Lifecycle:
+    _require(found, "finish the drain of", _DRAINING)
+    return _next(found, _DRAINED, token, now_ms)
+
+
+def fail(found: Lifecycle, token: str, now_ms: int, reason: str) -> Lifecycle:
+    _require(found, "fail the drain of", _DRAINING)
+    return _next(found, _FAILED, token, now_ms, reason)
+
+
+def revert(found: Lifecycle, token: str, now_ms: int, reason: str) -> Lifecycle:
+    """A ledger names the bookie after all: a client picked it before the drain began."""
+    _require(found, "drain again", _DRAINED)
+    return _next(found, _DRAINING, token, now_ms, reason)
+
+
+def _next(
+    found: Lifecycle, state: LifecycleState, token: str, now_ms: int, reason: str = ""
+) -> Lifecycle:
+    reason = reason[:REASON_CHARS_MAX]
+    return replace(found, state=state, token=token, since_ms=now_ms, reason=reason)
+
+
+def _require(found: Lifecycle, verb: str, *states: LifecycleState) -> None:
+    if found.state not in states:
+        allowed = " or ".join(state.value for state in states)
+        raise LifecycleConflict(
+            f"cannot {verb} a bookie that is {found.state.value}; it has to be {allowed}",
+            state=found.state.value,
+        )
+
+
+# --- Whether enough bookies remain -----------------------------------------------------------
+
+
+def has_room(
+    metadata: LedgerMetadata, leaving: Collection[BookieId], targets: Collection[BookieId]
+) -> bool:
+    """Whether each fragment's leaving members can be replaced by distinct targets.
+
+    `targets`: bookies that take entries and stay.
+    """
+    for fragment in metadata.fragments:
+        members = set(fragment.ensemble)
+        to_replace = sum(member in leaving for member in members)
+        if to_replace > sum(target not in members and target not in leaving for target in targets):
+            return False
+    return True
+
+
+def count_without_room(
+    ledgers: Iterable[LedgerMetadata],
+    leaving: Collection[BookieId],
+    targets: Collection[BookieId],
+) -> int:
+    """Ledgers for which too few bookies remain: unless forced, the drain is refused at once (LC3)."""
+    return sum(not has_room(metadata, leaving, targets) for metadata in ledgers)

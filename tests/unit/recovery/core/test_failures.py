@@ -1,0 +1,74 @@
+"""What a ledger's failed repairs say, and when the next one is due."""
+
+import json
+
+import pytest
+
+from rollbook.proto.errors import BadMetadata, UnsupportedVersion
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.recovery.core.failures import (
+    Failure,
+    Loss,
+    after_failure,
+    pack_failure,
+    unpack_failure,
+)
+
+LOSS = Loss(EntryId(3), EntryId(5), (BookieId("b1:3181"), BookieId("b2:3181")))
+
+
+def test_the_pause_doubles_from_five_seconds_to_ten_minutes() -> None:
+    failure, pauses = None, []
+    for _ in range(9):
+        failure = after_failure(failure, 1000, "BOOKIE_UNREACHABLE", "b1 is away")
+        assert failure.next_try_ms is not None
+        pauses.append((failure.next_try_ms - 1000) // 1000)
+    assert pauses == [5, 10, 20, 40, 80, 160, 320, 600, 600]
+    assert failure is not None
+    assert failure.attempts == 9
+
+
+def test_what_is_lost_waits_for_a_person() -> None:
+    failure = after_failure(None, 1000, "DATA_LOST", "no good copy", [LOSS])
+    assert failure.is_unrecoverable
+    assert not failure.is_due(10**15)
+
+
+def test_a_next_try_further_away_than_any_pause_is_due() -> None:
+    """A clock that jumped must not put a repair off for ever."""
+    failure = after_failure(None, 10_000, "X", "x")
+    assert [failure.is_due(now) for now in (10_000, 14_999, 15_000)] == [False, False, True]
+    assert failure.is_due(-600_000)
+
+
+def test_a_failure_is_written_and_read() -> None:
+    for failure in (
+        after_failure(None, 1700, "DATA_LOST", "kein Rückweg", [LOSS]),
+        after_failure(Failure(4), 1700, "OVERLOADED", "busy"),
+    ):
+        assert unpack_failure(pack_failure(failure)) == failure
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("attempts", None), ("attempts", "1"), ("code", 1), ("failed_ms", None)),
+        *(("next_try_ms", 1.5), ("losses", None), ("losses", [[1]]), ("losses", [[1, "2", []]])),
+        *(("losses", [[1, 2, [""]]]), ("losses", [[1, 2, 3]])),
+    ],
+)
+def test_damage_is_refused(field: str, value: object) -> None:
+    fields = json.loads(pack_failure(after_failure(None, 1, "X", "x", [LOSS]))) | {field: value}
+    with pytest.raises(BadMetadata):
+        unpack_failure(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000])
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(BadMetadata):
+        unpack_failure(data)
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(UnsupportedVersion):
+        unpack_failure(b'{"version": 2}')

@@ -1,0 +1,99 @@
+"""From which state a bookie may go to which, exhaustively."""
+
+from collections.abc import Callable
+
+import pytest
+
+from rollbook.proto.errors import LifecycleConflict
+from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import Fragment, LedgerMetadata
+from rollbook.proto.quorum import Quorum
+from rollbook.recovery.core import lifecycle
+from rollbook.recovery.core.lifecycle import count_without_room, has_room
+
+ACTIVE, DRAINING = LifecycleState.ACTIVE, LifecycleState.DRAINING
+DRAINED, FAILED = LifecycleState.DRAINED, LifecycleState.DRAINING_FAILED
+Step = Callable[[Lifecycle], Lifecycle]
+
+STEPS: dict[str, Step] = {
+    "drain": lambda found: lifecycle.drain(found, "aa", 9, ledgers=5),
+    "retry": lambda found: lifecycle.retry(found, "aa", 9, ledgers=5),
+    "cancel": lambda found: lifecycle.cancel(found, "aa", 9),
+    "mark_drained": lambda found: lifecycle.mark_drained(found, "aa", 9),
+    "finish": lambda found: lifecycle.finish(found, "aa", 9),
+    "fail": lambda found: lifecycle.fail(found, "aa", 9, "no copy of ledger 7"),
+    "revert": lambda found: lifecycle.revert(found, "aa", 9, "ledger 7 names it"),
+}
+ALLOWED = {
+    ("drain", ACTIVE): DRAINING,
+    ("retry", FAILED): DRAINING,
+    ("cancel", DRAINING): ACTIVE,
+    ("cancel", DRAINED): ACTIVE,
+    ("cancel", FAILED): ACTIVE,
+    ("mark_drained", FAILED): DRAINED,
+    ("finish", DRAINING): DRAINED,
+    ("fail", DRAINING): FAILED,
+    ("revert", DRAINED): DRAINING,
+}
+
+
+@pytest.mark.parametrize("state", LifecycleState)
+@pytest.mark.parametrize("name", STEPS)
+def test_only_these_steps_are_taken(name: str, state: LifecycleState) -> None:
+    """LC1, LC2, B5, B7, B9, B10, B11, B17: Active alone begins to drain; what failed changes by hand."""
+    found = Lifecycle(state, "00", 1, 3)
+    if (name, state) in ALLOWED:
+        changed = STEPS[name](found)
+        assert changed.state is ALLOWED[name, state]
+        assert (changed.token, changed.since_ms) == ("aa", 9)
+    else:
+        with pytest.raises(LifecycleConflict, match=state.value):
+            STEPS[name](found)
+
+
+def test_a_failed_drain_says_why_and_a_retry_forgets_it() -> None:
+    """B8."""
+    draining = lifecycle.drain(Lifecycle(), "aa", 1, ledgers=5, is_forced=True)
+    failed = lifecycle.fail(draining, "bb", 2, "x" * 10_000)
+    assert (failed.ledgers, failed.is_forced, len(failed.reason)) == (5, True, 500)
+    again = lifecycle.retry(failed, "cc", 3, ledgers=2)
+    assert again == Lifecycle(DRAINING, "cc", 3, 2, True)
+    assert lifecycle.cancel(failed, "dd", 4) == Lifecycle(ACTIVE, "dd", 4)
+
+
+# --- Whether enough bookies remain ------------------------------------------------------------
+
+B = [BookieId(f"b{number}:3181") for number in range(6)]
+
+
+def ledger(*ensembles: tuple[int, ...]) -> LedgerMetadata:
+    width = len(ensembles[0])
+    fragments = tuple(
+        Fragment(EntryId(10 * index), tuple(B[each] for each in ensemble))
+        for index, ensemble in enumerate(ensembles)
+    )
+    return LedgerMetadata(LedgerId(7), Quorum(width, width, 1), fragments)
+
+
+@pytest.mark.parametrize(
+    ("ensembles", "leaving", "targets", "expected"),
+    [
+        ([(0, 1, 2)], {0}, {1, 2}, False),  # Nobody is left who is not a member.
+        ([(0, 1, 2)], {0}, {1, 2, 3}, True),
+        ([(0, 1, 2)], {0, 1}, {2, 3}, False),  # Two seats, one bookie.
+        ([(0, 1, 2)], {0, 1}, {2, 3, 4}, True),
+        ([(0, 1, 2)], {0, 3}, {1, 2, 3}, False),  # One that leaves, too, is no target.
+        ([(0, 1, 2), (1, 2, 3)], {0}, {1, 2, 3}, True),
+        ([(1, 2, 3), (0, 1, 2)], {0}, {1, 2}, False),  # Each fragment for itself.
+        ([(1, 2, 3)], {0}, set(), True),  # It does not name it.
+    ],
+)
+def test_each_fragment_needs_a_bookie_for_every_seat(
+    ensembles: list[tuple[int, ...]], leaving: set[int], targets: set[int], expected: bool
+) -> None:
+    """LC3."""
+    metadata = ledger(*ensembles)
+    gone, there = {B[each] for each in leaving}, {B[each] for each in targets}
+    assert has_room(metadata, gone, there) is expected
+    assert count_without_room([metadata] * 3, gone, there) == (0 if expected else 3)
