@@ -25,7 +25,7 @@ import structlog
 from rollbook.ledger.follower import Follower
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader
-from rollbook.logservice.core.block import span_of
+from rollbook.logservice.core.block import opened_together, span_of
 from rollbook.logservice.core.ledger_list import LedgerList, LogState
 from rollbook.logservice.core.segments import (
     AwaitOwner,
@@ -388,20 +388,14 @@ class LogReader:
     # --- Telling ----------------------------------------------------------------------------
 
     def _tell_records(self, blocks: Sequence[bytes], start: Offset) -> None:
-        """In events of a bounded size."""
+        """In events of a bounded size, as stored and as unpacked (LB3)."""
         self._tail = max(self._tail, self._trail.next_offset)
         self._records_told += self._trail.next_offset - start
-        piece: list[bytes] = []
-        room = _BYTES_MAX
-        for block in blocks:
-            if piece and len(block) > room:
-                end = span_of(piece[-1])[1]
-                self._ready.append(Records(tuple(piece), start, end))
-                piece, start, room = [], end, _BYTES_MAX
-            piece.append(block)
-            room -= len(block)
-            self._bytes_told += len(block)
-        self._ready.append(Records(tuple(piece), start, self._trail.next_offset))
+        self._bytes_told += sum(map(len, blocks))
+        for piece in opened_together(blocks, _BYTES_MAX):
+            end = span_of(piece[-1])[1]
+            self._ready.append(Records(tuple(piece), start, end))
+            start = end
 
     def _go_live(self) -> None:
         if not self._is_live:

@@ -21,6 +21,7 @@ from rollbook.api.access.refusals import refusal_of, size_of
 from rollbook.api.access.waiting import MISSES_MAX, Waiting, may_pass
 from rollbook.api.grpc.methods import Method, late
 from rollbook.logservice import words
+from rollbook.logservice.core.block import opened_bytes_of
 from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.proto.errors import NotOwner, RollbookError, Throttled, Unauthorized
 
@@ -242,7 +243,8 @@ def _require_in_force(caller: Caller) -> None:
 
 
 def _bytes_of(blocks: tuple[bytes, ...]) -> int:
-    return sum(map(len, blocks))
+    """As stored or as unpacked, whichever are more: packing a block saves no quota."""
+    return sum(map(opened_bytes_of, blocks))
 
 
 def _who(caller: Caller, method: Method, word: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rollbook.logservice.core.block import HEADER_BYTES, span_of
+from rollbook.logservice.core.block import HEADER_BYTES, opened_bytes_of, span_of
 from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
 from rollbook.proto.errors import Unauthorized
 
@@ -16,9 +16,12 @@ def refusal_of(principal: str, word: Any) -> Unauthorized:
 
 
 def size_of(block: bytes) -> tuple[int, int]:
-    """Records and bytes. Whoever says that there are more records than can be is refused for it later."""
+    """Records, and bytes as stored or as unpacked, whichever are more.
+
+    Only the header is read. A block that claims more records than a batch may have is refused later.
+    """
     records = 0
     if len(block) >= HEADER_BYTES:
         start, end = span_of(block)
         records = min(max(end - start, 0), BATCH_RECORDS_CEILING)
-    return records, len(block)
+    return records, opened_bytes_of(block)

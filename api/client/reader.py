@@ -9,7 +9,8 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, Self
 
@@ -24,7 +25,7 @@ from rollbook.api.grpc.methods import READ_STREAM
 from rollbook.api.grpc.status import error_of_call, hung_up
 from rollbook.api.grpc.translation import event_kinds, pack, unpack_event
 from rollbook.logservice import words
-from rollbook.logservice.core.block import Block, Record, span_of
+from rollbook.logservice.core.block import Block, Record, opened_together, span_of
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import (
     BadFrame,
@@ -42,7 +43,10 @@ _KINDS: Final = event_kinds(words.ReadEvent)
 
 
 class RecordBatch:
-    """Records from `base_offset` up to `next_offset`, as they came: in blocks."""
+    """Records from `base_offset` up to `next_offset`, as they came: in blocks.
+
+    Together these unpack to no more than 4 MiB, or there is only one (LB3).
+    """
 
     __slots__ = ("base_offset", "blocks", "next_offset")
 
@@ -115,6 +119,9 @@ class EventReader:
         self._stuck = 0
         self._last_progress: words.Progress | None = None
         self._trouble: RollbookError | None = None  # Since somebody was heard.
+        self._batches: deque[RecordBatch] = (
+            deque()
+        )  # Of the last event, to be returned before more is read.
 
     def __aiter__(self) -> Self:
         return self
@@ -127,6 +134,8 @@ class EventReader:
     async def next(self) -> Event | None:
         """None: what was asked for has been told. Cancelled it misses nothing: ask again."""
         while not self.is_over:
+            if self._batches:
+                return self._next_batch()
             event = await self._next_told()
             if event is not None and (told := self._on_event(event)) is not None:
                 return told
@@ -173,9 +182,14 @@ class EventReader:
             raise BadFrame(
                 "the server told blocks that do not hold what it says", log=self._request.log
             )
-        self.position = end
         self._stuck = 0
-        return RecordBatch(event.blocks, start, end)
+        self._batches += _in_batches(event.blocks, start, end)
+        return self._next_batch()
+
+    def _next_batch(self) -> RecordBatch:
+        batch = self._batches.popleft()
+        self.position = batch.next_offset
+        return batch
 
     def _expect(self, offset: Offset) -> None:
         if self.position is not None and offset != self.position:
@@ -293,6 +307,14 @@ class EventReader:
         self._heard_at = self._loop.time()  # Whoever asks again waits anew.
         self._stuck = 0
         return stalled
+
+
+def _in_batches(blocks: Sequence[bytes], start: Offset, end: Offset) -> Iterator[RecordBatch]:
+    """The server may be of an earlier release, which bounds an event by its size as stored only (LB3)."""
+    for run in opened_together(blocks):
+        run_end = min(span_of(run[-1])[1], end)
+        yield RecordBatch(run, start, run_end)
+        start = run_end
 
 
 async def batches_of(reader: EventReader) -> AsyncIterator[RecordBatch]:

@@ -5,7 +5,7 @@ the client from sending. A client that closes its side is told of everything tha
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.status import LISTENS_KEY, detail_of
+from rollbook.logservice.core.block import OPENED_BYTES_MAX, opened_bytes_of
 from rollbook.logservice.ids import INT64_MAX, LogName, Offset, WriterEpoch
 from rollbook.logservice.words import (
     AppendResult,
@@ -62,7 +63,9 @@ class _Line:
                 break
             binds, appends = _unpacked(data)
             self._unanswered += len(appends)
-            self._stream.submit(binds, appends)
+            async for run in _in_turns(appends):
+                self._stream.submit(binds, run)
+                binds = []
         while self._unanswered:
             self._is_answered.clear()
             await self._is_answered.wait()
@@ -75,6 +78,21 @@ class _Line:
             self._unanswered -= len(results)
             if not self._unanswered:
                 self._is_answered.set()
+
+
+async def _in_turns(appends: list[StreamAppend]) -> AsyncIterator[list[StreamAppend]]:
+    """All of them at once, unless they unpack to much: then others have their turn in between (LB3).
+
+    A message of a few hundred KiB can hold blocks that unpack to gigabytes, and each is unpacked to be checked.
+    """
+    start, opened = 0, 0
+    for index, append in enumerate(appends):
+        opened += opened_bytes_of(append.block)
+        if opened > OPENED_BYTES_MAX and index > start:
+            yield appends[start:index]
+            await asyncio.sleep(0)
+            start, opened = index, opened_bytes_of(append.block)
+    yield appends[start:] if start else appends
 
 
 def _unpacked(data: bytes) -> tuple[list[Bind], list[StreamAppend]]:

@@ -85,10 +85,14 @@ from rollbook.proto.errors import (
 
 MAGIC: Final = b"RBK\x01"  # The last byte is the version.
 HEADER_BYTES: Final = 72
+OPENED_BYTES_MAX: Final = (
+    4 * 1024 * 1024
+)  # What is opened together has no more, or one block (LB3).
 CONTROL_FLAG: Final = 1
 
 _SERVER_HALF: Final = 8
 _CLIENT_HALF: Final = 40
+_CODEC_AT: Final = 41
 _HEADER: Final = struct.Struct("<4sIqqqqBBBBIIIIIq")
 _CLIENT_HEADER: Final = struct.Struct("<BBBBIIIIIq")
 _SERVER_HEADER: Final = struct.Struct("<qqqq")
@@ -685,8 +689,40 @@ def span_of(block: bytes) -> tuple[Offset, Offset]:
 
 def packed_body_of(block: bytes) -> int:
     """How much a stamped block's body takes beside it when it is open, from its header alone: 0 if it is not packed."""
-    codec, unpacked_bytes = _PACKING.unpack_from(block, _CLIENT_HALF + 1)
+    codec, unpacked_bytes = _PACKING.unpack_from(block, _CODEC_AT)
     return unpacked_bytes if codec else 0
+
+
+def opened_bytes_of(block: bytes) -> int:
+    """The size of a block as stored or, if that is larger, as unpacked: what quotas and bounds count (LB3).
+
+    From the header alone, which is a client's word before the block is checked: no block that passes has more
+    than the limit, and this returns no more either.
+    """
+    if len(block) < HEADER_BYTES or not block[_CODEC_AT]:
+        return len(block)
+    return max(len(block), min(packed_body_of(block), BATCH_BYTES_CEILING))
+
+
+def opened_together(
+    blocks: Sequence[bytes], stored_bytes_max: int = _UINT32_MAX
+) -> Iterator[list[bytes]]:
+    """The blocks in order, in runs of no more than `OPENED_BYTES_MAX` as unpacked and `stored_bytes_max` as stored, or of
+    one block (LB3).
+    """
+    run: list[bytes] = []
+    stored, opened = 0, 0
+    for block in blocks:
+        size = len(block)
+        body = packed_body_of(block) if block[_CODEC_AT] else size
+        if run and (stored + size > stored_bytes_max or opened + body > OPENED_BYTES_MAX):
+            yield run
+            run, stored, opened = [], 0, 0
+        run.append(block)
+        stored += size
+        opened += body
+    if run:
+        yield run
 
 
 class Block:

@@ -7,7 +7,7 @@ Blocks are handed on as they are. What of the last one is beyond the end is not 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollbook.logservice.core.block import Block, span_of
+from rollbook.logservice.core.block import Block, opened_bytes_of, span_of
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.words import Records
 
@@ -40,12 +40,15 @@ class Until:
 
 
 def cut_to_size(records: Records, records_max: int, bytes_max: int) -> Records:
-    """The first blocks of it, one at least; of that one no more records than were asked for."""
+    """The first blocks of it, one at least; of that one no more records than were asked for.
+
+    A block counts as stored or as unpacked, whichever is more (LB3).
+    """
     kept: list[bytes] = []
     end = records.base_offset
     for block in records.blocks:
         _, next_offset = span_of(block)
-        bytes_max -= len(block)
+        bytes_max -= opened_bytes_of(block)
         if kept and bytes_max < 0:
             break
         kept.append(block)

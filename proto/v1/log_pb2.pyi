@@ -637,7 +637,7 @@ class ReadRequest(_message.Message):
     records_max: _builtins.int
     """Default 10,000. At least one record is told if there is one."""
     bytes_max: _builtins.int
-    """Default 1 MiB. A single block that is larger comes whole."""
+    """Default 1 MiB, of blocks as unpacked. A single block that is larger comes whole."""
     wait_ms: _builtins.int
     """How long to wait at the tail. Default 0: answered at once, empty."""
     on_truncated: Global___OnTruncated.ValueType

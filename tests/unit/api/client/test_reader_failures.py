@@ -7,7 +7,7 @@ import pytest
 
 from rollbook.api.client.reader import EventReader, RecordBatch
 from rollbook.logservice import words
-from rollbook.logservice.core.block import pack_block, stamped
+from rollbook.logservice.core.block import Codec, pack_block, stamped
 from rollbook.logservice.ids import AtOffset, Offset
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import (
@@ -245,3 +245,20 @@ async def test_a_cancelled_wait_misses_nothing(site: Site) -> None:
     assert isinstance(event, RecordBatch)
     assert event.values() == [b"x"]
     await reader.aclose()
+
+
+async def test_event_of_an_older_server_comes_in_batches_of_a_bounded_size(site: Site) -> None:
+    """LB3: it bounded its events by what is stored, and a few hundred bytes unpack to megabytes."""
+    packed = pack_block([bytes(1024 * 1024)] * 3, codec=Codec.ZSTD)
+    blocks = tuple(
+        stamped(packed, base_offset=at, base_timestamp_us=1, owner_epoch=1, writer_epoch=0)
+        for at in (0, 3, 6)
+    )
+    event = words.Records(blocks, Offset(1), Offset(8))  # Neither its first nor its last record.
+    reader = await reader_of(site, scripted([event, words.Stopped(Offset(8))]))
+    seen = [await reader.next() for _ in range(3)]
+    batches = [each for each in seen if isinstance(each, RecordBatch)]
+    assert [(each.base_offset, each.next_offset) for each in batches] == [(1, 3), (3, 6), (6, 8)]
+    assert [record.offset for each in batches for record in each.records()] == list(range(1, 8))
+    assert reader.position == 8
+    assert await reader.next() == words.Stopped(Offset(8))
