@@ -42,6 +42,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def may_show_token(host: str, *, uses_tls: bool, insecure: bool) -> bool:
+    """Whether a client may send its token to this host: behind TLS, within the machine, or where `insecure` permits it.
+
+    The one rule for every client and command. The host may come from metadata, which others write.
+    """
+    return uses_tls or insecure or is_loopback(host)
+
+
 def is_wildcard(host: str) -> bool:
     """All addresses of this machine: nobody can be told to connect there."""
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
+from rollbook.proto.addresses import may_show_token
 from rollbook.proto.certificates import require_certificate_of
 from rollbook.proto.errors import (
     BadConfig,
@@ -28,6 +29,7 @@ class AdminClient:
     ca_file: str | None = None
     tls_certificate: str | None = None  # Shown to a bookie that was given --tls-authorities.
     tls_key: str | None = None  # By default in the certificate's file.
+    insecure: bool = False  # The token may go over the network in the clear.
 
     def get(self, path: str, **query: Any) -> Any:
         wanted = {name: value for name, value in query.items() if value is not None}
@@ -87,6 +89,13 @@ class AdminClient:
                 f"{self.url} is no address", next_step="write for example http://127.0.0.1:8001"
             )
         require_certificate_of(self.tls_key, self.tls_certificate, "--tls-certificate")
+        uses_tls = scheme == "https"
+        if self.token_file and not may_show_token(host, uses_tls=uses_tls, insecure=self.insecure):
+            raise BadConfig(
+                f"the token would go to {self.url} in the clear",
+                next_step="serve the pages behind TLS (--http-tls) and say --http https://…, "
+                "or say --insecure in a network that you trust",
+            )
         if scheme == "http":
             return http.client.HTTPConnection(host, port or 8001, timeout=_TIMEOUT_S)
         try:

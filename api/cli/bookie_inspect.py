@@ -55,6 +55,7 @@ class Where:
     ca_file: str | None
     tls_certificate: str | None
     tls_key: str | None
+    insecure: bool
     journal_dir: str | None
     ledger_dirs: tuple[str, ...]
 
@@ -67,7 +68,7 @@ class Where:
 
         return AdminClient(
             *(self.http or _HTTP, self.token_file, self.ca_file),
-            *(self.tls_certificate, self.tls_key),
+            *(self.tls_certificate, self.tls_key, self.insecure),
         )
 
     @property
@@ -82,7 +83,8 @@ class Where:
                 ("journal-dir", self.journal_dir),
                 *(("ledger-dir", each) for each in self.ledger_dirs),
             )
-        return "".join(f" --{name} {shlex.quote(value)}" for name, value in typed if value)
+        flags = "".join(f" --{name} {shlex.quote(value)}" for name, value in typed if value)
+        return f"{flags} --insecure" if self.insecure else flags
 
     @contextmanager
     def advising(self, lists: str) -> Iterator[None]:
@@ -144,6 +146,7 @@ _http_options: Final = (
     click.option(
         "--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"
     ),
+    click.option("--insecure", is_flag=True, help="Show the token in the clear off loopback, too."),
 )
 _config_option: Final = click.option(
     "--config",
@@ -205,6 +208,7 @@ def _takes(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
             ca_file: str | None = None,
             tls_certificate: str | None = None,
             tls_key: str | None = None,
+            insecure: bool = False,
             journal_dir: str | None = None,
             ledger_dirs: tuple[str, ...] = (),
             config_file: str | None = None,
@@ -212,7 +216,8 @@ def _takes(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
         ) -> None:
             listed = ledger_dirs or _listed(os.environ.get("ROLLBOOK_LEDGER_DIR", ""))
             where = Where(
-                *(http, token_file, ca_file, tls_certificate, tls_key), *(journal_dir, listed)
+                *(http, token_file, ca_file, tls_certificate, tls_key, insecure),
+                *(journal_dir, listed),
             )
             if config_file and not (http or journal_dir or listed):
                 where = _where_in(config_file, where)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from rollbook.api.cli.cluster_health import server_records
 from rollbook.api.cli.cluster_work import run_on_store
 from rollbook.api.cli.log_access import LogAccess
-from rollbook.proto.addresses import is_loopback
+from rollbook.proto.addresses import may_show_token
 from rollbook.proto.certificates import require_certificate_of
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import Cluster
@@ -164,5 +164,7 @@ def _tls(access: LogAccess) -> ssl.SSLContext:
 def _headers(place: Place, access: LogAccess) -> dict[str, str]:
     token = access.token()
     parts = urlsplit(place.url)
-    is_safe = parts.scheme == "https" or access.insecure or is_loopback(parts.hostname or "")
+    is_safe = may_show_token(
+        parts.hostname or "", uses_tls=parts.scheme == "https", insecure=access.insecure
+    )
     return {"authorization": f"Bearer {token}"} if token and is_safe else {}

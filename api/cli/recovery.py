@@ -48,6 +48,7 @@ def group() -> None:
 @click.option("--http", metavar="URL", help="Its admin pages.  [default: where it says they are]")
 @click.option("--token-file", metavar="FILE", help="Of its admin pages.")
 @click.option("--ca-file", metavar="FILE", help="Who signs the certificate of its admin pages.")
+@click.option("--insecure", is_flag=True, help="Show the token in the clear off loopback, too.")
 @click.option(
     "--rate", "mib_per_s", type=WholeNumber(1), default=64, show_default=True,
     help="MiB a second that are copied at most.",

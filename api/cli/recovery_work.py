@@ -73,6 +73,7 @@ def heal_bookie(
     http: str | None,
     token_file: str | None,
     ca_file: str | None,
+    insecure: bool,
     mib_per_s: int,
     output: str,
 ) -> int:
@@ -82,7 +83,8 @@ def heal_bookie(
 
     async def heal(ledgers: Ledgers) -> Healing:
         url = http or _pages_of(ledgers, bookie_id)
-        client = AdminClient(url, token_file, ca_file, access.tls_certificate, access.tls_key)
+        tls = (access.tls_certificate, access.tls_key)
+        client = AdminClient(url, token_file, ca_file, *tls, insecure)
         healer = Healer(
             *(ledgers, bookie_id, AdminDoubts(client)),
             HealConfig(bytes_per_s_max=mib_per_s * _MIB),

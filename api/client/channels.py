@@ -17,7 +17,7 @@ import grpc
 
 from rollbook.api.client.forks import require_own_process
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX
-from rollbook.proto.addresses import is_loopback, parse_address
+from rollbook.proto.addresses import may_show_token, parse_address
 from rollbook.proto.certificates import require_certificate_of
 from rollbook.proto.errors import BadConfig, ClientClosed, InvalidRequest
 
@@ -72,9 +72,10 @@ class Security:
                 )
 
     def may_be_shown_to(self, server: str) -> bool:
-        if not self.token or self.uses_tls or self.insecure:
+        if not self.token or self.uses_tls:
             return True
-        return is_loopback(parse_address(server, "the log server").host)
+        host = parse_address(server, "the log server").host
+        return may_show_token(host, uses_tls=self.uses_tls, insecure=self.insecure)
 
 
 class Channels:
