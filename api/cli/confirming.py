@@ -5,6 +5,7 @@ import sys
 import click
 
 from rollbook.proto.errors import NotConfirmed
+from rollbook.proto.printable import harmless
 
 
 def ask_whether(what: str, yes: bool) -> None:
@@ -14,7 +15,7 @@ def ask_whether(what: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise NotConfirmed(f"this would {what}", next_step="say --yes if that is meant")
     try:
-        is_meant = click.confirm(f"Really {what}?", err=True)
+        is_meant = click.confirm(f"Really {harmless(what)}?", err=True)
     except click.Abort as error:
         if not isinstance(error.__context__, EOFError):  # ^C, which is no answer.
             raise

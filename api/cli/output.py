@@ -1,4 +1,7 @@
-"""How commands show facts: tables and lines for people, JSON for programs."""
+"""How commands show facts: tables and lines for people, JSON for programs.
+
+Text that others wrote is escaped here, for all commands: names, values, errors. JSON has escapes of its own.
+"""
 
 import json
 import re
@@ -10,6 +13,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from rollbook.proto.errors import RollbookError
+from rollbook.proto.printable import harmless
 
 _FORMATS: Final = ("table", "json", "ndjson")
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])([A-Z])")
@@ -63,7 +67,8 @@ def show_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], output:
 def tell(facts: Mapping[str, Any], output: str, bare: str) -> None:
     """`bare`: the fact that is all of it as `raw`."""
     if output == "raw":
-        click.echo("-" if facts[bare] is None else facts[bare])
+        fact = "-" if facts[bare] is None else str(facts[bare])
+        click.echo(harmless(fact) if sys.stdout.isatty() else fact)
     else:
         show_facts(facts, output)
 
@@ -77,8 +82,9 @@ def tell_rows(
 ) -> None:
     """`bare`: the names of the rows. `wide`: the columns that are for those who ask for them."""
     if output in ("raw", "name"):
+        as_shown = harmless if sys.stdout.isatty() else str
         for row in rows:  # There may be millions, and click would flush after each.
-            sys.stdout.write(f"{row[bare]}\n")
+            sys.stdout.write(f"{as_shown(str(row[bare]))}\n")
         sys.stdout.flush()
     else:
         show_rows((*columns, *wide) if output == "wide" else columns, rows, output)
@@ -88,9 +94,10 @@ def explain_error(error: RollbookError) -> None:
     """One line on what happened, one on what to do; the reason is for scripts to match."""
     what: Any = error.message or (error.__doc__ or "").partition("\n")[0]
     where = " ".join(f"{name}={value}" for name, value in error.ids.items())
-    click.echo(f"error: {what}{f' ({where})' if where else ''} [{error.code.reason}]", err=True)
+    line = f"error: {what}{f' ({where})' if where else ''} [{error.code.reason}]"
+    click.echo(harmless(line, keeps="\n"), err=True)
     if error.next_step:
-        click.echo(f"  try: {error.next_step}", err=True)
+        click.echo(harmless(f"  try: {error.next_step}", keeps="\n"), err=True)
 
 
 def as_lines(facts: Mapping[str, Any]) -> str:
@@ -107,7 +114,7 @@ def _flat(facts: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str
         elif name.endswith("_ms") and isinstance(value, int) and (not value or value >= _THEN_MS):
             yield name.removesuffix("_ms"), _time(value)
         else:
-            yield name, shown(value)
+            yield harmless(name), shown(value)
 
 
 def as_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -128,10 +135,12 @@ def shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}".rstrip("0").rstrip(".")
     if isinstance(value, dict):
-        return " ".join(f"{name}={shown(each)}" for name, each in value.items()) or "-"
+        return (
+            " ".join(f"{harmless(str(name))}={shown(each)}" for name, each in value.items()) or "-"
+        )
     if isinstance(value, list):
         return ", ".join(map(shown, value)) or "-"
-    return str(value)
+    return harmless(str(value))
 
 
 def _time(wall_ms: int) -> str:

@@ -21,6 +21,7 @@ from typing import Final
 from rollbook.logservice.core.block import Record
 from rollbook.logservice.ids import AtTime
 from rollbook.proto.errors import InvalidRequest
+from rollbook.proto.printable import harmless
 
 Write = Callable[[Record], bytes]
 
@@ -76,11 +77,7 @@ def _converted(write: Write, convert: Callable[[bytes], bytes]) -> Write:
 
 
 def _harmless(value: bytes) -> bytes:
-    shown = [
-        each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1]
-        for each in value.decode(errors="backslashreplace")
-    ]
-    return "".join(shown).encode()
+    return harmless(value.decode(errors="backslashreplace"), keeps="\n\t").encode()
 
 
 def _always(said: bytes) -> Write:

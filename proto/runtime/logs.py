@@ -7,11 +7,15 @@ from typing import Any, Final, TextIO, cast
 
 import structlog
 
+from rollbook.proto.printable import harmless
+
 LEVELS: Final = ("debug", "info", "warning", "error")
 # Whoever logs one of these by accident logs stars. Checked by name, since values cannot tell.
 _SECRET_NAMES: Final = frozenset(
     ("password", "token", "secret", "key", "master_key", "mac_key", "authorization", "credential")
 )
+
+_OF_LINES: Final = frozenset(("exception", "stack"))
 
 _now: Final = {"level": "info"}
 
@@ -28,6 +32,7 @@ def configure_logs(
         if as_json
         else structlog.dev.ConsoleRenderer(colors=colours)
     )
+    escape: tuple[structlog.typing.Processor, ...] = () if as_json else (_escape,)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -36,6 +41,7 @@ def configure_logs(
             _redact,
             structlog.processors.StackInfoRenderer(),
             structlog.processors.format_exc_info,
+            *escape,
             render,
         ],
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Lenient(stream))),
@@ -100,6 +106,16 @@ class _Lenient:
             self._stream.flush()
         except OSError:
             pass
+
+
+def _escape(
+    _logger: Any, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """For a terminal: holders and messages of others may command one. A traceback keeps its lines."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = harmless(value, keeps="\n\t" if name in _OF_LINES else "")
+    return event
 
 
 def _redact(

@@ -51,3 +51,11 @@ def test_names_are_in_one_dress_and_times_are_times() -> None:
 def test_columns_are_as_wide_as_they_must_be() -> None:
     rows: list[dict[str, object]] = [{"id": 7, "path": "/a"}, {"id": 12_345, "path": None}]
     assert as_table(("id", "path"), rows).splitlines() == ["ID     PATH", "7      /a", "12345  -"]
+
+
+def test_names_and_values_command_no_terminal() -> None:
+    facts = {"labels": {"a\x1b[1m": "b\x07"}, "list": ["\x1b]0;x", {"\x1b": "\n"}]}
+    said = as_lines(facts) + as_table(["name"], [{"name": "\x1b[2J"}])
+    assert all(each.isprintable() or each == "\n" for each in said)
+    assert r"\x1b[2J" in said
+    assert said.count("\n") == 2  # Between lines of facts, and below the head of the table.

@@ -141,3 +141,16 @@ def test_the_exposition_is_what_scrapers_read() -> None:
     assert bounds == [*(bound / 1e9 for bound in LATENCY_BOUNDS_NS), float("inf")]
     rest = {each.name.rpartition("_")[2]: each.value for each in latency.samples[len(buckets) :]}
     assert rest == {"sum": stats.add_latency.total / 1e9, "count": 12}
+
+
+def test_an_event_on_a_terminal_commands_it_nothing() -> None:
+    stream = io.StringIO()
+    configure_logs(as_json=False, stream=stream)
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        structlog.get_logger().error("refused", holder="h\x1b[2J\nforged", exc_info=True)
+    said = stream.getvalue()
+    assert r"h\x1b[2J\nforged" in said
+    assert "two\nlines" in said  # A traceback keeps its lines.
+    assert "\x1b" not in said

@@ -1,0 +1,24 @@
+"""What is not printable is shown as an escape."""
+
+import pytest
+
+from rollbook.proto.printable import harmless
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, größer, 日本", "plain, größer, 日本"),
+        ("\x1b[2J", r"\x1b[2J"),
+        ("\x9b2J", r"\x9b2J"),  # An escape sequence in one character of the second control set.
+        ("a\nerror: b\t", r"a\nerror: b\t"),
+        ("\u202egnp.exe", r"\u202egnp.exe"),  # What follows would be shown from right to left.
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_text_without_commands(text: str, shown: str) -> None:
+    assert harmless(text) == shown
+
+
+def test_some_may_stay() -> None:
+    assert harmless("a\n\tb\x1b", keeps="\n\t") == "a\n\tb\\x1b"
