@@ -215,6 +215,12 @@ class AppendUnsettled(OutcomeUnknown):
     code = Code("APPEND_UNSETTLED", "UNKNOWN", 503)
 
 
+class RecordsUnacked(OutcomeUnknown):
+    """Records were submitted and not acknowledged before their client was closed."""
+
+    code = Code("RECORDS_UNACKED", "UNKNOWN", 503)
+
+
 class OwnerLost(OutcomeUnknown):
     """The server was fenced while the append was in flight."""
 

@@ -207,7 +207,9 @@ class AppendLine:
 
     def _on_task_over(self, task: "asyncio.Task[None]") -> None:
         """A defect of ours, or of who is called from here, leaves nobody waiting for what does not come."""
-        if not task.cancelled() and (bug := task.exception()) is not None:
+        if task.cancelled():  # A loop that ends does it, perhaps before the task has begun.
+            self._end(ConnectionLost("the line was cancelled"))
+        elif (bug := task.exception()) is not None:
             self._end(ConnectionLost(f"the line broke: {bug!r}"))
             context = {"message": f"the line to {self.address} broke", "exception": bug}
             task.get_loop().call_exception_handler(context)

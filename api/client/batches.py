@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
-from rollbook.logservice.core.block import Codec, Headers, pack_block, renumbered
+from rollbook.logservice.core.block import Codec, Headers, pack_block
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.words import AppendAck
 from rollbook.proto.errors import RollbookError
@@ -19,8 +19,8 @@ class Batch:
     """One block, from its first record to its ack."""
 
     __slots__ = (
-        *("ack", "block", "due", "error", "event_times", "headers", "is_doubtful", "keys"),
-        *("sent_at", "seq", "size", "values", "waiters"),
+        *("ack", "block", "due", "error", "event_times", "headers", "is_doubtful", "is_noticed"),
+        *("keys", "packed_records", "sent_at", "seq", "size", "values", "waiters"),
     )
 
     def __init__(self, due: float) -> None:
@@ -34,6 +34,8 @@ class Batch:
         self.seq = -1
         self.sent_at = 0.0
         self.is_doubtful = False  # An attempt may have taken effect.
+        self.is_noticed = False  # The caller has seen its error.
+        self.packed_records = 0  # How many were packed into `block`.
         self.ack: AppendAck | None = None
         self.error: RollbookError | None = None
         self.waiters: list[Callable[[], object]] = []
@@ -41,6 +43,10 @@ class Batch:
     @property
     def is_settled(self) -> bool:
         return self.ack is not None or self.error is not None
+
+    @property
+    def records(self) -> int:
+        return self.packed_records or len(self.values)
 
     def add_extras(
         self,
@@ -72,13 +78,9 @@ class Batch:
         )
         self.seq = producer.seq
         self.size = len(self.block)
+        self.packed_records = count
         self.values = []
         self.keys = self.headers = self.event_times = None
-
-    def renumber(self, producer: ProducerRef) -> None:
-        """The same records, as another batch of the same producer."""
-        self.block = renumbered(self.block, producer)
-        self.seq = producer.seq
 
     def settle(self, ack: AppendAck | None, error: RollbookError | None) -> None:
         assert not self.is_settled
@@ -92,6 +94,7 @@ class Batch:
         """Once it is settled. Raises what became of it."""
         if self.ack is None:
             assert self.error is not None
+            self.is_noticed = True
             raise self.error
         return Offset(self.ack.first_offset + index)
 
@@ -141,7 +144,7 @@ class Submission:
             return ack.first_offset + self._index  # type: ignore[return-value]  # Not of its type, either.
         if batch.error is None:
             raise asyncio.InvalidStateError("it is on its way")
-        raise batch.error
+        return batch.offset_of(self._index)
 
     def add_done_callback(self, callback: Callable[["Submission"], None]) -> None:
         """Called on the loop soon after it is done; what it raises is the loop's business."""

@@ -1,7 +1,9 @@
 """A client of named logs, for programs with an event loop. `sync.py` is the same for all others."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import suppress
+from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from rollbook.api.client.append_line import AppendLines
@@ -13,18 +15,25 @@ from rollbook.api.client.log import Log, names_of
 from rollbook.api.client.meeting import Meeting
 from rollbook.api.client.owners import Owners
 from rollbook.api.client.positions import milliseconds_of
+from rollbook.api.client.unacked import Loss, attach, error_of
 from rollbook.api.client.url import parse_log_url
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
-from rollbook.proto.errors import ClientClosed
+from rollbook.proto.errors import ClientClosed, RecordsUnacked
 from rollbook.proto.runtime.allocator import keep_pieces_of_messages
 
 DEFAULTS: Final = LogClientConfig()
 
 
 class Ending(Protocol):
+    """A writer, as its client closes it."""
+
+    async def drain(self) -> None: ...
+
     def end(self) -> None: ...
+
+    def take_loss(self) -> Loss | None: ...
 
 
 W = TypeVar("W", bound=Ending)
@@ -67,6 +76,8 @@ class Client:
         self.lines = AppendLines(self.channels)
         self._calls = Calls(self.channels, self.owners, config)
         self._writers: dict[Ending, None] = {}
+        self._takes_writers = True
+        self._guard: AsyncGenerator[None, None] | None = None
         self._meeting = Meeting(self.owners, self._addresses)
 
     async def ask(
@@ -85,6 +96,9 @@ class Client:
 
         Raises `NoSuchLog`, `LogExists`. Cancelled, it may have been made or not.
         """
+        if self._guard is None:
+            self._guard = self._until_the_loop_ends()
+            await anext(self._guard)
         log = LogName.parse(name)
         if create is False:
             state = await self.ask(words.GetLog(log))
@@ -161,11 +175,11 @@ class Client:
 
     def require_open(self) -> None:
         """Raises `ClientClosed`."""
-        if self._calls.is_closed:
+        if self._calls.is_closed or not self._takes_writers:
             raise ClientClosed
 
     def adopt(self, writer: W) -> W:
-        """To be ended with the client."""
+        """To be closed with the client."""
         self._writers[writer] = None
         return writer
 
@@ -173,21 +187,58 @@ class Client:
         """It has ended by itself."""
         self._writers.pop(writer, None)
 
-    async def close(self) -> None:
-        """At once: records of writers that were not closed before are left in doubt. Idempotent.
+    async def close(self, *, timeout_s: float | None = None) -> None:
+        """Flushes the writers that are open, within the time that their records have, or within `timeout_s`;
+        0 is at once. Idempotent.
 
-        Cancelled, call it again: connections may be open still.
+        Raises `RecordsUnacked`, with the numbers, when records were not acknowledged and the caller has seen
+        no error of their writer. Cancelled, it does not wait for writers; call it again: connections may be open still.
         """
-        self._calls.is_closed = True
-        await self._meeting.close()
-        for writer in list(self._writers):
-            writer.end()
-        await self.lines.close()
-        await self.channels.close()
-        await asyncio.sleep(0)  # Lets gRPC put away what it has cancelled.
+        try:
+            await self._close(timeout_s)
+        finally:
+            if self._guard is not None:
+                await self._guard.aclose()
+
+    async def _close(self, timeout_s: float | None) -> None:
+        self._takes_writers = False
+        writers = list(self._writers)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await asyncio.gather(*(writer.drain() for writer in writers))
+        finally:
+            self._calls.is_closed = True
+            for writer in writers:
+                writer.end()
+            await self._meeting.close()
+            await self.lines.close()
+            await self.channels.close()
+            await asyncio.sleep(0)  # Lets gRPC put away what it has cancelled.
+        losses = (writer.take_loss() for writer in writers)
+        if (error := error_of(loss for loss in losses if loss is not None)) is not None:
+            raise error
+
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
+        """Closes a client that was left open: a loop that ends, as that of `asyncio.run`, ends its generators."""
+        try:
+            yield
+        finally:
+            if not self._calls.is_closed:
+                await self._close(None)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.close()
+        except RecordsUnacked as unacked:
+            if error is None:
+                raise
+            attach(unacked, error)

@@ -28,6 +28,11 @@ def on_used() -> None:
     _process.is_used = True
 
 
+def is_own_process() -> bool:
+    """Whether what was made with clients belongs to this process."""
+    return not _process.is_forked
+
+
 def require_own_process() -> None:
     """Raises `ClientClosed`."""
     if _process.is_forked:

@@ -5,6 +5,7 @@ It knows no loop and no thread: whoever shares it between threads locks around e
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from rollbook.api.client.batches import Batch
@@ -13,6 +14,7 @@ from rollbook.api.client.retrying import again
 from rollbook.logservice.core.block import Headers, check_event_time, check_header_name
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (
+    ClientClosed,
     EntryTooLarge,
     InvalidRequest,
     Outcome,
@@ -23,6 +25,36 @@ from rollbook.proto.errors import (
 _OFFSET_BYTES: Final = 4  # What a block needs for each value besides it.
 _BLOCK_BYTES: Final = 1024  # Its header and directory, generously.
 _EXTRA_BYTES: Final = 64  # Offsets and times of keys and headers, likewise.
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of a writer's records, counted batch by batch."""
+
+    acked: int = 0
+    in_doubt: int = 0  # They may have been appended.
+    not_appended: int = 0
+    next_offset: int | None = None  # After the last record that was acknowledged.
+
+    @property
+    def unacked(self) -> int:
+        return self.in_doubt + self.not_appended
+
+    def count(self, batch: Batch) -> None:
+        if batch.ack is not None:
+            self.acked += batch.records
+            self.next_offset = batch.ack.next_offset
+        elif batch.error is not None and batch.error.outcome is Outcome.NOT_APPLIED:
+            self.not_appended += batch.records
+        else:
+            self.in_doubt += batch.records
+
+    def __str__(self) -> str:
+        """Of the records that were not acknowledged."""
+        return (
+            f"{self.unacked} of the submitted records are not acknowledged "
+            f"({self.in_doubt} may have been appended, {self.not_appended} were not)"
+        )
 
 
 class Gathering:
@@ -42,8 +74,12 @@ class Gathering:
         self._full: deque[Batch] = deque()
         self._open: Batch | None = None
         self._values: list[bytes] = []  # Its own.
+        self._takes_records = True
+        self._failed: list[Batch] = []  # At most a window of them.
         self.newest: Batch  # Where the record is that was added last; from the first on.
         self.failure: RollbookError | None = None  # Its outcome: of all that was sent.
+        self.is_noticed = False  # The caller has seen the failure.
+        self.tally = Tally()  # Of the records that are settled.
 
     @property
     def has_room(self) -> bool:
@@ -57,6 +93,18 @@ class Gathering:
     def last(self) -> Batch | None:
         """The newest that is not settled: with it all before it are."""
         return next(reversed(self._unsettled), None)
+
+    @property
+    def pending(self) -> int:
+        """Records whose outcome is not known yet."""
+        return sum(batch.records for batch in self._unsettled)
+
+    @property
+    def hides_losses(self) -> bool:
+        """Whether records failed and the caller has seen no error of this writer."""
+        return not (self.is_noticed or any(batch.is_noticed for batch in self._failed)) and bool(
+            self._failed
+        )
 
     def add(
         self,
@@ -125,6 +173,14 @@ class Gathering:
 
     def settle(self, batch: Batch) -> None:
         self._unsettled_bytes -= self._unsettled.pop(batch)
+        self.tally.count(batch)
+        if batch.error is not None:
+            self._failed.append(batch)
+
+    def refuse_more(self) -> None:
+        """Later records are refused with `ClientClosed`; those that are here are sent."""
+        self._shut()
+        self._takes_records = False
 
     def stop(self, error: RollbookError) -> list[Batch]:
         """Nothing more is taken in; what was never sent."""
@@ -136,7 +192,10 @@ class Gathering:
 
     def _begin(self) -> Batch:
         if (failure := self.failure) is not None:
+            self.is_noticed = True
             raise again(failure, Outcome.NOT_APPLIED)
+        if not self._takes_records:
+            raise ClientClosed("the writer was closed")
         if not self.has_room:
             raise Overloaded("the writer's window is full", next_step="wait for `ready()`")
         self._shut()

@@ -1,11 +1,12 @@
 """One named log, as a program with an event loop sees it."""
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from rollbook.api.client.appender import Appender, Records
+from rollbook.api.client.appender import PRODUCER_ID_BYTES, Appender, Records
 from rollbook.api.client.cursor import Cursor
 from rollbook.api.client.pipeline import Pipeline, Source
 from rollbook.api.client.positions import Start, condition_of, milliseconds_of, position_of
@@ -95,13 +96,13 @@ class Log:
         """
         client = self._client
         pipeline = self._pipelines(epoch)
-        return client.adopt(Writer(client.config, self.config, pipeline, client.disown))
+        return client.adopt(Writer(client.config, self.name, self.config, pipeline, client.disown))
 
     def sync_writer(self, thread: LoopThread, *, epoch: int | None = None) -> SyncWriter:
         """The same for other threads; `thread` runs this log's loop."""
         client = self._client
         pipeline = self._pipelines(epoch)
-        writer = SyncWriter(thread, client.config, self.config, pipeline, client.disown)
+        writer = SyncWriter(thread, client.config, self.name, self.config, pipeline, client.disown)
         return client.adopt(writer)
 
     def _pipelines(self, epoch: int | None) -> Callable[[Source], Pipeline]:
@@ -111,6 +112,7 @@ class Log:
         def make(source: Source) -> Pipeline:
             return Pipeline(
                 *(self.name, source, client.lines, client.owners, client.config),
+                producer_id=os.urandom(PRODUCER_ID_BYTES),
                 condition=condition,
             )
 

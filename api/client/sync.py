@@ -14,24 +14,29 @@ A thin face: one thread runs the loop of all clients, and each call waits there 
 Calls may come from any thread.
 """
 
+import asyncio
+import atexit
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from types import FunctionType
+from types import FunctionType, TracebackType
 from typing import Any, Self, TypeVar
 
 from rollbook.api.client import client as aio
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.cursor import Cursor
-from rollbook.api.client.forks import on_used
+from rollbook.api.client.forks import is_own_process, on_used
 from rollbook.api.client.log import Log
 from rollbook.api.client.positions import Start
 from rollbook.api.client.reader import Event, EventReader, RecordBatch, lost
 from rollbook.api.client.sync_writer import SyncWriter
+from rollbook.api.client.unacked import attach
 from rollbook.logservice import words
 from rollbook.logservice.core.block import Headers, Record
 from rollbook.logservice.ids import LogName, Offset, SegmentId
 from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import RecordsUnacked
 from rollbook.proto.runtime.loop_thread import LoopThread
 
 F = TypeVar("F")
@@ -47,7 +52,9 @@ def connect(
     key: str = "",
     insecure: bool = False,
 ) -> "SyncClient":
-    """As `rollbook.aio.connect`; the caller calls `close`, or uses `with`."""
+    """As `rollbook.aio.connect`; the caller calls `close`, or uses `with`. What is open when the
+    interpreter exits is closed then.
+    """
     on_used()
     thread = _shared_thread()
     client = thread.call(
@@ -61,9 +68,13 @@ def connect(
             insecure=insecure,
         )
     )
+    _clients.add(client)
     return SyncClient(thread, client)
 
 
+_clients: "weakref.WeakSet[aio.Client]" = (
+    weakref.WeakSet()
+)  # A writer with records keeps its client.
 _threads: list[LoopThread] = []
 _making = threading.Lock()
 
@@ -76,6 +87,22 @@ def _shared_thread() -> LoopThread:
         if not _threads:
             _threads.append(LoopThread("rollbook-client"))
         return _threads[-1]
+
+
+@atexit.register
+def _close_all() -> None:
+    """Python prints what is raised here; the exit code stays as it is."""
+    if not (_threads and _threads[-1].is_alive and is_own_process()):
+        return
+
+    async def close(clients: list[aio.Client]) -> list[BaseException | None]:
+        return await asyncio.gather(*(client.close() for client in clients), return_exceptions=True)
+
+    failed = [each for each in _threads[-1].run(close(list(_clients))) if each is not None]
+    if failed:
+        raise (
+            failed[0] if len(failed) == 1 else BaseExceptionGroup("clients were left open", failed)
+        )
 
 
 def in_words_of(twin: type) -> Callable[[type[F]], type[F]]:
@@ -140,16 +167,25 @@ class SyncClient:
         """For other faces like this one: the client, and the thread on which it is used."""
         return self._thread, self._client
 
-    def close(self) -> None:
-        """Idempotent."""
+    def close(self, *, timeout_s: float | None = None) -> None:
         if self._thread.is_alive:
-            self._thread.run(self._client.close())
+            self._thread.run(self._client.close(timeout_s=timeout_s))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except RecordsUnacked as unacked:
+            if error is None:
+                raise
+            attach(unacked, error)
 
 
 @in_words_of(Log)

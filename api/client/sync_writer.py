@@ -8,12 +8,13 @@ from typing import Final, Self
 
 from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.forks import require_own_process
-from rollbook.api.client.gathering import Gathering
+from rollbook.api.client.forks import is_own_process, require_own_process
+from rollbook.api.client.gathering import Gathering, Tally
 from rollbook.api.client.pipeline import Pipeline
 from rollbook.api.client.retrying import again
+from rollbook.api.client.unacked import Loss, attach, on_collected, on_ended, take_loss
 from rollbook.logservice.core.block import Headers
-from rollbook.logservice.ids import Offset
+from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import ClientClosed, Outcome, Overloaded, RollbookError
 from rollbook.proto.runtime.clock import SystemClock
@@ -78,11 +79,13 @@ class SyncWriter:
         self,
         thread: LoopThread,
         config: LogClientConfig,
+        name: LogName,
         log: LogConfig,
         make_pipeline: Callable[["SyncWriter"], Pipeline],
         on_closed: Callable[["SyncWriter"], None],
     ) -> None:
         self._thread = thread
+        self._name = name
         self._on_closed = on_closed
         self._clock = SystemClock()
         self._gathering = Gathering(config, log, self._now)
@@ -90,6 +93,16 @@ class SyncWriter:
         self._has_changed = threading.Condition(self._lock)
         self._is_pumping = False
         self._pipeline = thread.call(lambda: make_pipeline(self))
+
+    def __del__(self) -> None:
+        gathering = getattr(self, "_gathering", None)
+        if gathering is not None and is_own_process():
+            on_collected(self, self._name, gathering.pending)
+
+    @property
+    def tally(self) -> Tally:
+        """What became of the records that were submitted, as far as it is known."""
+        return self._gathering.tally
 
     def submit(
         self,
@@ -138,16 +151,39 @@ class SyncWriter:
         self._raise_failure()
 
     def close(self) -> None:
-        """Waits like `flush`, then submits are refused. Idempotent."""
+        """Refuses later submits, waits like `flush`, and raises what has ended the writer, with the
+        number of records in doubt, unless the caller has seen it before. Idempotent.
+        """
         try:
-            if self._gathering.failure is None:
-                self.flush()
+            with self._lock:
+                self._gathering.refuse_more()
+                last = self._gathering.last
+            if last is not None:
+                wait_for(last, None)
         finally:
             if self._thread.is_alive:
                 self._thread.call(self.end)
+        if (loss := self.take_loss()) is not None:
+            raise loss.error()
+
+    async def drain(self) -> None:
+        """On the client's thread: refuses later submits; waits until it is known what became of the others."""
+        with self._lock:
+            self._gathering.refuse_more()
+            last = self._gathering.last
+        if last is not None:
+            await last.settled()
+
+    def take_loss(self) -> Loss | None:
+        """Records that were not acknowledged, of which the caller has heard nothing; once."""
+        with self._lock:
+            return take_loss(self._name, self._gathering)
 
     def end(self) -> None:
         """On the client's thread."""
+        with self._lock:
+            pending = self._gathering.pending
+        on_ended(self._name, pending)
         self._pipeline.close(ClientClosed("the writer was closed"))
         self._on_closed(self)
 
@@ -163,9 +199,10 @@ class SyncWriter:
         """What was submitted before an exception is sent, too; then the exception matters more."""
         try:
             self.close()
-        except RollbookError:
+        except RollbookError as unacked:
             if error is None:
                 raise
+            attach(unacked, error)
 
     # --- The pipeline's source, on the client's thread ------------------------------------------
 
@@ -203,6 +240,7 @@ class SyncWriter:
 
     def _raise_failure(self) -> None:
         if (failure := self._gathering.failure) is not None:
+            self._gathering.is_noticed = True
             raise again(failure, failure.outcome)
 
     def _now(self) -> float:

@@ -12,17 +12,20 @@ from typing import Self
 
 from rollbook.api.client.batches import Batch, Submission
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.gathering import Gathering
+from rollbook.api.client.forks import is_own_process
+from rollbook.api.client.gathering import Gathering, Tally
 from rollbook.api.client.pipeline import Pipeline
 from rollbook.api.client.retrying import again
+from rollbook.api.client.unacked import Loss, attach, on_collected, on_ended, take_loss
 from rollbook.logservice.core.block import Headers
+from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import ClientClosed, Outcome, RollbookError
 
 
 class Writer:
     """Appends in order and exactly once. Its first failure is its end: nothing is appended behind a
-    record that was not.
+    record that was not. `close` it, or use `async with`; else its client does when it is closed.
 
     At most `window_bytes` and `window_batches` are on their way; `ready` waits for room, `submit` raises
     `Overloaded` if there is none.
@@ -31,17 +34,28 @@ class Writer:
     def __init__(
         self,
         config: LogClientConfig,
+        name: LogName,
         log: LogConfig,
         make_pipeline: Callable[["Writer"], Pipeline],
         on_closed: Callable[["Writer"], None],
     ) -> None:
-        self._config = config
+        self._name = name
         self._loop = asyncio.get_running_loop()
         self._gathering = Gathering(config, log, self._loop.time)
         self._pipeline = make_pipeline(self)
         self._on_closed = on_closed
         self._is_pumping = False
         self._waiting: deque[asyncio.Future[None]] = deque()  # For room.
+
+    def __del__(self) -> None:
+        gathering = getattr(self, "_gathering", None)
+        if gathering is not None and is_own_process():
+            on_collected(self, self._name, gathering.pending)
+
+    @property
+    def tally(self) -> Tally:
+        """What became of the records that were submitted, as far as it is known."""
+        return self._gathering.tally
 
     @property
     def has_room(self) -> bool:
@@ -99,18 +113,34 @@ class Writer:
         self._raise_failure()
 
     async def close(self) -> None:
-        """Waits like `flush`, then submits are refused. Idempotent.
+        """Refuses later submits, waits like `flush`, and raises what has ended the writer, with the
+        number of records in doubt, unless the caller has seen it before. Idempotent.
 
         Cancelled, it ends at once: what was not acked by then is left in doubt, as its submissions say.
         """
         try:
-            if self._gathering.failure is None:
-                await self.flush()
+            await self.drain()
         finally:
             self.end()
+        if (loss := self.take_loss()) is not None:
+            raise loss.error()
+
+    async def drain(self) -> None:
+        """Refuses later submits; waits until it is known what became of the others. Raises nothing.
+
+        Cancelled, they are on their way still.
+        """
+        self._gathering.refuse_more()
+        if (last := self._gathering.last) is not None:
+            await last.settled()
+
+    def take_loss(self) -> Loss | None:
+        """Records that were not acknowledged, of which the caller has heard nothing; once."""
+        return take_loss(self._name, self._gathering)
 
     def end(self) -> None:
         """At once: what is on its way is left to itself."""
+        on_ended(self._name, self._gathering.pending)
         self._pipeline.close(ClientClosed("the writer was closed"))
         self._on_closed(self)
 
@@ -126,9 +156,10 @@ class Writer:
         """What was submitted before an exception is sent, too; then the exception matters more."""
         try:
             await self.close()
-        except RollbookError:
+        except RollbookError as unacked:
             if error is None:
                 raise
+            attach(unacked, error)
 
     # --- The pipeline's source ----------------------------------------------------------------
 
@@ -160,4 +191,5 @@ class Writer:
 
     def _raise_failure(self) -> None:
         if (failure := self._gathering.failure) is not None:
+            self._gathering.is_noticed = True
             raise again(failure, failure.outcome)

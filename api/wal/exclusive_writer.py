@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from types import TracebackType
 from typing import Final, Self
 
 from rollbook.api.client.batches import Submission
@@ -18,6 +19,7 @@ from rollbook.api.client.calls import new_attempt
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.log import Log
 from rollbook.api.client.retrying import Pauses, again
+from rollbook.api.client.unacked import attach
 from rollbook.api.client.writer import Writer
 from rollbook.logservice.ids import Offset, WriterEpoch
 from rollbook.logservice.words import AcquireMode, WriterGrant
@@ -91,11 +93,26 @@ class ExclusiveWriter:
         self._check()
         return self._writer.submit(value)
 
-    async def __aexit__(self, *_: object) -> None:
-        """What was submitted is sent; then somebody else may be the writer, at once."""
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """What was submitted is sent; then somebody else may be the writer, at once.
+
+        Raises as `Writer.close` when records were not acknowledged and the caller has seen no error.
+        """
+        await self.leave()
+        if (loss := self._writer.take_loss()) is not None:
+            if error is None:
+                raise loss.error()
+            attach(loss.error(), error)
+
+    async def leave(self) -> None:
+        """The same for a caller that looks at each submission."""
         try:
-            with suppress(RollbookError):  # Whoever waits for a record is told.
-                await self._writer.flush()
+            await self._writer.drain()
             with suppress(RollbookError):  # It is another's by now, or runs out by itself.
                 await self._log.release_writer(self.epoch)
         finally:

@@ -8,11 +8,12 @@
 The state is used on that thread alone, by whatever is given to `read`, too: so it needs no lock.
 """
 
+import logging
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from rollbook.api.client.sync import SyncClient, SyncLog, in_words_of
 from rollbook.api.wal import exclusive_writer, machine, term
@@ -22,6 +23,8 @@ from rollbook.proto.errors import RollbookError
 from rollbook.proto.runtime.loop_thread import LoopThread
 
 T = TypeVar("T")
+
+_logger: Final = logging.getLogger("rollbook.wal")
 
 
 class _Entered:
@@ -58,7 +61,26 @@ class ExclusiveWriter(_Entered):
     ) -> None:
         thread, core = log.inside()
         self._writer = exclusive_writer.ExclusiveWriter(core, holder, mode=mode, lease_s=lease_s)
+        self._pending: set[Future[Offset]] = set()
+        self._failed = 0
         super().__init__(thread, self._writer)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """As its twin; records that still wait for room are sent, too."""
+        wait(self._pending.copy())
+        if self._failed:
+            _logger.warning("records_unacked: %d of %s", self._failed, self._writer.holder)
+        super().__exit__(kind, error, traceback)
+
+    def _on_done(self, future: "Future[Offset]") -> None:
+        self._pending.discard(future)
+        if future.cancelled() or future.exception() is not None:
+            self._failed += 1
 
     @property
     def epoch(self) -> WriterEpoch:
@@ -81,7 +103,10 @@ class ExclusiveWriter(_Entered):
 
     def submit(self, value: bytes) -> "Future[Offset]":
         """On its way, behind all that this thread has submitted before."""
-        return self._thread.submit(self._append(value))
+        future = self._thread.submit(self._append(value))
+        self._pending.add(future)
+        future.add_done_callback(self._on_done)
+        return future
 
     async def _append(self, value: bytes) -> Offset:
         await self._writer.ready()

@@ -117,7 +117,7 @@ class Term:
 
     async def _leave(self) -> None:
         try:
-            await self._writer.__aexit__(None, None, None)
+            await self._writer.leave()
         finally:
             self._machine.end(self)
 

@@ -12,13 +12,20 @@ import pytest
 from rollbook.api.client.batches import Batch, Submission
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.gathering import Gathering
+from rollbook.api.client.retrying import again
 from rollbook.bookie import handler
 from rollbook.ledger import outbox
 from rollbook.logservice.core.block import Block, Codec, stamped
 from rollbook.logservice.ids import Offset, OwnerEpoch, ProducerRef, WriterEpoch
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.words import AppendAck
-from rollbook.proto.errors import EntryTooLarge, InvalidRequest, QuorumTimeout
+from rollbook.proto.errors import (
+    ClientClosed,
+    EntryTooLarge,
+    InvalidRequest,
+    Outcome,
+    QuorumTimeout,
+)
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.v3_adds import V3AddPacker
@@ -128,3 +135,57 @@ def test_a_submission_says_what_became_of_it() -> None:
     with pytest.raises(QuorumTimeout):
         failed.result()
     assert [each.done() for each in (coming, acked, failed)] == [False, True, True]
+
+
+def test_records_are_counted_as_they_are_settled() -> None:
+    """PC1: the numbers that a caller hears are of records, not of batches."""
+    gathering = gathering_of(config=LogClientConfig(batch_records_max=2))
+    for _ in range(7):
+        gathering.add(b"x", None, None, None)
+    assert gathering.pending == 7
+    acked, doubtful = gathering.take(only_full=True), gathering.take(only_full=True)
+    assert acked is not None
+    assert doubtful is not None
+    ack = AppendAck(
+        Offset(0), Offset(2), 0, False, OwnerEpoch(1), WriterEpoch(0), LedgerId(1), EntryId(0)
+    )
+    acked.settle(ack, None)
+    gathering.settle(acked)
+    assert (gathering.tally.acked, gathering.tally.next_offset, gathering.pending) == (2, 2, 5)
+    assert not gathering.hides_losses
+    doubtful.settle(None, QuorumTimeout())
+    gathering.settle(doubtful)
+    for batch in gathering.stop(QuorumTimeout()):
+        batch.settle(None, again(QuorumTimeout(), Outcome.NOT_APPLIED))
+        gathering.settle(batch)
+    assert (gathering.tally.in_doubt, gathering.tally.not_appended, gathering.pending) == (2, 3, 0)
+    assert gathering.hides_losses
+
+
+@pytest.mark.parametrize("way", ["submission", "writer"])
+def test_a_loss_that_was_seen_is_not_reported_again(way: str) -> None:
+    """PC1."""
+    gathering = gathering_of()
+    gathering.add(b"x", None, None, None)
+    submission = Submission(gathering.newest, 0)
+    batch = gathering.take(only_full=False)
+    assert batch is not None
+    batch.settle(None, QuorumTimeout())
+    gathering.settle(batch)
+    gathering.stop(QuorumTimeout())
+    assert gathering.hides_losses
+    with pytest.raises(QuorumTimeout):
+        submission.result() if way == "submission" else gathering.add(b"y", None, None, None)
+    assert not gathering.hides_losses
+
+
+def test_a_writer_that_closes_sends_what_it_has_and_takes_no_more() -> None:
+    """PC1: without it, a record that another thread submits meanwhile would be left in doubt."""
+    gathering = gathering_of()
+    gathering.add(b"x", None, None, None)
+    gathering.refuse_more()
+    with pytest.raises(ClientClosed):
+        gathering.add(b"y", None, None, None)
+    batch = gathering.take(only_full=True)
+    assert batch is not None
+    assert batch.values == [b"x"]

@@ -1,0 +1,84 @@
+"""What a client says of records that were submitted and are not acknowledged (PC1)."""
+
+import logging
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.api.client.gathering import Gathering, Tally
+from rollbook.api.client.retrying import again
+from rollbook.logservice.ids import LogName
+from rollbook.proto.errors import Outcome, RecordsUnacked, RollbookError
+
+_logger: Final = logging.getLogger("rollbook.client")  # structlog is for servers.
+_NEXT_STEP: Final = "read the end of the log before you submit them again"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What one writer could not get acknowledged, of which its caller has seen no error."""
+
+    log: LogName
+    tally: Tally
+    failure: RollbookError
+
+    def error(self) -> RollbookError:
+        """The writer's own failure, with the numbers."""
+        error = again(self.failure, self.failure.outcome)
+        error.ids |= {"in_doubt": self.tally.in_doubt, "not_appended": self.tally.not_appended}
+        return error
+
+
+def take_loss(log: LogName, gathering: Gathering) -> Loss | None:
+    """Reported once."""
+    if not gathering.hides_losses or gathering.failure is None:
+        return None
+    gathering.is_noticed = True
+    return Loss(log, gathering.tally, gathering.failure)
+
+
+def error_of(losses: Iterable[Loss]) -> RecordsUnacked | None:
+    """One error for all writers of a client."""
+    found = list(losses)
+    if not found:
+        return None
+    tally = Tally(
+        in_doubt=sum(each.tally.in_doubt for each in found),
+        not_appended=sum(each.tally.not_appended for each in found),
+    )
+    first = found[0]
+    error = RecordsUnacked(
+        f"{tally}: {first.failure}",
+        next_step=_NEXT_STEP if tally.in_doubt else "",
+        logs=", ".join(sorted({str(each.log) for each in found})),
+        in_doubt=tally.in_doubt,
+        not_appended=tally.not_appended,
+    )
+    error.outcome = Outcome.UNKNOWN if tally.in_doubt else Outcome.NOT_APPLIED
+    error.__cause__ = first.failure
+    return error
+
+
+def attach(error: RollbookError, to: BaseException) -> None:
+    """Where another exception is on its way and matters more: it carries the news along."""
+    _logger.warning("records_unacked: %s", error)
+    to.add_note(f"{type(error).__name__}: {error}")
+
+
+def on_ended(log: LogName, pending: int) -> None:
+    """A writer was ended at once, by a cancelled caller for example."""
+    if pending:
+        _logger.warning("writer_ended: records_in_doubt=%d log=%s", pending, log)
+
+
+def on_collected(writer: object, log: LogName, pending: int) -> None:
+    """Nobody is left who could be told in another way."""
+    if pending:
+        _logger.warning("writer_collected: records_in_doubt=%d log=%s", pending, log)
+        warnings.warn(
+            f"a writer of {log} was not closed: {pending} records may be appended or not",
+            ResourceWarning,
+            stacklevel=2,
+            source=writer,
+        )
